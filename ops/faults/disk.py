@@ -47,8 +47,12 @@ class SmallDisk:
         filler.unlink()
         if not warned:
             return "was full, and no warning came"
+        return "" if self.has_next() else "was free again, and no checkpoint came"
+
+    def has_next(self) -> bool:
+        """Waits for a checkpoint, and says whether it came."""
         before = self._steps()
-        return "" if wait(lambda: self._steps() > before, _LIMIT_S) else "was free again, and no checkpoint came"
+        return wait(lambda: self._steps() > before, _LIMIT_S)
 
     def _steps(self) -> int:
         """The step of the last checkpoint that is there."""

@@ -15,20 +15,21 @@ class Fault:
     """Something that is done to a job.
 
     Attributes:
-        victim: `worker`, `server`, `agent`, `mpirun`, `daemon`, `launcher`, `link` or `disk`.
+        victim: `worker`, `server`, `agent`, `mpirun`, `daemon`, `launcher`, `link`, `disk`, `image` or `folder`.
         number: the signal.
         status: the job's exit status; None when the launcher cannot give one.
         words: what its message begins with, as a pattern; NAME is the victim's.
+        how: what happens to the victim before the launcher gets the signal; empty where the victim gets it.
     """
 
     victim: str
     number: int
     status: int | None
     words: str
+    how: str = ""
 
     def __str__(self) -> str:
-        how = {"link": "cut", "disk": "full"}
-        return f"{self.victim} {how[self.victim] if self.victim in how else signal.Signals(self.number).name}"
+        return f"{self.victim} {self.how or signal.Signals(self.number).name}"
 
 
 _LOST = "host host1 is lost"
@@ -62,11 +63,19 @@ OF_TRAINING = {"the launcher got SIGTERM": Fault("launcher", signal.SIGTERM, 75,
 OF_HOSTS = (
     Fault("daemon", signal.SIGKILL, 1, _LOST),
     Fault("daemon", signal.SIGSTOP, 1, _LOST),
-    Fault("link", 0, 1, _LOST),
+    Fault("link", 0, 1, _LOST, "cut"),
 )
 """Those that need a host besides the launcher's."""
-OF_DISKS = (Fault("disk", signal.SIGINT, 130, "the launcher got SIGINT"),)
+_ENDED = (signal.SIGINT, 130, "the launcher got SIGINT")
+OF_DISKS = (Fault("disk", *_ENDED, "full"),)
 """The disk with the checkpoints is full for a while, which harms no training; then the job is ended by a signal."""
+OF_CHECKPOINTS = (
+    Fault("image", *_ENDED, "killed"),
+    Fault("image", *_ENDED, "stopped"),
+    Fault("folder", *_ENDED, "second job"),
+)
+"""The copy of a worker that a checkpoint is written from is lost, or a second job is started in the same folder.
+Training goes on and writes the next checkpoint; then the job is ended by a signal."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,6 +152,7 @@ def drawn(random: Random, has_lab: bool) -> Drawn:
         job = TINY[on_hosts]
     faults = OF_WORKERS + OF_OTHERS + (OF_HOSTS if on_hosts else ())
     faults += OF_SERVERS * bool(job.servers) + OF_DISKS * (trains and not on_hosts)
+    faults += OF_CHECKPOINTS * trains
     victim = random.choice(sorted({fault.victim for fault in faults}))
     fault = random.choice([fault for fault in faults if fault.victim == victim])
     fault = OF_TRAINING.get(fault.words, fault) if trains else fault

@@ -20,7 +20,7 @@ from ops.faults.training import IDS, LIMITS, ROWS, built
 from parallax import api
 from parallax.runtime.supervisor.processes import JOB_ID
 
-LAST_STEP, CHECKPOINT_STEPS = 240, 10
+LAST_STEP, CHECKPOINT_STEPS = 480, 10
 MOST_RESTARTS = 20
 STEPS, VALUES, HURRY = "steps", "values.npz", "hurry"
 _PAUSE_S = 0.25

@@ -21,6 +21,7 @@ from random import Random
 
 from ops.faults.disk import SmallDisk
 from ops.faults.drawn import Drawn, drawn
+from ops.faults.harmless import HARMLESS, start_second_job
 from ops.faults.running import RunningJob, daemon_of, wait
 from ops.lab import Lab, why_not
 from parallax.runtime.supervisor.processes import remove_scratch, scratch_patterns
@@ -29,7 +30,7 @@ _HANG_S = 90.0  # from the fault
 _EMPTY_S = 30.0  # from the launcher's end
 _SHOWN = 2000
 _WORDS = 80
-KINDS = ("start", "hangs", "status", "said", "left", "disk")
+KINDS = ("start", "hangs", "status", "said", "left", "disk", "image", "folder")
 """How what was wrong begins."""
 
 
@@ -75,6 +76,7 @@ class _Running:
     def __init__(self, folder: Path, what: Drawn, lab: Lab | None) -> None:
         self._what = what
         self._lab = lab
+        self._folder = folder
         self._scratch: set[str] = set()
         self._disk = SmallDisk(folder / "disk", is_mounted=what.fault.victim == "disk")
         servers = [1] * len(what.job.workers) if what.job.servers else ()
@@ -93,6 +95,8 @@ class _Running:
             time.sleep(self._what.after_s)
             if fault.victim == "disk" and (wrong := self._disk.fill_and_free(self._said)):
                 return Trial(f"disk {wrong}: {self._said()}", 0.0)
+            if fault.victim in ("image", "folder") and (wrong := self._meets_harmless()):
+                return Trial(f"{fault.victim} {wrong}: {self._said()}", 0.0)
             began_s = time.monotonic()
             self._hit()
             if fault.status is None:
@@ -109,6 +113,17 @@ class _Running:
             self._job.kill()
             self._clean()
             self._disk.close()
+
+    def _meets_harmless(self) -> str:
+        """Does what a job outlives by itself, and waits for the next checkpoint; gives what was wrong."""
+        fault = self._what.fault
+        if not self._disk.has_next():
+            return "no checkpoint came before"
+        if fault.victim == "folder":
+            wrong = start_second_job(self._folder / "second", self._disk.folder, self._is_there)
+        else:
+            wrong = HARMLESS[str(fault)](self._job)
+        return wrong or ("" if self._disk.has_next() else "no checkpoint came afterwards")
 
     def _is_there(self) -> bool:
         """Whether all ranks run; nothing more is waited for when the launcher has ended."""
@@ -140,7 +155,9 @@ class _Running:
         if fault.victim == "link":
             self._link("down")
             return
-        kind = {"server": "worker", "disk": "launcher"}.get(fault.victim, fault.victim)
+        kind = {"server": "worker", **dict.fromkeys(("disk", "image", "folder"), "launcher")}.get(
+            fault.victim, fault.victim
+        )
         found = self._pids(kind)
         os.kill(found[rank] if kind in ("worker", "agent") else min(found.values()), fault.number)
 

@@ -23,17 +23,19 @@ from random import Random
 
 from ops.faults.drawn import OF_HOSTS, OF_OTHERS, OF_SERVERS, OF_WORKERS, Fault
 from ops.faults.going_on import HURRY, LAST_STEP, STEPS, VALUES
+from ops.faults.harmless import HARMLESS, start_second_job
 from ops.faults.running import RunningJob, Seen, daemon_of, wait
 from ops.lab import Lab, why_not
 from parallax.runtime.supervisor.processes import JOB_ID
 
-KINDS = ("hangs", "status", "values", "left")
+KINDS = ("hangs", "status", "values", "left", "outlived")
 """How what was wrong begins."""
 _FAULTS_OF_A_JOB = 4
 _MOMENTS_S = (0.5, 12.0)  # after the first step since the fault before
 _HANG_S = 240.0
 _EMPTY_S = 30.0
 _SPARE_SHARE = 0.15
+_HARMLESS_SHARE = 0.2
 _SHOWN = 3000
 _STOPS = (signal.SIGSTOP,)
 _JOBS = (("workers", "local"), ("servers", "local"), ("workers", "hosts"), ("servers", "hosts"))
@@ -48,12 +50,14 @@ class Struck:
         seconds: until the next step of a job that was started again; None where no such step came.
         is_silent: the victim was stopped, which the limits of silence find out.
         is_harmless: the job has no reason to be started again.
+        wrong: what was wrong with what the job does about it; empty when nothing was.
     """
 
     what: str
     seconds: float | None
     is_silent: bool = False
     is_harmless: bool = False
+    wrong: str = ""
 
 
 def run_all(number: int, first: int, at_a_time: int = 1) -> int:
@@ -173,6 +177,8 @@ class _GoingOn:
                 if self._job.process.poll() is not None or self._steps()[-1][1] > LAST_STEP - 50:
                     break
                 one = self._strike(random)
+                if one.wrong:
+                    return found, f"outlived: {one.what}: {one.wrong}: {self._said()}"
                 if one.seconds is None and not one.is_harmless:
                     return found, f"hangs: no step came again after {one.what}: {self._said()}"
                 found.append(one)
@@ -190,11 +196,27 @@ class _GoingOn:
         if spare and random.random() < _SPARE_SHARE:
             os.kill(random.choice(spare), signal.SIGKILL)
             return Struck("spare SIGKILL", None, is_harmless=True)
+        if random.random() < _HARMLESS_SHARE:
+            return self._meets_harmless(random)
         fault, pid = random.choice(list(self._victims(current, ranks)))
         os.kill(pid, fault.number)
         wait(lambda: self._next_step_s(struck_s, other_than=current) is not None, _HANG_S)
         next_s = self._next_step_s(struck_s, other_than=current)
         return Struck(str(fault), None if next_s is None else next_s - struck_s, fault.number in _STOPS)
+
+    def _meets_harmless(self, random: Random) -> Struck:
+        """Does what a job outlives by itself."""
+        name = random.choice([*HARMLESS, "second job"])
+        if name in HARMLESS:
+            wrong = HARMLESS[name](self._job)
+        else:
+            self._second_jobs += 1
+            wrong = start_second_job(
+                self._folder / f"second-{self._second_jobs}",
+                self._folder / "checkpoints",
+                lambda: self._job.process.poll() is None,
+            )
+        return Struck(name, None, is_harmless=not wrong, wrong=wrong)
 
     def _victims(self, job: str, ranks: dict[str, list[int]]) -> Iterator[tuple[Fault, int]]:
         """Each fault, with each process of the job that it may meet; every kind of victim equally often."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import socket
 import sys
 import tempfile
 import uuid
@@ -122,6 +123,12 @@ def job_of(
     )
 
 
+def _job_name() -> str:
+    """As `Settings.job`."""
+    launcher = f"launched by process {os.getpid()} on host {socket.gethostname()}"
+    return f"{uuid.uuid4().hex} {Path(sys.argv[0]).name} ({launcher})"
+
+
 def of_workers(wanted: Settings, config: Config) -> Settings:
     """What the workers of a job are to do, where the launching process is asked `wanted`."""
     return replace(
@@ -136,6 +143,7 @@ def of_workers(wanted: Settings, config: Config) -> Settings:
         min_hosts=None,
         no_spare=None,
         host_timeout_s=None,
+        job=_job_name() if config.ckpt_config.ckpt_dir is not None else None,
         memory_job=uuid.uuid4().hex if config.ckpt_config.memory_steps is not None else None,
         by_itself=None if is_commanded() else True,
     )

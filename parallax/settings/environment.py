@@ -79,6 +79,7 @@ class Settings:
         what_if: what `parallax simulate` looks at, as `WhatIf.to_text` writes it.
         job_folder: where both sides of a verification leave their variables, and the second build of a check its graph.
         stand_by: modules, with commas between, that a process of a spare job imports before it waits for its parcel.
+        job: what this job is known by, the same at all its starts: a number drawn at random, a blank, and words.
         memory_job: what the state of this job in the memory of hosts is named by, the same at all its starts.
         seed: of the one process of a verification.
         call: the number of the script's call that a job is started for, from 1 (parallax/call.py); None for
@@ -204,6 +205,7 @@ class Settings:
     output: str | None = setting(None, Option((PROFILE,), "default: parallax-profile-GRAPH.json", "FILE", ("-o",)))
     job_folder: str | None = None
     stand_by: str | None = None
+    job: str | None = None
     memory_job: str | None = None
     seed: int | None = None
     call: int | None = None

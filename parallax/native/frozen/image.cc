@@ -1,5 +1,6 @@
 #include "image.h"
 
+#include <poll.h>
 #include <signal.h>
 #include <sys/mman.h>
 #include <sys/socket.h>
@@ -19,6 +20,7 @@ namespace parallax_frozen {
 namespace {
 
 constexpr uint64_t kPage = 4096;
+constexpr int kSecondMs = 1000, kReapMs = 5000;  // a killed process ends within the latter
 constexpr uint64_t kStackBytes = 256 << 10, kAroundBytes = 64 << 10;  // what the new process may touch of its thread
 
 uint64_t Down(uint64_t address) { return address & ~(kPage - 1); }
@@ -101,7 +103,23 @@ absl::StatusOr<std::shared_ptr<Image>> Image::Make(const std::string& name, std:
 Image::~Image() {
   shutdown(socket_, SHUT_RDWR);  // the process ends, even if another one has the socket too
   close(socket_);
-  while (waitpid(process_, nullptr, __WALL) < 0 && errno == EINTR) continue;
+  if (!is_reaped_) kill(process_, SIGKILL);  // also where it is stopped
+  Reap();
+}
+
+// Waits for the end of the process, for a while: one that waits for a disk in the kernel does not end.
+void Image::Reap() {
+  for (int waited = 0; !is_reaped_ && waited < kReapMs; ++waited) {
+    is_reaped_ = waitpid(process_, &end_, __WALL | WNOHANG) != 0;
+    if (!is_reaped_) poll(nullptr, 0, 1);
+  }
+}
+
+absl::Status Image::Ended() {
+  Reap();
+  const bool is_killed = is_reaped_ && WIFSIGNALED(end_);
+  return absl::AbortedError(absl::StrCat("Process ", process_, ", which held the image ", name_, ", has ended",
+                                         is_killed ? absl::StrCat(": signal ", WTERMSIG(end_), " killed it.") : "."));
 }
 
 absl::Status Image::Check(int64_t buffer, int64_t offset, int64_t size) const {
@@ -123,9 +141,10 @@ absl::Status Image::Check(int64_t buffer, int64_t offset, int64_t size) const {
   return absl::OkStatus();
 }
 
-absl::Status Image::Read(int64_t buffer, int64_t offset, int64_t size, bool is_last, char* into) {
+absl::Status Image::Read(int64_t buffer, int64_t offset, int64_t size, bool is_last, int silent_s, char* into) {
   const std::lock_guard<std::mutex> lock(mutex_);
   if (absl::Status status = Check(buffer, offset, size); !status.ok() || size == 0) return status;
+  if (!lost_.ok()) return lost_;
   const Span& all = buffers_[buffer];
   Request request{{all.begin + offset, all.begin + offset + size}, {0, 0}};
   if (is_last) {
@@ -133,16 +152,24 @@ absl::Status Image::Read(int64_t buffer, int64_t offset, int64_t size, bool is_l
     request.over = {std::max(Down(request.wanted.begin), Up(all.begin)), Down(request.wanted.end)};
     over_[buffer] = offset + size;
   }
-  const auto gone = [&] {
-    return absl::AbortedError(absl::StrCat("Process ", process_, ", which held the image ", name_, ", has ended."));
-  };
-  if (send(socket_, &request, sizeof(request), MSG_NOSIGNAL) != sizeof(request)) return gone();
+  if (send(socket_, &request, sizeof(request), MSG_NOSIGNAL) != sizeof(request)) return lost_ = Ended();
+  int silent = 0;  // seconds without a byte in which this process ran: it may be stopped together with the other
   while (size > 0) {
-    const ssize_t got = recv(socket_, into, size, 0);
-    if (got < 0 && errno == EINTR) continue;
-    if (got <= 0) return gone();
-    into += got;
-    size -= got;
+    const ssize_t got = recv(socket_, into, size, MSG_DONTWAIT);
+    if (got > 0) {
+      into += got;
+      size -= got;
+      silent = 0;
+    } else if (got < 0 && (errno == EAGAIN || errno == EINTR)) {
+      if (silent >= silent_s) {
+        return lost_ = absl::DeadlineExceededError(absl::StrCat("Process ", process_, ", which holds the image ",
+                                                                name_, ", has given no byte for ", silent_s, " s."));
+      }
+      pollfd waited{socket_, POLLIN, 0};
+      if (poll(&waited, 1, kSecondMs) == 0) ++silent;
+    } else {
+      return lost_ = Ended();
+    }
   }
   return absl::OkStatus();
 }

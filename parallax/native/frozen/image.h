@@ -26,7 +26,9 @@ class Image {
   Image& operator=(const Image&) = delete;
 
   // Copies bytes [offset, offset + size) of a buffer to `into`. With `is_last` nothing before their end is read again.
-  absl::Status Read(int64_t buffer, int64_t offset, int64_t size, bool is_last, char* into);
+  // An error of kind Aborted says that the process has ended, DeadlineExceeded that it gave no byte for `silent_s`
+  // seconds. After such an error all further reads give it again.
+  absl::Status Read(int64_t buffer, int64_t offset, int64_t size, bool is_last, int silent_s, char* into);
 
   pid_t process() const { return process_; }
 
@@ -34,12 +36,17 @@ class Image {
   Image(const std::string& name, std::vector<Span> buffers, pid_t process, int socket)
       : name_(name), buffers_(std::move(buffers)), over_(buffers_.size(), 0), process_(process), socket_(socket) {}
   absl::Status Check(int64_t buffer, int64_t offset, int64_t size) const;
+  absl::Status Ended();
+  void Reap();
 
   const std::string name_;
   const std::vector<Span> buffers_;
   std::vector<int64_t> over_;  // so many bytes of each buffer are gone
   const pid_t process_;
   const int socket_;
+  absl::Status lost_;  // why nothing can be read any more
+  bool is_reaped_ = false;
+  int end_ = 0;  // as waitpid gives it
   std::mutex mutex_;
 };
 

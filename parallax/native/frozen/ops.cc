@@ -83,6 +83,7 @@ class FrozenBytesOp : public OpKernel {
  public:
   explicit FrozenBytesOp(OpKernelConstruction* context) : OpKernel(context) {
     OP_REQUIRES_OK(context, context->GetAttr("is_last", &is_last_));
+    OP_REQUIRES_OK(context, context->GetAttr("silent_s", &silent_s_));
   }
 
   void Compute(OpKernelContext* context) override {
@@ -94,11 +95,12 @@ class FrozenBytesOp : public OpKernel {
     Tensor* found = nullptr;
     OP_REQUIRES_OK(context, context->allocate_output(0, TensorShape({place(2)}), &found));
     char* into = reinterpret_cast<char*>(found->flat<uint8_t>().data());
-    OP_REQUIRES_OK(context, (*image)->Read(place(0), place(1), place(2), is_last_, into));
+    OP_REQUIRES_OK(context, (*image)->Read(place(0), place(1), place(2), is_last_, silent_s_, into));
   }
 
  private:
   bool is_last_;
+  int silent_s_;
 };
 
 class ThawOp : public OpKernel {
@@ -136,6 +138,7 @@ REGISTER_OP("ParallaxFrozenBytes")
     .Input("place: int64")
     .Output("bytes: uint8")
     .Attr("is_last: bool = true")
+    .Attr("silent_s: int >= 1 = 20")
     .SetIsStateful()
     .SetShapeFn([](tensorflow::shape_inference::InferenceContext* context) {
       context->set_output(0, context->Vector(tensorflow::shape_inference::InferenceContext::kUnknownDim));
@@ -147,6 +150,7 @@ Reads bytes of an image of this process, whatever session made it.
 image: its name.
 place: [3], number of the buffer, first byte, and how many.
 is_last: nothing of the buffer up to the last of these bytes is read again, and its memory is given back.
+silent_s: seconds for which the process that holds the image may give no byte; then the image cannot be read any more.
 )doc");
 
 REGISTER_OP("ParallaxThaw")

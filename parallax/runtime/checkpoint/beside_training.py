@@ -14,7 +14,6 @@ from dataclasses import dataclass, field, replace
 import tensorflow as tf
 
 from parallax.errors import CheckpointError
-from parallax.runtime.checkpoint.folder import FilesFailed
 from parallax.runtime.checkpoint.frozen import CannotFreeze, Freezer, Image, freezer
 from parallax.runtime.checkpoint.links import Header
 from parallax.runtime.checkpoint.storage import Storage
@@ -121,15 +120,15 @@ class BesideTraining:
         """What came of a checkpoint, when nothing is written any more.
 
         Raises:
-            FilesFailed: on all workers, when the folder cannot be written.
-            CheckpointError: when it failed in another way on this worker.
+            NotWritten: on all workers, when the folder cannot be written, or the image was lost on some worker.
+            CheckpointError: when it failed in another way on this worker; on all, when another job has the folder.
         """
         one, self._writes = self._writes, None
         if one is None:
             raise CheckpointError("What came of a checkpoint can be taken once, and only when one was begun.")
         if one.moved is not None:
             return replace(one.moved, waited_s=one.waited_s, copied_bytes=one.copied_bytes)
-        if isinstance(one.failed, FilesFailed):
+        if isinstance(one.failed, CheckpointError):
             raise one.failed
         raise CheckpointError(
             f"The checkpoint of step {one.step} could not be written beside training: {type(one.failed).__name__}: "
@@ -148,7 +147,7 @@ class BesideTraining:
         writer = storage.writer(one.step, one.header, storage.chunk_bytes)
         contents = storage.marks.contents(one.image.held, one.header)
         try:
-            moved = write_contents(contents, self.comm, one.image.session, writer, one.look)
+            moved = write_contents(contents, self.comm, one.image.session, writer, one.look, one.image.loss)
         finally:
             one.image.thaw()
         if self.comm.Get_rank() == 0:

@@ -14,8 +14,9 @@ from parallax.errors import ConfigError
 from parallax.logger import log
 from parallax.report.show import show
 from parallax.runtime.checkpoint.beside_training import BesideTraining, beside_training
-from parallax.runtime.checkpoint.folder import Retention
+from parallax.runtime.checkpoint.folder import Retention, absolute
 from parallax.runtime.checkpoint.held import Places, hold
+from parallax.runtime.checkpoint.owner import claim_of
 from parallax.runtime.checkpoint.positions import KeptPositions
 from parallax.runtime.checkpoint.storage import Storage
 from parallax.runtime.checkpoint.stored import CHUNK_BYTES, stored_variables, variable_op
@@ -81,12 +82,21 @@ class Checkpoints:
             self.beside.hold(self.storage)
 
     def finish(self) -> None:
-        """Waits until nothing is written any more: no thread may be in MPI when the process leaves."""
+        """Waits until nothing is written any more, and gives the folder back.
+
+        No thread may be in MPI when the process leaves.
+        """
         if self.beside is not None:
             self.beside.join()
+        self.storage.give_back_folder()
 
     def load(self, session: Session) -> None:
-        """Loads the latest checkpoint, if there is one; every worker must call it."""
+        """Takes the folder, and loads its latest checkpoint, if there is one; every worker must call it.
+
+        Raises:
+            FolderInUse: on all workers, when the folder belongs to another job.
+        """
+        self.storage.take_folder()
         moved = self.storage.load(session)
         if moved is not None:
             self.loaded_step = int(session.run(self.step))
@@ -127,7 +137,8 @@ def checkpoints(
     op = variable_op(v1.train.get_global_step(graph))
     retention = Retention(config.keep_last, config.keep_every_hours)
     own = () if positions is None else positions.held
-    storage = Storage(str(config.ckpt_dir), held, comm, CHUNK_BYTES, retention, marks, own)
+    claim = claim_of(absolute(str(config.ckpt_dir))) if comm.Get_rank() == 0 else None
+    storage = Storage(str(config.ckpt_dir), held, comm, CHUNK_BYTES, retention, marks, own, claim)
     beside = beside_training(storage) if config.beside_training else None
     step, succession = step_tensor(graph, places), Succession(config.whole_every)
     return Checkpoints(config, storage, step, op, succession, beside, positions=positions)

@@ -8,6 +8,7 @@ from parallax.errors import CheckpointError
 from parallax.runtime.checkpoint.chain import Chain, States
 from parallax.runtime.checkpoint.folder import absolute, file_errors
 from parallax.runtime.checkpoint.links import HEADER, Header
+from parallax.runtime.checkpoint.owner import claim_of
 from parallax.runtime.checkpoint.sorted_string_table import DamagedCheckpoint
 from parallax.runtime.checkpoint.stored import CHUNK_BYTES
 from parallax.runtime.checkpoint.stored_rows import copy, stored_parts
@@ -46,13 +47,16 @@ def compact(folder: str, chunk_bytes: int = CHUNK_BYTES) -> tuple[str, list[str]
 def _written(chain: Chain, folder: str, chunk_bytes: int) -> str:
     """Writes all tensors of the state that a chain ends with, and a header of its own."""
     step = chain.increments[-1][1].step
-    writer = Writer(folder, step, chunk_bytes)
+    claim = claim_of(folder, "`parallax checkpoint compact`")
+    writer = Writer(folder, step, chunk_bytes, claim=claim)
     variables = [part for one in chain.tensors.values() for part in stored_parts(one)]
-    writer.begin()
     try:
+        writer.begin()
         copy(chain, variables, writer, chunk_bytes)
         writer.add(HEADER, "", "string", Header(uuid.uuid4().hex, step=step).to_text())
         return writer.finish()
     except DamagedCheckpoint:
         writer.discard()
         raise
+    finally:
+        claim.release()

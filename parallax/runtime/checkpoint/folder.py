@@ -26,7 +26,11 @@ _FULL = tuple(os.strerror(number) for number in (errno.ENOSPC, errno.EDQUOT, err
 _HOUR_S = 3600.0
 
 
-class FilesFailed(CheckpointError):
+class NotWritten(CheckpointError):
+    """One checkpoint was not written, as all workers know. Those before are untouched, and the next may be written."""
+
+
+class FilesFailed(NotWritten):
     """Files could not be read or written."""
 
 

@@ -3,17 +3,23 @@
 A worker freezes its own rows of a spread table; worker 0 also those that all have, and, by TensorFlow, those on
 servers, which any worker may read. What has no rows worker 0 copies in the same run. Images are read in a graph and a
 session of their own, in the order of the rows and once: memory of rows that were read is given back.
+
+A process holds an image, and may be killed or stopped while it is read: the kernel's first choice when memory runs out.
+Other workers then wait for the rows in a collective. So a lost image gives zeros from then on, and its `Loss` says why;
+whoever writes a checkpoint asks all workers for their loss before the checkpoint gets its name.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
+import numpy as np
 import tensorflow as tf
 
 from parallax.errors import CheckpointError
+from parallax.runtime.checkpoint.folder import reason
 from parallax.runtime.checkpoint.held import (
     ReadableVariable,
     ReplicatedRows,
@@ -26,13 +32,41 @@ from parallax.runtime.checkpoint.held import (
 )
 from parallax.runtime.checkpoint.stored import Stored
 from parallax.runtime.worker.frozen_ops import frozen_ops
-from parallax.types import Array, ArrayOnWorker0, Comm, ConfigProto, Graph, Operation, Session, Tensor, Value
+from parallax.types import Array, ArrayOnWorker0, Comm, ConfigProto, FeedDict, Graph, Operation, Session, Tensor, Value
 
 v1 = tf.compat.v1
+_SILENT_S = 20  # in which a process that holds an image gives no byte: many times what a chunk takes under load
 
 
 class CannotFreeze(CheckpointError):
     """The machine cannot copy a process: for lack of memory, processes or files."""
+
+
+@dataclass
+class Loss:
+    """Why an image can no longer be read by this worker; empty while it can.
+
+    Attributes:
+        reason: what TensorFlow's op says.
+    """
+
+    reason: str = ""
+
+    def read(self, session: Session, fetch: Tensor, fed: FeedDict, size: int) -> Value:
+        """Bytes of an image, `[size]` uint8; zeros once it is lost.
+
+        Args:
+            session: to read with.
+            fetch: the bytes.
+            fed: for that.
+            size: how many bytes it gives.
+        """
+        if not self.reason:
+            try:
+                return session.run(fetch, fed)
+            except (tf.errors.AbortedError, tf.errors.DeadlineExceededError) as error:
+                self.reason = reason(error)
+        return np.zeros(size, np.uint8)
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,18 +78,21 @@ class FrozenRows:
         image: name of the image.
         number: of its buffer there.
         ops: on the device where the image is.
+        loss: of the image.
     """
 
     stored: Stored
     image: str
     number: int
     ops: ImageOps
+    loss: Loss
 
     def read(self, session: Session, low: int, high: int) -> Value:
         """Local rows `[high - low, ...]`, which cannot be read again, nor can those before them."""
         row_bytes, shape = self.stored.row_bytes, (self.stored.shape or ())[1:]
         place = (self.number, low * row_bytes, (high - low) * row_bytes)
-        found = session.run(self.ops.bytes, {self.ops.image: self.image, self.ops.place: place})
+        fed = {self.ops.image: self.image, self.ops.place: place}
+        found = self.loss.read(session, self.ops.bytes, fed, (high - low) * row_bytes)
         return found.view(tf.as_dtype(self.stored.dtype).as_numpy_dtype).reshape(high - low, *shape)
 
     def pick(self, session: Session, low: int, numbers: Array) -> Value:
@@ -64,7 +101,7 @@ class FrozenRows:
         place = (self.number, (low + first) * row_bytes, (int(numbers[-1]) + 1 - first) * row_bytes)
         fed = {self.ops.image: self.image, self.ops.place: place}
         fed |= {self.ops.row_bytes: row_bytes, self.ops.numbers: numbers - first}
-        found = session.run(self.ops.picked, fed)
+        found = self.loss.read(session, self.ops.picked, fed, len(numbers) * row_bytes).reshape(-1)
         return found.view(tf.as_dtype(self.stored.dtype).as_numpy_dtype).reshape(len(numbers), *shape)
 
 
@@ -110,6 +147,7 @@ class Image:
         name: in each process that has a part of it.
         ops: of each of the processes that this worker has frozen.
         process: the one that holds this worker's own part; None without one.
+        loss: why this worker can no longer read it.
     """
 
     held: tuple[ReadableVariable, ...]
@@ -117,6 +155,7 @@ class Image:
     name: str
     ops: tuple[ImageOps, ...]
     process: int | None
+    loss: Loss = field(default_factory=Loss)
 
     def copied_bytes(self) -> int:
         """Memory of this worker's part that the worker has written since, and which so exists twice."""
@@ -189,11 +228,11 @@ class Freezer:
             raise CannotFreeze(str(error.message).strip().splitlines()[0]) from error
         copies = iter(found)
         values = [None if value is None else next(copies) for value in self.values]
-        held = []
+        held, loss = [], Loss()
         for one, places, value in zip(self.held, self.rows, values, strict=True):
-            rows = tuple(FrozenRows(one.stored, name, number, self.ops[process]) for process, number in places)
+            rows = tuple(FrozenRows(one.stored, name, number, self.ops[process], loss) for process, number in places)
             held.append(_frozen(one, rows, value, comm))
-        return Image(tuple(held), reading, name, frozen, int(processes[0]) if self.has_own else None)
+        return Image(tuple(held), reading, name, frozen, int(processes[0]) if self.has_own else None, loss)
 
 
 def freezer(held: tuple[StoredVariable, ...], comm: Comm) -> Freezer:
@@ -247,7 +286,7 @@ def _freeze(image: Tensor, process: str, rows: Sequence[RowOps]) -> Tensor:
 def _image_ops(graph: Graph, process: str) -> ImageOps:
     with graph.as_default(), tf.device(f"{process}/device:CPU:0"):
         image, place = v1.placeholder(tf.string, []), v1.placeholder(tf.int64, [3])
-        found = frozen_ops().parallax_frozen_bytes(image=image, place=place)
+        found = frozen_ops().parallax_frozen_bytes(image=image, place=place, silent_s=_SILENT_S)
         row_bytes, numbers = v1.placeholder(tf.int64, []), v1.placeholder(tf.int64, [None])
         picked = tf.gather(tf.reshape(found, tf.stack([-1, row_bytes])), numbers)
         return ImageOps(image, place, found, row_bytes, numbers, picked, frozen_ops().parallax_thaw(image=image))

@@ -29,7 +29,7 @@ import tensorflow as tf
 from parallax.logger import log
 from parallax.report.text import bytes_text
 from parallax.runtime.checkpoint.checkpoints import Checkpoints
-from parallax.runtime.checkpoint.folder import FilesFailed
+from parallax.runtime.checkpoint.folder import NotWritten
 from parallax.runtime.checkpoint.links import Header
 from parallax.runtime.checkpoint.step_runs import StepRuns
 from parallax.runtime.checkpoint.writing import Moved
@@ -153,7 +153,7 @@ class CheckpointHook(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
         """Takes in what came of a checkpoint."""
         try:
             moved = result()
-        except FilesFailed as error:
+        except NotWritten as error:
             self.checkpoints.succession.failed()
             if not may_fail:
                 raise

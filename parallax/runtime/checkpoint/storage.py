@@ -7,11 +7,14 @@ before hooks see the session.
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
+
+import tensorflow as tf
 
 from parallax.errors import CheckpointError
 from parallax.runtime.checkpoint.bundle import Bundle
@@ -19,6 +22,7 @@ from parallax.runtime.checkpoint.chain import States
 from parallax.runtime.checkpoint.folder import INCREMENT, Retention, absolute, file_errors, listed
 from parallax.runtime.checkpoint.held import RowsOnServers, StoredVariable
 from parallax.runtime.checkpoint.links import Header
+from parallax.runtime.checkpoint.owner import FolderClaim
 from parallax.runtime.checkpoint.sorted_string_table import DamagedCheckpoint
 from parallax.runtime.checkpoint.stored import CHUNK_BYTES
 from parallax.runtime.checkpoint.stored_rows import Readable, check_fits, ranges_of, read_rows
@@ -41,6 +45,7 @@ class Storage:
         retention: which checkpoints stay when a new one is there.
         marks: what remembers touched rows, where increments are written.
         own: variables of this project that are written too, and that `read` passes over.
+        claim: on the folder, of worker 0's process; None where no other job writes there.
     """
 
     folder: str
@@ -50,6 +55,7 @@ class Storage:
     retention: Retention = Retention()
     marks: Marks = Marks()
     own: tuple[StoredVariable, ...] = ()
+    claim: FolderClaim | None = None
 
     @property
     def everything(self) -> tuple[StoredVariable, ...]:
@@ -59,7 +65,33 @@ class Storage:
     def writer(self, step: int, header: Header | None, chunk_bytes: int) -> Writer:
         """Writes the files of a checkpoint, as this worker takes part."""
         name = f"{INCREMENT}-{step}" if header is not None and header.base else ""
-        return Writer(absolute(self.folder), step, chunk_bytes, self.retention, name, self.comm.Get_rank())
+        rank, claim = self.comm.Get_rank(), self.claim
+        return Writer(absolute(self.folder), step, chunk_bytes, self.retention, name, rank, claim=claim)
+
+    def take_folder(self, waits: bool = False) -> None:
+        """Takes the folder for this job; every worker must call it.
+
+        A folder that cannot be written is not taken yet: whoever writes a checkpoint takes it then, or says why not.
+
+        Args:
+            waits: whether a job that has the folder is waited for.
+
+        Raises:
+            FolderInUse: on all workers, when it belongs to another job.
+        """
+        claim = self.claim
+
+        def take() -> None:
+            if claim is not None:
+                with contextlib.suppress(OSError, tf.errors.OpError):
+                    (claim.wait if waits else claim.take)()
+
+        on_worker_0(self.comm, take, nullcontext())
+
+    def give_back_folder(self) -> None:
+        """Lets other jobs write to the folder."""
+        if self.claim is not None:
+            self.claim.release()
 
     def save(self, session: Session, step: int, header: Header | None = None) -> Moved:
         """Writes a checkpoint; every worker must call it, at the same step, and returns when it is done.

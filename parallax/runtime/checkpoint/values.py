@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import posixpath
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import tensorflow as tf
 
+from parallax.runtime.checkpoint.folder import absolute
 from parallax.runtime.checkpoint.held import Places, StoredVariable, hold
+from parallax.runtime.checkpoint.owner import claim_of
 from parallax.runtime.checkpoint.storage import Storage
 from parallax.runtime.checkpoint.stored import CHUNK_BYTES, chunks, stored_variables
 from parallax.runtime.worker.hooks import WorkerContext
@@ -56,7 +58,7 @@ class VariableValues:
             one.write(session, first, count, None if value is None else value[first : first + count])
 
     def save(self, folder: str, ops: Sequence[str], step: int | None = None) -> str:
-        """Writes a checkpoint; every worker must call it.
+        """Writes a checkpoint, when no other job writes to the folder any more; every worker must call it.
 
         Args:
             folder: on the machine of worker 0; what is in it stays.
@@ -69,8 +71,13 @@ class VariableValues:
         Raises:
             CheckpointError: on all workers, when the folder cannot be written.
         """
-        storage = self._storage(folder, ops)
-        return storage.save(self.worker.raw, storage.next_step() if step is None else step).prefix
+        claim = claim_of(absolute(folder)) if self.comm.Get_rank() == 0 else None
+        storage = replace(self._storage(folder, ops), claim=claim)
+        storage.take_folder(waits=True)
+        try:
+            return storage.save(self.worker.raw, storage.next_step() if step is None else step).prefix
+        finally:
+            storage.give_back_folder()
 
     def load(self, prefix: str, ops: Sequence[str]) -> None:
         """Reads variables from a checkpoint, in chunks of rows; every worker must call it.

@@ -27,6 +27,7 @@ from parallax.runtime.checkpoint.folder import (
     reason,
     settle,
 )
+from parallax.runtime.checkpoint.owner import FolderClaim
 from parallax.types import FeedDict, Fetches, Value
 
 
@@ -52,6 +53,7 @@ class Writer:
         parts_name: of the folder for parts, in that of the unfinished checkpoint; drawn at random by `begin`.
         largest_bytes: the most that was held at once so far.
         notes: what was deleted to make room, a sentence each.
+        claim: on the folder, which `begin` takes or sees that it is held; None where nobody else writes there.
     """
 
     folder: str
@@ -63,6 +65,7 @@ class Writer:
     parts_name: str = ""
     largest_bytes: int = 0
     notes: list[str] = field(default_factory=list)
+    claim: FolderClaim | None = None
     _waiting: list[tuple[str, str, str, Value]] = field(default_factory=list)
     _waiting_bytes: int = 0
     _parts: list[str] = field(default_factory=list)
@@ -81,7 +84,13 @@ class Writer:
         return posixpath.join(self._temporary, self.parts_name, name)
 
     def begin(self) -> None:
-        """Makes the folder, and deletes what a process that died left in it."""
+        """Makes the folder, and deletes what a process that died left in it.
+
+        Raises:
+            FolderInUse: the folder belongs to another job.
+        """
+        if self.claim is not None:
+            self.claim.take()
         tf.io.gfile.makedirs(self.folder)
         for left in tf.io.gfile.glob([posixpath.join(self.folder, f"{n}-*{UNFINISHED}") for n in (NAME, INCREMENT)]):
             tf.io.gfile.rmtree(left)
@@ -144,6 +153,8 @@ class Writer:
             run(tf.raw_ops.MergeV2Checkpoints(checkpoint_prefixes=parts, destination_prefix=merged))
         index = f"{merged}.index"
         settle(index)
+        if self.claim is not None:
+            self.claim.take()
         delete(self.prefix)  # an older one of this step: it may have more files than the new one
         for path in [*sorted(tf.io.gfile.glob(f"{merged}.data-*")), index]:
             tf.io.gfile.rename(path, posixpath.join(self.folder, posixpath.basename(path)), overwrite=True)
@@ -151,8 +162,8 @@ class Writer:
         self.discard()
 
     def discard(self) -> None:
-        """Deletes what is unfinished."""
-        if tf.io.gfile.exists(self._temporary):
+        """Deletes what is unfinished of this checkpoint, once it is begun."""
+        if self.parts_name and tf.io.gfile.exists(self._temporary):
             tf.io.gfile.rmtree(self._temporary)
 
     def _flush(self) -> None:

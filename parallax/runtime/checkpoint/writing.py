@@ -18,11 +18,17 @@ import tensorflow as tf
 from parallax.errors import CheckpointError
 from parallax.runtime.checkpoint.chain import delete_others, delete_strays
 from parallax.runtime.checkpoint.contents import Content, Contents
-from parallax.runtime.checkpoint.folder import file_errors, is_full, listed, reason
+from parallax.runtime.checkpoint.folder import NotWritten, file_errors, is_full, listed, reason
+from parallax.runtime.checkpoint.frozen import Loss
 from parallax.runtime.checkpoint.links import Header
+from parallax.runtime.checkpoint.owner import FolderInUse
 from parallax.runtime.checkpoint.writer import Writer
 from parallax.runtime.worker.barrier import barrier
 from parallax.types import Comm, Session
+
+
+class ImageLost(NotWritten):
+    """The image that a checkpoint was to be written from could not be read to its end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +64,7 @@ def write_contents(
     session: Session,
     writer: Writer,
     after_chunk: Callable[[], None] = lambda: None,
+    loss: Loss | None = None,
 ) -> Moved:
     """Writes a checkpoint; every worker must call it, and returns when it is done.
 
@@ -67,8 +74,10 @@ def write_contents(
         session: to read them with.
         writer: of the checkpoint, as this worker takes part.
         after_chunk: is called when this worker has brought its rows of a chunk.
+        loss: of the image that this worker reads; None where it reads variables.
 
     Raises:
+        ImageLost: on all workers, when one of them could not read its image to the end.
         FilesFailed: on all workers, when the folder cannot be written. The checkpoints before are untouched.
     """
     began_s = time.monotonic()
@@ -81,11 +90,13 @@ def write_contents(
     own.close()
     found = comm.allgather((own.said, own.parts, own.total_bytes, max(own.largest_bytes, writer.largest_bytes)))
     said = next(filter(None, (said for said, *_ in found)), None)
+    losses = comm.allgather("" if loss is None else loss.reason)
     parts = [part for _, theirs, *_ in found[1:] for part in theirs]
 
     def finish() -> None:
         if said is not None:
             raise own.failed or OSError(said)
+        _check_whole(losses, writer.step)
         _finish(writer, contents.header, parts)
 
     on_worker_0(comm, finish, _writing(writer))  # the others wait: what they did next would find worker 0 missing
@@ -100,6 +111,22 @@ def write_contents(
         header=contents.header,
         writers=writers,
     )
+
+
+def _check_whole(losses: Sequence[str], step: int) -> None:
+    """A checkpoint has no rows of an image that was lost.
+
+    Args:
+        losses: of each worker.
+        step: of the checkpoint.
+    """
+    worker = next((rank for rank, reason in enumerate(losses) if reason), None)
+    if worker is not None:
+        raise ImageLost(
+            f"The checkpoint of step {step} is skipped: worker {worker} could not read the copy of a process from "
+            f"which it is written. {losses[worker]} When memory runs out, the kernel may kill such a copy first: save "
+            "less often, or let training wait for checkpoints (CheckPointConfig.beside_training=False)."
+        )
 
 
 def _writers(comm: Comm, writer: Writer) -> tuple[int, ...]:
@@ -237,6 +264,8 @@ def _writing(writer: Writer) -> Iterator[None]:
             "Free space there, or name another folder in CheckPointConfig.ckpt_dir. The last checkpoint is untouched.",
         ):
             yield
+    except FolderInUse:  # what is unfinished there may be another job's
+        raise
     except CheckpointError:
         writer.discard()
         raise

@@ -42,7 +42,8 @@ from parallax.analysis.reading.capture import initialization_phases  # noqa: E40
 from parallax.analysis.stages import analyse, rewrites_of  # noqa: E402
 from parallax.errors import CheckpointError, PlanError  # noqa: E402
 from parallax.plans.plan import PlanConstraints, one_host  # noqa: E402
-from parallax.runtime.checkpoint.beside_training import beside_training  # noqa: E402
+from parallax.runtime.checkpoint import frozen  # noqa: E402
+from parallax.runtime.checkpoint.beside_training import _InProgress, beside_training  # noqa: E402
 from parallax.runtime.checkpoint.bundle import Bundle  # noqa: E402
 from parallax.runtime.checkpoint.folder import FilesFailed, Retention, latest  # noqa: E402
 from parallax.runtime.checkpoint.frozen import CannotFreeze  # noqa: E402
@@ -62,6 +63,7 @@ RANK = COMM.Get_rank()
 FOLDER = Path(sys.argv[2])
 CHUNK_BYTES = 64  # four rows of four float32; two of the table of float64
 STEPS = 3
+frozen._SILENT_S = 2  # a stopped copy is found out sooner than for users
 UNEQUAL, OTHERS = (2, 0, 0, 2, 2, 0), (1, 0, 1)  # owners of rows in turns; of three, worker 1 owns nothing
 
 
@@ -475,30 +477,33 @@ def _text_of(file):
         return ""
 
 
-def an_image_that_is_gone_is_an_error_of_the_loop():
-    """Rank 0's; the others are not in it, as a worker that fails ends their job."""
-    if RANK:
-        return
-    job = alone().at("killed")
-    begin = Writer.begin
+def an_image_that_is_lost_skips_one_checkpoint_of_all_workers():
+    """Lost by one worker in the middle: killed, as when memory runs out, or stopped, which a limit finds out."""
+    job, look = usual().at("lost"), _InProgress.look
+    for step, number, words in ((1, signal.SIGKILL, ": signal 9 killed it."), (2, signal.SIGSTOP, "no byte for 2 s.")):
+        struck = []
 
-    def begins_without(writer):
-        begin(writer)
-        os.kill(int(images()[0]), signal.SIGKILL)
+        def strikes(one, number=number, struck=struck):
+            look(one)
+            if RANK == 2 and not struck:
+                struck.append(os.kill(int(images()[0]), number))
 
-    Writer.begin = begins_without
-    try:
-        assert not job.beside.begin(job.session, 1)
-        job.beside.join()
-    finally:
-        Writer.begin = begin
-    try:
-        job.beside.take()
-        message = ""
-    except CheckpointError as error:
-        message = str(error)
-    assert "step 1 could not be written beside training: AbortedError" in message, message
-    assert latest(str(FOLDER / "killed")) is None and not images()
+        _InProgress.look = strikes
+        try:
+            assert not job.beside.begin(job.session, step)
+            job.beside.join()
+        finally:
+            _InProgress.look = look
+        message = refused(job.beside.take)
+        assert f"step {step} is skipped: worker 2 could not" in message and words in message, message
+        assert not images() and job.beside.step is None
+        assert RANK or (latest(str(FOLDER / "lost")) is None and not list((FOLDER / "lost").glob("*unfinished*")))
+        barrier(COMM)
+    wanted = job.values()
+    assert not job.beside.begin(job.session, 3)
+    job.beside.join()
+    assert job.beside.take().prefix == prefix_of("lost", 3)
+    assert_equal(one_process(True, restore=prefix_of("lost", 3)), wanted)
 
 
 def a_machine_that_cannot_copy_a_process_is_named_on_all_workers():
@@ -598,7 +603,7 @@ CHECKS = {
             a_folder_that_cannot_be_written_is_refused,
             a_full_disk_is_told_in_words,
             a_full_disk_beside_training_is_told_by_the_loop,
-            an_image_that_is_gone_is_an_error_of_the_loop,
+            an_image_that_is_lost_skips_one_checkpoint_of_all_workers,
             a_machine_that_cannot_copy_a_process_is_named_on_all_workers,
             workers_at_different_steps_are_refused,
         )

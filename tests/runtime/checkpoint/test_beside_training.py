@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import threading
 from collections.abc import Iterator
 from contextlib import nullcontext
@@ -137,6 +139,23 @@ def test_files_that_cannot_be_written_are_a_warning_and_any_other_error_ends_the
     with pytest.raises(CheckpointError, match="step 2 could not be written beside training: ZeroDivisionError"):
         loop.hook._look()
     assert loop.beside.step is None
+
+
+def test_a_lost_image_is_a_warning_and_the_next_checkpoint_is_written(
+    loop: Loop, caplog: pytest.LogCaptureFixture
+) -> None:
+    loop.train_to(1)
+    loop.hook._save(loop.session, 1)
+    assert loop.beside._writes is not None and loop.beside._writes.image.process is not None
+    os.kill(loop.beside._writes.image.process, signal.SIGKILL)
+    loop.may_write.set()
+    loop.hook._wait(is_due=False)
+    assert "step 1 is skipped: worker 0" in caplog.text and "signal 9 killed it. When" in caplog.text
+    assert "Training goes on" in caplog.text and loop.hook._is_missing and latest(str(loop.folder)) is None
+    loop.train_to(2)
+    loop.hook._save(loop.session, 2)
+    loop.hook._wait(is_due=False)
+    assert loop.saved(2) == 2 and not loop.hook._is_missing and caplog.text.count("is skipped") == 1
 
 
 def test_workers_that_bring_no_rows_bring_no_marked_ones_either() -> None:

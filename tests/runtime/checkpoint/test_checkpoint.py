@@ -33,7 +33,7 @@ CHECKS = [
     "a_folder_that_cannot_be_written_is_refused",
     "a_full_disk_is_told_in_words",
     "a_full_disk_beside_training_is_told_by_the_loop",
-    "an_image_that_is_gone_is_an_error_of_the_loop",
+    "an_image_that_is_lost_skips_one_checkpoint_of_all_workers",
     "a_machine_that_cannot_copy_a_process_is_named_on_all_workers",
     "workers_at_different_steps_are_refused",
 ]

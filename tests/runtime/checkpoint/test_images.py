@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import resource
 import signal
+import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -44,14 +45,14 @@ class Frozen:
         self.session.run(self.thaw, {self.image: name})
 
 
-def build(is_last: bool = False) -> Frozen:
+def build(is_last: bool = False, silent_s: int = 20) -> Frozen:
     ops = frozen_ops()
     table = v1.get_variable("table", initializer=tf.range(LARGE, dtype=tf.float32), use_resource=True)
     small = v1.get_variable("small", [3], initializer=tf.ones_initializer(), use_resource=True)
     reference = v1.get_variable("reference", initializer=tf.fill([LARGE], 5.0), use_resource=False)
     image, place = v1.placeholder(tf.string, []), v1.placeholder(tf.int64, [3])
     process = ops.parallax_freeze(image=image, variables=[table.handle, small.handle], values=[reference._ref()])
-    found = ops.parallax_frozen_bytes(image=image, place=place, is_last=is_last)
+    found = ops.parallax_frozen_bytes(image=image, place=place, is_last=is_last, silent_s=silent_s)
     session = v1.Session()
     session.run(v1.global_variables_initializer())
     return Frozen(session, [table, small, reference], image, place, process, found, ops.parallax_thaw(image=image))
@@ -135,10 +136,28 @@ def test_an_image_whose_process_was_killed_is_an_error_and_not_a_wait(frozen: Fr
     os.kill(process, signal.SIGTERM)  # which ends its parent, and by that the image
     assert frozen.read("killed", 1, 0, 1) == [1]
     os.kill(process, signal.SIGKILL)
-    with pytest.raises(tf.errors.AbortedError, match=f"Process {process}, which held the image killed, has ended"):
+    with pytest.raises(tf.errors.AbortedError, match=f"Process {process}, which held .* killed, has ended: signal 9"):
         frozen.read("killed", 0, 0, LARGE)
     frozen.end("killed")
     assert process not in children()
+
+
+def test_an_image_whose_process_is_stopped_is_waited_for_and_then_lost() -> None:
+    with tf.Graph().as_default():
+        frozen = build(silent_s=3)
+        with frozen.session:
+            process = frozen.freeze("stopped")
+            os.kill(process, signal.SIGSTOP)
+            resumes = threading.Timer(1.0, os.kill, (process, signal.SIGCONT))
+            resumes.start()
+            np.testing.assert_array_equal(frozen.read("stopped", 0, 0, LARGE), np.arange(LARGE, dtype=np.float32))
+            resumes.join()
+            os.kill(process, signal.SIGSTOP)
+            for _ in range(2):  # the second is not waited for
+                with pytest.raises(tf.errors.DeadlineExceededError, match=f"Process {process}, .* no byte for 3 s"):
+                    frozen.read("stopped", 1, 0, 1)
+            frozen.end("stopped")
+            assert process not in children()
 
 
 def test_a_process_that_may_open_no_more_files_is_no_worse_for_it(frozen: Frozen) -> None:

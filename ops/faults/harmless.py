@@ -1,0 +1,100 @@
+"""Faults that a job outlives by itself: a lost copy of a worker, and a second job in its folder of checkpoints."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+from ops.faults.running import RunningJob, wait
+
+_IMAGE = "parallax-image"  # how the kernel calls the copy of a process that a checkpoint is written from
+_SKIPPED = "is skipped: worker"
+_REFUSED = "belongs to one job at a time"
+_LOOK_S = 0.005  # a small checkpoint is written within some hundredths of a second
+_LIMIT_S = 180.0
+_SHOWN = 2000
+
+
+def lose_image(job: RunningJob, number: int) -> str:
+    """Sends a signal to a copy that a checkpoint is written from, until a checkpoint is skipped for it.
+
+    Args:
+        job: with ranks that train.
+        number: SIGKILL, or SIGSTOP, which a limit of the job finds out.
+
+    Returns:
+        What was wrong; empty when a checkpoint was skipped.
+    """
+    ranks = {one.pid for one in job.seen() if one.rank is not None and not one.is_agent}
+    before, until_s = job.said().count(_SKIPPED), time.monotonic() + _LIMIT_S
+    while time.monotonic() < until_s:
+        image = next(iter(_images(ranks)), None)
+        if image is None:
+            time.sleep(_LOOK_S)
+            continue
+        with contextlib.suppress(ProcessLookupError):  # it was read to its end meanwhile
+            os.kill(image, number)
+        if not wait(lambda image=image: not _is_image(image), _LIMIT_S):
+            return f"the copy {image} is still there"
+        if wait(lambda: job.said().count(_SKIPPED) > before, 1.0):
+            return ""
+    return "no checkpoint was skipped"
+
+
+def start_second_job(folder: Path, checkpoints: Path, is_there: Callable[[], bool]) -> str:
+    """Starts another job in the same folder of checkpoints, on this machine; it must be refused.
+
+    Args:
+        folder: for what that job prints.
+        checkpoints: the folder.
+        is_there: whether the first job still runs.
+
+    Returns:
+        What was wrong; empty when the second job was refused by the first one's name.
+    """
+    folder.mkdir()
+    argv = ["ops.faults.training", str(folder), "local", "workers", str(checkpoints)]
+    second = RunningJob(folder, str(folder), argv, None)
+    try:
+        if not wait(lambda: second.process.poll() is not None, _LIMIT_S):
+            return f"the second job runs: {second.said()[-_SHOWN:]}"
+        if not is_there():
+            return "the first job ended"
+        is_refused = second.process.returncode == 1 and _REFUSED in second.said()
+        return "" if is_refused else f"status {second.process.returncode}: {second.said()[-_SHOWN:]}"
+    finally:
+        second.kill()
+
+
+def _images(parents: Iterable[int]) -> list[int]:
+    """The copies of some processes."""
+    wanted = set(parents)
+    found = [int(entry.name) for entry in os.scandir("/proc") if entry.name.isdigit()]
+    return [pid for pid in found if _is_image(pid) and _parent(pid) in wanted]
+
+
+def _is_image(pid: int) -> bool:
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/comm").read_text(errors="replace").strip() == _IMAGE and _state(pid) != "Z"
+    return False
+
+
+def _state(pid: int) -> str:
+    return Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()[0]
+
+
+def _parent(pid: int) -> int:
+    with contextlib.suppress(OSError):
+        return int(Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()[1])
+    return 0
+
+
+HARMLESS = {
+    "image killed": lambda job: lose_image(job, signal.SIGKILL),
+    "image stopped": lambda job: lose_image(job, signal.SIGSTOP),
+}
+"""What is done to a job, by the fault's name; each gives what was wrong."""

@@ -1,0 +1,325 @@
+"""Which job a checkpoint folder belongs to: a mark in the folder, which its owner changes every few seconds.
+
+A job deletes what is unfinished in its folder, so two jobs in one folder would delete each other's files. The second is
+refused, by the first one's name. A mark may be left behind: by a killed process, a host that is gone, a machine that
+was started anew. On the owner's machine the kernel says whether the process lives. On any other machine the mark is
+watched on that machine's own clock: it changes while the owner lives, whatever time the owner's clock shows. A later
+start of the owner's own job, which its launcher makes when the earlier one has ended, takes the folder at once.
+
+Whoever takes a folder from an owner that seems dead first only claims it, for longer than an owner that lives needs to
+notice. An owner that was held up, by a frozen disk for example, then writes its mark again, and the claim is refused.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import posixpath
+import socket
+import sys
+import threading
+import time
+import uuid
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+
+import tensorflow as tf
+
+from parallax.errors import CheckpointError
+from parallax.logger import log
+from parallax.settings.environment import settings
+from parallax.strict import shown
+
+OWNER = "parallax.owner"
+"""The name of the mark."""
+_CLAIMS, _HOLDS = "claims", "holds"
+_START_FIELD = 19  # of /proc/PID/stat after the name: when the process began, in ticks since the machine's start
+
+
+class FolderInUse(CheckpointError):
+    """The folder belongs to another job, which lives."""
+
+
+@dataclass(frozen=True, slots=True)
+class OwnerLimits:
+    """Seconds, each on the clock of whoever waits.
+
+    Attributes:
+        beat_s: from one change of a mark to the next.
+        silent_s: a mark of another machine that has not changed for so long is a dead owner's.
+        settle_s: a claim stays so long before it counts, where its owner is known to be dead.
+    """
+
+    beat_s: float = 3.0
+    silent_s: float = 15.0
+    settle_s: float = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class OwnerMark:
+    """What a mark says.
+
+    Attributes:
+        claim: drawn at random for each owner.
+        job: names the owner's job, the same at all its starts.
+        title: says to people which job it is.
+        host: the owner's.
+        process: its number there.
+        began: when the process began, as its kernel counts.
+        machine: differs between machines, starts of a machine, and containers that number processes by themselves.
+        state: `claims` or `holds`.
+        beat: how often it was changed.
+    """
+
+    claim: str
+    job: str
+    title: str
+    host: str
+    process: int
+    began: int
+    machine: str
+    state: str = _CLAIMS
+    beat: int = 0
+
+    def to_text(self) -> str:
+        """As the file has it, always of one length while the owner changes it."""
+        return json.dumps({**asdict(self), "beat": f"{self.beat:012d}"}) + "\n"
+
+    @classmethod
+    def from_text(cls, text: str) -> OwnerMark:
+        """Reads a mark; what is none is an unknown owner's, which differs whenever the text does."""
+        try:
+            raw = json.loads(text)
+            texts = {name: str(raw[name]) for name in ("claim", "job", "title", "host", "machine", "state")}
+            return cls(process=int(raw["process"]), began=int(raw["began"]), beat=int(raw["beat"]), **texts)
+        except (ValueError, TypeError, KeyError):
+            return cls(text, "", "an unknown job", "unknown", 0, 0, "")
+
+    def __str__(self) -> str:
+        return shown(f"{self.title}, process {self.process} on host {self.host}")
+
+
+@dataclass
+class FolderClaim:
+    """A folder that one process takes for its job, holds and gives back.
+
+    Attributes:
+        folder: absolute.
+        job: as `OwnerMark.job`.
+        title: as `OwnerMark.title`.
+        limits: of waiting.
+    """
+
+    folder: str
+    job: str
+    title: str
+    limits: OwnerLimits = OwnerLimits()
+    _mark: OwnerMark | None = None
+    _lost_to: OwnerMark | None = None
+    _ended: threading.Event = field(default_factory=threading.Event)
+
+    @property
+    def path(self) -> str:
+        """Of the mark."""
+        return posixpath.join(self.folder, OWNER)
+
+    def take(self) -> None:
+        """Takes the folder, or sees that it still belongs to this process; waits where an owner may be dead.
+
+        Raises:
+            FolderInUse: it belongs to a job that lives.
+            OSError: the mark cannot be read or written; also tf.errors.OpError.
+        """
+        if self._mark is not None:
+            self._check()
+            return
+        self._begin()
+
+    def wait(self) -> None:
+        """Takes the folder as `take`, but waits until a job that lives has given it back."""
+        while True:
+            try:
+                return self.take()
+            except FolderInUse as error:
+                log.info(f"{error} This is waited for.")
+                time.sleep(self.limits.beat_s)
+
+    def _begin(self) -> None:
+        tf.io.gfile.makedirs(self.folder)
+        mark = _own_mark(self.job, self.title)
+        while True:
+            found = _read(self.path)
+            if found is None and _make(self.path, replace(mark, state=_HOLDS)):
+                break
+            if found is not None:
+                self._take_from(found, mark)
+                break
+        self._mark = replace(mark, state=_HOLDS)
+        self._ended = threading.Event()
+        threading.Thread(target=self._keep, name="owner of checkpoints", daemon=True).start()
+
+    def release(self) -> None:
+        """Gives the folder back; nothing happens where it is not held."""
+        mark, self._mark = self._mark, None
+        self._ended.set()
+        if mark is None:
+            return
+        with contextlib.suppress(OSError, tf.errors.OpError):  # the next owner finds out
+            found = _read(self.path)
+            if found is not None and found.claim == mark.claim:
+                tf.io.gfile.remove(self.path)
+
+    def _take_from(self, found: OwnerMark, mark: OwnerMark) -> None:
+        settle_s = 0.0 if found.job == self.job else self._outlived_s(found)
+        _put(self.path, mark)
+        time.sleep(settle_s)
+        now = _read(self.path)
+        if now is not None and now.claim != mark.claim:
+            raise self._in_use(now)
+        _put(self.path, replace(mark, state=_HOLDS))
+
+    def _outlived_s(self, found: OwnerMark) -> float:
+        """Sees that an owner is dead; gives how long a claim must stay before it counts."""
+        own_machine = _machine()
+        if found.machine == own_machine:
+            if _began(found.process) == found.began:
+                raise self._in_use(found)
+            return self.limits.settle_s
+        log.info(
+            f"Checkpoints in {shown(self.folder)} belong to {found}; whether that lives is seen within "
+            f"{self.limits.silent_s:g} s."
+        )
+        until_s = time.monotonic() + self.limits.silent_s
+        while time.monotonic() < until_s:
+            time.sleep(self.limits.beat_s / 3)
+            now = _read(self.path)
+            if now is None:
+                return self.limits.settle_s
+            if now != found:
+                raise self._in_use(now)
+        return 2 * self.limits.beat_s
+
+    def _check(self) -> None:
+        """The folder still belongs to this process; a mark that somebody has deleted is made again."""
+        if self._mark is None:
+            return
+        found = self._lost_to or _read(self.path)
+        if found is None:
+            _make(self.path, self._mark)
+        elif self._is_lost_to(found):
+            self._lost_to = found
+            raise self._in_use(found, " It took the folder while this job was silent.")
+
+    def _is_lost_to(self, found: OwnerMark) -> bool:
+        """Whether a mark says that another process has the folder now; a claim says only that one wants it."""
+        own = self._mark
+        return (
+            own is not None and found.state == _HOLDS and (found.machine, found.process) != (own.machine, own.process)
+        )
+
+    def _keep(self) -> None:
+        """Changes the mark again and again; what the disk refuses meanwhile, whoever writes a checkpoint tells."""
+        ended, mark = self._ended, self._mark
+        while mark is not None and not ended.wait(self.limits.beat_s):
+            mark = replace(mark, beat=mark.beat + 1)
+            with contextlib.suppress(OSError, tf.errors.OpError):
+                found = _read(self.path)
+                if found is not None and self._is_lost_to(found):
+                    self._lost_to = found
+                    return
+                if ended.is_set():
+                    return
+                if found is None:
+                    _make(self.path, mark)
+                elif found.claim == mark.claim:
+                    _change(self.path, mark)
+                elif found.state == _CLAIMS:
+                    _put(self.path, mark)
+
+    def _in_use(self, owner: OwnerMark, more: str = "") -> FolderInUse:
+        return FolderInUse(
+            f"A checkpoint folder belongs to one job at a time, and {shown(self.folder)} belongs to {owner}.{more} End "
+            "that job first, or name another folder in CheckPointConfig.ckpt_dir."
+        )
+
+
+def claim_of(folder: str, title: str = "") -> FolderClaim:
+    """A claim that is not taken yet, for the job of this process.
+
+    Args:
+        folder: absolute.
+        title: says to people what this process is, where it is of no job.
+    """
+    job = settings().job or f"{uuid.uuid4().hex} {title or Path(sys.argv[0]).name}"
+    number, _, name = job.partition(" ")
+    return FolderClaim(folder, number, title or name)
+
+
+def _own_mark(job: str, title: str) -> OwnerMark:
+    process = os.getpid()
+    return OwnerMark(uuid.uuid4().hex, job, title, socket.gethostname(), process, _began(process) or 0, _machine())
+
+
+def _machine() -> str:
+    """Names this machine since its last start, and the container that numbers this process."""
+    with contextlib.suppress(OSError):
+        started = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+        return f"{started} {Path('/proc/self/ns/pid').readlink()}"
+    return uuid.uuid4().hex
+
+
+def _began(process: int) -> int | None:
+    """When a process of this machine began; None where there is none, or a dead one that nobody has waited for."""
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        words = Path(f"/proc/{process}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
+        return None if words[0] in "ZX" else int(words[_START_FIELD])
+    return None
+
+
+def _read(path: str) -> OwnerMark | None:
+    """The mark that is there; None without one."""
+    if "://" not in path:
+        try:
+            return OwnerMark.from_text(Path(path).read_text(encoding="utf-8", errors="replace"))
+        except FileNotFoundError:
+            return None
+    if not tf.io.gfile.exists(path):
+        return None
+    with tf.io.gfile.GFile(path) as file:
+        return OwnerMark.from_text(file.read())
+
+
+def _put(path: str, mark: OwnerMark) -> None:
+    """Writes a mark, whatever is there."""
+    unfinished = f"{path}.{mark.claim}"
+    with tf.io.gfile.GFile(unfinished, "w") as file:
+        file.write(mark.to_text())
+    tf.io.gfile.rename(unfinished, path, overwrite=True)
+
+
+def _make(path: str, mark: OwnerMark) -> bool:
+    """Writes a mark where there is none; gives whether there was none."""
+    if "://" in path:  # no way to make a file only where there is none
+        _put(path, mark)
+        return True
+    try:
+        file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+    except FileExistsError:
+        return False
+    with os.fdopen(file, "w", encoding="utf-8") as made:
+        made.write(mark.to_text())
+    return True
+
+
+def _change(path: str, mark: OwnerMark) -> None:
+    """Writes the own mark with another beat; on this machine's file systems in place, which a full disk allows."""
+    if "://" in path:
+        _put(path, mark)
+        return
+    file = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+    try:
+        if OwnerMark.from_text(os.pread(file, 1 << 16, 0).decode(errors="replace")).claim == mark.claim:
+            os.pwrite(file, mark.to_text().encode(), 0)
+    finally:
+        os.close(file)
