@@ -46,9 +46,11 @@ def _marked(
     mean: KerasMetric, values: TensorLike, sample_weight: TensorLike | None = None
 ) -> dict[str, TensorLike | None]:
     """What a Mean is updated with, marked where it is of the whole batch."""
-    if _is_scalar(values) and (sample_weight is None or _is_scalar(sample_weight)):
+    is_weighted_at_once = sample_weight is not None and _is_scalar(sample_weight)
+    if _is_scalar(values) and (sample_weight is None or is_weighted_at_once):
         values = _reported(values, mean.dtype, COUNTED)
-        sample_weight = None if sample_weight is None else _reported(sample_weight, mean.dtype, WEIGHT)
+    if is_weighted_at_once:
+        sample_weight = _reported(sample_weight, mean.dtype, WEIGHT)
     return {"values": values, "sample_weight": sample_weight}
 
 

@@ -15,6 +15,7 @@ from parallax.functions.libraries import Seen, libraries_seen
 from parallax.functions.results import marked_means
 from parallax.functions.step_graph import StepVariable
 from parallax.functions.traced import handle_of
+from parallax.functions.vector_losses import losses_summed
 from parallax.types import ConcreteFunction, Handle, Nest, Tensor, TypeSpec, Variable
 
 
@@ -73,7 +74,7 @@ def traced_step(
         args, kwargs = with_tensors(arguments.structure, tensors)
         return marked_means(step(*args, **kwargs), returns)
 
-    with libraries_seen(merges_rows) as seen, handles_noted() as by_handle:
+    with libraries_seen(merges_rows) as seen, handles_noted() as by_handle, losses_summed():
         traced = tf.function(
             call, autograph=tracing.autograph, experimental_autograph_options=tracing.autograph_options
         )

@@ -16,7 +16,7 @@ from parallax.graph.view import GraphView, once_per_view, split_tensor
 from parallax.types import NodeDef, Operation, Tensor, Variable
 
 _BATCH, _LENGTH, _ELEMENTS = "_parallax_batch", "_parallax_length", "_parallax_elements"
-_REPORTED, _PART = "_parallax_reported", "_parallax_part"
+_REPORTED, _PART, _VECTOR_LOSS = "_parallax_reported", "_parallax_part", "_parallax_vector_loss"
 FULL = "_parallax_full"
 """How long batches will be: a graph is the same whatever it says."""
 VALUE, COUNTED, WEIGHT = "value", "counted", "weight"
@@ -92,6 +92,20 @@ def mark_part(variable: Variable) -> None:
         variable: a resource variable.
     """
     _set(variable.handle.op, _PART, "sum")
+
+
+def mark_vector_loss(total: Tensor) -> None:
+    """Says that a scalar is the sum of a loss that has an entry for each example of a batch.
+
+    Args:
+        total: the result of a Sum.
+    """
+    _set(total.op, _VECTOR_LOSS, "sum")
+
+
+def is_of_vector_loss(node: NodeDef) -> bool:
+    """Whether a node adds up a loss that has an entry for each example of a batch."""
+    return bool(_mark(node, _VECTOR_LOSS))
 
 
 def is_part(node: NodeDef) -> bool:

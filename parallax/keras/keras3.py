@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from types import ModuleType
 from typing import Any
@@ -62,6 +62,11 @@ def build(model: KerasModel, spec: Nest) -> None:
     """Makes the variables of a model and its optimizers, as Keras does where there are none: a first trace does."""
     if not all(layer.built for layer in model._flatten_layers()):
         tf.function(model.train_step, autograph=False).get_concrete_function(spec)
+
+
+def converting_layers() -> AbstractContextManager[object]:
+    """Within it layers are called as `fit` calls them: as they are written, without AutoGraph."""
+    return nullcontext()
 
 
 def tracing(model: KerasModel, merges_rows: bool) -> AbstractContextManager[object]:

@@ -14,6 +14,7 @@ import tensorflow as tf
 from parallax.functions.reports import reported_value
 from parallax.functions.step_graph import GraphStep, StepGraph, StepVariable
 from parallax.functions.tracing import captured_variables, handles_noted
+from parallax.functions.vector_losses import losses_summed
 from parallax.keras.libraries import library_of
 from parallax.keras.logs import check_log, flat_logs
 from parallax.keras.metrics import is_of_metrics
@@ -47,7 +48,7 @@ def traced_training(model: KerasModel, spec: Nest, merges_rows: bool = True) -> 
         spec: the structure that `train_step` takes, of tf.TensorSpec; the first dimension is that of the batch.
         merges_rows: whether equal rows of sparse gradients are added up before the optimizer sees them.
     """
-    with library_of(model).tracing(model, merges_rows):
+    with library_of(model).tracing(model, merges_rows), losses_summed():
         return _traced(model, model.train_step, spec)
 
 
@@ -105,7 +106,7 @@ def _traced(model: KerasModel, step: Callable[[Nest], Logs], spec: Nest) -> Mode
     metrics: list[Variable] = []
 
     def traced(data: Nest) -> tuple[Logs, list[Tensor]]:
-        with library_of(model).reported(model):
+        with library_of(model).reported(model), library_of(model).converting_layers():
             logs = step(data)
         metrics[:] = _metric_variables(model)
         logs = {name: _told(name, value, metrics) for name, value in flat_logs(logs).items()}

@@ -13,6 +13,8 @@ from typing import Any
 
 import tensorflow as tf
 import tf_keras
+from tensorflow.python.autograph.core import ag_ctx
+from tensorflow.python.autograph.core.converter import ConversionOptions
 from tf_keras.src.engine import base_layer_utils, data_adapter
 from tf_keras.src.optimizers.optimizer import Optimizer
 
@@ -68,7 +70,19 @@ def numbered_epochs() -> AbstractContextManager[object]:
 
 def build(model: KerasModel, spec: Nest) -> None:
     """Makes the variables of a model, its optimizer, its losses and its metrics: a first trace does."""
-    tf.function(model.train_step, autograph=False).get_concrete_function(spec)
+
+    def step(data: Nest) -> Nest:
+        with converting_layers():
+            return model.train_step(data)
+
+    tf.function(step, autograph=False).get_concrete_function(spec)
+
+
+@contextmanager
+def converting_layers() -> Iterator[None]:
+    """Within it AutoGraph converts what layers of the user's own do in `call`, as in the functions of tf_keras."""
+    with ag_ctx.ControlStatusCtx(ag_ctx.Status.ENABLED, ConversionOptions(recursive=True)):
+        yield
 
 
 def tracing(model: KerasModel, merges_rows: bool) -> AbstractContextManager[object]:

@@ -8,12 +8,14 @@ import pytest
 import tensorflow as tf
 
 import parallax
+from parallax.analysis.stages import analyse, plan_for, rewrites_of
 from parallax.errors import ConfigError, GraphError, SessionError
 from parallax.functions.arguments import arguments_of, check_same
 from parallax.functions.function import DistributedStep
 from parallax.functions.results import rules_of
 from parallax.functions.tracing import traced_step
 from parallax.keras.steps import step_graph, traced_training
+from parallax.plans.plan import one_host
 
 v1 = tf.compat.v1
 IDS, TARGETS = np.zeros([8, 3], np.int64), np.zeros([8, 1], np.float32)
@@ -73,6 +75,21 @@ def test_a_model_has_one_plan_as_tf1_graph_function_and_keras(of_tf1, of_keras):
     assert expected[-1][1:] == ("sparse", "alltoall")
     assert plan_without_names(as_function(of_keras(0.1))) == expected
     assert plan_without_names(as_keras(of_keras(0.1))) == expected
+
+
+@pytest.mark.parametrize("by_tape", [True, False])
+def test_a_loss_with_an_entry_for_each_example_counts_as_the_sum_that_autodiff_takes(by_tape):
+    kernel, optimizer = tf.Variable(tf.ones([3, 1])), keras.optimizers.SGD(0.1)
+
+    def step(ids, targets):
+        with tf.GradientTape() as tape:
+            loss = tf.square(tf.cast(ids, tf.float32) @ kernel - targets)[:, 0]
+        given = tape.gradient(loss, [kernel]) if by_tape else tf.gradients(loss, [kernel])
+        optimizer.apply(given, [kernel])
+
+    analysed = analyse(DistributedStep(step, None, parallax.Config(), None, True).graph_of(IDS, TARGETS))
+    (summed,) = rewrites_of(analysed, plan_for(analysed, one_host(2), parallax.Config())).summed
+    assert summed.node.endswith("summed_loss")
 
 
 def test_a_slot_is_named_below_its_variable_and_variables_by_their_paths():

@@ -57,6 +57,22 @@ def compiled(inputs, outputs, kind=keras.Model, **options):
     return model
 
 
+class OfVector(keras.Model):
+    """Trains by the gradient of a vector, which is that of its sum; by a tape's own weights too."""
+
+    def train_step(self, data):
+        x, y = data[:2]
+        with tf.GradientTape(persistent=True) as tape:
+            each = tf.reduce_mean(tf.square(self(x, training=True) - y), -1)
+        variables = self.trainable_variables
+        gradients = tape.gradient(each, variables)
+        more = tape.gradient(each, variables, output_gradients=0.1 * tf.abs(y[:, 0]))
+        pairs = [map(tf.convert_to_tensor, pair) for pair in zip(gradients, more, strict=True)]
+        self.optimizer.apply([tf.add(*pair) for pair in pairs], variables)
+        self._loss_tracker.update_state(each)
+        return {"loss": self._loss_tracker.result()}
+
+
 def embedded(**options):
     inputs = keras.Input((6,), dtype="int32")
     return inputs, layers.Embedding(20, 4, name="emb", **options)(inputs)
@@ -71,9 +87,27 @@ def reduced(reduction):
     return lambda: plain(loss=keras.losses.MeanSquaredError(reduction=reduction))
 
 
+def of_vectors(reduction=None):
+    """Two outputs, of which the loss of one may be a number."""
+    inputs, x = embedded()
+    x = layers.Flatten()(x)
+    outputs = {"a": layers.Dense(1, name="a")(x), "b": layers.Dense(3, activation="softmax", name="b")(x)}
+    losses = {
+        "a": keras.losses.MeanSquaredError(reduction=reduction),
+        "b": keras.losses.SparseCategoricalCrossentropy(reduction="none"),
+    }
+    return compiled(inputs, outputs, loss=losses, loss_weights={"a": 0.3, "b": 2.0}, metrics=None)
+
+
 def recurrent(**options):
     inputs, x = embedded(mask_zero=True)
     return compiled(inputs, layers.Dense(1)(layers.LSTM(3, **options)(x)))
+
+
+def of_sequences():
+    inputs, x = embedded()
+    loss = keras.losses.MeanSquaredError(reduction=None)
+    return compiled(inputs, layers.Dense(1, name="out")(x), loss=loss, loss_weights=0.1)
 
 
 def masking():
@@ -137,9 +171,14 @@ CASES = {
     "several outputs": (of_several_outputs, (X, of_outputs)),
     "regularizers and added losses": (regularized, (X, Y)),
     "a step of the user's own": (lambda: plain(OwnStep, metrics=None), (X, Y)),
+    "an entry for each example, weighted": (reduced(None), (X, Y, weights())),
+    "entries for each example of several outputs": (of_vectors, (X, of_outputs)),
+    "the gradient of a vector": (lambda: plain(OfVector, metrics=None), (X, Y)),
     "a masked sequence, weighted": (lambda: recurrent(return_sequences=True), (X, SEQUENCE, weights(6))),
 }
 SLOW_CASES = {
+    "an entry for each example": (reduced(None), (X, Y)),
+    "an entry for each element": (of_sequences, (X, SEQUENCE)),
     "reduction sum": (reduced("sum"), (X, Y)),
     "reduction mean": (reduced("mean"), (X, Y, weights())),
     "a masked sequence": (lambda: recurrent(return_sequences=True), (X, SEQUENCE)),
@@ -179,6 +218,14 @@ def test_uneven_workers_train_and_evaluate_as_keras_does(case, rows) -> None:
         for name, value in expected[step][-1][0].items():
             own = [worker[name] for worker in values[-1] if name in worker]
             assert max(difference(one, value) for one in own or [value]) < TOLERANCE, (step, cuts, name)
+
+
+@pytest.mark.parametrize("reduction", ["sum_over_batch_size", "sum"])
+def test_a_number_that_is_added_to_each_entry_of_a_loss_is_refused(reduction) -> None:
+    """One process takes it as many times as the whole batch has examples."""
+    rng = np.random.RandomState(1)
+    with pytest.raises(GraphError, match="an entry for each example.*one reduction"):
+        KerasJob(seeded(lambda: of_vectors(reduction)), (X(rng, 5), of_outputs(rng, 5)))
 
 
 def test_class_weights_are_sample_weights() -> None:

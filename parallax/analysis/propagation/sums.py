@@ -17,6 +17,7 @@ from parallax.analysis.propagation.losses import trained_losses
 from parallax.analysis.propagation.walk import Walk
 from parallax.analysis.reading.gradients import autodiff_ops
 from parallax.errors import GraphError
+from parallax.graph.batches import is_of_vector_loss
 from parallax.graph.view import Edge, Shape, split_tensor
 from parallax.plans.losses import Summed
 
@@ -30,6 +31,11 @@ _NOT_REDUCED = (
     "A loss must be a number, and {op} {loss!r} has an entry for each example of the batch, of which a gradient is "
     "that of the sum. Reduce it: tf.reduce_sum(loss), or tf.reduce_mean(loss) as Keras's losses do."
 )
+_MIXED = (
+    "A loss that has an entry for each example must be computed of single examples, and of the entries that {op} "
+    "{node!r} adds up that is not proven: a mean or a sum over the batch may be part of each. Give all losses of a "
+    "model one reduction, or reduce the loss to a number: tf.reduce_sum(loss)."
+)
 _EQUAL = ("same", "fed")
 _SPREADS = ("Tile", "BroadcastTo")
 
@@ -42,7 +48,8 @@ def find_sums(walk: Walk, batches: Mapping[str, str]) -> tuple[Summed, ...]:
         batches: node -> the batch that it is computed of.
 
     Raises:
-        GraphError: autodiff's part of one is not to be found, or a loss has an entry for each example.
+        GraphError: autodiff's part of one is not to be found, or a loss has an entry for each example, of which it is
+            not proven that it is of that example alone.
     """
     view, made = walk.view, autodiff_ops(walk.known.captured)
     axes = _axes(walk)
@@ -50,7 +57,9 @@ def find_sums(walk: Walk, batches: Mapping[str, str]) -> tuple[Summed, ...]:
     for loss in losses:
         if split_tensor(loss)[0] in batches and axes.of(loss) is not None:
             raise GraphError(_NOT_REDUCED.format(op=view.op(split_tensor(loss)[0]), loss=loss))
-    trained, _ = _sums_behind(walk, axes, set(losses))
+    trained, unproven = _sums_behind(walk, axes, set(losses))
+    if mixed := sorted(node for node in unproven if is_of_vector_loss(view.nodes[node])):
+        raise GraphError(_MIXED.format(op=view.op(mixed[0]), node=mixed[0]))
     found: list[Summed] = []
     for node in sorted(trained):
         if node not in batches:

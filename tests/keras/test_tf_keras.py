@@ -1,0 +1,143 @@
+"""Models of tf_keras on two workers with uneven batches: layers that AutoGraph converts, losses that are vectors."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+import tf_keras
+
+from tests.keras.here import difference
+from tests.keras.two_here import fit_by_two, plain_fit_of
+
+layers = tf_keras.layers
+ROWS = 13  # batches of five, cut into two and three, and a last one of three
+X = np.random.RandomState(1).rand(ROWS, 4).astype("float32")
+Y = np.random.RandomState(2).randn(ROWS, 2).astype("float32")
+WEIGHTS = np.random.RandomState(3).rand(ROWS).astype("float32")
+OPTIONS = {"batch_size": 5, "epochs": 2, "verbose": 0, "shuffle": False}
+
+
+def plain_fit(model, *args, **kwargs):
+    return plain_fit_of(model)(model, *args, **kwargs)
+
+
+def outcome_of(fit, build, *data, **options):
+    tf_keras.backend.clear_session()
+    tf_keras.utils.set_random_seed(3)
+    model = build()
+    history = fit(model, *data, **OPTIONS, **options).history
+    return history, model.get_weights()
+
+
+def check(build, *data, **options):
+    here, plain = (outcome_of(fit, build, *data, **options) for fit in (fit_by_two, plain_fit))
+    assert difference(here, plain) <= 1e-6
+
+
+class Conditional(layers.Layer):
+    """Has conditions and loops on tensors, in Python."""
+
+    def __init__(self):
+        super().__init__()
+        self.calls = self.add_weight(name="calls", shape=(), initializer="zeros", trainable=False)
+
+    def call(self, x, training=None):
+        if self.calls < 2.0:
+            x = 0.5 * x
+        else:
+            x = x + 0.1
+        for number in tf.range(tf.shape(x)[1]):
+            x = x + 0.01 * tf.cast(number, tf.float32)
+        if training:
+            self.calls.assign_add(1.0)
+        return x
+
+
+class Task(tf_keras.Model):
+    """Computes its loss in a layer, as tasks of recommenders do."""
+
+    class Loss(layers.Layer):
+        def call(self, out, y, weights=None):
+            total = tf.constant(0.0)
+            for column in tf.range(2):
+                each = tf.square(out[:, column] - y[:, column])
+                if weights is not None:
+                    each = each * weights
+                total = total + tf.reduce_mean(each)
+            return total
+
+    def __init__(self):
+        super().__init__()
+        self.hidden, self.conditional, self.dense = layers.Dense(3), Conditional(), layers.Dense(2)
+        self.task = self.Loss()
+
+    def call(self, x, training=None):
+        return self.dense(self.conditional(self.hidden(x), training=training))
+
+    def train_step(self, data):
+        x, y = data
+        with tf.GradientTape() as tape:
+            loss = self.task(self(x, training=True), y)
+        self.optimizer.minimize(loss, self.trainable_variables, tape=tape)
+        return {"loss": loss}
+
+
+class Traced(Task):
+    """Has conditions in a step that is a tf.function, which AutoGraph converts wherever it is called."""
+
+    @tf.function
+    def train_step(self, data):
+        x, y = data
+        with tf.GradientTape() as tape:
+            loss = self.task(self(x, training=True), y)
+            if self.conditional.calls > 1.0:
+                loss = 0.5 * loss
+        self.optimizer.minimize(loss, self.trainable_variables, tape=tape)
+        return {"loss": loss}
+
+
+def conditional():
+    return compiled(tf_keras.Sequential([layers.Dense(3), Conditional(), layers.Dense(2)]))
+
+
+def task(kind):
+    return compiled(kind())
+
+
+def compiled(model, **options):
+    model.compile(tf_keras.optimizers.SGD(0.1), **{"loss": "mse", **options})
+    return model
+
+
+@pytest.mark.parametrize(
+    "build", [conditional, lambda: task(Task), lambda: task(Traced)], ids=["a layer", "a task", "a step"]
+)
+def test_conditions_and_loops_on_tensors_are_converted_as_tf_keras_does(build):
+    check(build, X, Y)
+
+
+def test_evaluation_converts_layers_too():
+    check(conditional, X, Y, validation_data=(X[:7], Y[:7]))
+
+
+def of_vectors(reduction="none"):
+    inputs = tf_keras.Input((4,))
+    outputs = {name: layers.Dense(2, name=name)(inputs) for name in ("a", "b")}
+    losses = {"a": tf_keras.losses.MeanSquaredError(reduction="none"), "b": tf_keras.losses.Huber(reduction=reduction)}
+    return compiled(tf_keras.Model(inputs, outputs), loss=losses, loss_weights={"a": 0.3, "b": 2.0})
+
+
+def of_vector():
+    loss = tf_keras.losses.MeanSquaredError(reduction="none")
+    return compiled(tf_keras.Sequential([layers.Dense(2)]), loss=loss, metrics=["mae"])
+
+
+@pytest.mark.parametrize(
+    ("build", "data"),
+    [(of_vector, (X, Y)), (of_vectors, (X, {"a": Y, "b": 2 * Y}))],
+    ids=["a loss", "losses of several outputs"],
+)
+@pytest.mark.parametrize("options", [{}, {"sample_weight": WEIGHTS}], ids=["", "weighted"])
+def test_losses_with_an_entry_for_each_example_train_as_in_tf_keras(build, data, options):
+    if options and isinstance(data[1], dict):
+        options = {"sample_weight": {"a": WEIGHTS, "b": WEIGHTS}}
+    check(build, *data, **options)
