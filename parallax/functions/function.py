@@ -21,6 +21,7 @@ from parallax import call as calls
 from parallax.errors import ConfigError, GraphError, SessionError
 from parallax.functions.arguments import Arguments, arguments_of, bound_arguments, check_same, check_signature
 from parallax.functions.attachments import attached, attachment_with
+from parallax.functions.input_order import iterate_in_order
 from parallax.functions.results import joined, rules_of
 from parallax.functions.running import RunningSteps
 from parallax.functions.shares import Share, digest_of, rows_of, share_of
@@ -144,6 +145,7 @@ def have_input_alike() -> None:
     if calls.is_worker():
         members = current_process_group()
         members.when_built.clear()
+        iterate_in_order()
         if context.global_seed() is None:
             tf.random.set_seed(members.parcel.seed)
 

@@ -21,7 +21,9 @@ from parallax.types import Array, Nest, TensorLike
 OTHER_INPUT = (
     "All workers must read the same batches, of which each takes its rows, and this one differs. Seed what "
     "is shuffled or drawn (tf.random.set_seed, keras.utils.set_random_seed before the dataset is made), and sort what "
-    "is listed from disk."
+    "is listed from disk. What several threads draw (a PyDataset with workers, a map with num_parallel_calls in a "
+    "dataset that no `for` goes over) comes in another order each time: draw in one thread, in a map leave "
+    "num_parallel_calls out, or draw by a seed of the element (tf.random.stateless_uniform)."
 )
 
 _LOOKED_AT_BYTES = 1 << 14
