@@ -38,7 +38,8 @@ def iterate_in_order() -> None:
         return
 
     def iterate(self: Dataset) -> Iterator[Nest]:
-        return own(_InOrder(self) if tf.executing_eagerly() else self)
+        batches: Iterator[Nest] = own(_InOrder(self) if tf.executing_eagerly() else self)
+        return batches
 
     iterate._parallax = True  # type: ignore[attr-defined]
     DatasetV2.__iter__ = iterate
