@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import gc
 import hashlib
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -20,7 +19,6 @@ from parallax.analysis.stages import Analysed, analyse, analysed_as, constraints
 from parallax.errors import PlanError
 from parallax.logger import log
 from parallax.plans.plan import Layout, Plan, plan_from_json
-from parallax.report.text import bytes_text, first_named
 from parallax.runtime.checkpoint.positions import StoredPositions, stored_positions
 from parallax.runtime.guard.guard import Guard
 from parallax.runtime.measure.first_steps import FirstSteps
@@ -40,6 +38,7 @@ from parallax.runtime.worker.batch_comparison import BatchComparison
 from parallax.runtime.worker.bfloat16 import EffectHook
 from parallax.runtime.worker.channels import open_channels
 from parallax.runtime.worker.graph_files import write_events, write_text
+from parallax.runtime.worker.graph_notes import tell_of_lost_positions, tell_of_whole_values
 from parallax.runtime.worker.heartbeat import Heartbeat, current_heartbeat
 from parallax.runtime.worker.hooks import TrainingRuns, WorkerContext
 from parallax.runtime.worker.job_message import JobMessage
@@ -57,9 +56,6 @@ from parallax.settings.parts import CheckPointConfig
 from parallax.transform.building import editor
 from parallax.transform.pipeline import WorkerGraph, transform
 from parallax.types import Comm, Graph, Hook
-
-_LARGE_BYTES = 64 * 2**20
-"""From this size on it is told that a value is made whole; a checkpoint too holds so much at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -252,16 +248,6 @@ def _replan(
     return Replan(options, members, worker, first, made.alone, constraints, over)
 
 
-def tell_of_whole_values(values: Sequence[editor.CutWhole]) -> None:
-    """Logs the large ones of what a worker makes whole although rows of it are wanted only."""
-    for cut in values:
-        if cut.size_bytes >= _LARGE_BYTES:
-            log.info(
-                f"{cut.op} {cut.node!r} of {cut.variable} has no rule by row: {bytes_text(cut.size_bytes)} are made "
-                "whole and then cut to their owners' rows (docs/architecture.md, Initial values)."
-            )
-
-
 def _hooks(
     config: Config,
     extras: SessionExtras,
@@ -347,25 +333,12 @@ def _going_on(place: editor.Worker, found: StoredPositions | None) -> editor.Wor
     return replace(place, keeps_positions=True, seed=found.seed, shares=shares)
 
 
-def tell_of_lost_positions(worker_graph: WorkerGraph) -> None:
-    """Logs what a job that is resumed from a checkpoint will not go on with where it was."""
-    streams, inputs = worker_graph.streams.others, worker_graph.inputs.others
-    if streams:
-        log.info(
-            f"After a resume these draw other numbers than they would have: {first_named(streams)}. Of random ops in "
-            "loops and functions, and of some kinds, checkpoints do not hold how far they are."
-        )
-    if inputs:
-        log.info(
-            f"After a resume these begin at their first element: {first_named(inputs)}. Of iterators that are chosen "
-            "by a string, or read in conditionals and functions, checkpoints do not hold how far they are."
-        )
-
-
 def _with_hooks(analysed: Analysed, graph: Graph, config: Config) -> Analysed:
     """The graph with what the user's hooks add to it when they begin."""
     before = graph.version
-    begin_hooks([*config.hooks, *config.chief_only_hooks], graph)
+    begin_hooks(config.hooks, graph)
+    with current_process_group().folders.chiefs_begin():
+        begin_hooks(config.chief_only_hooks, graph)
     return analysed if graph.version == before else analyse(graph, config.lazy_updates)
 
 

@@ -12,7 +12,9 @@ the folder `worker-R` in it:
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import wraps
 from pathlib import Path
 from typing import Any
@@ -35,6 +37,8 @@ class WorkerFolders:
     def __init__(self, rank: int) -> None:
         self._rank = rank
         self._knows_rank = self._stays = False
+        self._discarded: tempfile.TemporaryDirectory[str] | None = None
+        self._of_chiefs: tempfile.TemporaryDirectory[str] | None = None  # held: writers are open until the process ends
 
     def install(self) -> None:
         """From now on summary writers of this process write into the worker's own folders. Imports TensorFlow."""
@@ -54,6 +58,8 @@ class WorkerFolders:
 
     def folder(self, named: str) -> str:
         """Where this worker writes summaries for which the script names a folder."""
+        if self._discarded is not None:
+            return self._discarded.name
         if not self._rank or self._stays or (self._knows_rank and self._has_rank(named)):
             return named
         return f"{named.rstrip('/')}/{self._name}"
@@ -78,6 +84,16 @@ class WorkerFolders:
             lower = [of_worker[number] for of_worker in by_worker[: self._rank] if number < len(of_worker)]
             if _text(hook, name) in lower:
                 self._lead(hook, name)
+
+    @contextmanager
+    def chiefs_begin(self) -> Iterator[None]:
+        """Inside, hooks of worker 0 alone begin: what writers of other workers write as they open is discarded."""
+        if self._rank:
+            self._discarded = tempfile.TemporaryDirectory(prefix="parallax-discarded-")
+        try:
+            yield
+        finally:
+            self._of_chiefs, self._discarded = self._discarded, None
 
     @property
     def _name(self) -> str:

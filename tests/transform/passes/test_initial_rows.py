@@ -16,7 +16,7 @@ from parallax.graph.view import GraphView
 from parallax.plans.plan import PlanConstraints, one_host
 from parallax.plans.rewrites import Rewrites
 from parallax.runtime.measure.memory import resident_bytes
-from parallax.runtime.open_session import tell_of_whole_values
+from parallax.runtime.worker.graph_notes import tell_of_whole_values
 from parallax.transform.building.editor import Worker
 from parallax.transform.pipeline import WorkerGraph, transform
 from tests.equality import models

@@ -1,0 +1,38 @@
+"""What worker 0 logs of a worker's graph when the session is opened: values that are made whole, and lost positions."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from parallax.logger import log
+from parallax.report.text import bytes_text, first_named
+from parallax.transform.building import editor
+from parallax.transform.pipeline import WorkerGraph
+
+_LARGE_BYTES = 64 * 2**20
+"""From this size on it is told that a value is made whole; a checkpoint too holds so much at once."""
+
+
+def tell_of_whole_values(values: Sequence[editor.CutWhole]) -> None:
+    """Logs the large ones of what a worker makes whole although rows of it are wanted only."""
+    for cut in values:
+        if cut.size_bytes >= _LARGE_BYTES:
+            log.info(
+                f"{cut.op} {cut.node!r} of {cut.variable} has no rule by row: {bytes_text(cut.size_bytes)} are made "
+                "whole and then cut to their owners' rows (docs/architecture.md, Initial values)."
+            )
+
+
+def tell_of_lost_positions(worker_graph: WorkerGraph) -> None:
+    """Logs what a job that is resumed from a checkpoint will not go on with where it was."""
+    streams, inputs = worker_graph.streams.others, worker_graph.inputs.others
+    if streams:
+        log.info(
+            f"After a resume these draw other numbers than they would have: {first_named(streams)}. Of random ops in "
+            "loops and functions, and of some kinds, checkpoints do not hold how far they are."
+        )
+    if inputs:
+        log.info(
+            f"After a resume these begin at their first element: {first_named(inputs)}. Of iterators that are chosen "
+            "by a string, or read in conditionals and functions, checkpoints do not hold how far they are."
+        )
