@@ -16,9 +16,15 @@ import signal
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from parallax.runtime.launcher.cause import HOST_LOST, SILENT, STALLED, STOPPED, YIELDED, EndCause
+from parallax.runtime.launcher.cause import BROKEN, HOST_LOST, SILENT, STALLED, STOPPED, YIELDED, EndCause
 from parallax.runtime.launcher.liveness import HOST, MPIRUN, MPIRUN_STOPPED, Liveness, silence_text
-from parallax.runtime.launcher.outcome import EXIT_UNKNOWN, Ending, FailureDetector, signal_name
+from parallax.runtime.launcher.outcome import (
+    EXIT_UNKNOWN,
+    Ending,
+    FailureDetector,
+    mpirun_signal_text,
+    signal_name,
+)
 from parallax.runtime.launcher.stall import StallWatch
 from parallax.runtime.supervisor.frames import Control, Exit, Frame
 from parallax.runtime.supervisor.limits import PREEMPTION, Limits
@@ -48,6 +54,13 @@ class StopsSeen:
 
 
 @dataclass(frozen=True, slots=True)
+class MpirunSignalled:
+    """Another process has sent mpirun a signal that asks it to end, which mpirun does not get (launch.py)."""
+
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
 class Looked:
     """The launcher has read what there was."""
 
@@ -57,7 +70,7 @@ class HostsReturned:
     """Hosts answer that the job is not on: its workers shall save and end, so that it goes on there too."""
 
 
-JobEvent = FrameCame | SignalCame | ReaderGone | StopsSeen | HostsReturned | Looked
+JobEvent = FrameCame | SignalCame | ReaderGone | StopsSeen | MpirunSignalled | HostsReturned | Looked
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +90,7 @@ class JobState:
         alive: who is silent.
         signals: those that the launcher got.
         is_unread: nobody reads its output.
+        mpirun_signal: that another process has sent to mpirun; 0 for none.
         grace_s: how long workers have to save at the first SIGTERM; None when they cannot.
         save_until_s: when that time is over; None before the signal.
         shall_yield: workers shall save and end at the next run that trains, however late that is.
@@ -92,6 +106,7 @@ class JobState:
     alive: Liveness
     signals: tuple[int, ...] = ()
     is_unread: bool = False
+    mpirun_signal: int = 0
     grace_s: float | None = None
     save_until_s: float | None = None
     shall_yield: bool = False
@@ -137,6 +152,8 @@ def step(state: JobState, event: JobEvent, now_s: float) -> tuple[JobState, tupl
         return replace(state, signals=(*state.signals, event.number)), ()
     if isinstance(event, ReaderGone):
         return replace(state, is_unread=True), ()
+    if isinstance(event, MpirunSignalled):
+        return replace(state, mpirun_signal=state.mpirun_signal or event.number), ()
     if isinstance(event, HostsReturned):
         return replace(state, shall_yield=True), ()
     if isinstance(event, StopsSeen):
@@ -204,6 +221,8 @@ def _reason(state: JobState, now_s: float) -> tuple[Ending | None, bool]:
         return Ending(128 + signal.SIGPIPE, cause=EndCause(STOPPED)), False
     if state.judge.knows_failure() and not _may_follow(state, now_s):
         return None, False
+    if number := state.mpirun_signal:
+        return Ending(128 + number, mpirun_signal_text(number), EndCause(BROKEN)), False
     silence = state.alive.verdict(now_s)
     if silence is not None:
         text = silence_text(silence, state.alive, state.judge.names.__getitem__)

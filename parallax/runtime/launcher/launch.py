@@ -7,7 +7,7 @@ Exit statuses that `launch` returns:
                  (`EXIT_PREEMPTED`; EX_TEMPFAIL of sysexits.h).
     124          the job stalled: ranks waited for others that did not come, or a process was silent (`EXIT_STALLED`).
     127          a rank's program could not be started.
-    128 + n      the first rank that failed, or mpirun, was killed by signal n (137: SIGKILL);
+    128 + n      the first rank that failed was killed by signal n (137: SIGKILL), or mpirun got it;
                  or the launcher got signal n and ended the job (130: Ctrl-C, 143: SIGTERM, nothing was saved);
                  141: nobody reads the launcher's output any more.
 A rank's own exit status is passed on whatever it is, so a script that uses these numbers itself makes them ambiguous;
@@ -42,12 +42,14 @@ from parallax.runtime.launcher.end_of_job import (
     HostsReturned,
     JobEvent,
     Looked,
+    MpirunSignalled,
     SignalMpirun,
     StopsSeen,
     heard,
     new_job,
     step,
 )
+from parallax.runtime.launcher.ending_signals import ENDING, caught_signals
 from parallax.runtime.launcher.job import Job
 from parallax.runtime.launcher.job_input import JobInput
 from parallax.runtime.launcher.mpirun import (
@@ -71,12 +73,13 @@ from parallax.runtime.supervisor.processes import (
     STOPPED,
     end_processes,
     mpirun_scratch,
+    pending_signals,
     remove_scratch,
     tied_argv,
     vitals_of,
 )
 
-__all__ = ["EXIT_PREEMPTED", "EXIT_STALLED", "Contact", "JobEnd", "caught_signals", "launch"]
+__all__ = ["EXIT_PREEMPTED", "EXIT_STALLED", "Contact", "JobEnd", "launch"]
 
 _STRAY_GRACE_S = 2.0  # for supervisors to end their workers when mpirun was killed
 _LAST_WORDS_S = 1.0  # after mpirun's death, for output that is on its way
@@ -236,6 +239,8 @@ class _Watch:
             self._looked_s = now_s
             stopped = tuple(rank for rank, pid in self._agents.items() if vitals_of(pid).state == STOPPED)
             self.step(StopsSeen(stopped, vitals_of(mpirun_pid).state == STOPPED))
+        for number in pending_signals(mpirun_pid, ENDING):
+            self.step(MpirunSignalled(number))
         new = signals[len(self.state.signals) :]
         for number in new:
             self.step(SignalCame(number))
@@ -299,7 +304,7 @@ def _start(argv: list[str], environment: dict[str, str], given: JobInput) -> sub
     with given.read_end:
         return subprocess.Popen(
             # SIGTERM, not SIGKILL: mpirun then ends its ranks and removes its files.
-            tied_argv(sys.executable, argv, os.getpid(), signal.SIGTERM),
+            tied_argv(sys.executable, argv, os.getpid(), signal.SIGTERM, ENDING),
             stdin=given.read_end,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -360,24 +365,6 @@ def _end(process: subprocess.Popen[bytes]) -> None:
     for pipe in (process.stdout, process.stderr):
         if pipe is not None:
             pipe.close()
-
-
-@contextlib.contextmanager
-def caught_signals() -> Iterator[list[int]]:
-    """Collects the signals that shall end the job; only a main thread can have handlers."""
-    caught: list[int] = []
-    if threading.current_thread() is not threading.main_thread():
-        yield caught
-        return
-    numbers = [signal.SIGINT, signal.SIGTERM]
-    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # under nohup it stays ignored
-        numbers.append(signal.SIGHUP)
-    before = {number: signal.signal(number, lambda got, frame: caught.append(got)) for number in numbers}
-    try:
-        yield caught
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, signal.SIG_DFL if handler is None else handler)
 
 
 def _report(ending: Ending, left: tuple[int, ...], relay: Relay) -> int:

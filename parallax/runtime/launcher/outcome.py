@@ -16,12 +16,15 @@ from dataclasses import dataclass, field, replace
 
 from parallax.report.text import name_ranks
 from parallax.runtime.launcher.cause import BROKEN, HOST_LOST, KILLED, LOST, RAISED, EndCause
-from parallax.runtime.supervisor.frames import Control, Exit, Frame
+from parallax.runtime.supervisor.frames import Control, Exit, Frame, Start
 
 _LAST_STATUS = 127
 EXIT_UNKNOWN = 1  # the rank failed without a status of its own
 
 _TRACEBACK = "Traceback (most recent call last):"
+# With this mpirun ends its ranks and itself, without a word, at a SIGTERM, SIGINT or SIGHUP, of which it gets the first
+# alone (launch.py). Whatever else ends it so, it explains.
+_SIGTERM_STATUS = 1
 _SAID_LINES = 20
 _OTHERS_LINES = 3  # errors that came after the first, and differ from it
 _OTHERS_WIDTH = 200
@@ -87,6 +90,8 @@ class FailureDetector:
         lost_host: a host that is gone, by mpirun's words.
         block: lines since mpirun's last rule of dashes.
         held_back: what mpirun said of the failure.
+        has_spoken: mpirun has said something else.
+        has_started: a rank has started.
     """
 
     names: tuple[str, ...]
@@ -98,6 +103,8 @@ class FailureDetector:
     lost_host: str | None = None
     block: tuple[str, ...] | None = None
     held_back: tuple[str, ...] = ()
+    has_spoken: bool = False
+    has_started: bool = False
 
     def observe(self, frame: Frame, now_s: float) -> FailureDetector:
         """Takes in one frame."""
@@ -111,6 +118,8 @@ class FailureDetector:
             if not frame.told or frame.by:
                 return replace(after, failure=self._cause(frame, now_s))
             return after
+        if isinstance(frame, Start):
+            return replace(self, has_started=True)
         return self
 
     def hear(self, line: str) -> tuple[FailureDetector, list[str]]:
@@ -121,14 +130,14 @@ class FailureDetector:
         after = replace(self, lost_host=lost.group(1)) if lost and self.lost_host is None else self
         if not _RULE.fullmatch(line):
             if self.block is None:
-                return after, [line]
+                return replace(after, has_spoken=self.has_spoken or bool(line.strip())), [line]
             return replace(after, block=(*self.block, line)), []
         block, after = self.block, replace(after, block=() if self.block is None else None)
         if not block:
             return after, []
         text = "\n".join(block)
         if not any(words in text for words in _VERDICTS):
-            return after, list(block)
+            return replace(after, has_spoken=True), list(block)
         after = replace(after, held_back=(*self.held_back, *block))
         noticed = _NOTICED.search(text)
         if noticed and self.noticed is None:
@@ -174,6 +183,8 @@ class FailureDetector:
             name = self.names[self.first_out]
             what = f"{name} is lost: its supervisor was ended by SIGTERM. The job was ended."
             return Ending(128 + signal.SIGTERM, what, EndCause(LOST, (self.first_out,)))
+        if mpirun_status == _SIGTERM_STATUS and self.has_started and not self.has_spoken and not self.held_back:
+            return Ending(128 + signal.SIGTERM, mpirun_signal_text(signal.SIGTERM), EndCause(BROKEN))
         what = f"mpirun {_how(mpirun_status) if mpirun_status else 'ended'}"
         what += f" before {self._names(silent)} had ended." if silent else ", though no rank failed."
         # mpirun's own statuses above 127 (a daemon that did not start: 255) are no signals.
@@ -233,6 +244,11 @@ class FailureDetector:
         if was_killed or (first is None and ended.status != 0):
             return _Failure(ended.rank, "", ended.status, now_s)
         return first
+
+
+def mpirun_signal_text(number: int) -> str:
+    """What the user is told of a signal that another process has sent to mpirun."""
+    return f"mpirun got {signal_name(number)} from another process. The job was ended."
 
 
 def signal_name(number: int) -> str:

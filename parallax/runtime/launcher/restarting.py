@@ -21,8 +21,9 @@ from parallax.errors import LaunchError, ParallaxError
 from parallax.report.text import bytes_text
 from parallax.runtime.launcher.answering import answering_hosts
 from parallax.runtime.launcher.cause import BROKEN, HOST_LOST, STOPPED, WELL, YIELDED, EndCause
+from parallax.runtime.launcher.ending_signals import caught_signals
 from parallax.runtime.launcher.job import Job
-from parallax.runtime.launcher.launch import JobEnd, caught_signals
+from parallax.runtime.launcher.launch import JobEnd
 from parallax.runtime.launcher.mpirun import passes_preemption_on
 from parallax.runtime.launcher.outcome import EXIT_UNKNOWN, signal_name
 from parallax.runtime.launcher.reach import HostsNotReady

@@ -3,8 +3,9 @@
 Every process of a job carries the job's mark in its environment, which its children inherit, so what is left after the
 end is found whoever started it. Linux only: it reads /proc and asks the kernel to signal a child when its parent dies.
 
-Run as a script, `processes.py PARENT SIGNAL COMMAND...` becomes COMMAND with that promise from the kernel. It is for
-parents that have threads (TensorFlow's), where no Python code may run between fork and exec.
+Run as a script, `processes.py PARENT SIGNAL HELD COMMAND...` becomes COMMAND with that promise from the kernel, and
+blocks the signals HELD (numbers with commas between). It is for parents that have threads (TensorFlow's), where no
+Python code may run between fork and exec.
 """
 
 from __future__ import annotations
@@ -37,10 +38,19 @@ def die_with_parent(number: int) -> None:
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG) failed")
 
 
-def tied_argv(python: str, argv: list[str], parent_pid: int, number: int) -> list[str]:
-    """`argv` as a command that gets signal `number` when process `parent_pid` dies, which must start it."""
+def tied_argv(python: str, argv: list[str], parent_pid: int, number: int, held: Iterable[int] = ()) -> list[str]:
+    """`argv` as a command that gets signal `number` when process `parent_pid` dies, which must start it.
+
+    Args:
+        python: path of the interpreter.
+        argv: the command.
+        parent_pid: the process that starts it.
+        number: the signal.
+        held: signals that the command does not get: they stay pending, where `pending_signals` sees them.
+    """
     # Isolated and without site packages: it starts in 10 ms and imports nothing of the user's folder.
-    return [python, "-I", "-S", str(Path(__file__)), str(parent_pid), str(number), *argv]
+    words = [str(parent_pid), str(number), ",".join(map(str, held))]
+    return [python, "-I", "-S", str(Path(__file__)), *words, *argv]
 
 
 def processes_with(marks: Mapping[str, str]) -> tuple[int, ...]:
@@ -89,7 +99,8 @@ def _wait_until_gone(marks: Mapping[str, str], timeout_s: float) -> tuple[int, .
         time.sleep(_POLL_S)
 
 
-def _become(parent_pid: int, number: int, argv: list[str]) -> None:
+def _become(parent_pid: int, number: int, held: str, argv: list[str]) -> None:
+    signal.pthread_sigmask(signal.SIG_BLOCK, [int(word) for word in held.split(",") if word])
     die_with_parent(number)
     if os.getppid() != parent_pid:  # it died before the kernel was asked
         sys.exit(128 + number)
@@ -116,6 +127,16 @@ def vitals_of(pid: int) -> Vitals:
     except OSError:
         return Vitals(GONE)
     return Vitals(words[0], int(words[11]) + int(words[12]))
+
+
+def pending_signals(pid: int, held: Iterable[int]) -> tuple[int, ...]:
+    """Those of the signals `held` that process `pid` was sent, and has blocked."""
+    try:
+        lines = Path(f"/proc/{pid}/status").read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return ()
+    mask = next((int(line.split()[1], 16) for line in lines if line.startswith("ShdPnd:")), 0)
+    return tuple(number for number in held if mask >> (number - 1) & 1)
 
 
 def scratch_patterns(variables: Mapping[str, str]) -> tuple[str, ...]:
@@ -157,4 +178,4 @@ def remove_scratch(patterns: Iterable[str]) -> None:
 
 
 if __name__ == "__main__":
-    _become(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3:])
+    _become(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], sys.argv[4:])

@@ -8,6 +8,7 @@ from parallax.runtime.launcher.end_of_job import (
     GRACE_S,
     FrameCame,
     Looked,
+    MpirunSignalled,
     SignalMpirun,
     StopsSeen,
     new_job,
@@ -52,6 +53,22 @@ class Job:
 
     def ending(self, mpirun_status=0):
         return self.state.ending(mpirun_status, lambda rank: [])
+
+
+def test_a_signal_to_mpirun_ends_the_job_and_is_named():
+    job = Job()
+    job.take(MpirunSignalled(signal.SIGHUP), MpirunSignalled(signal.SIGINT))
+    assert job.run(1).actions == [(1.0, TERM)]
+    ending = job.ending(1)
+    assert (ending.status, ending.cause.kind) == (128 + signal.SIGHUP, "mpirun ended")
+    assert ending.message == "mpirun got SIGHUP from another process. The job was ended."
+
+
+def test_a_failure_that_is_known_goes_before_a_signal_to_mpirun():
+    job = Job()
+    job.frames(Control(1, {"kind": "failed", "error": "KeyError: 'a'"}))
+    job.take(MpirunSignalled(signal.SIGHUP))
+    assert job.run(8).ending(1).message.startswith("rank 1 failed.")
 
 
 def test_ranks_that_only_compute_are_waited_for_however_long():

@@ -336,7 +336,15 @@ def test_a_killed_launcher_takes_the_job_with_it(start):
     assert job.left(within_s=WAIT_S) == ()
 
 
-@pytest.mark.parametrize(("number", "expected"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_no_signal_is_blocked_in_a_rank(start):
+    job = start("print(signal.pthread_sigmask(signal.SIG_BLOCK, []))", workers=1)
+    assert job.finish() == (0, "[0] set()\n", "")
+
+
+@pytest.mark.parametrize(
+    ("number", "expected"),
+    [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGQUIT, 131), (signal.SIGUSR1, 138), (signal.SIGXCPU, 152)],
+)
 def test_a_signal_to_the_launcher_ends_the_job(start, number, expected):
     job = start(WAITING)
     for rank in range(2):
@@ -428,9 +436,17 @@ def test_a_stopped_process_ends_the_job_and_is_named(start, monkeypatch, victim,
         ("agent", signal.SIGHUP, "parallax: rank 1 is lost: its supervisor was ended by SIGHUP"),
         ("agent", signal.SIGINT, "parallax: rank 1 is lost: its supervisor was ended by SIGINT"),
         ("agent", signal.SIGTERM, "parallax: rank 1 is lost: its supervisor was ended by SIGTERM"),
+        ("agent", signal.SIGSEGV, "parallax: rank 1 is lost: its supervisor was killed by SIGSEGV"),
+        ("agent", signal.SIGUSR1, "parallax: rank 1 is lost: its supervisor was killed by SIGUSR1"),
+        ("mpirun", signal.SIGTERM, "parallax: mpirun got SIGTERM from another process. The job was ended."),
+        ("mpirun", signal.SIGHUP, "parallax: mpirun got SIGHUP from another process. The job was ended."),
+        ("mpirun", signal.SIGINT, "parallax: mpirun got SIGINT from another process. The job was ended."),
+        ("mpirun", signal.SIGUSR1, "parallax: mpirun got SIGUSR1 from another process. The job was ended."),
+        ("mpirun", signal.SIGQUIT, "parallax: mpirun got SIGQUIT from another process. The job was ended."),
+        ("mpirun", signal.SIGSEGV, "parallax: mpirun was killed by SIGSEGV before ranks 0-1 had ended."),
     ],
 )
-def test_a_signal_to_one_rank_ends_the_job_and_both_are_named(start, victim, number, words):
+def test_a_signal_to_one_process_ends_the_job_and_both_are_named(start, victim, number, words):
     job = start(WAITING)
     for rank in range(2):
         job.told(f"ready.{rank}")

@@ -1,6 +1,6 @@
 from parallax.runtime.launcher.cause import BROKEN, HOST_LOST, RAISED, EndCause
 from parallax.runtime.launcher.outcome import Ending, FailureDetector
-from parallax.runtime.supervisor.frames import Control, Exit
+from parallax.runtime.supervisor.frames import Control, Exit, Start
 
 RULE = "-" * 74
 
@@ -211,3 +211,13 @@ def test_a_sigterm_to_one_supervisor_is_told_from_mpiruns_own():
     result = ending(heard(told, *words)[0], 137)
     assert (result.status, result.message.startswith("rank 1 is lost: its supervisor was ended by SIGTERM")) == (143, 1)
     assert ending(told, 143).message.startswith("mpirun failed with exit status 143")
+
+
+def test_an_mpirun_that_ends_its_ranks_without_a_word_got_a_sigterm():
+    told = judge_of(Start(0, 10, 11, "a"), Exit(1, -15, told=True))
+    result = ending(told, 1)
+    assert (result.status, result.cause) == (143, EndCause(BROKEN))
+    assert result.message == "mpirun got SIGTERM from another process. The job was ended."
+    spoken, shown = heard(told, "ORTE_ERROR_LOG: Out of resource in file x.c")
+    assert len(shown) == 1 and ending(spoken, 1).message == "mpirun failed with exit status 1 before rank 0 had ended."
+    assert ending(judge_of(), 1).message == "mpirun failed with exit status 1 before ranks 0-1 had ended."
