@@ -21,7 +21,7 @@ from parallax.report.html.files import write_file
 from parallax.report.text import explanation, plan_table
 from parallax.runtime.check.builds import SecondBuild, second_build
 from parallax.runtime.launcher.own_process import check_own_process, check_surroundings
-from parallax.runtime.supervisor.framework_log import join_deprecations, quiet_import
+from parallax.runtime.supervisor.framework_log import join_deprecations, quiet_import, write_lines_once
 from parallax.runtime.trace.options import trace_options
 from parallax.runtime.worker.local_training import local_training_noticed
 from parallax.runtime.worker.random_state import AlikeUntilBuilt, drawn_seed
@@ -151,6 +151,7 @@ def _run_here(
 
         record.install()
     join_deprecations(shown_from)
+    write_lines_once()
     alike = AlikeUntilBuilt(wanted.script_seed or drawn_seed())
     before, path = sys.argv, sys.path[0]
     try:

@@ -24,7 +24,7 @@ from parallax.functions.attachments import attached, attachment_with
 from parallax.functions.input_order import iterate_in_order
 from parallax.functions.results import joined, rules_of
 from parallax.functions.running import RunningSteps
-from parallax.functions.shares import Share, digest_of, rows_of, share_of
+from parallax.functions.shares import Share, digest_of, examples_of, rows_of, share_of
 from parallax.functions.step_graph import GraphStep, StepGraph
 from parallax.functions.traced import is_loaded, portable_values, take_values
 from parallax.functions.tracing import AS_TENSORFLOW, Tracing, traced_step
@@ -238,7 +238,9 @@ class DistributedStep:
         graph = StepGraph(traced.variables)
         with_rows = [one for one in arguments.tensors if len(one.shape)]
         full = rows_of(with_rows) if with_rows else 0
-        found = graph.add(self._name, traced.concrete, is_uneven=True, full=full)
+        workers = calls.number_of_workers(self._config, self._resource_info)
+        examples = examples_of(arguments.tensors, workers)
+        found = graph.add(self._name, traced.concrete, is_uneven=True, examples=examples, full=full)
         return arguments, graph, found, rules_of(found.fetches, self._returns)
 
     def _arguments(

@@ -55,6 +55,17 @@ def rows_of(batch: Nest) -> int:
     return int(first.nrows()) if isinstance(first, tf.RaggedTensor) else int(first.shape[0])
 
 
+def examples_of(batch: Nest, size: int) -> list[int]:
+    """How many rows of each flat argument of a step a worker takes; of the values of ragged rows a worker's mean.
+
+    Args:
+        batch: of all workers.
+        size: number of workers.
+    """
+    flat = tf.nest.flatten(batch, expand_composites=True)
+    return [-(-int(one.shape[0]) // size) if _has_rows(one) else 0 for one in flat]
+
+
 def share_of(batch: Nest, rank: int, size: int) -> Share:
     """A worker's rows of a batch; those of all ranks, in order, are the batch. Scalars go to all workers."""
     total = rows_of(batch)

@@ -87,7 +87,12 @@ class StepGraph:
         self._by_handle = {id(handle_of(one.variable)): one for one in self.variables}
 
     def add(
-        self, name: str, concrete: ConcreteFunction, is_uneven: bool = False, examples: int = 0, full: int = 0
+        self,
+        name: str,
+        concrete: ConcreteFunction,
+        is_uneven: bool = False,
+        examples: int | Sequence[int] = 0,
+        full: int = 0,
     ) -> GraphStep:
         """Calls a traced function in the graph.
 
@@ -96,7 +101,8 @@ class StepGraph:
             concrete: a tf.types.experimental.ConcreteFunction.
             is_uneven: whether workers may call it with batches of unequal length, none too; every argument with an open
                 first dimension is then taken for a batch.
-            examples: how many a worker's batch will have, where its dimension is open; for counting only, 0 if unknown.
+            examples: how many a worker's batch will have, where its dimension is open: of all arguments, or of each,
+                flat; for counting only, 0 if unknown.
             full: how many most batches will have, all workers' together; other lengths are slower. 0 if unknown.
 
         Raises:
@@ -110,8 +116,10 @@ class StepGraph:
                 tf.compat.v1.placeholder(tensor.dtype, tensor.shape, name=tensor.op.name) for tensor in arguments
             )
             marked = _marked(feeds, name, concrete.structured_input_signature, full) if is_uneven else None
-            for feed in feeds if examples else ():
-                feed.op._set_attr(EXAMPLES, attr_value_pb2.AttrValue(i=examples))
+            lengths = [examples] * len(feeds) if isinstance(examples, int) else examples
+            for feed, length_of_feed in zip(feeds, lengths, strict=True):
+                if length_of_feed:
+                    feed.op._set_attr(EXAMPLES, attr_value_pb2.AttrValue(i=length_of_feed))
             taken = [self._taken(name, outer) for outer in captured]
             first = self.graph.version
             results = concrete._call_flat([*feeds], taken)

@@ -92,6 +92,25 @@ def test_a_loss_with_an_entry_for_each_example_counts_as_the_sum_that_autodiff_t
     assert summed.node.endswith("summed_loss")
 
 
+@pytest.mark.parametrize(("workers", "touched"), [(2, 12), (3, 9)])
+def test_a_plan_counts_the_rows_that_the_first_batch_touches(workers, touched):
+    emb = tf.Variable(tf.zeros([5000, 4]), name="emb")
+    config, optimizer = parallax.Config(workers=workers), v1.train.GradientDescentOptimizer(0.1)
+
+    @parallax.function(parallax_config=config)
+    def step(ids, scale):
+        with tf.GradientTape() as tape:
+            loss = scale * tf.reduce_mean(tf.square(tf.gather(emb, ids.flat_values if ragged else ids) - 1.0))
+        optimizer.apply_gradients([(tape.gradient(loss, emb), emb)])
+        return loss
+
+    for ragged, ids in ((False, IDS), (True, tf.RaggedTensor.from_row_lengths(np.zeros(24, np.int64), [20, 0, 3, 1]))):
+        plan = parallax.plan(step.graph_of(ids, np.float32(1.0)), parallax_config=config)
+        (found,) = [d for d in plan.variables if d.name == "emb"]
+        expected = touched if not ragged else 24 // workers
+        assert (found.touched_rows, found.cost.sent_bytes > 0) == (expected, True)
+
+
 def test_a_slot_is_named_below_its_variable_and_variables_by_their_paths():
     dense = keras.layers.Dense(1, name="last")
     dense.build([None, 12])

@@ -16,10 +16,11 @@ import tensorflow as tf
 
 from parallax.analysis.reading.functions import takes_functions
 from parallax.graph.batches import FULL
+from parallax.graph.view import EXAMPLES
 from parallax.types import AttrValue, FunctionDef, GraphDef, NameAttrList, NodeDef
 
 SEEDS = ("seed", "seed2")
-_OWN_NAMES = ("_gradient_op_type", FULL)
+_OWN_NAMES = ("_gradient_op_type", FULL, EXAMPLES)
 """Attributes that are no structure: by which a process finds a Python object of its own, and what is only expected."""
 _LEFT_OUT = (*SEEDS, *_OWN_NAMES, "shared_name")
 """What a skeleton has in part or not at all."""

@@ -107,6 +107,40 @@ def quiet_import(shown_from: int) -> Iterator[None]:
             sys.stderr.flush()
 
 
+def write_lines_once() -> None:
+    """Has TensorFlow's logger write each line once, after TensorFlow was imported.
+
+    TensorFlow gives its logger a handler unless the root logger has one by then. A script that gives the root logger
+    one later, by absl's `app.run` or `logging.basicConfig`, would see every line twice.
+    """
+    for handler in logging.getLogger("tensorflow").handlers:
+        handler.addFilter(_Once(handler))
+
+
+class _Once(logging.Filter):
+    """Leaves a record to the root logger's handlers, where one of these writes it to the same stream.
+
+    Args:
+        handler: TensorFlow's own.
+    """
+
+    def __init__(self, handler: logging.Handler) -> None:
+        super().__init__()
+        self._handler = handler
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Whether TensorFlow's own handler writes the record."""
+        if not logging.getLogger("tensorflow").propagate:
+            return True
+        others = [one for one in logging.getLogger().handlers if record.levelno >= one.level]
+        return all(_stream_of(one) is not _stream_of(self._handler) for one in others)
+
+
+def _stream_of(handler: logging.Handler) -> object:
+    """What a handler writes to; absl's has another handler that writes. Of one without a stream the handler itself."""
+    return getattr(getattr(handler, "python_handler", handler), "stream", handler)
+
+
 def join_deprecations(shown_from: int = INFO) -> None:
     """Has TensorFlow's logger write what it calls deprecated in one line each, and nothing where these are hidden.
 

@@ -7,7 +7,8 @@ a plain TensorFlow session would give it, not in lists per replica.
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Iterator, Mapping, Sequence, Set
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -25,7 +26,7 @@ from parallax.runtime.worker.names import Names, fetch_text
 from parallax.runtime.worker.nan_report import NanReport
 from parallax.runtime.worker.one_graph import place_of
 from parallax.runtime.worker.positions import Positions
-from parallax.runtime.worker.run_log import RunLog
+from parallax.runtime.worker.run_log import RunLog, RunTimes
 from parallax.runtime.worker.runs import Runs
 from parallax.transform.building.editor import Counter
 from parallax.transform.building.wire import Rounding
@@ -125,10 +126,23 @@ class WorkerContext:
             self.positions.ran(self.names, (*run.names, *run.hook_names), run.fed, run.gather)
         run.is_counted = True
 
-    def ran(self, names: tuple[str, ...], began_s: float) -> None:
-        """Tells of a run of the user's that has ended well: what it fetched, and when it began."""
+    @contextmanager
+    def timed(self) -> Iterator[RunTimes]:
+        """Has the log follow a run of the user's, which is made within; `ran` tells that it ends well."""
+        began_s = time.monotonic()
+        if self.log is None:
+            yield RunTimes(began_s, 0.0)
+            return
+        run = self.log.begin(began_s)
+        try:
+            yield run
+        finally:
+            self.log.end(time.monotonic())
+
+    def ran(self, names: tuple[str, ...], run: RunTimes) -> None:
+        """Tells of a run of the user's that ends well: what it fetched, and when it began."""
         if self.log is not None:
-            self.log.ran(names, began_s, time.monotonic(), self.accumulation.pending, self.plan)
+            self.log.ran(names, run, time.monotonic(), self.accumulation.pending, self.plan)
 
     def place_of(self, op: str) -> str:
         """The script's line that made an op of its graph; empty where it is not known."""
@@ -220,18 +234,17 @@ class PlainSession(SessionInterface):  # type: ignore[misc]
             raise SessionError("A run needs an open session, and this one is closed.")
         if self._is_chiefs and resolved.collectives:
             raise SessionError(NOT_CHIEFS.format(fetch=fetch_text(request.names, ())))
-        with worker.watch.run():
+        with worker.timed() as times, worker.watch.run():
             for_all = partial(worker.names.for_all, request.names, request.feeds)
             worker.watch.begin(fetch_text(request.names, ()), resolved.collectives, for_all=for_all)
             feeds = {**resolved.feeds(request.feeds), **resolved.empty}
             feeds.update(worker.position_feeds(request.names, request.feeds, gather))
-            began_s = time.monotonic()
             found = worker.raw.run(list(resolved.tensors), feeds, options, run_metadata)
             worker.accumulation.has_run(kept)
             if worker.runs is not None:
                 worker.runs.add(worker.names, request.names, (), request.feeds, gather)
             worker.count(Run(None, request.names, set(request.feeds), gather))
-            worker.ran(request.names, began_s)
+            worker.ran(request.names, times)
             return worker.values(request, resolved.values(found), per_replica=False)
 
     def partial_run_setup(self, fetches: Fetches, feeds: object = None) -> None:

@@ -16,7 +16,7 @@ import sys
 from collections.abc import Mapping
 
 from parallax.runtime.supervisor.control import send
-from parallax.runtime.supervisor.framework_log import join_deprecations
+from parallax.runtime.supervisor.framework_log import join_deprecations, write_lines_once
 from parallax.runtime.supervisor.preload import LIBRARY, forget_preloaded, is_fenced
 from parallax.runtime.worker.barrier import wait_for_all
 from parallax.runtime.worker.heartbeat import watching
@@ -71,6 +71,7 @@ def _run(words: list[str], members: ProcessGroup) -> bool:
 
     record.install()
     join_deprecations()
+    write_lines_once()
     members.folders.install()
     members.when_built.append(members.folders.knows_rank)
     members.when_built.append(AlikeUntilBuilt(settings().script_seed or members.parcel.seed).part)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 import statistics
+import threading
 from collections import deque
 from collections.abc import Set
 from dataclasses import dataclass
@@ -36,11 +37,25 @@ class StepTimes:
     Attributes:
         steps: how many were measured.
         step_s: of a step, which is an update with all batches that it takes: the time in its runs.
-        between_s: from the end of the run before until a step's begin, which is the script's own time.
+        between_s: from the end of the run before until a step's begin, which is the script's own time. A run that
+            begins within another one, as a hook's does, has none.
     """
 
     steps: int
     step_s: float
+    between_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class RunTimes:
+    """When a run has begun.
+
+    Attributes:
+        began_s: by the monotonic clock.
+        between_s: since the run before has ended; 0 in a run within another one.
+    """
+
+    began_s: float
     between_s: float
 
 
@@ -64,14 +79,29 @@ class RunLog:
         self._warned = self._finished = False
         self._step_s = self._between_s = 0.0
         self._ended_s = 0.0
+        self._in_progress = 0
+        self._lock = threading.Lock()  # a script may run a session in several threads
 
-    def ran(self, names: tuple[str, ...], began_s: float, ended_s: float, pending: int, plan: Plan | None) -> None:
-        """Takes in a run that has ended well.
+    def begin(self, now_s: float) -> RunTimes:
+        """Takes in that a run begins, which `end` must follow however it ends; by the monotonic clock."""
+        with self._lock:
+            between_s = 0.0 if self._in_progress else now_s - self._ended_s
+            self._in_progress += 1
+        return RunTimes(now_s, between_s)
+
+    def end(self, now_s: float) -> None:
+        """Takes in that a run has ended, well or not."""
+        with self._lock:
+            self._in_progress -= 1
+            self._ended_s = now_s
+
+    def ran(self, names: tuple[str, ...], run: RunTimes, now_s: float, pending: int, plan: Plan | None) -> None:
+        """Takes in what a run has done that ends well.
 
         Args:
             names: of what was fetched, in the user's graph.
-            began_s: when it began, by the monotonic clock.
-            ended_s: when it ended.
+            run: its times, of `begin`.
+            now_s: when it ends.
             pending: of how many batches gradients wait for an update.
             plan: in force.
         """
@@ -80,10 +110,9 @@ class RunLog:
         if trains is None:
             trains = self._trains[names] = self._looked_at(names)
         if trains:
-            self._take_step(ended_s - began_s, began_s - self._ended_s, pending, plan)
+            self._take_step(now_s - run.began_s, run.between_s, pending, plan)
         elif not self._trained and self._runs == IDLE_RUNS:
             self._warn(f"None of the first {IDLE_RUNS} runs of this session updated a trained variable.")
-        self._ended_s = ended_s
 
     @property
     def step(self) -> int:

@@ -13,7 +13,7 @@ from pathlib import Path
 from types import TracebackType
 
 from parallax.errors import ConfigError, IdError, OtherGraphError, ParallaxError
-from parallax.runtime.supervisor.framework_log import join_deprecations, quiet_import
+from parallax.runtime.supervisor.framework_log import join_deprecations, quiet_import, write_lines_once
 from parallax.runtime.worker.random_state import AlikeUntilBuilt
 from parallax.settings.environment import framework_level, settings
 
@@ -144,6 +144,7 @@ def main() -> None:
 
         record.install()
     join_deprecations(shown_from)
+    write_lines_once()
     if (seed := settings().script_seed) is not None:
         AlikeUntilBuilt(seed)
     try:

@@ -212,10 +212,9 @@ class Session(PlainSession):
         kept = worker.names.kept_by(request.names, request.feeds)
         gather = worker.accumulation.next_run(kept)
         resolved = worker.names.resolve(worker.with_sources(request).names, request.feeds, gather)
-        began_s = time.monotonic()
         run = Run(None, request.names, set(request.feeds), gather)
         feeds = {**resolved.feeds(request.feeds), **worker.position_feeds(request.names, request.feeds, gather)}
-        with worker.watch.run():
+        with worker.timed() as times, worker.watch.run():
             try:
                 found = None
                 asked: tuple[tuple[str, ...], Any] = ((), request.feeds)  # for hooks, and all that is fed
@@ -239,11 +238,11 @@ class Session(PlainSession):
             worker.watch.count()
             worker.accumulation.has_run(kept)
             worker.count(run)
-            worker.ran((*request.names, *run.hook_names), began_s)
+            worker.ran((*request.names, *run.hook_names), times)
             given = resolved.values(found)
             values = worker.values(request, given, per_replica)
             worker.look_at(request, given)
-        seconds = time.monotonic() - began_s
+        seconds = time.monotonic() - times.began_s
         if self._verification is not None:
             self._verification.after_run()
             if self._verification.done:

@@ -9,7 +9,14 @@ import pytest
 
 from parallax.runtime.launcher.output_files import OutputFiles
 from parallax.runtime.launcher.relay import Relay
-from parallax.runtime.supervisor.framework_log import INFO, WARNING, is_hidden, join_deprecations, quiet_import
+from parallax.runtime.supervisor.framework_log import (
+    INFO,
+    WARNING,
+    is_hidden,
+    join_deprecations,
+    quiet_import,
+    write_lines_once,
+)
 
 QUIET = 2
 PREAMBLE = "WARNING: All log messages before absl::InitializeLog() is called are written to STDERR"
@@ -82,6 +89,28 @@ def test_an_import_writes_what_is_not_hidden_also_below_python(capfd, shown_from
         print("mine", file=sys.stderr)
         raise ImportError
     assert capfd.readouterr().err == shown
+
+
+@pytest.mark.parametrize("roots", ["none", "the same stream", "absl", "another stream", "errors alone"])
+def test_a_line_of_tensorflow_comes_once_whatever_the_script_gives_the_root_logger(roots):
+    stream, logger, root = io.StringIO(), logging.getLogger("tensorflow"), logging.getLogger()
+    own = logging.StreamHandler(stream)
+    later = logging.StreamHandler(io.StringIO() if roots == "another stream" else stream)
+    later.setLevel(logging.ERROR if roots == "errors alone" else logging.NOTSET)
+    if roots == "absl":
+        wrapped, later = later, logging.NullHandler()
+        later.python_handler, later.handle = wrapped, wrapped.handle
+    before, level, others = list(logger.handlers), logger.level, list(root.handlers)
+    logger.handlers[:], root.handlers[:] = [own], []
+    logger.setLevel(logging.INFO)
+    try:
+        write_lines_once()
+        root.handlers[:] = [] if roots == "none" else [later]
+        logger.info("step %d", 7)
+    finally:
+        logger.handlers[:], root.handlers[:] = before, others
+        logger.setLevel(level)
+    assert stream.getvalue() == "step 7\n"
 
 
 @pytest.mark.parametrize("shown_from", [QUIET, INFO])

@@ -46,8 +46,9 @@ def said():
 
 def run(runs, names, times=1, seconds=1.0, pause=0.5, pending=0, plan=None):
     for _ in range(times):
-        began_s = runs._ended_s + pause
-        runs.ran(names, began_s, began_s + seconds, pending, plan)
+        began = runs.begin(runs._ended_s + pause)
+        runs.ran(names, began, began.began_s + seconds, pending, plan)
+        runs.end(began.began_s + seconds)
 
 
 def test_the_median_step_stands_beside_the_predicted_one_without_the_first(view, said):
@@ -79,6 +80,20 @@ def test_a_step_is_all_batches_of_an_update(view):
         for pending in (1, 2, 0):
             run(runs, ("train_op",), pending=pending)
     assert runs.times() == StepTimes(2, 3.0, 1.5)
+
+
+def test_runs_of_hooks_within_a_step_are_its_own_time_and_not_the_scripts(view):
+    runs = RunLog(view, UPDATES, tells=True)
+    for number in range(FIRST_STEPS + 3):
+        step = runs.begin(100.0 * number)
+        for at_s in (1.0, 11.0):  # of 4 s, and one that fails
+            within = runs.begin(step.began_s + at_s)
+            if at_s == 1.0:
+                runs.ran(("loss:0",), within, within.began_s + 4.0, 0, None)
+            runs.end(within.began_s + 4.0)
+        runs.ran(("train_op",), step, step.began_s + 20.0, 0, None)
+        runs.end(step.began_s + 20.0)
+    assert runs.times() == StepTimes(3, 20.0, 80.0)
 
 
 def test_steps_are_those_under_the_plan_in_force(view):

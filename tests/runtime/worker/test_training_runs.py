@@ -10,8 +10,9 @@ import tensorflow as tf
 from parallax.analysis.reading import record
 from parallax.analysis.reading.gradients import training_updates
 from parallax.analysis.stages import analyse, plan_for, rewrites_of
+from parallax.functions.arguments import arguments_of
 from parallax.functions.step_graph import StepGraph
-from parallax.functions.tracing import arguments_of, traced_step
+from parallax.functions.tracing import traced_step
 from parallax.plans.plan import one_host
 from parallax.runtime.worker.heartbeat import Heartbeat
 from parallax.runtime.worker.hooks import TrainingRuns, WorkerContext
