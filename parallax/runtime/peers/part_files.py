@@ -13,22 +13,40 @@ A record gets its name when all of it is there. Records are put into the base in
 `folded` says that it is done the records are still there, and put in again they give the same. So whoever is killed
 when, a set can be read that is at `folding` or later and whose records since `folded` are all there. That `folding` is
 on all hosts is up to the caller.
+
+The head, the two numbers and each record have a version and checksums; what does not agree with them is not read. The
+base has none: it changes in place at each set, as the variables in the worker's own memory do.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import struct
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass, field
+from collections.abc import Iterable
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
 
-from parallax.types import Array, Buffer, JsonObject
+from parallax.errors import CheckpointError
+from parallax.logger import log
+from parallax.runtime.peers.part_records import (
+    RECORD,
+    PartHead,
+    PartVariable,
+    SetRecord,
+    bytes_of_array,
+    damaged_file,
+    read_record,
+    read_record_head,
+    read_value,
+)
+from parallax.runtime.supervisor.control import checksum, seal
+from parallax.types import Array, Buffer
 
 COMMON = -1
 """The number of the part that all workers have alike; the others have the rank of their owner, or `lone` of it."""
@@ -39,74 +57,8 @@ def lone(rank: int) -> int:
     return -2 - rank
 
 
-_HEAD, _PROGRESS, _RECORD, _UNFINISHED = "head.json", "progress", "record-", ".unfinished"
-_LENGTH = struct.Struct("<Q")
-_FOLDED_AND_FOLDING = struct.Struct("<qq")
-
-
-@dataclass(frozen=True, slots=True)
-class PartVariable:
-    """What a part has of one variable.
-
-    Attributes:
-        op: the variable op in the user's graph.
-        rows: how many rows are in the part; 1 for a value that has none.
-        row_bytes: bytes of a row; 0 for a value that has none.
-        by_row: whether records have its touched rows; else all of it.
-        pattern: who owns which row, as in `Ownership`; empty where the part has all rows.
-    """
-
-    op: str
-    rows: int
-    row_bytes: int
-    by_row: bool = False
-    pattern: tuple[int, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class PartHead:
-    """Which part it is.
-
-    Attributes:
-        generation: how often the job's state was put into the memory of hosts anew, this time included.
-        owner: the rank of the worker whose rows it has, `lone` of it, or COMMON.
-        workers: how many there were.
-        variables: what it has.
-    """
-
-    generation: int
-    owner: int
-    workers: int
-    variables: tuple[PartVariable, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class SetRecord:
-    """One set of a part.
-
-    Attributes:
-        number: of the set.
-        step: the global step.
-        rows: variable's place in the part -> (row numbers int64 `[n]`, rows uint8 `[n, row_bytes]`).
-        wholes: variable's place -> its bytes.
-    """
-
-    number: int
-    step: int
-    rows: Mapping[int, tuple[Array, Any]] = field(default_factory=dict)
-    wholes: Mapping[int, Buffer] = field(default_factory=dict)
-
-    def pieces(self) -> Iterator[Buffer]:
-        """Its bytes, in pieces."""
-        rows = [(at, len(numbers)) for at, (numbers, _) in self.rows.items()]
-        wholes = [(at, memoryview(data).nbytes) for at, data in self.wholes.items()]
-        head = json.dumps({"number": self.number, "step": self.step, "rows": rows, "wholes": wholes}).encode()
-        yield _LENGTH.pack(len(head)) + head
-        for numbers, values in self.rows.values():
-            yield _bytes(np.asarray(numbers, np.int64))
-            yield _bytes(values)
-        for data in self.wholes.values():
-            yield memoryview(data).cast("B")
+_HEAD, _PROGRESS, _UNFINISHED = "head.json", "progress", ".unfinished"
+_FOLDED_AND_FOLDING = struct.Struct("<qqI")  # the two numbers, and their checksum
 
 
 class PartFiles:
@@ -130,14 +82,14 @@ class PartFiles:
                 with (folder / f"base-{at}").open("wb") as file:
                     if one.rows * one.row_bytes:
                         os.posix_fallocate(file.fileno(), 0, one.rows * one.row_bytes)
-        (folder / _PROGRESS).write_bytes(_FOLDED_AND_FOLDING.pack(0, 0))
-        _write(folder / _HEAD, [json.dumps(asdict(head)).encode()])
+        (folder / _PROGRESS).write_bytes(_packed_progress(0, 0))
+        _write(folder / _HEAD, [seal(json.dumps(asdict(head)).encode())])
 
     def write_base(self, at: int, low: int, rows: Array) -> None:
         """Writes rows of set 0 from row `low` on; before its record."""
         with (self._folder / f"base-{at}").open("r+b") as file:
             file.seek(low * self._head.variables[at].row_bytes)
-            file.write(_bytes(rows))
+            file.write(bytes_of_array(rows))
 
     def begin(self) -> UnfinishedSet:
         """A record that comes in pieces."""
@@ -171,7 +123,7 @@ class PartFiles:
 
     def _tell(self, folded: int, folding: int) -> None:
         with (self._folder / _PROGRESS).open("r+b") as file:
-            file.write(_FOLDED_AND_FOLDING.pack(folded, folding))
+            file.write(_packed_progress(folded, folding))
 
 
 class UnfinishedSet:
@@ -189,9 +141,9 @@ class UnfinishedSet:
         """Gives it its name, by the number that it has itself."""
         self._file.flush()
         self._file.seek(0)
-        number = int(_read_head(self._file)["number"])
+        number = read_record_head(self._file).number
         self._file.close()
-        Path(self._file.name).rename(self._folder / f"{_RECORD}{number}")
+        Path(self._file.name).rename(self._folder / f"{RECORD}{number}")
 
 
 class PartView:
@@ -200,6 +152,9 @@ class PartView:
     Args:
         folder: of the part.
         number: of the set.
+
+    Raises:
+        CheckpointError: a file of the part is missing or damaged.
     """
 
     def __init__(self, folder: Path, number: int) -> None:
@@ -240,10 +195,12 @@ class PartView:
 
 
 def read_head(folder: Path) -> PartHead:
-    """The head of a part."""
-    raw = json.loads((folder / _HEAD).read_bytes())
-    variables = tuple(PartVariable(**{**one, "pattern": tuple(one["pattern"])}) for one in raw.pop("variables"))
-    return PartHead(**raw, variables=variables)
+    """The head of a part.
+
+    Raises:
+        CheckpointError: it is damaged.
+    """
+    return read_value(folder / _HEAD, (folder / _HEAD).read_bytes(), PartHead)
 
 
 def is_part(folder: Path) -> bool:
@@ -252,39 +209,31 @@ def is_part(folder: Path) -> bool:
 
 
 def sets_of(folder: Path) -> dict[int, int]:
-    """The sets of a part that can be read: number -> global step."""
-    found, (folded, folding) = records_of(folder), _progress(folder)
-    usable = {}
-    for number in sorted(found):
-        if number >= folding and all(between in found for between in range(folded + 1, number)):
-            with found[number].open("rb") as file:
-                usable[number] = int(_read_head(file)["step"])
-    return usable
+    """The sets of a part that can be read: number -> global step. A damaged record is as none.
+
+    Raises:
+        CheckpointError: the head, the numbers or a base is damaged, without which no set can be read.
+    """
+    head, (folded, folding) = read_head(folder), _progress(folder)
+    for at, one in enumerate(head.variables):
+        _check_base(folder, at, one)
+    step_by_number = {}
+    for number, path in sorted(records_of(folder).items()):
+        try:
+            step_by_number[number] = read_record(path, head).step
+        except CheckpointError as error:
+            log.warning(f"A set in the memory of this host is left out. {error}")
+    return {
+        number: step
+        for number, step in step_by_number.items()
+        if number >= folding and all(between in step_by_number for between in range(folded + 1, number))
+    }
 
 
 def records_of(folder: Path) -> dict[int, Path]:
     """The records of a part: number -> file."""
-    paths = [path for path in folder.iterdir() if path.name.startswith(_RECORD)]
-    return {int(path.name.removeprefix(_RECORD)): path for path in paths}
-
-
-def read_record(path: Path, head: PartHead) -> SetRecord:
-    """A record, its rows as the file has them; nothing is read before it is used."""
-    mapped = np.memmap(path, np.uint8, "r")
-    with path.open("rb") as file:
-        told = _read_head(file)
-        place = file.tell()
-    rows, wholes = {}, {}
-    for at, count in told["rows"]:
-        row_bytes = head.variables[at].row_bytes
-        numbers = mapped[place : place + 8 * count].view(np.int64)
-        place += 8 * count
-        rows[at] = numbers, mapped[place : place + row_bytes * count].reshape(count, row_bytes)
-        place += row_bytes * count
-    for at, size in told["wholes"]:
-        wholes[at] = mapped[place : place + size].data
-        place += size
-    return SetRecord(told["number"], told["step"], rows, wholes)
+    named = ((re.fullmatch(rf"{RECORD}(\d{{1,18}})", path.name), path) for path in folder.iterdir())
+    return {int(match[1]): path for match, path in named if match}
 
 
 def memory_bytes(folders: Iterable[Path]) -> int:
@@ -301,15 +250,24 @@ def _base(folder: Path, at: int, one: PartVariable, mode: Any) -> Array:
     return np.memmap(folder / f"base-{at}", np.uint8, mode, shape=(one.rows, one.row_bytes))
 
 
+def _check_base(folder: Path, at: int, one: PartVariable) -> None:
+    path = folder / f"base-{at}"
+    if one.by_row and (not path.is_file() or path.stat().st_size != one.rows * one.row_bytes):
+        raise damaged_file(path, f"it must have {one.rows} rows of {one.row_bytes} bytes")
+
+
+def _packed_progress(folded: int, folding: int) -> bytes:
+    numbers = _FOLDED_AND_FOLDING.pack(folded, folding, 0)[:-4]
+    return numbers + checksum(numbers).to_bytes(4, "little")
+
+
 def _progress(folder: Path) -> tuple[int, int]:
-    folded, folding = _FOLDED_AND_FOLDING.unpack((folder / _PROGRESS).read_bytes())
-    return folded, folding
-
-
-def _read_head(file: BinaryIO) -> JsonObject:
-    (size,) = _LENGTH.unpack(file.read(_LENGTH.size))
-    found: JsonObject = json.loads(file.read(size))
-    return found
+    data = (folder / _PROGRESS).read_bytes()
+    if len(data) == _FOLDED_AND_FOLDING.size:
+        folded, folding, _ = _FOLDED_AND_FOLDING.unpack(data)
+        if data == _packed_progress(folded, folding):
+            return folded, folding
+    raise damaged_file(folder / _PROGRESS, f"its {len(data)} bytes are not two numbers with their checksum")
 
 
 def _write(path: Path, pieces: Iterable[Buffer]) -> None:
@@ -319,7 +277,3 @@ def _write(path: Path, pieces: Iterable[Buffer]) -> None:
         for piece in pieces:
             file.write(piece)
     unfinished.rename(path)
-
-
-def _bytes(array: Array) -> memoryview:
-    return np.ascontiguousarray(array).reshape(-1).view(np.uint8).data

@@ -17,7 +17,8 @@ from parallax.errors import CheckpointError
 from parallax.runtime.checkpoint.held import ReplicatedRows, ReplicatedValue, RowOps, ShardedRows, StoredVariable
 from parallax.runtime.checkpoint.stored import chunks
 from parallax.runtime.checkpoint.touched import Marks
-from parallax.runtime.peers.part_files import COMMON, PartHead, PartVariable, SetRecord, lone
+from parallax.runtime.peers.part_files import COMMON, lone
+from parallax.runtime.peers.part_records import PartHead, PartVariable, SetRecord
 from parallax.runtime.peers.store import BASE_BYTES, BaseRows
 from parallax.types import Comm, Handle, Operation, Session, Tensor, Value
 

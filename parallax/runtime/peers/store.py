@@ -21,13 +21,12 @@ from pathlib import Path
 from typing import Any
 
 from parallax.errors import CheckpointError
+from parallax.logger import log
 from parallax.runtime.peers.choice import PartFound
 from parallax.runtime.peers.exchange import PIECE_BYTES, Ring, cut, exchange
 from parallax.runtime.peers.part_files import (
     COMMON,
     PartFiles,
-    PartHead,
-    SetRecord,
     UnfinishedSet,
     is_part,
     lone,
@@ -36,6 +35,7 @@ from parallax.runtime.peers.part_files import (
     remove,
     sets_of,
 )
+from parallax.runtime.peers.part_records import PartHead, SetRecord
 from parallax.runtime.worker.barrier import barrier, wait_for
 from parallax.types import Array, Buffer, Comm, MpiRequest
 
@@ -51,12 +51,16 @@ def part_folder(folder: Path, generation: int, owner: int) -> Path:
 
 
 def parts_in(folder: Path) -> list[PartFound]:
-    """The parts that a host has."""
+    """The parts that a host has; a damaged one is left out, and another host may have its rows."""
     found = []
     for part in sorted(folder.glob("*/*")):
-        if is_part(part):
+        if not is_part(part):
+            continue
+        try:
             head = read_head(part)
             found.append(PartFound(head.generation, head.owner, head.workers, sets_of(part)))
+        except CheckpointError as error:
+            log.warning(f"A part of the state in the memory of this host is left out. {error}")
     return found
 
 

@@ -19,6 +19,8 @@ from parallax.runtime.peers.part_files import (
     read_head,
     sets_of,
 )
+from parallax.runtime.peers.store import parts_in
+from tests.mutations import for_all, mutated_bytes
 
 ROWS, WIDTH, HOSTS = 7, 8, 4
 VARIABLES = (PartVariable("table", ROWS, WIDTH, by_row=True, pattern=(0, 1, 2, 3)), PartVariable("slot", 2, 4))
@@ -105,6 +107,51 @@ def test_a_record_that_is_not_there_in_whole_is_none(tmp_path):
     unfinished.finish()
     assert set(sets_of(tmp_path / "part")) == {0, 1}
     owner.check(PartView(tmp_path / "part", 1), 1)
+
+
+@pytest.mark.parametrize("name", ["head.json", "progress", "record-2", "record-3"])
+@pytest.mark.parametrize("count", [pytest.param(60, id="some"), pytest.param(3000, id="many", marks=pytest.mark.slow)])
+def test_a_mutated_file_of_a_part_is_left_out_and_nothing_else_is_read_of_it(tmp_path, name, count):
+    owner = Owner(2, 5)
+    part = tmp_path / "1" / "worker-2"
+    files = owner.begin(part)
+    for number in range(4):
+        files.add(owner.record(number))
+    files.fold(2)
+    whole = (part / name).read_bytes()
+    left_out = []
+
+    def check(content):
+        (part / name).write_bytes(content)
+        found = parts_in(tmp_path)
+        sets = found[0].sets if found else {}
+        assert {number: 100 + number for number in sets} == sets
+        for number in sets:
+            owner.check(PartView(part, number), number)
+        assert found in ([], [PartFound(1, 2, HOSTS, sets)])
+        left_out.append(sets != {2: 102, 3: 103})
+
+    for_all(count, check, mutated_bytes(whole))
+    assert sum(left_out) > count / 2
+    check(whole)
+    assert not left_out[-1]
+
+
+def test_files_that_were_cut_moved_or_are_none_are_left_out(tmp_path, caplog):
+    owner = Owner(2, 5)
+    part = tmp_path / "1" / "worker-2"
+    files = owner.begin(part)
+    for number in range(3):
+        files.add(owner.record(number))
+    (part / "record-2").rename(part / "record-7")
+    (part / "record-x").touch()
+    (part / "record-1").write_bytes(b"")
+    assert parts_in(tmp_path) == [PartFound(1, 2, HOSTS, {0: 100})]
+    with (part / "base-0").open("ab") as file:
+        file.write(b"more")
+    assert parts_in(tmp_path) == []
+    with pytest.raises(CheckpointError, match="must be as it was written, and .*record-1: it does not begin with"):
+        PartView(part, 1)
 
 
 class Job:
