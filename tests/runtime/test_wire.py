@@ -7,6 +7,7 @@ import json
 import zlib
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,6 +16,8 @@ from hypothesis import strategies as st
 from parallax.errors import LaunchError, ParallaxError
 from parallax.graph.spec import GradientSource, GraphSpec, Part, Slot, VariableClass, VariableSpec
 from parallax.graph.spec_json import spec_from_json, spec_to_json
+from parallax.runtime.doctor.command import read_links
+from parallax.runtime.doctor.findings import Links
 from parallax.runtime.supervisor import control, frames
 from parallax.runtime.supervisor.control import Damaged, check_message, checksum, read_sealed, result_head, seal
 from parallax.runtime.supervisor.frames import (
@@ -31,6 +34,8 @@ from parallax.runtime.supervisor.frames import (
 )
 from parallax.runtime.supervisor.machine import Beaten
 from parallax.runtime.supervisor.pipes import ControlChannel, ResultChannel
+from parallax.runtime.supervisor.sealed_files import sealed_value
+from parallax.runtime.verify.claimed import ClaimGroups
 from parallax.runtime.worker.job_message import JobMessage, read_parcel
 from tests.mutations import for_all, mutated_bytes, mutated_json
 
@@ -240,3 +245,34 @@ def test_a_mutated_result_is_refused(count: int) -> None:
             return
 
     for_all(count, check, mutated_bytes(stream) | st.just(stream))
+
+
+@pytest.mark.parametrize("count", HOW_MANY)
+def test_a_mutated_file_between_processes_of_a_command_is_refused(count: int, tmp_path: Path) -> None:
+    sent = ClaimGroups((("a:0", "b:0"), ("c:0",)), ("d:0",), 7)
+    sent.write(tmp_path)
+    (written,) = tmp_path.iterdir()
+    whole = written.read_bytes()
+    assert ClaimGroups.read(tmp_path) == sent
+
+    def read(content: bytes) -> ClaimGroups:
+        written.write_bytes(content)
+        return ClaimGroups.read(tmp_path)
+
+    check_refused_or_equal(count, sent, mutated_bytes(whole), read)
+    written.unlink()
+    with pytest.raises(LaunchError, match="must be as it was written, and .*: .*No such file"):
+        ClaimGroups.read(tmp_path)
+
+
+@pytest.mark.parametrize("count", HOW_MANY)
+def test_mutated_rates_of_links_are_told_or_equal(count: int) -> None:
+    line = b"[0] " + sealed_value([[1e8, 2e8], [3e8, 4e8]])
+    sent = Links(((1e8, 2e8), (3e8, 4e8)))
+
+    def check(output: bytes) -> None:
+        found = read_links(output, 2)
+        assert found == sent or (found.why and not found.rates)
+
+    for_all(count, check, mutated_bytes(line) | st.just(line))
+    assert "rank 0 must tell of 3 hosts, and it tells of 2" in read_links(line, 3).why

@@ -1,12 +1,11 @@
 """`parallax calibrate`: starts the measuring job, shows how far it is, and writes the profile.
 
 The job is started by the launcher of training jobs, with their settings, a server on each host. A host without workers
-gets one for the measurement. What rank 0 prints is read here: one JSON object a line.
+gets one for the measurement. What rank 0 prints is read here: one sealed line each.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 import tempfile
@@ -14,6 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
 from tqdm import tqdm
 
 from parallax.cluster.machines import Cluster
@@ -26,8 +26,11 @@ from parallax.runtime.calibrate.ranks import QUICK
 from parallax.runtime.calibrate.table import profile_table
 from parallax.runtime.launcher.job import Job, cluster_named, worker_defaults
 from parallax.runtime.launcher.launch import launch
+from parallax.runtime.supervisor.control import MARK, Damaged
+from parallax.runtime.supervisor.sealed_files import value_of
 from parallax.runtime.worker.job_message import JobMessage
 from parallax.settings.environment import python_path_with, with_defaults
+from parallax.strict import Amount, Count
 from parallax.types import JsonObject
 
 _RANKS = "parallax.runtime.calibrate.ranks"
@@ -123,6 +126,38 @@ def write(output: Path, profile: ClusterProfile) -> None:
         raise ConfigError(f"-o must name a file that can be written: {output}: {error.strerror}.") from error
 
 
+class _Told(msgspec.Struct, frozen=True, tag_field="kind", forbid_unknown_fields=True):
+    """What rank 0 tells (ranks.py); `kind` says which of the classes below it is."""
+
+
+class _Total(_Told, frozen=True, tag="total"):
+    visits: Count
+
+
+class _Visited(_Told, frozen=True, tag="visited"):
+    visits: Count
+
+
+class _Sample(_Told, frozen=True, tag="sample"):
+    point: Point
+    seconds: Amount
+
+
+class _Hosts(_Told, frozen=True, tag="hosts"):
+    found: tuple[tuple[Count, Count], ...]
+
+
+class _Links(_Told, frozen=True, tag="links"):
+    found: tuple[tuple[Amount, Amount], ...]
+
+
+class _Slowdown(_Told, frozen=True, tag="slowdown"):
+    found: Amount
+
+
+_Message = _Total | _Visited | _Sample | _Hosts | _Links | _Slowdown
+
+
 class _RankOutput:
     """What rank 0 tells, as the stream that the launcher writes the ranks' output to; other lines go to stderr."""
 
@@ -143,8 +178,8 @@ class _RankOutput:
         """Takes in whole or cut lines."""
         *lines, self._waiting = (self._waiting + data).split(b"\n")
         for line in lines:
-            if line.startswith(_RANK_0 + b'{"kind": '):
-                self._take(json.loads(line[len(_RANK_0) :]))
+            if line.startswith(_RANK_0 + MARK):
+                self._take(line[len(_RANK_0) :])
             else:
                 sys.stderr.buffer.write(line + b"\n")
         return len(data)
@@ -164,19 +199,25 @@ class _RankOutput:
         if missing or not self._samples:
             raise LaunchError("The measuring job has ended without its results: an earlier message says why.")
         return Measurements(
-            hosts=tuple((int(cores), int(memory)) for cores, memory in self._found["hosts"]),
-            rates=tuple((float(out), float(into)) for out, into in self._found.get("links", ())),
+            hosts=self._found["hosts"],
+            rates=self._found.get("links", ()),
             samples=tuple(self._samples),
-            slowdown=float(self._found["slowdown"]),
+            slowdown=self._found["slowdown"],
         )
 
-    def _take(self, message: JsonObject) -> None:
-        kind = message["kind"]
-        if kind == "total":
-            self._bar = tqdm(total=message["visits"], desc="measuring", unit="point", mininterval=_EVERY_S)
-        elif kind == "visited":
-            self._bar.update(message["visits"])
-        elif kind == "sample":
-            self._samples.append(TimedPoint(Point(**message["point"]), float(message["seconds"])))
+    def _take(self, line: bytes) -> None:
+        try:
+            message: Any = value_of(line, _Message)  # type: ignore[arg-type]  # a union
+        except Damaged as error:
+            raise LaunchError(
+                f"What the measuring job tells must come as rank 0 writes it, and {error}. Measure again."
+            ) from error
+        if isinstance(message, _Total):
+            self._bar = tqdm(total=message.visits, desc="measuring", unit="point", mininterval=_EVERY_S)
+        elif isinstance(message, _Visited):
+            if self._bar is not None:
+                self._bar.update(message.visits)
+        elif isinstance(message, _Sample):
+            self._samples.append(TimedPoint(message.point, message.seconds))
         else:
-            self._found[kind] = message["found"]
+            self._found[message.__struct_config__.tag] = message.found

@@ -1,4 +1,4 @@
-"""What every worker of the measuring job runs. Rank 0 tells the launcher what came out, one JSON object a line.
+"""What every worker of the measuring job runs. Rank 0 tells the launcher what came out, one sealed line each.
 
 Rounds go over all groups, and in each over all operations and sizes, so that a disturbance meets every point once and
 the median over the rounds forgets it. Horovod is shut down and initialised with the communicator of each group in turn:
@@ -9,7 +9,6 @@ alike but for the rates of their links.) Who is not in a group sleeps meanwhile.
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import statistics
@@ -24,6 +23,7 @@ import numpy as np
 from parallax.runtime.calibrate.links import link_rates
 from parallax.runtime.calibrate.operations import Operations, operations_in_a_run
 from parallax.runtime.calibrate.points import ACROSS, Group, Point, groups_of, leads_of, points_of
+from parallax.runtime.supervisor.sealed_files import sealed_value
 from parallax.runtime.worker.barrier import wait_for_all
 from parallax.runtime.worker.ranks import ProcessGroup, current_process_group
 from parallax.types import Comm
@@ -164,7 +164,7 @@ class _Measurement:
 
     def _tell(self, **message: object) -> None:
         if self.members.rank == 0:
-            sys.stdout.write(json.dumps(message) + "\n")
+            sys.stdout.write(sealed_value(message).decode("ascii"))
             sys.stdout.flush()
 
 

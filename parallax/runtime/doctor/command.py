@@ -33,10 +33,12 @@ from parallax.runtime.launcher.job import Job, cluster_named
 from parallax.runtime.launcher.launch import launch
 from parallax.runtime.launcher.mpirun import Launcher, this_launcher
 from parallax.runtime.launcher.startable import check_startable
+from parallax.runtime.supervisor.control import Damaged
 from parallax.runtime.supervisor.limits import Limits
+from parallax.runtime.supervisor.sealed_files import value_of
 from parallax.settings.config import HOST_TIMEOUT_S
 from parallax.settings.environment import python_path_with
-from parallax.strict import shown
+from parallax.strict import Amount, shown
 from parallax.types import JsonObject
 
 LIBRARIES = tuple(f"libparallax_{name}.so" for name in ("exchange", "frozen", "preload", "rows"))
@@ -153,8 +155,19 @@ def _links(cluster: Cluster, launcher: Launcher, found: Sequence[Finding]) -> Li
     if status:
         lines = errors.getvalue().decode("utf-8", "replace").splitlines()
         return Links(why=" ".join(lines[-_LAST_LINES:]))
-    line = next(line for line in told.getvalue().splitlines() if line.startswith(_RANK_0))
-    return Links(tuple((float(out), float(into)) for out, into in json.loads(line[len(_RANK_0) :])))
+    return read_links(told.getvalue(), len(hosts))
+
+
+def read_links(output: bytes, num_hosts: int) -> Links:
+    """The rates that rank 0 has written (links.py), of all hosts."""
+    lines = [line for line in output.splitlines() if line.startswith(_RANK_0)]
+    try:
+        rates = value_of(lines[-1][len(_RANK_0) :] if lines else b"", list[tuple[Amount, Amount]])
+    except Damaged as error:
+        return Links(why=f"the rates must come as rank 0 writes them, and {error}")
+    if len(rates) != num_hosts:
+        return Links(why=f"rank 0 must tell of {counted(num_hosts, 'host')}, and it tells of {len(rates)}")
+    return Links(tuple(rates))
 
 
 def table_text(cluster: Cluster, found: Sequence[Finding]) -> str:

@@ -1,16 +1,16 @@
 """What one process on each host runs under mpirun: measures the hosts' links, and shows that MPI starts there at all.
 
-Rank 0 writes the rates as a line of JSON. No TensorFlow is loaded.
+Rank 0 writes the rates as a sealed line. No TensorFlow is loaded.
 """
 
 from __future__ import annotations
 
 import faulthandler
-import json
 import sys
 
 from parallax.runtime.calibrate.links import link_rates
 from parallax.runtime.supervisor.preload import forget_preloaded
+from parallax.runtime.supervisor.sealed_files import sealed_value
 
 _LIMIT_S = 60.0  # for what waits inside MPI
 
@@ -23,7 +23,7 @@ def main() -> None:
 
     rates = link_rates(MPI.COMM_WORLD)
     if MPI.COMM_WORLD.rank == 0:
-        sys.stdout.write(json.dumps(rates) + "\n")
+        sys.stdout.write(sealed_value(rates).decode("ascii"))
 
 
 if __name__ == "__main__":

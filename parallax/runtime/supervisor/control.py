@@ -45,8 +45,9 @@ HOST_ADDRESS = "PARALLAX_HOST_ADDRESS"
 WIRE_VERSION = 1
 """Of sealed lines and of the result's head; a change of either needs another number."""
 
-_MARK = b"parallax/"
-_HEADING_BYTES = len(b"%s%d 01234567 " % (_MARK, WIRE_VERSION))
+MARK = b"parallax/"
+"""Begins every sealed line; the version follows."""
+_HEADING_BYTES = len(b"%s%d 01234567 " % (MARK, WIRE_VERSION))
 _RESULT = struct.Struct(">4sQII")  # mark with version, bytes and checksum of the result, checksum of these
 _RESULT_MARK = b"PXR%d" % WIRE_VERSION
 RESULT_HEAD_BYTES = _RESULT.size
@@ -60,7 +61,13 @@ _one_at_a_time = threading.Lock()
 
 
 class Damaged(ValueError):
-    """Bytes from another process are not what a process of this version sends; says in what way."""
+    """Bytes from another process are not what a process of this version sends; says in what way.
+
+    Its text may quote such bytes: control characters are escapes in it.
+    """
+
+    def __str__(self) -> str:
+        return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in super().__str__())
 
 
 class WorkerMessage(msgspec.Struct, frozen=True, tag_field="kind", forbid_unknown_fields=True, omit_defaults=True):
@@ -163,7 +170,7 @@ def _converted(value: object, kind: Any) -> dict[str, Any]:
 
 def seal(body: bytes) -> bytes:
     """The line of a message: version, checksum, the body, a newline. The body has no newline."""
-    return bytes(b"%s%d %08x %s\n" % (_MARK, WIRE_VERSION, google_crc32c.value(body), body))
+    return bytes(b"%s%d %08x %s\n" % (MARK, WIRE_VERSION, google_crc32c.value(body), body))
 
 
 def unseal(line: bytes) -> bytes:
@@ -176,8 +183,8 @@ def unseal(line: bytes) -> bytes:
     body = line[_HEADING_BYTES:]
     if line + b"\n" == seal(body):
         return body
-    version, space, _ = line.removeprefix(_MARK).partition(b" ")
-    if line.startswith(_MARK) and space and version.isdigit() and int(version) != WIRE_VERSION:
+    version, space, _ = line.removeprefix(MARK).partition(b" ")
+    if line.startswith(MARK) and space and version.isdigit() and int(version) != WIRE_VERSION:
         raise Damaged(
             f"it is of version {int(version)} of the messages, and this process reads {WIRE_VERSION}: all hosts must "
             "have one version of Parallax (`parallax doctor`)"

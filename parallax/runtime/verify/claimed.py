@@ -7,7 +7,6 @@ each step is tried by itself. What is left out, and why, is part of the result.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -21,6 +20,7 @@ from parallax.analysis.propagation.walk import Walk
 from parallax.analysis.stages import Analysed
 from parallax.errors import ConfigError
 from parallax.plans.plan import Plan
+from parallax.runtime.supervisor.sealed_files import read_file_value, write_value
 from parallax.runtime.verify.claims import Claims, watched
 from parallax.runtime.verify.draws import kept_draws
 from parallax.runtime.worker.hooks import TrainingRuns
@@ -55,14 +55,12 @@ class ClaimGroups:
 
     def write(self, folder: Path) -> None:
         """Leaves them for both sides."""
-        (folder / GROUPS_FILE).write_text(json.dumps(asdict(self)))
+        write_value(folder / GROUPS_FILE, asdict(self))
 
     @staticmethod
     def read(folder: Path) -> ClaimGroups:
         """Those that were left."""
-        found = json.loads((folder / GROUPS_FILE).read_text())
-        groups = tuple(map(tuple, found["groups"]))
-        return ClaimGroups(groups, tuple(found["too_large"]), found["unclaimed"])
+        return read_file_value(folder / GROUPS_FILE, ClaimGroups)
 
 
 def check_claims(plan: Plan, joined_args: str | None, replan: str | None) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
@@ -16,6 +15,7 @@ from parallax.analysis.stages import Analysed
 from parallax.plans.plan import Plan
 from parallax.runtime.launcher.job import Job
 from parallax.runtime.launcher.launch import launch
+from parallax.runtime.supervisor.sealed_files import read_file_value
 from parallax.runtime.verify.claimed import PLAN_FILE, keep_claims, walk_of
 from parallax.runtime.verify.draws import draws_of, hidden_text, keep_draws
 from parallax.runtime.verify.judging import OTHERS, OWN, ArrayPair, judge, measure
@@ -96,7 +96,7 @@ def compare_runs(job: Job, plan: Plan, folder: Path, hidden: Sequence[str], want
     failed = launch(job).status or _start_single(job, folder, replace(wanted, **terms))  # type: ignore[arg-type]
     if failed:
         return failed
-    noise, kinds = json.loads((folder / NOISE_FILE).read_text())
+    noise, kinds = read_file_value(folder / NOISE_FILE, tuple[dict[str, float], dict[str, str]])
     measured = _measured(folder, job.num_workers, noise, kinds)
     judged = judge(measured, tolerance_of(plan, wanted), margin_of(plan, wanted))
     own = [name for name in noise if kinds.get(name) == OWN]

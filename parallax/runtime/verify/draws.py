@@ -7,7 +7,6 @@ which its own draw would be longer. What is drawn inside of conditionals and loo
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -18,6 +17,7 @@ from parallax.analysis.propagation.visit_node import is_random
 from parallax.analysis.propagation.walk import Walk
 from parallax.analysis.reading.functions import functions_of
 from parallax.graph.control_flow import branches_of
+from parallax.runtime.supervisor.sealed_files import read_file_value, write_value
 from parallax.types import Array
 
 DRAWS_FILE = "draws.json"
@@ -52,13 +52,12 @@ def draws_of(walk: Walk, fetch: str) -> tuple[list[str], list[str]]:
 
 def keep_draws(folder: Path, tensors: Sequence[str]) -> None:
     """Leaves for both sides what is drawn."""
-    (folder / DRAWS_FILE).write_text(json.dumps(tensors))
+    write_value(folder / DRAWS_FILE, list(tensors))
 
 
 def kept_draws(folder: Path) -> list[str]:
     """What `keep_draws` has left."""
-    found: list[str] = json.loads((folder / DRAWS_FILE).read_text())
-    return found
+    return read_file_value(folder / DRAWS_FILE, list[str])
 
 
 def joined_draws(files: Iterable[Path], shapes: dict[str, tuple[int, ...]]) -> dict[str, Array]:

@@ -8,7 +8,6 @@ that sampled candidates agree; what is drawn for the rows of a batch (dropout) i
 from __future__ import annotations
 
 import hashlib
-import json
 import math
 import sys
 from pathlib import Path
@@ -21,6 +20,7 @@ from parallax.graph.row_updates import UPDATES_OF_ROWS
 from parallax.graph.view import GraphView
 from parallax.plans.half_precision import ROUNDING
 from parallax.plans.plan import Plan, plan_from_json
+from parallax.runtime.supervisor.sealed_files import write_value
 from parallax.runtime.verify.claimed import KEPT_FILE, PLAN_FILE, START_FILE, save, walk_of
 from parallax.runtime.verify.claims import Claims
 from parallax.runtime.verify.draws import joined_draws, kept_draws
@@ -94,7 +94,7 @@ def run_single(graph: Graph, wanted: Settings, lazy_updates: bool = True) -> Non
     noise = one.noise([fetch.name], joined, runs, rounding)
     for file, values in zip((BEFORE_FILE, AFTER_FILE), runs, strict=True):
         save(folder / file, values)
-    (folder / NOISE_FILE).write_text(json.dumps([noise, one.kinds]))
+    write_value(folder / NOISE_FILE, [noise, one.kinds])
     if wanted.claims:
         plan = plan_from_json((folder / PLAN_FILE).read_text())
         margins = Margins(max(tolerance_of(plan, wanted), CLAIM_TOLERANCE), margin_of(plan, wanted), rounding)

@@ -8,7 +8,6 @@ Where that is so much that one worker's part could be missing unseen (half of 1/
 from __future__ import annotations
 
 import contextlib
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -16,6 +15,7 @@ from pathlib import Path
 import numpy as np
 
 from parallax.report.text import counted, in_columns
+from parallax.runtime.supervisor.sealed_files import read_file_value, write_value
 from parallax.runtime.verify.claimed import KEPT_FILE, RESULT_FILE, START_FILE, ClaimGroups, save
 from parallax.runtime.verify.claims import Claims, false_claim
 from parallax.runtime.verify.single import STARTS, OneProcess
@@ -81,13 +81,12 @@ class Trials:
 
     def write(self, folder: Path) -> None:
         """Leaves them for the launcher."""
-        (folder / RESULT_FILE).write_text(json.dumps(asdict(self)))
+        write_value(folder / RESULT_FILE, asdict(self))
 
     @staticmethod
     def read(folder: Path) -> Trials:
         """Those that were left."""
-        found = json.loads((folder / RESULT_FILE).read_text())
-        return Trials(**{**found, "rows": [Row(**row) for row in found["rows"]]})
+        return read_file_value(folder / RESULT_FILE, Trials)
 
     def text(self) -> str:
         """The table, what was left out, and the verdict, for the user."""

@@ -12,6 +12,8 @@ from parallax.runtime.calibrate.command import _RankOutput
 from parallax.runtime.calibrate.fit import Measurements, TimedPoint, errors_of, fit_line, profile_of
 from parallax.runtime.calibrate.points import ACROSS, SERVER_ROWS, WITHIN, Group, Point, groups_of, points_of
 from parallax.runtime.calibrate.table import profile_table
+from parallax.runtime.supervisor.sealed_files import sealed_value
+from tests.mutations import for_all, mutated_json
 
 FAST = 25_000_000.0
 BASE_S, PER_PEER_S, BYTE_S = 1e-3, 2e-4, 5e-9
@@ -193,7 +195,7 @@ def test_large_errors_of_what_was_held_out_are_warned_of(times, warned):
 
 def told(*messages):
     found = _RankOutput()
-    text = "".join(f"[0] {json.dumps(message)}\n" for message in messages).encode()
+    text = b"".join(b"[0] " + sealed_value(message) for message in messages)
     for cut in range(0, len(text), 7):
         found.write(text[cut : cut + 7])
     found.close()
@@ -291,3 +293,26 @@ def _known(folder):
     file = folder / "two.json"
     file.write_text(ClusterProfile(1, hosts_of(FAST, FAST), {}, {}).to_json())
     return file
+
+
+TOTAL = {"kind": "total", "visits": 3}
+
+
+@pytest.mark.parametrize("message", [*MESSAGES, TOTAL, {"kind": "visited", "visits": 1}], ids=lambda one: one["kind"])
+def test_a_mutated_message_of_rank_0_is_refused_in_words_or_of_the_right_types(message):
+    lines = [one for one in MESSAGES if one is not message]
+
+    def check(text):
+        try:
+            told(TOTAL, *lines, json.loads(text)).measured()
+        except LaunchError as error:
+            assert str(error).isprintable()
+        except (json.JSONDecodeError, RecursionError):  # not what could be sealed
+            return
+
+    for_all(40, check, mutated_json(json.dumps(message)))
+
+
+def test_a_damaged_message_of_rank_0_is_refused():
+    with pytest.raises(LaunchError, match="must come as rank 0 writes it, and its .* do not have the checksum"):
+        _RankOutput().write(b"[0] " + sealed_value(MESSAGES[3]).replace(b"1.5", b"2.5"))

@@ -1,0 +1,56 @@
+"""Values that processes of one command leave for each other, in files or lines of output: sealed, and typed."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+
+from parallax.errors import LaunchError
+from parallax.runtime.supervisor.control import Damaged, read_sealed, seal
+
+_Value = TypeVar("_Value")
+
+
+def sealed_value(value: object) -> bytes:
+    """The sealed line of a value that JSON has."""
+    return seal(json.dumps(value).encode("ascii"))
+
+
+def value_of(line: bytes, kind: type[_Value]) -> _Value:
+    """The value of a line that `sealed_value` made.
+
+    Args:
+        line: with or without its newline.
+        kind: type of the value.
+
+    Raises:
+        Damaged: the line is not as it was written, or the value is of another type.
+    """
+    value: Any = read_sealed(line)
+    try:
+        return msgspec.convert(value, kind)
+    except msgspec.ValidationError as error:
+        raise Damaged(str(error)) from error
+
+
+def write_value(path: Path, value: object) -> None:
+    """Leaves a value in a file."""
+    path.write_bytes(sealed_value(value))
+
+
+def read_file_value(path: Path, kind: type[_Value]) -> _Value:
+    """The value that `write_value` left.
+
+    Raises:
+        LaunchError: the file is not there, or not as it was written.
+    """
+    try:
+        return value_of(path.read_bytes(), kind)
+    except (OSError, Damaged) as error:
+        raise LaunchError(
+            f"What one process of this command leaves for another must be as it was written, and {path}: {error}. "
+            "Start the command again, and let nothing else write there."
+        ) from error
