@@ -126,32 +126,32 @@ def write(output: Path, profile: ClusterProfile) -> None:
         raise ConfigError(f"-o must name a file that can be written: {output}: {error.strerror}.") from error
 
 
-class _Told(msgspec.Struct, frozen=True, tag_field="kind", forbid_unknown_fields=True):
+class _RankMessage(msgspec.Struct, frozen=True, tag_field="kind", forbid_unknown_fields=True):
     """What rank 0 tells (ranks.py); `kind` says which of the classes below it is."""
 
 
-class _Total(_Told, frozen=True, tag="total"):
+class _Total(_RankMessage, frozen=True, tag="total"):
     visits: Count
 
 
-class _Visited(_Told, frozen=True, tag="visited"):
+class _Visited(_RankMessage, frozen=True, tag="visited"):
     visits: Count
 
 
-class _Sample(_Told, frozen=True, tag="sample"):
+class _Sample(_RankMessage, frozen=True, tag="sample"):
     point: Point
     seconds: Amount
 
 
-class _Hosts(_Told, frozen=True, tag="hosts"):
+class _Hosts(_RankMessage, frozen=True, tag="hosts"):
     found: tuple[tuple[Count, Count], ...]
 
 
-class _Links(_Told, frozen=True, tag="links"):
+class _Links(_RankMessage, frozen=True, tag="links"):
     found: tuple[tuple[Amount, Amount], ...]
 
 
-class _Slowdown(_Told, frozen=True, tag="slowdown"):
+class _Slowdown(_RankMessage, frozen=True, tag="slowdown"):
     found: Amount
 
 
