@@ -137,7 +137,10 @@ class _StepDetector:
         self._is_told = True
         where = f"{place}: " if place else ""
         here = f"parallax: {where}{what} trains in this process alone, without Parallax"
-        remedy = "Give the graph to parallax.parallel_run, or the step to parallax.function, before anything is trained"
+        remedy = (
+            "Give the graph to parallax.parallel_run, the step to parallax.function, or import parallax.keras for fit, "
+            "before anything is trained"
+        )
         if self._starts_jobs:
             self._say(f"{here}: nothing of it is distributed. {remedy}.")
             return
