@@ -103,6 +103,7 @@ def test_each_worker_writes_files_of_its_own(run, tmp_path):
         assert (values(folder / name), values(folder / name / "worker-1")) == ([0.0], [1.0]), name
     assert (values(folder / "own0"), values(folder / "own1")) == ([0.0], [1.0])
     assert not (folder / "own1" / "worker-1").exists()
+    assert [file.name.rpartition(".")[2] for file in (folder / "own1").iterdir()] == ["worker-1"]  # never worker 0's
     for own in (folder / "counted", folder / "counted" / "worker-1"):
         assert values(own, "global_step/sec"), own
     for own in (folder / "profiled", folder / "profiled" / "worker-1"):

@@ -50,8 +50,13 @@ class WorkerFolders:
         original = EventFileWriter.__init__
 
         @wraps(original)
-        def of_worker(writer: Any, logdir: Any, *args: Any, **kwargs: Any) -> None:
-            original(writer, self.folder(str(logdir)), *args, **kwargs)
+        def of_worker(
+            writer: Any, logdir: Any, max_queue: int = 10, flush_secs: int = 120, filename_suffix: str | None = None
+        ) -> None:
+            folder = self.folder(str(logdir))
+            if self._knows_rank and folder == str(logdir):  # never the file of another worker of this host
+                filename_suffix = f"{filename_suffix or ''}.{self._name}"
+            original(writer, folder, max_queue, flush_secs, filename_suffix)
 
         EventFileWriter.__init__ = of_worker
         setattr(gen_summary_ops, _EAGER_WRITER, self._eager(getattr(gen_summary_ops, _EAGER_WRITER)))
