@@ -1,4 +1,4 @@
-"""What the launching process attaches to the job of a call: results of calls before, and where variables stand."""
+"""What the launching process attaches to the job of a call: what calls before have given, its input, its variables."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ import pickle
 from typing import NamedTuple
 
 from parallax import call as calls
-from parallax.types import Buffer, Picklable, PortableValue
+from parallax.functions.fingerprints import Fingerprint, fingerprint_of
+from parallax.types import Buffer, Nest, Picklable, PortableValue
 
 
 class Attached(NamedTuple):
@@ -15,17 +16,27 @@ class Attached(NamedTuple):
     Attributes:
         results: what the calls before have given, in order.
         state: values of variables by name, where they are not those of the script's beginning; else None.
+        fingerprint: of the launching process's input.
     """
 
     results: tuple[Picklable, ...]
     state: dict[str, PortableValue] | None
+    fingerprint: Fingerprint
 
 
-def attachment_with(state: dict[str, PortableValue] | None) -> bytes:
-    """The attachment of the call that is made now; of the launching process alone, empty in a worker."""
-    return b"" if calls.is_worker() else pickle.dumps((calls.remembered(), state), protocol=5)
+def attachment_with(state: dict[str, PortableValue] | None, data: Nest) -> bytes:
+    """The attachment of the call that is made now; of the launching process alone, empty in a worker.
+
+    Args:
+        state: see `Attached`.
+        data: the call's input.
+    """
+    if calls.is_worker():
+        return b""
+    return pickle.dumps(Attached(calls.remembered(), state, fingerprint_of(data)), protocol=5)
 
 
 def attached(attachment: Buffer) -> Attached:
     """What `attachment_with` was given, in a worker."""
-    return Attached(*pickle.loads(attachment))
+    found: Attached = pickle.loads(attachment)
+    return found

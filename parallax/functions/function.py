@@ -21,6 +21,7 @@ from parallax import call as calls
 from parallax.errors import ConfigError, GraphError, SessionError
 from parallax.functions.arguments import Arguments, arguments_of, bound_arguments, check_same, check_signature
 from parallax.functions.attachments import attached, attachment_with
+from parallax.functions.fingerprints import check_input
 from parallax.functions.input_order import iterate_in_order
 from parallax.functions.results import joined, rules_of
 from parallax.functions.running import RunningSteps
@@ -257,9 +258,11 @@ class DistributedStep:
         taken = {one.name: one.variable for one in graph.taken()}
         state = portable_values(taken) if calls.jobs_run() or is_loaded() else None
         session, size, rank, given = calls.run_to_the_end(
-            number, graph.graph, attachment_with(state), self._config, self._resource_info
+            number, graph.graph, attachment_with(state, arguments.tensors), self._config, self._resource_info
         )
-        take_values(taken, attached(given).state or {})
+        launched = attached(given)
+        check_input(number, arguments.tensors, launched.fingerprint)
+        take_values(taken, launched.state or {})
         running = RunningSteps(graph, session, size, rank)
         parts.begin(running)
         return _OpenStep(running, parts, step, arguments, rules)

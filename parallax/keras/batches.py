@@ -18,11 +18,13 @@ import tensorflow as tf
 from parallax import call as calls
 from parallax.errors import SessionError
 from parallax.functions.attachments import attached, attachment_with
+from parallax.functions.fingerprints import check_input
 from parallax.functions.running import RunningSteps
 from parallax.functions.traced import is_loaded
-from parallax.keras.fitting import FitCall, read_steps, state_of, take_state
-from parallax.keras.inputs import batch_length
+from parallax.keras.fitting import FitCall, read_steps
+from parallax.keras.inputs import batch_length, input_of
 from parallax.keras.libraries import library_of
+from parallax.keras.results import state_of, take_state
 from parallax.keras.training import ModelTraining
 from parallax.settings.config import Config
 from parallax.types import Argument, KerasModel, Nest, TensorLike, TypeSpec
@@ -82,20 +84,24 @@ class ScriptTraining:
         if self.training is None:
             full = {"train": batch_length(arguments.get("x"), sys.maxsize)}
             read = read_steps(model, {}, {"train": _spec_of(model, arguments)}, merge_rows=merge_rows, full=full)
-            self._begin(read, config, resource)
+            self._begin(read, dict(arguments), config, resource)
         elif not self.is_of(model):
             raise SessionError(_ONE_MODEL)
         elif model.train_function != self.training.train_function:
             raise SessionError(_COMPILED)
 
-    def _begin(self, read: FitCall, config: Config, resource: str | Path | None) -> None:
+    def _begin(
+        self, read: FitCall, arguments: dict[str, Argument], config: Config, resource: str | Path | None
+    ) -> None:
         number = calls.next_call()
         state = state_of(read) if calls.jobs_run() or is_loaded() else None
-        attachment = attachment_with(state)
+        data = input_of(arguments)
+        attachment = attachment_with(state, data)
         session, size, rank, given = calls.run_to_the_end(number, read.graph.graph, attachment, config, resource)
-        begun = attached(given).state
-        if begun is not None:
-            take_state(read, begun)
+        launched = attached(given)
+        check_input(number, data, launched.fingerprint)
+        if launched.state is not None:
+            take_state(read, launched.state)
         model = read.model
         self._model, self.training = model, _training(read, RunningSteps(read.graph, session, size, rank))
         model.train_function = self.training.train_function

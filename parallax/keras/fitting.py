@@ -11,39 +11,39 @@ import itertools
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import GeneratorType, ModuleType
 from unittest import mock
-
-import numpy as np
-import tensorflow as tf
 
 from parallax.errors import ConfigError
 from parallax.functions.counting import check_sums
 from parallax.functions.numbered_rows import NumberedArrays
 from parallax.functions.running import RunningSteps
 from parallax.functions.step_graph import GraphStep, StepGraph
-from parallax.functions.traced import InFile, bytes_of, initial_of, portable_values, take_values
+from parallax.functions.traced import InFile, bytes_of, initial_of
 from parallax.keras.arrays import numbered_training, numbered_validation
 from parallax.keras.callbacks import callback_list_for
-from parallax.keras.inputs import batch_length, open_spec
+from parallax.keras.inputs import batch_length, input_of, open_spec
 from parallax.keras.libraries import library_of
-from parallax.keras.randomness import random_states, take_random_states
 from parallax.keras.refusals import check_model, check_step
-from parallax.keras.steps import NOT_KNOWN, ModelStep, step_graph, traced_evaluation, traced_training
+from parallax.keras.steps import (
+    NOT_KNOWN,
+    ModelStep,
+    step_graph,
+    traced_evaluation,
+    traced_training,
+)
 from parallax.keras.training import ModelTraining
 from parallax.logger import log
 from parallax.report.text import bytes_text, counted
 from parallax.settings.parts import TableConfig
 from parallax.types import (
     Argument,
-    KerasCallback,
     KerasHistory,
     KerasModel,
     Nest,
     Operation,
-    Picklable,
     PortableValue,
     Session,
 )
@@ -71,6 +71,7 @@ class FitCall:
         steps: the same in the graph.
         names: id of a tf.Variable -> its name in the graph.
         reset: op of the graph that sets a worker's own parts of metrics to zero.
+        data: what it trains and validates with, as far as that can be looked at.
     """
 
     model: KerasModel
@@ -80,6 +81,7 @@ class FitCall:
     steps: Mapping[str, GraphStep]
     names: Mapping[int, str]
     reset: Operation
+    data: Nest = None
 
 
 def read_fit(model: KerasModel, arguments: dict[str, Argument], workers: int = 1, merge_rows: bool = True) -> FitCall:
@@ -98,17 +100,22 @@ def read_fit(model: KerasModel, arguments: dict[str, Argument], workers: int = 1
     library.check_compiled(model, "fit")
     check_model(model)
     arguments = _with_validation_split(library, dict(arguments))
-    specs = {"train": _spec_of(library, arguments, "x", "y", "sample_weight", arguments.get("batch_size"))}
+    peeked = _peeked(arguments, "x")
+    data = [peeked or input_of(arguments)]
+    specs = {"train": _spec_of(library, arguments, peeked, arguments.get("batch_size"))}
     full = {"train": batch_length(arguments.get("x"), arguments.get("batch_size"))}
     if arguments.get("validation_data") is not None:
         x, y, weights = library.unpacked(arguments["validation_data"])
         validation = {"x": x, "y": y, "sample_weight": weights}
         length = arguments.get("validation_batch_size") or arguments.get("batch_size")
-        specs["test"] = _spec_of(library, validation, "x", "y", "sample_weight", length)
+        peeked = _peeked(validation, "x")
+        data.append(peeked or input_of(validation))
+        specs["test"] = _spec_of(library, validation, peeked, length)
         if validation["x"] is not x:
             arguments["validation_data"] = validation["x"]
         full["test"] = batch_length(validation["x"], length)
-    return read_steps(model, arguments, specs, -(-full["train"] // workers), merge_rows, full)
+    read = read_steps(model, arguments, specs, -(-full["train"] // workers), merge_rows, full)
+    return replace(read, data=data)
 
 
 def read_steps(
@@ -220,19 +227,21 @@ def _with_validation_split(library: ModuleType, arguments: dict[str, Argument]) 
     return arguments
 
 
-def _spec_of(
-    library: ModuleType, arguments: dict[str, Argument], x: str, y: str, weights: str, batch_size: int | None
-) -> Nest:
-    """The spec of the batches that Keras makes of arguments; of a generator, which is put together again."""
-    data = arguments.get(x)
-    if isinstance(data, GeneratorType):
-        peeked = list(itertools.islice(data, _LOOKED_AT_BATCHES))
-        arguments[x] = _again(peeked, data)
-        data = _again(peeked, iter(()))
-    classes = arguments.get("class_weight")
-    return open_spec(
-        library.dataset_of(data, arguments.get(y), arguments.get(weights), batch_size, classes).element_spec
-    )
+def _spec_of(library: ModuleType, arguments: dict[str, Argument], peeked: list[Nest], batch_size: int | None) -> Nest:
+    """The spec of the batches that Keras makes of arguments; of a generator, by what was taken of it."""
+    data = _again(peeked, iter(())) if peeked else arguments.get("x")
+    y, weights, classes = (arguments.get(name) for name in ("y", "sample_weight", "class_weight"))
+    return open_spec(library.dataset_of(data, y, weights, batch_size, classes).element_spec)
+
+
+def _peeked(arguments: dict[str, Argument], name: str) -> list[Nest]:
+    """The first batches of an argument that is a generator, which is put together again; else empty."""
+    data = arguments.get(name)
+    if not isinstance(data, GeneratorType):
+        return []
+    peeked = list(itertools.islice(data, _LOOKED_AT_BATCHES))
+    arguments[name] = _again(peeked, data)
+    return peeked
 
 
 def _again(peeked: list[Nest], rest: Iterator[Nest]) -> Iterator[Nest]:
@@ -269,69 +278,3 @@ def _stored(training: ModelTraining, large: Sequence[str], tables: TableConfig) 
     if training.rank == 0:
         log.info(_WRITTEN.format(prefix=places[large[0]].prefix, count=counted(len(large), "large variable")))
     return {name: places[name] for name in large}
-
-
-def state_of(fit: FitCall) -> dict[str, PortableValue]:
-    """The values of a model's variables by name, in the launching process; see `portable_values`."""
-    return portable_values({one.name: one.variable for one in fit.graph.taken()})
-
-
-def take_state(fit: FitCall, values: dict[str, PortableValue]) -> None:
-    """Gives a model's variables values by name."""
-    take_values({one.name: one.variable for one in fit.graph.variables}, values)
-
-
-def result_of(fit: FitCall, history: KerasHistory, values: dict[str, PortableValue]) -> dict[str, Picklable]:
-    """What the launching process is given of a call of `fit`: plain values and arrays."""
-    return {
-        "history": {name: list(numbers) for name, numbers in history.history.items()},
-        "epoch": list(history.epoch),
-        "params": dict(history.params),
-        "callbacks": [_plain_attributes(one) for one in _callbacks_in(fit.arguments)],
-        "random": random_states(),
-        "values": values,
-    }
-
-
-def history_of(
-    model: KerasModel, result: dict[str, Picklable], arguments: Mapping[str, Argument] | None = None
-) -> KerasHistory:
-    """What `fit` returns, in a process that did not train, and whose random numbers go on from there.
-
-    Args:
-        model: the model.
-        result: of `result_of`.
-        arguments: of the call; its callbacks get what those of worker 0 had at the end.
-    """
-    for callback, values in zip(_callbacks_in(arguments or {}), result["callbacks"], strict=False):
-        vars(callback).update(values)
-    take_random_states(result["random"])
-    history = library_of(model).CALLBACKS.History()
-    history.set_model(model)
-    history.set_params(result["params"])
-    history.history, history.epoch = result["history"], result["epoch"]
-    model.history = history
-    return history
-
-
-def has_backup(arguments: Mapping[str, Argument]) -> bool:
-    """Whether a call of `fit` goes on where an earlier one that failed has left its last epoch."""
-    kinds = (kind.__name__ for one in _callbacks_in(arguments) for kind in type(one).__mro__)
-    return "BackupAndRestore" in kinds
-
-
-def _callbacks_in(arguments: Mapping[str, Argument]) -> list[KerasCallback]:
-    return [one for one in tf.nest.flatten(arguments.get("callbacks") or []) if one is not None]
-
-
-def _plain_attributes(callback: KerasCallback) -> dict[str, object]:
-    """What a callback knows that is made of numbers, texts and arrays."""
-    return {name: value for name, value in vars(callback).items() if not name.startswith("_") and _is_plain(value)}
-
-
-def _is_plain(value: object) -> bool:
-    if isinstance(value, dict):
-        return all(_is_plain(one) for pair in value.items() for one in pair)
-    if isinstance(value, list | tuple):
-        return all(_is_plain(one) for one in value)
-    return value is None or isinstance(value, bool | int | float | str | np.ndarray | np.generic)

@@ -16,22 +16,22 @@ from parallax import call as calls
 from parallax.after_import import after_import
 from parallax.errors import ConfigError
 from parallax.functions.attachments import attached, attachment_with
+from parallax.functions.fingerprints import check_input
 from parallax.functions.function import have_input_alike
 from parallax.functions.traced import is_loaded, limit_whole
 from parallax.keras import keras3
 from parallax.keras.batches import ScriptTraining
-from parallax.keras.fitting import (
-    FitCall,
-    check_folder,
+from parallax.keras.fitting import FitCall, check_folder, read_fit, run_fit
+from parallax.keras.libraries import tf_keras
+from parallax.keras.results import (
+    forget_values,
     has_backup,
     history_of,
-    read_fit,
+    replay,
     result_of,
-    run_fit,
     state_of,
     take_state,
 )
-from parallax.keras.libraries import tf_keras
 from parallax.settings.config import Config
 from parallax.settings.environment import Role, is_commanded, settings
 from parallax.settings.merged import merged
@@ -173,12 +173,13 @@ def _fit(original: Callable[..., KerasHistory], model: KerasModel, *args: Argume
     number = calls.next_call()
     if not calls.is_worker():
         return _launched(number, model, arguments)
-    before, state = attached(calls.attachment())
+    launched = attached(calls.attachment())
     if calls.is_replayed(number):
-        return history_of(model, before[number - 1])
+        return replay(model, launched.results[number - 1], arguments, lambda: _read(model, arguments))
     fit = _read(model, arguments)
-    if state is not None:
-        take_state(fit, state)
+    check_input(number, fit.data, launched.fingerprint)
+    if launched.state is not None:
+        take_state(fit, launched.state)
     session, size, rank, _ = calls.worker_call(fit.graph.graph, _use.config)
     _trained_here.add(id(model))
     history, values = run_fit(fit, functools.partial(original, model), session, size, rank, _tables())
@@ -195,12 +196,14 @@ def _launched(number: int, model: KerasModel, arguments: dict[str, Argument]) ->
     if settings().role == Role.LAUNCH:
         check_folder(fit, _tables())
     state = state_of(fit) if number > 1 or is_loaded() else None
+    attachment = attachment_with(state, fit.data)
     ended = calls.run_call(
-        number, fit.graph.graph, attachment_with(state), _use.config, _use.resource_info, resumes=has_backup(arguments)
+        number, fit.graph.graph, attachment, _use.config, _use.resource_info, resumes=has_backup(arguments)
     )
     result = pickle.loads(ended)
-    take_state(fit, result.pop("values"))
+    take_state(fit, result["values"])
     calls.remember(result)
+    forget_values(calls.remembered(), _tables().whole_bytes)
     return history_of(model, result, arguments)
 
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import tensorflow as tf
 
 from parallax.errors import GraphError
-from parallax.types import Nest, TensorLike, TypeSpec
+from parallax.types import Argument, Nest, TensorLike, TypeSpec
 
 ROW_NUMBERS = "parallax_row_numbers_of_"
 """What precedes the name of a step whose input are row numbers, as Keras is given them (arrays.py)."""
@@ -73,3 +75,12 @@ def batch_length(x: Nest, batch_size: int | None) -> int:
     if parts and all(hasattr(part, "shape") and len(part.shape) for part in parts):
         return min(batch_size or _OF_ARRAYS, int(parts[0].shape[0]))
     return 0
+
+
+def input_of(arguments: Mapping[str, Argument]) -> list[Argument]:
+    """What a call of `fit` or `train_on_batch` trains and validates with.
+
+    Args:
+        arguments: of the call by name.
+    """
+    return [arguments.get(name) for name in ("x", "y", "sample_weight", "validation_data")]

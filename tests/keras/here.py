@@ -13,7 +13,8 @@ from keras.src.backend.tensorflow.trainer import TensorFlowTrainer
 
 from ops.exactness.session import as_written
 from parallax.functions.keras_optimizers import merged_rows
-from parallax.keras.fitting import history_of, read_fit, result_of, run_fit, take_state
+from parallax.keras.fitting import read_fit, run_fit
+from parallax.keras.results import history_of, result_of, take_state
 
 v1 = tf.compat.v1
 PLAIN_FIT = inspect.unwrap(TensorFlowTrainer.fit)

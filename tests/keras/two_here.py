@@ -23,7 +23,8 @@ from parallax.analysis.stages import analyse, plan_for, rewrites_of
 from parallax.functions.running import RunningSteps
 from parallax.functions.shares import Share, share_of
 from parallax.keras import fitting
-from parallax.keras.fitting import history_of, read_fit, result_of, run_fit, take_state
+from parallax.keras.fitting import read_fit, run_fit
+from parallax.keras.results import history_of, result_of, take_state
 from parallax.plans.plan import one_host
 from parallax.transform.building.all_to_all import native_ops
 from parallax.transform.building.editor import Worker
