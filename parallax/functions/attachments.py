@@ -6,7 +6,7 @@ import pickle
 from typing import NamedTuple
 
 from parallax import call as calls
-from parallax.functions.fingerprints import Fingerprint, fingerprint_of
+from parallax.functions.input_digests import InputDigest, digest_of_input
 from parallax.types import Buffer, Nest, Picklable, PortableValue
 
 
@@ -16,12 +16,12 @@ class Attached(NamedTuple):
     Attributes:
         results: what the calls before have given, in order.
         state: values of variables by name, where they are not those of the script's beginning; else None.
-        fingerprint: of the launching process's input.
+        digest: of the launching process's input.
     """
 
     results: tuple[Picklable, ...]
     state: dict[str, PortableValue] | None
-    fingerprint: Fingerprint
+    digest: InputDigest
 
 
 def attachment_with(state: dict[str, PortableValue] | None, data: Nest) -> bytes:
@@ -33,7 +33,7 @@ def attachment_with(state: dict[str, PortableValue] | None, data: Nest) -> bytes
     """
     if calls.is_worker():
         return b""
-    return pickle.dumps(Attached(calls.remembered(), state, fingerprint_of(data)), protocol=5)
+    return pickle.dumps(Attached(calls.remembered(), state, digest_of_input(data)), protocol=5)
 
 
 def attached(attachment: Buffer) -> Attached:

@@ -21,7 +21,7 @@ from parallax import call as calls
 from parallax.errors import ConfigError, GraphError, SessionError
 from parallax.functions.arguments import Arguments, arguments_of, bound_arguments, check_same, check_signature
 from parallax.functions.attachments import attached, attachment_with
-from parallax.functions.fingerprints import check_input
+from parallax.functions.input_digests import check_input
 from parallax.functions.input_order import iterate_in_order
 from parallax.functions.results import joined, rules_of
 from parallax.functions.running import RunningSteps
@@ -261,7 +261,7 @@ class DistributedStep:
             number, graph.graph, attachment_with(state, arguments.tensors), self._config, self._resource_info
         )
         launched = attached(given)
-        check_input(number, arguments.tensors, launched.fingerprint)
+        check_input(number, arguments.tensors, launched.digest)
         take_values(taken, launched.state or {})
         running = RunningSteps(graph, session, size, rank)
         parts.begin(running)

@@ -18,7 +18,7 @@ import tensorflow as tf
 from parallax import call as calls
 from parallax.errors import SessionError
 from parallax.functions.attachments import attached, attachment_with
-from parallax.functions.fingerprints import check_input
+from parallax.functions.input_digests import check_input
 from parallax.functions.running import RunningSteps
 from parallax.functions.traced import is_loaded
 from parallax.keras.fitting import FitCall, read_steps
@@ -99,7 +99,7 @@ class ScriptTraining:
         attachment = attachment_with(state, data)
         session, size, rank, given = calls.run_to_the_end(number, read.graph.graph, attachment, config, resource)
         launched = attached(given)
-        check_input(number, data, launched.fingerprint)
+        check_input(number, data, launched.digest)
         if launched.state is not None:
             take_state(read, launched.state)
         model = read.model

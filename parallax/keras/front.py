@@ -16,8 +16,8 @@ from parallax import call as calls
 from parallax.after_import import after_import
 from parallax.errors import ConfigError
 from parallax.functions.attachments import attached, attachment_with
-from parallax.functions.fingerprints import check_input
 from parallax.functions.function import have_input_alike
+from parallax.functions.input_digests import check_input
 from parallax.functions.traced import is_loaded, limit_whole
 from parallax.keras import keras3
 from parallax.keras.batches import ScriptTraining
@@ -177,7 +177,7 @@ def _fit(original: Callable[..., KerasHistory], model: KerasModel, *args: Argume
     if calls.is_replayed(number):
         return replay(model, launched.results[number - 1], arguments, lambda: _read(model, arguments))
     fit = _read(model, arguments)
-    check_input(number, fit.data, launched.fingerprint)
+    check_input(number, fit.data, launched.digest)
     if launched.state is not None:
         take_state(fit, launched.state)
     session, size, rank, _ = calls.worker_call(fit.graph.graph, _use.config)

@@ -6,7 +6,7 @@ import pytest
 import tensorflow as tf
 
 from parallax.errors import SessionError
-from parallax.functions.fingerprints import check_input, fingerprint_of
+from parallax.functions.input_digests import check_input, digest_of_input
 from parallax.keras.fitting import read_fit
 from parallax.keras.results import forget_values, replay, result_of
 from tests.keras import here
@@ -88,7 +88,7 @@ def test_values_of_the_earliest_calls_are_forgotten_where_all_are_too_many(caplo
 
 
 def like(first, second):
-    return fingerprint_of(first).is_like(fingerprint_of(second))
+    return digest_of_input(first).is_like(digest_of_input(second))
 
 
 LARGE = np.random.RandomState(2).rand(3_000_000, 2)
@@ -130,7 +130,7 @@ def test_what_fit_is_given_is_compared(kind):
             return read_fit(net(), {"x": X, "y": Y, "validation_data": (x, Y)}).data
         return read_fit(net(), {"x": x, "y": Y}).data
 
-    launched = fingerprint_of(data(X))
+    launched = digest_of_input(data(X))
     check_input(2, data(X), launched)
     with pytest.raises(SessionError, match="gives to call 2 of the program differs.*Seed what is drawn"):
         check_input(2, data(X + 1), launched)

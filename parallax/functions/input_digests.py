@@ -1,4 +1,4 @@
-"""Fingerprints of the input of a call, by which workers see that they train on what the launching process has.
+"""Digests of the input of a call, by which workers see that they train on what the launching process has.
 
 Workers run the script anew, so what the script computes before a call must come out as it did where the job was
 launched. Compared are the arrays and tensors that the script gives, and those that its datasets are made of. Numbers
@@ -31,7 +31,7 @@ _LEAST_TOLERANCE = 1e-4
 
 
 @dataclass(frozen=True, slots=True)
-class Fingerprint:
+class InputDigest:
     """What is known of an input.
 
     Attributes:
@@ -44,7 +44,7 @@ class Fingerprint:
     sums: tuple[float, ...]
     tolerances: tuple[float, ...]
 
-    def is_like(self, other: Fingerprint) -> bool:
+    def is_like(self, other: InputDigest) -> bool:
         """Whether both are most likely of inputs that are equal but for rounding."""
         return (
             self.mark == other.mark
@@ -53,8 +53,8 @@ class Fingerprint:
         )
 
 
-def fingerprint_of(data: Nest) -> Fingerprint:
-    """The fingerprint of an input.
+def digest_of_input(data: Nest) -> InputDigest:
+    """The digest of an input.
 
     Args:
         data: any structure of what `fit` or a step takes; what is made while it is read (records of a file, what a
@@ -72,21 +72,21 @@ def fingerprint_of(data: Nest) -> Fingerprint:
             found, sizes = _sums(block)
             sums += found
             tolerances += [_tolerance(block) * size for size in sizes]
-    return Fingerprint(mark, tuple(sums), tuple(tolerances))
+    return InputDigest(mark, tuple(sums), tuple(tolerances))
 
 
-def check_input(number: int, data: Nest, launched: Fingerprint) -> None:
+def check_input(number: int, data: Nest, launched: InputDigest) -> None:
     """Refuses to train a worker on other input than the launching process has.
 
     Args:
         number: of the call.
-        data: as for `fingerprint_of`.
+        data: as for `digest_of_input`.
         launched: that of the launching process.
 
     Raises:
         SessionError: the inputs differ.
     """
-    if not fingerprint_of(data).is_like(launched):
+    if not digest_of_input(data).is_like(launched):
         raise SessionError(_OTHER_INPUT.format(number=number))
 
 
