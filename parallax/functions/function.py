@@ -192,6 +192,15 @@ class DistributedStep:
         """The graph that a call with these arguments trains, for `parallax.plan`; nothing is started."""
         return self.read((), args, kwargs)[1].graph
 
+    def refresh_variables(self) -> None:
+        """Gives this process the trained values of all variables; every worker must call it.
+
+        Until the next step a worker may then read variables alone, as a checkpoint that worker 0 writes does. Before
+        the first call nothing is to be done.
+        """
+        if self._running is not None:
+            self._running.refresh_variables()
+
     def get_concrete_function(self, *args: Argument, **kwargs: Argument) -> NoReturn:
         """Refused: there is none.
 
@@ -299,6 +308,10 @@ class MethodStep:
         """See `DistributedStep`."""
         return self.step.read((self.owner,), args, kwargs)[1].graph
 
+    def refresh_variables(self) -> None:
+        """See `DistributedStep`."""
+        self.step.refresh_variables()
+
     def get_concrete_function(self, *args: Argument, **kwargs: Argument) -> NoReturn:
         """See `DistributedStep`."""
         self.step.get_concrete_function(*args, **kwargs)
@@ -326,6 +339,10 @@ class _OpenStep:
         self.rank = running.rank
         self._running, self._variables, self._step = running, variables, step
         self._arguments, self._rules = arguments, rules
+
+    def refresh_variables(self) -> None:
+        """Gives this process the values of all variables."""
+        self._variables.refresh_all()
 
     def run(self, given: Arguments) -> Nest:
         rank, size = self._running.rank, self._running.size

@@ -22,7 +22,7 @@ from tensorflow.python.framework.auto_control_deps_utils import RESOURCE_READ_OP
 from parallax.errors import SessionError
 from parallax.types import Argument, Handle, Nest
 
-_LOOKS = ("VarIsInitializedOp", "DestroyResourceOp")
+_LOOKS = ("VarIsInitializedOp", "DestroyResourceOp", "DisableCopyOnRead")
 """Ops that neither read nor write a value."""
 _OVERWRITES = "AssignVariableOp"
 _LATER = (

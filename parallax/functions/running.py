@@ -136,7 +136,10 @@ class RunningSteps:
 
     def _together(self, name: str) -> AbstractContextManager[object]:
         """Names, for who finds workers waiting, what all of them must read."""
-        what = f"the value of {name}, which every worker must read"
+        what = (
+            f"the value of {name}, which every worker must read; before worker 0 alone reads variables, as for a "
+            "checkpoint, all workers call step.refresh_variables()"
+        )
         return current_heartbeat().run(what, what)
 
     def write(self, name: str, value: ArrayOnWorker0) -> None:

@@ -53,6 +53,10 @@ class SessionVariables:
             else:
                 self._running.write(name, value if self._running.rank == 0 else None)
 
+    def refresh_all(self) -> None:
+        """Gives the script's variables the session's values; every worker must call it."""
+        self._mirrors.refresh_all()
+
     def outdate(self) -> None:
         """Says that a step has run."""
         self._mirrors.outdate(self._running.variables())

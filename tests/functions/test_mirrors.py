@@ -60,6 +60,12 @@ def restored(table):
         tf.train.Checkpoint(table=table).restore(path)
 
 
+def saved(table):
+    with tempfile.TemporaryDirectory() as folder:
+        path = tf.train.Checkpoint(table=table).save(f"{folder}/saved")
+        return tf.train.load_variable(path, "table/.ATTRIBUTES/VARIABLE_VALUE")
+
+
 WRITES = {
     "assign": lambda t: t.assign(tf.ones([4, 2])),
     "assign of itself": lambda t: t.assign(t),
@@ -112,6 +118,7 @@ def test_what_any_op_writes_reaches_the_next_step(table, write):
         lambda t: t + 0.0,
         lambda t: tf.stack([t, t])[0],
         lambda t: tf.gather(t, tf.range(4)),
+        saved,
         lambda t: tf.gather_nd(t, tf.range(4)[:, None]),
         lambda t: tf.function(lambda: t * 1.0)(),
         lambda t: tf.function(tf.function(lambda: t * 1.0))(),

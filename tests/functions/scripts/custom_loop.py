@@ -32,6 +32,17 @@ def batches(rows=ROWS):
         yield numbers.integers(0, 20, [length, 3]), numbers.normal(size=[length, 1]).astype(np.float32)
 
 
+def save_on_worker_0(step, net, rule):
+    """Writes a checkpoint by one worker, which reads it again."""
+    step.refresh_variables()
+    if step.worker_id == 0:
+        checkpoint = tf.train.Checkpoint(model=net, optimizer=rule)
+        path = tf.train.CheckpointManager(checkpoint, "saved", max_to_keep=1).save()
+        table = net.layers[1].embeddings.numpy()
+        found = [tf.train.load_variable(path, key) for key, shape in tf.train.list_variables(path) if shape == [50, 4]]
+        assert any(np.array_equal(one, table) for one in found)
+
+
 def write_oddly(table, number):
     """Writes rows of a table by ops that few scripts use."""
     rows = tf.IndexedSlices(tf.fill([2, 4], 0.5), tf.constant([1, 2]))
@@ -81,6 +92,8 @@ def trained(optimizer, distributed):
             metric.reset_state()
             net.layers[-1].bias.assign_add([0.25])
             seen["evaluated"] = evaluate(tf.constant(x)).numpy()
+        if number == 11 and hasattr(Trainer.step, "worker_id"):
+            save_on_worker_0(Trainer.step, net, rule)
         write_oddly(net.layers[1].embeddings.value, number)
     seen["metric at the end"] = float(metric.result())
     seen["mean of losses"], seen["steps"] = float(mean.result()), int(steps.result())
