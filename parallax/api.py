@@ -347,7 +347,7 @@ def _launch(call: Call, planned: _Planned) -> JobEnd:
     verifying = wanted.role == Role.VERIFY
     if not verifying:
         check_restarts(config, cluster, wanted.call is not None, call.resumes)
-    check_launching(call.function)
+    check_launching(call.function, cluster, starts=wanted.role != Role.DRY_RUN)
     if wanted.verify_first is not None:
         check_comparable(analysed, plan)
     if verifying:

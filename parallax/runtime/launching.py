@@ -1,27 +1,89 @@
-"""What is checked of a process before it launches a job."""
+"""What is checked of a process, and of this machine, before a job is launched."""
 
 from __future__ import annotations
 
+from pathlib import Path
+
+import tensorflow as tf
+
+from parallax.cluster.machines import GPU_FOLDER, Cluster
+from parallax.errors import LaunchError
+from parallax.logger import log
+from parallax.report.text import bytes_text
 from parallax.runtime.launcher.mpirun import find_mpirun
 from parallax.runtime.launcher.own_process import check_own_process
 from parallax.runtime.make_job import script_words
+from parallax.runtime.measure.memory import free_bytes
 from parallax.runtime.worker.script import show_errors_briefly
 from parallax.types import Buffer
 
+WORKER_BYTES = 250_000_000
+"""What a worker has for itself once it has imported TensorFlow 2.21, before its first variable."""
 
-def check_launching(function: Buffer) -> None:
-    """Refuses, before anything is printed or started, a process from which no job can be started.
+
+def check_launching(function: Buffer, cluster: Cluster, starts: bool) -> None:
+    """Refuses, before anything is printed or started, a process or a machine from which no job can be started.
 
     From here on Python shows an uncaught error of Parallax as the `parallax` command does, without frames.
 
     Args:
         function: what workers call in place of this process's script; empty for the script.
+        cluster: the machines of the job.
+        starts: whether the job shall be started, and not only its command be shown.
 
     Raises:
-        LaunchError: what is missing, mpirun too.
+        LaunchError: what is missing: mpirun, a script that workers can run, memory for them.
     """
     show_errors_briefly()
     check_own_process()
     find_mpirun()
     if not function:
         script_words()
+    if starts:
+        check_memory(cluster)
+    if missing := missing_gpus(cluster, tf.test.is_built_with_cuda()):
+        log.warning(missing)
+
+
+def check_memory(cluster: Cluster, free: int | None = None) -> None:
+    """Refuses more workers on this machine than its memory holds after their imports: they would be killed, or swap.
+
+    Args:
+        cluster: the machines of the job; other hosts are not looked at.
+        free: bytes that processes may take here; None looks.
+
+    Raises:
+        LaunchError: says how many fit.
+    """
+    workers = sum(host.num_workers for host in cluster.hosts if host.is_this_machine)
+    free = free_bytes() if free is None else free
+    if workers * WORKER_BYTES > free:
+        fit = free // WORKER_BYTES
+        remedy = f"Start at most {fit}." if fit else "End what takes it."
+        raise LaunchError(
+            f"{workers} workers on this machine need at least {bytes_text(workers * WORKER_BYTES)}, "
+            f"{bytes_text(WORKER_BYTES)} each before the first variable, and {bytes_text(free)} are free. {remedy}"
+        )
+
+
+def missing_gpus(cluster: Cluster, is_cuda_build: bool, gpu_folder: Path = GPU_FOLDER) -> str:
+    """What the user is told of GPUs that are named for this machine and that no worker can use; empty when all can be.
+
+    Args:
+        cluster: the machines of the job; other hosts are not looked at.
+        is_cuda_build: whether TensorFlow is built for GPUs.
+        gpu_folder: where the driver lists GPUs.
+    """
+    there = len(list(gpu_folder.iterdir())) if gpu_folder.is_dir() else 0
+    for host in cluster.hosts:
+        if not host.is_this_machine or not host.gpus:
+            continue
+        missing = [gpu for gpu in host.gpus if gpu >= there or not is_cuda_build]
+        if not missing:
+            continue
+        why = f"this machine has {there or 'none'}"
+        if there and not is_cuda_build:
+            why = "this TensorFlow is built without CUDA"
+        numbers = ", ".join(map(str, missing))
+        return f"{host.address} is to use GPU {numbers}, and {why}: these workers train on processors."
+    return ""

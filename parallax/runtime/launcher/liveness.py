@@ -186,8 +186,7 @@ def silence_text(silence: Silence, alive: Liveness, name_of: Callable[[int], str
         UNSTARTED: _unstarted_text(silence.ranks, alive.hosts, seconds),
         HOST: f"host {alive.hosts[rank]} is lost: nothing has come from it for {seconds}. It is down, its network is "
         "cut, or mpirun's daemon there is stopped.",
-        MPIRUN: f"mpirun is silent: nothing has come from any rank for {seconds}. It hangs, or this machine's network "
-        "is cut.",
+        MPIRUN: _mpirun_text(alive.hosts, seconds),
         MPIRUN_STOPPED: f"mpirun is silent: a signal stopped it {seconds} ago, and it has not gone on.",
     }[silence.kind]
     lines = [f"{why} The job was ended."]
@@ -201,6 +200,14 @@ def silence_text(silence: Silence, alive: Liveness, name_of: Callable[[int], str
                 waiting.setdefault(fetch, []).append(other)
     lines += [f"  meanwhile {name_ranks(ranks)}: in a run of {fetch}" for fetch, ranks in waiting.items()]
     return "\n".join(lines)
+
+
+def _mpirun_text(hosts: tuple[str, ...], seconds: str) -> str:
+    """What the user is told when nothing comes from any rank."""
+    why = "this machine's network is cut"
+    if len(set(hosts)) == 1:  # no network is needed
+        why = f"this machine has too few cores, or too little memory, for {len(hosts)} ranks: start fewer workers"
+    return f"mpirun is silent: nothing has come from any rank for {seconds}. It hangs, or {why}."
 
 
 def _unstarted_text(ranks: tuple[int, ...], hosts: tuple[str, ...], seconds: str) -> str:

@@ -286,3 +286,7 @@ def test_a_launcher_whose_output_nobody_reads_ends_the_job():
 def test_words_are_found_also_of_ranks_that_never_told(ranks):
     state = new_job(("rank 0", "rank 1"), ("a", "b"), 2, 100.0, LIMITS, 0.0)
     assert silence_text(Silence(MPIRUN, ranks, 6.0), state.alive, str).startswith("mpirun is silent")
+    assert "or this machine's network is cut." in silence_text(Silence(MPIRUN, ranks, 6.0), state.alive, str)
+    here = new_job(("rank 0", "rank 1"), ("a", "a"), 2, 100.0, LIMITS, 0.0)
+    words = "It hangs, or this machine has too few cores, or too little memory, for 2 ranks: start fewer workers."
+    assert words in silence_text(Silence(MPIRUN, ranks, 6.0), here.alive, str)
