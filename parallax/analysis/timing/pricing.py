@@ -30,6 +30,7 @@ from numpy.typing import NDArray
 from parallax.analysis.routes.cost import id_bytes, reduced_bytes, sent_row_bytes
 from parallax.analysis.routes.touched import Touched
 from parallax.analysis.timing.topology import OUT, Topology
+from parallax.cluster.all_reduce import sent_out_of_host
 from parallax.graph.spec import VariableClass, VariableSpec
 from parallax.plans.plan import ALLGATHER, ALLREDUCE, ALLTOALL, PS
 from parallax.profiles.profiles import AlphaBeta
@@ -135,13 +136,14 @@ class Pricing:
         return RouteOption(route, servers, adding.beside, adding.link, adding.waits, charges, adding.link_bytes, memory)
 
     def _allreduce(self, to: _Adding, variable: VariableSpec) -> None:
-        """A ring passes 2(W-1)/W w through every host, each way (Patarasuk and Yuan 2009).
+        """A ring passes 2(W-1)/W w through every host, each way, or less where workers share a host.
 
         A sparse gradient is made dense, with one more column. bfloat16 travels as float32.
         """
         workers, line = self.topology.workers, self.topology.lines["allreduce"]
         dense_bytes = reduced_bytes(variable, self.wire)
-        self._carry(to, GRADIENTS, np.where(self.num_workers > 0, 2 * (workers - 1) / workers * dense_bytes, 0.0), line)
+        part = sent_out_of_host(self.topology.layout.hosts) or 2 * (workers - 1) / workers
+        self._carry(to, GRADIENTS, np.where(self.num_workers > 0, part * dense_bytes, 0.0), line)
         self._charge(to, (ALLREDUCE,), line, [(GRADIENTS, REDUCING, line.seconds(workers, 0, None))])
 
     def _allgather(self, to: _Adding, variable: VariableSpec, touched: Touched) -> None:

@@ -341,12 +341,24 @@ def test_short_messages_are_reduced_in_few_rounds_where_every_worker_has_its_hos
         assert not halving or [str(workers + 1)] in [line[:1] for line in by_workers]
 
 
-@pytest.mark.parametrize("sizes", [(1, 2), (2, 2), (4,)])
-def test_workers_that_share_a_host_reduce_around_a_ring(sizes):
+@pytest.mark.parametrize("sizes", [(1, 2), (4,), (3, 2), (3, 1)])
+def test_workers_that_share_a_host_reduce_around_a_ring_where_nothing_sends_less_out_of_it(sizes):
     hosts = tuple(Host(f"h{number}", size) for number, size in enumerate(sizes))
     argv = mpirun_argv(Job(("train.py",), Cluster(hosts)), launcher())
     assert argv[argv.index("coll_tuned_allreduce_algorithm") + 1] == "4"
     assert rules_of(argv) is None
+
+
+@pytest.mark.parametrize("sizes", [(2, 2), (2, 2, 2, 2), (4, 4)])
+def test_workers_that_share_a_host_reduce_within_it_first_where_that_sends_less_out_of_it(sizes):
+    hosts = tuple(Host(f"h{number}", size) for number, size in enumerate(sizes))
+    argv = mpirun_argv(Job(("train.py",), Cluster(hosts)), launcher())
+    assert "coll_tuned_allreduce_algorithm" not in argv
+    rules = [line.split("#")[0].split() for line in rules_of(argv).read_text().splitlines() if line.split("#")[0]]
+    _, _, (count,), *by_workers = rules
+    assert int(count) == len(by_workers)
+    for workers, *words in (map(int, line) for line in by_workers):
+        assert words == [1, 0, 6 if workers >= 4 and workers & (workers - 1) == 0 else 4, 0, 0]
 
 
 @pytest.mark.parametrize("name", ["coll_tuned_allreduce_algorithm", "coll_tuned_dynamic_rules_filename"])

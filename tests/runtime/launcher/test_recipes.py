@@ -8,12 +8,19 @@ from pathlib import Path
 import yaml
 
 from parallax.cluster.resource_file import parse_resource_text
+from parallax.runtime.launcher import mpirun
 from parallax.runtime.launcher.end_of_job import EXIT_PREEMPTED
 from parallax.runtime.launcher.job import Job
 from parallax.runtime.launcher.mpirun import Launcher, mpirun_argv
 from parallax.settings.parts import CheckPointConfig
 
 OPS = Path(__file__).parents[3] / "ops"
+PLACED = [
+    *("--mca", "orte_allocation_required", "0", "--mca", "orte_default_hostfile", "none"),
+    *("--mca", "orte_default_dash_host", "none", "--mca", "rmaps", "round_robin"),
+    *("--mca", "orte_timestamp_output", "0", "--mca", "orte_xml_output", "0"),
+]
+"""Only the resource file says where ranks run, and mpirun relays lines as they are."""
 
 
 def command(resource, name, program):
@@ -28,9 +35,10 @@ def expected(hosts, program):
     start += ["--mca", "btl_tcp_flags", "send,inplace", "--mca", "btl_tcp_eager_limit", "262144"]
     start += ["--mca", "btl_tcp_rndv_eager_limit", "262144", "--mca", "btl_tcp_max_send_size", "262144"]
     start += ["--mca", "coll_tuned_use_dynamic_rules", "1", "--mca", "coll_tuned_alltoall_algorithm", "1"]
-    start += ["--mca", "coll_tuned_alltoallv_algorithm", "1", "--mca", "coll_tuned_allreduce_algorithm", "4"]
+    rules = str(Path(mpirun.__file__).with_name("allreduce_shared.conf"))  # two workers on each of two hosts
+    start += ["--mca", "coll_tuned_alltoallv_algorithm", "1", "--mca", "coll_tuned_dynamic_rules_filename", rules]
     start += ["--prefix", "/parallax/.venv", "--mca", "plm", "rsh"]
-    start += ["--mca", "ras", "^slurm,tm,lsf,gridengine,loadleveler,alps"]
+    start += ["--mca", "ras", "^slurm,tm,lsf,gridengine,loadleveler,alps,simulator", *PLACED]
     start += ["--mca", "plm_rsh_agent", "ssh -o BatchMode=yes", "--mca", "plm_rsh_no_tree_spawn", "1"]
     start += ["--mca", "pml", "ob1", "--mca", "btl", "tcp,self,vader"]
     for number, host in enumerate(hosts):
@@ -95,6 +103,7 @@ def test_slurm_may_start_mpiruns_daemons_itself():
     start = found[: found.index("-np")]
     assert start[start.index("--prefix") :] == [
         *("--prefix", "/parallax/.venv"),
+        *PLACED[3:],  # an allocation is what Slurm itself starts daemons in
         *("--mca", "plm_rsh_agent", "ssh -o BatchMode=yes", "--mca", "plm_rsh_no_tree_spawn", "1"),
         *("--mca", "pml", "ob1", "--mca", "btl", "tcp,self,vader"),
         *("--mca", "plm", "slurm"),

@@ -1,0 +1,43 @@
+"""Which of Open MPI's all-reduces sends least out of a host, by how many workers each host has.
+
+A ring passes 2(W-1)/W of what is reduced from each worker to the next one, so out of each host whatever its workers
+(Patarasuk and Yuan 2009). Halving and doubling swaps with a worker at distance 1, 2, 4 and so on, half as much each
+time, and the same way back (Rabenseifner 2004). Neighbours share a host, so that the large swaps stay within it: of H
+hosts with equally many workers each sends 2(H-1)/H, the least possible. It is for 2^k workers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+
+def halves(workers_by_host: Sequence[int]) -> bool:
+    """Whether halving and doubling sends less out of the busiest host than a ring.
+
+    Args:
+        workers_by_host: in the order of ranks.
+    """
+    workers = sum(workers_by_host)
+    return workers & (workers - 1) == 0 and _of_halving(workers_by_host) < _of_ring(workers_by_host)
+
+
+def sent_out_of_host(workers_by_host: Sequence[int]) -> float:
+    """What the busiest host sends to others in an all-reduce, in parts of what is reduced; 0 for a single host."""
+    return _of_halving(workers_by_host) if halves(workers_by_host) else _of_ring(workers_by_host)
+
+
+def _of_ring(workers_by_host: Sequence[int]) -> float:
+    workers, hosts = sum(workers_by_host), sum(count > 0 for count in workers_by_host)
+    return 2 * (workers - 1) / workers if hosts > 1 else 0.0
+
+
+def _of_halving(workers_by_host: Sequence[int]) -> float:
+    host_of = [host for host, count in enumerate(workers_by_host) for _ in range(count)]
+    sent = [0.0] * len(workers_by_host)
+    distance, part = 1, 0.5
+    while distance < len(host_of):
+        for rank, host in enumerate(host_of):
+            if host_of[rank ^ distance] != host:
+                sent[host] += 2 * part  # on the way there, and on the way back
+        distance, part = 2 * distance, part / 2
+    return max(sent)
