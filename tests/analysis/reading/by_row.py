@@ -9,8 +9,8 @@ import tensorflow as tf
 
 from parallax.analysis.reading.capture import capture
 from parallax.analysis.reading.lazy.updates import lazy_updates
-from parallax.functions.step_graph import StepGraph
 from parallax.functions.arguments import arguments_of
+from parallax.functions.step_graph import StepGraph
 from parallax.functions.tracing import traced_step
 from parallax.graph.view import GraphView, split_tensor
 
