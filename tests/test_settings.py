@@ -26,6 +26,7 @@ EXAMPLES = {
     "keep_every_hours": 1.5,
     "beside_training": False,
     "preemption_grace_s": 20.0,
+    "folder_timeout_s": 90.0,
     "host_timeout_s": 12.5,
     "traced_bytes": 5,
     "whole_bytes": 6,

@@ -201,7 +201,7 @@ def _positions_of(recovered: RecoveredState | None, saved: CheckPointConfig, com
     """Where the job was that this one goes on from; None for a start from initial values."""
     if recovered is not None:
         return recovered.positions()
-    return None if saved.ckpt_dir is None else stored_positions(str(saved.ckpt_dir), comm)
+    return None if saved.ckpt_dir is None else stored_positions(str(saved.ckpt_dir), comm, saved.folder_timeout_s)
 
 
 def _context(graph: Graph, made: _Made, members: ProcessGroup, watch: Heartbeat) -> WorkerContext:

@@ -132,6 +132,7 @@ class Settings:
     keep_every_hours: float | None = None
     beside_training: bool | None = None
     preemption_grace_s: float | None = None
+    folder_timeout_s: float | None = None
     memory_steps: int | None = None
     memory_dir: str | None = None
     traced_bytes: int | None = None

@@ -117,6 +117,8 @@ class CheckPointConfig:
         beside_training: True: training goes on while a checkpoint is written. False: it waits.
         preemption_grace_s: how many seconds the workers have to save and to end when the launching process gets
             SIGTERM. Kubernetes kills it after 30.
+        folder_timeout_s: seconds that the folder may give no answer, as on a disk or network file system that hangs;
+            then the job is ended. Infinite for ever.
         memory_steps: every so many steps the state goes into the memory of the hosts, each row into that of two, from
             which a job that is started again goes on without a folder. None: it does not.
         memory_dir: a file system in memory, on every host.
@@ -139,6 +141,15 @@ class CheckPointConfig:
     beside_training: bool = setting(True, Option((RUN,), "training waits while checkpoints are written", const=False))
     preemption_grace_s: float = setting(
         25.0, Option((RUN,), "at SIGTERM, save and end within S seconds (default 25)", "S", parse=float)
+    )
+    folder_timeout_s: float = setting(
+        600.0,
+        Option(
+            (RUN,),
+            "end the job when the checkpoint folder has not answered for S seconds (default 600)",
+            "S",
+            parse=float,
+        ),
     )
     memory_steps: int | None = setting(
         None,
@@ -167,6 +178,7 @@ class CheckPointConfig:
         checked.seconds_or_none("keep_every_hours", self.keep_every_hours)
         checked.truth("beside_training", self.beside_training)
         checked.seconds("preemption_grace_s", self.preemption_grace_s)
+        checked.seconds("folder_timeout_s", self.folder_timeout_s)
         checked.number_or_none("memory_steps", self.memory_steps)
         object.__setattr__(self, "memory_dir", Path(checked.path_or_none("memory_dir", self.memory_dir) or "/dev/shm"))
         if self.memory_steps is not None and self.ckpt_dir is not None and self.whole_every > 1:

@@ -138,7 +138,9 @@ def checkpoints(
     retention = Retention(config.keep_last, config.keep_every_hours)
     own = () if positions is None else positions.held
     claim = claim_of(absolute(str(config.ckpt_dir))) if comm.Get_rank() == 0 else None
-    storage = Storage(str(config.ckpt_dir), held, comm, CHUNK_BYTES, retention, marks, own, claim)
+    storage = Storage(
+        str(config.ckpt_dir), held, comm, CHUNK_BYTES, retention, marks, own, config.folder_timeout_s, claim
+    )
     beside = beside_training(storage) if config.beside_training else None
     step, succession = step_tensor(graph, places), Succession(config.whole_every)
     return Checkpoints(config, storage, step, op, succession, beside, positions=positions)

@@ -21,6 +21,7 @@ from parallax.graph.ownership import Ownership
 from parallax.report.text import first_named
 from parallax.runtime.checkpoint.chain import States, state_of
 from parallax.runtime.checkpoint.folder import absolute, file_errors
+from parallax.runtime.checkpoint.folder_watch import FolderWatch
 from parallax.runtime.checkpoint.held import Places, StoredVariable, hold
 from parallax.runtime.checkpoint.sorted_string_table import DamagedCheckpoint
 from parallax.runtime.checkpoint.stored import OWN_KEYS, Stored
@@ -79,13 +80,23 @@ class StoredPositions:
         return size == self.workers == self.shares and is_own
 
 
-def stored_positions(folder: str, comm: Comm) -> StoredPositions | None:
+def stored_positions(folder: str, comm: Comm, timeout_s: float = float("inf")) -> StoredPositions | None:
     """What the latest checkpoint of a folder says, if anything; every worker must call it, worker 0 has the folder.
+
+    Args:
+        folder: with checkpoints.
+        comm: communicator of the workers.
+        timeout_s: the folder may give no answer for so many seconds.
 
     Raises:
         CheckpointError: on all workers, when the folder cannot be read.
     """
-    return _from_worker_0(comm, folder, lambda: _first_whole(States(absolute(folder))))
+
+    def read() -> StoredPositions | None:
+        with FolderWatch(absolute(folder), timeout_s).doing("Training cannot begin"):
+            return _first_whole(States(absolute(folder)))
+
+    return _from_worker_0(comm, folder, read)
 
 
 def _from_worker_0(comm: Comm, name: str, read: Callable[[], StoredPositions | None]) -> StoredPositions | None:

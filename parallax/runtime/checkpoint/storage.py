@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 
@@ -20,6 +20,7 @@ from parallax.errors import CheckpointError
 from parallax.runtime.checkpoint.bundle import Bundle
 from parallax.runtime.checkpoint.chain import States
 from parallax.runtime.checkpoint.folder import INCREMENT, Retention, absolute, file_errors, listed
+from parallax.runtime.checkpoint.folder_watch import FolderWatch
 from parallax.runtime.checkpoint.held import RowsOnServers, StoredVariable
 from parallax.runtime.checkpoint.links import Header
 from parallax.runtime.checkpoint.owner import FolderClaim
@@ -45,6 +46,7 @@ class Storage:
         retention: which checkpoints stay when a new one is there.
         marks: what remembers touched rows, where increments are written.
         own: variables of this project that are written too, and that `read` passes over.
+        timeout_s: the folder may give no answer for so many seconds.
         claim: on the folder, of worker 0's process; None where no other job writes there.
     """
 
@@ -55,7 +57,13 @@ class Storage:
     retention: Retention = Retention()
     marks: Marks = Marks()
     own: tuple[StoredVariable, ...] = ()
+    timeout_s: float = float("inf")
     claim: FolderClaim | None = None
+
+    @property
+    def watch(self) -> FolderWatch:
+        """Tells when the folder does not answer."""
+        return FolderWatch(absolute(self.folder), self.timeout_s)
 
     @property
     def everything(self) -> tuple[StoredVariable, ...]:
@@ -66,7 +74,9 @@ class Storage:
         """Writes the files of a checkpoint, as this worker takes part."""
         name = f"{INCREMENT}-{step}" if header is not None and header.base else ""
         rank, claim = self.comm.Get_rank(), self.claim
-        return Writer(absolute(self.folder), step, chunk_bytes, self.retention, name, rank, claim=claim)
+        return Writer(
+            absolute(self.folder), step, chunk_bytes, self.retention, name, rank, claim=claim, watch=self.watch
+        )
 
     def take_folder(self, waits: bool = False) -> None:
         """Takes the folder for this job; every worker must call it.
@@ -86,12 +96,14 @@ class Storage:
                 with contextlib.suppress(OSError, tf.errors.OpError):
                     (claim.wait if waits else claim.take)()
 
-        on_worker_0(self.comm, take, nullcontext())
+        watch = nullcontext() if waits else self.watch.doing("Training cannot begin")
+        on_worker_0(self.comm, take, watch)
 
     def give_back_folder(self) -> None:
         """Lets other jobs write to the folder."""
         if self.claim is not None:
-            self.claim.release()
+            with self.watch.doing("The job cannot end"):
+                self.claim.release()
 
     def save(self, session: Session, step: int, header: Header | None = None) -> Moved:
         """Writes a checkpoint; every worker must call it, at the same step, and returns when it is done.
@@ -123,7 +135,7 @@ class Storage:
     def next_step(self) -> int:
         """The number after the highest that a checkpoint of the folder has, from 1; every worker must call it."""
         folder = absolute(self.folder)
-        found = on_worker_0(self.comm, lambda: listed(folder), _reading(folder))
+        found = on_worker_0(self.comm, lambda: listed(folder), self._reading(folder))
         steps = [int(prefix.rpartition("-")[2]) for prefix in found or () if prefix.rpartition("-")[2].isdecimal()]
         return int(self.comm.bcast(max(steps, default=0) + 1))
 
@@ -143,7 +155,7 @@ class Storage:
         folder, comm = absolute(self.folder), self.comm
         states = States(folder)
         while True:
-            prefix = comm.bcast(on_worker_0(comm, states.following, _reading(folder)))
+            prefix = comm.bcast(on_worker_0(comm, states.following, self._reading(folder)))
             if prefix is None:
                 break
             try:
@@ -192,20 +204,24 @@ class Storage:
                 reader[0].read(key, (0,) * len(shape), shape)  # damage of it counts too; whoever needs it reads it
             return [ranges_of(reader[0], held.stored, self.chunk_bytes) for held in self.held]
 
-        ranges = self.comm.bcast(on_worker_0(self.comm, opened, _reading(prefix)))
+        ranges = self.comm.bcast(on_worker_0(self.comm, opened, self._reading(prefix)))
         total_bytes = largest_bytes = 0
         for held, own_ranges in zip(self.held, ranges, strict=True):
             for first, count in own_ranges:
                 read = partial(lambda *of: read_rows(reader[0], *of), held.stored, first, count)
-                rows = on_worker_0(self.comm, read, _reading(prefix))
+                rows = on_worker_0(self.comm, read, self._reading(prefix))
                 size = int(getattr(rows, "nbytes", 0))
                 total_bytes, largest_bytes = total_bytes + size, max(largest_bytes, size)
                 held.write(session, first, count, rows)
         return total_bytes, largest_bytes
 
-
-def _reading(name: str) -> AbstractContextManager[None]:
-    return file_errors(
-        f"The checkpoint {name} must be readable on the machine of worker 0",
-        "Give the folder to that machine, or name another one in CheckPointConfig.ckpt_dir.",
-    )
+    @contextmanager
+    def _reading(self, name: str) -> Iterator[None]:
+        with (
+            self.watch.doing(f"{name} is not read"),
+            file_errors(
+                f"The checkpoint {name} must be readable on the machine of worker 0",
+                "Give the folder to that machine, or name another one in CheckPointConfig.ckpt_dir.",
+            ),
+        ):
+            yield

@@ -12,6 +12,7 @@ from __future__ import annotations
 import posixpath
 import uuid
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 
 import tensorflow as tf
@@ -27,6 +28,7 @@ from parallax.runtime.checkpoint.folder import (
     reason,
     settle,
 )
+from parallax.runtime.checkpoint.folder_watch import FolderWatch
 from parallax.runtime.checkpoint.owner import FolderClaim
 from parallax.types import FeedDict, Fetches, Value
 
@@ -54,6 +56,7 @@ class Writer:
         largest_bytes: the most that was held at once so far.
         notes: what was deleted to make room, a sentence each.
         claim: on the folder, which `begin` takes or sees that it is held; None where nobody else writes there.
+        watch: tells when the folder does not answer; None where nobody is told.
     """
 
     folder: str
@@ -66,6 +69,7 @@ class Writer:
     largest_bytes: int = 0
     notes: list[str] = field(default_factory=list)
     claim: FolderClaim | None = None
+    watch: FolderWatch | None = None
     _waiting: list[tuple[str, str, str, Value]] = field(default_factory=list)
     _waiting_bytes: int = 0
     _parts: list[str] = field(default_factory=list)
@@ -82,6 +86,12 @@ class Writer:
 
     def _part(self, name: str) -> str:
         return posixpath.join(self._temporary, self.parts_name, name)
+
+    def watched(self) -> AbstractContextManager[None]:
+        """Has the work in the folder watched inside a `with` block."""
+        return (
+            nullcontext() if self.watch is None else self.watch.doing(f"The checkpoint of step {self.step} is overdue")
+        )
 
     def begin(self) -> None:
         """Makes the folder, and deletes what a process that died left in it.

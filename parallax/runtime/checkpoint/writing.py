@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -132,7 +132,9 @@ def _check_whole(losses: Sequence[str], step: int) -> None:
 def _writers(comm: Comm, writer: Writer) -> tuple[int, ...]:
     """The workers that see the folder of a checkpoint and may write there; worker 0, which has made it, is one."""
     name = comm.bcast(writer.parts_name)
-    signed = comm.allgather(comm.Get_rank() == 0 or writer.join(name))
+    with writer.watched():
+        has_signed = comm.Get_rank() == 0 or writer.join(name)
+    signed = comm.allgather(has_signed)
 
     def joined() -> list[int]:
         return [worker for worker, one in enumerate(signed) if one and (worker == 0 or writer.has_joined(worker))]
@@ -190,7 +192,8 @@ class _OwnFiles:
         if self.failed is not None:
             return
         try:
-            do()
+            with self.writer.watched():
+                do()
         except (tf.errors.OpError, OSError) as error:
             self.failed = error
 
@@ -202,7 +205,9 @@ class _OwnFiles:
             asked = next(filter(None, self.comm.allgather(self.said if asks else None)), None)
             if asked is None:
                 return
-            has_room = self.comm.bcast(self.writer.make_room(OSError(asked)) if self.comm.Get_rank() == 0 else None)
+            with self.writer.watched() if self.comm.Get_rank() == 0 else nullcontext():
+                has_room = self.writer.make_room(OSError(asked)) if self.comm.Get_rank() == 0 else None
+            has_room = self.comm.bcast(has_room)
             if asks and has_room:
                 self.failed = None
                 self._try(do)
@@ -258,14 +263,14 @@ def check_one_step(comm: Comm, step: int) -> None:
 @contextmanager
 def _writing(writer: Writer) -> Iterator[None]:
     """Puts failures of files into words, and leaves nothing unfinished behind."""
+    rule = f"The checkpoint of step {writer.step} must be written to {writer.folder}"
+    remedy = "Free space there, or name another folder in CheckPointConfig.ckpt_dir. The last checkpoint is untouched."
     try:
-        with file_errors(
-            f"The checkpoint of step {writer.step} must be written to {writer.folder}",
-            "Free space there, or name another folder in CheckPointConfig.ckpt_dir. The last checkpoint is untouched.",
-        ):
+        with writer.watched(), file_errors(rule, remedy):
             yield
     except FolderInUse:  # what is unfinished there may be another job's
         raise
     except CheckpointError:
-        writer.discard()
+        with writer.watched():
+            writer.discard()
         raise

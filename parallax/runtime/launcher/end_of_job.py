@@ -6,8 +6,9 @@ What goes before what, when several things are known of a job that does not go o
 1. a signal to the launcher, or nobody who reads its output; where workers can save, they do so at the first SIGTERM,
    and end the job themselves, unless another signal comes or their time is over;
 2. a failure that a rank has told, unless somebody was silent before, who may be its cause;
-3. who is silent (liveness.py);
-4. ranks that wait in vain (stall.py), unless somebody may be silent: what that rank does is not known.
+3. a worker whose checkpoint folder has not answered for too long, as it tells;
+4. who is silent (liveness.py);
+5. ranks that wait in vain (stall.py), unless somebody may be silent: what that rank does is not known.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from parallax.runtime.launcher.outcome import (
     signal_name,
 )
 from parallax.runtime.launcher.stall import StallWatch
+from parallax.runtime.supervisor.control import OVERDUE
 from parallax.runtime.supervisor.frames import Control, Exit, Frame
 from parallax.runtime.supervisor.limits import PREEMPTION, Limits
 from parallax.runtime.supervisor.machine import ReaderGone, SignalCame
@@ -96,6 +98,7 @@ class JobState:
         shall_yield: workers shall save and end at the next run that trains, however late that is.
         ask_s: when they are told of either again, for a rank may only now start.
         saved_step: the step that they have saved; they end by themselves.
+        overdue: the rank whose checkpoint folder does not answer, and what it tells of that.
         stop: why the job is ended, when it is not a failure of a rank.
         heeded: how many signals had come then.
         kill_s: when mpirun is killed; None while the job runs, infinite once that is done.
@@ -112,6 +115,7 @@ class JobState:
     shall_yield: bool = False
     ask_s: float = 0.0
     saved_step: int | None = None
+    overdue: tuple[int, str] | None = None
     stop: Ending | None = None
     heeded: int = 1
     kill_s: float | None = None
@@ -173,6 +177,8 @@ def _take(state: JobState, frame: Frame, now_s: float) -> JobState:
     stalls = state.stalls
     if isinstance(frame, Control) and frame.message.get("kind") == "preempted":
         state = replace(state, saved_step=int(str(frame.message["step"])))
+    if isinstance(frame, Control) and frame.message.get("kind") == OVERDUE and state.overdue is None:
+        state = replace(state, overdue=(frame.rank, str(frame.message.get("what", ""))))
     if isinstance(frame, Control):
         stalls = stalls.observe(frame.rank, frame.message, now_s)
     elif isinstance(frame, Exit):
@@ -223,6 +229,10 @@ def _reason(state: JobState, now_s: float) -> tuple[Ending | None, bool]:
         return None, False
     if number := state.mpirun_signal:
         return Ending(128 + number, mpirun_signal_text(number), EndCause(BROKEN)), False
+    if state.overdue is not None:
+        rank, what = state.overdue
+        text = f"{state.judge.names[rank]} waits for a disk: {what} The job was ended."
+        return Ending(EXIT_STALLED, text, EndCause(STALLED, (rank,))), False
     silence = state.alive.verdict(now_s)
     if silence is not None:
         text = silence_text(silence, state.alive, state.judge.names.__getitem__)

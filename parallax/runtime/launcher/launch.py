@@ -5,7 +5,8 @@ Exit statuses that `launch` returns:
     1 to 125     the exit status of the first rank that failed; 1 also when it failed without one.
     75           preempted: the launcher got SIGTERM, the workers wrote a checkpoint, and the job can be started again
                  (`EXIT_PREEMPTED`; EX_TEMPFAIL of sysexits.h).
-    124          the job stalled: ranks waited for others that did not come, or a process was silent (`EXIT_STALLED`).
+    124          the job stalled: ranks waited for others that did not come, or a process was silent, or a
+               checkpoint folder did not answer (`EXIT_STALLED`).
     127          a rank's program could not be started.
     128 + n      the first rank that failed was killed by signal n (137: SIGKILL), or mpirun got it;
                  or the launcher got signal n and ended the job (130: Ctrl-C, 143: SIGTERM, nothing was saved);

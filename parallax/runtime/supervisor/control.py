@@ -12,7 +12,8 @@ Every second a worker or server sends its beat, which its supervisor keeps (`run
 seconds so far) again and again once a run has lasted two seconds, `run_done`, `finished`, and `failed` with the
 traceback. Worker 0 tells of each checkpoint (`saved`: its `step`, and whether it was `loaded`, not written), and sends
 `preempted` (the `step`) when the state is saved and all workers leave. In a spare job each rank tells when it is
-`ready`, and its `bytes` of memory.
+`ready`, and its `bytes` of memory. A worker whose checkpoint folder has not answered for too long tells `what` is
+`overdue`, and the launcher ends the job.
 """
 
 from __future__ import annotations
@@ -38,6 +39,7 @@ PREEMPTION_FD = "PARALLAX_PREEMPTION_FD"
 """Rank 0's pipe by which its supervisor lets it know that the job is preempted: a byte, and reading never waits."""
 BEAT = "alive"
 SAVED = "saved"
+OVERDUE = "overdue"
 READY = "ready"
 HOST_ADDRESS = "PARALLAX_HOST_ADDRESS"
 """Set by the supervisor of a rank in a job with servers: the address of its host, in digits."""
@@ -117,6 +119,12 @@ class ReadyMessage(WorkerMessage, frozen=True, tag=READY):
     bytes: _Number
 
 
+class OverdueMessage(WorkerMessage, frozen=True, tag="overdue"):
+    """The checkpoint folder has not answered for too long, and the job shall be ended."""
+
+    what: str
+
+
 class PreemptedMessage(WorkerMessage, frozen=True, tag="preempted"):
     """The state is saved, and all workers leave."""
 
@@ -137,6 +145,7 @@ _AnyMessage = (
     | FinishedMessage
     | SavedMessage
     | ReadyMessage
+    | OverdueMessage
     | PreemptedMessage
     | FailedMessage
 )
@@ -238,7 +247,7 @@ def send(message: Mapping[str, object]) -> bool:
 
     Args:
         message: what is told; `kind` says which: `alive`, `in_run`, `run_done`, `finished`, `saved`, `ready`,
-            `preempted`, `failed`. Its fields are those of the class of that kind.
+            `preempted`, `overdue`, `failed`. Its fields are those of the class of that kind.
 
     Returns:
         Whether it was sent.

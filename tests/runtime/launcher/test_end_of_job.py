@@ -2,6 +2,7 @@ import signal
 
 import pytest
 
+from parallax.runtime.launcher.cause import STALLED
 from parallax.runtime.launcher.end_of_job import (
     EXIT_PREEMPTED,
     EXIT_STALLED,
@@ -75,6 +76,14 @@ def test_ranks_that_only_compute_are_waited_for_however_long():
     job = Job()
     job.frames(Control(0, IN_RUN), Control(1, IN_RUN))
     assert job.run(10_000).actions == []
+
+
+def test_a_checkpoint_folder_that_does_not_answer_ends_the_job_which_may_be_started_again():
+    job = Job()
+    job.frames(Control(0, IN_RUN), Control(1, {"kind": "overdue", "what": "The checkpoint of step 7 is overdue."}))
+    assert job.run(1).actions[0][1] == TERM
+    assert (job.ending().status, job.ending().cause.kind) == (EXIT_STALLED, STALLED)
+    assert job.ending().message == ("rank 1 waits for a disk: The checkpoint of step 7 is overdue. The job was ended.")
 
 
 def test_a_worker_that_is_stopped_in_a_run_of_all_ends_the_job():

@@ -1,0 +1,73 @@
+"""Tells when a checkpoint folder does not answer, and has the job ended when it has not for too long.
+
+A disk that hangs (a frozen file system, a network file system without its server) holds up whoever reads, writes,
+lists, renames or deletes a file there, for ever and without an error; the kernel may not even let that process be
+killed. So each piece of work in the folder, at most a chunk of rows, is watched by a thread that touches no file.
+"""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from parallax.logger import log
+from parallax.runtime.supervisor.control import OVERDUE, send
+from parallax.strict import shown
+
+_FIRST_S, _AGAIN_S = 30.0, 60.0  # a chunk is forced to a busy disk within some seconds
+
+
+@dataclass(frozen=True, slots=True)
+class FolderWatch:
+    """Watches the work of one process in a checkpoint folder.
+
+    Attributes:
+        folder: its name for people.
+        timeout_s: the folder may give no answer for so many seconds; infinite for ever.
+        first_s: after so many a line says so.
+        again_s: and again after so many more.
+    """
+
+    folder: str
+    timeout_s: float = float("inf")
+    first_s: float = _FIRST_S
+    again_s: float = _AGAIN_S
+
+    @contextmanager
+    def doing(self, what: str) -> Iterator[None]:
+        """Watches one piece of work inside a `with` block.
+
+        Args:
+            what: says which: `the checkpoint of step 40 is being written`.
+        """
+        ended, is_beside = threading.Event(), threading.current_thread() is not threading.main_thread()
+        look = threading.Thread(target=self._look, args=(what, ended, is_beside), name="folder watch", daemon=True)
+        look.start()
+        try:
+            yield
+        finally:
+            ended.set()
+
+    def _look(self, what: str, ended: threading.Event, is_beside: bool) -> None:
+        """Counts seconds in which this process ran: one that is stopped for an hour has waited for no disk."""
+        waited_s, next_s = 0.0, min(self.first_s, self.timeout_s)
+        while not ended.wait(next_s - waited_s):
+            waited_s = next_s
+            if waited_s >= self.timeout_s and send({"kind": OVERDUE, "what": self._text(what, waited_s)}):
+                return
+            goes_on = " Training goes on until the next checkpoint is due." if is_beside else ""
+            until = "" if waited_s >= self.timeout_s else f" After {self.timeout_s:g} s the job is ended."
+            log.warning(f"{self._text(what, waited_s)}{goes_on}{until}")
+            following_s = waited_s + self.again_s
+            next_s = min(following_s, self.timeout_s) if waited_s < self.timeout_s else following_s
+        if waited_s:
+            log.info(f"The checkpoint folder {shown(self.folder)} answers again.")
+
+    def _text(self, what: str, waited_s: float) -> str:
+        return shown(
+            f"{what}, and its folder {self.folder} has not answered on host {socket.gethostname()} for {waited_s:g} s. "
+            "See to that disk or network file system, or name another folder in CheckPointConfig.ckpt_dir."
+        )
