@@ -162,6 +162,7 @@ class _GoingOn:
     def __init__(self, folder: Path, kind: str, lab: Lab | None) -> None:
         folder.mkdir()
         self._folder = folder
+        self._second_jobs = 0
         where = "local" if lab is None else str(lab.resource_file([1, 1], [1, 1] if kind == "servers" else ()))
         self._job = RunningJob(folder, str(folder), ["ops.faults.going_on", folder.name, where, kind, str(folder)], lab)
 
