@@ -132,3 +132,32 @@ def test_an_older_keras_and_another_backend_are_refused():
         check_keras("3.9.2", "tensorflow")
     with pytest.raises(ConfigError, match="the backend is jax"):
         check_keras("3.12.0", "jax")
+
+
+class Centers(keras.layers.Layer):
+    """Moves the centers of classes towards the features of a batch, as a center loss does."""
+
+    def __init__(self, aggregation):
+        super().__init__()
+        options = {"initializer": "zeros", "trainable": False, "name": "centers", "aggregation": aggregation}
+        self.centers = self.add_weight(shape=(4, 3), **options)
+
+    def call(self, x, labels, training=False):
+        near = tf.gather(tf.convert_to_tensor(self.centers), labels)
+        self.add_loss(tf.reduce_mean(tf.square(x - tf.stop_gradient(near))))
+        if training:
+            self.centers.value.scatter_sub(tf.IndexedSlices(0.5 * (near - x), labels))
+        return x
+
+
+@pytest.mark.parametrize(
+    ("aggregation", "said"), [("none", "writes 'centers/centers' with .*tf.reduce_mean"), ("sum", "aggregation='sum'")]
+)
+def test_state_that_the_loss_reads_and_a_batch_writes_by_rows_is_refused(aggregation, said):
+    inputs, labels = keras.Input((6,)), keras.Input((), dtype="int32")
+    outputs = keras.layers.Dense(4)(Centers(aggregation)(keras.layers.Dense(3)(inputs), labels))
+    model = keras.Model([inputs, labels], outputs)
+    model.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    x, y = np.ones([8, 6], np.float32), np.arange(8) % 4
+    with pytest.raises(GraphError, match=said):
+        analyse(read_fit(model, {"x": [x, y.astype(np.int32)], "y": y, "batch_size": 4}).graph.graph)

@@ -8,7 +8,7 @@ there the old value goes into the new one by addition alone. In other graphs eac
 
 from __future__ import annotations
 
-from parallax.analysis.propagation.own_state import depends_on_batch
+from parallax.analysis.propagation.own_state import is_of_batch
 from parallax.analysis.propagation.walk import Walk
 from parallax.analysis.reading.capture import variable_of_tensor
 from parallax.graph.batches import batch_by_node, is_part
@@ -19,7 +19,6 @@ from parallax.plans.rewrites import AllReduce
 _FLOATS = ("bfloat16", "float16", "float32", "float64")
 _LINEAR = ("AddV2", "Add", "Sub", "AddN", "Neg", "Identity", "Cast", "RealDiv", "StopGradient")
 _COPIES = ("Identity", "Cast", "Reshape")
-_PIPELINES = ("IteratorGetNext", "QueueDequeue", "ReaderRead")
 _SHOWN = 3
 
 
@@ -79,22 +78,12 @@ def _of_own_batches(walk: Walk) -> list[str]:
 def _of_worker_0(walk: Walk) -> list[str]:
     """The variables to which what worker 0 computes of its batch is written, on all workers; not a value fed whole."""
     view, variables, found = walk.view, walk.known.captured.variables, set()
-    taken = [one for one in walk.broadcasts if _is_of_batch(walk, one.tensor) and not _is_fed(view, one.tensor)]
+    taken = [one for one in walk.broadcasts if is_of_batch(walk, one.tensor) and not _is_fed(view, one.tensor)]
     for node in {edge.node for one in taken for edge in one.edges} - walk.known.initial:
         state = state_op(view.op(node), len(view.inputs(node)))
         if state is not None:
             found |= {v for s in state.state if (v := variable_of_tensor(view, variables, view.inputs(node)[s]))}
     return sorted(found)
-
-
-def _is_of_batch(walk: Walk, tensor: str) -> bool:
-    """Whether a value is computed of a batch; what is fed to no step, and training takes no part of, is a value."""
-    if not depends_on_batch(walk, tensor):
-        return False
-    made_of = walk.view.ancestors([split_tensor(tensor)[0]])
-    fed = {node for node in made_of if walk.view.op(node).startswith("Placeholder")}
-    others = {node for node in made_of if walk.view.op(node).startswith(_PIPELINES)}
-    return bool(fed & walk.known.training or others)
 
 
 def _is_fed(view: GraphView, tensor: str) -> bool:

@@ -1,18 +1,27 @@
-"""Finds variables that every worker writes from its own batch while training reads them, as a baseline of rewards.
+"""Finds untrained variables that every worker writes from its own batch while training reads them.
 
 Workers then train with values that differ, and that one process, which writes them from all batches, would not have.
-The plan says so. What is written beside training only, as the counts of a metric, changes no result.
+rules_state.py refuses such a write; of what is left (rows of each worker's own examples) the plan says so. What is
+written beside training only, as the counts of a metric, changes no result.
 """
 
 from __future__ import annotations
 
 from parallax.analysis.propagation.states import SAME, Handle
-from parallax.analysis.propagation.walk import Walk
+from parallax.analysis.propagation.walk import Known, Walk
+from parallax.errors import GraphError
+from parallax.graph.batches import is_part
 from parallax.graph.ops import state_op
 from parallax.graph.view import split_tensor
 
 _SHOWN = 3
-_SOURCES = ("Placeholder", "IteratorGetNext", "QueueDequeue", "ReaderRead")
+_PART = (
+    "What gradients depend on must be what one process would have, and each worker has a part of {name!r}, which was "
+    "made with aggregation='sum'. Leave that out, and write a mean over the batch, or compute the loss without the "
+    "variable."
+)
+_PIPELINES = ("IteratorGetNext", "QueueDequeue", "ReaderRead")
+_SOURCES = ("Placeholder", *_PIPELINES)
 
 
 def notes_of(walk: Walk) -> tuple[str, ...]:
@@ -28,16 +37,42 @@ def notes_of(walk: Walk) -> tuple[str, ...]:
     )
 
 
-def may_keep_rows(walk: Walk, variable: str) -> bool:
-    """Whether a variable can have an entry for each row of a worker's batch, as the state between two batches has.
+def check_parts(known: Known) -> None:
+    """Refuses gradients that depend on a variable of which each worker has a part, as a metric's count.
 
-    A scalar cannot, nor can a vector that is no fixed batch's length.
+    Raises:
+        GraphError: they do.
     """
-    shape, view = walk.known.captured.variables[variable].part.shape, walk.view
-    if shape is None or len(shape) > 1:
+    for variable in sorted(known.captured.variables.keys() & known.read - known.after_gradients):
+        if is_part(known.captured.view.nodes[variable]):
+            raise GraphError(_PART.format(name=known.captured.variables[variable].logical_name))
+
+
+def keeps_rows(walk: Walk, node: str, variable: str) -> bool:
+    """Whether a write gives a variable an entry for each example of a worker's batch, as state between batches has.
+
+    A scatter writes rows by number, which are none of the batch's. The variable must be as long along one of its axes
+    as a batch of a fixed length; of one without a static shape that is taken to be so.
+    """
+    view = walk.view
+    state = state_op(view.op(node), len(view.inputs(node)))
+    shape = walk.known.captured.variables[variable].part.shape
+    if state is None or state.kind not in ("assign", "delta"):
+        return False
+    if shape is None:
         return True
-    sources = [view.shape(t) for node in view.nodes if _is_source(walk, node) for t in view.outputs(node)]
-    return bool(shape) and any(source is not None and shape[0] in source[:1] for source in sources)
+    sources = [view.shape(t) for one in view.nodes if _is_source(walk, one) for t in view.outputs(one)]
+    return any(source and source[0] is not None and source[0] in shape for source in sources)
+
+
+def is_of_batch(walk: Walk, tensor: str) -> bool:
+    """Whether a value is computed of a batch; what is fed to no step, and training takes no part of, is a value."""
+    if not depends_on_batch(walk, tensor):
+        return False
+    made_of = walk.view.ancestors([split_tensor(tensor)[0]])
+    fed = {node for node in made_of if walk.view.op(node).startswith("Placeholder")}
+    others = {node for node in made_of if walk.view.op(node).startswith(_PIPELINES)}
+    return bool(fed & walk.known.training or others)
 
 
 def depends_on_batch(walk: Walk, tensor: str) -> bool:

@@ -16,6 +16,7 @@ from parallax.analysis.propagation.choices import comparisons, find_choices
 from parallax.analysis.propagation.denominators import Denominators, find_denominators
 from parallax.analysis.propagation.gradient_pieces import mark, marked_by, piece_kinds
 from parallax.analysis.propagation.losses import results
+from parallax.analysis.propagation.own_state import check_parts
 from parallax.analysis.propagation.padded_rows import find_longest
 from parallax.analysis.propagation.passages import find_passages
 from parallax.analysis.propagation.rewrites_found import rewrites_found
@@ -76,6 +77,7 @@ def walked(
 ) -> Walk:
     """The last walk, from which the rewrites follow; its `states` say of every tensor how a worker holds it."""
     known = _known(captured, sources, routes, equal_randomness, placed or {})
+    check_parts(known)
     order = captured.view.topological_order()
     walk, refusal = _first_walk(known, order)
     while (found := _found_otherwise(walk, refusal)) is not None:
