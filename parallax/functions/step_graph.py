@@ -14,10 +14,12 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
+import numpy as np
 import tensorflow as tf
 from tensorflow.core.framework import attr_value_pb2
 
 from parallax.errors import GraphError
+from parallax.functions.tables import table_in_graph
 from parallax.functions.traced import handle_of, initial_of
 from parallax.graph.batches import mark_batch, mark_elements, mark_full, mark_length, mark_part
 from parallax.graph.view import EXAMPLES
@@ -84,6 +86,7 @@ class StepGraph:
         twice = sorted({name for name in names if names.count(name) > 1})
         if twice:
             raise GraphError(f"Each variable of a step needs a name of its own, and there are two of {twice[0]!r}.")
+        self._tables: dict[int, Tensor] = {}
         self._by_handle = {id(handle_of(one.variable)): one for one in self.variables}
 
     def add(
@@ -142,14 +145,25 @@ class StepGraph:
         if known is not None:
             return self._variable(known).handle
         if outer.dtype in (tf.resource, tf.variant):
-            what = f"the {outer.dtype.name} {getattr(outer, 'name', outer)!r}: a lookup table, an iterator, a queue"
+            if (table := self._table(step, outer)) is not None:
+                return table
+            what = f"the {outer.dtype.name} {getattr(outer, 'name', outer)!r}: an iterator, a queue, a dataset"
             raise GraphError(_UNKNOWN.format(step=step, what=what, remedy=_MOVE))
-        value = outer.numpy()
+        value = np.asarray(outer.numpy())
         if value.nbytes > _LARGEST_CONSTANT_BYTES:
             what = f"a constant of {value.nbytes} bytes, shape {list(value.shape)}"
             remedy = "Make it a variable, tf.Variable(value, trainable=False), or an argument."
             raise GraphError(_UNKNOWN.format(step=step, what=what, remedy=remedy))
         return tf.constant(value)
+
+    def _table(self, step: str, outer: Tensor) -> Tensor | None:
+        """The graph's lookup table in the place of an eager one; None in the place of any other resource."""
+        if outer.dtype == tf.resource and id(outer) not in self._tables:
+            with self.graph.as_default(), self.graph.name_scope(None):
+                table = table_in_graph(step, outer)
+            if table is not None:
+                self._tables[id(outer)] = table
+        return self._tables.get(id(outer))
 
     def _variable(self, one: StepVariable) -> Variable:
         """The graph's variable."""

@@ -89,11 +89,13 @@ class WorkersSession:
         made = [transform(analysed.captured.view, rewrites, Worker(rank, size, SEED, False)) for rank in range(size)]
         runs = [op.name for op in graph.graph.get_operations() if op.name.endswith("/run")]
         runs += [op for op, _ in self.writes.values()]
-        session = NamedSession(together([one.graph_def for one in made], runs), v1.ConfigProto())
+        tables = [op.name for op in graph.graph.get_collection(v1.GraphKeys.TABLE_INITIALIZERS)]
+        session = NamedSession(together([one.graph_def for one in made], [*runs, *tables]), v1.ConfigProto())
         self.workers, self.size, self.job = Alone(), size, JobInMemory(session, analysed, made)
         for phase in initialization_phases(analysed.captured):
             self.job.run_ops([phase] * size)
         self.job.run_ops([list(one.counter_initializers) for one in made])
+        self.job.run_ops([tables] * SIZE)
 
 
 class _All(RunningSteps):

@@ -1,0 +1,94 @@
+"""Lookup tables that a traced step takes: the contents of static ones travel with the graph.
+
+A table that was made eagerly, as a `StringLookup` layer makes one, lives in the process of the script. The graph of the
+step has a table of its own in its place, filled with the same keys and values, sorted by key, as a table lists them in
+another order in each process.
+"""
+
+from __future__ import annotations
+
+import gc
+
+import numpy as np
+import tensorflow as tf
+from tensorflow.python.eager import context
+from tensorflow.python.ops import lookup_ops
+from tensorflow.python.trackable.resource import CapturableResource
+
+from parallax.errors import GraphError
+from parallax.report.text import bytes_text
+from parallax.types import Array, DType, Handle, Tensor
+
+_LARGEST_BYTES = 512 << 20
+"""Of one table's keys and values: TensorFlow sends no graph of 2 GB and more."""
+_CHANGEABLE = (lookup_ops.MutableHashTable, lookup_ops.DenseHashTable)
+_LOOK_UP_BEFORE = "Or look up in the input (tf.data's map), which runs before the step."
+_MUTABLE = (
+    "A traced step may take lookup tables that do not change, and {step} takes one whose contents can change (a "
+    "MutableHashTable or DenseHashTable), of which each worker would have its own. Make a static one of it: "
+    "tf.lookup.StaticHashTable(tf.lookup.KeyValueTensorInitializer(*table.export()), default_value). "
+) + _LOOK_UP_BEFORE
+_EMPTY = (
+    "A traced step may take lookup tables that are filled, and {step} takes one that is not. Fill it before: a layer "
+    "by `adapt` or a vocabulary, a table by its initializer."
+)
+_TOO_LARGE = (
+    "The contents of lookup tables travel with the graph, each of at most {limit}, and {step} takes one of {size}. "
+    "Look up in the input (tf.data's map), which runs before the step."
+)
+
+
+def table_in_graph(step: str, handle: Handle) -> Tensor | None:
+    """The handle of a table in the default graph, with the contents of one that was made eagerly.
+
+    Args:
+        step: the name of the step that takes the table.
+        handle: of the eager table, or any other resource.
+
+    Returns:
+        None where the resource is no lookup table.
+
+    Raises:
+        GraphError: the table can be changed, is not filled, or is too large.
+    """
+    table = _owner_of(handle)
+    if isinstance(table, _CHANGEABLE):
+        raise GraphError(_MUTABLE.format(step=step))
+    if not isinstance(table, lookup_ops.InitializableLookupTableBase):
+        return None
+    try:
+        keys, values = _contents(handle, table.key_dtype, table.value_dtype)
+    except tf.errors.FailedPreconditionError as error:
+        raise GraphError(_EMPTY.format(step=step)) from error
+    size = sum(_bytes_of(one) for one in (keys, values))
+    if size > _LARGEST_BYTES:
+        raise GraphError(_TOO_LARGE.format(step=step, size=bytes_text(size), limit=bytes_text(_LARGEST_BYTES)))
+    made: Tensor = tf.raw_ops.HashTableV2(
+        key_dtype=table.key_dtype, value_dtype=table.value_dtype, use_node_name_sharing=True, name="lookup_table"
+    )
+    filled = tf.raw_ops.InitializeTableV2(
+        table_handle=made, keys=tf.constant(keys, table.key_dtype), values=tf.constant(values, table.value_dtype)
+    )
+    tf.compat.v1.add_to_collection(tf.compat.v1.GraphKeys.TABLE_INITIALIZERS, filled)
+    return made
+
+
+def _owner_of(handle: Handle) -> object | None:
+    """What has a resource's handle: TensorFlow deletes a table together with the object that has made it."""
+    for one in gc.get_objects():
+        if issubclass(type(one), CapturableResource) and one._resource_handle is handle:
+            return one
+    return None
+
+
+def _contents(handle: Handle, key_type: DType, value_type: DType) -> tuple[Array, Array]:
+    """The keys of a table, in order, and their values."""
+    with context.eager_mode():
+        found = tf.raw_ops.LookupTableExportV2(table_handle=handle, Tkeys=key_type, Tvalues=value_type)
+        keys, values = (one.numpy() for one in found)
+    order = np.argsort(keys, kind="stable")
+    return keys[order], values[order]
+
+
+def _bytes_of(array: Array) -> int:
+    return sum(map(len, array.reshape(-1))) if array.dtype == object else int(array.nbytes)
