@@ -77,7 +77,8 @@ def _owner_of(handle: Handle) -> object | None:
     """What has a resource's handle: TensorFlow deletes a table together with the object that has made it."""
     for one in gc.get_objects():
         if issubclass(type(one), CapturableResource) and one._resource_handle is handle:
-            return one
+            owner: object = one
+            return owner
     return None
 
 
