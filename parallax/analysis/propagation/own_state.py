@@ -7,12 +7,14 @@ written beside training only, as the counts of a metric, changes no result.
 
 from __future__ import annotations
 
-from parallax.analysis.propagation.states import SAME, Handle
+from collections.abc import Iterable
+
+from parallax.analysis.propagation.states import SAME, Handle, Same
 from parallax.analysis.propagation.walk import Known, Walk
 from parallax.errors import GraphError
 from parallax.graph.batches import is_part
 from parallax.graph.ops import state_op
-from parallax.graph.view import split_tensor
+from parallax.graph.view import Edge, split_tensor
 
 _SHOWN = 3
 _PART = (
@@ -46,6 +48,45 @@ def check_parts(known: Known) -> None:
     for variable in sorted(known.captured.variables.keys() & known.read - known.after_gradients):
         if is_part(known.captured.view.nodes[variable]):
             raise GraphError(_PART.format(name=known.captured.variables[variable].logical_name))
+
+
+def check_read_by_training(walk: Walk, node: str, slots: Iterable[int], variable: str) -> bool:
+    """Untrained state that gradients depend on must be written with what all workers' batches give together.
+
+    Inputs and predicates that are computed of the per-worker batch are asked for as those of the global batch
+    (whole_batch.py).
+
+    Returns:
+        Whether the variable keeps rows of each worker's own examples; False where nothing of the batch is written.
+
+    Raises:
+        GraphError: it keeps no rows, and an input or a predicate cannot be had of the global batch.
+    """
+    view, known = walk.view, walk.known
+    if variable in known.shared or variable not in known.read - known.after_gradients or node in known.initial:
+        return False
+    inputs = view.inputs(node)
+    edges = [Edge(node, slot) for slot in slots if not isinstance(walk.state_at(node, slot), Same | Handle)]
+    edges = [edge for edge in edges if is_of_batch(walk, inputs[edge.slot])]
+    if edges and keeps_rows(walk, node, variable):
+        return True
+    differing = [branch for branch in known.branches[node] if not walk.agrees((branch,))]
+    predicates = [one.predicate for one in differing if not one.is_loop and is_of_batch(walk, one.predicate)]
+    walk.decisive += [*edges, *(view.consumers(predicate)[0] for predicate in predicates)]
+    if edges:
+        how = f"with {inputs[edges[0].slot]!r}, which each worker computes of its own batch and which cannot be"
+    elif predicates:
+        how = f"if {predicates[0]!r}, which each worker computes of its own batch and which cannot be"
+    elif any(branch.is_loop for branch in differing):
+        how = "in a loop, which each worker may run through another number of times, so that it cannot be"
+    else:
+        return False
+    raise GraphError(
+        f"What gradients depend on must be what one process would have: {view.op(node)} {node!r} writes "
+        f"{known.captured.variables[variable].logical_name!r} {how} put together of all of them. Write a mean, maximum "
+        "or minimum over the batch (tf.reduce_mean along it), train the variable by a gradient, or compute the loss "
+        "without it. State that keeps rows of the examples needs batches of a fixed length."
+    )
 
 
 def keeps_rows(walk: Walk, node: str, variable: str) -> bool:

@@ -12,11 +12,9 @@ takes only what the global batch gives, or rows of each worker's own examples.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 from parallax.analysis.propagation import moving
 from parallax.analysis.propagation.batch_axis import BatchAxes
-from parallax.analysis.propagation.own_state import is_of_batch, keeps_rows
+from parallax.analysis.propagation.own_state import check_read_by_training
 from parallax.analysis.propagation.states import (
     SAME,
     AtOwners,
@@ -26,7 +24,6 @@ from parallax.analysis.propagation.states import (
     Opaque,
     Plain,
     Rows,
-    Same,
     State,
     TouchedIndices,
     TouchedRows,
@@ -120,7 +117,7 @@ def _written_in_functions(walk: Walk, node: str, op: str) -> bool:
             "loops and functions."
         )
     for variable in variables:
-        _check_read_by_training(walk, node, range(len(inputs)), variable)
+        check_read_by_training(walk, node, range(len(inputs)), variable)
     walk.new_own.update(variables)
     return False
 
@@ -238,7 +235,7 @@ def _write_whole(walk: Walk, node: str, state: StateOp, variables: list[str]) ->
         and _collect_batch(walk, node, state, variables[0])
     ):
         return
-    is_kept_by_each = _check_read_by_training(walk, node, slots, variables[0])
+    is_kept_by_each = check_read_by_training(walk, node, slots, variables[0])
     if is_kept_by_each:
         walk.new_own.update(variables)
         return
@@ -258,45 +255,6 @@ def _write_whole(walk: Walk, node: str, state: StateOp, variables: list[str]) ->
             + ("" if _has_gradient(walk, variables[0]) else " If it is a statistic, build it with trainable=False.")
         )
     walk.new_own.update(variables)
-
-
-def _check_read_by_training(walk: Walk, node: str, slots: Iterable[int], variable: str) -> bool:
-    """Untrained state that gradients depend on must be written with what all workers' batches give together.
-
-    Inputs and predicates that are computed of the per-worker batch are asked for as those of the global batch
-    (whole_batch.py).
-
-    Returns:
-        Whether the variable keeps rows of each worker's own examples; False where nothing of the batch is written.
-
-    Raises:
-        GraphError: it keeps no rows, and an input or a predicate cannot be had of the global batch.
-    """
-    view, known = walk.view, walk.known
-    if variable in known.shared or variable not in known.read - known.after_gradients or node in known.initial:
-        return False
-    inputs = view.inputs(node)
-    edges = [Edge(node, slot) for slot in slots if not isinstance(walk.state_at(node, slot), Same | Handle)]
-    edges = [edge for edge in edges if is_of_batch(walk, inputs[edge.slot])]
-    if edges and keeps_rows(walk, node, variable):
-        return True
-    differing = [branch for branch in known.branches[node] if not walk.agrees((branch,))]
-    predicates = [one.predicate for one in differing if not one.is_loop and is_of_batch(walk, one.predicate)]
-    walk.decisive += [*edges, *(view.consumers(predicate)[0] for predicate in predicates)]
-    if edges:
-        how = f"with {inputs[edges[0].slot]!r}, which each worker computes of its own batch and which cannot be"
-    elif predicates:
-        how = f"if {predicates[0]!r}, which each worker computes of its own batch and which cannot be"
-    elif any(branch.is_loop for branch in differing):
-        how = "in a loop, which each worker may run through another number of times, so that it cannot be"
-    else:
-        return False
-    raise GraphError(
-        f"What gradients depend on must be what one process would have: {view.op(node)} {node!r} writes "
-        f"{known.captured.variables[variable].logical_name!r} {how} put together of all of them. Write a mean, maximum "
-        "or minimum over the batch (tf.reduce_mean along it), train the variable by a gradient, or compute the loss "
-        "without it. State that keeps rows of the examples needs batches of a fixed length."
-    )
 
 
 def _has_gradient(walk: Walk, variable: str) -> bool:
@@ -342,7 +300,7 @@ def _unknown(walk: Walk, node: str, state: StateOp, variable: str) -> None:
         if not isinstance(value, Plain):
             raise NoRule(part_of(walk, value), f"{op} {node!r} has no rule for its gradient rows")
         if variable not in walk.known.shared:
-            _check_read_by_training(walk, node, state.others, variable)
+            check_read_by_training(walk, node, state.others, variable)
             walk.new_own.add(variable)
             continue
         raise GraphError(
