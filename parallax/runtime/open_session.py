@@ -221,10 +221,10 @@ def _training(worker: WorkerContext, made: _Made, members: ProcessGroup, extras:
     view = made.analysed.captured.view
     if not extras.equal_randomness:  # whoever compares fetches what was asked for
         worker.log = RunLog(view, updates, tells=members.rank == 0)
-        worker.nan_report = NanReport(view, training.trains, members.workers.Dup())
+        worker.nan_report = NanReport(view, worker.log.trains, members.workers.Dup())
         members.at_end += [worker.log.finish, worker.nan_report.finish]
-    if members.size > 1 and not extras.equal_randomness and not extras.has_values:
-        worker.batches = BatchComparison(view, updates, training.trains, worker.place_of, members.workers.Dup())
+    if members.size > 1 and worker.log is not None and not extras.has_values:
+        worker.batches = BatchComparison(view, updates, worker.log.trains, worker.place_of, members.workers.Dup())
         members.at_end.append(worker.batches.finish)
     return training
 

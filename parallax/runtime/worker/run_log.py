@@ -106,10 +106,7 @@ class RunLog:
             plan: in force.
         """
         self._runs += 1
-        trains = self._trains.get(names)
-        if trains is None:
-            trains = self._trains[names] = self._looked_at(names)
-        if trains:
+        if self.trains(names):
             self._take_step(now_s - run.began_s, run.between_s, pending, plan)
         elif not self._trained and self._runs == IDLE_RUNS:
             self._warn(f"None of the first {IDLE_RUNS} runs of this session updated a trained variable.")
@@ -118,6 +115,12 @@ class RunLog:
     def step(self) -> int:
         """The number of the step in progress, or of the next one, from 1."""
         return self._trained + 1
+
+    def trains(self, names: tuple[str, ...]) -> bool:
+        """Whether a run trains that fetches these names, also where servers make the update."""
+        if names not in self._trains:
+            self._trains[names] = self._looked_at(names)
+        return self._trains[names]
 
     def times(self) -> StepTimes | None:
         """What steps took under the plan in force; None when there were too few."""
