@@ -55,7 +55,7 @@ class KerasJob:
         traced = {"train": traced_training(model, spec)}  # the first has made what Keras makes late
         if evaluates:
             traced["test"] = traced_evaluation(model, spec)
-        self.variables = variables_of(model, [one.concrete for one in traced.values()])
+        self.variables = variables_of(model, [one for step in traced.values() for one in step.captured])
         graph = WithValues(self.variables)
         self.steps = {name: graph.add(name, one.concrete, is_uneven=True) for name, one in traced.items()}
         self.graph = graph.graph
