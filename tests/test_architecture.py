@@ -40,6 +40,7 @@ LAYERS = (
 INSIDE = {
     "analysis": (
         ("reading",),
+        ("layouts",),
         ("propagation", "routes"),
         ("timing",),
         ("measuring",),

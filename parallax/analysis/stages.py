@@ -61,12 +61,13 @@ class Analysed:
         return spec_to_json(self.spec, self.sources)
 
 
-def analyse(graph: Graph, lazy_updates: bool = True) -> Analysed:
+def analyse(graph: Graph, lazy_updates: bool = True, layouts: bool = False) -> Analysed:
     """Captures and classifies a tf.Graph.
 
     Args:
         graph: the tf.Graph.
         lazy_updates: whether updates of whole tables are made by row, later (Config.lazy_updates).
+        layouts: whether losses are followed by the layouts of tensors (Config.layouts).
 
     Raises:
         GraphError: when it cannot be trained in parallel.
@@ -86,12 +87,12 @@ def analyse(graph: Graph, lazy_updates: bool = True) -> Analysed:
             "single_gpu_graph is empty: what is made eagerly (variables, a Keras model) is in no tf.Graph. Build the "
             f"model `with graph.as_default()`. {_OTHER_DOORS}"
         )
-    captured = capture(graph, by_row=lazy_updates)
+    captured = capture(graph, by_row=lazy_updates, by_layouts=layouts)
     spec, sources = classify(captured)
     return Analysed(captured, spec, sources)
 
 
-def analysed_as(graph: Graph, text: str, digest: str, lazy_updates: bool = True) -> Analysed:
+def analysed_as(graph: Graph, text: str, digest: str, lazy_updates: bool = True, layouts: bool = False) -> Analysed:
     """Captures a worker's graph and takes the launcher's classes for it.
 
     Args:
@@ -99,9 +100,10 @@ def analysed_as(graph: Graph, text: str, digest: str, lazy_updates: bool = True)
         text: `Analysed.to_json` of the launcher's analysis.
         digest: fingerprint of the worker's graph.
         lazy_updates: as the launcher's.
+        layouts: as the launcher's.
     """
     spec, sources = spec_from_json(text)
-    return Analysed(capture(graph, digest, lazy_updates), replace(spec, fingerprint=digest), sources)
+    return Analysed(capture(graph, digest, lazy_updates, layouts), replace(spec, fingerprint=digest), sources)
 
 
 def plan_for(

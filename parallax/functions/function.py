@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -23,7 +23,7 @@ from parallax.functions.arguments import Arguments, arguments_of, bound_argument
 from parallax.functions.attachments import attached, attachment_with
 from parallax.functions.input_digests import check_input
 from parallax.functions.input_order import iterate_in_order
-from parallax.functions.results import joined, rules_of
+from parallax.functions.results import joined, mark_sums, rules_of
 from parallax.functions.running import RunningSteps
 from parallax.functions.shares import Share, digest_of, examples_of, rows_of, share_of
 from parallax.functions.step_graph import GraphStep, StepGraph
@@ -251,7 +251,11 @@ class DistributedStep:
         workers = calls.number_of_workers(self._config, self._resource_info)
         examples = examples_of(arguments.tensors, workers)
         found = graph.add(self._name, traced.concrete, is_uneven=True, examples=examples, full=full)
-        return arguments, graph, found, rules_of(found.fetches, self._returns)
+        rules = rules_of(found.fetches, self._returns)
+        if self._config.layouts:
+            fetches, rules = mark_sums(graph.graph, found.fetches, rules)
+            found = replace(found, fetches=fetches)
+        return arguments, graph, found, rules
 
     def _arguments(
         self, owner: tuple[object, ...], args: tuple[Argument, ...], kwargs: dict[str, Argument]

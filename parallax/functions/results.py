@@ -16,8 +16,9 @@ import tensorflow as tf
 from parallax.errors import ConfigError, GraphError, SessionError
 from parallax.functions.reports import reported_value
 from parallax.functions.shares import OTHER_INPUT, Share
+from parallax.graph.batches import ADDED, mark_reported
 from parallax.runtime.worker.barrier import barrier
-from parallax.types import Array, Comm, Nest, Tensor, Value
+from parallax.types import Array, Comm, Graph, Nest, Tensor, Value
 
 RULES = ("mean", "sum", "rows", "same")
 _RULES_TEXT = (
@@ -71,6 +72,27 @@ def marked_means(results: Nest, returns: Nest) -> Nest:
         for one, word in zip(flat, words, strict=True)
     ]
     return tf.nest.pack_sequence_as(results, marked)
+
+
+def mark_sums(graph: Graph, fetches: Nest, rules: Sequence[str]) -> tuple[Nest, tuple[str, ...]]:
+    """The results of a step whose tensors have layouts, and their rules: sums over the batch are the same everywhere.
+
+    Args:
+        graph: that has the step.
+        fetches: the step's results.
+        rules: of each, flat.
+    """
+    flat = tf.nest.flatten(fetches)
+    waiting = iter(rules)
+    with graph.as_default(), graph.name_scope("results/"):
+        found = [_added(one) if one is not None and next(waiting) == "sum" else one for one in flat]
+    return tf.nest.pack_sequence_as(fetches, found), tuple("same" if rule == "sum" else rule for rule in rules)
+
+
+def _added(tensor: Tensor) -> Tensor:
+    added = tf.identity(tensor)
+    mark_reported(added, ADDED)
+    return added
 
 
 def _is_real(tensor: Tensor) -> bool:

@@ -19,9 +19,9 @@ _BATCH, _LENGTH, _ELEMENTS = "_parallax_batch", "_parallax_length", "_parallax_e
 _REPORTED, _PART, _VECTOR_LOSS = "_parallax_reported", "_parallax_part", "_parallax_vector_loss"
 FULL = "_parallax_full"
 """How long batches will be: a graph is the same whatever it says."""
-VALUE, COUNTED, WEIGHT = "value", "counted", "weight"
+VALUE, COUNTED, WEIGHT, ADDED = "value", "counted", "weight", "added"
 """What is reported: a scalar that is a mean over the batch, as a loss is, of which the workers' mean is taken, or which
-a metric adds to its part; or the weight with which a metric counts it."""
+a metric adds to its part; the weight with which a metric counts it; or what is a sum over the batch."""
 
 
 def mark_batch(placeholder: Tensor, step: str) -> None:
@@ -80,7 +80,7 @@ def mark_reported(identity: Tensor, kind: str) -> None:
 
     Args:
         identity: the result of an Identity.
-        kind: VALUE, COUNTED or WEIGHT.
+        kind: VALUE, COUNTED, WEIGHT or ADDED.
     """
     _set(identity.op, _REPORTED, kind)
 
@@ -143,7 +143,7 @@ def length_by_step(view: GraphView) -> dict[str, str]:
 
 
 def reported_as(node: NodeDef) -> str:
-    """What a node reports: VALUE, COUNTED, WEIGHT, or empty."""
+    """What a node reports: VALUE, COUNTED, WEIGHT, ADDED, or empty."""
     return _mark(node, _REPORTED)
 
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from parallax.graph.ownership import Ownership
 from parallax.graph.view import Edge
+from parallax.plans.layouts import LayoutRewrites
 from parallax.plans.losses import Divided, PaddedRows, PartAdded, ReportedScalar, Selected, Summed, UnevenBatch
 
 
@@ -89,10 +90,10 @@ class AllReduce:
     """`tensor` is each worker's part of a sum: the `edges` shall see the sum of all.
 
     `kind` is `sum`, `mean` (of a gradient: sum divided by the number of workers), `min`, `max`, `rows_mean` (a mean
-    over joined rows: weighted by the rows of `weight`, the tensor that was averaged), or `workers_mean` (a mean of what
-    is no gradient). `table` names the table whose owners have the parts, where they are on servers; else the workers
-    have them. Where a worker `keeps_own`, who fetches the tensor gets this worker's part. Of a `batch`, where it is
-    named, a worker counts in a mean by its share of the rows; the other kinds leave out one without rows.
+    over rows, weighted by those of `weight`, which was averaged), `workers_mean` (a mean of what is no gradient), or
+    `gradient` (a gradient's sum). `table` names the table on servers whose owners have the parts; else the workers
+    have them. If a worker `keeps_own`, a fetch of the tensor gets this worker's part. Of a named `batch`, a worker
+    counts in a mean by its share of the rows, and the other kinds leave out one without rows.
     """
 
     tensor: str
@@ -217,8 +218,7 @@ class AlikeRows:
 class SharedRows:
     """Joined gradient rows some of which belong to the same ids on all workers.
 
-    Those are summed over the workers; worker 0 holds the sum and the others zeros, so that the joined rows add up to
-    what the one process has.
+    Those are summed over the workers; the last worker holds the sum and the others hold zeros.
     """
 
     tensor: str
@@ -358,6 +358,7 @@ class Rewrites:
         padded: ragged rows that are filled up.
         added: what steps add to variables of which each worker has a part.
         uncounted: names of such variables that are added to in loops, by workers without examples too.
+        layouts: changes of layout, if tensors have layouts.
         notes: what a plan says of how losses are taken, a sentence each.
     """
 
@@ -391,6 +392,7 @@ class Rewrites:
     padded: tuple[PaddedRows, ...] = ()
     added: tuple[PartAdded, ...] = ()
     uncounted: tuple[str, ...] = ()
+    layouts: LayoutRewrites | None = None
     notes: tuple[str, ...] = ()
 
     def table(self, op: str) -> Table:

@@ -121,6 +121,10 @@ class Config:
         lazy_updates: True: where an optimizer's update of a table changes rows that no gradient touched, these rows are
             brought up to date when they are read; the numbers are the same, and a step takes the time of the rows that
             it touches. False: as the graph has it.
+        layouts: True: every tensor of a step has a layout (replicated, sharded by example, partial sum), so that batch
+            statistics, losses in which examples interact, and whatever else a loss makes of a batch are those of the
+            global batch. For steps of Keras and `parallax.function`, without servers. False, the default: a loss is
+            taken for a mean over the batch, and the plan names what is not.
         overlap: True: a `run` gives back what it fetches as soon as it is there, and all-reduces, pushes and updates go
             on while the next one begins; every value is the one that runs one after the other give. Whatever else is
             asked of the session waits for them. False, the default: a `run` ends with its updates. With servers, no
@@ -212,6 +216,7 @@ class Config:
         rule=checked.number,
     )
     lazy_updates: bool = setting(True, rule=checked.truth)
+    layouts: bool = setting(False, rule=checked.truth)
     overlap: bool = setting(False, rule=checked.truth)
     compute_dtype: str | None = setting(
         None,

@@ -34,6 +34,7 @@ from parallax.transform.passes.full_batches import FullBatch, add_full_batches
 from parallax.transform.passes.gradients_to_servers import scatter_gradients
 from parallax.transform.passes.inputs import IteratorsOfGraph, keep_inputs
 from parallax.transform.passes.joined_messages import JoinedMessage, join_all_reduces
+from parallax.transform.passes.layouts import change_layouts
 from parallax.transform.passes.losses import share_batches, weigh_losses
 from parallax.transform.passes.padded_rows import fill_rows_alike
 from parallax.transform.passes.partitions import place_tables
@@ -52,6 +53,7 @@ PASSES: tuple[Callable[[Editor, Rewrites], None], ...] = (
     place_tables,
     share_batches,
     keep_gradients,
+    change_layouts,
     reduce_gradients,
     weigh_losses,
     fill_rows_alike,

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import tensorflow as tf
 
-from tests.functions.scripts import custom_loop, legacy_fit, on_batch
+from tests.functions.scripts import custom_loop, global_batch, legacy_fit, on_batch
 
 SCRIPTS = Path(__file__).parent / "scripts"
 
@@ -30,6 +30,12 @@ def test_a_custom_loop_on_two_workers_is_one_process(start, tmp_path):
     done = start(*words).finish()
     assert done.status == 0, done
     check(custom_loop.trained("sgd", tf.function), tmp_path)
+
+
+def test_a_loss_of_the_global_batch_on_two_workers_is_one_process(start, tmp_path):
+    done = start("-m", "parallax.cli", "run", "--workers", 2, SCRIPTS / "global_batch.py", "out").finish()
+    assert done.status == 0, done
+    check(global_batch.trained(tf.function), tmp_path)
 
 
 def test_a_loop_of_train_on_batch_after_a_fit_is_one_process(start, tmp_path):

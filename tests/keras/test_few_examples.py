@@ -40,6 +40,17 @@ def trained(body, inputs, train, outputs=3, loss="sparse_categorical_crossentrop
     return model, train(model, inputs, y, validation_data=(inputs[:5], y[:5]), **options).history
 
 
+class Positions(layers.Layer):
+    """Two tables; the second one is looked up by ids that all examples have alike."""
+
+    def __init__(self):
+        super().__init__()
+        self.tokens, self.positions = layers.Embedding(12, 3), layers.Embedding(8, 3)
+
+    def call(self, ids):
+        return self.tokens(ids) + self.positions(ops.arange(0, ops.shape(ids)[-1], 1))
+
+
 @pytest.mark.parametrize(
     ("body", "inputs"),
     [
@@ -57,10 +68,12 @@ def trained(body, inputs, train, outputs=3, loss="sparse_categorical_crossentrop
         (lambda: [layers.Lambda(lambda x: tf.image.resize(x, (7, 5))), layers.Flatten()], drawn(4, 4, 2)),
         (lambda: [layers.Embedding(12, 3), layers.Conv1D(4, 2), layers.GlobalMaxPooling1D()], IDS),
         (lambda: [layers.Embedding(12, 3, mask_zero=True), layers.LSTM(4)], IDS * (np.arange(4) < 3)),
+        (lambda: [Positions(), layers.Flatten()], IDS),
     ],
     ids=[
         *("conv1d", "conv2d", "conv3d", "depthwise", "separable", "transposed", "reshaped", "lstm", "gru", "unrolled"),
         *("layer norm", "resized", "embedding and conv", "masked"),
+        "positions",
     ],
 )
 def test_layers_may_have_fewer_examples_than_workers(body, inputs):

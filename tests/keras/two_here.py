@@ -47,9 +47,10 @@ def read(model, *args, merge_rows=True, size=SIZE, **kwargs):
     return read_fit(model, arguments, size, merge_rows)
 
 
-def plan_of_fit(model, *args, **kwargs):
-    """The plan of a call of `fit` for two workers."""
-    return plan_for(analyse(read(model, *args, **kwargs).graph.graph), one_host(SIZE), Config())
+def plan_of_fit(model, *args, layouts=False, run_option=None, **kwargs):
+    """The plan of a call of `fit` for two workers; `layouts` and `run_option` are those of Config."""
+    analysed = analyse(read(model, *args, **kwargs).graph.graph, layouts=layouts)
+    return plan_for(analysed, one_host(SIZE), Config(run_option=run_option))
 
 
 def fit_by_two(model, *args, **kwargs):
@@ -57,10 +58,10 @@ def fit_by_two(model, *args, **kwargs):
     return fit_by(SIZE, model, *args, **kwargs)
 
 
-def fit_by(size, model, *args, **kwargs):
-    """What `fit` gives by so many workers."""
+def fit_by(size, model, *args, layouts=False, **kwargs):
+    """What `fit` gives by so many workers; `layouts` is that of Config."""
     fit = read(model, *args, size=size, **kwargs)
-    session, original = WorkersSession(fit.graph, size), functools.partial(plain_fit_of(model), model)
+    session, original = WorkersSession(fit.graph, size, layouts), functools.partial(plain_fit_of(model), model)
     shares = functools.partial(_shares, size)
     with mock.patch.object(fitting, "RunningSteps", _All), mock.patch("parallax.keras.training.share_of", shares):
         history, values = run_fit(fit, original, session, 1, 0)
@@ -75,16 +76,17 @@ class WorkersSession:
     Args:
         graph: a StepGraph, with its steps.
         size: how many workers.
+        layouts: that of Config.
     """
 
-    def __init__(self, graph, size):
+    def __init__(self, graph, size, layouts=False):
         native_ops()
         self.writes = {}
         with graph.graph.as_default():
             for name, variable in graph.made.items():
                 given = v1.placeholder(variable.dtype, variable.shape)
                 self.writes[name] = v1.assign(variable, given).op.name, given.name
-        analysed = analyse(graph.graph)
+        analysed = analyse(graph.graph, layouts=layouts)
         rewrites = rewrites_of(analysed, plan_for(analysed, one_host(size), Config()), False)
         made = [transform(analysed.captured.view, rewrites, Worker(rank, size, SEED, False)) for rank in range(size)]
         runs = [op.name for op in graph.graph.get_operations() if op.name.endswith("/run")]

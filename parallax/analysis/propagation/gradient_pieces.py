@@ -6,7 +6,7 @@ The rows of IndexedSlices come in pieces, one for each lookup, and what the one 
   every row once, so rows of several workers are merged before anything else, such as a clip, sees them (`touched`).
   Merged ids that are looked up in several cuts, none of them in two, are pieces that are merged together.
 - `shared`: the same ids on all workers whatever the batch (positions, equal samples); the one process has these rows
-  once, each worker a part of their sum, which worker 0 keeps (equal_ids.py).
+  once, each worker a part of their sum, which the last worker keeps (equal_ids.py).
 - `unknown`: it cannot be seen how many rows a larger batch has: ids equal on all workers, or some of merged ids. The
   graph is refused where such rows are looked at before the update.
 """
@@ -130,6 +130,8 @@ def _of_several_kinds(look: _PieceRules, ids: str) -> list[GradientPiece]:
 
 
 def _of_equal_ids(look: _PieceRules, ids: str) -> GradientPiece:
+    if look.walk.known.layouts is not None:
+        return GradientPiece(ids, "shared")  # rows of replicated numbers are partial sums
     kind = kind_of_equal_ids(look.axes, ids, look.forward)
     return GradientPiece(ids, kind) if kind in ("shared", "joined") else GradientPiece(ids, "unknown", kind)
 
@@ -150,7 +152,8 @@ def _mark_source(walk: Walk, source: GradientSource, indices: str) -> None:
         _check_pieces(walk, source, pieces)
     walk.pairs.setdefault(indices, []).append(source.values)
     walk.part_of_token[source.values] = walk.part_of_token[indices] = source.part
-    if value_edges and not any(s.tensor == source.values for s in walk.scales):
+    is_mean = walk.known.layouts is None
+    if value_edges and is_mean and not any(s.tensor == source.values for s in walk.scales):
         walk.scales.append(Scale(source.values, tuple(value_edges)))
     states: tuple[State, State] = (Values((source.values,)), Indices((indices,)))
     key = f"at {source.values}"

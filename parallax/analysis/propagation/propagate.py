@@ -8,9 +8,10 @@ pieces starts the walk again; the rewrites follow from the last walk (rewrites_f
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from dataclasses import replace
 
+from parallax.analysis.layouts.find_layouts import Layouts, find_layouts, last_gradients
 from parallax.analysis.propagation import visit_node
 from parallax.analysis.propagation.choices import comparisons, find_choices
 from parallax.analysis.propagation.denominators import Denominators, find_denominators
@@ -24,7 +25,7 @@ from parallax.analysis.propagation.states import LOCAL, SAME
 from parallax.analysis.propagation.walk import Assumed, Known, Walk
 from parallax.analysis.propagation.whole_batch import find_wholes
 from parallax.analysis.reading.capture import Captured
-from parallax.analysis.reading.functions import functions_of
+from parallax.analysis.reading.functions import Functions, functions_of
 from parallax.analysis.reading.gradients import followed_variable, gradient_updates
 from parallax.errors import GraphError, ParallaxError
 from parallax.graph.batches import is_part
@@ -93,6 +94,7 @@ def _known(
     placed: Mapping[str, Placement],
 ) -> Known:
     view = captured.view
+    sources = last_gradients(view, sources) if captured.by_layouts else sources
     spread = {part for part, route in routes.items() if route == "alltoall"}
     updates = gradient_updates(captured, sources)
     initializers = {v.initializer for v in captured.variables.values() if v.initializer}
@@ -102,6 +104,8 @@ def _known(
     for source in sources:
         if source.indices is None:
             dense_sources.setdefault(source.values, []).append(source)
+    functions = functions_of(view, lambda op: visit_node.differs(op, equal_randomness))
+    initial = view.ancestors(initializers)
     return Known(
         captured=captured,
         sources=sources,
@@ -110,15 +114,36 @@ def _known(
         shared=visit_node.shared_variables(captured, sources, updates),
         training=training,
         read=view.computed_of(updates - initializers),
-        initial=view.ancestors(initializers),
+        initial=initial,
         initializers=initializers,
         dense_sources=dense_sources,
         equal_randomness=equal_randomness,
         after_gradients=training - view.ancestors(delivered),
         branches=branches_of(view),
-        functions=functions_of(view, lambda op: visit_node.differs(op, equal_randomness)),
-        passages=find_passages(captured),
+        functions=functions,
+        passages={} if captured.by_layouts else find_passages(captured),
+        layouts=_layouts_of(captured, sources, initial, functions),
     )
+
+
+def _layouts_of(
+    captured: Captured, sources: tuple[GradientSource, ...], initial: Set[str], functions: Functions
+) -> Layouts | None:
+    """The layouts of a step's tensors, where they are asked for; found once."""
+    if not captured.by_layouts:
+        return None
+    if sources not in captured.remembered:
+        captured.remembered[sources] = find_layouts(
+            captured.view,
+            captured.variables,
+            sources,
+            initial,
+            functions,
+            lambda op: visit_node.differs(op, False),
+            visit_node.is_random,
+        )
+    found: Layouts = captured.remembered[sources]
+    return found
 
 
 def _first_walk(known: Known, order: list[str]) -> tuple[Walk, ParallaxError | None]:
@@ -158,6 +183,8 @@ def _found_otherwise(walk: Walk, refusal: ParallaxError | None) -> Assumed | Non
         ParallaxError: the walk's refusal, where no part of the batch that can be put together mends it.
     """
     assumed = walk.assumed
+    if walk.known.layouts is not None:
+        return _found_otherwise_of_tables(walk, refusal)
     if walk.decisive or results(walk.view) or find_longest(walk) or find_choices(walk) or comparisons(walk):
         denominators, (wholes, unproven) = find_denominators(walk, assumed.denominators), find_wholes(walk)
         if denominators != assumed.denominators:  # these come first: they say what a loss is a part of
@@ -166,14 +193,7 @@ def _found_otherwise(walk: Walk, refusal: ParallaxError | None) -> Assumed | Non
             return replace(assumed, wholes=wholes)
         if refusal is not None:
             raise _with_place(walk, refusal, unproven)
-    found = Assumed(
-        table_of={**assumed.table_of, **walk.new_members},
-        denominators=assumed.denominators,
-        own=assumed.own | walk.new_own,
-        kinds=piece_kinds(walk),
-        alike=frozenset(t for t in walk.asked if walk.states.get(t) == SAME),
-        wholes=assumed.wholes,
-    )
+    found = _of_tables(walk)
     if _differ(walk, found):
         return found
     denominators = find_denominators(walk, assumed.denominators)
@@ -181,6 +201,30 @@ def _found_otherwise(walk: Walk, refusal: ParallaxError | None) -> Assumed | Non
         return replace(found, denominators=denominators)
     walk.assumed = replace(assumed, kinds=found.kinds)
     return None
+
+
+def _found_otherwise_of_tables(walk: Walk, refusal: ParallaxError | None) -> Assumed | None:
+    """As `_found_otherwise`, where layouts say all else."""
+    if refusal is not None:
+        raise refusal
+    found = _of_tables(walk)
+    if _differ(walk, found):
+        return found
+    walk.assumed = replace(walk.assumed, kinds=found.kinds)
+    return None
+
+
+def _of_tables(walk: Walk) -> Assumed:
+    """What a walk found of tables, slots and the pieces of gradients."""
+    assumed = walk.assumed
+    return Assumed(
+        table_of={**assumed.table_of, **walk.new_members},
+        denominators=assumed.denominators,
+        own=assumed.own | walk.new_own,
+        kinds=piece_kinds(walk),
+        alike=frozenset(t for t in walk.asked if walk.states.get(t) == SAME),
+        wholes=assumed.wholes,
+    )
 
 
 def _differ(walk: Walk, found: Assumed) -> bool:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
+from parallax.analysis.layouts.notes import notes_of_layouts
 from parallax.analysis.propagation import (
     bent_backward,
     example_gradients,
@@ -29,6 +30,7 @@ from parallax.analysis.propagation.server_nodes import owned_nodes
 from parallax.analysis.propagation.server_order import check_reads
 from parallax.analysis.propagation.states import AtOwners, Rows
 from parallax.analysis.propagation.walk import Merge, Walk
+from parallax.errors import GraphError
 from parallax.graph.batches import batch_by_node
 from parallax.graph.view import split_tensor
 from parallax.plans.rewrites import (
@@ -50,6 +52,9 @@ def rewrites_found(walk: Walk, terms: TrainingMode) -> Rewrites:
         GraphError: an update that takes several batches depends on what one of them has, or on another update.
         NoRule: a variable on servers is read by workers who cannot know that it was written.
     """
+    layouts = walk.known.layouts
+    if layouts is not None:
+        _check_layouts(walk, terms)
     is_kept = terms.accumulate_steps > 1
     if is_kept:
         check_kept(walk)
@@ -82,12 +87,38 @@ def rewrites_found(walk: Walk, terms: TrainingMode) -> Rewrites:
         terms=terms,
         divided=walk.assumed.denominators.divided,
         selected=walk.assumed.denominators.selected,
-        padded=padded_rows.find_padded(walk) if terms.synchronous else (),
-        notes=_notes(walk),
+        padded=padded_rows.find_padded(walk) if terms.synchronous and layouts is None else (),
+        notes=_notes(walk) if layouts is None else notes_of_layouts(walk.view, layouts),
         keeps=keeps_of(walk) if is_kept else (),
         alike_rows=tuple(walk.alike_rows) if is_kept else (),
     )
+    if layouts is not None:
+        rewrites = replace(rewrites, layouts=layouts.rewrites, batches=uneven.uneven_batches(walk.view))
+        return uneven.leave_out_stand_ins(walk, rewrites, layouts)
     return uneven.weighed(walk, rewrites)
+
+
+def _check_layouts(walk: Walk, terms: TrainingMode) -> None:
+    """What layouts cannot do yet.
+
+    Raises:
+        GraphError: on servers, of graphs whose batches are not marked, or where an update takes several batches.
+    """
+    if any(table.servers for table in walk.known.tables.values()) or not terms.synchronous or terms.sums == "servers":
+        raise GraphError(
+            "Config(layouts=True) is for variables that the workers hold, and some are on servers here. Set "
+            "run_option='MPI' or 'HYBRID' and no route 'ps', or layouts=False."
+        )
+    if not batch_by_node(walk.view):
+        raise GraphError(
+            "Config(layouts=True) is for steps of Keras and of parallax.function, whose batches are known, and this "
+            "graph marks none. Set layouts=False."
+        )
+    if terms.accumulate_steps > 1 or not terms.average_sparse:
+        raise GraphError(
+            "Config(layouts=True) computes the one process's gradients of each batch: leave accumulate_steps at 1 and "
+            "average_sparse at True, or set layouts=False."
+        )
 
 
 def _tables(walk: Walk) -> tuple[Table, ...]:
@@ -163,6 +194,7 @@ def _equal_random_ops(walk: Walk) -> tuple[str, ...]:
     view, alike = walk.view, walk.known.initial | walk.known.after_gradients
     found = {n for n in alike if visit_node.is_random(view.op(n))}
     found |= {n for n in view.nodes if visit_node.draws_alike(walk, n)}
+    found |= set(walk.known.layouts.alike) if walk.known.layouts is not None else set()
     return tuple(sorted(found | {n for n in alike if walk.known.functions.of_node(view.nodes[n])}))
 
 

@@ -21,6 +21,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TypeVar
 
+from parallax.analysis.layouts.find_layouts import Layouts
 from parallax.analysis.propagation import part_sums, sums
 from parallax.analysis.propagation.axis_blocks import is_length
 from parallax.analysis.propagation.batch_axis import BatchAxes
@@ -71,10 +72,31 @@ def weighed(walk: Walk, rewrites: Rewrites) -> Rewrites:
         collects=tuple(_of_rows(one, batches) for one in rewrites.collects),
         divided=tuple(_of_division(one, batches) for one in rewrites.divided if not one.is_mean),
         selected=tuple(_of_selection(one, batches) for one in rewrites.selected),
-        batches=_uneven(walk.view, batches),
+        batches=uneven_batches(walk.view),
         summed=sums.find_sums(walk, batches),
         uncounted=part_sums.find_uncounted(walk),
         reported=tuple(one for one in reported if one.kind != WEIGHT),
+    )
+
+
+def leave_out_stand_ins(walk: Walk, rewrites: Rewrites, layouts: Layouts) -> Rewrites:
+    """The rewrites of a step whose tensors have layouts, in which workers without examples count for nothing.
+
+    Args:
+        walk: the finished walk.
+        rewrites: what it found.
+        layouts: of the step's tensors; what they call counted is left as it is.
+    """
+    batches = batch_by_node(walk.view)
+    is_counted = {tensor for tensor, fact in layouts.facts.items() if fact.is_counted}
+    reduced = [
+        one if one.tensor in is_counted else _of_batch(walk, one, batches, False) for one in rewrites.all_reduces
+    ]
+    return replace(
+        rewrites,
+        all_reduces=tuple(reduced),
+        pushes=tuple(_of_rows(one, batches) for one in rewrites.pushes),
+        collects=tuple(_of_rows(one, batches) for one in rewrites.collects),
     )
 
 
@@ -84,8 +106,9 @@ def notes_of(walk: Walk) -> tuple[str, ...]:
     return sums.notes_of(walk, batches) if batches else ()
 
 
-def _uneven(view: GraphView, batches: dict[str, str]) -> tuple[UnevenBatch, ...]:
-    lengths, found = length_by_step(view), []
+def uneven_batches(view: GraphView) -> tuple[UnevenBatch, ...]:
+    """The batches of a graph that may be of unequal length, one of a step."""
+    batches, lengths, found = batch_by_node(view), length_by_step(view), []
     for placeholder in dict.fromkeys(batches.values()):
         length = lengths.get(batch_of(view.nodes[split_tensor(placeholder)[0]]))
         found.append(UnevenBatch(placeholder, None if length is None else Edge(length, 0)))

@@ -13,6 +13,7 @@ import re
 from collections.abc import Set
 from functools import cache
 
+from parallax.analysis.layouts.find_layouts import Layouts
 from parallax.analysis.propagation import denominators, passages, rule_of_op, rules_state, whole_batch
 from parallax.analysis.propagation.distinct_ids import merged_ids, root
 from parallax.analysis.propagation.gradient_pieces import concatenated
@@ -132,10 +133,25 @@ def visit(walk: Walk, node: str) -> None:
         walk.set_all(node, _lookup_table(walk, node))
     elif not rules_state.visit(walk, node, op) and not rule_of_op.visit(walk, node, op):
         _inherit(walk, node, op)
+    if walk.known.layouts is not None:
+        _take_layouts(walk, node, walk.known.layouts)
     _all_reduce_gradient(walk, node)
+    if walk.known.layouts is not None:
+        return
     passages.visit(walk, node)
     denominators.visit(walk, node)
     whole_batch.visit(walk, node)
+
+
+def _take_layouts(walk: Walk, node: str, layouts: Layouts) -> None:
+    """The results of a node are as their layouts say; those that a node takes whole are the same for that node."""
+    for tensor in walk.view.outputs(node):
+        fact = layouts.facts.get(tensor)
+        if fact is not None and walk.states[tensor].kind in ("same", "batch", "local"):
+            walk.states[tensor] = SAME if fact.is_same else BATCH
+        for edge in walk.view.consumers(tensor):
+            if (tensor, edge.node) in layouts.whole:
+                walk.marked.setdefault((tensor, edge.node), SAME)
 
 
 def lookups_of_indices(walk: Walk, merge: Merge) -> tuple[tuple[str, ...], tuple[str, ...]]:
@@ -283,7 +299,7 @@ def _all_reduce_gradient(walk: Walk, node: str) -> None:
                 continue
             state = walk.marked_gradient(source.part)
             if state == SAME:
-                walk.all_reduces.append(AllReduce(tensor, edges, "mean"))
+                walk.all_reduces.append(AllReduce(tensor, edges, "mean" if walk.known.layouts is None else "gradient"))
             else:
                 walk.scatters.append(Scatter(tensor, edges, source.part))
             walk.marked.update({(tensor, e.node): state for e in edges})

@@ -40,6 +40,7 @@ from parallax.plans.rewrites import (
 )
 
 if TYPE_CHECKING:
+    from parallax.analysis.layouts.find_layouts import Layouts
     from parallax.analysis.propagation.denominators import Denominators
     from parallax.analysis.propagation.passages import Passage
     from parallax.analysis.propagation.whole_batch import Whole
@@ -90,6 +91,7 @@ class Known:
         branches: node -> the conditionals and loops that it is inside of.
         functions: what functions write and draw.
         passages: what autodiff made that is the workers' mean besides, by tensor (passages.py).
+        layouts: the layouts of a step's tensors, where they are asked for; nothing else is then assumed of losses.
     """
 
     captured: Captured
@@ -107,6 +109,7 @@ class Known:
     branches: Mapping[str, Branches]
     functions: Functions
     passages: Mapping[str, Sequence[Passage]]
+    layouts: Layouts | None = None
 
 
 @dataclass(frozen=True, slots=True)

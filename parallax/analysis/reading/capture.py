@@ -71,6 +71,7 @@ class Captured:
         hidden: what autodiff delivered in bodies of loops and conditionals, which are not inlined.
         lazy: the tables whose updates change more rows than a gradient has, if that was asked for.
         by_row: whether it was.
+        by_layouts: whether losses are followed by the layouts of tensors (analysis/layouts).
         remembered: what was decided of this graph, and as these variables and records say, by what was asked.
     """
 
@@ -81,17 +82,19 @@ class Captured:
     hidden: tuple[Hidden, ...] = ()
     lazy: tuple[LazyTable, ...] = ()
     by_row: bool = False
+    by_layouts: bool = False
     remembered: dict[Any, Any] = field(init=False, default_factory=dict, repr=False, compare=False)
 
 
 @cycles_wait
-def capture(graph: Graph, digest: str | None = None, by_row: bool = False) -> Captured:
+def capture(graph: Graph, digest: str | None = None, by_row: bool = False, by_layouts: bool = False) -> Captured:
     """Captures a TF1-style graph, whether built or imported, before or after Parallax was imported.
 
     Args:
         graph: a tf.Graph.
         digest: its fingerprint, where the process knows it already.
         by_row: whether updates of whole tables become updates by row, where they are proven the same.
+        by_layouts: whether losses are followed by the layouts of tensors.
     """
     graph_def = meant(graph)
     digest = fingerprint(graph_def) if digest is None else digest
@@ -108,7 +111,7 @@ def capture(graph: Graph, digest: str | None = None, by_row: bool = False) -> Ca
             row_update_ops()  # the graph has one of them
             view = GraphView(_with_shapes(rewritten))
     records, hidden = records_in(graph, names, calls, view)
-    return Captured(view, digest, _variables(graph, view, is_open), records, hidden, lazy, by_row)
+    return Captured(view, digest, _variables(graph, view, is_open), records, hidden, lazy, by_row, by_layouts)
 
 
 def _flat(graph_def: GraphDef) -> tuple[GraphDef, tuple[InlinedCall, ...]]:

@@ -13,7 +13,7 @@ import tensorflow as tf
 
 from parallax.types import DType, Tensor
 
-REDUCED = ("sum", "min", "max", "rows_mean")
+REDUCED = ("sum", "min", "max", "rows_mean", "gradient")
 """The kinds of rewrites.AllReduce that are no mean over the workers."""
 
 
@@ -25,17 +25,19 @@ class BatchShare:
         rows: how many examples all workers have; a scalar of type int64.
         own: what part of them this worker has; a scalar of type float64.
         is_counted: whether this worker has any; a boolean scalar.
+        count: how many examples this worker has; a scalar of type int64.
     """
 
     rows: Tensor
     own: Tensor
     is_counted: Tensor
+    count: Tensor
 
     @staticmethod
     def of(own: Tensor, rows: Tensor) -> BatchShare:
         """The share of so many rows of so many, scalars of type int64."""
         share = tf.math.divide_no_nan(tf.cast(own, tf.float64), tf.cast(rows, tf.float64))
-        return BatchShare(rows, share, own > 0)
+        return BatchShare(rows, share, own > 0, own)
 
     def times(self, factor: float, dtype: DType) -> Tensor:
         """The share, times a number, as a scalar of some type."""

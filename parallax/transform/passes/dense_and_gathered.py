@@ -31,7 +31,7 @@ def reduce_gradients(editor: Editor, rewrites: Rewrites) -> None:
         if not rewrites.terms.synchronous:
             continue  # a worker by itself has the one process's rows
         with tf.name_scope(f"{SCOPE}/shared_rows/"):
-            editor.redirect(shared.edges, _held_by_worker_0(editor, editor.at(shared.edges[0]), shared))
+            editor.redirect(shared.edges, _keep_on_last_worker(editor, editor.at(shared.edges[0]), shared))
     for feed in rewrites.broadcasts:
         with tf.name_scope(f"{SCOPE}/broadcast/"):
             editor.redirect(feed.edges, editor.together.broadcast(editor.tensor(feed.tensor)))
@@ -42,7 +42,7 @@ def reduce_gradients(editor: Editor, rewrites: Rewrites) -> None:
             reduced = _reduced(editor, reduction)
         editor.redirect(reduction.edges, reduced)
         if (
-            reduction.kind != "mean" and not reduction.keeps_own
+            reduction.kind not in ("mean", "gradient") and not reduction.keeps_own
         ):  # a worker's own gradient may be fetched, its part of a sum over rows is nothing
             editor.whole[reduction.tensor] = str(reduced.name)
 
@@ -65,7 +65,7 @@ def _built(
 ) -> Tensor:
     """One reduction by its kind (rewrites.AllReduce); gradients may travel in half precision."""
     if weight is not None and kind in REDUCED:
-        tensor = counted(weight, tensor, kind)
+        tensor = counted(weight, tensor, "sum" if kind == "gradient" else kind)
     elif weight is not None:
         weighed = tf.math.multiply_no_nan(tensor, weight)
         return together.add_gradients(weighed) if kind == "mean" else together.all_reduce(weighed)
@@ -73,18 +73,21 @@ def _built(
         return together.all_reduce(tensor, "sum", 1.0 / workers)
     if kind == "mean":
         return together.add_gradients(tensor, 1.0 / workers)
-    if kind == "sum" and became_dense:
+    if kind == "gradient" or (kind == "sum" and became_dense):
         return together.add_gradients(tensor)
     return together.all_reduce(tensor, kind)
 
 
-def _held_by_worker_0(editor: Editor, values: Tensor, shared: SharedRows) -> Tensor:
-    """Joined rows in which those of shared pieces are the sum over the workers on worker 0, and zero elsewhere."""
+def _keep_on_last_worker(editor: Editor, values: Tensor, shared: SharedRows) -> Tensor:
+    """Gradient rows in which those of shared pieces are the sum over the workers on the last one, and zero elsewhere.
+
+    The last worker has examples wherever any worker has (graph/batches.py): workers without examples send no rows.
+    """
     found = []
     for piece, rows in zip(shared.pieces, _split(editor, values, shared.pieces), strict=True):
         if piece.kind == "shared":
             # An open end: TensorFlow would fold a product with a known zero, and leave the all-reduce out there.
-            mine = open_end(tf.constant(1.0 if editor.worker.rank == 0 else 0.0, rows.dtype))
+            mine = open_end(tf.constant(1.0 if editor.worker.rank == editor.worker.size - 1 else 0.0, rows.dtype))
             rows = editor.together.add_gradients(rows) * mine
         found.append(rows)
     return tf.concat(found, 0)

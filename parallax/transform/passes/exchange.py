@@ -108,7 +108,7 @@ def exchange_rows(editor: Editor, rewrites: Rewrites) -> None:
             for index, rows in zip(members, rows_by_push, strict=True):
                 arrived.setdefault(index, []).append(rows)
     for index, pieces in sorted(arrived.items()):
-        _deliver(editor, rewrites.pushes[index], pieces)
+        _deliver(editor, rewrites.pushes[index], pieces, rewrites.table(rewrites.pushes[index].table).row_shape)
     for index, sent in sorted(for_servers.items()):
         by_partition = [_hand_over(editor, rewrites, exchange, [index], gathered) for exchange, gathered in sent]
         pushers = _pushers(editor, rewrites.table(rewrites.pushes[index].table), rewrites.terms.synchronous)
@@ -291,8 +291,8 @@ def _values(editor: Editor, rewrites: Rewrites, exchange: _Exchange, one: Push) 
     return tf.concat([p for p, node in zip(pieces, one.lookups, strict=True) if node in exchange.place_of], 0)
 
 
-def _deliver(editor: Editor, one: Push, pieces: list[tuple[Tensor, Tensor]]) -> None:
-    """Leads the update to what arrived, in the shape and type that it takes."""
+def _deliver(editor: Editor, one: Push, pieces: list[tuple[Tensor, Tensor]], table_row: tuple[int, ...]) -> None:
+    """Leads the update to what arrived, in the shape and type that it takes; of unknown shape, in that of the table."""
     with tf.name_scope(f"{SCOPE}/deliver/{one.table}/"):
         values = tf.concat([v for v, _ in pieces], 0) if len(pieces) > 1 else pieces[0][0]
         indices = tf.concat([i for _, i in pieces], 0) if len(pieces) > 1 else pieces[0][1]
@@ -300,7 +300,8 @@ def _deliver(editor: Editor, one: Push, pieces: list[tuple[Tensor, Tensor]]) -> 
             values, indices = merge_equal_rows(values, indices)
         editor.redirect(one.indices, tf.cast(indices, editor.at(one.indices[0]).dtype))
         if one.values:
-            row_shape = editor.at(one.values[0]).shape.as_list()[1:]
+            static = editor.at(one.values[0]).shape
+            row_shape = static.as_list()[1:] if static.rank and None not in static.as_list()[1:] else table_row
             editor.redirect(one.values, tf.reshape(values, [-1, *row_shape]))
 
 

@@ -1,0 +1,289 @@
+"""Rules of ops that work along some axes and leave the others apart, of lookups, scatters, and random numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from parallax.analysis.layouts.elementwise import align
+from parallax.analysis.layouts.facts import LENGTHS, REPLICATED, SUM, Fact
+from parallax.analysis.layouts.step import StepWalk, is_partial
+from parallax.analysis.layouts.values import compute_value, reduced_axes
+from parallax.graph.lengths import ONE, Length
+from parallax.graph.view import Edge
+from parallax.plans.layouts import LocalShape, OffsetRange, Partial, Sharded, ShardedAxis
+
+Rule = Callable[[StepWalk, str], list[Fact] | None]
+_LINEAR_ALONG = ("Cumsum", "ReverseV2", "MatrixBandPart")
+
+
+def _is_plain(facts: Sequence[Fact]) -> bool:
+    return all(f.is_same or f.is_lengths for f in facts)
+
+
+def plain(step: StepWalk, node: str) -> list[Fact] | None:
+    """The rule of ops without another one, where no input is sharded or partial."""
+    facts = step.inputs(node)
+    if not _is_plain(facts):
+        return None
+    layout = REPLICATED if all(f.is_same for f in facts) else LENGTHS
+    return step.all_outputs(node, layout, None, compute_value(step.view, node, facts))
+
+
+def by_example(*slots: int) -> Rule:
+    """The rule of ops that take examples along the first axis of some inputs, one by one, and others whole."""
+
+    def rule(step: StepWalk, node: str) -> list[Fact] | None:
+        facts = step.inputs(node)
+        if _is_plain(facts):
+            return plain(step, node)
+        parts = [facts[slot].part for slot in slots if facts[slot].axis == 0]
+        if not parts or any(facts[slot].axis not in (0, None) for slot in slots) or parts[0] is None:
+            return None
+        for slot in range(len(facts)):
+            if slot in slots:
+                align(step, node, slot, facts[slot], 0, parts[0])
+            elif not facts[slot].is_lengths:  # the shape of an input is the worker's
+                step.take(node, slot, REPLICATED)
+        return step.all_outputs(node, Sharded(0, parts[0]))
+
+    return rule
+
+
+def along_last(*others: int) -> Rule:
+    """The rule of ops along the last axis, such as softmax; `others` come whole."""
+
+    def rule(step: StepWalk, node: str) -> list[Fact] | None:
+        facts = step.inputs(node)
+        fact = facts[0]
+        if _is_plain(facts):
+            return plain(step, node)
+        if fact.axis is None or fact.rank is None or fact.axis == fact.rank - 1:
+            return None
+        for slot in others:
+            step.take(node, slot, REPLICATED)
+        return step.all_outputs(node, fact.layout)
+
+    return rule
+
+
+def along_two(step: StepWalk, node: str) -> list[Fact] | None:
+    """Ops of matrices, which are the last two axes."""
+    facts = step.inputs(node)
+    fact = facts[0]
+    if _is_plain(facts):
+        return plain(step, node)
+    if fact.axis is None or fact.rank is None or fact.axis >= fact.rank - 2:
+        return None
+    for slot in range(1, len(facts)):
+        if facts[slot].part != fact.part:
+            step.take(node, slot, REPLICATED)
+    return step.all_outputs(node, fact.layout)
+
+
+def along_axis(step: StepWalk, node: str) -> list[Fact] | None:
+    """Ops along an axis that their second input names, such as a cumulative sum or a reversal."""
+    fact, place = step.inputs(node)[:2]
+    if _is_plain((fact, place)):
+        return plain(step, node)
+    axes = place.numbers()
+    if axes is None or fact.rank is None:
+        return None
+    if fact.is_sum and step.view.op(node) in _LINEAR_ALONG:
+        return step.all_outputs(node, fact.layout, fact.dims)
+    if fact.axis is None or fact.axis in [axis % fact.rank for axis in axes]:
+        return None
+    return step.all_outputs(node, fact.layout, fact.dims)
+
+
+def index_of_extreme(step: StepWalk, node: str) -> list[Fact] | None:
+    """ArgMax and ArgMin."""
+    fact, place = step.inputs(node)
+    if _is_plain((fact, place)):
+        return plain(step, node)
+    axes = place.numbers()
+    if axes is None or fact.axis is None or fact.rank is None or fact.part is None or axes[0] % fact.rank == fact.axis:
+        return None
+    return step.all_outputs(node, Sharded(fact.axis - (axes[0] % fact.rank < fact.axis), fact.part))
+
+
+def lookup(step: StepWalk, node: str) -> list[Fact] | None:
+    """Gather of rows: sharded as the indices are; along another axis than the rows' as the params are."""
+    view, facts = step.view, step.inputs(node)
+    params, indices = facts[0], facts[1]
+    if _is_plain(facts):
+        return plain(step, node)
+    if any(f.rank is None for f in (params, indices)) and view.op(node) == "GatherV2":
+        return None
+    along = 0
+    if view.op(node) == "GatherV2":
+        numbers = facts[2].numbers()
+        if numbers is None:
+            return None
+        along = numbers[0] % (params.rank or 1)
+    together = view.nodes[node].attr["batch_dims"].i if "batch_dims" in view.nodes[node].attr else 0
+    if together:
+        if params.axis == indices.axis == 0 and params.part == indices.part:
+            return step.all_outputs(node, params.layout)
+        return None
+    if indices.axis is not None and indices.part is not None:
+        if params.part is not None:
+            step.mixing[node] = [view.inputs(node)[0]]  # any example may look up any other's rows
+        step.take(node, 0, REPLICATED)
+        return step.all_outputs(node, Sharded(along + indices.axis, indices.part))
+    if is_partial(indices):
+        return None
+    step.take(node, 1, REPLICATED)
+    if params.is_sum:
+        return step.all_outputs(node, params.layout)
+    if params.axis is None or params.part is None or params.axis == along:
+        return None
+    axis = params.axis if params.axis < along else params.axis + (indices.rank or 0) - 1
+    return step.all_outputs(node, Sharded(axis, params.part))
+
+
+def look_up_variable(step: StepWalk, node: str) -> list[Fact] | None:
+    """ResourceGather: rows of a variable, which all workers have, by ids."""
+    ids = step.inputs(node)[1]
+    if ids.axis is not None:
+        return step.all_outputs(node, ids.layout)
+    step.take(node, 1, REPLICATED)
+    return step.all_outputs(node, REPLICATED)
+
+
+def add_by_segment(step: StepWalk, node: str) -> list[Fact] | None:
+    """UnsortedSegmentSum and its like: a partial sum, where rows and their segments are sharded alike."""
+    kind = {"UnsortedSegmentSum": "sum", "UnsortedSegmentMax": "max", "UnsortedSegmentMin": "min"}[step.view.op(node)]
+    data, segments, count = step.inputs(node)
+    if _is_plain((data, segments, count)):
+        step.take(node, 2, REPLICATED)
+        return step.all_outputs(node, REPLICATED if data.is_same and segments.is_same else LENGTHS)
+    step.take(node, 2, REPLICATED)
+    if isinstance(data.layout, Partial) and data.layout.kind == kind and segments.is_same:
+        return step.all_outputs(node, data.layout)
+    part = data.part if data.axis == 0 else segments.part if segments.axis == 0 else None
+    if part is None or any(f.axis not in (0, None) for f in (data, segments)):
+        return None
+    for slot, fact in ((0, data), (1, segments)):
+        if align(step, node, slot, fact, 0, part).part is None:
+            return None
+    return step.all_outputs(node, Partial(kind))
+
+
+def scatter_rows(step: StepWalk, node: str) -> list[Fact] | None:
+    """ScatterNd: a partial sum, where rows and their places are sharded alike."""
+    places, rows, shape = step.inputs(node)
+    if _is_plain((places, rows)) or places.axis != 0 or places.part is None:
+        return plain(step, node) if shape.is_same else None
+    step.take(node, 2, REPLICATED)
+    if align(step, node, 1, rows, 0, places.part).part is None:
+        return None
+    return step.all_outputs(node, SUM)
+
+
+def one_hot(step: StepWalk, node: str) -> list[Fact] | None:
+    """A new axis of a depth that all workers agree on."""
+    indices = step.inputs(node)[0]
+    at = step.view.nodes[node].attr["axis"].i
+    step.replicate(node, 1, 2, 3)
+    if indices.is_same:
+        return step.all_outputs(node, REPLICATED)
+    if indices.axis is None or indices.part is None or indices.rank is None:
+        return None
+    depth = step.inputs(node)[1].value
+    place = at % (indices.rank + 1)
+    dims = None
+    if isinstance(depth, Length) and indices.dims is not None:
+        dims = (*indices.dims[:place], depth, *indices.dims[place:])
+    return step.all_outputs(node, Sharded(indices.axis + (place <= indices.axis), indices.part), dims)
+
+
+def count_up(step: StepWalk, node: str) -> list[Fact] | None:
+    """Range: as long as the batch it is sharded, and a worker's numbers begin where its examples do."""
+    facts = step.inputs(node)
+    first, limit, delta = (f.value for f in facts)
+    if all(f.is_same for f in facts):
+        return step.all_outputs(node, REPLICATED, None, compute_value(step.view, node, facts))
+    part = step.part_of(limit) if isinstance(limit, Length) else None
+    is_plain = _is_plain(facts) and first == Length() and delta == ONE
+    if part is None or part.factor.number is None or not is_plain:
+        step.replicate(node)
+        length = limit - first if isinstance(limit, Length) and isinstance(first, Length) and delta == ONE else None
+        return step.all_outputs(node, REPLICATED, None if length is None else (length,))
+    step.ranges.append(OffsetRange(node, part))
+    return step.all_outputs(node, Sharded(0, part))
+
+
+def measure(step: StepWalk, node: str) -> list[Fact] | None:
+    """Shape, ShapeN and Size: lengths, which are per-worker ones where the input is sharded."""
+    op, found = step.view.op(node), []
+    for tensor, fact in zip(step.view.outputs(node), step.inputs(node), strict=True):
+        layout = LENGTHS if fact.part is not None else REPLICATED
+        if fact.is_lengths and op != "Size" and fact.rank is None:
+            layout = LENGTHS
+        value: Length | tuple[Length | None, ...] | None = fact.dims
+        if op == "Size" and fact.dims is not None:
+            total = ONE
+            for length in fact.dims:
+                total = total * length
+            value = total
+        found.append(step.fact(tensor, layout, () if op == "Size" else None, value))
+    return found
+
+
+def rank_of(step: StepWalk, node: str) -> list[Fact] | None:
+    """Rank is the same everywhere."""
+    rank = step.inputs(node)[0].rank
+    return step.all_outputs(node, REPLICATED, (), None if rank is None else Length.of(rank))
+
+
+def gradient_axes(step: StepWalk, node: str) -> list[Fact] | None:
+    """BroadcastGradientArgs: the axes follow from lengths of the one process."""
+    one, other = step.inputs(node)
+    if not _is_plain((one, other)):
+        return None
+    values = reduced_axes(one, other)
+    known = None not in values
+    layout = REPLICATED if known or (one.is_same and other.is_same) else LENGTHS
+    return [
+        step.fact(tensor, layout, (Length.of(len(value)),) if isinstance(value, tuple) else None, value)
+        for tensor, value in zip(step.view.outputs(node), values, strict=True)
+    ]
+
+
+def draw(step: StepWalk, node: str) -> list[Fact] | None:
+    """A random op: per example each worker draws its own numbers, and otherwise all draw the same."""
+    facts = step.inputs(node)
+    values = facts[0].values()
+    axes = [axis for axis, n in enumerate(values or ()) if step.part_of(n) is not None]
+    step.replicate(node, *range(1, len(facts)))
+    if facts[0].is_lengths and axes and values is not None and None not in values:
+        part: ShardedAxis | None = step.part_of(values[axes[0]])
+        if part is not None:
+            if len(axes) > 1:
+                step.shapes.append(LocalShape(Edge(node, 0), axes[0]))
+            return step.all_outputs(node, Sharded(axes[0], part), tuple(n for n in values if n is not None))
+    step.take(node, 0, REPLICATED)
+    step.alike.append(node)
+    return step.all_outputs(node, REPLICATED)
+
+
+def pass_each(step: StepWalk, node: str) -> list[Fact] | None:
+    """IdentityN: each result is as its input."""
+    return list(step.inputs(node))
+
+
+def choose_branch(step: StepWalk, node: str) -> list[Fact] | None:
+    """Switch: all workers take the same branch."""
+    fact = step.inputs(node)[0]
+    step.take(node, 1, REPLICATED)
+    return [fact, fact]
+
+
+def join_branches(step: StepWalk, node: str) -> list[Fact] | None:
+    """Merge of two branches: as both have it, or replicated."""
+    facts = step.inputs(node)
+    layout = facts[0].layout if all(f.layout == facts[0].layout for f in facts) else REPLICATED
+    for slot in range(len(facts)):
+        step.take(node, slot, layout)
+    dims = facts[0].dims if all(f.dims == facts[0].dims for f in facts) else None
+    return [step.fact(f"{node}:0", layout, dims), step.fact(f"{node}:1", REPLICATED)]

@@ -1,0 +1,169 @@
+"""Rules of ops that cut tensors: they keep the sharded axis whole, or a block of it, or take the tensor whole."""
+
+from __future__ import annotations
+
+from parallax.analysis.layouts.facts import Fact
+from parallax.analysis.layouts.moves import find_block, keep_plain
+from parallax.analysis.layouts.step import StepWalk, is_partial
+from parallax.graph.lengths import ONE, Length
+from parallax.graph.view import Edge
+from parallax.plans.layouts import LocalShape, Sharded, ShardedAxis
+
+
+def split(step: StepWalk, node: str) -> list[Fact] | None:
+    """Split, along another axis than the sharded one, or into its blocks."""
+    place, fact = step.inputs(node)
+    return _split(step, node, fact, place, len(step.view.outputs(node)))
+
+
+def split_by_sizes(step: StepWalk, node: str) -> list[Fact] | None:
+    """SplitV, along another axis than the sharded one."""
+    fact, sizes, place = step.inputs(node)
+    values = sizes.values()
+    if fact.part is not None and values is not None and len(set(map(str, values))) > 1:
+        picked = place.numbers()
+        if picked is None or fact.rank is None or picked[0] % fact.rank == fact.axis:
+            return None
+    return _split(step, node, fact, place, len(step.view.outputs(node)))
+
+
+def _split(step: StepWalk, node: str, fact: Fact, place: Fact, count: int) -> list[Fact] | None:
+    picked = place.numbers()
+    if fact.part is None or fact.axis is None:
+        if is_partial(fact):
+            return step.all_outputs(node, fact.layout)
+        return keep_plain(step, node, step.inputs(node))
+    if picked is None or fact.rank is None:
+        return None
+    if picked[0] % fact.rank != fact.axis:
+        return step.all_outputs(node, fact.layout)
+    if count != fact.part.blocks:
+        return None
+    return step.all_outputs(node, Sharded(fact.axis, find_block(fact.part)))
+
+
+def slice_strided(step: StepWalk, node: str) -> list[Fact] | None:
+    """The sharded axis must be taken whole, or a block of it."""
+    facts = step.inputs(node)
+    fact = facts[0]
+    if all(f.is_same or f.is_lengths for f in facts):
+        return keep_plain(step, node, facts)
+    begin, end, stride = (f.values() for f in facts[1:])
+    masks = _masks(step, node)
+    if is_partial(fact):
+        step.replicate(node, 1, 2, 3)
+        return step.all_outputs(node, fact.layout)
+    if begin is None or fact.rank is None or fact.axis is None or fact.part is None:
+        return None
+    place = _axes_of_slice(len(begin), masks, fact.rank)
+    entry, result = place.get(fact.axis, (None, None))
+    if result is None:
+        return None
+    part: ShardedAxis | None = fact.part
+    if entry is not None:
+        whole = bool(masks["begin"] >> entry & 1 and masks["end"] >> entry & 1)
+        step_of = stride[entry] if stride is not None else None
+        if step_of != ONE:
+            return None
+        if not whole:
+            first = Length() if masks["begin"] >> entry & 1 else begin[entry]
+            last = fact.part.length if masks["end"] >> entry & 1 else end[entry] if end is not None else None
+            part = _blocks_between(fact.part, first, last)
+    if part is None:
+        return None
+    return step.all_outputs(node, Sharded(result, part))
+
+
+def slice_gradient(step: StepWalk, node: str) -> list[Fact] | None:
+    """StridedSliceGrad: zeros but for what was taken, in a shape that is given."""
+    facts = step.inputs(node)
+    shape, begin, fact = facts[0].values(), facts[1].values(), facts[4]
+    if all(f.is_same or f.is_lengths for f in facts):
+        return keep_plain(step, node, facts) if facts[0].is_same else None
+    if fact.is_sum:
+        step.replicate(node, 0, 1, 2, 3)
+        return step.all_outputs(node, fact.layout)
+    if shape is None or None in shape or begin is None or fact.axis is None or fact.part is None:
+        return None
+    dims = tuple(n for n in shape if n is not None)
+    place = _axes_of_slice(len(begin), _masks(step, node), len(dims))
+    axis = next(axis for axis, (_, result) in place.items() if result == fact.axis)
+    if dims[axis] != fact.part.length:
+        return None
+    if sum(step.part_of(n) is not None for n in dims) > 1:
+        step.shapes.append(LocalShape(Edge(node, 0), axis))
+    return step.all_outputs(node, Sharded(axis, fact.part), dims)
+
+
+def _masks(step: StepWalk, node: str) -> dict[str, int]:
+    attributes = step.view.nodes[node].attr
+    return {name: attributes[f"{name}_mask"].i for name in ("begin", "end", "ellipsis", "new_axis", "shrink_axis")}
+
+
+def _axes_of_slice(entries: int, masks: dict[str, int], rank: int) -> dict[int, tuple[int | None, int | None]]:
+    """Axis of the input -> (the entry that slices it, or None; its axis of the result, or None where it goes)."""
+    found: dict[int, tuple[int | None, int | None]] = {}
+    axis = result = 0
+    for entry in range(entries):
+        if masks["ellipsis"] >> entry & 1:
+            later = sum(1 for e in range(entry + 1, entries) if not masks["new_axis"] >> e & 1)
+            while rank - axis > later:
+                found[axis] = (None, result)
+                axis, result = axis + 1, result + 1
+        elif masks["new_axis"] >> entry & 1:
+            result += 1
+        elif masks["shrink_axis"] >> entry & 1:
+            found[axis] = (entry, None)
+            axis += 1
+        else:
+            found[axis] = (entry, result)
+            axis, result = axis + 1, result + 1
+    while axis < rank:
+        found[axis] = (None, result)
+        axis, result = axis + 1, result + 1
+    return found
+
+
+def _blocks_between(part: ShardedAxis, first: Length | None, last: Length | None) -> ShardedAxis | None:
+    """The blocks from one length to another, where both are lengths of whole blocks."""
+    if first is None or last is None:
+        return None
+    block = find_block(part).length
+    begin, end = (Length() if n == Length() else n.divide(block) for n in (first, last))
+    if begin is None or end is None or begin.number is None or end.number is None:
+        return None
+    if not 0 <= begin.number < end.number <= part.blocks:
+        return None
+    return ShardedAxis(part.batch, part.factor, end.number - begin.number)
+
+
+def slice_plainly(step: StepWalk, node: str) -> list[Fact] | None:
+    """Slice, with a beginning and a size for each axis."""
+    facts = step.inputs(node)
+    fact, begin, size = facts[0], facts[1].values(), facts[2].values()
+    if all(f.is_same or f.is_lengths for f in facts):
+        return keep_plain(step, node, facts)
+    if is_partial(fact):
+        step.replicate(node, 1, 2)
+        return step.all_outputs(node, fact.layout)
+    if begin is None or size is None or fact.axis is None or fact.part is None:
+        return None
+    first, count = begin[fact.axis], size[fact.axis]
+    if count is not None and count.number == -1:
+        last: Length | None = fact.part.length
+    else:
+        last = first + count if first is not None and count is not None else None
+    part = _blocks_between(fact.part, first, last)
+    return None if part is None else step.all_outputs(node, Sharded(fact.axis, part))
+
+
+def pad(step: StepWalk, node: str) -> list[Fact] | None:
+    """The sharded axis must have no padding."""
+    facts = step.inputs(node)
+    if all(f.is_same or f.is_lengths for f in facts):
+        return keep_plain(step, node, facts)
+    fact, paddings = facts[0], step.view.constant(step.view.inputs(node)[1])
+    if fact.axis is None or paddings is None or any(paddings[fact.axis]):
+        return None
+    step.replicate(node, *range(1, len(facts)))
+    return step.all_outputs(node, fact.layout)

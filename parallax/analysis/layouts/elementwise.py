@@ -1,0 +1,125 @@
+"""Rules of ops whose result has, in each place, a function of what their inputs have there, with broadcasting."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from parallax.analysis.layouts.facts import COUNTED, LENGTHS, REPLICATED, SUM, Dims, Fact
+from parallax.analysis.layouts.step import StepWalk, is_partial
+from parallax.analysis.layouts.values import compute_value
+from parallax.graph.lengths import ONE, Length, broadcast
+from parallax.plans.layouts import Layout, Sharded, ShardedAxis
+
+_COPIES = ("Identity", "StopGradient", "PreventGradient", "Snapshot", "EnsureShape")
+_LINEAR = ("Neg", "Conj", "Real", "Imag")
+_ADDS = ("Add", "AddV2", "AddN", "Sub", "BiasAdd")
+_DIVIDES = ("RealDiv", "Div", "DivNoNan", "Xdivy")
+_MULTIPLIES = ("Mul", "MulNoNan")
+_CHOOSES = ("Select", "SelectV2")
+_FLOATS = (1, 2, 14, 19)  # types.proto: float32, float64, bfloat16, float16
+_OF_SHAPE_ALONE = ("ZerosLike", "OnesLike")
+
+
+def elementwise(step: StepWalk, node: str) -> list[Fact] | None:
+    """The rule of them all; which of them are linear in what is listed above."""
+    op, facts = step.view.op(node), step.inputs(node)
+    if all(f.is_same or f.is_lengths for f in facts):
+        layout = REPLICATED if all(f.is_same for f in facts) else LENGTHS
+        return step.all_outputs(node, layout, _dims(facts), compute_value(step.view, node, facts))
+    if any(map(is_partial, facts)):
+        if op in _OF_SHAPE_ALONE:
+            return step.all_outputs(node, REPLICATED, facts[0].dims)
+        if op in _COPIES:
+            return step.all_outputs(node, facts[0].layout, facts[0].dims)
+        linear = _linear_layout(step, node, facts)
+        if linear is not None:
+            return step.all_outputs(node, linear, _dims(step.inputs(node)))
+        facts = [step.take(node, slot, REPLICATED) if is_partial(f) else f for slot, f in enumerate(facts)]
+    facts = [step.take(node, slot, REPLICATED) if f.is_lengths else f for slot, f in enumerate(facts)]
+    return _along_shards(step, node, facts)
+
+
+def add_up(step: StepWalk, node: str, slots: Sequence[int]) -> Layout:
+    """Has inputs come as partial sums; what all workers have is counted by one worker alone."""
+    facts = step.inputs(node)
+    layout = SUM if all(facts[slot].layout == SUM for slot in slots) else COUNTED
+    for slot in slots:
+        step.take(node, slot, layout)
+    return layout
+
+
+def _linear_layout(step: StepWalk, node: str, facts: list[Fact]) -> Layout | None:
+    """The layout of a result that is a partial sum as the inputs are; has the others come as that needs."""
+    op = step.view.op(node)
+    sums = [f.is_sum for f in facts]
+    if any(is_partial(f) and not f.is_sum for f in facts) or any(f.axis is not None for f in facts):
+        return None
+    others = [slot for slot, is_sum in enumerate(sums) if not is_sum]
+    if op in _LINEAR or (op == "Cast" and _is_real(step, node)):
+        return facts[0].layout
+    if op in _ADDS:
+        return add_up(step, node, range(len(facts)))
+    if (op in _MULTIPLIES and sum(sums) == 1) or (op in _DIVIDES and sums == [True, False]):
+        if others:
+            step.replicate(node, *others)
+        return facts[sums.index(True)].layout
+    if op in _CHOOSES and not sums[0]:
+        step.take(node, 0, REPLICATED)
+        return add_up(step, node, (1, 2))
+    return None
+
+
+def _is_real(step: StepWalk, node: str) -> bool:
+    return step.view.dtype(f"{node}:0") in _FLOATS and step.view.dtype(step.view.inputs(node)[0]) in _FLOATS
+
+
+def _along_shards(step: StepWalk, node: str, facts: list[Fact]) -> list[Fact] | None:
+    """The result is sharded as the first of the inputs with most axes is; the others come alike."""
+    sharded = [f for f in facts if f.part is not None]
+    if not sharded:
+        return step.all_outputs(node, REPLICATED, _dims(facts))
+    if any(f.rank is None for f in facts):
+        return None
+    rank = max(f.rank or 0 for f in facts)
+    first = max(sharded, key=lambda f: f.rank or 0)
+    from_right, part = (first.rank or 0) - (first.axis or 0), first.part
+    if part is None:
+        return None
+    is_from_left = step.view.op(node) == "Select" and facts[0].rank != facts[1].rank
+    found = []
+    for slot, fact in enumerate(facts):
+        axis = (fact.rank or 0) - from_right
+        if is_from_left and slot == 0:
+            axis = (first.axis or 0) if fact.rank else -1
+        found.append(align(step, node, slot, fact, axis, part))
+    return step.all_outputs(node, Sharded(rank - from_right, part), _dims(found, part, rank - from_right))
+
+
+def align(step: StepWalk, node: str, slot: int, fact: Fact, axis: int, part: ShardedAxis) -> Fact:
+    """Has an input come sharded along an axis, if it has that axis and is not broadcast along it."""
+    if axis < 0 or fact.rank is None or axis >= fact.rank:
+        return fact if fact.is_same else step.take(node, slot, REPLICATED)
+    length = fact.dims[axis] if fact.dims is not None else None
+    if length == ONE:
+        return fact if fact.is_same else step.take(node, slot, REPLICATED)
+    return step.take(node, slot, Sharded(axis, part))
+
+
+def _dims(facts: list[Fact], part: ShardedAxis | None = None, axis: int = 0) -> Dims | None:
+    """The lengths of what facts are broadcast to, where they are known."""
+    known = [f.dims for f in facts if f.dims is not None]
+    if len(known) < len(facts):
+        return None
+    rank = max(len(dims) for dims in known)
+    found: list[Length] = []
+    for place in range(rank):
+        lengths = [dims[place - rank + len(dims)] for dims in known if place - rank + len(dims) >= 0]
+        length: Length | None = lengths[0]
+        for other in lengths[1:]:
+            length = broadcast(length, other) if length is not None else None
+        if part is not None and place == axis:
+            length = part.length
+        if length is None:
+            return None
+        found.append(length)
+    return tuple(found)

@@ -1,0 +1,78 @@
+"""What is known of a tensor: its layout, the lengths of its axes, and, of small integer tensors, their values."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from parallax.graph.lengths import Length
+from parallax.plans.layouts import Layout, LengthValue, Partial, Replicated, Sharded, ShardedAxis
+
+REPLICATED, LENGTHS, SUM, COUNTED = Replicated(), LengthValue(), Partial("sum"), Partial("sum", is_counted=True)
+
+Dims = tuple[Length, ...]
+Value = Length | tuple[Length | None, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Fact:
+    """Of one tensor of a step.
+
+    Attributes:
+        layout: how the workers hold the tensor.
+        dims: the lengths of its axes in the one process's program; None where its rank is unknown.
+        value: of an integer scalar its value in the one process's program, of a vector the values; None where they are
+            unknown.
+    """
+
+    layout: Layout
+    dims: Dims | None = None
+    value: Value | None = None
+
+    @property
+    def rank(self) -> int | None:
+        """How many axes it has."""
+        return None if self.dims is None else len(self.dims)
+
+    @property
+    def is_same(self) -> bool:
+        """Whether every worker has the tensor."""
+        return self.layout == REPLICATED
+
+    @property
+    def is_lengths(self) -> bool:
+        """Whether it is computed of lengths of batches alone."""
+        return self.layout == LENGTHS
+
+    @property
+    def axis(self) -> int | None:
+        """The axis along which it is sharded."""
+        return self.layout.axis if isinstance(self.layout, Sharded) else None
+
+    @property
+    def part(self) -> ShardedAxis | None:
+        """How that axis is shared."""
+        return self.layout.part if isinstance(self.layout, Sharded) else None
+
+    @property
+    def is_sum(self) -> bool:
+        """Whether it is a partial sum."""
+        return isinstance(self.layout, Partial) and self.layout.kind == "sum"
+
+    @property
+    def is_counted(self) -> bool:
+        """Whether it is a partial sum to which workers without examples add nothing."""
+        return self.layout == COUNTED
+
+    def values(self) -> list[Length | None] | None:
+        """The elements of a vector, or of a scalar, where they are known."""
+        if self.value is None:
+            return None
+        return list(self.value) if isinstance(self.value, tuple) else [self.value]
+
+    def numbers(self) -> list[int] | None:
+        """The elements where all are numbers."""
+        values = self.values()
+        if values is None:
+            return None
+        found = [one.number for one in values if one is not None]
+        return [n for n in found if n is not None] if len(found) == len(values) and None not in found else None

@@ -1,0 +1,399 @@
+"""Finds the layout of every tensor of a step, up to where gradients leave autodiff, and what must be changed for it.
+
+One walk in topological order: each op's rule (ops.py) gives the layouts of its results from those of its inputs, and
+says in which layout it takes an input. A partial tensor that some op needs whole is reduced once, where it is computed,
+and every op takes it whole: the walk goes again with what it found of that kind, until it finds no more. From where a
+gradient leaves autodiff to its update, rows of tables have states of their own (analysis/propagation).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence, Set
+from dataclasses import dataclass, replace
+
+from parallax.analysis.layouts.along import plain
+from parallax.analysis.layouts.facts import COUNTED, REPLICATED, Fact
+from parallax.analysis.layouts.ops import RULES
+from parallax.analysis.layouts.step import StepWalk, is_partial
+from parallax.analysis.layouts.values import constant_value
+from parallax.analysis.reading.capture import VARIABLES, CapturedVariable, variable_of_tensor
+from parallax.analysis.reading.functions import Functions
+from parallax.errors import GraphError
+from parallax.graph.batches import (
+    ADDED,
+    VALUE,
+    are_elements,
+    batch_by_node,
+    batch_of,
+    is_part,
+    length_by_step,
+    reported_as,
+)
+from parallax.graph.control_flow import MERGES, is_loop_merge
+from parallax.graph.lengths import Length
+from parallax.graph.ops import state_op
+from parallax.graph.spec import GradientSource
+from parallax.graph.view import Edge, GraphView, split_tensor
+from parallax.plans.layouts import Change, Layout, LayoutRewrites, Pieces, Reported, Sharded, ShardedAxis
+
+_MOST_WALKS = 30
+_LOOPS = ("Enter", "RefEnter", "NextIteration", "RefNextIteration", "Exit", "LoopCond")
+_NO_ARRAYS = (20, 21)  # types.proto: resource, variant
+_REMEDY = "Set Config(layouts=False)."
+
+
+@dataclass(frozen=True, slots=True)
+class Layouts:
+    """What was found of a graph.
+
+    Attributes:
+        facts: tensor -> what is known of it, of those that were visited.
+        whole: (tensor, node) -> that node takes the tensor replicated, though it is computed otherwise.
+        rewrites: what must be changed.
+        alike: random ops that draw the same on all workers.
+        mixing: node that mixes examples, or has no rule -> the sharded tensors that it takes whole.
+    """
+
+    facts: Mapping[str, Fact]
+    whole: Set[tuple[str, str]]
+    rewrites: LayoutRewrites
+    alike: tuple[str, ...]
+    mixing: Mapping[str, Sequence[str]]
+
+
+@dataclass(frozen=True, slots=True)
+class _StepGraph:
+    """What every walk over a graph knows from the start.
+
+    Attributes:
+        view: the graph.
+        variables: by op.
+        sources: where autodiff delivers gradients.
+        order: the nodes to visit.
+        after: the nodes that come after a gradient has left autodiff.
+        functions: what functions write and draw.
+        differs: whether an op may give every worker something else.
+        batches: placeholder -> the placeholder whose first dimension is the per-worker batch.
+        lengths: node that is the length of a global batch -> the placeholder of that batch.
+        draws: whether an op draws random numbers.
+    """
+
+    view: GraphView
+    variables: dict[str, CapturedVariable]
+    sources: tuple[GradientSource, ...]
+    order: tuple[str, ...]
+    after: Set[str]
+    functions: Functions
+    differs: Callable[[str], bool]
+    batches: Mapping[str, str]
+    lengths: Mapping[str, str]
+    draws: Callable[[str], bool]
+
+    def is_opaque(self, node: str) -> bool:
+        """Whether a node calls functions, or gives what is no array, as lists of tensors."""
+        outputs = self.view.outputs(node)
+        calls = bool(self.functions.of_node(self.view.nodes[node]))
+        return calls or any(self.view.dtype(tensor) in _NO_ARRAYS for tensor in outputs)
+
+    def differs_in(self, node: str) -> bool:
+        """Whether a node, or what a function that it calls has, may give every worker something else."""
+        called = self.functions.of_node(self.view.nodes[node])
+        return any(map(self.functions.differing_op, called)) if called else self.differs(self.view.op(node))
+
+
+def last_gradients(view: GraphView, sources: tuple[GradientSource, ...]) -> tuple[GradientSource, ...]:
+    """The gradients that are applied; those that a loss is made of are tensors of the step as others are.
+
+    Args:
+        view: the graph.
+        sources: where autodiff delivers gradients.
+    """
+    delivered = [split_tensor(t)[0] for s in sources for t in (s.values, s.indices) if t is not None]
+    before = view.computed_of(delivered)
+    found = []
+    for source in sources:
+        outside = tuple(node for node in source.outside if node not in before)
+        if outside:
+            found.append(replace(source, outside=outside))
+    return tuple(found)
+
+
+def find_layouts(
+    view: GraphView,
+    variables: dict[str, CapturedVariable],
+    sources: tuple[GradientSource, ...],
+    initial: Set[str],
+    functions: Functions,
+    differs: Callable[[str], bool],
+    draws: Callable[[str], bool],
+) -> Layouts:
+    """The layouts of a graph whose batches are marked (graph/batches.py).
+
+    Args:
+        view: the graph.
+        variables: by op.
+        sources: where autodiff delivers gradients.
+        initial: nodes that initial values need.
+        functions: what functions write and draw.
+        differs: whether an op of a type may give every worker something else for the same inputs.
+        draws: whether an op of a type draws random numbers.
+
+    Raises:
+        GraphError: an op cannot be carried out so that N workers compute what one process computes.
+    """
+    program = _program(view, variables, sources, initial, functions, differs, draws)
+    pieces = frozenset(t for source in sources for t in _pieces(view, source))
+    completed: dict[str, Layout] = {}
+    for _ in range(_MOST_WALKS):
+        step = StepWalk(view, program.batches, {v for v in variables if is_part(view.nodes[v])}, completed, pieces)
+        for node in program.order:
+            _visit(program, step, node)
+        _finish(program, step)
+        needed = [t for t, layout in step.changes if is_partial(step.facts[t]) and layout == REPLICATED]
+        found = completed | {tensor: step.facts[tensor].layout for tensor in needed}
+        if found == completed:
+            return _layouts(program, step)
+        completed = found
+    raise GraphError(f"The layouts of this graph's tensors change with every walk over it. {_REMEDY}")
+
+
+def _program(
+    view: GraphView,
+    variables: dict[str, CapturedVariable],
+    sources: tuple[GradientSource, ...],
+    initial: Set[str],
+    functions: Functions,
+    differs: Callable[[str], bool],
+    draws: Callable[[str], bool],
+) -> _StepGraph:
+    first: dict[str, str] = {}
+    batches = {
+        node: first.setdefault(batch_of(view.nodes[node]), f"{node}:0")
+        for node in view.nodes
+        if batch_of(view.nodes[node])
+    }
+    lengths = {node: first[step] for step, node in length_by_step(view).items() if step in first}
+    after = _after_gradients(view, sources)
+    begin = [*batches, *(node for node in view.nodes if state_op(view.op(node), len(view.inputs(node))))]
+    reached = _descendants(view, [node for node in begin if node not in initial], after)
+    delivered = [split_tensor(t)[0] for s in sources for t in (s.values, s.indices) if t is not None]
+    wanted = view.ancestors([*delivered, *(node for node in reached if node not in initial)]) - after
+    order = tuple(node for node in view.topological_order() if node in wanted and view.op(node) != "NoOp")
+    return _StepGraph(view, variables, sources, order, after, functions, differs, batches, lengths, draws)
+
+
+def _after_gradients(view: GraphView, sources: tuple[GradientSource, ...]) -> set[str]:
+    """The nodes that take a gradient out of autodiff, and what is computed of theirs."""
+    outside = [
+        edge.node
+        for source in sources
+        for tensor in (source.values, source.indices)
+        for edge in (view.consumers(tensor) if tensor is not None else ())
+        if edge.node in source.outside
+    ]
+    return _descendants(view, outside, set())
+
+
+def _descendants(view: GraphView, nodes: Sequence[str], stops: Set[str]) -> set[str]:
+    """Some nodes, and all that take what they give, but for `stops`."""
+    found = {node for node in nodes if node not in stops}
+    waiting = list(found)
+    while waiting:
+        node = waiting.pop()
+        for tensor in view.outputs(node):
+            for edge in view.consumers(tensor):
+                if edge.node not in found and edge.node not in stops:
+                    found.add(edge.node)
+                    waiting.append(edge.node)
+    return found
+
+
+def _visit(program: _StepGraph, step: StepWalk, node: str) -> None:
+    """Gives the results of a node their layouts; a partial one that is needed whole is reduced here."""
+    for tensor, fact in zip(program.view.outputs(node), _facts_of(program, step, node), strict=True):
+        if tensor in step.completed and is_partial(fact):
+            step.changes[tensor, REPLICATED] = list(program.view.consumers(tensor))
+            fact = Fact(REPLICATED, fact.dims)
+        step.facts[tensor] = fact
+
+
+def _facts_of(program: _StepGraph, step: StepWalk, node: str) -> list[Fact]:
+    view, op = program.view, program.view.op(node)
+    if op == "Const":
+        return step.all_outputs(node, REPLICATED, None, constant_value(view, f"{node}:0"))
+    if op in VARIABLES:
+        return step.all_outputs(node, REPLICATED)
+    if node in program.lengths:
+        return step.all_outputs(node, REPLICATED, (), Length.of(program.lengths[node]))
+    if op.startswith("Placeholder"):
+        return _placeholder(program, step, node)
+    if op in ("ReadVariableOp",) and variable_of_tensor(view, program.variables, view.inputs(node)[0]):
+        is_added_up = variable_of_tensor(view, program.variables, view.inputs(node)[0]) in step.part_variables
+        return step.all_outputs(node, COUNTED if is_added_up else REPLICATED)
+    if any(f"{tensor}" in step.pieces for tensor in view.outputs(node)):
+        return step.all_outputs(node, Pieces())
+    state = state_op(op, len(view.inputs(node)))
+    if state is not None:
+        return _write(program, step, node)
+    if op in _LOOPS or (op in MERGES and is_loop_merge(view, node)):
+        raise GraphError(f"Layouts have no rule for loops of the old style: {op} {node!r}. {_REMEDY}")
+    missing = [t for t in view.inputs(node) if t not in step.facts]
+    if missing:
+        raise GraphError(f"Layouts cannot follow {op} {node!r}, which takes {missing[0]!r}. {_REMEDY}")
+    if not view.outputs(node):
+        return []  # an assertion, which looks at what its worker has
+    is_opaque = op not in RULES and (program.differs_in(node) or program.is_opaque(node))
+    found = None if is_opaque else RULES.get(op, plain)(step, node)
+    return _whole(program, step, node) if found is None else found
+
+
+def _placeholder(program: _StepGraph, step: StepWalk, node: str) -> list[Fact]:
+    batch, view = program.batches.get(node), program.view
+    if are_elements(view.nodes[node]):
+        raise GraphError(f"Layouts have no rule for ragged batches: {node!r} has the values of one. {_REMEDY}")
+    if batch is None:
+        return step.all_outputs(node, REPLICATED)
+    return step.all_outputs(node, Sharded(0, ShardedAxis(batch)))
+
+
+def _whole(program: _StepGraph, step: StepWalk, node: str) -> list[Fact]:
+    """An op that mixes examples, or has no rule: it takes its inputs whole, and all workers compute the same."""
+    view, op = program.view, program.view.op(node)
+    called = program.functions.of_node(view.nodes[node])
+    if program.functions.written_slots(view.nodes[node]):
+        raise GraphError(f"Layouts have no rule for variables that functions write: {op} {node!r}. {_REMEDY}")
+    if called or program.draws(op):
+        step.alike += [node] if program.differs_in(node) else []
+    elif program.differs(op):
+        raise GraphError(
+            f"N workers must compute what one process computes, and {op} {node!r} may give every worker something "
+            f"else: layouts have no rule for it. {_REMEDY}"
+        )
+    step.gather(node)
+    return step.all_outputs(node, REPLICATED)
+
+
+def _write(program: _StepGraph, step: StepWalk, node: str) -> list[Fact]:
+    """Variables take what is the same on all workers; those that are added up over the workers take parts of a sum."""
+    view = program.view
+    state = state_op(view.op(node), len(view.inputs(node)))
+    if state is None:
+        return []
+    handles = [variable_of_tensor(view, program.variables, view.inputs(node)[slot]) for slot in state.state]
+    others = [slot for slot in range(len(view.inputs(node))) if slot not in state.state]
+    if any(variable in step.part_variables for variable in handles):
+        facts = step.inputs(node)
+        by_row = state.indices is not None and facts[state.indices].part is not None
+        if state.value is None or (by_row and facts[state.value].part != facts[state.indices or 0].part):
+            raise GraphError(f"Layouts have no rule for how {view.op(node)} {node!r} adds to a metric. {_REMEDY}")
+        if not by_row:
+            step.take(node, state.value, COUNTED)
+    else:
+        step.replicate(node, *others) if others else None
+    return step.all_outputs(node, REPLICATED)
+
+
+def _finish(program: _StepGraph, step: StepWalk) -> None:
+    """Has gradients leave autodiff as sums over the workers, and everything else that their updates take be alike."""
+    view = program.view
+    delivered = set[Edge]()
+    for source in program.sources:
+        for tensor in (source.values, source.indices):
+            edges = view.consumers(tensor) if tensor is not None else []
+            delivered |= {edge for edge in edges if edge.node in source.outside}
+        if source.indices is None:
+            _finish_dense(step, source)
+        else:
+            _finish_rows(view, step, source, source.indices)
+    for node in sorted(program.after):
+        for slot, tensor in enumerate(view.inputs(node)):
+            if tensor in step.facts and Edge(node, slot) not in delivered and not step.facts[tensor].is_same:
+                step.take(node, slot, REPLICATED)
+        written = state_op(view.op(node), len(view.inputs(node)))
+        for slot in written.state if written is not None else ():
+            if variable_of_tensor(view, program.variables, view.inputs(node)[slot]) in step.part_variables:
+                raise GraphError(
+                    f"Layouts have no rule for metrics of gradients: {view.op(node)} {node!r} adds one up. {_REMEDY}"
+                )
+
+
+def _finish_dense(step: StepWalk, source: GradientSource) -> None:
+    fact = step.facts[source.values]
+    if fact.is_same or fact.is_sum:
+        return
+    for edge in step.view.consumers(source.values):
+        if edge.node in source.outside:
+            step.take(edge.node, edge.slot, REPLICATED)
+
+
+def _pieces(view: GraphView, source: GradientSource) -> list[str]:
+    """The rows and the row numbers of a sparse gradient, where both are put together of as many pieces."""
+    if source.indices is None:
+        return []
+    nodes = [split_tensor(tensor)[0] for tensor in (source.values, source.indices)]
+    counts = [len(view.inputs(node)) if view.op(node) == "ConcatV2" else 0 for node in nodes]
+    return [source.values, source.indices] if counts[0] == counts[1] > 0 else []
+
+
+def _finish_rows(view: GraphView, step: StepWalk, source: GradientSource, indices: str) -> None:
+    """Each piece of a sparse gradient is a part of a sum: rows sharded as their numbers are, or else partial rows."""
+    if isinstance(step.facts[source.values].layout, Pieces):
+        nodes = [split_tensor(tensor)[0] for tensor in (source.values, indices)]
+        for slot in range(len(view.inputs(nodes[0])) - 1):
+            edges = ([Edge(nodes[0], slot)], [Edge(nodes[1], slot)])
+            _finish_piece(step, view.inputs(nodes[1])[slot], edges)
+        return
+    found = [
+        [edge for edge in view.consumers(tensor) if edge.node in source.outside] for tensor in (source.values, indices)
+    ]
+    _finish_piece(step, indices, (found[0], found[1]))
+
+
+def _finish_piece(step: StepWalk, indices: str, edges: tuple[list[Edge], list[Edge]]) -> None:
+    numbers = step.facts[indices]
+    if numbers.axis == 0 and numbers.part is not None:
+        wanted: Sharded | None = Sharded(0, numbers.part)
+    elif numbers.is_same or numbers.is_lengths or is_partial(numbers):
+        for edge in edges[1]:
+            step.take(edge.node, edge.slot, REPLICATED)
+        wanted = None
+    else:
+        raise GraphError(f"Layouts cannot follow the row numbers {indices!r} of a gradient. {_REMEDY}")
+    for edge in edges[0]:
+        step.take(edge.node, edge.slot, wanted or COUNTED)
+
+
+def _layouts(program: _StepGraph, step: StepWalk) -> Layouts:
+    place = {node: number for number, node in enumerate(program.order)}
+    # What is reduced where it is computed comes first: its other takers take the whole tensor in their layouts.
+    keys = sorted(
+        step.changes, key=lambda key: (place[split_tensor(key[0])[0]], key[1] != REPLICATED, key[0], str(key[1]))
+    )
+    batches, changes = batch_by_node(program.view), []
+    for tensor, layout in keys:
+        is_reduced = tensor in step.completed and layout == REPLICATED
+        before = step.completed[tensor] if is_reduced else step.facts[tensor].layout
+        edges = tuple(step.changes[tensor, layout])
+        changes.append(Change(tensor, before, layout, edges, is_reduced, batches.get(split_tensor(tensor)[0], "")))
+    sums: list[Reported] = []
+    for node in program.order:
+        tensor, kind = f"{node}:0", reported_as(program.view.nodes[node])
+        fact, batch = step.facts.get(tensor), batches.get(node, "")
+        if fact is None or kind not in (VALUE, ADDED) or fact.is_same:
+            continue
+        if kind == VALUE and fact.is_sum:
+            sums.append(Reported(tensor, "" if fact.is_counted else batch))
+        else:
+            edges = tuple(program.view.consumers(tensor))
+            changes.append(Change(tensor, fact.layout, REPLICATED, edges, True, batch))
+    rewrites = LayoutRewrites(
+        changes=tuple(changes),
+        means=tuple(step.means),
+        ranges=tuple(step.ranges),
+        shapes=tuple(step.shapes),
+        reported=tuple(sums),
+        sharded={t: f.layout for t, f in step.facts.items() if isinstance(f.layout, Sharded)},
+        lengths=frozenset(t for t, f in step.facts.items() if f.is_lengths),
+    )
+    whole = {(change.tensor, edge.node) for change in changes if change.after == REPLICATED for edge in change.edges}
+    return Layouts(step.facts, whole, rewrites, tuple(step.alike), step.mixing)

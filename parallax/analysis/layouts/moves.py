@@ -1,0 +1,279 @@
+"""Rules of ops that move elements: they follow the sharded axis, or take the tensor whole where it is cut."""
+
+from __future__ import annotations
+
+from parallax.analysis.layouts.elementwise import add_up, align
+from parallax.analysis.layouts.facts import LENGTHS, REPLICATED, Dims, Fact
+from parallax.analysis.layouts.step import StepWalk, is_partial
+from parallax.analysis.layouts.values import compute_value
+from parallax.graph.lengths import ONE, Length, multiply
+from parallax.graph.view import Edge
+from parallax.plans.layouts import LocalShape, Sharded, ShardedAxis
+
+
+def keep_plain(step: StepWalk, node: str, facts: list[Fact]) -> list[Fact] | None:
+    """The result where no input is sharded or partial; None where one is."""
+    if not all(f.is_same or f.is_lengths for f in facts):
+        return None
+    layout = REPLICATED if all(f.is_same for f in facts) else LENGTHS
+    return step.all_outputs(node, layout, None, compute_value(step.view, node, facts))
+
+
+def reshape(step: StepWalk, node: str) -> list[Fact] | None:
+    """The sharded axis stays one where as many elements lie before it, and it is a multiple of the batch's length."""
+    facts = step.inputs(node)
+    fact, shape = facts
+    dims = _shape_of_reshape(step, node, fact, shape)
+    if fact.is_same or fact.is_lengths:
+        if shape.is_lengths and fact.is_same and dims is not None and any(step.part_of(n) for n in dims):
+            step.replicate(node)
+            return step.all_outputs(node, REPLICATED, dims)
+        layout = REPLICATED if fact.is_same and shape.is_same else LENGTHS
+        return step.all_outputs(node, layout, dims, compute_value(step.view, node, facts))
+    if is_partial(fact):
+        step.take(node, 1, REPLICATED)
+        return step.all_outputs(node, fact.layout, dims)
+    if fact.dims is None or dims is None or fact.axis is None or fact.part is None:
+        return None
+    before = multiply(fact.dims[: fact.axis])
+    for axis in range(len(dims)):
+        part = step.part_of(dims[axis])
+        if multiply(dims[:axis]) == before and part is not None and part.batch == fact.part.batch:
+            if fact.part.blocks > 1:
+                if dims[axis] != fact.dims[fact.axis]:
+                    return None
+                part = fact.part
+            return step.all_outputs(node, Sharded(axis, part), dims)
+    return None
+
+
+def _shape_of_reshape(step: StepWalk, node: str, fact: Fact, shape: Fact) -> Dims | None:
+    """The lengths of a result, of what is asked for and what TensorFlow inferred."""
+    static, asked = step.view.shape(f"{node}:0"), shape.values()
+    if asked is None and static is None:
+        return None
+    rank = len(static) if static is not None else len(asked or ())
+    found: list[Length | None] = [None] * rank
+    for axis in range(rank):
+        length = asked[axis] if asked is not None else None
+        if static is not None and static[axis] is not None:
+            found[axis] = Length.of(static[axis] or 0)
+        elif length is not None and length.number != -1:
+            found[axis] = length
+    unknown = [axis for axis, length in enumerate(found) if length is None]
+    if len(unknown) == 1 and fact.dims is not None:
+        found[unknown[0]] = multiply(fact.dims).divide(multiply(n for n in found if n is not None))
+    if any(n is None for n in found):
+        return None
+    return tuple(n for n in found if n is not None)
+
+
+def expand_dims(step: StepWalk, node: str) -> list[Fact] | None:
+    """A new axis of length 1."""
+    facts = step.inputs(node)
+    fact, place = facts[0], facts[1].numbers()
+    if fact.rank is None or place is None:
+        return keep_plain(step, node, facts)
+    at = place[0] % (fact.rank + 1)
+    dims = (*(fact.dims or ())[:at], ONE, *(fact.dims or ())[at:])
+    layout = fact.layout
+    if fact.axis is not None and fact.part is not None:
+        layout = Sharded(fact.axis + (at <= fact.axis), fact.part)
+    return step.all_outputs(node, layout, dims, compute_value(step.view, node, facts))
+
+
+def squeeze(step: StepWalk, node: str) -> list[Fact] | None:
+    """Axes of length 1 go."""
+    fact = step.inputs(node)[0]
+    gone = [int(axis) for axis in step.view.nodes[node].attr["squeeze_dims"].list.i]
+    if fact.rank is None or fact.dims is None:
+        return keep_plain(step, node, [fact])
+    if not gone:
+        gone = [axis for axis, length in enumerate(fact.dims) if length == ONE]
+        if any(length.number is None and step.part_of(length) is None for length in fact.dims):
+            return keep_plain(step, node, [fact])
+    gone = [axis % fact.rank for axis in gone]
+    dims = tuple(length for axis, length in enumerate(fact.dims) if axis not in gone)
+    layout = fact.layout
+    if fact.axis is not None and fact.part is not None:
+        if fact.axis in gone:
+            return None
+        layout = Sharded(fact.axis - sum(axis < fact.axis for axis in gone), fact.part)
+    return step.all_outputs(node, layout, dims, compute_value(step.view, node, [fact]))
+
+
+def transpose(step: StepWalk, node: str) -> list[Fact] | None:
+    """Axes change places."""
+    facts = step.inputs(node)
+    fact, order = facts[0], facts[1].numbers()
+    if fact.dims is None or order is None:
+        return keep_plain(step, node, facts)
+    layout = fact.layout
+    if fact.axis is not None and fact.part is not None:
+        layout = Sharded(order.index(fact.axis), fact.part)
+    return step.all_outputs(node, layout, tuple(fact.dims[axis] for axis in order))
+
+
+def concatenate(step: StepWalk, node: str) -> list[Fact] | None:
+    """Along another axis than the sharded one it stays; along that axis blocks lie one behind the other."""
+    facts = step.inputs(node)
+    tensors, place = facts[:-1], facts[-1].numbers()
+    if all(f.is_same or f.is_lengths for f in facts):
+        return keep_plain(step, node, facts)
+    rank = next((f.rank for f in tensors if f.rank is not None), None)
+    if rank is None or place is None:
+        return None
+    along = place[0] % rank
+    dims = _dims_of_concat(tensors, along)
+    sharded = [f for f in tensors if f.part is not None]
+    if not sharded:
+        if not all(f.is_sum or f.is_same for f in tensors):
+            return None
+        return step.all_outputs(node, add_up(step, node, range(len(tensors))), dims)
+    axis, part = sharded[0].axis or 0, sharded[0].part
+    if part is None:
+        return None
+    if axis != along:
+        for slot, fact in enumerate(tensors):
+            if align(step, node, slot, fact, axis, part).part is None:
+                return None
+        return step.all_outputs(node, Sharded(axis, part), dims)
+    alike = all(f.axis == axis and f.part is not None and find_block(f.part) == find_block(part) for f in tensors)
+    if not alike:
+        return None
+    blocks = ShardedAxis(part.batch, part.factor, sum(f.part.blocks for f in tensors if f.part is not None))
+    return step.all_outputs(node, Sharded(axis, blocks), dims)
+
+
+def find_block(part: ShardedAxis) -> ShardedAxis:
+    """One of the blocks of an axis."""
+    return ShardedAxis(part.batch, part.factor)
+
+
+def _dims_of_concat(tensors: list[Fact], along: int) -> Dims | None:
+    if any(f.dims is None for f in tensors):
+        return None
+    every = [f.dims for f in tensors if f.dims is not None]
+    total = every[0][along]
+    for dims in every[1:]:
+        total = total + dims[along]
+    return (*every[0][:along], total, *every[0][along + 1 :])
+
+
+def pack(step: StepWalk, node: str) -> list[Fact] | None:
+    """A new axis along which tensors are stacked."""
+    facts = step.inputs(node)
+    if all(f.is_same or f.is_lengths for f in facts):
+        return keep_plain(step, node, facts)
+    if any(f.rank is None for f in facts):
+        return None
+    at = step.view.nodes[node].attr["axis"].i % ((facts[0].rank or 0) + 1)
+    known = facts[0].dims or ()
+    dims = (*known[:at], Length.of(len(facts)), *known[at:])
+    sharded = [f for f in facts if f.part is not None]
+    if not sharded:
+        if not all(f.is_sum or f.is_same or f.is_lengths for f in facts):
+            return None
+        return step.all_outputs(node, add_up(step, node, range(len(facts))), dims)
+    axis, part = sharded[0].axis or 0, sharded[0].part
+    if part is None:
+        return None
+    for slot in range(len(facts)):
+        step.take(node, slot, Sharded(axis, part))
+    return step.all_outputs(node, Sharded(axis + (at <= axis), part), dims)
+
+
+def unpack(step: StepWalk, node: str) -> list[Fact] | None:
+    """The slices along an axis."""
+    fact = step.inputs(node)[0]
+    if fact.rank is None:
+        return keep_plain(step, node, [fact])
+    at = step.view.nodes[node].attr["axis"].i % fact.rank
+    dims = tuple(n for axis, n in enumerate(fact.dims or ()) if axis != at)
+    if fact.axis is None or fact.part is None:
+        if fact.value is not None and isinstance(fact.value, tuple) and not is_partial(fact):
+            return [
+                step.fact(tensor, fact.layout, (), one)
+                for tensor, one in zip(step.view.outputs(node), fact.value, strict=True)
+            ]
+        return step.all_outputs(node, fact.layout, dims)
+    if fact.axis == at:
+        return None
+    return step.all_outputs(node, Sharded(fact.axis - (at < fact.axis), fact.part), dims)
+
+
+def tile(step: StepWalk, node: str) -> list[Fact] | None:
+    """Tile: what is repeated for each example is sharded; the sharded axis itself must not be repeated."""
+    facts = step.inputs(node)
+    fact, times = facts[0], facts[1].values()
+    if times is None or fact.dims is None or len(times) != len(fact.dims) or None in times:
+        return keep_plain(step, node, facts) if facts[1].is_same else None
+    known = [n for n in times if n is not None]
+    dims = tuple(a * b for a, b in zip(fact.dims, known, strict=True))
+    if fact.axis is not None:
+        if known[fact.axis] != ONE or any(step.part_of(n) for n in known):
+            return None
+        return step.all_outputs(node, fact.layout, dims)
+    axes = [axis for axis, n in enumerate(known) if step.part_of(n) is not None]
+    if not axes:
+        if is_partial(fact):
+            return step.all_outputs(node, fact.layout, dims)
+        return step.all_outputs(node, REPLICATED if fact.is_same else LENGTHS, dims)
+    if fact.dims[axes[0]] != ONE:
+        return None
+    return _made_for_examples(step, node, 0, 1, axes, dims)
+
+
+def broadcast_to(step: StepWalk, node: str) -> list[Fact] | None:
+    """BroadcastTo: what is broadcast to the batch's length is sharded."""
+    facts = step.inputs(node)
+    fact, shape = facts[0], facts[1].values()
+    if shape is None or None in shape:
+        return keep_plain(step, node, facts) if facts[1].is_same else None
+    dims = tuple(n for n in shape if n is not None)
+    axes = [axis for axis, n in enumerate(dims) if step.part_of(n) is not None]
+    if fact.axis is not None and fact.part is not None:
+        axis = fact.axis + len(dims) - (fact.rank or 0)
+        if dims[axis] != fact.part.length:
+            return None
+        if len(axes) > 1:
+            step.shapes.append(LocalShape(Edge(node, 1), axis))
+        return step.all_outputs(node, Sharded(axis, fact.part), dims)
+    if not axes:
+        if fact.is_sum:
+            step.take(node, 1, REPLICATED)
+            return step.all_outputs(node, fact.layout, dims)
+        return step.all_outputs(node, REPLICATED if all(f.is_same for f in facts) else LENGTHS, dims)
+    return _made_for_examples(step, node, 0, 1, axes, dims)
+
+
+def fill(step: StepWalk, node: str) -> list[Fact] | None:
+    """Fill: along the batch's length it is sharded."""
+    shape, value = step.inputs(node)
+    lengths = shape.values()
+    if lengths is None or None in lengths:
+        return keep_plain(step, node, [shape, value]) if shape.is_same else None
+    dims = tuple(n for n in lengths if n is not None)
+    axes = [axis for axis, n in enumerate(dims) if step.part_of(n) is not None]
+    if axes:
+        return _made_for_examples(step, node, 1, 0, axes, dims)
+    if value.is_sum:
+        return step.all_outputs(node, value.layout, dims)
+    layout = REPLICATED if value.is_same and shape.is_same else LENGTHS
+    return step.all_outputs(node, layout, dims, compute_value(step.view, node, [shape, value]))
+
+
+def _made_for_examples(
+    step: StepWalk, node: str, source: int, shape: int, axes: list[int], dims: Dims
+) -> list[Fact] | None:
+    """What is made of a source in a shape that has the batch's length: sharded along the first such axis."""
+    part = step.part_of(dims[axes[0]])
+    if part is None:
+        return None
+    fact = step.inputs(node)[source]
+    if fact.dims is None:
+        return None
+    align(step, node, source, fact, axes[0] - len(dims) + len(fact.dims), part)
+    if len(axes) > 1:
+        step.shapes.append(LocalShape(Edge(node, shape), axes[0]))
+    return step.all_outputs(node, Sharded(axes[0], part), dims)

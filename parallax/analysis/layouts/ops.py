@@ -1,0 +1,96 @@
+"""The rule of each op of TensorFlow, once; an op that is not here takes its inputs whole on every worker."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from parallax.analysis.layouts import along, cuts, moves, reductions
+from parallax.analysis.layouts.elementwise import elementwise
+from parallax.analysis.layouts.facts import Fact
+from parallax.analysis.layouts.step import StepWalk
+
+Rule = Callable[[StepWalk, str], list[Fact] | None]
+
+_ELEMENTWISE = """
+    Abs Acos Acosh Add AddN AddV2 Angle Asin Asinh Atan Atan2 Atanh BesselI0e BesselI1e Bitcast BitwiseAnd BitwiseOr
+    BitwiseXor Cast Ceil CheckNumerics ClipByValue Complex ComplexAbs Conj Cos Cosh Digamma Div DivNoNan Elu EluGrad
+    EnsureShape Equal Erf Erfc Erfinv Exp Expm1 Floor FloorDiv FloorMod Greater GreaterEqual Identity Imag Inv InvGrad
+    IsFinite IsInf IsNan LeakyRelu LeakyReluGrad Less LessEqual Lgamma Log Log1p LogicalAnd LogicalNot LogicalOr
+    Maximum Minimum Mod Mul MulNoNan Ndtri Neg NextAfter NotEqual OnesLike Pow PreventGradient Real RealDiv Reciprocal
+    ReciprocalGrad Relu Relu6 Relu6Grad ReluGrad RightShift LeftShift Rint Round Rsqrt RsqrtGrad Select SelectV2 Selu
+    SeluGrad Sigmoid SigmoidGrad Sign Sin Sinh Snapshot Softplus SoftplusGrad Softsign SoftsignGrad Sqrt SqrtGrad Square
+    SquaredDifference StopGradient Sub Tan Tanh TanhGrad TruncateDiv TruncateMod Xdivy Xlog1py Xlogy ZerosLike
+    """.split()
+
+_BY_EXAMPLE: dict[tuple[int, ...], list[str]] = {
+    (0,): """
+        Conv1D Conv2D Conv3D DepthwiseConv2dNative MaxPool MaxPoolV2 AvgPool MaxPool3D AvgPool3D LRN Dilation2D
+        SpaceToDepth DepthToSpace ResizeBilinear ResizeNearestNeighbor ResizeBicubic ResizeArea MaxPoolWithArgmax
+        ResizeNearestNeighborGrad ExtractImagePatches AdjustContrastv2 AdjustHue AdjustSaturation RGBToHSV HSVToRGB
+        """.split(),
+    (0, 1): """
+        SoftmaxCrossEntropyWithLogits SparseSoftmaxCrossEntropyWithLogits InTopK InTopKV2 LRNGrad ResizeBilinearGrad
+        ResizeBicubicGrad
+        """.split(),
+    (0, 1, 2): ["MaxPoolGrad", "MaxPoolGradV2", "MaxPool3DGrad", "MaxPoolGradGrad"],
+    (1,): ["AvgPoolGrad", "AvgPool3DGrad"],
+    (2,): [
+        *("Conv2DBackpropInput", "Conv3DBackpropInputV2", "DepthwiseConv2dNativeBackpropInput"),
+    ],
+}
+
+_DRAWS = """
+    RandomUniform RandomUniformInt RandomStandardNormal TruncatedNormal StatelessRandomUniform
+    StatelessRandomUniformV2 StatelessRandomNormal StatelessRandomNormalV2 StatelessTruncatedNormal
+    StatelessTruncatedNormalV2 StatelessRandomUniformInt StatelessRandomUniformIntV2 StatelessRandomUniformFullInt
+    StatelessRandomUniformFullIntV2
+    """.split()
+
+RULES: dict[str, Rule] = {
+    **dict.fromkeys(_ELEMENTWISE, elementwise),
+    "BiasAdd": elementwise,
+    **dict.fromkeys(("Sum", "Mean", "Max", "Min", "Prod", "All", "Any", "EuclideanNorm"), reductions.reduce_axes),
+    "L2Loss": reductions.sum_of_squares,
+    "BiasAddGrad": reductions.bias_gradient,
+    **dict.fromkeys(("MatMul", "BatchMatMul", "BatchMatMulV2", "BatchMatMulV3"), reductions.matrix_product),
+    "Einsum": reductions.einsum,
+    **dict.fromkeys(
+        ("Conv2DBackpropFilter", "Conv3DBackpropFilterV2", "DepthwiseConv2dNativeBackpropFilter"),
+        reductions.filter_gradient(0, 2),
+    ),
+    "Reshape": moves.reshape,
+    "ExpandDims": moves.expand_dims,
+    "Squeeze": moves.squeeze,
+    "Transpose": moves.transpose,
+    "ConcatV2": moves.concatenate,
+    "Pack": moves.pack,
+    "Unpack": moves.unpack,
+    "Split": cuts.split,
+    "SplitV": cuts.split_by_sizes,
+    "StridedSlice": cuts.slice_strided,
+    "StridedSliceGrad": cuts.slice_gradient,
+    "Slice": cuts.slice_plainly,
+    **dict.fromkeys(("Pad", "PadV2", "MirrorPad"), cuts.pad),
+    "Tile": moves.tile,
+    "BroadcastTo": moves.broadcast_to,
+    "Fill": moves.fill,
+    **{op: along.by_example(*slots) for slots, ops in _BY_EXAMPLE.items() for op in ops},
+    **dict.fromkeys(("Softmax", "LogSoftmax"), along.along_last()),
+    **dict.fromkeys(("TopK", "TopKV2"), along.along_last(1)),
+    **dict.fromkeys(("MatrixBandPart", "MatrixInverse", "Cholesky"), along.along_two),
+    **dict.fromkeys(("Cumsum", "Cumprod", "CumulativeLogsumexp", "ReverseV2"), along.along_axis),
+    **dict.fromkeys(("ArgMax", "ArgMin"), along.index_of_extreme),
+    **dict.fromkeys(("GatherV2", "Gather"), along.lookup),
+    "ResourceGather": along.look_up_variable,
+    **dict.fromkeys(("UnsortedSegmentSum", "UnsortedSegmentMax", "UnsortedSegmentMin"), along.add_by_segment),
+    "ScatterNd": along.scatter_rows,
+    "OneHot": along.one_hot,
+    "Range": along.count_up,
+    **dict.fromkeys(("Shape", "ShapeN", "Size"), along.measure),
+    "Rank": along.rank_of,
+    "BroadcastGradientArgs": along.gradient_axes,
+    **dict.fromkeys(_DRAWS, along.draw),
+    "IdentityN": along.pass_each,
+    "Switch": along.choose_branch,
+    "Merge": along.join_branches,
+}

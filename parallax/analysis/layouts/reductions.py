@@ -1,0 +1,176 @@
+"""Rules of ops that reduce along axes, or contract them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from parallax.analysis.layouts.facts import COUNTED, LENGTHS, REPLICATED, SUM, Dims, Fact
+from parallax.analysis.layouts.step import StepWalk, is_partial
+from parallax.analysis.layouts.values import compute_value
+from parallax.graph.lengths import ONE, Length
+from parallax.plans.layouts import Partial, ScaledMean, Sharded, ShardedAxis
+
+_KINDS = {"Sum": "sum", "Mean": "sum", "Max": "max", "Min": "min", "All": "min", "Any": "max"}
+
+
+def reduce_axes(step: StepWalk, node: str) -> list[Fact] | None:
+    """Over a sharded axis a partial result; over others the axis stays."""
+    op, (fact, axes) = step.view.op(node), step.inputs(node)
+    if all(f.is_same or f.is_lengths for f in (fact, axes)):
+        layout = REPLICATED if fact.is_same and axes.is_same else LENGTHS
+        picked = axes.numbers()
+        value = compute_value(step.view, node, (fact, axes))
+        return step.all_outputs(node, layout, _without(step, node, fact, picked), value)
+    step.take(node, 1, REPLICATED)
+    picked = axes.numbers()
+    if fact.is_sum and op in ("Sum", "Mean"):
+        return step.all_outputs(node, fact.layout, _without(step, node, fact, picked))
+    if is_partial(fact):
+        fact = step.take(node, 0, REPLICATED)
+        return step.all_outputs(node, REPLICATED, _without(step, node, fact, picked))
+    if fact.part is None or fact.axis is None or fact.rank is None or picked is None:
+        return None
+    over = {axis % fact.rank for axis in picked} if fact.rank else set[int]()
+    dims = _without(step, node, fact, picked)
+    if fact.axis not in over:
+        axis = fact.axis if step.view.flag(node, "keep_dims") else fact.axis - sum(a < fact.axis for a in over)
+        return step.all_outputs(node, Sharded(axis, fact.part), dims)
+    if op not in _KINDS:
+        return None
+    if op == "Mean":
+        step.means.append(ScaledMean(node, fact.part.batch))
+        return step.all_outputs(node, COUNTED, dims)
+    return step.all_outputs(node, Partial(_KINDS[op]), dims)
+
+
+def _without(step: StepWalk, node: str, fact: Fact, axes: list[int] | None) -> Dims | None:
+    """The lengths that are left."""
+    if fact.dims is None or axes is None:
+        return None
+    over = {axis % len(fact.dims) for axis in axes} if fact.dims else set[int]()
+    if step.view.flag(node, "keep_dims"):
+        return tuple(ONE if axis in over else length for axis, length in enumerate(fact.dims))
+    return tuple(length for axis, length in enumerate(fact.dims) if axis not in over)
+
+
+def sum_of_squares(step: StepWalk, node: str) -> list[Fact] | None:
+    """L2Loss: a partial sum of what is sharded."""
+    fact = step.inputs(node)[0]
+    return step.all_outputs(node, SUM, ()) if fact.part is not None else None
+
+
+def bias_gradient(step: StepWalk, node: str) -> list[Fact] | None:
+    """A sum over all axes but that of the channels."""
+    fact = step.inputs(node)[0]
+    if fact.is_sum:
+        return step.all_outputs(node, fact.layout)
+    channels = 1 if step.view.nodes[node].attr["data_format"].s == b"NCHW" else (fact.rank or 0) - 1
+    return step.all_outputs(node, SUM) if fact.part is not None and fact.axis != channels else None
+
+
+def matrix_product(step: StepWalk, node: str) -> list[Fact] | None:
+    """MatMul, and those of batches of matrices."""
+    view, facts = step.view, step.inputs(node)
+    ranks = [f.rank for f in facts]
+    if None in ranks:
+        return None
+    turned = [
+        view.flag(node, "transpose_a") or view.flag(node, "adj_x"),
+        view.flag(node, "transpose_b") or view.flag(node, "adj_y"),
+    ]
+    more = max((rank or 0) - 2 for rank in ranks)
+    outer = [chr(ord("A") + n) for n in range(more)]
+    left = [*outer[more - (ranks[0] or 0) + 2 :], *("km" if turned[0] else "mk")]
+    right = [*outer[more - (ranks[1] or 0) + 2 :], *("nk" if turned[1] else "kn")]
+    return contract(step, node, "".join(left), "".join(right), "".join([*outer, "m", "n"]))
+
+
+def einsum(step: StepWalk, node: str) -> list[Fact] | None:
+    """Einsum of two tensors, or of one, without an ellipsis or a letter twice in a term."""
+    equation = step.view.nodes[node].attr["equation"].s.decode().replace(" ", "")
+    taken, _, given = equation.partition("->")
+    terms = taken.split(",")
+    if "." in equation or any(len(set(term)) < len(term) for term in (*terms, given)) or len(terms) > 2:
+        return None
+    if len(terms) == 2:
+        return contract(step, node, terms[0], terms[1], given)
+    fact = step.inputs(node)[0]
+    if fact.is_sum:
+        return step.all_outputs(node, fact.layout)
+    if fact.part is None or fact.axis is None:
+        return None
+    letter = terms[0][fact.axis]
+    layout = Sharded(given.index(letter), fact.part) if letter in given else SUM
+    return step.all_outputs(node, layout)
+
+
+def contract(step: StepWalk, node: str, left: str, right: str, result: str) -> list[Fact] | None:
+    """A product of two tensors whose axes have letters; those that are not in the result are summed over.
+
+    Args:
+        step: the walk.
+        node: the op.
+        left: the letters of the first input's axes.
+        right: those of the second.
+        result: those of the result.
+    """
+    facts = step.inputs(node)
+    dims = _dims_by_letter(facts, left, right, result)
+    if any(map(is_partial, facts)):
+        sums, others = [f.is_sum for f in facts], [f for f in facts if not is_partial(f)]
+        if sum(sums) == 1 and others and others[0].part is None:
+            step.replicate(node, sums.index(False))
+            return step.all_outputs(node, facts[sums.index(True)].layout, dims)
+        facts = [step.take(node, slot, REPLICATED) if is_partial(f) else f for slot, f in enumerate(facts)]
+    facts = [step.take(node, slot, REPLICATED) if f.is_lengths else f for slot, f in enumerate(facts)]
+    letters = [
+        letters[f.axis] if f.axis is not None and f.axis < len(letters) else ""
+        for f, letters in zip(facts, (left, right), strict=True)
+    ]
+    if letters == ["", ""]:
+        return step.all_outputs(node, REPLICATED, dims) if all(f.is_same for f in facts) else None
+    first = 0 if letters[0] else 1
+    if all(letters) and (letters[0] != letters[1] or facts[0].part != facts[1].part):
+        other = 1  # its rows are what each example is compared with
+        step.mixing[node] = [step.view.inputs(node)[other]]
+        step.take(node, other, REPLICATED)
+        first, facts[other] = 1 - other, Fact(REPLICATED, facts[other].dims)
+    letter, part = letters[first], facts[first].part
+    if part is None:
+        return None
+    for slot, term in enumerate((left, right)):
+        if slot != first and letter in term and not _is_broadcast(facts[slot], term.index(letter)):
+            step.take(node, slot, Sharded(term.index(letter), part))
+    return step.all_outputs(node, Sharded(result.index(letter), part) if letter in result else SUM, dims)
+
+
+def _is_broadcast(fact: Fact, axis: int) -> bool:
+    return fact.dims is not None and fact.dims[axis].number == 1
+
+
+def _dims_by_letter(facts: list[Fact], left: str, right: str, result: str) -> Dims | None:
+    lengths: dict[str, Length] = {}
+    for fact, letters in zip(facts, (left, right), strict=True):
+        if fact.dims is None or len(fact.dims) != len(letters):
+            return None
+        for letter, length in zip(letters, fact.dims, strict=True):
+            if letter not in lengths or lengths[letter].number == 1:
+                lengths[letter] = length
+    return tuple(lengths[letter] for letter in result)
+
+
+def filter_gradient(x: int, dy: int) -> Callable[[StepWalk, str], list[Fact] | None]:
+    """The rule of a convolution's gradient by its filter: a sum over the examples of two inputs."""
+
+    def rule(step: StepWalk, node: str) -> list[Fact] | None:
+        facts = step.inputs(node)
+        parts: list[ShardedAxis] = [
+            p for slot in (x, dy) if (p := facts[slot].part) is not None and facts[slot].axis == 0
+        ]
+        if not parts or any(facts[slot].axis not in (None, 0) for slot in (x, dy)):
+            return None
+        for slot in range(len(facts)):
+            step.take(node, slot, Sharded(0, parts[0]) if slot in (x, dy) else REPLICATED)
+        return step.all_outputs(node, SUM)
+
+    return rule

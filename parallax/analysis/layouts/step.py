@@ -1,0 +1,129 @@
+"""The working state of the walk over a step, which rules of ops read and extend (propagate.py drives the walk)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Set
+from dataclasses import dataclass, field
+
+from parallax.analysis.layouts.facts import REPLICATED, Dims, Fact, Value
+from parallax.graph.lengths import Length
+from parallax.graph.view import Edge, GraphView
+from parallax.plans.layouts import Layout, LocalShape, OffsetRange, Partial, ScaledMean, Sharded, ShardedAxis
+
+_Key = tuple[str, Layout]
+
+
+@dataclass
+class StepWalk:
+    """One walk.
+
+    Attributes:
+        view: the graph.
+        batches: placeholder -> the placeholder whose first dimension is the per-worker batch.
+        part_variables: variable ops of which each worker has a part, which is added up over the workers.
+        completed: partial tensors that another walk found to be needed whole: they are reduced where they are computed.
+        pieces: tensors whose pieces along the first axis have a layout each.
+        facts: of the tensors that were visited.
+        changes: (tensor, layout) -> the edges that take the tensor in this layout.
+        means: means over sharded axes.
+        ranges: counted entries of sharded axes.
+        shapes: shapes of which one axis is the worker's.
+        alike: random ops that draw the same on all workers.
+        mixing: node that mixes examples, or has no rule -> the sharded tensors that it takes whole.
+    """
+
+    view: GraphView
+    batches: Mapping[str, str]
+    part_variables: Set[str]
+    completed: Mapping[str, Layout] = field(default_factory=dict)
+    pieces: Set[str] = frozenset()
+    facts: dict[str, Fact] = field(default_factory=dict)
+    changes: dict[_Key, list[Edge]] = field(default_factory=dict)
+    means: list[ScaledMean] = field(default_factory=list)
+    ranges: list[OffsetRange] = field(default_factory=list)
+    shapes: list[LocalShape] = field(default_factory=list)
+    alike: list[str] = field(default_factory=list)
+    mixing: dict[str, list[str]] = field(default_factory=dict)
+
+    def inputs(self, node: str) -> list[Fact]:
+        """What is known of a node's inputs."""
+        return [self.facts[tensor] for tensor in self.view.inputs(node)]
+
+    def take(self, node: str, slot: int, layout: Layout) -> Fact:
+        """Has an input come in a layout.
+
+        Args:
+            node: the node.
+            slot: which of its inputs.
+            layout: how the node takes it.
+        """
+        tensor = self.view.inputs(node)[slot]
+        fact = self.facts[tensor]
+        if fact.layout == layout:
+            return fact
+        edges = self.changes.setdefault((tensor, layout), [])
+        if Edge(node, slot) not in edges:
+            edges.append(Edge(node, slot))
+        if isinstance(layout, Sharded) and fact.dims is not None:
+            dims = list(fact.dims)
+            dims[layout.axis] = layout.part.length
+            return Fact(layout, tuple(dims))
+        return Fact(layout, fact.dims, fact.value)
+
+    def replicate(self, node: str, *slots: int) -> None:
+        """Has some inputs, by default all, come replicated."""
+        for slot in slots or range(len(self.view.inputs(node))):
+            self.take(node, slot, REPLICATED)
+
+    def gather(self, node: str) -> None:
+        """Has all inputs come replicated, for an op that mixes examples or has no rule."""
+        whole = [t for t in self.view.inputs(node) if isinstance(self.facts[t].layout, Sharded)]
+        if whole:
+            self.mixing[node] = whole
+        self.replicate(node)
+
+    def fact(self, tensor: str, layout: Layout, dims: Dims | None = None, value: Value | None = None) -> Fact:
+        """What is known of a result, with the lengths that TensorFlow inferred where no others are given."""
+        static = self.view.shape(tensor)
+        known = self._static(tensor, layout) if dims is None or _is_unlike(dims, static) else dims
+        if known is not None and static is not None:  # TensorFlow's numbers are the better where there are such
+            known = tuple(
+                Length.of(n) if n is not None and one.number is None and self.part_of(one) is None else one
+                for one, n in zip(known, static, strict=True)
+            )
+        return Fact(layout, known, value)
+
+    def all_outputs(
+        self, node: str, layout: Layout, dims: Dims | None = None, value: Value | None = None
+    ) -> list[Fact]:
+        """The same of each output of a node."""
+        return [self.fact(tensor, layout, dims, value) for tensor in self.view.outputs(node)]
+
+    def _static(self, tensor: str, layout: Layout) -> Dims | None:
+        static = self.view.shape(tensor)
+        if static is None:
+            return None
+        found = [Length.of(n if n is not None else f"{tensor}[{axis}]") for axis, n in enumerate(static)]
+        if isinstance(layout, Sharded):
+            found[layout.axis] = layout.part.length
+        return tuple(found)
+
+    def part_of(self, length: Length | None) -> ShardedAxis | None:
+        """How an axis of a length is shared, where the length is a multiple of a batch's."""
+        if length is None or len(length.terms) != 1:
+            return None
+        symbols, _ = length.terms[0]
+        batches = [s for s in symbols if s in self.batches.values()]
+        if len(batches) != 1:
+            return None
+        factor = length.divide(Length.of(batches[0]))
+        return None if factor is None else ShardedAxis(batches[0], factor)
+
+
+def _is_unlike(dims: Dims, static: tuple[int | None, ...] | None) -> bool:
+    return static is not None and len(static) != len(dims)
+
+
+def is_partial(fact: Fact) -> bool:
+    """Whether a reduction over the workers gives a tensor."""
+    return isinstance(fact.layout, Partial)

@@ -1,0 +1,213 @@
+"""What ops compute of lengths: the values of small integer tensors, as polynomials over symbols."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from parallax.analysis.layouts.facts import Fact, Value
+from parallax.graph.lengths import ONE, Length, broadcast, multiply
+from parallax.graph.view import GraphView
+
+_MOST = 64
+"""Of vectors with more elements no values are kept: no shape has so many axes."""
+_Values = list[Length | None]
+
+
+def constant_value(view: GraphView, tensor: str) -> Value | None:
+    """The value of a small integer constant."""
+    found = view.constant(tensor)
+    if found is None or np.ndim(found) > 1 or np.size(found) > _MOST or not np.issubdtype(found.dtype, np.integer):
+        return None
+    return Length.of(int(found)) if np.ndim(found) == 0 else tuple(Length.of(int(n)) for n in found)
+
+
+def compute_value(view: GraphView, node: str, inputs: Sequence[Fact]) -> Value | None:
+    """The value of a node's first output, where it follows from what is known of its inputs."""
+    compute = _COMPUTE.get(view.op(node))
+    if compute is None or not inputs:
+        return None
+    return compute(view, node, inputs)
+
+
+def _copy(view: GraphView, node: str, inputs: Sequence[Fact]) -> Value | None:
+    return inputs[0].value
+
+
+def _elementwise(compute: Callable[[Length, Length], Length | None]) -> Callable[..., Value | None]:
+    def value(view: GraphView, node: str, inputs: Sequence[Fact]) -> Value | None:
+        one, other = inputs[0].value, inputs[1].value
+        if one is None or other is None:
+            return None
+        if isinstance(one, Length) and isinstance(other, Length):
+            return compute(one, other)
+        length = max(len(v) for v in (one, other) if isinstance(v, tuple))
+        pairs = zip(_spread(one, length), _spread(other, length), strict=True)
+        return tuple(None if a is None or b is None else compute(a, b) for a, b in pairs)
+
+    return value
+
+
+def _spread(value: Value, length: int) -> Sequence[Length | None]:
+    if isinstance(value, Length):
+        return [value] * length
+    return list(value) * length if len(value) == 1 else value
+
+
+def _floor_divide(one: Length, other: Length) -> Length | None:
+    if one.number is not None and other.number:
+        return Length.of(one.number // other.number)
+    return one.divide(other)
+
+
+def _remainder(one: Length, other: Length) -> Length | None:
+    if one.number is not None and other.number:
+        return Length.of(one.number % other.number)
+    return Length() if one.divide(other) is not None else None
+
+
+def _maximum(one: Length, other: Length) -> Length | None:
+    if one.number is not None and other.number is not None:
+        return Length.of(max(one.number, other.number))
+    if one.number is not None and one.number <= 1:
+        return other
+    return one if other.number is not None and other.number <= 1 else None
+
+
+def _product(view: GraphView, node: str, inputs: Sequence[Fact]) -> Value | None:
+    found = inputs[0].values()
+    if found is None or None in found or (inputs[0].rank and inputs[1].numbers() is None):
+        return None
+    if inputs[0].rank and not inputs[1].numbers():
+        return inputs[0].value
+    return multiply(one for one in found if one is not None)
+
+
+def _pack(view: GraphView, node: str, inputs: Sequence[Fact]) -> Value | None:
+    if any(fact.rank != 0 for fact in inputs) or len(inputs) > _MOST:
+        return None
+    return tuple(fact.value if isinstance(fact.value, Length) else None for fact in inputs)
+
+
+def _concatenate(view: GraphView, node: str, inputs: Sequence[Fact]) -> Value | None:
+    found: _Values = []
+    for fact in inputs[:-1]:
+        length = fact.dims[0].number if fact.dims and len(fact.dims) == 1 else None
+        if length is None or length > _MOST:
+            return None
+        values = fact.values()
+        found += [None] * length if values is None else values
+    return tuple(found)
+
+
+def _slice_strided(view: GraphView, node: str, inputs: Sequence[Fact]) -> Value | None:
+    value, bounds = inputs[0].value, [fact.numbers() for fact in inputs[1:]]
+    masks = [view.nodes[node].attr[f"{name}_mask"].i for name in ("begin", "end", "shrink_axis")]
+    others = [view.nodes[node].attr[f"{name}_mask"].i for name in ("ellipsis", "new_axis")]
+    if not isinstance(value, tuple) or any(others) or any(b is None or len(b) != 1 for b in bounds):
+        return None
+    begin, end, stride = (bound[0] for bound in bounds if bound)
+    if masks[2] & 1:
+        return value[begin] if -len(value) <= begin < len(value) else None
+    return value[slice(None if masks[0] & 1 else begin, None if masks[1] & 1 else end, stride)]
+
+
+def _slice(view: GraphView, node: str, inputs: Sequence[Fact]) -> Value | None:
+    value, begin, size = inputs[0].value, inputs[1].numbers(), inputs[2].numbers()
+    if not isinstance(value, tuple) or not begin or not size:
+        return None
+    return value[begin[0] : None if size[0] < 0 else begin[0] + size[0]]
+
+
+def _gather(view: GraphView, node: str, inputs: Sequence[Fact]) -> Value | None:
+    value, rows = inputs[0].value, inputs[1].numbers()
+    if not isinstance(value, tuple) or rows is None or any(not 0 <= row < len(value) for row in rows):
+        return None
+    found = tuple(value[row] for row in rows)
+    return found if inputs[1].rank else found[0]
+
+
+def _one_axis_more(view: GraphView, node: str, inputs: Sequence[Fact]) -> Value | None:
+    value = inputs[0].value
+    return (value,) if isinstance(value, Length) else None
+
+
+def _reshape(view: GraphView, node: str, inputs: Sequence[Fact]) -> Value | None:
+    value, rank = inputs[0].value, len(view.shape(f"{node}:0") or ()) if view.shape(f"{node}:0") is not None else None
+    if value is None or rank not in (0, 1):
+        return None
+    found = list(value) if isinstance(value, tuple) else [value]
+    return tuple(found) if rank == 1 else found[0] if len(found) == 1 else None
+
+
+def _stitch(view: GraphView, node: str, inputs: Sequence[Fact]) -> Value | None:
+    half = len(inputs) // 2
+    found: dict[int, Length | None] = {}
+    for places, data in zip(inputs[:half], inputs[half:], strict=True):
+        numbers = places.numbers()
+        if numbers is None:
+            return None
+        values = data.values()
+        found.update(zip(numbers, [None] * len(numbers) if values is None else values, strict=False))
+    return tuple(found[n] for n in range(len(found))) if sorted(found) == list(range(len(found))) else None
+
+
+def _fill(view: GraphView, node: str, inputs: Sequence[Fact]) -> Value | None:
+    dims, value = inputs[0].numbers(), inputs[1].value
+    if dims is None or not isinstance(value, Length) or len(dims) > 1 or (dims and dims[0] > _MOST):
+        return None
+    return (value,) * dims[0] if dims else value
+
+
+def _count(view: GraphView, node: str, inputs: Sequence[Fact]) -> Value | None:
+    found = [fact.numbers() for fact in inputs]
+    if any(one is None or len(one) != 1 for one in found):
+        return None
+    counted = range(*(one[0] for one in found if one))
+    return tuple(Length.of(n) for n in counted) if len(counted) <= _MOST else None
+
+
+def reduced_axes(one: Fact, other: Fact) -> tuple[Value | None, Value | None]:
+    """The axes over which the gradients of two tensors that were broadcast to each other are summed.
+
+    Args:
+        one: the shape of the first, a vector.
+        other: that of the second.
+    """
+    left, right = one.values(), other.values()
+    if left is None or right is None:
+        return None, None
+    rank = max(len(left), len(right))
+    first, second = [ONE] * (rank - len(left)) + left, [ONE] * (rank - len(right)) + right
+    found: tuple[list[Length], list[Length]] = ([], [])
+    for axis, (a, b) in enumerate(zip(first, second, strict=True)):
+        if a is None or b is None or broadcast(a, b) is None:
+            return None, None
+        for mine, axes in ((a, found[0]), (b, found[1])):
+            if mine == ONE:  # TensorFlow sums over an axis of length 1 of both, too
+                axes.append(Length.of(axis))
+    return tuple(found[0]), tuple(found[1])
+
+
+_COMPUTE: dict[str, Callable[[GraphView, str, Sequence[Fact]], Value | None]] = {
+    **dict.fromkeys(("Identity", "Cast", "StopGradient", "Snapshot", "EnsureShape", "PlaceholderWithDefault"), _copy),
+    **dict.fromkeys(("Add", "AddV2"), _elementwise(lambda a, b: a + b)),
+    "Sub": _elementwise(lambda a, b: a - b),
+    "Mul": _elementwise(lambda a, b: a * b),
+    "FloorDiv": _elementwise(_floor_divide),
+    "FloorMod": _elementwise(_remainder),
+    "Maximum": _elementwise(_maximum),
+    "Prod": _product,
+    "Pack": _pack,
+    "ConcatV2": _concatenate,
+    "StridedSlice": _slice_strided,
+    "Slice": _slice,
+    "GatherV2": _gather,
+    "ExpandDims": _one_axis_more,
+    "Reshape": _reshape,
+    "Squeeze": _reshape,
+    "DynamicStitch": _stitch,
+    "Fill": _fill,
+    "Range": _count,
+}

@@ -1,0 +1,103 @@
+"""Lengths of axes as polynomials over symbols, such as 2 * batch * time + 1, and what ops compute of them.
+
+A symbol stands for the length of an axis in the one process's program. Lengths are compared to tell which axis of a
+result is which axis of an input; no length is ever computed from a polynomial.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+_Terms = tuple[tuple[tuple[str, ...], int], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Length:
+    """A polynomial with integer coefficients.
+
+    Attributes:
+        terms: (symbols of a product, sorted, with repetition; its coefficient), sorted; no coefficient is 0.
+    """
+
+    terms: _Terms = ()
+
+    @staticmethod
+    def of(value: int | str) -> Length:
+        """A number, or a symbol."""
+        if isinstance(value, str):
+            return Length((((value,), 1),))
+        return Length((((), int(value)),)) if value else Length()
+
+    @property
+    def number(self) -> int | None:
+        """The number that it is; None where a symbol is in it."""
+        if not self.terms:
+            return 0
+        return self.terms[0][1] if len(self.terms) == 1 and not self.terms[0][0] else None
+
+    def __add__(self, other: Length) -> Length:
+        return _collect([*self.terms, *other.terms])
+
+    def __sub__(self, other: Length) -> Length:
+        return self + other * Length.of(-1)
+
+    def __mul__(self, other: Length) -> Length:
+        return _collect((tuple(sorted(a + b)), m * n) for a, m in self.terms for b, n in other.terms)
+
+    def divide(self, other: Length) -> Length | None:
+        """The quotient, where the division is known to leave no remainder; else None."""
+        if self == other and self.terms:
+            return Length.of(1)
+        if len(other.terms) != 1:
+            return None
+        symbols, factor = other.terms[0]
+        found = []
+        for product, coefficient in self.terms:
+            left = list(product)
+            for symbol in symbols:
+                if symbol not in left:
+                    return None
+                left.remove(symbol)
+            if coefficient % factor:
+                return None
+            found.append((tuple(left), coefficient // factor))
+        return _collect(found)
+
+    def multiple_of(self, symbol: str) -> int | None:
+        """The number of which it is the product with a symbol; None where it is no such product."""
+        if len(self.terms) == 1 and self.terms[0][0] == (symbol,):
+            return self.terms[0][1]
+        return None
+
+    def __str__(self) -> str:
+        return " + ".join("*".join((str(n), *symbols)) for symbols, n in self.terms) or "0"
+
+
+ONE = Length.of(1)
+
+
+def multiply(lengths: Iterable[Length]) -> Length:
+    """The product of some lengths; 1 of none."""
+    product = ONE
+    for length in lengths:
+        product = product * length
+    return product
+
+
+def broadcast(one: Length, other: Length) -> Length | None:
+    """The length of an axis that two axes are broadcast to; None where it cannot be told."""
+    if one == other or other == ONE:
+        return one
+    if one == ONE:
+        return other
+    if one.number is not None:  # a length other than 1 is what the other axis has, or is broadcast to
+        return one
+    return other if other.number is not None else None
+
+
+def _collect(terms: Iterable[tuple[tuple[str, ...], int]]) -> Length:
+    found: dict[tuple[str, ...], int] = {}
+    for symbols, factor in terms:
+        found[symbols] = found.get(symbols, 0) + factor
+    return Length(tuple(sorted((symbols, n) for symbols, n in found.items() if n)))

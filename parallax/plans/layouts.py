@@ -1,0 +1,176 @@
+"""How the workers hold the tensors of the program that one process runs on the global batch, and changes of layout.
+
+A layout compares what a worker has with the one process's tensor: `Replicated`, `Sharded` along an axis, `Partial`
+(a reduction over the workers gives the tensor), or `LengthValue` (computed of lengths of a batch alone: the per-worker
+value serves as a shape, the global value as a scalar).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from parallax.graph.lengths import ONE, Length
+from parallax.graph.view import Edge
+
+
+@dataclass(frozen=True, slots=True)
+class ShardedAxis:
+    """How an axis is shared by the workers: `blocks` one after the other, of each of which a worker has its piece.
+
+    Attributes:
+        batch: the placeholder whose first dimension is the per-worker batch; the pieces are in rank order.
+        factor: entries of the axis for each example of the batch and block.
+        blocks: how many batches lie one behind the other along the axis.
+    """
+
+    batch: str
+    factor: Length = ONE
+    blocks: int = 1
+
+    @property
+    def length(self) -> Length:
+        """The length of the axis in the one process's program."""
+        return Length.of(self.batch) * self.factor * Length.of(self.blocks)
+
+
+@dataclass(frozen=True, slots=True)
+class Replicated:
+    """Every worker has the tensor."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sharded:
+    """Every worker has its piece along an axis.
+
+    Attributes:
+        axis: which one, from 0.
+        part: how the axis is shared.
+    """
+
+    axis: int
+    part: ShardedAxis
+
+
+@dataclass(frozen=True, slots=True)
+class Partial:
+    """Every worker has a tensor of the full shape; a reduction over the workers gives the one process's.
+
+    A worker without examples computes on a stand-in, another worker's example, which must not be counted.
+
+    Attributes:
+        kind: `sum`, `min` or `max`; of booleans `min` is all and `max` any.
+        is_counted: whether such a worker has what counts for nothing already.
+    """
+
+    kind: str = "sum"
+    is_counted: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class LengthValue:
+    """A per-worker value that is computed of lengths of batches, and otherwise of what all workers have alike."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pieces:
+    """Pieces one behind the other along the first axis, each of a layout of its own, as rows of a sparse gradient."""
+
+
+Layout = Replicated | Sharded | Partial | LengthValue | Pieces
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """The `edges` take `tensor` in another layout than the one in which it is computed.
+
+    Attributes:
+        tensor: of the user's graph.
+        before: how the workers hold it.
+        after: how the edges take it.
+        edges: inputs of nodes.
+        is_whole: whether a fetch of the tensor gets the changed one, too.
+        batch: of which a partial tensor is computed.
+    """
+
+    tensor: str
+    before: Layout
+    after: Layout
+    edges: tuple[Edge, ...]
+    is_whole: bool = False
+    batch: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ScaledMean:
+    """`node` is a mean over a sharded axis: its value counts by the worker's share of the batch, and is a partial sum.
+
+    Attributes:
+        node: of the user's graph.
+        batch: whose share.
+    """
+
+    node: str
+    batch: str
+
+
+@dataclass(frozen=True, slots=True)
+class OffsetRange:
+    """`node` counts the entries of a sharded axis from 0: a worker's numbers begin where its piece does.
+
+    Attributes:
+        node: a Range.
+        part: how the axis is shared.
+    """
+
+    node: str
+    part: ShardedAxis
+
+
+@dataclass(frozen=True, slots=True)
+class LocalShape:
+    """`edge` takes a shape of which one axis alone is the worker's; other lengths are those of the global batch.
+
+    Attributes:
+        edge: takes the shape.
+        axis: the worker's.
+    """
+
+    edge: Edge
+    axis: int
+
+
+@dataclass(frozen=True, slots=True)
+class Reported:
+    """`tensor` is a partial sum that a step reports, and of which the mean over the workers is taken.
+
+    Attributes:
+        tensor: of the user's graph.
+        batch: of which it is computed, where workers without examples must count for nothing; else empty.
+    """
+
+    tensor: str
+    batch: str
+
+
+@dataclass(frozen=True, slots=True)
+class LayoutRewrites:
+    """What must be changed so that every tensor of a step has its layout.
+
+    Attributes:
+        changes: changes of layout.
+        means: means over sharded axes.
+        ranges: numbers along sharded axes.
+        shapes: shapes of which one axis is the worker's.
+        reported: partial sums that are reported as means over the workers.
+        sharded: tensor -> its layout, of those whose shapes are asked for.
+        lengths: the tensors of layout LengthValue.
+    """
+
+    changes: tuple[Change, ...] = ()
+    means: tuple[ScaledMean, ...] = ()
+    ranges: tuple[OffsetRange, ...] = ()
+    shapes: tuple[LocalShape, ...] = ()
+    reported: tuple[Reported, ...] = ()
+    sharded: Mapping[str, Sharded] = field(default_factory=dict)
+    lengths: frozenset[str] = frozenset()

@@ -1,0 +1,246 @@
+"""Pass: tensors of a step are brought into the layouts in which ops take them (parallax/plans/layouts.py)."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import tensorflow as tf
+
+from parallax.errors import TransformError
+from parallax.graph.view import Edge, split_tensor
+from parallax.plans.layouts import (
+    Change,
+    Layout,
+    LayoutRewrites,
+    LengthValue,
+    LocalShape,
+    OffsetRange,
+    Partial,
+    Replicated,
+    Sharded,
+    ShardedAxis,
+)
+from parallax.plans.rewrites import Rewrites
+from parallax.transform.building.collectives import all_gather, open_end
+from parallax.transform.building.editor import SCOPE, Editor
+from parallax.transform.building.shares import counted
+from parallax.types import Tensor
+
+_MEASURES = ("Shape", "ShapeN", "Size")
+
+
+def change_layouts(editor: Editor, rewrites: Rewrites) -> None:
+    """Inserts the collectives and slices of all changes of layout, in topological order of the tensors."""
+    if rewrites.layouts is None:
+        return
+    build = _Build(editor, rewrites.layouts)
+    with tf.name_scope(f"{SCOPE}/layouts/"):
+        for mean in rewrites.layouts.means:
+            tensor = f"{mean.node}:0"
+            weighed = editor.shares[mean.batch].weigh(editor.tensor(tensor))
+            editor.redirect(editor.view.consumers(tensor), weighed)
+            editor.whole[tensor] = str(weighed.name)
+        for counted_up in rewrites.layouts.ranges:
+            build.offset(counted_up)
+        for change in rewrites.layouts.changes:
+            build.change(change)
+        for shape in rewrites.layouts.shapes:
+            build.local_shape(shape)
+        for one in rewrites.layouts.reported:
+            value = editor.tensor(one.tensor)
+            value = editor.shares[one.batch].counted(value) if one.batch else value
+            value = value * tf.constant(editor.worker.size, value.dtype)
+            editor.redirect(editor.view.consumers(one.tensor), value)
+            editor.whole[one.tensor] = str(value.name)
+
+
+class _Build:
+    """Builds changes of layout for one worker.
+
+    Args:
+        editor: the graph under change.
+        layouts: what must be changed.
+    """
+
+    def __init__(self, editor: Editor, layouts: LayoutRewrites) -> None:
+        self._editor = editor
+        self._layouts = layouts
+        self._global: dict[str, Tensor] = {}
+        self._offsets: dict[str, Tensor] = {}
+
+    def change(self, change: Change) -> None:
+        """Has the edges of a change take the tensor in its new layout."""
+        editor = self._editor
+        if isinstance(change.before, LengthValue):
+            source = self._global_value(change.tensor)
+            before: Layout = Replicated()
+        else:
+            source = editor.at(change.edges[0]) if change.edges else editor.tensor(change.tensor)
+            before = change.before
+        if isinstance(before, Partial) and not before.is_counted:
+            source, before = self._counted(source, before, change.batch), replace(before, is_counted=True)
+        changed = self._changed(source, before, change.after)
+        editor.redirect(change.edges, changed)
+        if change.is_whole:
+            editor.whole[change.tensor] = str(changed.name)
+
+    def _counted(self, tensor: Tensor, layout: Partial, batch: str) -> Tensor:
+        """A worker's part of a reduction; of a stand-in's, what leaves the result as it is."""
+        return counted(self._editor.shares[batch].is_counted, tensor, layout.kind)
+
+    def _changed(self, tensor: Tensor, before: Layout, after: Layout) -> Tensor:
+        if before == after:
+            return tensor
+        if not isinstance(before, Replicated):
+            tensor = self._replicated(tensor, before)
+        if isinstance(after, Sharded):
+            return self._cut(tensor, after)
+        if isinstance(after, Partial):
+            return self._counted_once(tensor)
+        return tensor
+
+    def _replicated(self, tensor: Tensor, before: Layout) -> Tensor:
+        """The one process's tensor on every worker."""
+        if isinstance(before, Partial):
+            return self._editor.together.all_reduce(tensor, before.kind)
+        if isinstance(before, Sharded):
+            return self._gathered(tensor, before)
+        raise TransformError(
+            f"A tensor of layout {before} cannot be replicated. Report it: a pass of Parallax has a fault."
+        )
+
+    def _gathered(self, tensor: Tensor, layout: Sharded) -> Tensor:
+        """The pieces of all workers in rank order, block by block."""
+        axis, blocks = layout.axis, layout.part.blocks
+        if self._editor.worker.size == 1:
+            return tf.identity(tensor)
+        first = _with_axis_first(tensor, axis)
+        pieces = tf.split(first, blocks) if blocks > 1 else [first]
+        pieces = [self._editor.shares[layout.part.batch].counted_rows(piece) for piece in pieces]
+        wire = tf.uint8 if tensor.dtype == tf.bool else tensor.dtype
+        gathered = [tf.cast(all_gather(open_end(tf.cast(piece, wire))), tensor.dtype) for piece in pieces]
+        whole = tf.concat(gathered, 0) if blocks > 1 else gathered[0]
+        return _with_axis_back(whole, axis)
+
+    def _cut(self, tensor: Tensor, layout: Sharded) -> Tensor:
+        """This worker's piece; an axis of length 1 is broadcast, and stays."""
+        axis, part = layout.axis, layout.part
+        share = self._editor.shares[part.batch]
+        length = tf.shape(tensor, out_type=tf.int64)[axis]
+        factor = length // tf.maximum(share.rows * part.blocks, 1)
+        local = tf.shape(self._editor.tensor(part.batch), out_type=tf.int64)[0]  # that of a stand-in, too
+        first = tf.minimum(self._offset(part.batch), share.rows - local)
+        starts = [(block * share.rows + first) * factor for block in range(part.blocks)]
+        if part.blocks == 1:  # what lies along the batch has length 1 for a batch of one example alone
+            is_broadcast = tf.logical_and(tf.equal(length, 1), tf.not_equal(share.rows, 1))
+            starts, count = (
+                [tf.where(is_broadcast, tf.zeros_like(starts[0]), starts[0])],
+                tf.where(is_broadcast, tf.ones_like(local), local * factor),
+            )
+        else:
+            count = local * factor
+        pieces = [_slice_axis(tensor, axis, start, count) for start in starts]
+        cut = tf.concat(pieces, axis) if len(pieces) > 1 else pieces[0]
+        static = tensor.shape.as_list()
+        static[axis] = None
+        cut.set_shape(static)
+        return cut
+
+    def _counted_once(self, tensor: Tensor) -> Tensor:
+        """The tensor on worker 0 and zeros elsewhere; the open end keeps TensorFlow from folding the zeros."""
+        mine = open_end(tf.constant(1 if self._editor.worker.rank == 0 else 0, tensor.dtype))
+        return tensor * mine
+
+    def _offset(self, batch: str) -> Tensor:
+        """How many examples the workers before this one have."""
+        if batch not in self._offsets:
+            worker = self._editor.worker
+            own = self._editor.shares[batch].count * tf.one_hot(worker.rank, worker.size, dtype=tf.int64)
+            rows = self._editor.together.all_reduce(own) if worker.size > 1 else own
+            self._offsets[batch] = tf.reduce_sum(rows[: worker.rank])
+        return self._offsets[batch]
+
+    def offset(self, one: OffsetRange) -> None:
+        """Has a range begin where this worker's piece does."""
+        editor, tensor = self._editor, f"{one.node}:0"
+        counted = editor.tensor(tensor)
+        first = self._offset(one.part.batch) * (one.part.factor.number or 1)
+        moved = counted + tf.cast(first, counted.dtype)
+        editor.redirect(editor.view.consumers(tensor), moved)
+        editor.whole[tensor] = str(moved.name)
+
+    def local_shape(self, one: LocalShape) -> None:
+        """Has an edge take a shape whose one axis is this worker's, and all others the one process's."""
+        editor, edge = self._editor, one.edge
+        tensor = editor.view.inputs(edge.node)[edge.slot]
+        own, whole = editor.tensor(tensor), self._global_value(tensor)
+        editor.redirect([edge], tf.concat([whole[: one.axis], own[one.axis : one.axis + 1], whole[one.axis + 1 :]], 0))
+
+    def _global_value(self, tensor: str) -> Tensor:
+        """A value that is computed of lengths, of those of the global batch: its ops once more, on global lengths."""
+        if tensor not in self._layouts.lengths:
+            return self._editor.tensor(tensor)
+        if tensor not in self._global:
+            node, number = split_tensor(tensor)
+            if self._editor.view.op(node) in _MEASURES:
+                self._global[tensor] = self._measured(node, number)
+            else:
+                for place, output in enumerate(self._computed(node)):
+                    self._global[f"{node}:{place}"] = output
+        return self._global[tensor]
+
+    def _measured(self, node: str, number: int) -> Tensor:
+        """The shape, or the size, that the one process's tensor has."""
+        view = self._editor.view
+        source, dtype = view.inputs(node)[number], tf.as_dtype(view.dtype(f"{node}:{number}"))
+        shape = tf.shape(self._editor.tensor(source), out_type=tf.int64)
+        layout = self._layouts.sharded.get(source)
+        if layout is not None:
+            shape = tf.concat(
+                [shape[: layout.axis], [self._length(shape[layout.axis], layout.part)], shape[layout.axis + 1 :]], 0
+            )
+        return tf.cast(tf.reduce_prod(shape) if view.op(node) == "Size" else shape, dtype)
+
+    def _length(self, own: Tensor, part: ShardedAxis) -> Tensor:
+        """The length of a sharded axis in the one process's program."""
+        factor = part.factor.number
+        if factor is not None:
+            return self._editor.shares[part.batch].rows * (factor * part.blocks)
+        return self._editor.together.all_reduce(self._editor.shares[part.batch].counted(own))
+
+    def _computed(self, node: str) -> list[Tensor]:
+        """The op of a node, on values of the global batch."""
+        view = self._editor.view
+        definition = view.nodes[node]
+        inputs = [
+            self._global_value(tensor) if tensor in self._layouts.lengths else self._known(Edge(node, slot))
+            for slot, tensor in enumerate(view.inputs(node))
+        ]
+        types = [tf.as_dtype(view.dtype(output)) for output in view.outputs(node)]
+        attributes = {name: value for name, value in definition.attr.items() if not name.startswith("_")}
+        op = self._editor.scratch.create_op(
+            definition.op, inputs, types, name=definition.op, attrs=attributes, op_def=None
+        )
+        return list(op.outputs)
+
+    def _known(self, edge: Edge) -> Tensor:
+        """What an edge takes; of a constant a copy, from which TensorFlow infers shapes."""
+        value = self._editor.view.constant(self._editor.view.inputs(edge.node)[edge.slot])
+        return self._editor.at(edge) if value is None else tf.constant(value)
+
+
+def _with_axis_first(tensor: Tensor, axis: int) -> Tensor:
+    rank = tensor.shape.rank
+    return tensor if axis == 0 else tf.transpose(tensor, [axis, *(n for n in range(rank) if n != axis)])
+
+
+def _with_axis_back(tensor: Tensor, axis: int) -> Tensor:
+    rank = tensor.shape.rank
+    return tensor if axis == 0 else tf.transpose(tensor, [*range(1, axis + 1), 0, *range(axis + 1, rank)])
+
+
+def _slice_axis(tensor: Tensor, axis: int, start: Tensor, length: Tensor) -> Tensor:
+    rank = tensor.shape.rank
+    begin = [start if n == axis else tf.constant(0, tf.int64) for n in range(rank)]
+    size = [length if n == axis else tf.constant(-1, tf.int64) for n in range(rank)]
+    return tf.slice(tensor, tf.stack(begin), tf.stack(size))

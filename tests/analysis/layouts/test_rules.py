@@ -1,0 +1,169 @@
+"""The rule of each kind of op: which layouts its results have, and in which layout it takes its inputs."""
+
+import pytest
+import tensorflow as tf
+
+from parallax.analysis.layouts.find_layouts import find_layouts
+from parallax.analysis.propagation import visit_node
+from parallax.analysis.reading.capture import capture
+from parallax.analysis.reading.functions import functions_of
+from parallax.errors import GraphError
+from parallax.graph.batches import mark_batch
+from parallax.graph.lengths import Length
+from parallax.plans.layouts import LengthValue, Partial, Replicated, Sharded, ShardedAxis
+
+v1 = tf.compat.v1
+BATCH = "x:0"
+SAME, SUM, COUNTED, MIN, MAX, LENGTHS = (
+    Replicated(),
+    Partial(),
+    Partial(is_counted=True),
+    Partial("min"),
+    Partial("max"),
+    LengthValue(),
+)
+
+
+def rows(axis=0, factor=1, blocks=1):
+    return Sharded(axis, ShardedAxis(BATCH, Length.of(factor), blocks))
+
+
+def layouts_of(program):
+    """The layouts of what a program computes of a batch x `[batch, 4]` and a replicated w `[4, 4]`."""
+    with tf.Graph().as_default() as graph:
+        x = v1.placeholder(tf.float32, [None, 4], name="x")
+        mark_batch(x, "train")
+        tf.identity(program(x, tf.ones([4, 4])), name="result")
+    captured = capture(graph)
+    functions = functions_of(captured.view, lambda op: visit_node.differs(op, False))
+    return find_layouts(
+        captured.view,
+        captured.variables,
+        (),
+        frozenset(),
+        functions,
+        lambda op: visit_node.differs(op, False),
+        visit_node.is_random,
+    )
+
+
+@pytest.mark.parametrize(
+    "program, layout",
+    [
+        (lambda x, w: tf.tanh(x) + 1.0, rows()),
+        (lambda x, w: x @ w, rows()),
+        (lambda x, w: tf.transpose(x), rows(1)),
+        (lambda x, w: tf.transpose(x) @ x, SUM),
+        (lambda x, w: tf.einsum("bi,bj->ij", x, x), SUM),
+        (lambda x, w: tf.einsum("bi,ij->jb", x, w), rows(1)),
+        (lambda x, w: tf.reduce_sum(x), SUM),
+        (lambda x, w: tf.reduce_sum(x, 1), rows()),
+        (lambda x, w: tf.reduce_mean(x, 0, keepdims=True), COUNTED),
+        (lambda x, w: tf.reduce_max(x), MAX),
+        (lambda x, w: tf.reduce_all(x > 0), MIN),
+        (lambda x, w: tf.reduce_any(x > 0), MAX),
+        (lambda x, w: 3.0 * tf.reduce_sum(x, 0) + tf.ones([4]), COUNTED),
+        (lambda x, w: tf.reduce_sum(x, 0, True) @ w, SUM),
+        (lambda x, w: tf.sqrt(tf.reduce_sum(x, 0)), SAME),
+        (lambda x, w: x - tf.reduce_mean(x, 0), rows()),
+        (lambda x, w: tf.reshape(x, [-1]), rows(0, 4)),
+        (lambda x, w: tf.reshape(x, [-1, 2, 2]), rows()),
+        (lambda x, w: tf.reshape(tf.reshape(x, [-1]), [tf.shape(x)[0], 4]), rows()),
+        (lambda x, w: x[:, None], rows()),
+        (lambda x, w: x[None], rows(1)),
+        (lambda x, w: tf.concat([x, x], 1), rows()),
+        (lambda x, w: tf.concat([x, x], 0), rows(0, 1, 2)),
+        (lambda x, w: tf.split(tf.concat([x, x], 0), 2)[1], rows()),
+        (lambda x, w: tf.concat([x, x], 0)[tf.shape(x)[0] :], rows()),
+        (lambda x, w: tf.stack([x, x], 1), rows()),
+        (lambda x, w: tf.pad(x, [[0, 0], [1, 1]]), rows()),
+        (lambda x, w: tf.gather(w, tf.argmax(x, 1)), rows()),
+        (lambda x, w: tf.one_hot(tf.argmax(x, 1), 4), rows()),
+        (lambda x, w: tf.nn.softmax(x), rows()),
+        (lambda x, w: tf.math.top_k(x, 2).values, rows()),
+        (lambda x, w: tf.cumsum(x, 1), rows()),
+        (lambda x, w: tf.math.unsorted_segment_sum(x, tf.argmax(x, 1), 4), SUM),
+        (lambda x, w: tf.range(tf.shape(x)[0]), rows()),
+        (lambda x, w: tf.zeros([tf.shape(x)[0], 3]), rows()),
+        (lambda x, w: tf.broadcast_to(w[:1], tf.shape(x)), rows()),
+        (lambda x, w: tf.tile(w[:1], [tf.shape(x)[0], 1]), rows()),
+        (lambda x, w: tf.shape(x)[0], LENGTHS),
+        (lambda x, w: tf.shape(x)[0] // 2 + 1, LENGTHS),
+        (lambda x, w: tf.shape(x)[1], LENGTHS),
+        (lambda x, w: tf.cast(tf.shape(x)[0], tf.float32) * tf.reduce_sum(x), SUM),
+        (lambda x, w: tf.random.uniform(tf.shape(x)), rows()),
+        (lambda x, w: tf.eye(tf.shape(x)[0]), SAME),
+        (lambda x, w: tf.where(x[:, 0] > 0), SAME),
+        (lambda x, w: tf.linalg.svd(x, compute_uv=False), SAME),
+    ],
+)
+def test_a_result_has_the_layout_that_follows_from_its_inputs(program, layout):
+    assert layouts_of(program).facts["result:0"].layout == layout
+
+
+@pytest.mark.parametrize(
+    "program, op",
+    [
+        (lambda x, w: x @ tf.transpose(x), "MatMul"),
+        (lambda x, w: tf.sort(x, 0), "TopKV2"),
+        (lambda x, w: tf.cumsum(x), "Cumsum"),
+        (lambda x, w: tf.nn.softmax(tf.transpose(x)), "Softmax"),
+        (lambda x, w: tf.gather(x, tf.argmax(x, 1)), "GatherV2"),
+        (lambda x, w: tf.reverse(x, [0]), "ReverseV2"),
+        (lambda x, w: tf.reshape(x, [4, -1]), "Reshape"),
+        (lambda x, w: x[1:], "StridedSlice"),
+        (lambda x, w: tf.unique(tf.argmax(x, 1))[0], "Unique"),
+    ],
+)
+def test_an_op_that_mixes_examples_is_named(program, op):
+    found = layouts_of(program)
+    assert [node for node in found.mixing if op in node or op == found_op(program, node)]
+
+
+def found_op(program, node):
+    with tf.Graph().as_default() as graph:
+        program(v1.placeholder(tf.float32, [None, 4], name="x"), tf.ones([4, 4]))
+    return {one.name: one.type for one in graph.get_operations()}.get(node, "")
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        lambda x, w: tf.reduce_mean(tf.square(x @ w)),
+        lambda x, w: tf.nn.softmax(x) * tf.reduce_sum(tf.cast(x > 0, tf.float32)),
+        lambda x, w: (x - tf.reduce_mean(x, 0)) * tf.math.rsqrt(tf.math.reduce_variance(x, 0)),
+    ],
+)
+def test_ops_that_leave_examples_apart_gather_nothing(program):
+    found = layouts_of(program)
+    assert not found.mixing
+    assert not [one for one in found.rewrites.changes if isinstance(one.before, Sharded)]
+
+
+def test_a_partial_tensor_that_several_ops_need_is_reduced_once():
+    def program(x, w):
+        mean = tf.reduce_mean(x, 0, name="mean")
+        return tf.sqrt(mean) + tf.exp(mean) + 0.1 * mean
+
+    [change] = layouts_of(program).rewrites.changes
+    assert change.tensor == "mean:0" and (change.before, change.after) == (COUNTED, SAME) and len(change.edges) == 3
+
+
+def test_numbers_along_the_batch_begin_where_a_worker_has_its_examples():
+    [one] = layouts_of(lambda x, w: tf.range(tf.shape(x)[0])).rewrites.ranges
+    assert one.part == ShardedAxis(BATCH)
+
+
+def test_a_shape_with_two_axes_of_the_batch_is_the_workers_along_one_of_them():
+    [one] = layouts_of(lambda x, w: tf.zeros([tf.shape(x)[0], tf.shape(x)[0]])).rewrites.shapes
+    assert one.axis == 0
+
+
+def test_random_numbers_of_no_example_are_the_same_on_all_workers():
+    assert layouts_of(lambda x, w: x * tf.random.uniform([4])).alike == ("random_uniform/RandomUniform",)
+    assert layouts_of(lambda x, w: x * tf.random.uniform(tf.shape(x))).alike == ()
+
+
+def test_what_may_differ_between_workers_and_has_no_rule_is_refused():
+    with pytest.raises(GraphError, match="may give every worker something else.*layouts=False"):
+        layouts_of(lambda x, w: tf.numpy_function(lambda a: a, [x], tf.float32))
