@@ -13,7 +13,7 @@ from __future__ import annotations
 from tensorflow.core.framework import attr_value_pb2
 
 from parallax.graph.view import GraphView, once_per_view, split_tensor
-from parallax.types import NodeDef, Operation, Tensor, Variable
+from parallax.types import Graph, NodeDef, Operation, Tensor, Variable
 
 _BATCH, _LENGTH, _ELEMENTS = "_parallax_batch", "_parallax_length", "_parallax_elements"
 _REPORTED, _PART, _VECTOR_LOSS = "_parallax_reported", "_parallax_part", "_parallax_vector_loss"
@@ -116,6 +116,18 @@ def is_part(node: NodeDef) -> bool:
 def batch_of(node: NodeDef) -> str:
     """The step of which a placeholder is a batch; empty for any other node."""
     return _mark(node, _BATCH)
+
+
+def is_of_front_end(graph: Graph) -> bool:
+    """Whether a front end made a graph of traced steps: their batches are marked."""
+    return any(_is_marked(op) for op in graph.get_operations() if op.type == "Placeholder")
+
+
+def _is_marked(op: Operation) -> bool:
+    try:
+        return bool(op.get_attr(_BATCH))
+    except ValueError:
+        return False
 
 
 @once_per_view

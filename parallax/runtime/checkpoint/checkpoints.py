@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 import tensorflow as tf
 
 from parallax.errors import ConfigError
+from parallax.graph.batches import is_of_front_end
 from parallax.logger import log
 from parallax.report.show import show
 from parallax.runtime.checkpoint.beside_training import BesideTraining, beside_training
@@ -28,6 +29,14 @@ from parallax.types import Comm, Graph, Session, Tensor
 
 v1 = tf.compat.v1
 _LOG = logging.getLogger("parallax.checkpoint")
+_OF_GRAPH = (
+    "Call tf.train.get_or_create_global_step() while you build it, and give it to the optimizer: "
+    "minimize(loss, global_step=...)."
+)
+_OF_FRONT_END = (
+    "Steps of Keras and parallax.function have none: in `fit`, save by keras.callbacks.BackupAndRestore, or by "
+    "parallax.keras.save_checkpoint in a callback; in a loop, by worker 0 after step.refresh_variables()."
+)
 
 
 def check_global_step(graph: Graph, config: CheckPointConfig) -> None:
@@ -40,9 +49,8 @@ def check_global_step(graph: Graph, config: CheckPointConfig) -> None:
         name = "memory_steps" if config.ckpt_dir is None else "ckpt_dir"
         value = getattr(config, name)
         raise ConfigError(
-            f"CheckPointConfig.{name} is {str(value)!r}, and checkpoints are named by the global step, "
-            "which the graph has not. Call tf.train.get_or_create_global_step() while you build it, and give it to the "
-            "optimizer: minimize(loss, global_step=...)."
+            f"CheckPointConfig.{name} is {str(value)!r}, and checkpoints are named by the global step, which the graph "
+            f"has not. {_OF_FRONT_END if is_of_front_end(graph) else _OF_GRAPH}"
         )
 
 

@@ -10,6 +10,7 @@ import pytest
 import tensorflow as tf
 
 from parallax.errors import ConfigError
+from parallax.graph.batches import mark_batch
 from parallax.graph.view import GraphView
 from parallax.runtime.checkpoint.bundle import Bundle
 from parallax.runtime.checkpoint.checkpoints import check_global_step
@@ -125,5 +126,9 @@ def test_what_writes_the_global_step_is_known(use_resource: bool) -> None:
         assert [s.key for s in stored_variables(graph)] == ["global_step", "w"]
         check_global_step(graph, CheckPointConfig("here", 5))
     check_global_step(tf.Graph(), CheckPointConfig())
-    with pytest.raises(ConfigError, match="named by the global step"):
+    with pytest.raises(ConfigError, match="named by the global step.*get_or_create_global_step"):
         check_global_step(tf.Graph(), CheckPointConfig("here", 5))
+    with tf.Graph().as_default() as graph:
+        mark_batch(v1.placeholder(tf.float32, [None]), "train")
+    with pytest.raises(ConfigError, match="BackupAndRestore.*refresh_variables"):
+        check_global_step(graph, CheckPointConfig("here", 5))
