@@ -85,11 +85,11 @@ def mark_sums(graph: Graph, fetches: Nest, rules: Sequence[str]) -> tuple[Nest, 
     flat = tf.nest.flatten(fetches)
     waiting = iter(rules)
     with graph.as_default(), graph.name_scope("results/"):
-        found = [_added(one) if one is not None and next(waiting) == "sum" else one for one in flat]
+        found = [_mark_sum(one) if one is not None and next(waiting) == "sum" else one for one in flat]
     return tf.nest.pack_sequence_as(fetches, found), tuple("same" if rule == "sum" else rule for rule in rules)
 
 
-def _added(tensor: Tensor) -> Tensor:
+def _mark_sum(tensor: Tensor) -> Tensor:
     added = tf.identity(tensor)
     mark_reported(added, ADDED)
     return added

@@ -62,32 +62,43 @@ class Layouts:
 
 
 @dataclass(frozen=True, slots=True)
-class _StepGraph:
-    """What every walk over a graph knows from the start.
+class TrainingGraph:
+    """A graph whose batches are marked (graph/batches.py).
 
     Attributes:
         view: the graph.
         variables: by op.
         sources: where autodiff delivers gradients.
-        order: the nodes to visit.
-        after: the nodes that come after a gradient has left autodiff.
+        initial: nodes that initial values need.
         functions: what functions write and draw.
-        differs: whether an op may give every worker something else.
-        batches: placeholder -> the placeholder whose first dimension is the per-worker batch.
-        lengths: node that is the length of a global batch -> the placeholder of that batch.
-        draws: whether an op draws random numbers.
+        differs: whether an op of a type may give every worker something else for the same inputs.
+        draws: whether an op of a type draws random numbers.
     """
 
     view: GraphView
     variables: dict[str, CapturedVariable]
     sources: tuple[GradientSource, ...]
-    order: tuple[str, ...]
-    after: Set[str]
+    initial: Set[str]
     functions: Functions
     differs: Callable[[str], bool]
+    draws: Callable[[str], bool]
+
+
+@dataclass(frozen=True, slots=True)
+class _StepGraph(TrainingGraph):
+    """What every walk over a graph knows from the start.
+
+    Attributes:
+        order: the nodes to visit.
+        after: the nodes that come after a gradient has left autodiff.
+        batches: placeholder -> the placeholder whose first dimension is the per-worker batch.
+        lengths: node that is the length of a global batch -> the placeholder of that batch.
+    """
+
+    order: tuple[str, ...]
+    after: Set[str]
     batches: Mapping[str, str]
     lengths: Mapping[str, str]
-    draws: Callable[[str], bool]
 
     def is_opaque(self, node: str) -> bool:
         """Whether a node calls functions, or gives what is no array, as lists of tensors."""
@@ -118,30 +129,13 @@ def last_gradients(view: GraphView, sources: tuple[GradientSource, ...]) -> tupl
     return tuple(found)
 
 
-def find_layouts(
-    view: GraphView,
-    variables: dict[str, CapturedVariable],
-    sources: tuple[GradientSource, ...],
-    initial: Set[str],
-    functions: Functions,
-    differs: Callable[[str], bool],
-    draws: Callable[[str], bool],
-) -> Layouts:
-    """The layouts of a graph whose batches are marked (graph/batches.py).
-
-    Args:
-        view: the graph.
-        variables: by op.
-        sources: where autodiff delivers gradients.
-        initial: nodes that initial values need.
-        functions: what functions write and draw.
-        differs: whether an op of a type may give every worker something else for the same inputs.
-        draws: whether an op of a type draws random numbers.
+def find_layouts(graph: TrainingGraph) -> Layouts:
+    """The layouts of a step's tensors.
 
     Raises:
         GraphError: an op cannot be carried out so that N workers compute what one process computes.
     """
-    program = _program(view, variables, sources, initial, functions, differs, draws)
+    program, view, sources, variables = _find_step(graph), graph.view, graph.sources, graph.variables
     pieces = frozenset(t for source in sources for t in _pieces(view, source))
     completed: dict[str, Layout] = {}
     for _ in range(_MOST_WALKS):
@@ -157,15 +151,9 @@ def find_layouts(
     raise GraphError(f"The layouts of this graph's tensors change with every walk over it. {_REMEDY}")
 
 
-def _program(
-    view: GraphView,
-    variables: dict[str, CapturedVariable],
-    sources: tuple[GradientSource, ...],
-    initial: Set[str],
-    functions: Functions,
-    differs: Callable[[str], bool],
-    draws: Callable[[str], bool],
-) -> _StepGraph:
+def _find_step(graph: TrainingGraph) -> _StepGraph:
+    """The nodes to visit: all that a batch or a written variable has to do with, up to the gradients."""
+    view, sources = graph.view, graph.sources
     first: dict[str, str] = {}
     batches = {
         node: first.setdefault(batch_of(view.nodes[node]), f"{node}:0")
@@ -175,11 +163,12 @@ def _program(
     lengths = {node: first[step] for step, node in length_by_step(view).items() if step in first}
     after = _after_gradients(view, sources)
     begin = [*batches, *(node for node in view.nodes if state_op(view.op(node), len(view.inputs(node))))]
-    reached = _descendants(view, [node for node in begin if node not in initial], after)
+    reached = _descendants(view, [node for node in begin if node not in graph.initial], after)
     delivered = [split_tensor(t)[0] for s in sources for t in (s.values, s.indices) if t is not None]
-    wanted = view.ancestors([*delivered, *(node for node in reached if node not in initial)]) - after
+    wanted = view.ancestors([*delivered, *(node for node in reached if node not in graph.initial)]) - after
     order = tuple(node for node in view.topological_order() if node in wanted and view.op(node) != "NoOp")
-    return _StepGraph(view, variables, sources, order, after, functions, differs, batches, lengths, draws)
+    fields_of_graph = (graph.variables, graph.sources, graph.initial, graph.functions, graph.differs, graph.draws)
+    return _StepGraph(view, *fields_of_graph, order, after, batches, lengths)
 
 
 def _after_gradients(view: GraphView, sources: tuple[GradientSource, ...]) -> set[str]:

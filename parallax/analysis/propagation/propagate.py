@@ -10,8 +10,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Set
 from dataclasses import replace
+from functools import partial
 
-from parallax.analysis.layouts.find_layouts import Layouts, find_layouts, last_gradients
+from parallax.analysis.layouts.find_layouts import Layouts, TrainingGraph, find_layouts, last_gradients
 from parallax.analysis.propagation import visit_node
 from parallax.analysis.propagation.choices import comparisons, find_choices
 from parallax.analysis.propagation.denominators import Denominators, find_denominators
@@ -133,15 +134,13 @@ def _layouts_of(
     if not captured.by_layouts:
         return None
     if sources not in captured.remembered:
-        captured.remembered[sources] = find_layouts(
+        view, variables, differs = (
             captured.view,
             captured.variables,
-            sources,
-            initial,
-            functions,
-            lambda op: visit_node.differs(op, False),
-            visit_node.is_random,
+            partial(visit_node.differs, equal_randomness=False),
         )
+        graph = TrainingGraph(view, variables, sources, initial, functions, differs, visit_node.is_random)
+        captured.remembered[sources] = find_layouts(graph)
     found: Layouts = captured.remembered[sources]
     return found
 

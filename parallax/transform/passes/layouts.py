@@ -72,44 +72,44 @@ class _Build:
         """Has the edges of a change take the tensor in its new layout."""
         editor = self._editor
         if isinstance(change.before, LengthValue):
-            source = self._global_value(change.tensor)
+            source = self._find_global_value(change.tensor)
             before: Layout = Replicated()
         else:
             source = editor.at(change.edges[0]) if change.edges else editor.tensor(change.tensor)
             before = change.before
         if isinstance(before, Partial) and not before.is_counted:
-            source, before = self._counted(source, before, change.batch), replace(before, is_counted=True)
-        changed = self._changed(source, before, change.after)
+            source, before = self._leave_out_stand_in(source, before, change.batch), replace(before, is_counted=True)
+        changed = self._change_tensor(source, before, change.after)
         editor.redirect(change.edges, changed)
         if change.is_whole:
             editor.whole[change.tensor] = str(changed.name)
 
-    def _counted(self, tensor: Tensor, layout: Partial, batch: str) -> Tensor:
+    def _leave_out_stand_in(self, tensor: Tensor, layout: Partial, batch: str) -> Tensor:
         """A worker's part of a reduction; of a stand-in's, what leaves the result as it is."""
         return counted(self._editor.shares[batch].is_counted, tensor, layout.kind)
 
-    def _changed(self, tensor: Tensor, before: Layout, after: Layout) -> Tensor:
+    def _change_tensor(self, tensor: Tensor, before: Layout, after: Layout) -> Tensor:
         if before == after:
             return tensor
         if not isinstance(before, Replicated):
-            tensor = self._replicated(tensor, before)
+            tensor = self._replicate(tensor, before)
         if isinstance(after, Sharded):
             return self._cut(tensor, after)
         if isinstance(after, Partial):
-            return self._counted_once(tensor)
+            return self._keep_on_worker_0(tensor)
         return tensor
 
-    def _replicated(self, tensor: Tensor, before: Layout) -> Tensor:
+    def _replicate(self, tensor: Tensor, before: Layout) -> Tensor:
         """The one process's tensor on every worker."""
         if isinstance(before, Partial):
             return self._editor.together.all_reduce(tensor, before.kind)
         if isinstance(before, Sharded):
-            return self._gathered(tensor, before)
+            return self._gather(tensor, before)
         raise TransformError(
             f"A tensor of layout {before} cannot be replicated. Report it: a pass of Parallax has a fault."
         )
 
-    def _gathered(self, tensor: Tensor, layout: Sharded) -> Tensor:
+    def _gather(self, tensor: Tensor, layout: Sharded) -> Tensor:
         """The pieces of all workers in rank order, block by block."""
         axis, blocks = layout.axis, layout.part.blocks
         if self._editor.worker.size == 1:
@@ -146,7 +146,7 @@ class _Build:
         cut.set_shape(static)
         return cut
 
-    def _counted_once(self, tensor: Tensor) -> Tensor:
+    def _keep_on_worker_0(self, tensor: Tensor) -> Tensor:
         """The tensor on worker 0 and zeros elsewhere; the open end keeps TensorFlow from folding the zeros."""
         mine = open_end(tf.constant(1 if self._editor.worker.rank == 0 else 0, tensor.dtype))
         return tensor * mine
@@ -173,23 +173,23 @@ class _Build:
         """Has an edge take a shape whose one axis is this worker's, and all others the one process's."""
         editor, edge = self._editor, one.edge
         tensor = editor.view.inputs(edge.node)[edge.slot]
-        own, whole = editor.tensor(tensor), self._global_value(tensor)
+        own, whole = editor.tensor(tensor), self._find_global_value(tensor)
         editor.redirect([edge], tf.concat([whole[: one.axis], own[one.axis : one.axis + 1], whole[one.axis + 1 :]], 0))
 
-    def _global_value(self, tensor: str) -> Tensor:
+    def _find_global_value(self, tensor: str) -> Tensor:
         """A value that is computed of lengths, of those of the global batch: its ops once more, on global lengths."""
         if tensor not in self._layouts.lengths:
             return self._editor.tensor(tensor)
         if tensor not in self._global:
             node, number = split_tensor(tensor)
             if self._editor.view.op(node) in _MEASURES:
-                self._global[tensor] = self._measured(node, number)
+                self._global[tensor] = self._measure(node, number)
             else:
-                for place, output in enumerate(self._computed(node)):
+                for place, output in enumerate(self._compute(node)):
                     self._global[f"{node}:{place}"] = output
         return self._global[tensor]
 
-    def _measured(self, node: str, number: int) -> Tensor:
+    def _measure(self, node: str, number: int) -> Tensor:
         """The shape, or the size, that the one process's tensor has."""
         view = self._editor.view
         source, dtype = view.inputs(node)[number], tf.as_dtype(view.dtype(f"{node}:{number}"))
@@ -208,12 +208,12 @@ class _Build:
             return self._editor.shares[part.batch].rows * (factor * part.blocks)
         return self._editor.together.all_reduce(self._editor.shares[part.batch].counted(own))
 
-    def _computed(self, node: str) -> list[Tensor]:
+    def _compute(self, node: str) -> list[Tensor]:
         """The op of a node, on values of the global batch."""
         view = self._editor.view
         definition = view.nodes[node]
         inputs = [
-            self._global_value(tensor) if tensor in self._layouts.lengths else self._known(Edge(node, slot))
+            self._find_global_value(tensor) if tensor in self._layouts.lengths else self._take_input(Edge(node, slot))
             for slot, tensor in enumerate(view.inputs(node))
         ]
         types = [tf.as_dtype(view.dtype(output)) for output in view.outputs(node)]
@@ -223,7 +223,7 @@ class _Build:
         )
         return list(op.outputs)
 
-    def _known(self, edge: Edge) -> Tensor:
+    def _take_input(self, edge: Edge) -> Tensor:
         """What an edge takes; of a constant a copy, from which TensorFlow infers shapes."""
         value = self._editor.view.constant(self._editor.view.inputs(edge.node)[edge.slot])
         return self._editor.at(edge) if value is None else tf.constant(value)

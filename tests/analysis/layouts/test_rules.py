@@ -1,9 +1,11 @@
 """The rule of each kind of op: which layouts its results have, and in which layout it takes its inputs."""
 
+from functools import partial
+
 import pytest
 import tensorflow as tf
 
-from parallax.analysis.layouts.find_layouts import find_layouts
+from parallax.analysis.layouts.find_layouts import TrainingGraph, find_layouts
 from parallax.analysis.propagation import visit_node
 from parallax.analysis.reading.capture import capture
 from parallax.analysis.reading.functions import functions_of
@@ -36,15 +38,10 @@ def layouts_of(program):
         tf.identity(program(x, tf.ones([4, 4])), name="result")
     captured = capture(graph)
     functions = functions_of(captured.view, lambda op: visit_node.differs(op, False))
-    return find_layouts(
-        captured.view,
-        captured.variables,
-        (),
-        frozenset(),
-        functions,
-        lambda op: visit_node.differs(op, False),
-        visit_node.is_random,
-    )
+    differs = partial(visit_node.differs, equal_randomness=False)
+    draws = visit_node.is_random
+    view, variables = captured.view, captured.variables
+    return find_layouts(TrainingGraph(view, variables, (), frozenset(), functions, differs, draws))
 
 
 @pytest.mark.parametrize(
