@@ -95,7 +95,11 @@ def test_what_is_no_file_of_a_launcher_is_left_alone_under_the_name_of_a_record(
     assert names(shared) == ["parallax-state-other-here", "parallax-state-other.launcher"]
 
 
-@pytest.mark.parametrize("name", ["parallax-state-own.launcher", f"parallax-state-own.launcher.{os.getpid()}"])
+@pytest.mark.parametrize(
+    "name",
+    ["parallax-state-own.launcher", f"parallax-state-own.launcher.{os.getpid()}"],
+    ids=["the name", "the name before it"],
+)
 def test_a_link_under_the_name_of_the_own_record_is_not_written_through(tmp_path: Path, name: str) -> None:
     target, shared = tmp_path / "target", tmp_path / "shared"
     shared.mkdir()
