@@ -29,3 +29,7 @@ def test_a_terminal_without_colours_keeps_what_moves_its_cursor():
 
 def test_what_only_begins_like_a_sequence_is_not_held_back_for_ever():
     assert TerminalFilter().plain("\x1b[" + "0" * 300).endswith("0")
+
+
+def test_an_escape_at_the_end_of_a_line_is_text():
+    assert TerminalFilter().plain("a \x1b\n") == "a \x1b\n"
