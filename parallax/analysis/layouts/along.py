@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 from parallax.analysis.layouts.elementwise import align
 from parallax.analysis.layouts.facts import LENGTHS, REPLICATED, SUM, Fact
-from parallax.analysis.layouts.step import StepWalk, is_partial
+from parallax.analysis.layouts.step_walk import StepWalk, is_partial
 from parallax.analysis.layouts.values import compute_value, reduced_axes
 from parallax.graph.lengths import ONE, Length
 from parallax.graph.view import Edge

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from parallax.analysis.layouts.facts import Fact
 from parallax.analysis.layouts.moves import find_block, keep_plain
-from parallax.analysis.layouts.step import StepWalk, is_partial
+from parallax.analysis.layouts.step_walk import StepWalk, is_partial
 from parallax.graph.lengths import ONE, Length
 from parallax.graph.view import Edge
 from parallax.plans.layouts import LocalShape, Sharded, ShardedAxis

@@ -1,6 +1,6 @@
 """Finds the layout of every tensor of a step, up to where gradients leave autodiff, and what must be changed for it.
 
-One walk in topological order: each op's rule (ops.py) gives the layouts of its results from those of its inputs, and
+One walk in topological order: each rule (op_rules.py) gives the layouts of an op from those of its inputs, and
 says in which layout it takes an input. A partial tensor that some op needs whole is reduced once, where it is computed,
 and every op takes it whole: the walk goes again with what it found of that kind, until it finds no more. From where a
 gradient leaves autodiff to its update, rows of tables have states of their own (analysis/propagation).
@@ -13,8 +13,8 @@ from dataclasses import dataclass, replace
 
 from parallax.analysis.layouts.along import plain
 from parallax.analysis.layouts.facts import COUNTED, REPLICATED, Fact
-from parallax.analysis.layouts.ops import RULES
-from parallax.analysis.layouts.step import StepWalk, is_partial
+from parallax.analysis.layouts.op_rules import RULES
+from parallax.analysis.layouts.step_walk import StepWalk, is_partial
 from parallax.analysis.layouts.values import constant_value
 from parallax.analysis.reading.capture import VARIABLES, CapturedVariable, variable_of_tensor
 from parallax.analysis.reading.functions import Functions

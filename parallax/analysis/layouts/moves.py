@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from parallax.analysis.layouts.elementwise import add_up, align
 from parallax.analysis.layouts.facts import LENGTHS, REPLICATED, Dims, Fact
-from parallax.analysis.layouts.step import StepWalk, is_partial
+from parallax.analysis.layouts.step_walk import StepWalk, is_partial
 from parallax.analysis.layouts.values import compute_value
 from parallax.graph.lengths import ONE, Length, multiply
 from parallax.graph.view import Edge

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from parallax.analysis.layouts.facts import COUNTED, LENGTHS, REPLICATED, SUM, Dims, Fact
-from parallax.analysis.layouts.step import StepWalk, is_partial
+from parallax.analysis.layouts.step_walk import StepWalk, is_partial
 from parallax.analysis.layouts.values import compute_value
 from parallax.graph.lengths import ONE, Length
 from parallax.plans.layouts import Partial, ScaledMean, Sharded, ShardedAxis

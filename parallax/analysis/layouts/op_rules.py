@@ -7,7 +7,7 @@ from collections.abc import Callable
 from parallax.analysis.layouts import along, cuts, moves, reductions
 from parallax.analysis.layouts.elementwise import elementwise
 from parallax.analysis.layouts.facts import Fact
-from parallax.analysis.layouts.step import StepWalk
+from parallax.analysis.layouts.step_walk import StepWalk
 
 Rule = Callable[[StepWalk, str], list[Fact] | None]
 
