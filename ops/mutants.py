@@ -83,8 +83,8 @@ MUTANTS = (
     Mutant(
         "a mean that a metric adds counts as a sum",
         "analysis/propagation/part_sums.py",
-        "elif kind == _MEAN and batch:",
-        "elif kind == _PART and batch:",
+        "is_mean=kind == _MEAN)",
+        "is_mean=kind == _PART)",
         (*RESULTS, "-k", "metrics_of_keras or added_once"),
     ),
     Mutant(
@@ -174,7 +174,7 @@ MUTANTS = (
     Mutant(
         "rows that all workers have are counted by each",
         "transform/passes/dense_and_gathered.py",
-        "1.0 if editor.worker.rank == 0 else 0.0, rows.dtype",
+        "1.0 if editor.worker.rank == editor.worker.size - 1 else 0.0, rows.dtype",
         "1.0, rows.dtype",
         GRAPHS,
     ),

@@ -59,6 +59,9 @@ TIERS = {
     "tests/runtime/trace/test_trace.py": "graph",
     "tests/runtime/worker/test_exchange_report.py": "graph",
     "tests/runtime/launcher/test_launch.py": "job",
+    "tests/runtime/checkpoint/test_owner.py": "graph",
+    "tests/runtime/test_launching.py": "graph",
+    "tests/runtime/test_wire.py": "graph",
 }
 """By how a file's path begins; of the other files those that name TensorFlow are `graph`, and the rest `pure`."""
 NAMES_TENSORFLOW = re.compile(r"\btensorflow\b|\bimport record\b|\bops\.exactness\b")

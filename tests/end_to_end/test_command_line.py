@@ -224,7 +224,7 @@ def test_a_failing_script_is_shown_as_python_shows_it(start, write):
         (("run", "--workers", "two", MODEL), "must be a whole number from 1, not two"),
         (("run", "--workers", "2", "-r", "machines", MODEL), "not allowed with"),
         (("run",), "required: script"),
-        (("train", MODEL), "invalid choice"),
+        (("train", MODEL), "must be one of run, plan,"),
     ],
 )
 def test_a_wrong_command_is_refused(words, message, tmp_path):

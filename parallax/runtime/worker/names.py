@@ -216,8 +216,8 @@ class Names:
 
     @cached_property
     def has_collectives(self) -> bool:
-        """Whether the graph of this worker has any collective."""
-        return any(map(self._meeting, self._worker_view.nodes))
+        """Whether steps of this worker have collectives; asynchronous ones have none, whoever reads tables whole."""
+        return self._worker_graph.synchronous and any(map(self._meeting, self._worker_view.nodes))
 
     def has_collective_among(self, nodes: Iterable[str]) -> bool:
         """Whether any of some nodes of this worker's graph is a collective."""
