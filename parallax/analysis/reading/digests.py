@@ -1,8 +1,8 @@
 """What two graphs must have in common: names and structure. Values may differ.
 
 Structure is each node's name, op, inputs, control inputs, device, static shapes and attributes, and the bodies of the
-functions that it calls. Values are those of constants and the seeds of random ops. Names of functions count calls of
-`tf.function` in the process, and names with a UUID are drawn anew in every one: both are neither.
+functions that it calls. Values are those of constants and the seeds of random ops. Names of functions, and of what they
+capture, count what the process has made before, and names with a UUID are drawn anew in every one: these are neither.
 """
 
 from __future__ import annotations
@@ -25,6 +25,8 @@ _OWN_NAMES = ("_gradient_op_type", FULL, EXAMPLES)
 _LEFT_OUT = (*SEEDS, *_OWN_NAMES, "shared_name")
 """What a skeleton has in part or not at all."""
 _UUID = re.compile(rb"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}")
+_NO_NAME = re.compile(r"[^A-Za-z0-9_]")
+"""What the name of an argument has as `_` in place of."""
 SHAPES = "_output_shapes"
 _PLAIN_NAMES = (SHAPES, "_class")
 """Attributes that no definition of an op has, and that name no function."""
@@ -131,18 +133,31 @@ class _Bodies:
         if name not in self._digests:
             self._digests[name] = "itself"  # what a function that calls itself has in its body
             function = self.functions[name]
-            lines = [*_arguments(function), *_results(function)]
-            lines += [_digest(_skeleton(node, self)) for node in function.node_def]
+            place = {arg.name: f"argument {number}" for number, arg in enumerate(function.signature.input_arg)}
+            lines = [*_arguments(function), *_results(function, place)]
+            lines += [_digest(_with_arguments(_skeleton(node, self), place)) for node in function.node_def]
             self._digests[name] = hashlib.sha256("\n".join(lines).encode()).hexdigest()[:16]
         return self._digests[name]
 
 
 def _arguments(function: FunctionDef) -> list[str]:
-    return [f"{arg.name} {arg.type}" for arg in (*function.signature.input_arg, *function.signature.output_arg)]
+    """Types of arguments, whose names may count what the process has made before, and results."""
+    taken = [str(arg.type) for arg in function.signature.input_arg]
+    return [*taken, *(f"{arg.name} {arg.type}" for arg in function.signature.output_arg)]
 
 
-def _results(function: FunctionDef) -> list[str]:
-    return sorted(f"{a} {b}" for results in (function.ret, function.control_ret) for a, b in results.items())
+def _results(function: FunctionDef, place: Mapping[str, str]) -> list[str]:
+    pairs = [pair for results in (function.ret, function.control_ret) for pair in results.items()]
+    return sorted(f"{name} {place.get(tensor, tensor)}" for name, tensor in pairs)
+
+
+def _with_arguments(node: NodeDef, place: Mapping[str, str]) -> NodeDef:
+    """A node of a function's body, with arguments by their place, and so in what says where the node is put."""
+    node.input[:] = [place.get(tensor, tensor) for tensor in node.input]
+    if "_class" in node.attr:
+        near = node.attr["_class"].list.s
+        near[:] = [place.get(_NO_NAME.sub("_", one.decode().removeprefix("loc:@")), "").encode() or one for one in near]
+    return node
 
 
 def _skeleton(node: NodeDef, bodies: _Bodies) -> NodeDef:
