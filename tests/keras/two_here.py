@@ -97,7 +97,7 @@ class WorkersSession:
         for phase in initialization_phases(analysed.captured):
             self.job.run_ops([phase] * size)
         self.job.run_ops([list(one.counter_initializers) for one in made])
-        self.job.run_ops([tables] * SIZE)
+        self.job.run_ops([tables] * size)
 
 
 class _All(RunningSteps):
