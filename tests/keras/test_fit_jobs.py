@@ -79,7 +79,7 @@ def test_a_fit_whose_worker_is_killed_is_started_again_and_goes_on_from_its_back
 NAMED = {
     "callback": "ValueError: a callback that breaks",
     "step": "the rows are too large",
-    "input": "All workers must read the same batches",
+    "input": "differs from what the launching process gave",
 }
 
 
