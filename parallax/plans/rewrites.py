@@ -358,7 +358,7 @@ class Rewrites:
         padded: ragged rows that are filled up.
         added: what steps add to variables of which each worker has a part.
         uncounted: names of such variables that are added to in loops, by workers without examples too.
-        layouts: changes of layout, if tensors have layouts.
+        layouts: changes of layout, once, if tensors have layouts.
         notes: what a plan says of how losses are taken, a sentence each.
     """
 
@@ -392,7 +392,7 @@ class Rewrites:
     padded: tuple[PaddedRows, ...] = ()
     added: tuple[PartAdded, ...] = ()
     uncounted: tuple[str, ...] = ()
-    layouts: LayoutRewrites | None = None
+    layouts: tuple[LayoutRewrites, ...] = ()
     notes: tuple[str, ...] = ()
 
     def table(self, op: str) -> Table:

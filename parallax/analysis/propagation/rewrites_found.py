@@ -93,7 +93,7 @@ def rewrites_found(walk: Walk, terms: TrainingMode) -> Rewrites:
         alike_rows=tuple(walk.alike_rows) if is_kept else (),
     )
     if layouts is not None:
-        rewrites = replace(rewrites, layouts=layouts.rewrites, batches=uneven.uneven_batches(walk.view))
+        rewrites = replace(rewrites, layouts=(layouts.rewrites,), batches=uneven.uneven_batches(walk.view))
         return uneven.leave_out_stand_ins(walk, rewrites, layouts)
     return uneven.weighed(walk, rewrites)
 

@@ -31,22 +31,25 @@ _MEASURES = ("Shape", "ShapeN", "Size")
 
 def change_layouts(editor: Editor, rewrites: Rewrites) -> None:
     """Inserts the collectives and slices of all changes of layout, in topological order of the tensors."""
-    if rewrites.layouts is None:
-        return
-    build = _Build(editor, rewrites.layouts)
+    for layouts in rewrites.layouts:
+        _change_layouts(editor, layouts)
+
+
+def _change_layouts(editor: Editor, layouts: LayoutRewrites) -> None:
+    build = _Build(editor, layouts)
     with tf.name_scope(f"{SCOPE}/layouts/"):
-        for mean in rewrites.layouts.means:
+        for mean in layouts.means:
             tensor = f"{mean.node}:0"
             weighed = editor.shares[mean.batch].weigh(editor.tensor(tensor))
             editor.redirect(editor.view.consumers(tensor), weighed)
             editor.whole[tensor] = str(weighed.name)
-        for counted_up in rewrites.layouts.ranges:
+        for counted_up in layouts.ranges:
             build.offset(counted_up)
-        for change in rewrites.layouts.changes:
+        for change in layouts.changes:
             build.change(change)
-        for shape in rewrites.layouts.shapes:
+        for shape in layouts.shapes:
             build.local_shape(shape)
-        for one in rewrites.layouts.reported:
+        for one in layouts.reported:
             value = editor.tensor(one.tensor)
             value = editor.shares[one.batch].counted(value) if one.batch else value
             value = value * tf.constant(editor.worker.size, value.dtype)
