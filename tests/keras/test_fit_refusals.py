@@ -102,13 +102,6 @@ def test_eager_functions_everywhere_are_refused():
         tf.config.run_functions_eagerly(False)
 
 
-def test_a_lookup_table_in_the_step_is_refused():
-    made = keras.Sequential([layers.StringLookup(vocabulary=["a", "b"]), layers.Embedding(4, 2), layers.Dense(1)])
-    made.compile("sgd", "mse")
-    with pytest.raises(GraphError, match="a lookup table.*tf.data's map"):
-        read_fit(made, {"x": tf.constant([["a"], ["b"]]), "y": np.ones((2, 1, 1), "float32")})
-
-
 def test_a_model_that_is_not_compiled_gets_keras_own_error():
     with pytest.raises(ValueError, match=r"call `compile\(\)`"):
         read_fit(keras.Sequential([layers.Dense(1)]), {"x": X, "y": Y})

@@ -56,6 +56,7 @@ MESSAGES: list[dict[str, Any]] = [
     {"kind": "run_done"},
     {"kind": "finished", "runs": 40},
     {"kind": "saved", "step": 7, "loaded": False},
+    {"kind": "overdue", "what": "the folder has not answered"},
     {"kind": "ready", "bytes": 123456},
     {"kind": "preempted", "step": 12},
     {"kind": "failed", "error": "Traceback <module>\nE: \udcff é", "what": "E"},

@@ -263,7 +263,7 @@ def saved_in_both_ways(job, folder):
     Writer.begin = begins_later
     try:
         assert job.beside.begin(job.session, STEPS) == ""
-        assert job.beside.is_writing and job.beside.step == STEPS and len(images()) == 1
+        assert job.beside.is_writing and job.beside.step == STEPS and has_one_image()
         moved, wanted = job.storage.save(job.session, STEPS), job.values()
         job.train(20)
         trained.set()
@@ -467,6 +467,14 @@ def images():
     """The processes that hold images of this one."""
     found = [word for task in Path("/proc/self/task").iterdir() for word in _text_of(task / "children").split()]
     return [child for child in found if _text_of(Path(f"/proc/{child}/comm")) == "parallax-image\n"]
+
+
+def has_one_image(limit_s=30.0):
+    """Whether one process holds an image of this one: it takes its name only when it runs."""
+    end_s = time.monotonic() + limit_s
+    while len(images()) != 1 and time.monotonic() < end_s:
+        time.sleep(0.01)
+    return len(images()) == 1
 
 
 def _text_of(file):
