@@ -10,7 +10,7 @@ import numpy as np
 
 from parallax.errors import SessionError
 from parallax.functions.shares import Share
-from parallax.functions.step_graph import GraphStep, StepGraph
+from parallax.functions.step_graph import GraphStep, LoopVariables, StepGraph
 from parallax.functions.traced import InFile, source_of
 from parallax.runtime.worker.barrier import barrier
 from parallax.runtime.worker.heartbeat import current_heartbeat
@@ -24,6 +24,9 @@ class RunningSteps:
         size: number of workers.
         rank: this worker's.
         comm: communicator of the workers, on which nothing else travels.
+        resumed_step: how many counted steps were run before the session, which has a checkpoint's values; None where
+            it has none.
+        steps: how many counted steps were run.
     """
 
     def __init__(self, graph: StepGraph, session: Session, size: int, rank: int) -> None:
@@ -40,15 +43,19 @@ class RunningSteps:
         self._ops = {name: variable.handle.op.name for name, variable in graph.made.items()}
         self.size, self.rank = size, rank
         self.comm: Comm = session.workers
+        self.resumed_step: int | None = session.resumed_step
+        self.steps = self.resumed_step or 0
 
     def begin(self, local: Sequence[str]) -> None:
-        """Gives the session the script's values: worker 0's count.
+        """Gives the session the script's values, worker 0's, unless it has those of a checkpoint.
 
         What starts at its traced initial value has it, and what is in files is read by its owners.
 
         Args:
             local: names of variables of which each worker keeps its own, from zero on.
         """
+        if self.resumed_step is not None:
+            return
         taken = {one.name: one.variable for one in self._graph.taken() if one.name not in local}
         sources = self.comm.bcast({name: _place_of(variable) for name, variable in taken.items()})
         for name, source in sources.items():
@@ -95,7 +102,31 @@ class RunningSteps:
             fed[step.rows] = [np.asarray(0, np.int64)]
         if step.length is not None and share.total:
             fed[step.length] = [np.asarray(share.total, np.int64)]
-        return [one[0] for one in self._session.run([step.run, *fetches], fed)[1:]]
+        found = [one[0] for one in self._session.run([step.run, *fetches], fed)[1:]]
+        self.steps += step.is_counted
+        return found
+
+    def read_epoch(self) -> tuple[int, int, int]:
+        """What the graph says of the loop: an epoch, the step at which it began, and its batches (-1: unknown)."""
+        with self._together("how far the loop is"):
+            barrier(self.comm)
+            epoch, step, batches = self.comm.bcast(self._session.values.read(self._loop().epoch.op.name))
+        return int(epoch), int(step), int(batches)
+
+    def note_epoch(self, epoch: int, step: int, batches: int | None) -> None:
+        """Notes for checkpoints that an epoch begins; every worker must call it.
+
+        Args:
+            epoch: its number.
+            step: at which it began.
+            batches: how many it has; None if unknown.
+        """
+        noted = np.array([epoch, step, -1 if batches is None else batches], np.int64)
+        self._session.values.write(self._loop().epoch.op.name, noted if self.rank == 0 else None)
+
+    def _loop(self) -> LoopVariables:
+        assert self._graph.loop is not None, "no step of this graph is counted"
+        return self._graph.loop
 
     def _check_counted(self, total: int) -> None:
         uncounted = self._session.uncounted if 0 < total < self.size else ()

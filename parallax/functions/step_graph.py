@@ -57,6 +57,7 @@ class GraphStep:
         rows: what may be fed the number of this worker's examples, where that is not the length of what it is fed.
         length: what may be fed the length of the global batch, which is summed over the workers else. Both are None
             where all workers have batches of one length.
+        is_counted: whether the graph's global step counts its runs.
     """
 
     name: str
@@ -65,6 +66,20 @@ class GraphStep:
     run: Operation
     rows: Tensor | None = None
     length: Tensor | None = None
+    is_counted: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class LoopVariables:
+    """Variables of a graph that say how far the loop around its steps is, for checkpoints.
+
+    Attributes:
+        step: int64, how many steps were run; the graph's global step.
+        epoch: int64 [3]: an epoch, the step at which it began, and how many batches it has (-1 where that is unknown).
+    """
+
+    step: Variable
+    epoch: Variable
 
 
 @dataclass
@@ -75,11 +90,13 @@ class StepGraph:
         graph: the tf.Graph.
         variables: that steps may take, in order.
         made: name -> the graph's variable, of those that a step has taken.
+        loop: how far the loop is that runs a step; None where no step was added with it.
     """
 
     variables: Sequence[StepVariable]
     graph: Graph = field(default_factory=tf.Graph)
     made: dict[str, Variable] = field(default_factory=dict)
+    loop: LoopVariables | None = None
 
     def __post_init__(self) -> None:
         names = [one.name for one in self.variables]
@@ -96,6 +113,7 @@ class StepGraph:
         is_uneven: bool = False,
         examples: int | Sequence[int] = 0,
         full: int = 0,
+        is_counted: bool = False,
     ) -> GraphStep:
         """Calls a traced function in the graph.
 
@@ -107,6 +125,7 @@ class StepGraph:
             examples: how many a worker's batch will have, where its dimension is open: of all arguments, or of each,
                 flat; for counting only, 0 if unknown.
             full: how many most batches will have, all workers' together; other lengths are slower. 0 if unknown.
+            is_counted: whether the graph's global step counts its runs; of one step at most.
 
         Raises:
             GraphError: it takes something from around it that no graph can have.
@@ -124,10 +143,15 @@ class StepGraph:
                 if length_of_feed:
                     feed.op._set_attr(EXAMPLES, attr_value_pb2.AttrValue(i=length_of_feed))
             taken = [self._taken(name, outer) for outer in captured]
+            if is_counted:
+                self.loop = _loop_variables()
             first = self.graph.version
+            if self.loop is not None and is_counted:
+                self.loop.step.assign_add(1, read_value=False)
             results = concrete._call_flat([*feeds], taken)
             run = tf.group(*self.graph.get_operations()[first:], name="run")
-        return GraphStep(name, feeds, results, run, *(marked or ()))
+        rows, length = marked or (None, None)
+        return GraphStep(name, feeds, results, run, rows, length, is_counted)
 
     def taken(self) -> tuple[StepVariable, ...]:
         """The variables that steps have taken, in order."""
@@ -197,6 +221,15 @@ class StepGraph:
         """What gives a variable its initial value: zero (an empty text, False), or its traced one."""
         initial = initial_of(one.variable)
         return tf.compat.v1.zeros_initializer() if initial is None else partial(_imported, initial)
+
+
+def _loop_variables() -> LoopVariables:
+    keys, make = tf.compat.v1.GraphKeys, tf.compat.v1.get_variable
+    options = dict(dtype=tf.int64, trainable=False, use_resource=True)
+    with tf.compat.v1.get_default_graph().name_scope(None):
+        counted = [keys.GLOBAL_VARIABLES, keys.GLOBAL_STEP]
+        step = make("loop/step", initializer=np.int64(0), collections=counted, **options)
+        return LoopVariables(step, make("loop/epoch", initializer=np.array([0, 0, -1], np.int64), **options))
 
 
 def _marked(feeds: Sequence[Tensor], step: str, signature: Nest, full: int) -> tuple[Tensor, Tensor] | None:

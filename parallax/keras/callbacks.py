@@ -39,6 +39,9 @@ class Conductor(Protocol):
     def agree(self, what: Picklable) -> Picklable:
         """Worker 0's value, on all workers."""
 
+    def within(self, hook: str, *args: Argument) -> AbstractContextManager[None]:
+        """What surrounds a hook, on every worker."""
+
 
 def callback_list_for(model: KerasModel, conductor: Conductor) -> type:
     """The class of `keras.callbacks.CallbackList` by which `fit` calls callbacks on this worker.
@@ -118,6 +121,10 @@ def _hook(name: str, model: KerasModel, conductor: Conductor) -> Callable[..., N
     tell_batch = library_of(model).tell_batch
 
     def hook(self: KerasCallbackList, *args: Argument, **kwargs: Argument) -> None:
+        with conductor.within(name, *args):
+            call(self, *args, **kwargs)
+
+    def call(self: KerasCallbackList, *args: Argument, **kwargs: Argument) -> None:
         original = getattr(super(type(self), self), name)
         if name not in self._parallax_hooks:
             if conductor.rank == 0 and "batch" in name:
@@ -131,4 +138,4 @@ def _hook(name: str, model: KerasModel, conductor: Conductor) -> Callable[..., N
         with conductor.lead():
             original(*args, **kwargs)
 
-    return hook
+    return call if "batch" in name else hook

@@ -1,32 +1,58 @@
-"""Keras 3's epochs over row numbers: an epoch's order is drawn as Keras draws it, and cut into batches here.
+"""Keras 3's epochs: over row numbers without a dataset, and from the middle of one on.
 
-A dataset that gives a few hundred numbers a batch costs more than taking the rows by them.
+The order of an epoch over row numbers is drawn as Keras draws it, and cut into batches here. A dataset that gives a few
+hundred numbers a batch costs more than taking the rows by them.
+
+A `fit` that goes on from a checkpoint passes over the epochs and batches that it was trained on. Keras makes their
+iterators again, so that shuffles draw what they drew; a generator or another source that goes on from epoch to epoch
+gives its batches again.
 """
 
 from __future__ import annotations
 
+import itertools
+import warnings
 from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 from keras.src.backend.tensorflow.trainer import TFEpochIterator
 from keras.src.trainers.data_adapters.array_data_adapter import ArrayDataAdapter
+from keras.src.trainers.data_adapters.tf_dataset_adapter import TFDatasetAdapter
 
 from parallax.keras.inputs import row_numbers
+from parallax.keras.progress import FitProgress
 from parallax.types import Argument, Array, Nest
 
 
 class NumberedEpochs(TFEpochIterator):  # type: ignore[misc]
-    """In the place of what Keras goes over its batches by; only where these are row numbers it does something else."""
+    """In the place of what Keras goes over its batches by.
 
-    def __init__(self, *args: Argument, x: Nest = None, shuffle: bool | str = False, **kwargs: Argument) -> None:
+    It does something else only where batches are row numbers, and in the first epochs of a `fit` that goes on.
+    """
+
+    def __init__(
+        self,
+        *args: Argument,
+        x: Nest = None,
+        shuffle: bool | str = False,
+        progress: FitProgress | None = None,
+        **kwargs: Argument,
+    ) -> None:
         super().__init__(*args, x=x, shuffle=shuffle, **kwargs)
+        self._progress = progress if progress is not None and progress.follow(self) else None
         self._numbers = None if shuffle == "batch" else row_numbers(x)
         self._shuffled = None
         if self._numbers is not None and shuffle:  # all of them are one batch
             whole = ArrayDataAdapter(self._numbers, batch_size=len(self._numbers), shuffle=True)
             self._shuffled = whole.get_tf_dataset()
         self._named = x
+
+    @property
+    def known_batches(self) -> int | None:
+        """How many batches an epoch has; None where that is not known beforehand."""
+        batches: int | None = self.steps_per_epoch or self.data_adapter.num_batches
+        return batches
 
     def _get_iterator(self) -> Iterator[Nest]:
         return super()._get_iterator() if self._numbers is None else self._batches()
@@ -36,3 +62,30 @@ class NumberedEpochs(TFEpochIterator):  # type: ignore[misc]
         (name,) = self._named
         for first in range(0, len(numbers), self.data_adapter.batch_size):
             yield {name: numbers[first : first + self.data_adapter.batch_size]}
+
+    def _enumerate_iterator(self) -> Iterator[tuple[int, int, Iterator[Nest]]]:
+        epochs, batches = (0, 0) if self._progress is None else self._progress.take_skipped()
+        for _ in range(epochs):
+            self._pass_over_epoch()
+        for first, last, iterator in super()._enumerate_iterator():
+            passed = min(max(batches - first, 0), self.steps_per_execution)
+            _drop(iterator, passed)
+            if passed == 0:
+                yield first, last, iterator
+            elif passed < self.steps_per_execution:
+                yield first, last, itertools.islice(iterator, self.steps_per_execution - passed)
+
+    def _pass_over_epoch(self) -> None:
+        """Goes over an epoch, and takes as much of it as the batches of the next one depend on."""
+        is_fresh = self.steps_per_epoch is None and isinstance(self.data_adapter, ArrayDataAdapter | TFDatasetAdapter)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # Keras warns where an epoch of unknown length ends
+            with self.catch_stop_iteration():
+                for first, _, iterator in super()._enumerate_iterator():
+                    if first == 0 or not is_fresh or self.known_batches is None:
+                        _drop(iterator, self.steps_per_execution)
+
+
+def _drop(batches: Iterator[Nest], number: int) -> None:
+    for _ in range(number):
+        next(batches)

@@ -26,6 +26,7 @@ from parallax.keras.arrays import numbered_training, numbered_validation
 from parallax.keras.callbacks import callback_list_for
 from parallax.keras.inputs import batch_length, input_of, open_spec
 from parallax.keras.libraries import library_of
+from parallax.keras.progress import FitProgress
 from parallax.keras.refusals import check_model, check_step
 from parallax.keras.steps import (
     NOT_KNOWN,
@@ -84,7 +85,13 @@ class FitCall:
     data: Nest = None
 
 
-def read_fit(model: KerasModel, arguments: dict[str, Argument], workers: int = 1, merge_rows: bool = True) -> FitCall:
+def read_fit(
+    model: KerasModel,
+    arguments: dict[str, Argument],
+    workers: int = 1,
+    merge_rows: bool = True,
+    has_checkpoints: bool = False,
+) -> FitCall:
     """Traces the steps of a call of `fit`, and makes one graph of them.
 
     Args:
@@ -92,13 +99,17 @@ def read_fit(model: KerasModel, arguments: dict[str, Argument], workers: int = 1
         arguments: of the call by name.
         workers: among which a batch is cut.
         merge_rows: whether optimizers see equal rows of a sparse gradient added up.
+        has_checkpoints: whether workers write checkpoints, named by the number of steps.
 
     Raises:
+        ConfigError: they do, and this Keras cannot go on within an epoch.
         GraphError: a step or its input cannot be had in a graph.
     """
     library = library_of(model)
     library.check_compiled(model, "fit")
     check_model(model)
+    if has_checkpoints:
+        library.check_resumable()
     arguments = _with_validation_split(library, dict(arguments))
     peeked = _peeked(arguments, "x")
     data = [peeked or input_of(arguments)]
@@ -114,7 +125,7 @@ def read_fit(model: KerasModel, arguments: dict[str, Argument], workers: int = 1
         if validation["x"] is not x:
             arguments["validation_data"] = validation["x"]
         full["test"] = batch_length(validation["x"], length)
-    read = read_steps(model, arguments, specs, -(-full["train"] // workers), merge_rows, full)
+    read = read_steps(model, arguments, specs, -(-full["train"] // workers), merge_rows, full, has_checkpoints)
     return replace(read, data=data)
 
 
@@ -125,6 +136,7 @@ def read_steps(
     examples: int = 0,
     merge_rows: bool = True,
     full: Mapping[str, int] = NOT_KNOWN,
+    is_counted: bool = False,
 ) -> FitCall:
     """Traces the steps of a model and makes one graph of them.
 
@@ -135,6 +147,7 @@ def read_steps(
         examples: how many a worker has of a batch, by which the plan counts; 0 if unknown.
         merge_rows: whether optimizers see equal rows of a sparse gradient added up.
         full: how many examples most batches have, all workers' together, of the steps of which it is known.
+        is_counted: whether the graph's global step counts steps of training.
 
     Raises:
         GraphError: a step cannot be had in a graph.
@@ -146,7 +159,7 @@ def read_steps(
     for name, one in traced.items():
         check_step(name, one.concrete)
         check_sums(one.concrete, one.metrics)
-    graph, steps = step_graph(model, traced, examples, full)
+    graph, steps = step_graph(model, traced, examples, full, is_counted)
     names = {id(one.variable): one.name for one in graph.taken()}
     metrics = [names[id(v)] for one in traced.values() for v in one.metrics if id(v) in names]
     return FitCall(model, arguments, traced, graph, steps, names, graph.reset(dict.fromkeys(metrics)))
@@ -182,8 +195,11 @@ def run_fit(
     if rank:
         arguments.update(callbacks=None, verbose=0)
     library = library_of(model)
+    if fit.graph.loop is not None:
+        first, last = arguments.get("initial_epoch", 0), arguments.get("epochs", 1)
+        training.progress = FitProgress(model, running, first, last)
     lists = mock.patch(library.CALLBACK_LIST_IN_FIT, callback_list_for(model, training))
-    with _functions_of(model, training), lists, library.numbered_epochs():
+    with _functions_of(model, training), lists, library.numbered_epochs(training.progress):
         history = original(**arguments)
     large = large_variables(fit, tables)
     values = training.values(large)

@@ -7,7 +7,7 @@ import inspect
 import math
 import pickle
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import ModuleType
 from typing import TypeVar
@@ -180,7 +180,7 @@ def _fit(original: Callable[..., KerasHistory], model: KerasModel, *args: Argume
     check_input(number, fit.data, launched.digest)
     if launched.state is not None:
         take_state(fit, launched.state)
-    session, size, rank, _ = calls.worker_call(fit.graph.graph, _use.config)
+    session, size, rank, _ = calls.worker_call(fit.graph.graph, _config_of(number))
     _trained_here.add(id(model))
     history, values = run_fit(fit, functools.partial(original, model), session, size, rank, _tables())
     session.close()
@@ -188,7 +188,16 @@ def _fit(original: Callable[..., KerasHistory], model: KerasModel, *args: Argume
 
 
 def _read(model: KerasModel, arguments: dict[str, Argument]) -> FitCall:
-    return read_fit(model, arguments, calls.number_of_workers(_use.config, _use.resource_info), _use.merge_rows)
+    workers = calls.number_of_workers(_use.config, _use.resource_info)
+    return read_fit(model, arguments, workers, _use.merge_rows, _use.config.ckpt_config.keeps_state)
+
+
+def _config_of(number: int) -> Config:
+    """The settings of a call: checkpoints of a script's later ones are in folders of their own."""
+    saved = _use.config.ckpt_config
+    if number == 1 or saved.ckpt_dir is None:
+        return _use.config
+    return replace(_use.config, ckpt_config=replace(saved, ckpt_dir=Path(saved.ckpt_dir) / f"fit-{number}"))
 
 
 def _launched(number: int, model: KerasModel, arguments: dict[str, Argument]) -> KerasHistory:
@@ -198,7 +207,7 @@ def _launched(number: int, model: KerasModel, arguments: dict[str, Argument]) ->
     state = state_of(fit) if number > 1 or is_loaded() else None
     attachment = attachment_with(state, fit.data)
     ended = calls.run_call(
-        number, fit.graph.graph, attachment, _use.config, _use.resource_info, resumes=has_backup(arguments)
+        number, fit.graph.graph, attachment, _config_of(number), _use.resource_info, resumes=has_backup(arguments)
     )
     result = pickle.loads(ended)
     take_state(fit, result["values"])

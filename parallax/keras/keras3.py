@@ -20,6 +20,7 @@ from parallax.functions.keras_steps import optimizers_seen, slot_name
 from parallax.functions.reports import reported_means
 from parallax.keras.epochs import NumberedEpochs
 from parallax.keras.logs import LateLogs
+from parallax.keras.progress import FitProgress
 from parallax.keras.traced import making_large
 from parallax.types import (
     Argument,
@@ -53,9 +54,14 @@ def dataset_of(x: Nest, y: Nest, sample_weight: Nest, batch_size: int | None, cl
     return adapter.get_tf_dataset()
 
 
-def numbered_epochs() -> AbstractContextManager[object]:
-    """Within it `fit` goes over row numbers without a dataset."""
-    return mock.patch("keras.src.backend.tensorflow.trainer.TFEpochIterator", NumberedEpochs)
+def numbered_epochs(progress: FitProgress | None = None) -> AbstractContextManager[object]:
+    """Within it `fit` goes over row numbers without a dataset, and begins where its progress says."""
+    made = partial(NumberedEpochs, progress=progress)
+    return mock.patch("keras.src.backend.tensorflow.trainer.TFEpochIterator", made)
+
+
+def check_resumable() -> None:
+    """Raises where `fit` cannot go on within an epoch: it can."""
 
 
 def build(model: KerasModel, spec: Nest) -> None:

@@ -58,7 +58,11 @@ def traced_evaluation(model: KerasModel, spec: Nest) -> ModelStep:
 
 
 def step_graph(
-    model: KerasModel, traced: dict[str, ModelStep], examples: int = 0, full: Mapping[str, int] = NOT_KNOWN
+    model: KerasModel,
+    traced: dict[str, ModelStep],
+    examples: int = 0,
+    full: Mapping[str, int] = NOT_KNOWN,
+    is_counted: bool = False,
 ) -> tuple[StepGraph, dict[str, GraphStep]]:
     """One graph of a model's traced steps.
 
@@ -67,6 +71,7 @@ def step_graph(
         traced: scope -> traced step.
         examples: how many a worker's batch will have, as far as is known; what is sent is counted by it.
         full: scope -> how many examples all workers have of most batches, of those of which it is known.
+        is_counted: whether the graph's global step counts runs of the step "train".
 
     Returns:
         The graph, and the steps in it by their scope. Where the batch's dimension is open, workers may have unequally
@@ -74,7 +79,11 @@ def step_graph(
     """
     graph = StepGraph(variables_of(model, [variable for one in traced.values() for variable in one.captured]))
     lengths = {name: full.get(name, 0) for name in traced}
-    return graph, {name: graph.add(name, one.concrete, True, examples, lengths[name]) for name, one in traced.items()}
+    steps = {}
+    for name, one in traced.items():
+        counts = is_counted and name == "train"
+        steps[name] = graph.add(name, one.concrete, True, examples, lengths[name], counts)
+    return graph, steps
 
 
 def variables_of(model: KerasModel, captured: Sequence[Variable] = ()) -> list[StepVariable]:

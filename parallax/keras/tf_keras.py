@@ -18,7 +18,9 @@ from tensorflow.python.autograph.core.converter import ConversionOptions
 from tf_keras.src.engine import base_layer_utils, data_adapter
 from tf_keras.src.optimizers.optimizer import Optimizer
 
+from parallax.errors import ConfigError
 from parallax.functions.reports import reported_means
+from parallax.keras.progress import FitProgress
 from parallax.keras.traced import making_large
 from parallax.types import (
     Argument,
@@ -63,9 +65,21 @@ def dataset_of(x: Nest, y: Nest, sample_weight: Nest, batch_size: int | None, cl
     return handler._dataset
 
 
-def numbered_epochs() -> AbstractContextManager[object]:
+def numbered_epochs(progress: FitProgress | None = None) -> AbstractContextManager[object]:
     """Within it `fit` goes over row numbers: as it does over all arrays."""
     return nullcontext()
+
+
+def check_resumable() -> None:
+    """Raises where `fit` cannot go on within an epoch.
+
+    Raises:
+        ConfigError: always; the epochs of tf_keras have no place to begin at.
+    """
+    raise ConfigError(
+        "CheckPointConfig.ckpt_dir is for models of Keras 3, and the `fit` of a tf_keras model was called, which "
+        "cannot go on within an epoch. Give that `fit` tf_keras.callbacks.BackupAndRestore, and leave ckpt_dir out."
+    )
 
 
 def build(model: KerasModel, spec: Nest) -> None:

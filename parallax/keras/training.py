@@ -7,7 +7,7 @@ for all of them, each with its share of the rows. Worker 0 reports, and runs the
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
 from weakref import WeakValueDictionary
@@ -27,6 +27,7 @@ from parallax.keras.inputs import parts_of
 from parallax.keras.libraries import library_of
 from parallax.keras.logs import has_rows, nested_logs
 from parallax.keras.metrics import LogsOfSums, MetricSums, rows_of_all
+from parallax.keras.progress import FitProgress
 from parallax.keras.randomness import have_parted, random_states, take_random_states
 from parallax.keras.steps import ModelStep
 from parallax.runtime.worker.barrier import barrier
@@ -59,7 +60,10 @@ class ModelTraining:
         rank: this worker.
         is_leading: whether worker 0 acts alone, while the others serve it.
         mirrors: the model's variables, kept in agreement with the session's.
+        progress: how far a `fit` with checkpoints is; None without.
     """
+
+    progress: FitProgress | None = None
 
     def __init__(
         self,
@@ -100,6 +104,9 @@ class ModelTraining:
         self._trained = [name for name in taken if name not in self._number_of]
         counted = {name: self._sums.variables[number] for name, number in self._number_of.items()}
         self.mirrors = Mirrors({**taken, **counted}.items(), self._fetched)
+        if running.resumed_step is not None:
+            self.mirrors.outdate(self._trained)
+            running.run_op(reset)  # a checkpoint has what one worker had of the metrics of an epoch
         _trainings[id(model)] = self
 
     def take_arrays(self, arrays: Mapping[str, NumberedArrays]) -> None:
@@ -159,6 +166,10 @@ class ModelTraining:
                 if drawn is not None:
                     take_random_states(drawn)
                 return
+
+    def within(self, hook: str, *args: Argument) -> AbstractContextManager[None]:
+        """What surrounds a hook of the callbacks, on every worker."""
+        return nullcontext() if self.progress is None else self.progress.within(hook, *args)
 
     def agree(self, what: Picklable) -> Picklable:
         """Worker 0's value, on all workers."""

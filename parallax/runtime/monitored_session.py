@@ -74,7 +74,7 @@ def monitored_session(
         if asked.ckpt_dir is not None:
             saved = checkpoints(graph, places, asked, members.workers, worker_graph.touched, kept)
             members.at_end.append(saved.finish)
-            hooks.insert(-1, (CheckpointHook if is_equal else CallingHook)(saved, worker))
+            hooks.insert(-1, (CheckpointHook if is_equal else CallingHook)(saved, worker, not has_values))
         if asked.memory_steps is not None:
             of_table = config.of_variables("memory_hosts")
             alone = ops_of(worker.analysed.spec, [name for name, number in of_table.items() if number == 1])

@@ -144,6 +144,7 @@ def open_session(
     session = Session(
         worker, monitored, members.size, members.workers.Dup(), direct, between_steps, guard, values, change
     )
+    session.resumed_step = None if saved is None else saved.loaded_step
     return session, members.size, members.rank
 
 

@@ -37,7 +37,7 @@ class OneWorkerSession:
     """A session of TensorFlow's own in the place of a worker's: values in lists, variables by their ops' names."""
 
     def __init__(self, graph):
-        self.workers, self.values = Alone(), self
+        self.workers, self.values, self.resumed_step = Alone(), self, None
         self._session = v1.Session(graph=graph.graph, config=as_written())
         self._variables = {variable.handle.op.name: variable for variable in graph.made.values()}
         self._session.run([variable.initializer for variable in graph.made.values()])

@@ -10,12 +10,22 @@ import tensorflow as tf
 from tests.end_to_end.conftest import CLI, start, warm_server, warm_workers, write  # noqa: F401
 
 SCRIPTS = Path(__file__).parent / "scripts"
+CHECKPOINTED = ("twice", "dataset", "repeated", "generator")
+"""Kinds of input of fit_with_checkpoints.py; of a dataset of unknown length Keras itself counts too many steps."""
 
 
 def found_in(done):
     assert done.status == 0, done
-    line = next(line for line in done.stdout.splitlines() if line.startswith("FOUND "))
-    return json.loads(line.removeprefix("FOUND "))
+    return json.loads(told(done, "FOUND "))
+
+
+def seen_in(done):
+    assert done.status == 0, done
+    return json.loads(told(done, "SEEN "))
+
+
+def told(done, word):
+    return next(line for line in done.stdout.splitlines() if line.startswith(word)).removeprefix(word)
 
 
 def differences(first, second):
@@ -73,6 +83,29 @@ def test_a_fit_whose_worker_is_killed_is_started_again_and_goes_on_from_its_back
     said = "Restart 1 of 1: rank 1 was killed by SIGKILL"
     assert done.status == 0 and said in done.stderr and "BackupAndRestore" not in done.stderr, done
     parts = differences(found_in(done), expected)
+    assert max(parts.values()) <= 1e-6, parts
+
+
+@pytest.mark.parametrize(
+    ("kind", "workers"), [("arrays", 2), *(pytest.param(k, 3, marks=pytest.mark.slow) for k in CHECKPOINTED)]
+)
+def test_a_fit_with_checkpoints_that_is_killed_goes_on_within_its_epoch(start, tmp_path, kind, workers):  # noqa: F811
+    script, here, plain = SCRIPTS / "fit_with_checkpoints.py", tmp_path / "here", tmp_path / "plain"
+    here.mkdir()
+    plain.mkdir()
+    words = (*CLI, "run", "--workers", workers, "--max-restarts", 1, script, here, kind)
+    running = start(*words)
+    expected = found_in(start(script, plain, kind, "plain").finish())
+    done = running.finish(240)
+    assert "Goes on from step" in done.stderr and "BackupAndRestore" not in done.stderr, done
+    epochs, seen = seen_in(done)
+    assert epochs == [2, 3] and seen[0][0] == 2 and seen[0][1] > 0 and seen[-1] == [3, 3], seen
+    parts = differences(found_in(done), expected)
+    assert max(parts.values()) <= 1e-6, parts
+    again = start(*words).finish()  # everything is trained: the values are given back
+    assert seen_in(again) == [[], []] and "were trained before" in again.stderr, again
+    without = {name: value for name, value in expected.items() if name != "last"}
+    parts = differences(found_in(again), without)
     assert max(parts.values()) <= 1e-6, parts
 
 

@@ -5,6 +5,8 @@ import pytest
 import tensorflow as tf
 import tf_keras
 
+from parallax.errors import ConfigError
+from parallax.keras.fitting import read_fit
 from tests.keras.here import difference
 from tests.keras.two_here import fit_by_two, plain_fit_of
 
@@ -141,3 +143,11 @@ def test_losses_with_an_entry_for_each_example_train_as_in_tf_keras(build, data,
     if options and isinstance(data[1], dict):
         options = {"sample_weight": {"a": WEIGHTS, "b": WEIGHTS}}
     check(build, *data, **options)
+
+
+def test_checkpoints_of_steps_are_refused_with_what_saves_instead():
+    model = tf_keras.Sequential([tf_keras.Input((4,)), tf_keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+    arguments = {"x": np.ones((8, 4), "float32"), "y": np.ones((8, 1), "float32")}
+    with pytest.raises(ConfigError, match=r"ckpt_dir is for models of Keras 3.*tf_keras.callbacks.BackupAndRestore"):
+        read_fit(model, arguments, has_checkpoints=True)

@@ -79,6 +79,8 @@ class WorkersSession:
         layouts: that of Config.
     """
 
+    resumed_step = None
+
     def __init__(self, graph, size, layouts=False):
         native_ops()
         self.writes = {}

@@ -34,8 +34,8 @@ _OF_GRAPH = (
     "minimize(loss, global_step=...)."
 )
 _OF_FRONT_END = (
-    "Steps of Keras and parallax.function have none: in `fit`, save by keras.callbacks.BackupAndRestore, or by "
-    "parallax.keras.save_checkpoint in a callback; in a loop, by worker 0 after step.refresh_variables()."
+    "Keras's `fit` counts its steps; a loop over train_on_batch or parallax.function does not: there, worker 0 saves "
+    "after step.refresh_variables(), by tf.train.CheckpointManager. Leave ckpt_config out."
 )
 
 

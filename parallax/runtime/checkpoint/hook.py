@@ -51,10 +51,13 @@ class CheckpointHook(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
     Attributes:
         checkpoints: of this job.
         worker: whose runs are looked at.
+        begins_with_values: whether variables have the values that training begins with when the session is made; those
+            of a front end have not, and the first checkpoint is written when it is due.
     """
 
     checkpoints: Checkpoints
     worker: WorkerContext
+    begins_with_values: bool = True
     is_patient: ClassVar[bool] = False
     _saved_step: int = -1
     _is_missing: bool = False  # what was to be saved then could not be written
@@ -73,7 +76,10 @@ class CheckpointHook(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
         if self.checkpoints.positions is not None:
             self.checkpoints.positions.begin_again(session)
         if self.checkpoints.loaded_step is None:
-            self._save(session, self._step(session), may_fail=False)
+            if self.begins_with_values:
+                self._save(session, self._step(session), may_fail=False)
+            else:
+                self._saved(self._step(session))
             return
         self._saved(self.checkpoints.loaded_step)
         if self.checkpoints.positions is not None:

@@ -135,9 +135,14 @@ class Session(PlainSession):
     """Runs the user's fetches on all workers' graphs.
 
     Every fetch comes back as a list with one entry per replica, and every feed is given as one. Fetching a variable
-    gives its whole value in the user's row order; all workers must then run the fetch. Used as a context manager, or
-    ended by `close`.
+    gives its whole value in the user's row order; all workers must then run it. A context manager, or ended by `close`.
+
+    Attributes:
+        values: reads and writes variables between runs, for front ends.
+        resumed_step: the global step of the checkpoint that it began with; None where it began with initial values.
     """
+
+    resumed_step: int | None = None
 
     def __init__(
         self,
