@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
+from ops.exactness.draft import Program
 from ops.exactness.grammar import program
 from ops.exactness.trial import ROUTES, Outcome, try_program
 
@@ -30,12 +31,14 @@ class Trials:
         workers: of every program; None draws them.
         routes: names with commas between; `all`; or `one`, in turn.
         claims: whether what is said of single tensors is tried too.
+        layouts: that of Config.
     """
 
     seed: int
     workers: int | None
     routes: str
     claims: bool
+    layouts: bool = False
 
     def routes_of(self, number: int) -> tuple[str, ...]:
         """The routes by which a program is tried."""
@@ -45,10 +48,14 @@ class Trials:
             return (ROUTES[(self.seed + number) % len(ROUTES)],)
         return tuple(self.routes.split(","))
 
+    def program(self, number: int) -> Program:
+        """The program of a number; by layouts its examples may interact."""
+        return program(self.seed, number, self.workers, mixes=self.layouts)
+
     def outcomes(self, number: int) -> dict[str, Outcome]:
         """What comes of a program, by route."""
-        source = program(self.seed, number, self.workers).source()
-        return try_program(source, self.routes_of(number), claims=self.claims)
+        source = self.program(number).source()
+        return try_program(source, self.routes_of(number), claims=self.claims, layouts=self.layouts)
 
 
 Found = tuple[int, dict[str, Outcome]]

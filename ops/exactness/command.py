@@ -11,7 +11,6 @@ from typing import Any
 
 from ops.exactness.children import Trials, tried
 from ops.exactness.draft import Program
-from ops.exactness.grammar import program
 from ops.exactness.shrink import shrunk
 from ops.exactness.trial import Outcome, try_program
 
@@ -89,9 +88,9 @@ def run(options: Any) -> int:
     until = time.time() + 60 * options.minutes if options.minutes is not None else math.inf
     numbers = [options.only] if options.only is not None else range(options.first, options.first + options.graphs)
     routes = options.routes or ("all" if len(numbers) <= FEW else "one")
-    trials, tally = Trials(options.seed, options.workers, routes, options.claims), Tally()
+    trials, tally = Trials(options.seed, options.workers, routes, options.claims, options.layouts), Tally()
     if options.only is not None:
-        print(program(options.seed, options.only, options.workers).source())
+        print(trials.program(options.only).source())
     for number, outcomes in tried(trials, numbers, options.processes, until):
         for route, outcome in tally.add(number, outcomes):
             print(f"{number} by {route}: {_line(outcome)}", flush=True)
@@ -107,7 +106,10 @@ def run(options: Any) -> int:
 
 def _script(options: Any) -> int:
     outcomes = try_program(
-        options.script.read_text(), Trials(0, None, options.routes or "all", False).routes_of(0), claims=options.claims
+        options.script.read_text(),
+        Trials(0, None, options.routes or "all", False).routes_of(0),
+        claims=options.claims,
+        layouts=options.layouts,
     )
     _print(outcomes)
     return 1 if any(outcome.is_fault for outcome in outcomes.values()) else 0
@@ -130,17 +132,21 @@ def _keep_all(tally: Tally, trials: Trials, folder: Path) -> None:
             continue
         kept[look] += 1
         numbers.add((number, *look))
-        _keep(program(trials.seed, number, trials.workers), (number, route, outcome), trials, folder)
+        _keep(trials.program(number), (number, route, outcome), trials, folder)
 
 
 def _keep(made: Program, fault: tuple[int, str, Outcome], trials: Trials, folder: Path) -> None:
     number, route, outcome = fault
-    least, outcome = shrunk(made, outcome, lambda one: _first(try_program(one.source(), [route], claims=trials.claims)))
+    least, outcome = shrunk(made, outcome, lambda one: _first(_tried(one, route, trials)))
     folder.mkdir(parents=True, exist_ok=True)
     file = folder / f"{outcome.kind}_{number}_{route}.py"
     how = f"Run by `python -m ops.exactness --routes {route} --script {file.name}`.\n\n{_wrapped(outcome)}"
     file.write_text(least.source(how.replace("\\", "/").replace('"""', "'''")))
     print(f"  {file}: {_line(outcome)}", flush=True)
+
+
+def _tried(one: Program, route: str, trials: Trials) -> dict[str, Outcome]:
+    return try_program(one.source(), [route], claims=trials.claims, layouts=trials.layouts)
 
 
 def _first(outcomes: dict[str, Outcome]) -> Outcome:

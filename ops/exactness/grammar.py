@@ -8,6 +8,7 @@ import numpy as np
 
 from ops.exactness.draft import Draft, Program
 from ops.exactness.inputs import FEATURES, IDS, LOOKUPS, Production
+from ops.exactness.interactions import mixed_loss, mixed_rows
 from ops.exactness.layers import LAYERS, SEQUENCES
 from ops.exactness.surroundings import fed_before
 from ops.exactness.updates import EXTRAS, ON_VALUES, UNCONDITIONAL, UPDATES, gradients, loss
@@ -15,13 +16,14 @@ from ops.exactness.updates import EXTRAS, ON_VALUES, UNCONDITIONAL, UPDATES, gra
 COLUMNS = 3
 
 
-def program(seed: int, number: int, workers: int | None = None) -> Program:
+def program(seed: int, number: int, workers: int | None = None, mixes: bool = False) -> Program:
     """The program of this number.
 
     Args:
         seed: of all numbers' programs.
         number: which.
         workers: how many; None draws two to five.
+        mixes: whether examples may interact, where the batch is open.
     """
     rng = np.random.RandomState([seed, number])
     size = int(rng.choice([2, 3, 4, 5], p=[0.6, 0.28, 0.06, 0.06]))
@@ -38,9 +40,13 @@ def program(seed: int, number: int, workers: int | None = None) -> Program:
         _one_of(d, (*LOOKUPS, *SEQUENCES))
         for _ in range(rng.randint(0, 3)):
             _one_of(d, (*FEATURES, *LAYERS))
+        if mixes and d.is_open and d.chance(0.4):
+            mixed_rows(d)
     if len(d.rows) > 1:
         d.new_row(" + ".join(_ends(d)), d.rows[-1])
     loss(d)
+    if mixes and d.is_open and d.chance(0.6):
+        mixed_loss(d)
     d.taped = False
     gradients(d)
     _one_of(d, UPDATES if d.resource or not d.v2 else UNCONDITIONAL)

@@ -50,12 +50,12 @@ class Built:
     batches: list[list[dict[str, Any]]]
 
     @staticmethod
-    def of(source: str) -> Built:
-        """Loads and builds a program."""
+    def of(source: str, are_uneven: bool = False) -> Built:
+        """Loads and builds a program; `are_uneven`: whether workers have unequal shares of an open batch."""
         script = Script.load(source)
         graph, ops = script.graph(script.rows)
         whole, whole_ops = (graph, ops) if script.is_open else script.graph(script.rows * script.workers)
-        return Built(script, graph, ops, whole, whole_ops, script.batches(len(ops)))
+        return Built(script, graph, ops, whole, whole_ops, script.batches(len(ops), are_uneven and script.is_open))
 
     def trained(self) -> frozenset[str]:
         """The names of variables that are trained."""

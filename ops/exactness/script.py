@@ -23,6 +23,8 @@ v1.logging.set_verbosity(v1.logging.ERROR)  # autograph says that it cannot read
 
 STEPS = 4
 """Of a program with one op; each further one adds two."""
+_MORE = (0, 2, -1)
+"""By how many rows the shares of workers differ from ROWS, where they are unequal."""
 _LONGEST_RUN_MS = 60_000
 """A run that takes longer waits for what never comes, such as an element of an empty queue."""
 
@@ -80,10 +82,11 @@ class Script:
             v1.enable_control_flow_v2()
         return graph, list(made) if isinstance(made, list | tuple) else [made]
 
-    def batches(self, turns: int) -> list[list[dict[str, Any]]]:
+    def batches(self, turns: int, are_uneven: bool = False) -> list[list[dict[str, Any]]]:
         """For each step the batch of each worker, where so many ops are run in turn."""
         rng, steps = np.random.RandomState(0), STEPS + 2 * (turns - 1)
-        return [[self.feeds(rng, self.rows) for _ in range(self.workers)] for _ in range(steps)]
+        rows = [self.rows + (_MORE[rank % len(_MORE)] if are_uneven else 0) for rank in range(self.workers)]
+        return [[self.feeds(rng, n) for n in rows] for _ in range(steps)]
 
     def options(self) -> Any:
         """Of a session; on one thread, so that a fault shows in every trial or in none."""

@@ -104,6 +104,7 @@ def try_program(
     routes: Sequence[str] = ROUTES,
     break_on_purpose: Callable[[Rewrites], Rewrites] | None = None,
     claims: bool = False,
+    layouts: bool = False,
 ) -> dict[str, Outcome]:
     """Tries a program by each of some routes; one whose plan is that of a route before has that one's outcome.
 
@@ -113,10 +114,11 @@ def try_program(
         break_on_purpose: changes the decisions, to see that a fault is noticed.
         claims: whether what the analysis says of single tensors is tried too. Of programs with a fixed batch it is not:
             the graph of the joined batch has other constants.
+        layouts: that of Config; the workers' shares of an open batch are then unequal.
     """
     began = time.process_time()
     with _no_collections():
-        subject = _subject(source, break_on_purpose, claims)
+        subject = _subject(source, break_on_purpose, claims, layouts)
         if isinstance(subject, Outcome):
             return {routes[0]: replace(subject, seconds=time.process_time() - began)}
         outcomes: dict[str, Outcome] = {}
@@ -141,10 +143,10 @@ def _no_collections() -> Iterator[None]:
             gc.enable()
 
 
-def _subject(source: str, break_on_purpose: Any, claims: bool) -> _Subject | Outcome:
+def _subject(source: str, break_on_purpose: Any, claims: bool, layouts: bool) -> _Subject | Outcome:
     native_ops()
     try:
-        built = Built.of(source)
+        built = Built.of(source, are_uneven=layouts)
         expected = one_process(built)
     except NotFinite as error:
         return _failed("infinite", error)
@@ -154,7 +156,7 @@ def _subject(source: str, break_on_purpose: Any, claims: bool) -> _Subject | Out
     except Exception as error:  # whatever the program's text raises is kept as the outcome
         return _failed("invalid", error)
     try:
-        analysed = analyse(built.graph)
+        analysed = analyse(built.graph, layouts=layouts)
     except Exception as error:
         return _before_steps(error)
     tries = claims and built.script.is_open

@@ -16,6 +16,8 @@ from parallax.graph.view import GraphView, once_per_view, split_tensor
 from parallax.types import Graph, NodeDef, Operation, Tensor, Variable
 
 _BATCH, _LENGTH, _ELEMENTS = "_parallax_batch", "_parallax_length", "_parallax_elements"
+_SCRIPT = "script/"
+"""How steps of scripts begin: they are what the analysis takes for one, and no front end has named them."""
 _REPORTED, _PART, _VECTOR_LOSS = "_parallax_reported", "_parallax_part", "_parallax_vector_loss"
 FULL = "_parallax_full"
 """How long batches will be: a graph is the same whatever it says."""
@@ -32,6 +34,16 @@ def mark_batch(placeholder: Tensor, step: str) -> None:
         step: the name of the step; all batches of one step have one length on a worker.
     """
     _set(placeholder.op, _BATCH, step)
+
+
+def mark_batch_of_script(node: NodeDef, number: int) -> None:
+    """Says of a node of a captured graph that its results of open length are batches, of which workers have shares.
+
+    Args:
+        node: a placeholder, or what takes elements from an iterator or a queue.
+        number: which step; batches of one step have one length on a worker.
+    """
+    node.attr[_BATCH].s = f"{_SCRIPT}{number}".encode()
 
 
 def mark_full(placeholder: Tensor, examples: int) -> None:
@@ -130,6 +142,17 @@ def _is_marked(op: Operation) -> bool:
         return False
 
 
+def is_of_script(view: GraphView) -> bool:
+    """Whether no front end made a graph: each worker's script says what it fetches and feeds."""
+    return not any(batch_of(node) and not batch_of(node).startswith(_SCRIPT) for node in view.nodes.values())
+
+
+def batch_tensors(view: GraphView, node: str) -> list[str]:
+    """The results of a marked node that are batches: those whose first dimension is open, or the only one."""
+    outputs = view.outputs(node)
+    return [tensor for tensor in outputs if len(outputs) == 1 or (view.shape(tensor) or (0,))[0] is None]
+
+
 @once_per_view
 def batch_by_node(view: GraphView) -> dict[str, str]:
     """Node -> the placeholder whose length is that of the batch which the node's results are computed of."""
@@ -138,7 +161,7 @@ def batch_by_node(view: GraphView) -> dict[str, str]:
     for node in view.nodes:
         step = batch_of(view.nodes[node])
         if step:
-            found[node] = first.setdefault(step, f"{node}:0")
+            found[node] = first.setdefault(step, batch_tensors(view, node)[0])
     if not found:
         return found
     for node in view.topological_order():

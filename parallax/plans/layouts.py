@@ -108,10 +108,12 @@ class ScaledMean:
     Attributes:
         node: of the user's graph.
         batch: whose share.
+        edges: take the partial sum.
     """
 
     node: str
     batch: str
+    edges: tuple[Edge, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,10 +123,12 @@ class OffsetRange:
     Attributes:
         node: a Range.
         part: how the axis is shared.
+        edges: take the worker's numbers.
     """
 
     node: str
     part: ShardedAxis
+    edges: tuple[Edge, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,12 +136,14 @@ class LocalShape:
     """`edge` takes a shape of which one axis alone is the worker's; other lengths are those of the global batch.
 
     Attributes:
-        edge: takes the shape.
+        edge: takes the shape, which is made of lengths, or as all workers have it.
         axis: the worker's.
+        batch: along whose examples the axis is sharded.
     """
 
     edge: Edge
     axis: int
+    batch: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,5 +178,5 @@ class LayoutRewrites:
     ranges: tuple[OffsetRange, ...] = ()
     shapes: tuple[LocalShape, ...] = ()
     reported: tuple[Reported, ...] = ()
-    sharded: Mapping[str, Sharded] = field(default_factory=dict)
+    sharded: Mapping[str, Sharded] = field(default_factory=dict, hash=False)
     lengths: frozenset[str] = frozenset()

@@ -19,10 +19,12 @@ class UnevenBatch:
         placeholder: whose first dimension is the length.
         length: the edge by which a tensor of the graph takes the length, and shall take that of all workers' batches;
             None where there is no such tensor.
+        alike: batches of the same step, whose lengths a run must find equal.
     """
 
     placeholder: str
     length: Edge | None = None
+    alike: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

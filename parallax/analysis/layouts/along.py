@@ -7,10 +7,9 @@ from collections.abc import Callable, Sequence
 from parallax.analysis.layouts.elementwise import align
 from parallax.analysis.layouts.facts import LENGTHS, REPLICATED, SUM, Fact
 from parallax.analysis.layouts.step_walk import StepWalk, is_partial
-from parallax.analysis.layouts.values import compute_value, reduced_axes
+from parallax.analysis.layouts.values import compute_value, computes_value, reduced_axes
 from parallax.graph.lengths import ONE, Length
-from parallax.graph.view import Edge
-from parallax.plans.layouts import LocalShape, OffsetRange, Partial, Sharded, ShardedAxis
+from parallax.plans.layouts import OffsetRange, Partial, Sharded, ShardedAxis
 
 Rule = Callable[[StepWalk, str], list[Fact] | None]
 _LINEAR_ALONG = ("Cumsum", "ReverseV2", "MatrixBandPart")
@@ -25,8 +24,11 @@ def plain(step: StepWalk, node: str) -> list[Fact] | None:
     facts = step.inputs(node)
     if not _is_plain(facts):
         return None
-    layout = REPLICATED if all(f.is_same for f in facts) else LENGTHS
-    return step.all_outputs(node, layout, None, compute_value(step.view, node, facts))
+    if all(f.is_same for f in facts):
+        return step.all_outputs(node, REPLICATED, None, compute_value(step.view, node, facts))
+    if not computes_value(step.view.op(node)):
+        return None  # what is of the global batch would meet a worker's lengths
+    return step.all_outputs(node, LENGTHS, None, compute_value(step.view, node, facts))
 
 
 def by_example(*slots: int) -> Rule:
@@ -242,10 +244,10 @@ def gradient_axes(step: StepWalk, node: str) -> list[Fact] | None:
     if not _is_plain((one, other)):
         return None
     values = reduced_axes(one, other)
-    known = None not in values
-    layout = REPLICATED if known or (one.is_same and other.is_same) else LENGTHS
+    if None in values or any(f.is_same and f.numbers() is None for f in (one, other)):
+        step.replicate(node)  # a worker's lengths may be others than the whole ones that they would meet
     return [
-        step.fact(tensor, layout, (Length.of(len(value)),) if isinstance(value, tuple) else None, value)
+        step.fact(tensor, REPLICATED, (Length.of(len(value)),) if isinstance(value, tuple) else None, value)
         for tensor, value in zip(step.view.outputs(node), values, strict=True)
     ]
 
@@ -259,9 +261,9 @@ def draw(step: StepWalk, node: str) -> list[Fact] | None:
     if facts[0].is_lengths and axes and values is not None and None not in values:
         part: ShardedAxis | None = step.part_of(values[axes[0]])
         if part is not None:
-            if len(axes) > 1:
-                step.shapes.append(LocalShape(Edge(node, 0), axes[0]))
-            return step.all_outputs(node, Sharded(axes[0], part), tuple(n for n in values if n is not None))
+            dims = tuple(n for n in values if n is not None)
+            step.localize(node, 0, axes[0], dims)
+            return step.all_outputs(node, Sharded(axes[0], part), dims)
     step.take(node, 0, REPLICATED)
     step.alike.append(node)
     return step.all_outputs(node, REPLICATED)

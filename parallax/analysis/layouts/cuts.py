@@ -6,8 +6,7 @@ from parallax.analysis.layouts.facts import Fact
 from parallax.analysis.layouts.moves import find_block, keep_plain
 from parallax.analysis.layouts.step_walk import StepWalk, is_partial
 from parallax.graph.lengths import ONE, Length
-from parallax.graph.view import Edge
-from parallax.plans.layouts import LocalShape, Sharded, ShardedAxis
+from parallax.plans.layouts import Sharded, ShardedAxis
 
 
 def split(step: StepWalk, node: str) -> list[Fact] | None:
@@ -90,8 +89,7 @@ def slice_gradient(step: StepWalk, node: str) -> list[Fact] | None:
     axis = next(axis for axis, (_, result) in place.items() if result == fact.axis)
     if dims[axis] != fact.part.length:
         return None
-    if sum(step.part_of(n) is not None for n in dims) > 1:
-        step.shapes.append(LocalShape(Edge(node, 0), axis))
+    step.localize(node, 0, axis, dims)
     return step.all_outputs(node, Sharded(axis, fact.part), dims)
 
 

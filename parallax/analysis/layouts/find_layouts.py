@@ -8,25 +8,24 @@ gradient leaves autodiff to its update, rows of tables have states of their own 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 
 from parallax.analysis.layouts.along import plain
 from parallax.analysis.layouts.facts import COUNTED, REPLICATED, Fact
 from parallax.analysis.layouts.op_rules import RULES
 from parallax.analysis.layouts.step_walk import StepWalk, is_partial
+from parallax.analysis.layouts.training_graph import TrainingGraph, VisitedGraph, find_step
 from parallax.analysis.layouts.values import constant_value
-from parallax.analysis.reading.capture import VARIABLES, CapturedVariable, variable_of_tensor
-from parallax.analysis.reading.functions import Functions
+from parallax.analysis.reading.capture import VARIABLES, variable_of_tensor
 from parallax.errors import GraphError
 from parallax.graph.batches import (
     ADDED,
     VALUE,
     are_elements,
     batch_by_node,
-    batch_of,
+    batch_tensors,
     is_part,
-    length_by_step,
     reported_as,
 )
 from parallax.graph.control_flow import MERGES, is_loop_merge
@@ -38,7 +37,6 @@ from parallax.plans.layouts import Change, Layout, LayoutRewrites, Pieces, Repor
 
 _MOST_WALKS = 30
 _LOOPS = ("Enter", "RefEnter", "NextIteration", "RefNextIteration", "Exit", "LoopCond")
-_NO_ARRAYS = (20, 21)  # types.proto: resource, variant
 _REMEDY = "Set Config(layouts=False)."
 
 
@@ -59,57 +57,6 @@ class Layouts:
     rewrites: LayoutRewrites
     alike: tuple[str, ...]
     mixing: Mapping[str, Sequence[str]]
-
-
-@dataclass(frozen=True, slots=True)
-class TrainingGraph:
-    """A graph whose batches are marked (graph/batches.py).
-
-    Attributes:
-        view: the graph.
-        variables: by op.
-        sources: where autodiff delivers gradients.
-        initial: nodes that initial values need.
-        functions: what functions write and draw.
-        differs: whether an op of a type may give every worker something else for the same inputs.
-        draws: whether an op of a type draws random numbers.
-    """
-
-    view: GraphView
-    variables: dict[str, CapturedVariable]
-    sources: tuple[GradientSource, ...]
-    initial: Set[str]
-    functions: Functions
-    differs: Callable[[str], bool]
-    draws: Callable[[str], bool]
-
-
-@dataclass(frozen=True, slots=True)
-class _StepGraph(TrainingGraph):
-    """What every walk over a graph knows from the start.
-
-    Attributes:
-        order: the nodes to visit.
-        after: the nodes that come after a gradient has left autodiff.
-        batches: placeholder -> the placeholder whose first dimension is the per-worker batch.
-        lengths: node that is the length of a global batch -> the placeholder of that batch.
-    """
-
-    order: tuple[str, ...]
-    after: Set[str]
-    batches: Mapping[str, str]
-    lengths: Mapping[str, str]
-
-    def is_opaque(self, node: str) -> bool:
-        """Whether a node calls functions, or gives what is no array, as lists of tensors."""
-        outputs = self.view.outputs(node)
-        calls = bool(self.functions.of_node(self.view.nodes[node]))
-        return calls or any(self.view.dtype(tensor) in _NO_ARRAYS for tensor in outputs)
-
-    def differs_in(self, node: str) -> bool:
-        """Whether a node, or what a function that it calls has, may give every worker something else."""
-        called = self.functions.of_node(self.view.nodes[node])
-        return any(map(self.functions.differing_op, called)) if called else self.differs(self.view.op(node))
 
 
 def last_gradients(view: GraphView, sources: tuple[GradientSource, ...]) -> tuple[GradientSource, ...]:
@@ -135,7 +82,7 @@ def find_layouts(graph: TrainingGraph) -> Layouts:
     Raises:
         GraphError: an op cannot be carried out so that N workers compute what one process computes.
     """
-    program, view, sources, variables = _find_step(graph), graph.view, graph.sources, graph.variables
+    program, view, sources, variables = find_step(graph), graph.view, graph.sources, graph.variables
     pieces = frozenset(t for source in sources for t in _pieces(view, source))
     completed: dict[str, Layout] = {}
     for _ in range(_MOST_WALKS):
@@ -151,62 +98,17 @@ def find_layouts(graph: TrainingGraph) -> Layouts:
     raise GraphError(f"The layouts of this graph's tensors change with every walk over it. {_REMEDY}")
 
 
-def _find_step(graph: TrainingGraph) -> _StepGraph:
-    """The nodes to visit: all that a batch or a written variable has to do with, up to the gradients."""
-    view, sources = graph.view, graph.sources
-    first: dict[str, str] = {}
-    batches = {
-        node: first.setdefault(batch_of(view.nodes[node]), f"{node}:0")
-        for node in view.nodes
-        if batch_of(view.nodes[node])
-    }
-    lengths = {node: first[step] for step, node in length_by_step(view).items() if step in first}
-    after = _after_gradients(view, sources)
-    begin = [*batches, *(node for node in view.nodes if state_op(view.op(node), len(view.inputs(node))))]
-    reached = _descendants(view, [node for node in begin if node not in graph.initial], after)
-    delivered = [split_tensor(t)[0] for s in sources for t in (s.values, s.indices) if t is not None]
-    wanted = view.ancestors([*delivered, *(node for node in reached if node not in graph.initial)]) - after
-    order = tuple(node for node in view.topological_order() if node in wanted and view.op(node) != "NoOp")
-    fields_of_graph = (graph.variables, graph.sources, graph.initial, graph.functions, graph.differs, graph.draws)
-    return _StepGraph(view, *fields_of_graph, order, after, batches, lengths)
-
-
-def _after_gradients(view: GraphView, sources: tuple[GradientSource, ...]) -> set[str]:
-    """The nodes that take a gradient out of autodiff, and what is computed of theirs."""
-    outside = [
-        edge.node
-        for source in sources
-        for tensor in (source.values, source.indices)
-        for edge in (view.consumers(tensor) if tensor is not None else ())
-        if edge.node in source.outside
-    ]
-    return _descendants(view, outside, set())
-
-
-def _descendants(view: GraphView, nodes: Sequence[str], stops: Set[str]) -> set[str]:
-    """Some nodes, and all that take what they give, but for `stops`."""
-    found = {node for node in nodes if node not in stops}
-    waiting = list(found)
-    while waiting:
-        node = waiting.pop()
-        for tensor in view.outputs(node):
-            for edge in view.consumers(tensor):
-                if edge.node not in found and edge.node not in stops:
-                    found.add(edge.node)
-                    waiting.append(edge.node)
-    return found
-
-
-def _visit(program: _StepGraph, step: StepWalk, node: str) -> None:
+def _visit(program: VisitedGraph, step: StepWalk, node: str) -> None:
     """Gives the results of a node their layouts; a partial one that is needed whole is reduced here."""
     for tensor, fact in zip(program.view.outputs(node), _facts_of(program, step, node), strict=True):
         if tensor in step.completed and is_partial(fact):
-            step.changes[tensor, REPLICATED] = list(program.view.consumers(tensor))
+            step.changes[tensor, REPLICATED] = program.takers(tensor)
+            step.reduced[tensor] = fact.layout
             fact = Fact(REPLICATED, fact.dims)
         step.facts[tensor] = fact
 
 
-def _facts_of(program: _StepGraph, step: StepWalk, node: str) -> list[Fact]:
+def _facts_of(program: VisitedGraph, step: StepWalk, node: str) -> list[Fact]:
     view, op = program.view, program.view.op(node)
     if op == "Const":
         return step.all_outputs(node, REPLICATED, None, constant_value(view, f"{node}:0"))
@@ -214,8 +116,8 @@ def _facts_of(program: _StepGraph, step: StepWalk, node: str) -> list[Fact]:
         return step.all_outputs(node, REPLICATED)
     if node in program.lengths:
         return step.all_outputs(node, REPLICATED, (), Length.of(program.lengths[node]))
-    if op.startswith("Placeholder"):
-        return _placeholder(program, step, node)
+    if op.startswith("Placeholder") or node in program.batches:
+        return _source(program, step, node)
     if op in ("ReadVariableOp",) and variable_of_tensor(view, program.variables, view.inputs(node)[0]):
         is_added_up = variable_of_tensor(view, program.variables, view.inputs(node)[0]) in step.part_variables
         return step.all_outputs(node, COUNTED if is_added_up else REPLICATED)
@@ -236,16 +138,23 @@ def _facts_of(program: _StepGraph, step: StepWalk, node: str) -> list[Fact]:
     return _whole(program, step, node) if found is None else found
 
 
-def _placeholder(program: _StepGraph, step: StepWalk, node: str) -> list[Fact]:
+def _source(program: VisitedGraph, step: StepWalk, node: str) -> list[Fact]:
+    """A placeholder, or what else gives batches."""
     batch, view = program.batches.get(node), program.view
     if are_elements(view.nodes[node]):
         raise GraphError(f"Layouts have no rule for ragged batches: {node!r} has the values of one. {_REMEDY}")
     if batch is None:
         return step.all_outputs(node, REPLICATED)
+    others = [tensor for tensor in view.outputs(node) if tensor not in batch_tensors(view, node)]
+    if others:
+        raise GraphError(
+            f"Layouts need batches of open length, and {view.op(node)} {node!r} gives {others[0]!r} beside some, of "
+            f"shape {view.shape(others[0])}. {_REMEDY}"
+        )
     return step.all_outputs(node, Sharded(0, ShardedAxis(batch)))
 
 
-def _whole(program: _StepGraph, step: StepWalk, node: str) -> list[Fact]:
+def _whole(program: VisitedGraph, step: StepWalk, node: str) -> list[Fact]:
     """An op that mixes examples, or has no rule: it takes its inputs whole, and all workers compute the same."""
     view, op = program.view, program.view.op(node)
     called = program.functions.of_node(view.nodes[node])
@@ -262,7 +171,7 @@ def _whole(program: _StepGraph, step: StepWalk, node: str) -> list[Fact]:
     return step.all_outputs(node, REPLICATED)
 
 
-def _write(program: _StepGraph, step: StepWalk, node: str) -> list[Fact]:
+def _write(program: VisitedGraph, step: StepWalk, node: str) -> list[Fact]:
     """Variables take what is the same on all workers; those that are added up over the workers take parts of a sum."""
     view = program.view
     state = state_op(view.op(node), len(view.inputs(node)))
@@ -282,7 +191,7 @@ def _write(program: _StepGraph, step: StepWalk, node: str) -> list[Fact]:
     return step.all_outputs(node, REPLICATED)
 
 
-def _finish(program: _StepGraph, step: StepWalk) -> None:
+def _finish(program: VisitedGraph, step: StepWalk) -> None:
     """Has gradients leave autodiff as sums over the workers, and everything else that their updates take be alike."""
     view = program.view
     delivered = set[Edge]()
@@ -294,7 +203,7 @@ def _finish(program: _StepGraph, step: StepWalk) -> None:
             _finish_dense(step, source)
         else:
             _finish_rows(view, step, source, source.indices)
-    for node in sorted(program.after):
+    for node in sorted(filter(program.is_of_step, program.after)):
         for slot, tensor in enumerate(view.inputs(node)):
             if tensor in step.facts and Edge(node, slot) not in delivered and not step.facts[tensor].is_same:
                 step.take(node, slot, REPLICATED)
@@ -352,7 +261,7 @@ def _finish_piece(step: StepWalk, indices: str, edges: tuple[list[Edge], list[Ed
         step.take(edge.node, edge.slot, wanted or COUNTED)
 
 
-def _layouts(program: _StepGraph, step: StepWalk) -> Layouts:
+def _layouts(program: VisitedGraph, step: StepWalk) -> Layouts:
     place = {node: number for number, node in enumerate(program.order)}
     # What is reduced where it is computed comes first: its other takers take the whole tensor in their layouts.
     keys = sorted(
@@ -360,10 +269,11 @@ def _layouts(program: _StepGraph, step: StepWalk) -> Layouts:
     )
     batches, changes = batch_by_node(program.view), []
     for tensor, layout in keys:
-        is_reduced = tensor in step.completed and layout == REPLICATED
-        before = step.completed[tensor] if is_reduced else step.facts[tensor].layout
+        is_reduced = tensor in step.reduced and layout == REPLICATED
+        before = step.reduced[tensor] if is_reduced else step.facts[tensor].layout
         edges = tuple(step.changes[tensor, layout])
-        changes.append(Change(tensor, before, layout, edges, is_reduced, batches.get(split_tensor(tensor)[0], "")))
+        is_whole = is_reduced and program.steps is None
+        changes.append(Change(tensor, before, layout, edges, is_whole, batches.get(split_tensor(tensor)[0], "")))
     sums: list[Reported] = []
     for node in program.order:
         tensor, kind = f"{node}:0", reported_as(program.view.nodes[node])
@@ -377,8 +287,8 @@ def _layouts(program: _StepGraph, step: StepWalk) -> Layouts:
             changes.append(Change(tensor, fact.layout, REPLICATED, edges, True, batch))
     rewrites = LayoutRewrites(
         changes=tuple(changes),
-        means=tuple(step.means),
-        ranges=tuple(step.ranges),
+        means=tuple(replace(one, edges=tuple(program.takers(f"{one.node}:0"))) for one in step.means),
+        ranges=tuple(replace(one, edges=tuple(program.takers(f"{one.node}:0"))) for one in step.ranges),
         shapes=tuple(step.shapes),
         reported=tuple(sums),
         sharded={t: f.layout for t, f in step.facts.items() if isinstance(f.layout, Sharded)},

@@ -7,15 +7,19 @@ from parallax.analysis.layouts.facts import LENGTHS, REPLICATED, Dims, Fact
 from parallax.analysis.layouts.step_walk import StepWalk, is_partial
 from parallax.analysis.layouts.values import compute_value
 from parallax.graph.lengths import ONE, Length, multiply
-from parallax.graph.view import Edge
-from parallax.plans.layouts import LocalShape, Sharded, ShardedAxis
+from parallax.plans.layouts import Sharded, ShardedAxis
+
+_JOINS = ("Pack", "ConcatV2")
 
 
 def keep_plain(step: StepWalk, node: str, facts: list[Fact]) -> list[Fact] | None:
     """The result where no input is sharded or partial; None where one is."""
     if not all(f.is_same or f.is_lengths for f in facts):
         return None
-    layout = REPLICATED if all(f.is_same for f in facts) else LENGTHS
+    is_length = any(f.is_lengths for f in facts[: len(facts) if step.view.op(node) in _JOINS else 1])
+    layout = LENGTHS if is_length else REPLICATED
+    if not is_length:  # what all workers have is cut, or made, by the lengths of the global batch
+        step.replicate(node)
     return step.all_outputs(node, layout, None, compute_value(step.view, node, facts))
 
 
@@ -25,7 +29,7 @@ def reshape(step: StepWalk, node: str) -> list[Fact] | None:
     fact, shape = facts
     dims = _shape_of_reshape(step, node, fact, shape)
     if fact.is_same or fact.is_lengths:
-        if shape.is_lengths and fact.is_same and dims is not None and any(step.part_of(n) for n in dims):
+        if shape.is_lengths and fact.is_same:
             step.replicate(node)
             return step.all_outputs(node, REPLICATED, dims)
         layout = REPLICATED if fact.is_same and shape.is_same else LENGTHS
@@ -43,6 +47,7 @@ def reshape(step: StepWalk, node: str) -> list[Fact] | None:
                 if dims[axis] != fact.dims[fact.axis]:
                     return None
                 part = fact.part
+            step.localize(node, 1, axis, dims)
             return step.all_outputs(node, Sharded(axis, part), dims)
     return None
 
@@ -236,8 +241,7 @@ def broadcast_to(step: StepWalk, node: str) -> list[Fact] | None:
         axis = fact.axis + len(dims) - (fact.rank or 0)
         if dims[axis] != fact.part.length:
             return None
-        if len(axes) > 1:
-            step.shapes.append(LocalShape(Edge(node, 1), axis))
+        step.localize(node, 1, axis, dims)
         return step.all_outputs(node, Sharded(axis, fact.part), dims)
     if not axes:
         if fact.is_sum:
@@ -274,6 +278,5 @@ def _made_for_examples(
     if fact.dims is None:
         return None
     align(step, node, source, fact, axes[0] - len(dims) + len(fact.dims), part)
-    if len(axes) > 1:
-        step.shapes.append(LocalShape(Edge(node, shape), axes[0]))
+    step.localize(node, shape, axes[0], dims)
     return step.all_outputs(node, Sharded(axes[0], part), dims)

@@ -16,7 +16,8 @@ _KINDS = {"Sum": "sum", "Mean": "sum", "Max": "max", "Min": "min", "All": "min",
 def reduce_axes(step: StepWalk, node: str) -> list[Fact] | None:
     """Over a sharded axis a partial result; over others the axis stays."""
     op, (fact, axes) = step.view.op(node), step.inputs(node)
-    if all(f.is_same or f.is_lengths for f in (fact, axes)):
+    if fact.is_same or fact.is_lengths:
+        axes = axes if fact.is_lengths and axes.is_lengths else step.take(node, 1, REPLICATED)
         layout = REPLICATED if fact.is_same and axes.is_same else LENGTHS
         picked = axes.numbers()
         value = compute_value(step.view, node, (fact, axes))

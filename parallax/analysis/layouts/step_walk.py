@@ -22,6 +22,7 @@ class StepWalk:
         batches: placeholder -> the placeholder whose first dimension is the per-worker batch.
         part_variables: variable ops of which each worker has a part, which is added up over the workers.
         completed: partial tensors that another walk found to be needed whole: they are reduced where they are computed.
+        reduced: those of them that are partial in this walk, and their layouts before.
         pieces: tensors whose pieces along the first axis have a layout each.
         facts: of the tensors that were visited.
         changes: (tensor, layout) -> the edges that take the tensor in this layout.
@@ -37,6 +38,7 @@ class StepWalk:
     part_variables: Set[str]
     completed: Mapping[str, Layout] = field(default_factory=dict)
     pieces: Set[str] = frozenset()
+    reduced: dict[str, Layout] = field(default_factory=dict)
     facts: dict[str, Fact] = field(default_factory=dict)
     changes: dict[_Key, list[Edge]] = field(default_factory=dict)
     means: list[ScaledMean] = field(default_factory=list)
@@ -81,6 +83,19 @@ class StepWalk:
         if whole:
             self.mixing[node] = whole
         self.replicate(node)
+
+    def localize(self, node: str, slot: int, axis: int, dims: Dims) -> None:
+        """Has a node take a shape of which one axis is the worker's, where the shape has more of the global batch.
+
+        Args:
+            node: gives a result that is sharded along the axis.
+            slot: where it takes the shape.
+            axis: the worker's.
+            dims: the lengths of the result's axes in the one process's program.
+        """
+        part = self.part_of(dims[axis])
+        if part is not None and (self.inputs(node)[slot].is_same or sum(map(bool, map(self.part_of, dims))) > 1):
+            self.shapes.append(LocalShape(Edge(node, slot), axis, part.batch))
 
     def fact(self, tensor: str, layout: Layout, dims: Dims | None = None, value: Value | None = None) -> Fact:
         """What is known of a result, with the lengths that TensorFlow inferred where no others are given."""

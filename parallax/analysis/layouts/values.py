@@ -31,6 +31,11 @@ def compute_value(view: GraphView, node: str, inputs: Sequence[Fact]) -> Value |
     return compute(view, node, inputs)
 
 
+def computes_value(op: str) -> bool:
+    """Whether an op of lengths gives lengths, or numbers computed of them."""
+    return op in _COMPUTE
+
+
 def _copy(view: GraphView, node: str, inputs: Sequence[Fact]) -> Value | None:
     return inputs[0].value
 

@@ -12,7 +12,8 @@ from collections.abc import Mapping, Set
 from dataclasses import replace
 from functools import partial
 
-from parallax.analysis.layouts.find_layouts import Layouts, TrainingGraph, find_layouts, last_gradients
+from parallax.analysis.layouts.find_layouts import Layouts, find_layouts, last_gradients
+from parallax.analysis.layouts.training_graph import TrainingGraph
 from parallax.analysis.propagation import visit_node
 from parallax.analysis.propagation.choices import comparisons, find_choices
 from parallax.analysis.propagation.denominators import Denominators, find_denominators
@@ -25,13 +26,14 @@ from parallax.analysis.propagation.rewrites_found import rewrites_found
 from parallax.analysis.propagation.states import LOCAL, SAME
 from parallax.analysis.propagation.walk import Assumed, Known, Walk
 from parallax.analysis.propagation.whole_batch import find_wholes
-from parallax.analysis.reading.capture import Captured
+from parallax.analysis.reading.capture import Captured, variable_of_tensor
 from parallax.analysis.reading.functions import Functions, functions_of
 from parallax.analysis.reading.gradients import followed_variable, gradient_updates
 from parallax.errors import GraphError, ParallaxError
-from parallax.graph.batches import is_part
+from parallax.graph.batches import is_of_script, is_part
 from parallax.graph.control_flow import branches_of
 from parallax.graph.garbage import cycles_wait
+from parallax.graph.ops import state_op
 from parallax.graph.spec import GradientSource
 from parallax.graph.view import split_tensor
 from parallax.plans.rewrites import Placement, Rewrites, Table, TrainingMode
@@ -128,7 +130,10 @@ def _known(
 
 
 def _layouts_of(
-    captured: Captured, sources: tuple[GradientSource, ...], initial: Set[str], functions: Functions
+    captured: Captured,
+    sources: tuple[GradientSource, ...],
+    initial: Set[str],
+    functions: Functions,
 ) -> Layouts | None:
     """The layouts of a step's tensors, where they are asked for; found once."""
     if not captured.by_layouts:
@@ -139,10 +144,23 @@ def _layouts_of(
             captured.variables,
             partial(visit_node.differs, equal_randomness=False),
         )
-        graph = TrainingGraph(view, variables, sources, initial, functions, differs, visit_node.is_random)
+        steps = _of_steps(captured, initial) if is_of_script(view) else None
+        graph = TrainingGraph(view, variables, sources, initial, functions, differs, visit_node.is_random, steps)
         captured.remembered[sources] = find_layouts(graph)
     found: Layouts = captured.remembered[sources]
     return found
+
+
+def _of_steps(captured: Captured, initial: Set[str]) -> Set[str]:
+    """The nodes that writes of variables need, but for initial values, and for what a worker counts for itself."""
+    view, found = captured.view, []
+    for node in view.nodes:
+        state = state_op(view.op(node), len(view.inputs(node))) if node not in initial else None
+        handles = [view.inputs(node)[slot] for slot in state.state] if state is not None else []
+        written = [captured.variables.get(variable_of_tensor(view, captured.variables, one)) for one in handles]
+        if any(one is not None and not one.is_local for one in written):
+            found.append(node)
+    return view.ancestors(found) - initial
 
 
 def _first_walk(known: Known, order: list[str]) -> tuple[Walk, ParallaxError | None]:

@@ -28,7 +28,15 @@ from parallax.analysis.propagation.batch_axis import BatchAxes
 from parallax.analysis.propagation.states import SAME, AtOwners, Extent
 from parallax.analysis.propagation.walk import Walk, read_value
 from parallax.errors import GraphError
-from parallax.graph.batches import WEIGHT, batch_by_node, batch_of, length_by_step, reported_as
+from parallax.graph.batches import (
+    WEIGHT,
+    batch_by_node,
+    batch_of,
+    batch_tensors,
+    is_of_script,
+    length_by_step,
+    reported_as,
+)
 from parallax.graph.view import Edge, GraphView, split_tensor
 from parallax.plans.losses import Divided, ReportedScalar, Selected, UnevenBatch
 from parallax.plans.rewrites import AllReduce, Collect, Push, Rewrites, Scale, Scatter
@@ -111,8 +119,15 @@ def uneven_batches(view: GraphView) -> tuple[UnevenBatch, ...]:
     batches, lengths, found = batch_by_node(view), length_by_step(view), []
     for placeholder in dict.fromkeys(batches.values()):
         length = lengths.get(batch_of(view.nodes[split_tensor(placeholder)[0]]))
-        found.append(UnevenBatch(placeholder, None if length is None else Edge(length, 0)))
+        found.append(UnevenBatch(placeholder, None if length is None else Edge(length, 0), _alike(view, placeholder)))
     return tuple(found)
+
+
+def _alike(view: GraphView, first: str) -> tuple[str, ...]:
+    """The other batches of a script's step: that they are of one length is for its runs to show."""
+    step = batch_of(view.nodes[split_tensor(first)[0]])
+    marked = [node for node in view.nodes if batch_of(view.nodes[node]) == step] if is_of_script(view) else []
+    return tuple(tensor for node in marked for tensor in batch_tensors(view, node) if tensor != first)
 
 
 def _batch_of(batches: dict[str, str], tensor: str) -> str:

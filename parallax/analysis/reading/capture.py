@@ -19,8 +19,10 @@ from parallax.analysis.reading.inline import InlinedCall, inline_calls
 from parallax.analysis.reading.launcher_graph import meant
 from parallax.analysis.reading.lazy.updates import LazyTable, lazy_updates
 from parallax.analysis.reading.lower import lower_conditionals
+from parallax.analysis.reading.open_batches import mark_open_batches
 from parallax.analysis.reading.recorded import Hidden, Record, records_in
 from parallax.analysis.reading.row_reads import take_rows_of_variables
+from parallax.graph.batches import is_of_script
 from parallax.graph.garbage import cycles_wait
 from parallax.graph.row_updates import row_update_ops
 from parallax.graph.spec import OPEN_SHAPE, Part
@@ -47,6 +49,7 @@ class CapturedVariable:
         trainable: whether it is in the collection of trainable variables.
         initializer: the op that assigns the initial value, if known.
         is_open: whether it was built with an open shape; its shape is then that of its initial value, or OPEN_SHAPE.
+        is_local: whether it is declared local to a process, as what a metric counts is.
     """
 
     logical_name: str
@@ -57,6 +60,7 @@ class CapturedVariable:
     trainable: bool
     initializer: str
     is_open: bool = False
+    is_local: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +75,8 @@ class Captured:
         hidden: what autodiff delivered in bodies of loops and conditionals, which are not inlined.
         lazy: the tables whose updates change more rows than a gradient has, if that was asked for.
         by_row: whether it was.
-        by_layouts: whether losses are followed by the layouts of tensors (analysis/layouts).
+        by_layouts: whether losses are followed by the layouts of tensors (analysis/layouts): where that is asked for,
+            and the graph has batches of open length.
         remembered: what was decided of this graph, and as these variables and records say, by what was asked.
     """
 
@@ -111,7 +116,17 @@ def capture(graph: Graph, digest: str | None = None, by_row: bool = False, by_la
             row_update_ops()  # the graph has one of them
             view = GraphView(_with_shapes(rewritten))
     records, hidden = records_in(graph, names, calls, view)
-    return Captured(view, digest, _variables(graph, view, is_open), records, hidden, lazy, by_row, by_layouts)
+    variables = _variables(graph, view, is_open)
+    if by_layouts and is_of_script(view):
+        view = GraphView(_copy(view.graph_def))
+        by_layouts = mark_open_batches(view, view.ancestors(v.initializer for v in variables.values() if v.initializer))
+    return Captured(view, digest, variables, records, hidden, lazy, by_row, by_layouts)
+
+
+def _copy(graph_def: GraphDef) -> GraphDef:
+    copied = type(graph_def)()
+    copied.CopyFrom(graph_def)
+    return copied
 
 
 def _flat(graph_def: GraphDef) -> tuple[GraphDef, tuple[InlinedCall, ...]]:
@@ -174,6 +189,7 @@ def _declared(graph: Graph) -> dict[str, Variable]:
 
 def _variables(graph: Graph, view: GraphView, is_open: set[str]) -> dict[str, CapturedVariable]:
     trainable = {_op_name(v) for v in graph.get_collection(tf.compat.v1.GraphKeys.TRAINABLE_VARIABLES)}
+    local = {_op_name(v) for v in graph.get_collection(tf.compat.v1.GraphKeys.LOCAL_VARIABLES)}
     declared, found = _declared(graph), {}
     for name, node in view.nodes.items():
         if node.op not in VARIABLES:
@@ -191,6 +207,7 @@ def _variables(graph: Graph, view: GraphView, is_open: set[str]) -> dict[str, Ca
             trainable=name in trainable,
             initializer=_initializer(declared.get(name), name, view),
             is_open=name in is_open,
+            is_local=name in local,
         )
     return found
 

@@ -15,6 +15,7 @@ from functools import partial
 
 import tensorflow as tf
 
+from parallax.graph.batches import is_of_script
 from parallax.graph.view import Edge
 from parallax.plans.plan import server_proxies
 from parallax.plans.rewrites import Lookup, Push, Rewrites, Table
@@ -165,7 +166,7 @@ def _ids_of(editor: Editor, rewrites: Rewrites, lookup: Lookup) -> tuple[Tensor,
     Only in graphs of front ends: what these call ids between is fed by nobody.
     """
     ids, given = editor.at(Edge(lookup.node, lookup.ids_slot)), editor.view.inputs(lookup.node)[lookup.ids_slot]
-    if rewrites.batches and not lookup.combines and ids is editor.tensor(given):
+    if rewrites.batches and not is_of_script(editor.view) and not lookup.combines and ids is editor.tensor(given):
         before = ids_before(editor.view, given, rewrites.table(lookup.table).rows)
         if before is not None:
             return editor.tensor(before), True

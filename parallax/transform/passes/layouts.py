@@ -41,8 +41,7 @@ def _change_layouts(editor: Editor, layouts: LayoutRewrites) -> None:
         for mean in layouts.means:
             tensor = f"{mean.node}:0"
             weighed = editor.shares[mean.batch].weigh(editor.tensor(tensor))
-            editor.redirect(editor.view.consumers(tensor), weighed)
-            editor.whole[tensor] = str(weighed.name)
+            editor.redirect(mean.edges, weighed)
         for counted_up in layouts.ranges:
             build.offset(counted_up)
         for change in layouts.changes:
@@ -80,6 +79,10 @@ class _Build:
         else:
             source = editor.at(change.edges[0]) if change.edges else editor.tensor(change.tensor)
             before = change.before
+        static = editor.view.shape(change.tensor)
+        if source.shape.rank is None and static is not None:
+            source = tf.identity(source)
+            source.set_shape([None] * len(static))
         if isinstance(before, Partial) and not before.is_counted:
             source, before = self._leave_out_stand_in(source, before, change.batch), replace(before, is_counted=True)
         changed = self._change_tensor(source, before, change.after)
@@ -169,15 +172,24 @@ class _Build:
         counted = editor.tensor(tensor)
         first = self._offset(one.part.batch) * (one.part.factor.number or 1)
         moved = counted + tf.cast(first, counted.dtype)
-        editor.redirect(editor.view.consumers(tensor), moved)
-        editor.whole[tensor] = str(moved.name)
+        editor.redirect(one.edges, moved)
 
     def local_shape(self, one: LocalShape) -> None:
         """Has an edge take a shape whose one axis is this worker's, and all others the one process's."""
         editor, edge = self._editor, one.edge
         tensor = editor.view.inputs(edge.node)[edge.slot]
-        own, whole = editor.tensor(tensor), self._find_global_value(tensor)
-        editor.redirect([edge], tf.concat([whole[: one.axis], own[one.axis : one.axis + 1], whole[one.axis + 1 :]], 0))
+        whole = self._find_global_value(tensor)
+        if tensor in self._layouts.lengths:
+            own = editor.tensor(tensor)[one.axis : one.axis + 1]
+        else:
+            own = self._own_length(editor.at(edge)[one.axis : one.axis + 1], one.batch)
+        editor.redirect([edge], tf.concat([whole[: one.axis], own, whole[one.axis + 1 :]], 0))
+
+    def _own_length(self, whole: Tensor, batch: str) -> Tensor:
+        """Of a length of an axis along a batch, this worker's; one that is open, for what is left, stays so."""
+        rows = tf.cast(self._editor.shares[batch].rows, whole.dtype)
+        local = tf.shape(self._editor.tensor(batch), out_type=whole.dtype)[0]
+        return tf.where(whole < 0, whole, whole // tf.maximum(rows, 1) * local)
 
     def _find_global_value(self, tensor: str) -> Tensor:
         """A value that is computed of lengths, of those of the global batch: its ops once more, on global lengths."""

@@ -29,11 +29,27 @@ def share_batches(editor: Editor, rewrites: Rewrites) -> None:
 
 def _share(editor: Editor, batch: UnevenBatch) -> BatchShare:
     if batch.length is None:
-        own = tf.raw_ops.Shape(input=editor.tensor(batch.placeholder), out_type=tf.int64)[0]
+        own = _length(editor, batch.placeholder)
+        checks = [
+            tf.raw_ops.Assert(
+                condition=tf.equal(_length(editor, other), own), data=[_unequal(other, batch.placeholder)]
+            )
+            for other in batch.alike
+        ]
+        with tf.control_dependencies(checks):
+            own = tf.identity(own)
         return BatchShare.of(own, editor.together.all_reduce(own))
     own = editor.at(batch.length)
     editor.redirect([batch.length], editor.together.all_reduce(own))
     return BatchShare.of(own, editor.tensor(f"{batch.length.node}:0"))  # where that is fed, nobody waits for the sum
+
+
+def _unequal(one: str, other: str) -> str:
+    return f"The batches of one step must be of one length on a worker, and those of {one} and {other} are not."
+
+
+def _length(editor: Editor, batch: str) -> Tensor:
+    return tf.raw_ops.Shape(input=editor.tensor(batch), out_type=tf.int64)[0]
 
 
 def weigh_losses(editor: Editor, rewrites: Rewrites) -> None:

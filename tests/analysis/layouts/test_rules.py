@@ -5,7 +5,8 @@ from functools import partial
 import pytest
 import tensorflow as tf
 
-from parallax.analysis.layouts.find_layouts import TrainingGraph, find_layouts
+from parallax.analysis.layouts.find_layouts import find_layouts
+from parallax.analysis.layouts.training_graph import TrainingGraph
 from parallax.analysis.propagation import visit_node
 from parallax.analysis.reading.capture import capture
 from parallax.analysis.reading.functions import functions_of

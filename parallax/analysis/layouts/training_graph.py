@@ -1,0 +1,140 @@
+"""A graph whose batches are marked, and what of it a walk over a step visits."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence, Set
+from dataclasses import dataclass, field, fields
+
+from parallax.analysis.reading.capture import CapturedVariable
+from parallax.analysis.reading.functions import Functions
+from parallax.graph.batches import batch_of, batch_tensors, length_by_step
+from parallax.graph.ops import state_op
+from parallax.graph.spec import GradientSource
+from parallax.graph.view import Edge, GraphView, split_tensor
+
+_NO_ARRAYS = (20, 21)  # types.proto: resource, variant
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingGraph:
+    """A graph whose batches are marked (graph/batches.py).
+
+    Attributes:
+        view: the graph.
+        variables: by op.
+        sources: where autodiff delivers gradients.
+        initial: nodes that initial values need.
+        functions: what functions write and draw.
+        differs: whether an op of a type may give every worker something else for the same inputs.
+        draws: whether an op of a type draws random numbers.
+        steps: nodes that steps need, of a script's graph: what else it has, as an evaluation, a worker may run alone,
+            of what it has itself; None where all is of steps.
+    """
+
+    view: GraphView
+    variables: dict[str, CapturedVariable]
+    sources: tuple[GradientSource, ...]
+    initial: Set[str]
+    functions: Functions
+    differs: Callable[[str], bool]
+    draws: Callable[[str], bool]
+    steps: Set[str] | None = None
+
+    def is_of_step(self, node: str) -> bool:
+        """Whether a node is one that all workers run together."""
+        return self.steps is None or node in self.steps
+
+
+@dataclass(frozen=True, slots=True)
+class VisitedGraph(TrainingGraph):
+    """What every walk over a graph knows from the start.
+
+    Attributes:
+        order: the nodes to visit.
+        after: the nodes that come after a gradient has left autodiff.
+        batches: placeholder -> the placeholder whose first dimension is the per-worker batch.
+        lengths: node that is the length of a global batch -> the placeholder of that batch.
+    """
+
+    order: tuple[str, ...] = ()
+    after: Set[str] = frozenset()
+    batches: Mapping[str, str] = field(default_factory=dict)
+    lengths: Mapping[str, str] = field(default_factory=dict)
+
+    def takers(self, tensor: str) -> list[Edge]:
+        """The edges of a step that take a tensor."""
+        return [edge for edge in self.view.consumers(tensor) if self.is_of_step(edge.node)]
+
+    def is_opaque(self, node: str) -> bool:
+        """Whether a node calls functions, or gives what is no array, as lists of tensors."""
+        outputs = self.view.outputs(node)
+        calls = bool(self.functions.of_node(self.view.nodes[node]))
+        return calls or any(self.view.dtype(tensor) in _NO_ARRAYS for tensor in outputs)
+
+    def differs_in(self, node: str) -> bool:
+        """Whether a node, or what a function that it calls has, may give every worker something else."""
+        called = self.functions.of_node(self.view.nodes[node])
+        return any(map(self.functions.differing_op, called)) if called else self.differs(self.view.op(node))
+
+
+def find_step(graph: TrainingGraph) -> VisitedGraph:
+    """The nodes to visit: all that a batch or a written variable has to do with, up to the gradients."""
+    view, sources = graph.view, graph.sources
+    first: dict[str, str] = {}
+    batches = {
+        node: first.setdefault(batch_of(view.nodes[node]), batch_tensors(view, node)[0])
+        for node in view.nodes
+        if batch_of(view.nodes[node])
+    }
+    lengths = {node: first[step] for step, node in length_by_step(view).items() if step in first}
+    after = _after_gradients(view, sources)
+    begin = [*batches, *(node for node in view.nodes if state_op(view.op(node), len(view.inputs(node))))]
+    reached = _descendants(view, [node for node in begin if node not in graph.initial], after)
+    delivered = [split_tensor(t)[0] for s in sources for t in (s.values, s.indices) if t is not None]
+    reached = {node for node in reached if node not in graph.initial and graph.is_of_step(node)}
+    wanted = _needed(view, [*delivered, *reached], batches) - after
+    order = tuple(node for node in view.topological_order() if node in wanted and view.op(node) != "NoOp")
+    fields_of_graph = {one.name: getattr(graph, one.name) for one in fields(graph)}
+    return VisitedGraph(**fields_of_graph, order=order, after=after, batches=batches, lengths=lengths)
+
+
+def _needed(view: GraphView, nodes: Sequence[str], batches: Mapping[str, str]) -> set[str]:
+    """Some nodes and all that they need, but for what gives batches their elements."""
+    found, waiting = set(nodes), list(nodes)
+    while waiting:
+        node = waiting.pop()
+        needed = (*map(_node_of, view.inputs(node)), *view.controls(node)) if node not in batches else ()
+        fresh = set(needed) - found
+        found |= fresh
+        waiting += fresh
+    return found
+
+
+def _node_of(tensor: str) -> str:
+    return split_tensor(tensor)[0]
+
+
+def _after_gradients(view: GraphView, sources: tuple[GradientSource, ...]) -> set[str]:
+    """The nodes that take a gradient out of autodiff, and what is computed of theirs."""
+    outside = [
+        edge.node
+        for source in sources
+        for tensor in (source.values, source.indices)
+        for edge in (view.consumers(tensor) if tensor is not None else ())
+        if edge.node in source.outside
+    ]
+    return _descendants(view, outside, set())
+
+
+def _descendants(view: GraphView, nodes: Sequence[str], stops: Set[str]) -> set[str]:
+    """Some nodes, and all that take what they give, but for `stops`."""
+    found = {node for node in nodes if node not in stops}
+    waiting = list(found)
+    while waiting:
+        node = waiting.pop()
+        for tensor in view.outputs(node):
+            for edge in view.consumers(tensor):
+                if edge.node not in found and edge.node not in stops:
+                    found.add(edge.node)
+                    waiting.append(edge.node)
+    return found

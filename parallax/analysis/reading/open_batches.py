@@ -1,0 +1,72 @@
+"""Finds the batches of a script's graph: what is fed, or taken from iterators and queues, with an open first dimension.
+
+A worker's script feeds its share of the global batch there. Batches that meet in an op are of one length; where they
+are not, the first step says so (transform/passes/losses.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Set
+
+from parallax.graph.batches import mark_batch_of_script
+from parallax.graph.view import GraphView
+
+_SOURCES = (
+    *("Placeholder", "PlaceholderV2", "IteratorGetNext", "QueueDequeue", "QueueDequeueV2"),
+    *("QueueDequeueMany", "QueueDequeueManyV2", "QueueDequeueUpTo", "QueueDequeueUpToV2"),
+)
+_INTEGERS = (3, 9)  # types.proto: int32, int64
+
+
+def mark_open_batches(view: GraphView, initial: Set[str]) -> bool:
+    """Marks the batches of a graph that no front end has marked.
+
+    Args:
+        view: the captured graph, which is its own.
+        initial: nodes that initial values need: what is fed to them is no batch.
+
+    Returns:
+        Whether there are any.
+    """
+    sources = [node for node in view.nodes if _is_open(view, node) and node not in initial]
+    for number, group in enumerate(_groups(view, sources)):
+        for node in group:
+            mark_batch_of_script(view.nodes[node], number)
+    return bool(sources)
+
+
+def _is_open(view: GraphView, node: str) -> bool:
+    return view.op(node) in _SOURCES and any(_has_open_rows(view, tensor) for tensor in view.outputs(node))
+
+
+def _has_open_rows(view: GraphView, tensor: str) -> bool:
+    shape = view.shape(tensor)
+    return bool(shape) and shape is not None and shape[0] is None
+
+
+def _groups(view: GraphView, sources: list[str]) -> list[list[str]]:
+    """The sources by what they meet in; through results of known shape only integers lead, as lengths are."""
+    root = {node: node for node in sources}
+
+    def find(node: str) -> str:
+        while root[node] != node:
+            node = root[node]
+        return node
+
+    begun, of_tensor = set(sources), dict[str, str]()
+    for node in view.topological_order() if sources else ():
+        found = [node] if node in begun else [of_tensor[t] for t in view.inputs(node) if t in of_tensor]
+        for other in found[1:]:
+            root[find(other)] = find(found[0])
+        for tensor in view.outputs(node) if found else ():
+            if _leads_on(view, tensor):
+                of_tensor[tensor] = found[0]
+    groups: dict[str, list[str]] = {}
+    for node in sources:
+        groups.setdefault(find(node), []).append(node)
+    return list(groups.values())
+
+
+def _leads_on(view: GraphView, tensor: str) -> bool:
+    shape = view.shape(tensor)
+    return shape is None or None in shape or view.dtype(tensor) in _INTEGERS

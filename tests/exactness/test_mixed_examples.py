@@ -1,0 +1,66 @@
+"""Graphs of scripts by layouts: N workers with unequal shares are one process on the global batch, in every case."""
+
+from __future__ import annotations
+
+import pytest
+
+from ops.exactness.draft import Program, Statement
+from ops.exactness.interactions import FEATURES, LOSSES
+from ops.exactness.trial import Outcome, try_program
+
+PLAIN, ROUTES = "tf.reduce_mean(per_row)", ["alltoall"]
+
+
+def outcome(feature: str = "{h}", loss: str = PLAIN, more: str = "", **feeds: str) -> Outcome:
+    """How a program of three workers ends, whose batches have 6, 8 and 5 rows where the batch is open."""
+    program = Program(
+        title="A program.",
+        workers=3,
+        feeds=(("ids", "rng.randint(0, 13, [rows])"), ("y", "rng.randn(rows)"), *feeds.items()),
+        statements=(
+            Statement('ids = v1.placeholder(tf.int64, [rows], name="ids")'),
+            Statement('y = v1.placeholder(F, [rows], name="y")'),
+            Statement("n = tf.shape(ids)[0]"),
+            Statement('emb = v1.get_variable("emb", [13, 4], F)'),
+            Statement('w = v1.get_variable("w", [4, 1], F)'),
+            Statement(f"h = {feature.format(h='tf.gather(emb, ids)', i='ids')}"),
+            Statement("per_row = tf.square((h @ w)[:, 0] - y)"),
+            Statement(f"loss = {loss.format(h='h')} + 0.1 * {PLAIN}"),
+            Statement("train = v1.train.AdagradOptimizer(0.3).minimize(loss)"),
+            *([Statement(more)] if more else []),
+        ),
+    )
+    return try_program(program.source(), ROUTES, layouts=True)[ROUTES[0]]
+
+
+@pytest.mark.parametrize("feature", FEATURES)
+def test_features_of_all_examples_are_one_process_s(feature: str) -> None:
+    assert outcome(feature=feature).kind == "equal"
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+def test_losses_of_all_examples_are_one_process_s(loss: str) -> None:
+    assert outcome(loss=loss).kind == "equal"
+
+
+def test_moving_averages_are_of_the_global_batch_and_metrics_of_a_worker_s() -> None:
+    more = """
+past = v1.get_variable("past", [4], F, initializer=v1.zeros_initializer(), trainable=False)
+moved = v1.assign(past, 0.9 * past.read_value() + 0.1 * tf.reduce_mean(h, 0))
+seen = v1.metrics.mean(per_row)
+train = tf.group(train, moved, seen[1])
+""".strip()
+    assert outcome(more=more).kind == "equal"
+
+
+@pytest.mark.parametrize(
+    "term, found",
+    [
+        ("tf.reduce_mean(tf.square(u * w[0, 0]))", ("equal", "")),
+        ("tf.reduce_mean(tf.concat([u, per_row], 0))", ("foreign", "The batches of one step must be of one length")),
+    ],
+)
+def test_batches_that_meet_are_of_one_length_and_others_need_not_be(term: str, found: tuple[str, str]) -> None:
+    u = 'v1.placeholder(F, [rows], name="u")'
+    ended = outcome(loss=f"(lambda u: {term})({u})", u="rng.randn(rows + 2)")
+    assert (ended.kind, found[1] in ended.message) == (found[0], True)
