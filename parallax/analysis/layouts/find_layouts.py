@@ -90,7 +90,9 @@ def find_layouts(graph: TrainingGraph) -> Layouts:
         for node in program.order:
             _visit(program, step, node)
         _finish(program, step)
-        needed = [t for t, layout in step.changes if is_partial(step.facts[t]) and layout == REPLICATED]
+        needed = [
+            t for (t, to), edges in step.changes.items() if edges and to == REPLICATED and is_partial(step.facts[t])
+        ]
         found = completed | {tensor: step.facts[tensor].layout for tensor in needed}
         if found == completed:
             return _layouts(program, step)
@@ -269,6 +271,8 @@ def _layouts(program: VisitedGraph, step: StepWalk) -> Layouts:
     )
     batches, changes = batch_by_node(program.view), []
     for tensor, layout in keys:
+        if not step.changes[tensor, layout]:
+            continue
         is_reduced = tensor in step.reduced and layout == REPLICATED
         before = step.reduced[tensor] if is_reduced else step.facts[tensor].layout
         edges = tuple(step.changes[tensor, layout])

@@ -26,6 +26,7 @@ class StepWalk:
         pieces: tensors whose pieces along the first axis have a layout each.
         facts: of the tensors that were visited.
         changes: (tensor, layout) -> the edges that take the tensor in this layout.
+        taken: edge -> the layout in which it takes its tensor, where that is changed for it.
         means: means over sharded axes.
         ranges: counted entries of sharded axes.
         shapes: shapes of which one axis is the worker's.
@@ -41,6 +42,7 @@ class StepWalk:
     reduced: dict[str, Layout] = field(default_factory=dict)
     facts: dict[str, Fact] = field(default_factory=dict)
     changes: dict[_Key, list[Edge]] = field(default_factory=dict)
+    taken: dict[Edge, Layout] = field(default_factory=dict)
     means: list[ScaledMean] = field(default_factory=list)
     ranges: list[OffsetRange] = field(default_factory=list)
     shapes: list[LocalShape] = field(default_factory=list)
@@ -61,11 +63,14 @@ class StepWalk:
         """
         tensor = self.view.inputs(node)[slot]
         fact = self.facts[tensor]
+        edge = Edge(node, slot)
+        before = self.taken.pop(edge, None)
+        if before is not None:  # one rule has asked for two layouts, one after the other
+            self.changes[tensor, before].remove(edge)
         if fact.layout == layout:
             return fact
-        edges = self.changes.setdefault((tensor, layout), [])
-        if Edge(node, slot) not in edges:
-            edges.append(Edge(node, slot))
+        self.changes.setdefault((tensor, layout), []).append(edge)
+        self.taken[edge] = layout
         if isinstance(layout, Sharded) and fact.dims is not None:
             dims = list(fact.dims)
             dims[layout.axis] = layout.part.length

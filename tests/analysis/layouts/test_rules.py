@@ -147,6 +147,20 @@ def test_a_partial_tensor_that_several_ops_need_is_reduced_once():
     assert change.tensor == "mean:0" and (change.before, change.after) == (COUNTED, SAME) and len(change.edges) == 3
 
 
+def test_an_op_takes_a_tensor_in_one_layout_whatever_its_rule_asks_for_on_the_way():
+    changes = layouts_of(
+        lambda x, w: tf.matmul(x, tf.nn.softmax(x @ tf.transpose(x), axis=0), transpose_a=True)
+    ).rewrites
+    edges = [edge for change in changes.changes if not change.is_whole for edge in change.edges]
+    assert len(edges) == len(set(edges))
+
+
+def test_what_all_workers_have_is_cut_by_lengths_of_the_global_batch():
+    found = layouts_of(lambda x, w: tf.slice(tf.reverse(x, [0]), [0, 0], [tf.shape(x)[0], 2]))
+    assert found.facts["Slice:0"].layout == SAME
+    assert any(isinstance(change.before, LengthValue) for change in found.rewrites.changes)
+
+
 def test_numbers_along_the_batch_begin_where_a_worker_has_its_examples():
     [one] = layouts_of(lambda x, w: tf.range(tf.shape(x)[0])).rewrites.ranges
     assert one.part == ShardedAxis(BATCH)
