@@ -61,13 +61,13 @@ class Analysed:
         return spec_to_json(self.spec, self.sources)
 
 
-def analyse(graph: Graph, lazy_updates: bool = True, layouts: bool = False) -> Analysed:
+def analyse(graph: Graph, lazy_updates: bool = True, layouts: bool | None = False) -> Analysed:
     """Captures and classifies a tf.Graph.
 
     Args:
         graph: the tf.Graph.
         lazy_updates: whether updates of whole tables are made by row, later (Config.lazy_updates).
-        layouts: whether losses are followed by the layouts of tensors (Config.layouts).
+        layouts: whether losses are followed by the layouts of tensors (Config.layouts); None: where that can be.
 
     Raises:
         GraphError: when it cannot be trained in parallel.
@@ -92,7 +92,9 @@ def analyse(graph: Graph, lazy_updates: bool = True, layouts: bool = False) -> A
     return Analysed(captured, spec, sources)
 
 
-def analysed_as(graph: Graph, text: str, digest: str, lazy_updates: bool = True, layouts: bool = False) -> Analysed:
+def analysed_as(
+    graph: Graph, text: str, digest: str, lazy_updates: bool = True, layouts: bool | None = False
+) -> Analysed:
     """Captures a worker's graph and takes the launcher's classes for it.
 
     Args:
@@ -229,7 +231,8 @@ def memory_of(
     spec, constraints = analysed.spec, constraints_of(config, synchronous)
     measured = read_measured(config.cluster_profile, config.model_profile)
     held = held_variables(spec, plan, constraints, measured)
-    walk = walked(analysed.captured, analysed.sources, part_routes(spec, plan), placed=placements(spec, plan))
+    routes, placed = part_routes(spec, plan), placements(spec, plan)
+    walk = walked(analysed.captured, analysed.sources, routes, placed=placed, terms=terms_of(plan))
     live = live_bytes(
         walk, gradient_bytes(held), touched_rows(spec, constraints, measured), os.cpu_count() or 1, examples
     )

@@ -252,10 +252,8 @@ class DistributedStep:
         examples = examples_of(arguments.tensors, workers)
         found = graph.add(self._name, traced.concrete, is_uneven=True, examples=examples, full=full)
         rules = rules_of(found.fetches, self._returns)
-        if self._config.layouts:
-            fetches, rules = mark_sums(graph.graph, found.fetches, rules)
-            found = replace(found, fetches=fetches)
-        return arguments, graph, found, rules
+        fetches, rules = mark_sums(graph.graph, found.fetches, rules)
+        return arguments, graph, replace(found, fetches=fetches), rules
 
     def _arguments(
         self, owner: tuple[object, ...], args: tuple[Argument, ...], kwargs: dict[str, Argument]

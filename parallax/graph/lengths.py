@@ -70,6 +70,10 @@ class Length:
             return self.terms[0][1]
         return None
 
+    def has_symbol_of(self, prefix: str) -> bool:
+        """Whether a symbol begins with a prefix."""
+        return any(symbol.startswith(prefix) for symbols, _ in self.terms for symbol in symbols)
+
     def __str__(self) -> str:
         return " + ".join("*".join((str(n), *symbols)) for symbols, n in self.terms) or "0"
 

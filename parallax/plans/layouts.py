@@ -77,7 +77,12 @@ class Pieces:
     """Pieces one behind the other along the first axis, each of a layout of its own, as rows of a sparse gradient."""
 
 
-Layout = Replicated | Sharded | Partial | LengthValue | Pieces
+@dataclass(frozen=True, slots=True)
+class Blank:
+    """A list of tensors in which none is set: it is in whichever layout is asked for."""
+
+
+Layout = Replicated | Sharded | Partial | LengthValue | Pieces | Blank
 
 
 @dataclass(frozen=True, slots=True)

@@ -94,6 +94,11 @@ def truth(name: str, value: object) -> bool:
     return value
 
 
+def truth_or_none(name: str, value: object) -> bool | None:
+    """True or False; None where it follows from what is trained."""
+    return None if value is None else truth(name, value)
+
+
 def path_or_none(name: str, value: object) -> Path | None:
     """A path, or None; flags that are left empty give an empty text, which is none."""
     if value is None or value == "":

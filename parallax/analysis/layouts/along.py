@@ -9,6 +9,7 @@ from parallax.analysis.layouts.facts import LENGTHS, REPLICATED, SUM, Fact
 from parallax.analysis.layouts.step_walk import StepWalk, is_partial
 from parallax.analysis.layouts.values import compute_value, computes_value, reduced_axes
 from parallax.graph.lengths import ONE, Length
+from parallax.graph.view import split_tensor
 from parallax.plans.layouts import OffsetRange, Partial, Sharded, ShardedAxis
 
 Rule = Callable[[StepWalk, str], list[Fact] | None]
@@ -143,6 +144,15 @@ def lookup(step: StepWalk, node: str) -> list[Fact] | None:
     return step.all_outputs(node, Sharded(axis, params.part))
 
 
+def find_in_table(step: StepWalk, node: str) -> list[Fact] | None:
+    """LookupTableFind: what a table that nobody changes has for each key."""
+    table, keys = step.view.source(step.view.inputs(node)[0]), step.inputs(node)[1]
+    if step.view.op(split_tensor(table)[0]) not in ("HashTable", "HashTableV2"):
+        return None
+    step.take(node, 2, REPLICATED)
+    return step.all_outputs(node, keys.layout, keys.dims) if keys.part is not None else plain(step, node)
+
+
 def look_up_variable(step: StepWalk, node: str) -> list[Fact] | None:
     """ResourceGather: rows of a variable, which all workers have, by ids."""
     ids = step.inputs(node)[1]
@@ -250,6 +260,24 @@ def gradient_axes(step: StepWalk, node: str) -> list[Fact] | None:
         step.fact(tensor, REPLICATED, (Length.of(len(value)),) if isinstance(value, tuple) else None, value)
         for tensor, value in zip(step.view.outputs(node), values, strict=True)
     ]
+
+
+def offsets_of_pieces(step: StepWalk, node: str) -> list[Fact] | None:
+    """ConcatOffset: where each of several tensors begins that are put one behind the other."""
+    facts = step.inputs(node)
+    along, shapes = facts[0].numbers(), [fact.values() for fact in facts[1:]]
+    if not _is_plain(facts):
+        return None
+    layout = REPLICATED if all(f.is_same for f in facts) else LENGTHS
+    found, begin = list[Fact](), Length()
+    for tensor, shape, fact in zip(step.view.outputs(node), shapes, facts[1:], strict=True):
+        length = shape[along[0]] if shape is not None and along is not None else None
+        if shape is None or along is None or length is None:
+            return step.all_outputs(node, layout)
+        value = tuple(begin if n == along[0] else Length() for n in range(len(shape)))
+        found.append(step.fact(tensor, layout, fact.dims, value))
+        begin = begin + length
+    return found
 
 
 def draw(step: StepWalk, node: str) -> list[Fact] | None:

@@ -23,14 +23,14 @@ _OF_SHAPE_ALONE = ("ZerosLike", "OnesLike")
 def elementwise(step: StepWalk, node: str) -> list[Fact] | None:
     """The rule of them all; which of them are linear in what is listed above."""
     op, facts = step.view.op(node), step.inputs(node)
+    if op in _COPIES and facts[0].layout not in (REPLICATED, LENGTHS):
+        return step.all_outputs(node, facts[0].layout, facts[0].dims)
     if all(f.is_same or f.is_lengths for f in facts):
         layout = REPLICATED if all(f.is_same for f in facts) else LENGTHS
         return step.all_outputs(node, layout, _dims(facts), compute_value(step.view, node, facts))
     if any(map(is_partial, facts)):
         if op in _OF_SHAPE_ALONE:
             return step.all_outputs(node, REPLICATED, facts[0].dims)
-        if op in _COPIES:
-            return step.all_outputs(node, facts[0].layout, facts[0].dims)
         linear = _linear_layout(step, node, facts)
         if linear is not None:
             return step.all_outputs(node, linear, _dims(step.inputs(node)))

@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from parallax.graph.lengths import Length
-from parallax.plans.layouts import Layout, LengthValue, Partial, Replicated, Sharded, ShardedAxis
+from parallax.plans.layouts import Blank, Layout, LengthValue, Partial, Replicated, Sharded, ShardedAxis
 
 REPLICATED, LENGTHS, SUM, COUNTED = Replicated(), LengthValue(), Partial("sum"), Partial("sum", is_counted=True)
+BLANK = Blank()
 
 Dims = tuple[Length, ...]
 Value = Length | tuple[Length | None, ...]
@@ -15,13 +16,13 @@ Value = Length | tuple[Length | None, ...]
 
 @dataclass(frozen=True, slots=True)
 class Fact:
-    """Of one tensor of a step.
+    """Of one tensor of a step; of a list of tensors, what their stack along a new first axis would be.
 
     Attributes:
         layout: how the workers hold the tensor.
         dims: the lengths of its axes in the one process's program; None where its rank is unknown.
         value: of an integer scalar its value in the one process's program, of a vector the values; None where they are
-            unknown.
+            unknown. Of a list the value of each of its tensors, where all have the same.
     """
 
     layout: Layout

@@ -11,33 +11,19 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 
-from parallax.analysis.layouts.along import plain
 from parallax.analysis.layouts.facts import COUNTED, REPLICATED, Fact
-from parallax.analysis.layouts.op_rules import RULES
-from parallax.analysis.layouts.step_walk import StepWalk, is_partial
+from parallax.analysis.layouts.step_walk import REMEDY, StepWalk, is_partial
 from parallax.analysis.layouts.training_graph import TrainingGraph, VisitedGraph, find_step
-from parallax.analysis.layouts.values import constant_value
-from parallax.analysis.reading.capture import VARIABLES, variable_of_tensor
+from parallax.analysis.layouts.visit_step import FunctionWalks, visit
+from parallax.analysis.reading.capture import variable_of_tensor
 from parallax.errors import GraphError
-from parallax.graph.batches import (
-    ADDED,
-    VALUE,
-    are_elements,
-    batch_by_node,
-    batch_tensors,
-    is_part,
-    reported_as,
-)
-from parallax.graph.control_flow import MERGES, is_loop_merge
-from parallax.graph.lengths import Length
+from parallax.graph.batches import ADDED, VALUE, batch_by_node, is_part, reported_as
 from parallax.graph.ops import state_op
 from parallax.graph.spec import GradientSource
 from parallax.graph.view import Edge, GraphView, split_tensor
-from parallax.plans.layouts import Change, Layout, LayoutRewrites, Pieces, Reported, Sharded, ShardedAxis
+from parallax.plans.layouts import Change, Layout, LayoutRewrites, Pieces, Reported, Sharded
 
 _MOST_WALKS = 30
-_LOOPS = ("Enter", "RefEnter", "NextIteration", "RefNextIteration", "Exit", "LoopCond")
-_REMEDY = "Set Config(layouts=False)."
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,112 +71,21 @@ def find_layouts(graph: TrainingGraph) -> Layouts:
     program, view, sources, variables = find_step(graph), graph.view, graph.sources, graph.variables
     pieces = frozenset(t for source in sources for t in _pieces(view, source))
     completed: dict[str, Layout] = {}
+    gathered: set[str] = set()
+    bodies, parts = FunctionWalks(program), {v for v in variables if is_part(view.nodes[v])}
     for _ in range(_MOST_WALKS):
-        step = StepWalk(view, program.batches, {v for v in variables if is_part(view.nodes[v])}, completed, pieces)
+        step = StepWalk(view, bodies, program.batches, parts, completed, pieces, gathered=set(gathered))
         for node in program.order:
-            _visit(program, step, node)
+            visit(program, step, node)
         _finish(program, step)
         needed = [
             t for (t, to), edges in step.changes.items() if edges and to == REPLICATED and is_partial(step.facts[t])
         ]
         found = completed | {tensor: step.facts[tensor].layout for tensor in needed}
-        if found == completed:
+        if found == completed and step.gathered == gathered:
             return _layouts(program, step)
-        completed = found
-    raise GraphError(f"The layouts of this graph's tensors change with every walk over it. {_REMEDY}")
-
-
-def _visit(program: VisitedGraph, step: StepWalk, node: str) -> None:
-    """Gives the results of a node their layouts; a partial one that is needed whole is reduced here."""
-    for tensor, fact in zip(program.view.outputs(node), _facts_of(program, step, node), strict=True):
-        if tensor in step.completed and is_partial(fact):
-            step.changes[tensor, REPLICATED] = program.takers(tensor)
-            step.reduced[tensor] = fact.layout
-            fact = Fact(REPLICATED, fact.dims)
-        step.facts[tensor] = fact
-
-
-def _facts_of(program: VisitedGraph, step: StepWalk, node: str) -> list[Fact]:
-    view, op = program.view, program.view.op(node)
-    if op == "Const":
-        return step.all_outputs(node, REPLICATED, None, constant_value(view, f"{node}:0"))
-    if op in VARIABLES:
-        return step.all_outputs(node, REPLICATED)
-    if node in program.lengths:
-        return step.all_outputs(node, REPLICATED, (), Length.of(program.lengths[node]))
-    if op.startswith("Placeholder") or node in program.batches:
-        return _source(program, step, node)
-    if op in ("ReadVariableOp",) and variable_of_tensor(view, program.variables, view.inputs(node)[0]):
-        is_added_up = variable_of_tensor(view, program.variables, view.inputs(node)[0]) in step.part_variables
-        return step.all_outputs(node, COUNTED if is_added_up else REPLICATED)
-    if any(f"{tensor}" in step.pieces for tensor in view.outputs(node)):
-        return step.all_outputs(node, Pieces())
-    state = state_op(op, len(view.inputs(node)))
-    if state is not None:
-        return _write(program, step, node)
-    if op in _LOOPS or (op in MERGES and is_loop_merge(view, node)):
-        raise GraphError(f"Layouts have no rule for loops of the old style: {op} {node!r}. {_REMEDY}")
-    missing = [t for t in view.inputs(node) if t not in step.facts]
-    if missing:
-        raise GraphError(f"Layouts cannot follow {op} {node!r}, which takes {missing[0]!r}. {_REMEDY}")
-    if not view.outputs(node):
-        return []  # an assertion, which looks at what its worker has
-    is_opaque = op not in RULES and (program.differs_in(node) or program.is_opaque(node))
-    found = None if is_opaque else RULES.get(op, plain)(step, node)
-    return _whole(program, step, node) if found is None else found
-
-
-def _source(program: VisitedGraph, step: StepWalk, node: str) -> list[Fact]:
-    """A placeholder, or what else gives batches."""
-    batch, view = program.batches.get(node), program.view
-    if are_elements(view.nodes[node]):
-        raise GraphError(f"Layouts have no rule for ragged batches: {node!r} has the values of one. {_REMEDY}")
-    if batch is None:
-        return step.all_outputs(node, REPLICATED)
-    others = [tensor for tensor in view.outputs(node) if tensor not in batch_tensors(view, node)]
-    if others:
-        raise GraphError(
-            f"Layouts need batches of open length, and {view.op(node)} {node!r} gives {others[0]!r} beside some, of "
-            f"shape {view.shape(others[0])}. {_REMEDY}"
-        )
-    return step.all_outputs(node, Sharded(0, ShardedAxis(batch)))
-
-
-def _whole(program: VisitedGraph, step: StepWalk, node: str) -> list[Fact]:
-    """An op that mixes examples, or has no rule: it takes its inputs whole, and all workers compute the same."""
-    view, op = program.view, program.view.op(node)
-    called = program.functions.of_node(view.nodes[node])
-    if program.functions.written_slots(view.nodes[node]):
-        raise GraphError(f"Layouts have no rule for variables that functions write: {op} {node!r}. {_REMEDY}")
-    if called or program.draws(op):
-        step.alike += [node] if program.differs_in(node) else []
-    elif program.differs(op):
-        raise GraphError(
-            f"N workers must compute what one process computes, and {op} {node!r} may give every worker something "
-            f"else: layouts have no rule for it. {_REMEDY}"
-        )
-    step.gather(node)
-    return step.all_outputs(node, REPLICATED)
-
-
-def _write(program: VisitedGraph, step: StepWalk, node: str) -> list[Fact]:
-    """Variables take what is the same on all workers; those that are added up over the workers take parts of a sum."""
-    view = program.view
-    state = state_op(view.op(node), len(view.inputs(node)))
-    if state is None:
-        return []
-    handles = [variable_of_tensor(view, program.variables, view.inputs(node)[slot]) for slot in state.state]
-    others = [slot for slot in range(len(view.inputs(node))) if slot not in state.state]
-    if any(variable in step.part_variables for variable in handles):
-        facts = step.inputs(node)
-        by_row = state.indices is not None and facts[state.indices].part is not None
-        if state.value is None or (by_row and facts[state.value].part != facts[state.indices or 0].part):
-            raise GraphError(f"Layouts have no rule for how {view.op(node)} {node!r} adds to a metric. {_REMEDY}")
-        if not by_row:
-            step.take(node, state.value, COUNTED)
-    else:
-        step.replicate(node, *others) if others else None
-    return step.all_outputs(node, REPLICATED)
+        completed, gathered = found, step.gathered
+    raise GraphError(f"The layouts of this graph's tensors change with every walk over it. {REMEDY}")
 
 
 def _finish(program: VisitedGraph, step: StepWalk) -> None:
@@ -213,7 +108,7 @@ def _finish(program: VisitedGraph, step: StepWalk) -> None:
         for slot in written.state if written is not None else ():
             if variable_of_tensor(view, program.variables, view.inputs(node)[slot]) in step.part_variables:
                 raise GraphError(
-                    f"Layouts have no rule for metrics of gradients: {view.op(node)} {node!r} adds one up. {_REMEDY}"
+                    f"Layouts have no rule for metrics of gradients: {view.op(node)} {node!r} adds one up. {REMEDY}"
                 )
 
 
@@ -258,7 +153,7 @@ def _finish_piece(step: StepWalk, indices: str, edges: tuple[list[Edge], list[Ed
             step.take(edge.node, edge.slot, REPLICATED)
         wanted = None
     else:
-        raise GraphError(f"Layouts cannot follow the row numbers {indices!r} of a gradient. {_REMEDY}")
+        raise GraphError(f"Layouts cannot follow the row numbers {indices!r} of a gradient. {REMEDY}")
     for edge in edges[0]:
         step.take(edge.node, edge.slot, wanted or COUNTED)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from parallax.analysis.layouts import along, cuts, moves, reductions
+from parallax.analysis.layouts import along, cuts, lists, loops, moves, reductions
 from parallax.analysis.layouts.elementwise import elementwise
 from parallax.analysis.layouts.facts import Fact
 from parallax.analysis.layouts.step_walk import StepWalk
@@ -12,14 +12,17 @@ from parallax.analysis.layouts.step_walk import StepWalk
 Rule = Callable[[StepWalk, str], list[Fact] | None]
 
 _ELEMENTWISE = """
-    Abs Acos Acosh Add AddN AddV2 Angle Asin Asinh Atan Atan2 Atanh BesselI0e BesselI1e Bitcast BitwiseAnd BitwiseOr
-    BitwiseXor Cast Ceil CheckNumerics ClipByValue Complex ComplexAbs Conj Cos Cosh Digamma Div DivNoNan Elu EluGrad
-    EnsureShape Equal Erf Erfc Erfinv Exp Expm1 Floor FloorDiv FloorMod Greater GreaterEqual Identity Imag Inv InvGrad
-    IsFinite IsInf IsNan LeakyRelu LeakyReluGrad Less LessEqual Lgamma Log Log1p LogicalAnd LogicalNot LogicalOr
-    Maximum Minimum Mod Mul MulNoNan Ndtri Neg NextAfter NotEqual OnesLike Pow PreventGradient Real RealDiv Reciprocal
-    ReciprocalGrad Relu Relu6 Relu6Grad ReluGrad RightShift LeftShift Rint Round Rsqrt RsqrtGrad Select SelectV2 Selu
-    SeluGrad Sigmoid SigmoidGrad Sign Sin Sinh Snapshot Softplus SoftplusGrad Softsign SoftsignGrad Sqrt SqrtGrad Square
-    SquaredDifference StopGradient Sub Tan Tanh TanhGrad TruncateDiv TruncateMod Xdivy Xlog1py Xlogy ZerosLike
+    Abs Acos Acosh Add AddV2 Angle AsString Asin Asinh Atan Atan2 Atanh BesselI0e BesselI1e Bitcast BitwiseAnd
+    BitwiseOr BitwiseXor Bucketize Cast Ceil CheckNumerics ClipByValue Complex ComplexAbs Conj Cos Cosh Digamma Div
+    DivNoNan Elu EluGrad EnsureShape Equal Erf Erfc Erfinv Exp Expm1 Floor FloorDiv FloorMod Greater GreaterEqual
+    Identity Imag Inv InvGrad IsFinite IsInf IsNan LeakyRelu LeakyReluGrad LeftShift Less LessEqual Lgamma Log Log1p
+    LogicalAnd LogicalNot LogicalOr Maximum Minimum Mod Mul MulNoNan Ndtri Neg NextAfter NotEqual OnesLike Pow
+    PreventGradient Real RealDiv Reciprocal ReciprocalGrad Relu Relu6 Relu6Grad ReluGrad RightShift Rint Round Rsqrt
+    RsqrtGrad Select SelectV2 Selu SeluGrad Sigmoid SigmoidGrad Sign Sin Sinh Snapshot Softplus SoftplusGrad
+    Softsign SoftsignGrad Sqrt SqrtGrad Square SquaredDifference StaticRegexFullMatch StaticRegexReplace
+    StopGradient StringLength StringLower StringStrip StringToHashBucket StringToHashBucketFast
+    StringToHashBucketStrong StringToNumber StringUpper Sub Tan Tanh TanhGrad TruncateDiv TruncateMod Xdivy Xlog1py
+    Xlogy
     """.split()
 
 _BY_EXAMPLE: dict[tuple[int, ...], list[str]] = {
@@ -49,6 +52,8 @@ _DRAWS = """
 RULES: dict[str, Rule] = {
     **dict.fromkeys(_ELEMENTWISE, elementwise),
     "BiasAdd": elementwise,
+    "AddN": lists.add_all,
+    "ZerosLike": lists.zeros_like,
     **dict.fromkeys(("Sum", "Mean", "Max", "Min", "Prod", "All", "Any", "EuclideanNorm"), reductions.reduce_axes),
     "L2Loss": reductions.sum_of_squares,
     "BiasAddGrad": reductions.bias_gradient,
@@ -81,16 +86,30 @@ RULES: dict[str, Rule] = {
     **dict.fromkeys(("Cumsum", "Cumprod", "CumulativeLogsumexp", "ReverseV2"), along.along_axis),
     **dict.fromkeys(("ArgMax", "ArgMin"), along.index_of_extreme),
     **dict.fromkeys(("GatherV2", "Gather"), along.lookup),
+    **dict.fromkeys(("LookupTableFind", "LookupTableFindV2"), along.find_in_table),
     "ResourceGather": along.look_up_variable,
     **dict.fromkeys(("UnsortedSegmentSum", "UnsortedSegmentMax", "UnsortedSegmentMin"), along.add_by_segment),
     "ScatterNd": along.scatter_rows,
     "OneHot": along.one_hot,
     "Range": along.count_up,
     **dict.fromkeys(("Shape", "ShapeN", "Size"), along.measure),
+    "ConcatOffset": along.offsets_of_pieces,
     "Rank": along.rank_of,
     "BroadcastGradientArgs": along.gradient_axes,
     **dict.fromkeys(_DRAWS, along.draw),
     "IdentityN": along.pass_each,
+    **dict.fromkeys(("While", "StatelessWhile"), loops.loop),
+    **dict.fromkeys(("If", "StatelessIf"), loops.conditional),
+    **dict.fromkeys(("EmptyTensorList", "TensorListReserve"), lists.make_list),
+    "TensorListFromTensor": lists.list_from_tensor,
+    **dict.fromkeys(("TensorListStack", "TensorListGather"), lists.stack_list),
+    "TensorListPushBack": lists.push_back,
+    "TensorListPopBack": lists.pop_back,
+    "TensorListSetItem": lists.set_item,
+    "TensorListGetItem": lists.get_item,
+    "TensorListLength": lists.measure_list,
+    "TensorListElementShape": lists.shape_of_items,
+    "TensorListResize": lists.resize,
     "Switch": along.choose_branch,
     "Merge": along.join_branches,
 }

@@ -2,15 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Set
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field
+from typing import Protocol
 
-from parallax.analysis.layouts.facts import REPLICATED, Dims, Fact, Value
+from parallax.analysis.layouts.facts import BLANK, LENGTHS, REPLICATED, Dims, Fact, Value
+from parallax.errors import GraphError
 from parallax.graph.lengths import Length
-from parallax.graph.view import Edge, GraphView
+from parallax.graph.view import Edge, GraphView, split_tensor
 from parallax.plans.layouts import Layout, LocalShape, OffsetRange, Partial, ScaledMean, Sharded, ShardedAxis
 
 _Key = tuple[str, Layout]
+_STRING, _VARIANT = 7, 21  # types.proto
+REMEDY = "Set Config(layouts=False)."
+
+
+class BodyWalks(Protocol):
+    """What functions give, of what they take."""
+
+    def follow(self, step: StepWalk, node: str, name: str, facts: Sequence[Fact]) -> tuple[list[Fact], bool] | None:
+        """The facts of a function's results, and whether its body must be changed for them; None where there are none.
+
+        Args:
+            step: the walk.
+            node: runs the function.
+            name: the function's.
+            facts: of its arguments.
+        """
 
 
 @dataclass
@@ -32,14 +50,20 @@ class StepWalk:
         shapes: shapes of which one axis is the worker's.
         alike: random ops that draw the same on all workers.
         mixing: node that mixes examples, or has no rule -> the sharded tensors that it takes whole.
+        bodies: the functions that loops and conditionals run.
+        prefix: of the symbols of open lengths, of which those of bodies differ.
+        gathered: nodes that another walk found to take their inputs whole, as a list of tensors cannot be gathered.
     """
 
     view: GraphView
+    bodies: BodyWalks
     batches: Mapping[str, str]
     part_variables: Set[str]
     completed: Mapping[str, Layout] = field(default_factory=dict)
     pieces: Set[str] = frozenset()
     reduced: dict[str, Layout] = field(default_factory=dict)
+    prefix: str = ""
+    gathered: set[str] = field(default_factory=set)
     facts: dict[str, Fact] = field(default_factory=dict)
     changes: dict[_Key, list[Edge]] = field(default_factory=dict)
     taken: dict[Edge, Layout] = field(default_factory=dict)
@@ -69,6 +93,12 @@ class StepWalk:
             self.changes[tensor, before].remove(edge)
         if fact.layout == layout:
             return fact
+        if self.is_list(tensor):
+            if fact.layout != BLANK:
+                self.gathered.add(split_tensor(tensor)[0])
+            return Fact(layout, fact.dims)
+        if isinstance(fact.layout, Sharded) and layout == REPLICATED and self.view.dtype(tensor) == _STRING:
+            raise GraphError(f"{self.view.op(node)} {node!r} needs the texts {tensor!r} of all workers. {REMEDY}")
         self.changes.setdefault((tensor, layout), []).append(edge)
         self.taken[edge] = layout
         if isinstance(layout, Sharded) and fact.dims is not None:
@@ -105,6 +135,10 @@ class StepWalk:
     def fact(self, tensor: str, layout: Layout, dims: Dims | None = None, value: Value | None = None) -> Fact:
         """What is known of a result, with the lengths that TensorFlow inferred where no others are given."""
         static = self.view.shape(tensor)
+        if layout == LENGTHS and self._is_of_no_batch(value):
+            layout = REPLICATED
+        if static == () and self.is_list(tensor):
+            return Fact(layout, dims, value)
         known = self._static(tensor, layout) if dims is None or _is_unlike(dims, static) else dims
         if known is not None and static is not None:  # TensorFlow's numbers are the better where there are such
             known = tuple(
@@ -123,10 +157,30 @@ class StepWalk:
         static = self.view.shape(tensor)
         if static is None:
             return None
-        found = [Length.of(n if n is not None else f"{tensor}[{axis}]") for axis, n in enumerate(static)]
+        found = [Length.of(n if n is not None else f"{self.prefix}{tensor}[{axis}]") for axis, n in enumerate(static)]
         if isinstance(layout, Sharded):
             found[layout.axis] = layout.part.length
         return tuple(found)
+
+    @property
+    def needs_changes(self) -> bool:
+        """Whether the graph must be changed so that its tensors have their layouts."""
+        return any(self.changes.values()) or bool(
+            self.means or self.ranges or self.shapes or self.alike or self.gathered
+        )
+
+    def is_list(self, tensor: str) -> bool:
+        """Whether a tensor is a list of tensors."""
+        return self.view.dtype(tensor) == _VARIANT
+
+    def _is_of_no_batch(self, value: Value | None) -> bool:
+        """Whether a value has no length of a batch in it: other lengths are the same on all workers."""
+        values = [value] if isinstance(value, Length) else value
+        if values is None:
+            return False
+        batches = set(self.batches.values())
+        symbols = {symbol for one in values if one is not None for product, _ in one.terms for symbol in product}
+        return None not in values and batches.isdisjoint(symbols)
 
     def part_of(self, length: Length | None) -> ShardedAxis | None:
         """How an axis of a length is shared, where the length is a multiple of a batch's."""

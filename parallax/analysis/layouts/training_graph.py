@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, field, fields
 
-from parallax.analysis.reading.capture import CapturedVariable
+from parallax.analysis.reading.capture import CapturedVariable, variable_of_tensor
 from parallax.analysis.reading.functions import Functions
 from parallax.graph.batches import batch_of, batch_tensors, length_by_step
 from parallax.graph.ops import state_op
@@ -70,6 +70,13 @@ class VisitedGraph(TrainingGraph):
         outputs = self.view.outputs(node)
         calls = bool(self.functions.of_node(self.view.nodes[node]))
         return calls or any(self.view.dtype(tensor) in _NO_ARRAYS for tensor in outputs)
+
+    def writes(self, node: str, part_variables: Set[str]) -> bool:
+        """Whether functions that a node calls write variables, or may read those of which each worker has a part."""
+        if not self.functions.of_node(self.view.nodes[node]):
+            return False
+        taken = [variable_of_tensor(self.view, self.variables, tensor) for tensor in self.view.inputs(node)]
+        return bool(self.functions.written_slots(self.view.nodes[node])) or not part_variables.isdisjoint(taken)
 
     def differs_in(self, node: str) -> bool:
         """Whether a node, or what a function that it calls has, may give every worker something else."""

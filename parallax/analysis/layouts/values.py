@@ -173,6 +173,13 @@ def _count(view: GraphView, node: str, inputs: Sequence[Fact]) -> Value | None:
     return tuple(Length.of(n) for n in counted) if len(counted) <= _MOST else None
 
 
+def _invert(view: GraphView, node: str, inputs: Sequence[Fact]) -> Value | None:
+    order = inputs[0].numbers()
+    if order is None or sorted(order) != list(range(len(order))):
+        return None
+    return tuple(Length.of(order.index(n)) for n in range(len(order)))
+
+
 def reduced_axes(one: Fact, other: Fact) -> tuple[Value | None, Value | None]:
     """The axes over which the gradients of two tensors that were broadcast to each other are summed.
 
@@ -215,4 +222,5 @@ _COMPUTE: dict[str, Callable[[GraphView, str, Sequence[Fact]], Value | None]] = 
     "DynamicStitch": _stitch,
     "Fill": _fill,
     "Range": _count,
+    "InvertPermutation": _invert,
 }

@@ -9,58 +9,21 @@ joined along the axis along which its elements are.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
-
-import tensorflow as tf
-from tensorflow.python.framework.function_def_to_graph import function_def_to_graph_def
 
 from parallax.analysis.propagation.axis_part import ALIKE, MIXED, AxisPart
 from parallax.analysis.propagation.states import LOCAL, SAME, State
+from parallax.analysis.reading.bodies import ARGUMENT, Body
 from parallax.analysis.reading.functions import is_stateful
-from parallax.analysis.reading.inline import inline_calls, knowing
 from parallax.graph.control_flow import SWITCHES, is_loop_merge, predicate_of
-from parallax.graph.view import NEXT_ITERATIONS, GraphView, Shape, split_tensor, tensor_name
-from parallax.types import FunctionLibrary
+from parallax.graph.view import NEXT_ITERATIONS, GraphView, Shape, split_tensor
 
 if TYPE_CHECKING:
     from parallax.analysis.propagation.batch_axis import BatchAxes
 
 Parts = list[AxisPart | None]
-ARGUMENT = "_Arg"
-"""The op type of a function's arguments, in the graph of its body."""
 _READS = "ReadVariableOp ResourceGather ResourceGatherNd VariableShape TensorArrayV3 Assert Print PrintV2 NoOp".split()
 """Stateful ops that give the same for the same inputs, as long as the variable that they read is alike."""
-
-
-@dataclass(frozen=True, slots=True)
-class Body:
-    """A function as a graph of its own: what it takes and gives, in order."""
-
-    view: GraphView
-    arguments: tuple[str, ...]
-    results: tuple[str, ...]
-
-
-def body_of(library: FunctionLibrary, name: str) -> Body:
-    """The graph of a function, with the shapes of its tensors; calls in it are inlined."""
-    function = next(f for f in library.function if f.signature.name == name)
-    with knowing(library):
-        graph_def, flat_names = function_def_to_graph_def(function)
-    graph_def.library.CopyFrom(library)
-    inlined, _ = inline_calls(graph_def)
-    for node in inlined.node:
-        node.attr.pop("_class", None)  # the places of other graphs' nodes
-    with tf.Graph().as_default() as graph:
-        tf.graph_util.import_graph_def(inlined, name="")
-    shaped = graph.as_graph_def(add_shapes=True)
-    arguments = [arg.name for arg in function.signature.input_arg]
-    for node in shaped.node:
-        if node.name in arguments:
-            node.op = ARGUMENT
-            node.attr["T"].CopyFrom(node.attr["dtype"])
-    results = [tensor_name(flat_names[function.ret[arg.name]]) for arg in function.signature.output_arg]
-    return Body(GraphView(shaped), tuple(f"{name}:0" for name in arguments), tuple(results))
 
 
 def states_within(body: Body, parts: Sequence[AxisPart | None]) -> dict[str, State]:

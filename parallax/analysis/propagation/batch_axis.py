@@ -20,6 +20,7 @@ from parallax.analysis.propagation import (
 from parallax.analysis.propagation.axis_part import ALIKE, MIXED, AxisPart
 from parallax.analysis.propagation.op_lists import FORWARD_ELEMENTWISE, WHOLE_OR_ROWS
 from parallax.analysis.propagation.states import State
+from parallax.analysis.reading.bodies import Body, body_of
 from parallax.graph.control_flow import SWITCHES, Branch, Branches, branches_of, is_loop_merge, predicate_of
 from parallax.graph.view import GraphView, Shape, split_tensor
 from parallax.types import Value
@@ -59,7 +60,6 @@ class BatchAxes:
         self.view = view
         self.states = states
         self._order: dict[str, int] = like._order if like else {n: i for i, n in enumerate(view.topological_order())}
-        self._bodies: dict[str, axis_loops.Body] = like._bodies if like else {}
         self._branches: dict[str, Branches] = like._branches if like else {}
         self._supposed: set[str] = set()
         self._seen: set[str] = set()
@@ -124,21 +124,18 @@ class BatchAxes:
         """The static shape."""
         return self.view.shape(tensor)
 
-    def body(self, name: str) -> axis_loops.Body:
+    def body(self, name: str) -> Body:
         """The graph of a function."""
-        if name not in self._bodies:
-            self._bodies[name] = axis_loops.body_of(self.view.graph_def.library, name)
-        return self._bodies[name]
+        return body_of(self.view, name)
 
-    def within(self, body: axis_loops.Body, parts: Sequence[AxisPart | None]) -> list[AxisPart | None]:
+    def within(self, body: Body, parts: Sequence[AxisPart | None]) -> list[AxisPart | None]:
         """What a function gives of arguments that are so."""
         inner = self.inside(body, parts)
         return [inner.part(tensor) for tensor in body.results]
 
-    def inside(self, body: axis_loops.Body, parts: Sequence[AxisPart | None]) -> BatchAxes:
+    def inside(self, body: Body, parts: Sequence[AxisPart | None]) -> BatchAxes:
         """The answers about a function's own tensors, for arguments that are so."""
         inner = BatchAxes(body.view, axis_loops.states_within(body, parts))
-        inner._bodies = self._bodies
         inner._suppose({t: part for t, part in zip(body.arguments, parts, strict=True) if part != ALIKE})
         return inner
 

@@ -13,6 +13,7 @@ from dataclasses import replace
 from functools import partial
 
 from parallax.analysis.layouts.find_layouts import Layouts, find_layouts, last_gradients
+from parallax.analysis.layouts.step_walk import REMEDY
 from parallax.analysis.layouts.training_graph import TrainingGraph
 from parallax.analysis.propagation import visit_node
 from parallax.analysis.propagation.choices import comparisons, find_choices
@@ -30,7 +31,7 @@ from parallax.analysis.reading.capture import Captured, variable_of_tensor
 from parallax.analysis.reading.functions import Functions, functions_of
 from parallax.analysis.reading.gradients import followed_variable, gradient_updates
 from parallax.errors import GraphError, ParallaxError
-from parallax.graph.batches import is_of_script, is_part
+from parallax.graph.batches import are_elements, batch_of, is_of_script, is_part
 from parallax.graph.control_flow import branches_of
 from parallax.graph.garbage import cycles_wait
 from parallax.graph.ops import state_op
@@ -67,7 +68,7 @@ def propagate(
     asked = (sources, frozenset(routes.items()), equal_randomness, frozenset(placed.items()), terms)
     remembered = captured.remembered
     if asked not in remembered:
-        remembered[asked] = rewrites_found(walked(captured, sources, routes, equal_randomness, placed), terms)
+        remembered[asked] = rewrites_found(walked(captured, sources, routes, equal_randomness, placed, terms), terms)
     rewrites: Rewrites = remembered[asked]
     return rewrites
 
@@ -78,9 +79,10 @@ def walked(
     routes: Mapping[str, str],
     equal_randomness: bool = False,
     placed: Mapping[str, Placement] | None = None,
+    terms: TrainingMode | None = None,
 ) -> Walk:
     """The last walk, from which the rewrites follow; its `states` say of every tensor how a worker holds it."""
-    known = _known(captured, sources, routes, equal_randomness, placed or {})
+    known = _known(captured, sources, routes, equal_randomness, placed or {}, terms or TrainingMode())
     check_parts(known)
     order = captured.view.topological_order()
     walk, refusal = _first_walk(known, order)
@@ -95,9 +97,36 @@ def _known(
     routes: Mapping[str, str],
     equal_randomness: bool,
     placed: Mapping[str, Placement],
+    terms: TrainingMode,
+) -> Known:
+    """What a walk begins with; by layouts where they can be found, if the user has not said which.
+
+    Raises:
+        GraphError: layouts are asked for, and an op has no rule.
+    """
+    view = captured.view
+    functions = functions_of(view, lambda op: visit_node.differs(op, equal_randomness))
+    known, reason = partial(_known_but_layouts, captured, routes, equal_randomness, placed, functions), ""
+    if is_by_layouts(captured, placed, terms):
+        applied = last_gradients(view, sources)
+        layouts = _layouts_of(captured, applied, functions)
+        if not isinstance(layouts, GraphError):
+            return replace(known(applied), layouts=layouts)
+        if captured.by_layouts:
+            raise layouts
+        reason = str(layouts).removesuffix(f" {REMEDY}")
+    return replace(known(sources), passages=find_passages(captured), without_layouts=reason)
+
+
+def _known_but_layouts(
+    captured: Captured,
+    routes: Mapping[str, str],
+    equal_randomness: bool,
+    placed: Mapping[str, Placement],
+    functions: Functions,
+    sources: tuple[GradientSource, ...],
 ) -> Known:
     view = captured.view
-    sources = last_gradients(view, sources) if captured.by_layouts else sources
     spread = {part for part, route in routes.items() if route == "alltoall"}
     updates = gradient_updates(captured, sources)
     initializers = {v.initializer for v in captured.variables.values() if v.initializer}
@@ -107,7 +136,6 @@ def _known(
     for source in sources:
         if source.indices is None:
             dense_sources.setdefault(source.values, []).append(source)
-    functions = functions_of(view, lambda op: visit_node.differs(op, equal_randomness))
     initial = view.ancestors(initializers)
     return Known(
         captured=captured,
@@ -124,30 +152,45 @@ def _known(
         after_gradients=training - view.ancestors(delivered),
         branches=branches_of(view),
         functions=functions,
-        passages={} if captured.by_layouts else find_passages(captured),
-        layouts=_layouts_of(captured, sources, initial, functions),
+        passages={},
     )
 
 
-def _layouts_of(
-    captured: Captured,
-    sources: tuple[GradientSource, ...],
-    initial: Set[str],
-    functions: Functions,
-) -> Layouts | None:
-    """The layouts of a step's tensors, where they are asked for; found once."""
-    if not captured.by_layouts:
-        return None
+def is_by_layouts(captured: Captured, placed: Mapping[str, Placement], terms: TrainingMode) -> bool:
+    """Whether losses are followed by the layouts of tensors.
+
+    Where nothing is said of it, they are in graphs of front ends, whose batches are marked, of which all examples have
+    one length, when the workers hold all variables, and update them together with each batch.
+
+    Args:
+        captured: the graph.
+        placed: where rows are, of tables that owners hold.
+        terms: on which the workers train.
+    """
+    if captured.by_layouts is not None:
+        return captured.by_layouts
+    nodes = captured.view.nodes.values()
+    is_dense = any(map(batch_of, nodes)) and not any(map(are_elements, nodes))
+    is_on_workers = terms.sums == "collectives" and not any(one.servers for one in placed.values())
+    return is_dense and is_on_workers and terms.synchronous and terms.average_sparse and terms.accumulate_steps == 1
+
+
+def _layouts_of(captured: Captured, sources: tuple[GradientSource, ...], functions: Functions) -> Layouts | GraphError:
+    """The layouts of a step's tensors, or why there are none; found once."""
     if sources not in captured.remembered:
         view, variables, differs = (
             captured.view,
             captured.variables,
             partial(visit_node.differs, equal_randomness=False),
         )
+        initial = view.ancestors({v.initializer for v in variables.values() if v.initializer})
         steps = _of_steps(captured, initial) if is_of_script(view) else None
         graph = TrainingGraph(view, variables, sources, initial, functions, differs, visit_node.is_random, steps)
-        captured.remembered[sources] = find_layouts(graph)
-    found: Layouts = captured.remembered[sources]
+        try:
+            captured.remembered[sources] = find_layouts(graph)
+        except GraphError as error:
+            captured.remembered[sources] = error
+    found: Layouts | GraphError = captured.remembered[sources]
     return found
 
 

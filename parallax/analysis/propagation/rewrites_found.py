@@ -203,7 +203,9 @@ def _initial_random_ops(walk: Walk) -> tuple[str, ...]:
 
 
 def _notes(walk: Walk) -> tuple[str, ...]:
+    reason = walk.known.without_layouts
     return (
+        *((f"losses are taken for means over the batch: {reason[0].lower()}{reason[1:-1]}",) if reason else ()),
         *notes_of(walk.view, _told_of_denominators(walk)),
         *own_state.notes_of(walk),
         *moving.notes_of(walk),

@@ -92,6 +92,7 @@ class Known:
         functions: what functions write and draw.
         passages: what autodiff made that is the workers' mean besides, by tensor (passages.py).
         layouts: the layouts of a step's tensors, where they are asked for; nothing else is then assumed of losses.
+        without_layouts: why there are none, where there might be.
     """
 
     captured: Captured
@@ -110,6 +111,7 @@ class Known:
     functions: Functions
     passages: Mapping[str, Sequence[Passage]]
     layouts: Layouts | None = None
+    without_layouts: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -76,7 +76,7 @@ class Captured:
         lazy: the tables whose updates change more rows than a gradient has, if that was asked for.
         by_row: whether it was.
         by_layouts: whether losses are followed by the layouts of tensors (analysis/layouts): where that is asked for,
-            and the graph has batches of open length.
+            and the graph has batches of open length; None: where that can be.
         remembered: what was decided of this graph, and as these variables and records say, by what was asked.
     """
 
@@ -87,19 +87,19 @@ class Captured:
     hidden: tuple[Hidden, ...] = ()
     lazy: tuple[LazyTable, ...] = ()
     by_row: bool = False
-    by_layouts: bool = False
+    by_layouts: bool | None = False
     remembered: dict[Any, Any] = field(init=False, default_factory=dict, repr=False, compare=False)
 
 
 @cycles_wait
-def capture(graph: Graph, digest: str | None = None, by_row: bool = False, by_layouts: bool = False) -> Captured:
+def capture(graph: Graph, digest: str | None = None, by_row: bool = False, by_layouts: bool | None = False) -> Captured:
     """Captures a TF1-style graph, whether built or imported, before or after Parallax was imported.
 
     Args:
         graph: a tf.Graph.
         digest: its fingerprint, where the process knows it already.
         by_row: whether updates of whole tables become updates by row, where they are proven the same.
-        by_layouts: whether losses are followed by the layouts of tensors.
+        by_layouts: whether losses are followed by the layouts of tensors; None: where that can be.
     """
     graph_def = meant(graph)
     digest = fingerprint(graph_def) if digest is None else digest

@@ -147,9 +147,10 @@ class _Build:
             count = local * factor
         pieces = [_slice_axis(tensor, axis, start, count) for start in starts]
         cut = tf.concat(pieces, axis) if len(pieces) > 1 else pieces[0]
-        static = tensor.shape.as_list()
-        static[axis] = None
-        cut.set_shape(static)
+        if tensor.shape.rank is not None:
+            static = tensor.shape.as_list()
+            static[axis] = None
+            cut.set_shape(static)
         return cut
 
     def _keep_on_worker_0(self, tensor: Tensor) -> Tensor:
@@ -255,7 +256,6 @@ def _with_axis_back(tensor: Tensor, axis: int) -> Tensor:
 
 
 def _slice_axis(tensor: Tensor, axis: int, start: Tensor, length: Tensor) -> Tensor:
-    rank = tensor.shape.rank
-    begin = [start if n == axis else tf.constant(0, tf.int64) for n in range(rank)]
-    size = [length if n == axis else tf.constant(-1, tf.int64) for n in range(rank)]
-    return tf.slice(tensor, tf.stack(begin), tf.stack(size))
+    is_axis = tf.equal(tf.range(tf.rank(tensor)), axis)  # the rank may be unknown
+    begin = tf.where(is_axis, start, tf.constant(0, tf.int64))
+    return tf.slice(tensor, begin, tf.where(is_axis, length, tf.constant(-1, tf.int64)))

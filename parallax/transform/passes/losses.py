@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
-from parallax.graph.batches import VALUE
+from parallax.graph.batches import ADDED, VALUE
 from parallax.graph.view import Edge
 from parallax.plans.losses import PartAdded, ReportedScalar, Selected, Summed, UnevenBatch
 from parallax.plans.rewrites import Rewrites
@@ -118,6 +118,8 @@ def _report(editor: Editor, one: ReportedScalar, workers: int) -> None:
     reported = editor.tensor(tensor)
     if one.kind == "length":
         weighed = tf.cast(share.rows, reported.dtype)
+    elif one.kind == ADDED:
+        weighed = editor.together.all_reduce(share.counted(reported))
     else:
         weighed = share.weigh(reported, workers if one.kind == VALUE else 1.0)
     editor.redirect(editor.view.consumers(tensor), weighed)

@@ -45,6 +45,11 @@ def layouts_of(program):
     return find_layouts(TrainingGraph(view, variables, (), frozenset(), functions, differs, draws))
 
 
+def repeated(step, start):
+    """A tensor after three rounds of a loop."""
+    return tf.while_loop(lambda i, a: i < 3, lambda i, a: (i + 1, step(a)), (0, start))[1]
+
+
 @pytest.mark.parametrize(
     "program, layout",
     [
@@ -87,12 +92,22 @@ def layouts_of(program):
         (lambda x, w: tf.tile(w[:1], [tf.shape(x)[0], 1]), rows()),
         (lambda x, w: tf.shape(x)[0], LENGTHS),
         (lambda x, w: tf.shape(x)[0] // 2 + 1, LENGTHS),
-        (lambda x, w: tf.shape(x)[1], LENGTHS),
+        (lambda x, w: tf.shape(x)[1], SAME),
         (lambda x, w: tf.cast(tf.shape(x)[0], tf.float32) * tf.reduce_sum(x), SUM),
         (lambda x, w: tf.random.uniform(tf.shape(x)), rows()),
         (lambda x, w: tf.eye(tf.shape(x)[0]), SAME),
         (lambda x, w: tf.where(x[:, 0] > 0), SAME),
         (lambda x, w: tf.linalg.svd(x, compute_uv=False), SAME),
+        (lambda x, w: repeated(lambda a: tf.tanh(a @ w), x), rows()),
+        (lambda x, w: repeated(lambda a: a + tf.reduce_sum(x, 0), tf.zeros([4])), SUM),
+        (lambda x, w: repeated(lambda a: tf.cumsum(a), x), SAME),
+        (lambda x, w: tf.map_fn(lambda column: column * 2.0, tf.transpose(x)), rows(1)),
+        (lambda x, w: tf.map_fn(tf.reduce_sum, tf.transpose(x)), SUM),
+        (lambda x, w: tf.map_fn(lambda row: row * 2.0, x), SAME),
+        (lambda x, w: tf.scan(lambda a, column: a + column, tf.transpose(x)), rows(1)),
+        (lambda x, w: tf.cond(tf.reduce_sum(x) > 0, lambda: x + 1.0, lambda: -x), rows()),
+        (lambda x, w: tf.cond(tf.reduce_sum(x) > 0, lambda: w, lambda: tf.cumsum(x)), SAME),
+        (lambda x, w: tf.gradients(tf.map_fn(lambda a: tf.tanh(a[:, None] * w[0]), tf.transpose(x)), w)[0], SUM),
     ],
 )
 def test_a_result_has_the_layout_that_follows_from_its_inputs(program, layout):
@@ -108,6 +123,7 @@ def test_a_result_has_the_layout_that_follows_from_its_inputs(program, layout):
         (lambda x, w: tf.nn.softmax(tf.transpose(x)), "Softmax"),
         (lambda x, w: tf.gather(x, tf.argmax(x, 1)), "GatherV2"),
         (lambda x, w: tf.reverse(x, [0]), "ReverseV2"),
+        (lambda x, w: repeated(tf.cumsum, x), "while"),
         (lambda x, w: tf.reshape(x, [4, -1]), "Reshape"),
         (lambda x, w: x[1:], "StridedSlice"),
         (lambda x, w: tf.unique(tf.argmax(x, 1))[0], "Unique"),

@@ -1,0 +1,133 @@
+"""Rules of ops on lists of tensors, as loops keep them; a list has the layout of the stack of its tensors."""
+
+from __future__ import annotations
+
+from parallax.analysis.layouts.elementwise import elementwise
+from parallax.analysis.layouts.facts import BLANK, LENGTHS, REPLICATED, Dims, Fact, Value
+from parallax.analysis.layouts.step_walk import StepWalk
+from parallax.graph.lengths import Length
+from parallax.plans.layouts import Layout, Sharded
+
+
+def make_list(step: StepWalk, node: str) -> list[Fact] | None:
+    """EmptyTensorList and TensorListReserve; the shape of what is not set is the worker's."""
+    shape = step.inputs(node)[0]
+    step.take(node, 1, REPLICATED)
+    for axis, length in enumerate(shape.values() or ()):
+        if shape.is_lengths and (part := step.part_of(length)) is not None:
+            return [Fact(Sharded(axis + 1, part))]
+    return step.all_outputs(node, BLANK)
+
+
+def list_from_tensor(step: StepWalk, node: str) -> list[Fact] | None:
+    """TensorListFromTensor: the slices along the first axis."""
+    fact = step.inputs(node)[0]
+    return None if fact.axis == 0 else [Fact(fact.layout, fact.dims)]
+
+
+def stack_list(step: StepWalk, node: str) -> list[Fact] | None:
+    """TensorListStack, and TensorListGather of some tensors of a list."""
+    fact = step.inputs(node)[0]
+    if fact.layout == BLANK:
+        return None
+    if step.view.op(node) == "TensorListGather":
+        step.take(node, 1, REPLICATED)
+        return step.all_outputs(node, fact.layout)
+    if not isinstance(fact.layout, Sharded):
+        step.take(node, 1, REPLICATED)
+    return step.all_outputs(node, fact.layout, fact.dims)
+
+
+def push_back(step: StepWalk, node: str) -> list[Fact] | None:
+    """TensorListPushBack."""
+    return _put(step, node, 1)
+
+
+def set_item(step: StepWalk, node: str) -> list[Fact] | None:
+    """TensorListSetItem."""
+    step.take(node, 1, REPLICATED)
+    return _put(step, node, 2)
+
+
+def pop_back(step: StepWalk, node: str) -> list[Fact] | None:
+    """TensorListPopBack: the list, and its last tensor."""
+    fact = step.inputs(node)[0]
+    return [fact, _item(step, f"{node}:1", fact)]
+
+
+def get_item(step: StepWalk, node: str) -> list[Fact] | None:
+    """TensorListGetItem."""
+    step.take(node, 1, REPLICATED)
+    return [_item(step, f"{node}:0", step.inputs(node)[0])]
+
+
+def measure_list(step: StepWalk, node: str) -> list[Fact] | None:
+    """TensorListLength."""
+    fact = step.inputs(node)[0]
+    return [Fact(REPLICATED, (), fact.dims[0] if fact.dims else None)]
+
+
+def shape_of_items(step: StepWalk, node: str) -> list[Fact] | None:
+    """TensorListElementShape: the worker's, where the tensors are sharded."""
+    fact = step.inputs(node)[0]
+    value: Value | None = fact.dims[1:] if fact.dims else None
+    return step.all_outputs(node, REPLICATED if fact.is_same else LENGTHS, None, value)
+
+
+def resize(step: StepWalk, node: str) -> list[Fact] | None:
+    """TensorListResize: as many tensors as all workers agree on."""
+    step.take(node, 1, REPLICATED)
+    fact = step.inputs(node)[0]
+    return [Fact(fact.layout, _open_dims(step, node, fact.dims), fact.value)]
+
+
+def add_all(step: StepWalk, node: str) -> list[Fact] | None:
+    """AddN, of lists tensor by tensor."""
+    if not step.is_list(f"{node}:0"):
+        return elementwise(step, node)
+    set_facts = [f for f in step.inputs(node) if f.layout != BLANK]
+    if not set_facts:
+        return [Fact(BLANK)]
+    return [Fact(set_facts[0].layout)] if all(f.layout == set_facts[0].layout for f in set_facts) else None
+
+
+def zeros_like(step: StepWalk, node: str) -> list[Fact] | None:
+    """ZerosLike; a list of zeros is as one in which nothing is set."""
+    return [Fact(BLANK)] if step.is_list(f"{node}:0") else elementwise(step, node)
+
+
+def _put(step: StepWalk, node: str, slot: int) -> list[Fact] | None:
+    """What a list is with one tensor more."""
+    facts = step.inputs(node)
+    whole, item = facts[0], facts[slot]
+    layout: Layout = item.layout
+    if item.axis is not None and item.part is not None:
+        layout = Sharded(item.axis + 1, item.part)
+    number = Length.of(f"{step.prefix}{node}[0]")
+    dims = (number, *item.dims) if item.dims is not None else None
+    if whole.layout == BLANK:
+        return [Fact(layout, dims, item.value)]
+    value = item.value if whole.value == item.value else None
+    dims = whole.dims if whole.dims is not None and dims is not None and whole.dims[1:] == dims[1:] else None
+    if {whole.layout, layout} <= {REPLICATED, LENGTHS}:
+        return [Fact(LENGTHS if LENGTHS in (whole.layout, layout) else REPLICATED, dims, value)]
+    if whole.layout == layout:
+        return [Fact(layout, dims, value)]
+    if isinstance(whole.layout, Sharded) and item.is_same and item.rank is not None and whole.axis:
+        step.take(node, slot, Sharded(whole.axis - 1, whole.layout.part))
+        return [Fact(whole.layout, dims)]
+    return None
+
+
+def _item(step: StepWalk, tensor: str, fact: Fact) -> Fact:
+    """One tensor of a list."""
+    if fact.layout == BLANK:
+        return step.fact(tensor, REPLICATED)
+    layout: Layout = fact.layout
+    if fact.axis is not None and fact.part is not None:
+        layout = Sharded(fact.axis - 1, fact.part)
+    return step.fact(tensor, layout, fact.dims[1:] if fact.dims is not None else None, fact.value)
+
+
+def _open_dims(step: StepWalk, node: str, dims: Dims | None) -> Dims | None:
+    return None if dims is None else (Length.of(f"{step.prefix}{node}[0]"), *dims[1:])

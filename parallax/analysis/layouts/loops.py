@@ -1,0 +1,126 @@
+"""Rules of loops and conditionals of the new style, whose bodies are functions.
+
+A loop's variables have the layouts that the body gives back for them: it is assumed that they are as they start, the
+body says what they are afterwards, and the next assumption is what both are. The condition must be the same on all
+workers, so that all run as many iterations. A body stays as it is: a loop whose body needs some tensor in another
+layout takes its inputs whole.
+"""
+
+from __future__ import annotations
+
+from parallax.analysis.layouts.facts import BLANK, LENGTHS, REPLICATED, SUM, Dims, Fact
+from parallax.analysis.layouts.step_walk import StepWalk
+from parallax.graph.lengths import Length
+from parallax.graph.view import GraphView, split_tensor
+from parallax.plans.layouts import Layout, Sharded
+
+_MOST_ROUNDS = 8
+_COPIES = ("Identity", "Reshape", "Cast", "BroadcastTo", "Tile", "ExpandDims", "Snapshot")
+
+
+def loop(step: StepWalk, node: str) -> list[Fact] | None:
+    """While and StatelessWhile."""
+    attr, tensors = step.view.nodes[node].attr, step.view.inputs(node)
+    starts = [step.facts[tensor] for tensor in tensors]
+    outputs = step.view.outputs(node)
+    body, condition = attr["body"].func.name, attr["cond"].func.name
+    is_zeros = [fact.is_same and _is_zeros(step.view, tensor) for fact, tensor in zip(starts, tensors, strict=True)]
+    facts = starts
+    for _ in range(_MOST_ROUNDS):
+        made, goes_on = (step.bodies.follow(step, node, name, facts) for name in (body, condition))
+        if made is None or goes_on is None:
+            return None
+        joined = [
+            _join(step, output, _as_zeros(one, other) if is_nothing else one, other)
+            for is_nothing, output, one, other in zip(is_zeros, outputs, facts, made[0], strict=True)
+        ]
+        if joined == facts:
+            break
+        facts = [fact for fact in joined if fact is not None]
+        if len(facts) < len(joined):
+            return None
+    else:
+        return None
+    if made[1] or goes_on[1] or not goes_on[0][0].is_same:
+        return None
+    for slot, fact in enumerate(facts):
+        if not (is_zeros[slot] and fact.is_sum):
+            step.take(node, slot, fact.layout)
+    return facts
+
+
+def conditional(step: StepWalk, node: str) -> list[Fact] | None:
+    """If and StatelessIf, by a predicate that all workers have: what both branches give."""
+    attr, outputs = step.view.nodes[node].attr, step.view.outputs(node)
+    facts = step.inputs(node)
+    found = [step.bodies.follow(step, node, attr[name].func.name, facts[1:]) for name in ("then_branch", "else_branch")]
+    if any(one is None or one[1] for one in found):
+        return None
+    first, second = [one[0] for one in found if one is not None]
+    joined = [_join(step, output, one, other) for output, one, other in zip(outputs, first, second, strict=True)]
+    agreed = [fact for fact in joined if fact is not None]
+    if len(agreed) < len(joined) or any(
+        fact.layout not in (one.layout, LENGTHS) or fact.layout not in (other.layout, LENGTHS)
+        for fact, one, other in zip(agreed, first, second, strict=True)
+    ):
+        return None
+    step.take(node, 0, REPLICATED)
+    return agreed
+
+
+def _join(step: StepWalk, output: str, one: Fact, other: Fact) -> Fact | None:
+    """What a tensor is that is one or the other; of lengths that differ nothing is known.
+
+    Args:
+        step: the walk.
+        output: the tensor that is either.
+        one: what it is at first.
+        other: what it is afterwards.
+    """
+    if other.layout == BLANK:
+        return one
+    if one.layout == BLANK:
+        one = other
+    layout = _join_layouts(one, other)
+    if layout is None:
+        return None
+    value = one.value if one.value == other.value else None
+    return Fact(layout, _join_dims(step, output, layout, one, other), value)
+
+
+def _as_zeros(one: Fact, other: Fact) -> Fact:
+    """Zeros in the layout that a tensor has afterwards; they are a part of any sum."""
+    return Fact(SUM if other.is_sum else other.layout, one.dims)
+
+
+def _join_layouts(one: Fact, other: Fact) -> Layout | None:
+    layouts = {one.layout, other.layout}
+    if len(layouts) == 1 or (one.layout == SUM and other.is_sum):
+        return one.layout
+    if layouts == {REPLICATED, LENGTHS}:
+        return LENGTHS
+    return other.layout if one.is_same and isinstance(other.layout, Sharded) else None
+
+
+def _join_dims(step: StepWalk, output: str, layout: Layout, one: Fact, other: Fact) -> Dims | None:
+    known = [f.dims for f in (one, other) if f.dims is not None]
+    if len(known) < 2 or len(known[0]) != len(known[1]):
+        return None
+    dims = [
+        lengths[0] if len(set(lengths)) == 1 else Length.of(f"{step.prefix}{output}[{axis}]")
+        for axis, lengths in enumerate(zip(*known, strict=True))
+    ]
+    if isinstance(layout, Sharded):
+        dims[layout.axis] = layout.part.length
+    return tuple(dims)
+
+
+def _is_zeros(view: GraphView, tensor: str) -> bool:
+    """Whether a tensor is zeros, whatever its shape."""
+    node = split_tensor(tensor)[0]
+    while view.op(node) in _COPIES or view.op(node) == "Fill":
+        node = split_tensor(view.inputs(node)[1 if view.op(node) == "Fill" else 0])[0]
+    if view.op(node) == "ZerosLike":
+        return True
+    value = view.constant(f"{node}:0") if view.op(node) == "Const" else None
+    return value is not None and value.dtype.kind in "fc" and not value.any()

@@ -1,0 +1,171 @@
+"""Gives each node of a step's graph, and of the bodies of loops and conditionals, the layouts of its results."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from parallax.analysis.layouts.along import plain
+from parallax.analysis.layouts.facts import COUNTED, REPLICATED, Fact
+from parallax.analysis.layouts.op_rules import RULES
+from parallax.analysis.layouts.step_walk import REMEDY, StepWalk, is_partial
+from parallax.analysis.layouts.training_graph import VisitedGraph
+from parallax.analysis.layouts.values import constant_value
+from parallax.analysis.reading.bodies import ARGUMENT, Body, body_of
+from parallax.analysis.reading.capture import VARIABLES, variable_of_tensor
+from parallax.errors import GraphError
+from parallax.graph.batches import are_elements, batch_tensors
+from parallax.graph.control_flow import MERGES, is_loop_merge
+from parallax.graph.lengths import Length
+from parallax.graph.ops import state_op
+from parallax.graph.view import split_tensor
+from parallax.plans.layouts import Pieces, Sharded, ShardedAxis
+
+_LOOPS = ("Enter", "RefEnter", "NextIteration", "RefNextIteration", "Exit", "LoopCond")
+
+
+def visit(program: VisitedGraph, step: StepWalk, node: str) -> None:
+    """Gives the results of a node their layouts; a partial one that is needed whole is reduced here."""
+    for tensor, fact in zip(program.view.outputs(node), _facts_of(program, step, node), strict=True):
+        if tensor in step.completed and is_partial(fact):
+            step.changes[tensor, REPLICATED] = program.takers(tensor)
+            step.reduced[tensor] = fact.layout
+            fact = Fact(REPLICATED, fact.dims)
+        step.facts[tensor] = fact
+
+
+def _facts_of(program: VisitedGraph, step: StepWalk, node: str) -> list[Fact]:
+    view, op = program.view, program.view.op(node)
+    if op == "Const":
+        return step.all_outputs(node, REPLICATED, None, constant_value(view, f"{node}:0"))
+    if op in VARIABLES:
+        return step.all_outputs(node, REPLICATED)
+    if node in program.lengths:
+        return step.all_outputs(node, REPLICATED, (), Length.of(program.lengths[node]))
+    if op.startswith("Placeholder") or node in program.batches:
+        return _source(program, step, node)
+    if op in ("ReadVariableOp",) and variable_of_tensor(view, program.variables, view.inputs(node)[0]):
+        is_added_up = variable_of_tensor(view, program.variables, view.inputs(node)[0]) in step.part_variables
+        return step.all_outputs(node, COUNTED if is_added_up else REPLICATED)
+    if any(f"{tensor}" in step.pieces for tensor in view.outputs(node)):
+        return step.all_outputs(node, Pieces())
+    state = state_op(op, len(view.inputs(node)))
+    if state is not None:
+        return _write(program, step, node)
+    if op in _LOOPS or (op in MERGES and is_loop_merge(view, node)):
+        raise GraphError(f"Layouts have no rule for loops of the old style: {op} {node!r}. {REMEDY}")
+    missing = [t for t in view.inputs(node) if t not in step.facts]
+    if missing:
+        raise GraphError(f"Layouts cannot follow {op} {node!r}, which takes {missing[0]!r}. {REMEDY}")
+    if not view.outputs(node):
+        return []  # an assertion, which looks at what its worker has
+    is_opaque = op not in RULES and (program.differs_in(node) or program.is_opaque(node))
+    is_whole = is_opaque or node in step.gathered or program.writes(node, step.part_variables)
+    found = None if is_whole else RULES.get(op, plain)(step, node)
+    return _whole(program, step, node) if found is None else found
+
+
+def _source(program: VisitedGraph, step: StepWalk, node: str) -> list[Fact]:
+    """A placeholder, or what else gives batches."""
+    batch, view = program.batches.get(node), program.view
+    if are_elements(view.nodes[node]):
+        raise GraphError(f"Layouts have no rule for ragged batches: {node!r} has the values of one. {REMEDY}")
+    if batch is None:
+        return step.all_outputs(node, REPLICATED)
+    others = [tensor for tensor in view.outputs(node) if tensor not in batch_tensors(view, node)]
+    if others:
+        raise GraphError(
+            f"Layouts need batches of open length, and {view.op(node)} {node!r} gives {others[0]!r} beside some, of "
+            f"shape {view.shape(others[0])}. {REMEDY}"
+        )
+    return step.all_outputs(node, Sharded(0, ShardedAxis(batch)))
+
+
+def _whole(program: VisitedGraph, step: StepWalk, node: str) -> list[Fact]:
+    """An op that mixes examples, or has no rule: it takes its inputs whole, and all workers compute the same."""
+    view, op = program.view, program.view.op(node)
+    called = program.functions.of_node(view.nodes[node])
+    if program.functions.written_slots(view.nodes[node]):
+        raise GraphError(f"Layouts have no rule for variables that functions write: {op} {node!r}. {REMEDY}")
+    if called or program.draws(op):
+        step.alike += [node] if program.differs_in(node) else []
+    elif program.differs(op):
+        raise GraphError(
+            f"N workers must compute what one process computes, and {op} {node!r} may give every worker something "
+            f"else: layouts have no rule for it. {REMEDY}"
+        )
+    step.gather(node)
+    return step.all_outputs(node, REPLICATED)
+
+
+def _write(program: VisitedGraph, step: StepWalk, node: str) -> list[Fact]:
+    """Variables take what is the same on all workers; those that are added up over the workers take parts of a sum."""
+    view = program.view
+    state = state_op(view.op(node), len(view.inputs(node)))
+    if state is None:
+        return []
+    handles = [variable_of_tensor(view, program.variables, view.inputs(node)[slot]) for slot in state.state]
+    others = [slot for slot in range(len(view.inputs(node))) if slot not in state.state]
+    if any(variable in step.part_variables for variable in handles):
+        facts = step.inputs(node)
+        by_row = state.indices is not None and facts[state.indices].part is not None
+        if state.value is None or (by_row and facts[state.value].part != facts[state.indices or 0].part):
+            raise GraphError(f"Layouts have no rule for how {view.op(node)} {node!r} adds to a metric. {REMEDY}")
+        if not by_row:
+            step.take(node, state.value, COUNTED)
+    else:
+        step.replicate(node, *others) if others else None
+    return step.all_outputs(node, REPLICATED)
+
+
+_Followed = tuple[list[Fact], bool] | None
+
+
+class FunctionWalks:
+    """Walks over the bodies of the functions that loops and conditionals run, each once for what it takes.
+
+    Args:
+        program: the graph that has them.
+    """
+
+    def __init__(self, program: VisitedGraph) -> None:
+        self._program = program
+        self._bodies: dict[str, tuple[VisitedGraph, Body]] = {}
+        self._found: dict[tuple[str, str, tuple[Fact, ...]], _Followed] = {}
+
+    def follow(self, step: StepWalk, node: str, name: str, facts: Sequence[Fact]) -> _Followed:
+        """See `BodyWalks`."""
+        place = f"{step.prefix}{node}/"
+        asked = (place, name, tuple(facts))
+        if asked not in self._found:
+            self._found[asked] = self._follow(step, place, name, facts)
+        return self._found[asked]
+
+    def _follow(self, step: StepWalk, place: str, name: str, facts: Sequence[Fact]) -> _Followed:
+        program, body = self._body(name)
+        inner = StepWalk(body.view, self, step.batches, step.part_variables, prefix=f"{place}{name}/")
+        inner.facts.update(zip(body.arguments, facts, strict=True))
+        try:
+            for node in program.order:
+                visit(program, inner, node)
+        except GraphError:
+            return None  # its caller says so, where it cannot take its inputs whole
+        return [_seen_outside(inner.facts[tensor], inner.prefix) for tensor in body.results], inner.needs_changes
+
+    def _body(self, name: str) -> tuple[VisitedGraph, Body]:
+        if name not in self._bodies:
+            body = body_of(self._program.view, name)
+            needed = body.view.ancestors([split_tensor(tensor)[0] for tensor in body.results])
+            needed -= {node for node in needed if body.view.op(node) in ("NoOp", ARGUMENT)}
+            order = tuple(node for node in body.view.topological_order() if node in needed)
+            inside = replace(self._program, view=body.view, variables={}, sources=(), initial=frozenset(), steps=None)
+            self._bodies[name] = replace(inside, order=order, after=frozenset(), lengths={}), body
+        return self._bodies[name]
+
+
+def _seen_outside(fact: Fact, prefix: str) -> Fact:
+    """What is known of a result where it is taken; lengths of the body alone may be others each time that it runs."""
+    values = fact.values() or [None]
+    is_known = not any(one is None or one.has_symbol_of(prefix) for one in values)
+    is_open = any(one.has_symbol_of(prefix) for one in (fact.dims or ())[1:])
+    return Fact(fact.layout, None if is_open else fact.dims, fact.value if is_known else None)
