@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from parallax.analysis.layouts.elementwise import align
 from parallax.analysis.layouts.facts import LENGTHS, REPLICATED, SUM, Fact
 from parallax.analysis.layouts.step_walk import StepWalk, is_partial
-from parallax.analysis.layouts.values import compute_value, computes_value, reduced_axes
+from parallax.analysis.layouts.values import compute_value, computes_value, has_unlike_axes, reduced_axes
 from parallax.graph.lengths import ONE, Length
 from parallax.graph.view import split_tensor
 from parallax.plans.layouts import OffsetRange, Partial, Sharded, ShardedAxis
@@ -32,8 +32,11 @@ def plain(step: StepWalk, node: str) -> list[Fact] | None:
     return step.all_outputs(node, LENGTHS, None, compute_value(step.view, node, facts))
 
 
-def by_example(*slots: int) -> Rule:
-    """The rule of ops that take examples along the first axis of some inputs, one by one, and others whole."""
+def by_example(*slots: int, shaped_as_first: int | None = None) -> Rule:
+    """The rule of ops that take examples along the first axis of some inputs, one by one, and others whole.
+
+    The output `shaped_as_first` has the shape of the first input.
+    """
 
     def rule(step: StepWalk, node: str) -> list[Fact] | None:
         facts = step.inputs(node)
@@ -47,7 +50,9 @@ def by_example(*slots: int) -> Rule:
                 align(step, node, slot, facts[slot], 0, parts[0])
             elif not facts[slot].is_lengths:  # the shape of an input is the worker's
                 step.take(node, slot, REPLICATED)
-        return step.all_outputs(node, Sharded(0, parts[0]))
+        layout = Sharded(0, parts[0])
+        dims = {shaped_as_first: facts[0].dims}
+        return [step.fact(t, layout, dims.get(place)) for place, t in enumerate(step.view.outputs(node))]
 
     return rule
 
@@ -64,7 +69,7 @@ def along_last(*others: int) -> Rule:
             return None
         for slot in others:
             step.take(node, slot, REPLICATED)
-        return step.all_outputs(node, fact.layout)
+        return step.all_outputs(node, fact.layout, None if others else fact.dims)
 
     return rule
 
@@ -254,8 +259,8 @@ def gradient_axes(step: StepWalk, node: str) -> list[Fact] | None:
     if not _is_plain((one, other)):
         return None
     values = reduced_axes(one, other)
-    if None in values or any(f.is_same and f.numbers() is None for f in (one, other)):
-        step.replicate(node)  # a worker's lengths may be others than the whole ones that they would meet
+    if None in values or has_unlike_axes(one, other):
+        step.replicate(node)  # a worker's lengths may be others than those of the global batch beside them
     return [
         step.fact(tensor, REPLICATED, (Length.of(len(value)),) if isinstance(value, tuple) else None, value)
         for tensor, value in zip(step.view.outputs(node), values, strict=True)

@@ -31,10 +31,7 @@ _BY_EXAMPLE: dict[tuple[int, ...], list[str]] = {
         SpaceToDepth DepthToSpace ResizeBilinear ResizeNearestNeighbor ResizeBicubic ResizeArea MaxPoolWithArgmax
         ResizeNearestNeighborGrad ExtractImagePatches AdjustContrastv2 AdjustHue AdjustSaturation RGBToHSV HSVToRGB
         """.split(),
-    (0, 1): """
-        SoftmaxCrossEntropyWithLogits SparseSoftmaxCrossEntropyWithLogits InTopK InTopKV2 LRNGrad ResizeBilinearGrad
-        ResizeBicubicGrad
-        """.split(),
+    (0, 1): ["InTopK", "InTopKV2", "LRNGrad", "ResizeBilinearGrad", "ResizeBicubicGrad"],
     (0, 1, 2): ["MaxPoolGrad", "MaxPoolGradV2", "MaxPool3DGrad", "MaxPoolGradGrad"],
     (1,): ["AvgPoolGrad", "AvgPool3DGrad"],
     (2,): [
@@ -80,6 +77,10 @@ RULES: dict[str, Rule] = {
     "BroadcastTo": moves.broadcast_to,
     "Fill": moves.fill,
     **{op: along.by_example(*slots) for slots, ops in _BY_EXAMPLE.items() for op in ops},
+    **dict.fromkeys(
+        ("SoftmaxCrossEntropyWithLogits", "SparseSoftmaxCrossEntropyWithLogits"),
+        along.by_example(0, 1, shaped_as_first=1),
+    ),
     **dict.fromkeys(("Softmax", "LogSoftmax"), along.along_last()),
     **dict.fromkeys(("TopK", "TopKV2"), along.along_last(1)),
     **dict.fromkeys(("MatrixBandPart", "MatrixInverse", "Cholesky"), along.along_two),

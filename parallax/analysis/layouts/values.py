@@ -202,6 +202,13 @@ def reduced_axes(one: Fact, other: Fact) -> tuple[Value | None, Value | None]:
     return tuple(found[0]), tuple(found[1])
 
 
+def has_unlike_axes(one: Fact, other: Fact) -> bool:
+    """Whether two shapes have axes of lengths that are not known to be equal, of which none is broadcast."""
+    left, right = (fact.values() or [] for fact in (one, other))
+    pairs = zip(reversed(left), reversed(right), strict=False)
+    return any(a != b and ONE not in (a, b) for a, b in pairs)
+
+
 _COMPUTE: dict[str, Callable[[GraphView, str, Sequence[Fact]], Value | None]] = {
     **dict.fromkeys(("Identity", "Cast", "StopGradient", "Snapshot", "EnsureShape", "PlaceholderWithDefault"), _copy),
     **dict.fromkeys(("Add", "AddV2"), _elementwise(lambda a, b: a + b)),

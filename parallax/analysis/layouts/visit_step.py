@@ -57,8 +57,11 @@ def _facts_of(program: VisitedGraph, step: StepWalk, node: str) -> list[Fact]:
     missing = [t for t in view.inputs(node) if t not in step.facts]
     if missing:
         raise GraphError(f"Layouts cannot follow {op} {node!r}, which takes {missing[0]!r}. {REMEDY}")
-    if not view.outputs(node):
-        return []  # an assertion, which looks at what its worker has
+    if not view.outputs(node):  # an assertion, which looks at what its worker has, and at lengths of the global batch
+        for slot, fact in enumerate(step.inputs(node)):
+            if fact.is_lengths:
+                step.take(node, slot, REPLICATED)
+        return []
     is_opaque = op not in RULES and (program.differs_in(node) or program.is_opaque(node))
     is_whole = is_opaque or node in step.gathered or program.writes(node, step.part_variables)
     found = None if is_whole else RULES.get(op, plain)(step, node)
