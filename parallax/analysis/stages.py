@@ -18,6 +18,7 @@ from parallax.analysis.propagation.live_bytes import live_bytes
 from parallax.analysis.propagation.propagate import propagate, walked
 from parallax.analysis.propagation.walk import NoRule
 from parallax.analysis.reading.capture import Captured, capture
+from parallax.analysis.reading.fixed_batch import is_derived_again
 from parallax.analysis.routes.candidates import rows_by_owner
 from parallax.analysis.routes.peer_memory import peer_memory_cost
 from parallax.analysis.whatif.memory import (
@@ -88,7 +89,13 @@ def analyse(graph: Graph, lazy_updates: bool = True, layouts: bool | None = Fals
             f"model `with graph.as_default()`. {_OTHER_DOORS}"
         )
     captured = capture(graph, by_row=lazy_updates, by_layouts=layouts)
-    spec, sources = classify(captured)
+    try:
+        spec, sources = classify(captured)
+    except GraphError:
+        if not captured.is_opened:
+            raise
+        captured = capture(graph, by_row=lazy_updates)  # what cannot be told of an opened batch
+        spec, sources = classify(captured)
     return Analysed(captured, spec, sources)
 
 
@@ -105,7 +112,10 @@ def analysed_as(
         layouts: as the launcher's.
     """
     spec, sources = spec_from_json(text)
-    return Analysed(capture(graph, digest, lazy_updates, layouts), replace(spec, fingerprint=digest), sources)
+    captured = capture(graph, digest, lazy_updates, layouts)
+    if captured.is_opened and not any(is_derived_again(source.values) for source in sources):
+        captured = capture(graph, digest, lazy_updates)  # as `analyse` found
+    return Analysed(captured, replace(spec, fingerprint=digest), sources)
 
 
 def plan_for(

@@ -16,7 +16,7 @@ from parallax.graph.view import GraphView, once_per_view, split_tensor
 from parallax.types import Graph, NodeDef, Operation, Tensor, Variable
 
 _BATCH, _LENGTH, _ELEMENTS = "_parallax_batch", "_parallax_length", "_parallax_elements"
-_SCRIPT = "script/"
+_OPENED, _SCRIPT = "_parallax_opened", "script/"
 """How steps of scripts begin: they are what the analysis takes for one, and no front end has named them."""
 _REPORTED, _PART, _VECTOR_LOSS = "_parallax_reported", "_parallax_part", "_parallax_vector_loss"
 FULL = "_parallax_full"
@@ -44,6 +44,21 @@ def mark_batch_of_script(node: NodeDef, number: int) -> None:
         number: which step; batches of one step have one length on a worker.
     """
     node.attr[_BATCH].s = f"{_SCRIPT}{number}".encode()
+
+
+def mark_opened(node: NodeDef, examples: int) -> None:
+    """Says of a node that it gives a batch of so many examples, whose length the graph leaves open."""
+    node.attr[_OPENED].i = examples
+
+
+def is_opened(node: NodeDef) -> bool:
+    """Whether a node gives a batch of fixed length whose length the graph leaves open."""
+    return _OPENED in node.attr
+
+
+def fixed_length(node: NodeDef) -> int:
+    """How many examples such a batch has on each worker; 0 for any other node."""
+    return int(node.attr[_OPENED].i) if _OPENED in node.attr else 0
 
 
 def mark_full(placeholder: Tensor, examples: int) -> None:

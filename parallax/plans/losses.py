@@ -19,12 +19,14 @@ class UnevenBatch:
         placeholder: whose first dimension is the length.
         length: the edge by which a tensor of the graph takes the length, and shall take that of all workers' batches;
             None where there is no such tensor.
+        examples: how many examples it has on each worker, where it is of fixed length; else 0.
         alike: batches of the same step, whose lengths a run must find equal.
     """
 
     placeholder: str
     length: Edge | None = None
     alike: tuple[str, ...] = ()
+    examples: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,25 +2,29 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from ops.exactness.draft import Program, Statement
 from ops.exactness.interactions import FEATURES, LOSSES
+from ops.exactness.runs import Built
 from ops.exactness.trial import Outcome, try_program
+from parallax.analysis.stages import analyse
 
 PLAIN, ROUTES = "tf.reduce_mean(per_row)", ["alltoall"]
 
 
-def outcome(feature: str = "{h}", loss: str = PLAIN, more: str = "", **feeds: str) -> Outcome:
-    """How a program of three workers ends, whose batches have 6, 8 and 5 rows where the batch is open."""
-    program = Program(
+def program_of(feature: str = "{h}", loss: str = PLAIN, more: str = "", **feeds: str) -> Program:
+    """A program of three workers, whose batches have 6, 8 and 5 rows where the batch is open."""
+    return Program(
         title="A program.",
         workers=3,
         feeds=(("ids", "rng.randint(0, 13, [rows])"), ("y", "rng.randn(rows)"), *feeds.items()),
         statements=(
             Statement('ids = v1.placeholder(tf.int64, [rows], name="ids")'),
             Statement('y = v1.placeholder(F, [rows], name="y")'),
-            Statement("n = tf.shape(ids)[0]"),
+            Statement("n = tf.shape(ids)[0] if rows is None else rows"),
             Statement('emb = v1.get_variable("emb", [13, 4], F)'),
             Statement('w = v1.get_variable("w", [4, 1], F)'),
             Statement(f"h = {feature.format(h='tf.gather(emb, ids)', i='ids')}"),
@@ -30,7 +34,11 @@ def outcome(feature: str = "{h}", loss: str = PLAIN, more: str = "", **feeds: st
             *([Statement(more)] if more else []),
         ),
     )
-    return try_program(program.source(), ROUTES, layouts=True)[ROUTES[0]]
+
+
+def outcome(**options: str) -> Outcome:
+    """How such a program ends."""
+    return try_program(program_of(**options).source(), ROUTES, layouts=True)[ROUTES[0]]
 
 
 @pytest.mark.parametrize("feature", FEATURES)
@@ -64,3 +72,26 @@ def test_batches_that_meet_are_of_one_length_and_others_need_not_be(term: str, f
     u = 'v1.placeholder(F, [rows], name="u")'
     ended = outcome(loss=f"(lambda u: {term})({u})", u="rng.randn(rows + 2)")
     assert (ended.kind, found[1] in ended.message) == (found[0], True)
+
+
+FIXED = {
+    "batch statistics": "tf.reduce_mean(tf.square(per_row - tf.reduce_mean(per_row)))",
+    "a sum by the batch's length": "tf.sqrt(tf.reduce_sum(per_row) / float(rows) + 1.0)",
+    "zeros of the batch's length": "tf.sqrt(tf.reduce_mean(tf.stack([per_row, tf.zeros([rows], F)], 1)) + 1.0)",
+    "a loss with weights": "tf.sqrt(v1.losses.compute_weighted_loss(per_row) + 1.0)",
+    "flat rows": "tf.sqrt(tf.reduce_mean(tf.reshape(tf.reshape(h, [4 * rows]), [rows, 4])) + 9.0)",
+    "in-batch negatives": LOSSES[0],
+}
+
+
+@pytest.mark.parametrize("case", FIXED)
+def test_a_fixed_batch_is_opened_where_constants_are_told_apart(case: str) -> None:
+    program = replace(program_of(loss=FIXED[case]), is_open=False)
+    assert analyse(Built.of(program.source()).graph, layouts=True).captured.is_opened
+    assert try_program(program.source(), ROUTES, layouts=True)[ROUTES[0]].kind == "equal"
+
+
+def test_losses_of_a_fixed_batch_stay_means_where_a_constant_may_be_the_batch_s_or_none() -> None:
+    program = replace(program_of(loss="tf.reduce_mean(per_row * tf.constant(np.arange(rows), F))"), is_open=False)
+    analysed = analyse(Built.of(program.source()).graph, layouts=True)
+    assert not analysed.captured.by_layouts

@@ -83,9 +83,28 @@ def find_layouts(graph: TrainingGraph) -> Layouts:
         ]
         found = completed | {tensor: step.facts[tensor].layout for tensor in needed}
         if found == completed and step.gathered == gathered:
+            _check_lengths(step)
             return _layouts(program, step)
         completed, gathered = found, step.gathered
     raise GraphError(f"The layouts of this graph's tensors change with every walk over it. {REMEDY}")
+
+
+def _check_lengths(step: StepWalk) -> None:
+    """Refuses what is of fixed length along the examples of a batch that is open."""
+    for (tensor, layout), edges in step.changes.items():
+        fixed = _fixed_length(step.facts[tensor], layout)
+        if edges and fixed is not None:
+            raise GraphError(
+                f"{tensor!r} has {fixed} entries along the examples of a batch of open length, as {edges[0].node!r} "
+                f"takes it. Make it as long as the batch, by tf.shape. {REMEDY}"
+            )
+
+
+def _fixed_length(fact: Fact, layout: Layout) -> int | None:
+    if not fact.is_same or not isinstance(layout, Sharded) or fact.dims is None:
+        return None
+    number = fact.dims[layout.axis].number
+    return None if number == 1 else number
 
 
 def _finish(program: VisitedGraph, step: StepWalk) -> None:

@@ -33,6 +33,7 @@ from parallax.graph.batches import (
     batch_by_node,
     batch_of,
     batch_tensors,
+    fixed_length,
     is_of_script,
     length_by_step,
     reported_as,
@@ -119,7 +120,11 @@ def uneven_batches(view: GraphView) -> tuple[UnevenBatch, ...]:
     batches, lengths, found = batch_by_node(view), length_by_step(view), []
     for placeholder in dict.fromkeys(batches.values()):
         length = lengths.get(batch_of(view.nodes[split_tensor(placeholder)[0]]))
-        found.append(UnevenBatch(placeholder, None if length is None else Edge(length, 0), _alike(view, placeholder)))
+        edge, examples = (
+            None if length is None else Edge(length, 0),
+            fixed_length(view.nodes[split_tensor(placeholder)[0]]),
+        )
+        found.append(UnevenBatch(placeholder, edge, () if examples else _alike(view, placeholder), examples))
     return tuple(found)
 
 

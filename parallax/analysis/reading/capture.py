@@ -15,6 +15,7 @@ from typing import Any
 import tensorflow as tf
 
 from parallax.analysis.reading.digests import fingerprint
+from parallax.analysis.reading.fixed_batch import open_fixed_batch
 from parallax.analysis.reading.inline import InlinedCall, inline_calls
 from parallax.analysis.reading.launcher_graph import meant
 from parallax.analysis.reading.lazy.updates import LazyTable, lazy_updates
@@ -77,6 +78,7 @@ class Captured:
         by_row: whether it was.
         by_layouts: whether losses are followed by the layouts of tensors (analysis/layouts): where that is asked for,
             and the graph has batches of open length; None: where that can be.
+        is_opened: whether it was built for a fixed batch, which was opened (fixed_batch.py).
         remembered: what was decided of this graph, and as these variables and records say, by what was asked.
     """
 
@@ -88,6 +90,7 @@ class Captured:
     lazy: tuple[LazyTable, ...] = ()
     by_row: bool = False
     by_layouts: bool | None = False
+    is_opened: bool = False
     remembered: dict[Any, Any] = field(init=False, default_factory=dict, repr=False, compare=False)
 
 
@@ -117,10 +120,16 @@ def capture(graph: Graph, digest: str | None = None, by_row: bool = False, by_la
             view = GraphView(_with_shapes(rewritten))
     records, hidden = records_in(graph, names, calls, view)
     variables = _variables(graph, view, is_open)
+    is_opened = False
     if by_layouts and is_of_script(view):
+        initial = view.ancestors(v.initializer for v in variables.values() if v.initializer)
         view = GraphView(_copy(view.graph_def))
-        by_layouts = mark_open_batches(view, view.ancestors(v.initializer for v in variables.values() if v.initializer))
-    return Captured(view, digest, variables, records, hidden, lazy, by_row, by_layouts)
+        by_layouts = mark_open_batches(view, initial)
+        opened = None if by_layouts or hidden else open_fixed_batch(view, records, initial)
+        if opened is not None:
+            view, records = opened
+            by_layouts = is_opened = mark_open_batches(view, initial)
+    return Captured(view, digest, variables, records, hidden, lazy, by_row, by_layouts, is_opened)
 
 
 def _copy(graph_def: GraphDef) -> GraphDef:

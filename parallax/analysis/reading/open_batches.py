@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Set
 
-from parallax.graph.batches import mark_batch_of_script
+from parallax.graph.batches import is_opened, mark_batch_of_script
 from parallax.graph.view import GraphView
 
-_SOURCES = (
+SOURCES = (
     *("Placeholder", "PlaceholderV2", "IteratorGetNext", "QueueDequeue", "QueueDequeueV2"),
     *("QueueDequeueMany", "QueueDequeueManyV2", "QueueDequeueUpTo", "QueueDequeueUpToV2"),
 )
@@ -36,7 +36,8 @@ def mark_open_batches(view: GraphView, initial: Set[str]) -> bool:
 
 
 def _is_open(view: GraphView, node: str) -> bool:
-    return view.op(node) in _SOURCES and any(_has_open_rows(view, tensor) for tensor in view.outputs(node))
+    is_source = view.op(node) in SOURCES or is_opened(view.nodes[node])
+    return is_source and any(_has_open_rows(view, tensor) for tensor in view.outputs(node))
 
 
 def _has_open_rows(view: GraphView, tensor: str) -> bool:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -64,6 +64,7 @@ class GradientRecord:
         gradients: what was delivered, for every target with a gradient; none where TensorFlow called autodiff itself.
         cotangents: of the gradients delivered before, where this call went back through them.
         of: what was differentiated, as a loss.
+        is_plain: whether it was `tf.gradients` of that by the targets, with nothing else: it can be asked again.
     """
 
     first_op: int
@@ -71,6 +72,7 @@ class GradientRecord:
     gradients: tuple[Delivered, ...]
     cotangents: tuple[Cotangent, ...] = ()
     of: tuple[Place, ...] = ()
+    is_plain: bool = False
 
 
 def install() -> None:
@@ -111,12 +113,23 @@ def _recording(function: Callable[..., Nest], of: str, by: str) -> Callable[...,
         cotangents = _cotangents(before, found)
         if gradients or cotangents:
             losses = _places(bound.arguments[of]) if by_user else ()
-            record = GradientRecord(first_op, graph.version, gradients, cotangents, losses)
+            is_plain = by_user and _is_plain(bound.arguments)
+            record = GradientRecord(first_op, graph.version, gradients, cotangents, losses, is_plain)
             setattr(graph, _ATTRIBUTE, (*records_of(graph), record))
         return result
 
     setattr(wrapped, _ATTRIBUTE, True)
     return wrapped
+
+
+def _is_plain(arguments: Mapping[str, Argument]) -> bool:
+    """Whether arguments of `tf.gradients` are tensors, and targets, alone."""
+    import tensorflow as tf
+
+    given = [*_as_list(arguments.get("grad_ys")), *_as_list(arguments.get("stop_gradients"))]
+    wanted = getattr(arguments.get("unconnected_gradients"), "value", None)
+    ys = _as_list(arguments.get("ys"))
+    return all(one is None for one in given) and wanted in (None, "none") and all(map(tf.is_symbolic_tensor, ys))
 
 
 @contextmanager

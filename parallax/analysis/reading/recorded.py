@@ -31,12 +31,14 @@ class Record:
         ops: the nodes that autodiff made.
         cotangents: (gradient delivered before, the derivative by it), where this call went back through that gradient.
         of: what was differentiated, as a loss.
+        is_plain: whether it can be asked again, as `tf.gradients` of that by the targets.
     """
 
     gradients: tuple[tuple[str, str, str | None], ...]
     ops: frozenset[str]
     cotangents: tuple[tuple[str, str], ...] = ()
     of: tuple[str, ...] = ()
+    is_plain: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,7 +161,7 @@ def _record(one: record.GradientRecord, places: Sequence[_Place], place: _Place,
         for gradient in _resolved(places, place, one_of.gradient)
     ]
     losses = tuple(tensor for loss in one.of for tensor in _resolved(places, place, loss)[:1])
-    return Record(tuple(gradients), ops, tuple(cotangents), losses)
+    return Record(tuple(gradients), ops, tuple(cotangents), losses, one.is_plain and len(losses) == len(one.of))
 
 
 def _resolved(places: Sequence[_Place], place: _Place, tensor: record.Place) -> list[str]:

@@ -28,6 +28,9 @@ def share_batches(editor: Editor, rewrites: Rewrites) -> None:
 
 
 def _share(editor: Editor, batch: UnevenBatch) -> BatchShare:
+    if batch.examples:
+        rows = [tf.constant(batch.examples * workers, tf.int64) for workers in (1, editor.worker.size)]
+        return BatchShare.of(*rows)
     if batch.length is None:
         own = _length(editor, batch.placeholder)
         checks = [

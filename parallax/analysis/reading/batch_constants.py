@@ -1,0 +1,361 @@
+"""Tells which constants of a graph for a fixed batch lie along the batch, by what they meet, and makes them as long.
+
+A tensor whose rows are alike along an axis (zeros, ones, a fill) lies along the batch where it meets a tensor whose
+batch is open, axis by axis; where no variable has an axis of the batch's length, whatever it meets. A number in the
+shape of a Reshape is the batch's where as many elements lie before it. A constant that divides a sum over the batch,
+and is the batch's length, is taken for that length: a trained loss is a mean of its examples.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence, Set
+from math import prod
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from parallax.analysis.reading.open_batches import SOURCES
+from parallax.graph.view import GraphView, split_tensor
+from parallax.types import Array, GraphDef, NodeDef
+
+_CONTRACTS = ("MatMul", "BatchMatMul", "BatchMatMulV2", "BatchMatMulV3", "Einsum")
+_SHAPE_SLOT = {
+    "Fill": 0,
+    "RandomUniform": 0,
+    "RandomStandardNormal": 0,
+    "TruncatedNormal": 0,
+    "BroadcastTo": 1,
+    "Tile": 1,
+}
+_DIVIDES, _MULTIPLIES = ("RealDiv", "Div", "DivNoNan"), ("Mul",)
+_MEASURED = re.compile(r"(^|/)(Shape|Size|shape|size)(_\d+)?$")
+"""What TensorFlow calls a constant that it makes of the shape of a tensor, where that is known."""
+_READS = ("ReadVariableOp", "VariableV2", "Variable")
+_CUTS = {"Slice": (1, 2), "StridedSlice": (1, 2)}
+_JOINS = ("ConcatV2", "Pack")
+
+Dims = tuple[int, ...]
+
+
+class BatchConstants:
+    """The constants of one graph.
+
+    Args:
+        view: the graph for the fixed batch.
+        forward: the nodes of which losses are computed, without autodiff's.
+        losses: those of them that are differentiated.
+        length: of the batch.
+        batch: the tensor of open length that a batch is.
+
+    Attributes:
+        are_told: whether all constants that meet the batch were told apart.
+    """
+
+    def __init__(self, view: GraphView, forward: Set[str], losses: Set[str], length: int, batch: str) -> None:
+        self._losses = losses
+        self._view, self._forward, self._length, self._batch = view, forward, length, batch
+        self._changed: set[str] = set()
+        widths = [
+            (view.shape(tensor) or ())[view.op(node) not in _READS :]
+            for node in forward
+            if view.op(node) in (*_READS, *SOURCES)
+            for tensor in view.outputs(node)
+        ]
+        self._is_batch_alone = not any(length in dims for dims in widths)
+        self.are_told = True
+
+    def change(self, seen: GraphView, opened: GraphDef) -> bool:
+        """Changes what can be told of a graph.
+
+        Args:
+            seen: the graph with an open batch, with its shapes as they are now.
+            opened: the same, which is changed.
+
+        Returns:
+            Whether there was anything.
+        """
+        by_name = {node.name: node for node in opened.node}
+        count = len(self._changed)
+        for node in self._view.nodes:
+            if node in self._forward and node not in self._changed:
+                self._change(seen, opened, by_name[node])
+                if self._is_batch_alone:
+                    self._open_any(opened, by_name[node])
+        return len(self._changed) > count
+
+    def has_left(self, seen: GraphView) -> bool:
+        """Whether constants of the forward pass are left that may be of the batch, by their lengths or values.
+
+        Args:
+            seen: the graph with an open batch, after all changes.
+        """
+        for node in seen.ancestors(self._losses) & self._forward:
+            if any(dim.size > 0 and dim.size % self._length == 0 for dim in _promised(seen.nodes[node])):
+                return True
+            is_cut = seen.op(node) in _CUTS and self._open_axis(seen, seen.inputs(node)[0]) is not None
+            for tensor in () if is_cut else seen.inputs(node):
+                maker = split_tensor(tensor)[0]
+                is_own = seen.op(maker) == "Const" and maker in self._forward
+                if is_own and self._may_be_of_batch(seen.constant(tensor)):
+                    return True
+        return False
+
+    def _may_be_of_batch(self, value: Array | None) -> bool:
+        if value is None or value.dtype.kind not in "iuf":
+            return False
+        if any(n and n % self._length == 0 for n in value.shape):
+            return True
+        if value.dtype.kind == "f":
+            return value.ndim == 0 and any(np.isclose(value, n, rtol=1e-6) for n in (self._length, 1 / self._length))
+        return bool(np.any(value == self._length if value.ndim == 0 else (value > 0) & (value % self._length == 0)))
+
+    def _change(self, seen: GraphView, opened: GraphDef, node: NodeDef) -> None:
+        if node.op == "Reshape":
+            self._open_reshape(seen, opened, node)
+        elif node.op == "EnsureShape":
+            self._open_shape(seen, node)
+        elif node.op in _CUTS:
+            self._open_cut(seen, opened, node)
+        elif node.op in (*_DIVIDES, *_MULTIPLIES) and self._is_divisor(seen, node):
+            self._changed.add(node.name)
+            node.input[1] = _added(opened, self._batch, node.name, node.op in _MULTIPLIES, seen.dtype(f"{node.name}:0"))
+        for slot, axis in self._meets(seen, node):
+            self._open(opened, node, slot, axis)
+
+    def _open_axis(self, seen: GraphView, tensor: str) -> int | None:
+        """The axis of a tensor that is open and has a known length in the graph for the fixed batch."""
+        before = self._view.shape(tensor) if split_tensor(tensor)[0] in self._view.nodes else seen.shape(tensor)
+        now = seen.shape(tensor)
+        if now is None or before is None or len(now) != len(before):
+            return None
+        return next((axis for axis, n in enumerate(now) if n is None), None)
+
+    def _fixed(self, tensor: str) -> Dims | None:
+        """The shape of a tensor in the graph for the fixed batch."""
+        shape = self._view.shape(tensor)
+        return None if shape is None or None in shape else tuple(n for n in shape if n is not None)
+
+    def _taken(self, seen: GraphView, node: NodeDef) -> Iterator[tuple[int, Dims, int | None]]:
+        """Of each input: its place, its shape for the fixed batch, and its open axis."""
+        now = seen.inputs(node.name)
+        for slot, tensor in enumerate(self._view.inputs(node.name)):
+            fixed = self._fixed(tensor)
+            if fixed is not None:
+                yield slot, fixed, self._open_axis(seen, now[slot])
+
+    def _open_reshape(self, seen: GraphView, opened: GraphDef, node: NodeDef) -> None:
+        fixed, made = self._fixed(self._view.inputs(node.name)[0]), self._fixed(f"{node.name}:0")
+        axis = self._open_axis(seen, seen.inputs(node.name)[0])
+        asked = seen.constant(seen.inputs(node.name)[1])
+        if fixed is None or made is None or axis is None or asked is None:
+            return
+        before = prod(fixed[:axis])
+        places = [p for p, n in enumerate(made) if n % self._length == 0 and prod(made[:p]) == before]
+        places = places or [p for p, n in enumerate(made) if n % self._length == 0]
+        if len(places) != 1:
+            self.are_told = False
+            return
+        if int(asked[places[0]]) != -1:
+            self._changed.add(node.name)
+            wanted = [-1 if p == places[0] else n for p, n in enumerate(made)]
+            node.input[1] = _constant(opened, node.name, np.asarray(wanted, asked.dtype))
+
+    def _open_shape(self, seen: GraphView, node: NodeDef) -> None:
+        axis = self._open_axis(seen, seen.inputs(node.name)[0])
+        for place, dim in enumerate(node.attr["shape"].shape.dim):
+            if dim.size > 0 and (place == axis or (self._is_batch_alone and dim.size == self._length)):
+                self._changed.add(node.name)
+                dim.size = -1
+
+    def _open_cut(self, seen: GraphView, opened: GraphDef, node: NodeDef) -> None:
+        """Has a slice begin or end where the batch ends, if it did so."""
+        axis = self._open_axis(seen, seen.inputs(node.name)[0])
+        for slot in _CUTS[node.op] if axis is not None else ():
+            asked = self._value(seen, seen.inputs(node.name)[slot])
+            if asked is not None and axis is not None and len(asked) > axis and int(asked[axis]) == self._length:
+                self._changed.add(node.name)
+                node.input[slot] = _length_vector(opened, self._batch, f"{node.name}/{slot}", asked, axis)
+
+    def _value(self, seen: GraphView, tensor: str) -> Array | None:
+        """A constant, or what a Pack has of constants."""
+        node = split_tensor(tensor)[0]
+        if seen.op(node) != "Pack":
+            return seen.constant(tensor)
+        parts = [seen.constant(part) for part in seen.inputs(node)]
+        known = [part for part in parts if part is not None]
+        return np.stack(known) if len(known) == len(parts) else None
+
+    def _is_divisor(self, seen: GraphView, node: NodeDef) -> bool:
+        """Whether a node divides what is computed of the batch, and has no axis of it, by the batch's length."""
+        sum_of, by = seen.inputs(node.name)
+        value = seen.constant(by)
+        if value is None or np.size(value) != 1 or node.op in _MULTIPLIES and np.issubdtype(value.dtype, np.integer):
+            return False
+        wanted = 1 / self._length if node.op in _MULTIPLIES else self._length
+        is_length = bool(np.isclose(float(np.reshape(value, [])), wanted, rtol=1e-6))
+        return is_length and self._open_axis(seen, sum_of) is None and self._batch_reaches(seen, sum_of)
+
+    def _batch_reaches(self, seen: GraphView, tensor: str) -> bool:
+        return split_tensor(self._batch)[0].rsplit("_", 1)[0] in {
+            node.rsplit("_", 1)[0] for node in seen.ancestors([split_tensor(tensor)[0]]) if node not in self._view.nodes
+        }
+
+    def _meets(self, seen: GraphView, node: NodeDef) -> Iterator[tuple[int, int]]:
+        """(input, axis) of what meets the batch along that axis and is as long as the fixed one."""
+        taken = list(self._taken(seen, node))
+        made = self._fixed(f"{node.name}:0")
+        begun = [(fixed, axis) for _, fixed, axis in taken if axis is not None]
+        if not begun or made is None or node.op in _CONTRACTS:
+            return
+        (fixed, axis) = max(begun, key=lambda one: len(one[0]))
+        from_right = len(fixed) - axis
+        is_broadcast = node.op in _JOINS or _broadcast([one for _, one, _ in taken]) == made
+        for slot, other, is_open in taken:
+            place = len(other) - from_right if is_broadcast else axis
+            if is_open is None and 0 <= place < len(other) and other[place] == fixed[axis] != 1:
+                yield slot, place
+
+    def _open(self, opened: GraphDef, node: NodeDef, slot: int, axis: int) -> None:
+        """Has a node take a constant as long as the batch along an axis."""
+        maker = split_tensor(self._view.inputs(node.name)[slot])[0]
+        while self._view.op(maker) in ("Identity", "Cast") and maker in self._forward:
+            maker = split_tensor(self._view.inputs(maker)[0])[0]
+        shape_slot = _SHAPE_SLOT.get(self._view.op(maker))
+        by_name = {one.name: one for one in opened.node}
+        if self._view.op(maker) == "Const":
+            value = self._view.constant(f"{maker}:0")
+            if value is None or not _is_alike(value, axis):
+                self.are_told = False
+                return
+            self._changed.add(f"{node.name}@{slot}")
+            name = f"{node.name}/{slot}"
+            node.input[slot] = _broadcast_rows(opened, self._batch, name, np.take(value, [0], axis), axis, value.shape)
+        elif shape_slot is not None:
+            self._open_maker(opened, by_name[maker], shape_slot, axis)
+
+    def _open_maker(self, opened: GraphDef, maker: NodeDef, slot: int, axis: int) -> None:
+        """Has what makes a tensor of a shape make it as long as the batch along an axis."""
+        if maker.name in self._changed:
+            return
+        asked = self._view.constant(self._view.inputs(maker.name)[slot])
+        if asked is None or int(asked[axis]) != self._length:
+            self.are_told = False
+            return
+        self._changed.add(maker.name)
+        maker.input[slot] = _length_vector(opened, self._batch, maker.name, asked, axis)
+
+    def _open_any(self, opened: GraphDef, maker: NodeDef) -> None:
+        """Opens what makes a tensor that can but be of the batch: no variable has an axis of its length."""
+        if maker.name in self._changed:
+            return
+        if maker.op in _SHAPE_SLOT:
+            asked = self._view.constant(self._view.inputs(maker.name)[_SHAPE_SLOT[maker.op]])
+            if asked is not None and list(asked).count(self._length) == 1:
+                self._open_maker(opened, maker, _SHAPE_SLOT[maker.op], list(asked).index(self._length))
+        elif maker.op == "Range" and self._is_length(self._view.constant(self._view.inputs(maker.name)[1])):
+            self._changed.add(maker.name)
+            maker.input[1] = _added(opened, self._batch, maker.name, False, self._view.dtype(f"{maker.name}:0"))
+        elif maker.op == "Const":
+            value = self._view.constant(f"{maker.name}:0")
+            if value is not None and value.dtype.kind == "i" and _MEASURED.search(maker.name):
+                self._open_measured(opened, maker, value)
+                return
+            axis = list(value.shape).index(self._length) if value is not None and self._length in value.shape else None
+            if value is None or axis is None:
+                return
+            if not _is_alike(value, axis):
+                self.are_told = False
+                return
+            self._changed.add(maker.name)
+            row = np.take(value, [0], axis)
+            rows = _broadcast_rows(opened, self._batch, maker.name, row, axis, tuple(value.shape))
+            self._replace(opened, maker.name, rows)
+
+    def _open_measured(self, opened: GraphDef, maker: NodeDef, value: Array) -> None:
+        """Has what TensorFlow has measured of a tensor of known shape, and made a constant, have the batch's length."""
+        if self._is_length(value):
+            self._changed.add(maker.name)
+            rows = _added(opened, self._batch, maker.name, False, self._view.dtype(f"{maker.name}:0"))
+            self._replace(opened, maker.name, rows)
+        elif value.ndim == 1 and list(value % self._length == 0).count(True) == 1 and self._length in value:
+            self._changed.add(maker.name)
+            axis = list(value).index(self._length)
+            self._replace(opened, maker.name, _length_vector(opened, self._batch, maker.name, value, axis))
+
+    def _is_length(self, value: Array | None) -> bool:
+        return value is not None and value.ndim == 0 and bool(value == self._length)
+
+    def _replace(self, opened: GraphDef, constant: str, made: str) -> None:
+        """Has the forward pass take something else for a constant; of a Reshape's shape there is a rule of its own."""
+        for node in opened.node:
+            for slot, taken in enumerate(node.input if node.name in self._forward else ()):
+                if taken in (constant, f"{constant}:0") and (node.op, slot) != ("Reshape", 1):
+                    node.input[slot] = made
+
+
+def _promised(node: NodeDef) -> Sequence[Any]:
+    """The lengths of axes that a node promises of its input."""
+    return list(node.attr["shape"].shape.dim) if node.op == "EnsureShape" else []
+
+
+def _broadcast(shapes: list[Dims]) -> Dims | None:
+    try:
+        return tuple(int(n) for n in np.broadcast_shapes(*shapes))
+    except ValueError:
+        return None
+
+
+def _is_alike(value: Array, axis: int) -> bool:
+    return bool(np.all(value == np.take(value, [0], axis)))
+
+
+def _constant(opened: GraphDef, name: str, value: Array) -> str:
+    with tf.Graph().as_default() as graph:
+        tf.constant(value, name="value")
+    return _moved(opened, graph.as_graph_def(), "", f"parallax_opened/{name}", "value")
+
+
+def _length_vector(opened: GraphDef, batch: str, name: str, asked: Array, axis: int) -> str:
+    with tf.Graph().as_default() as graph:
+        rows = _rows(opened, batch, asked.dtype)
+        tf.stack(
+            [rows if place == axis else tf.constant(n, asked.dtype) for place, n in enumerate(asked)], name="value"
+        )
+    return _moved(opened, graph.as_graph_def(), batch, f"parallax_opened/{name}", "value")
+
+
+def _broadcast_rows(opened: GraphDef, batch: str, name: str, row: Array, axis: int, shape: Dims) -> str:
+    with tf.Graph().as_default() as graph:
+        rows = _rows(opened, batch, np.dtype(np.int32))
+        dims = [rows if place == axis else tf.constant(n, tf.int32) for place, n in enumerate(shape)]
+        tf.broadcast_to(tf.constant(row), tf.stack(dims), name="value")
+    return _moved(opened, graph.as_graph_def(), batch, f"parallax_opened/{name}", "value")
+
+
+def _added(opened: GraphDef, batch: str, name: str, is_reciprocal: bool, dtype: int) -> str:
+    with tf.Graph().as_default() as graph:
+        rows = tf.cast(_rows(opened, batch, np.dtype(np.int32)), tf.as_dtype(dtype))
+        tf.identity(1 / rows if is_reciprocal else rows, name="value")
+    return _moved(opened, graph.as_graph_def(), batch, f"parallax_opened/{name}", "value")
+
+
+def _rows(opened: GraphDef, batch: str, dtype: np.dtype) -> tf.Tensor:
+    node = next(one for one in opened.node if one.name == split_tensor(batch)[0])
+    shape = [None if dim.size < 0 else int(dim.size) for dim in node.attr["shape"].shape.dim]
+    stand_in = tf.compat.v1.placeholder(tf.as_dtype(node.attr["dtype"].type), shape, name="batch")
+    return tf.shape(stand_in, out_type=tf.as_dtype(dtype))[0]
+
+
+def _moved(opened: GraphDef, made: GraphDef, batch: str, scope: str, result: str) -> str:
+    """Adds a small graph's nodes under a name, its placeholder replaced by a batch; gives its result."""
+    for node in made.node:
+        if node.name == "batch":
+            continue
+        copy = opened.node.add()
+        copy.CopyFrom(node)
+        copy.name = f"{scope}/{node.name}"
+        for slot, taken in enumerate(node.input):
+            copy.input[slot] = batch if taken.split(":")[0] == "batch" else f"{scope}/{taken}"
+    return f"{scope}/{result}"

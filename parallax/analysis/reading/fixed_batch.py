@@ -1,0 +1,150 @@
+"""Opens the batch of a script's graph that was built for a fixed one, and has TensorFlow derive its gradients again.
+
+Autodiff folds a fixed batch into constants, which nothing tells from widths. So what gives batches is seen with an open
+first dimension, constants of the forward pass that lie along it are made as long as the batch, and `tf.gradients` is
+asked again for what the script asked, which gives Shape and Size ops in place of constants. What the script built on
+the old gradients takes the new ones. Where anything of this cannot be told there is no such graph, and losses are taken
+for means of each worker's batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence, Set
+
+import tensorflow as tf
+
+from parallax.analysis.reading.batch_constants import BatchConstants
+from parallax.analysis.reading.functions import takes_functions
+from parallax.analysis.reading.open_batches import SOURCES
+from parallax.analysis.reading.recorded import Record, records_in
+from parallax.graph.batches import mark_opened
+from parallax.graph.control_flow import is_loop_merge
+from parallax.graph.view import GraphView, split_tensor
+from parallax.types import Graph, GraphDef
+
+SCOPE = "parallax_opened"
+_MOST_PASSES = 12
+_NOT_DERIVED = (ValueError, TypeError, LookupError, AttributeError, NotImplementedError, tf.errors.OpError)
+"""What TensorFlow raises of shapes that do not agree, and of ops that it cannot differentiate in a graph as read."""
+
+Opened = tuple[GraphView, tuple[Record, ...]]
+
+
+def open_fixed_batch(view: GraphView, records: Sequence[Record], initial: Set[str]) -> Opened | None:
+    """The graph with its batch open, and what autodiff delivered in it; None where that cannot be had.
+
+    Args:
+        view: the captured graph.
+        records: what autodiff delivered.
+        initial: nodes that initial values need.
+    """
+    if not records or not all(record.is_plain for record in records):
+        return None
+    autodiff = frozenset[str]().union(*(record.ops for record in records))
+    losses = {split_tensor(t)[0] for record in records for t in record.of}
+    forward = view.ancestors(losses) - autodiff
+    sources = [
+        tensor
+        for node in view.nodes
+        if node in forward and node not in initial and view.op(node) in SOURCES
+        for tensor in view.outputs(node)
+        if view.shape(tensor)
+    ]
+    lengths = {(view.shape(tensor) or (None,))[0] for tensor in sources}
+    length = lengths.pop() if len(lengths) == 1 else None
+    if length is None or length < 2 or any(_is_loop_or_call(view, node) for node in forward):
+        return None
+    try:
+        opened = _with_open_sources(view, sources, length, initial)
+        constants = BatchConstants(view, forward, losses & forward, length, f"{SCOPE}_0:0")
+        for _ in range(_MOST_PASSES):
+            seen = GraphView(_with_new_shapes(opened))
+            if not constants.change(seen, opened):
+                is_told = constants.are_told and not constants.has_left(seen)
+                return _derived(opened, records) if is_told else None
+        return None
+    except _NOT_DERIVED:
+        return None
+
+
+def is_derived_again(tensor: str) -> bool:
+    """Whether a tensor is of the gradients of a graph whose batch was opened."""
+    return tensor.startswith(SCOPE)
+
+
+def _is_loop_or_call(view: GraphView, node: str) -> bool:
+    return takes_functions(view.op(node)) or is_loop_merge(view, node)
+
+
+def _with_open_sources(view: GraphView, sources: Sequence[str], length: int, initial: Set[str]) -> GraphDef:
+    """The graph, in which all takes what gives batches with an open first dimension."""
+    opened = {tensor: f"{SCOPE}_{number}" for number, tensor in enumerate(sources)}
+    changed = type(view.graph_def)()
+    changed.library.CopyFrom(view.graph_def.library)
+    changed.versions.CopyFrom(view.graph_def.versions)
+    for node in view.graph_def.node:
+        copy = changed.node.add()
+        copy.CopyFrom(node)
+        for slot, tensor in enumerate(view.inputs(node.name)):
+            if tensor in opened and node.name not in initial:
+                copy.input[slot] = opened[tensor]
+    for tensor, name in opened.items():
+        made = changed.node.add(name=name, op="PlaceholderWithDefault", input=[tensor])
+        made.attr["dtype"].type = view.dtype(tensor)
+        for axis, size in enumerate(view.shape(tensor) or ()):
+            made.attr["shape"].shape.dim.add(size=-1 if axis == 0 or size is None else size)
+        mark_opened(made, length)
+    return changed
+
+
+def _with_new_shapes(graph_def: GraphDef) -> GraphDef:
+    """Has TensorFlow infer all shapes anew."""
+    return _imported(graph_def).as_graph_def(add_shapes=True)
+
+
+def _imported(graph_def: GraphDef) -> Graph:
+    bare = type(graph_def)()
+    bare.CopyFrom(graph_def)
+    for node in bare.node:
+        node.attr.pop("_output_shapes", None)
+    graph = tf.Graph()
+    with graph.as_default():
+        tf.graph_util.import_graph_def(bare, name="")
+    return graph
+
+
+def _derived(opened: GraphDef, records: Sequence[Record]) -> Opened | None:
+    """The graph with all gradients derived again, in the order in which the script asked for them."""
+    graph, instead = _imported(opened), dict[str, str]()
+    with graph.as_default():
+        for number, record in enumerate(records):
+            ys = [graph.get_tensor_by_name(tensor) for tensor in record.of]
+            xs = [graph.get_tensor_by_name(target) for target, _, _ in record.gradients]
+            with tf.name_scope(f"{SCOPE}_gradients_{number}/"):
+                found = tf.gradients(ys, xs, name="gradients")
+            for (_, values, indices), gradient in zip(record.gradients, found, strict=True):
+                if isinstance(gradient, tf.IndexedSlices) != (indices is not None):
+                    return None
+                parts = [gradient.values, gradient.indices] if indices is not None else [gradient]
+                for old, new in zip([values, indices], parts, strict=False):
+                    _redirect(graph, record, str(old), new)
+                    instead[split_tensor(str(old))[0]] = str(new.op.name)
+    changed = graph.as_graph_def()
+    autodiff = frozenset[str]().union(*(record.ops for record in records))
+    for node in changed.node:  # what waits for an old gradient waits for the new one
+        for slot, taken in enumerate(node.input if node.name not in autodiff else ()):
+            if taken.startswith("^") and taken[1:] in instead:
+                node.input[slot] = f"^{instead[taken[1:]]}"
+    changed = _with_new_shapes(changed)
+    view = GraphView(changed)
+    again, hidden = records_in(graph, [op.name for op in graph.get_operations()], (), view)
+    return None if hidden else (view, again)
+
+
+def _redirect(graph: Graph, record: Record, old: str, new: tf.Tensor) -> None:
+    """Has all that takes an old gradient, but for autodiff itself, take the new one."""
+    before = graph.get_tensor_by_name(old)
+    for op in before.consumers():
+        for slot, taken in enumerate(op.inputs):
+            if taken is before and op.name not in record.ops:
+                op._update_input(slot, new)
