@@ -1,9 +1,12 @@
 """Hooks and summary writers that name one folder on all workers: each worker has files of its own."""
 
 import json
+import tempfile
 
 import pytest
 import tensorflow.compat.v1 as tf
+
+from parallax.runtime.worker.worker_folders import WorkerFolders
 
 pytestmark = pytest.mark.timeout(240)
 
@@ -128,3 +131,17 @@ def test_a_hook_for_the_chief_alone_that_needs_all_workers_is_refused(run, tmp_p
     assert done.status == 1 and "stall" not in done.stderr, done
     assert "A hook of Config.chief_only_hooks must fetch what worker 0 has by itself" in done.stderr, done
     assert "take part for emb" in done.stderr and "Config.hooks" in done.stderr, done
+
+
+def test_what_is_discarded_is_never_on_a_disk(tmp_path, monkeypatch):
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    folders = WorkerFolders(1)
+    with folders.chiefs_begin():
+        named = folders.folder(str(tmp_path / "summaries"))
+        with tf.Graph().as_default() as graph:
+            writer = tf.summary.FileWriter(named, graph)
+            writer.flush()
+            assert tf.io.gfile.listdir(named) and not list(tmp_path.iterdir())  # nor is anything where a kill leaves it
+            writer.close()
+    assert folders.folder("out") == "out/worker-1" and WorkerFolders(0).folder("out") == "out"

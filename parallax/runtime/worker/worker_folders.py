@@ -12,7 +12,6 @@ the folder `worker-R` in it:
 from __future__ import annotations
 
 import re
-import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import wraps
@@ -25,6 +24,8 @@ _FOLDERS = ("_output_dir", "_checkpoint_dir")
 _FILES = ("_save_path", "_output_file")
 """Where TensorFlow's hooks have the folders and files that they write to."""
 _EAGER_WRITER = "create_summary_file_writer"
+_IN_MEMORY = "ram://parallax-discarded"
+"""A folder of TensorFlow's file system within the process, of which nothing is left however the process ends."""
 
 
 class WorkerFolders:
@@ -37,8 +38,7 @@ class WorkerFolders:
     def __init__(self, rank: int) -> None:
         self._rank = rank
         self._knows_rank = self._stays = False
-        self._discarded: tempfile.TemporaryDirectory[str] | None = None
-        self._of_chiefs: tempfile.TemporaryDirectory[str] | None = None  # held: writers are open until the process ends
+        self._discards = False
 
     def install(self) -> None:
         """From now on summary writers of this process write into the worker's own folders. Imports TensorFlow."""
@@ -63,8 +63,8 @@ class WorkerFolders:
 
     def folder(self, named: str) -> str:
         """Where this worker writes summaries for which the script names a folder."""
-        if self._discarded is not None:
-            return self._discarded.name
+        if self._discards:
+            return _IN_MEMORY
         if not self._rank or self._stays or (self._knows_rank and self._has_rank(named)):
             return named
         return f"{named.rstrip('/')}/{self._name}"
@@ -93,12 +93,11 @@ class WorkerFolders:
     @contextmanager
     def chiefs_begin(self) -> Iterator[None]:
         """Inside, hooks of worker 0 alone begin: what writers of other workers write as they open is discarded."""
-        if self._rank:
-            self._discarded = tempfile.TemporaryDirectory(prefix="parallax-discarded-")
+        self._discards = self._rank > 0
         try:
             yield
         finally:
-            self._of_chiefs, self._discarded = self._discarded, None
+            self._discards = False
 
     @property
     def _name(self) -> str:
