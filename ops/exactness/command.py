@@ -33,6 +33,7 @@ class Tally:
         reasons: of refusals, and the numbers of the graphs.
         faults: (number, route, outcome).
         seconds: of processor time.
+        noted: how many graphs are equal, and their plans have notes.
     """
 
     outcomes: Counter[str] = field(default_factory=Counter)
@@ -40,12 +41,16 @@ class Tally:
     reasons: defaultdict[str, list[int]] = field(default_factory=lambda: defaultdict(list))
     faults: list[tuple[int, str, Outcome]] = field(default_factory=list)
     seconds: float = 0.0
+    noted: int = 0
 
     def add(self, number: int, outcomes: dict[str, Outcome]) -> list[tuple[str, Outcome]]:
         """Counts a graph, and returns its faults, by route."""
         kinds = [outcome.kind for outcome in outcomes.values()]
         self.outcomes[max(kinds, key=_ORDER.index)] += 1
         self.trials += len(kinds)
+        self.noted += all(outcome.kind == "equal" for outcome in outcomes.values()) and any(
+            outcome.notes for outcome in outcomes.values()
+        )
         self.seconds += sum(outcome.seconds for outcome in outcomes.values())
         refused = [outcome for outcome in outcomes.values() if outcome.kind == "refused"]
         for reason in {reason_of(outcome): None for outcome in refused}:
@@ -64,6 +69,7 @@ class Tally:
         graphs = sum(self.outcomes.values())
         lines = [self.counts()]
         lines.append(f"{self.outcomes['refused'] / max(graphs, 1):.1%} refused")
+        lines.append(f"{self.noted} equal, with notes")
         for reason, numbers in sorted(self.reasons.items(), key=lambda item: -len(item[1])):
             lines.append(f"  {len(numbers):4}  {reason}: {', '.join(map(str, numbers[:NUMBERED]))}")
         lines.append(f"{self.seconds / max(graphs, 1):.2f} s of processor a graph")

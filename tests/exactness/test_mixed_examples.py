@@ -61,6 +61,10 @@ train = tf.group(train, moved, seen[1])
     assert outcome(more=more).kind == "equal"
 
 
+def test_gradients_of_a_whole_tensor_beside_a_worker_s_share_are_summed_over_the_same_axes() -> None:
+    assert outcome(feature="{h} + tf.gather({h}, tf.argsort({i})) * {h}").kind == "equal"
+
+
 @pytest.mark.parametrize(
     "term, found",
     [

@@ -259,7 +259,8 @@ def gradient_axes(step: StepWalk, node: str) -> list[Fact] | None:
     if not _is_plain((one, other)):
         return None
     values = reduced_axes(one, other)
-    if None in values or has_unlike_axes(one, other):
+    is_whole = any(fact.is_same and fact.numbers() is None for fact in (one, other))
+    if None in values or is_whole or has_unlike_axes(one, other):
         step.replicate(node)  # a worker's lengths may be others than those of the global batch beside them
     return [
         step.fact(tensor, REPLICATED, (Length.of(len(value)),) if isinstance(value, tuple) else None, value)
