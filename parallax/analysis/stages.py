@@ -62,7 +62,7 @@ class Analysed:
         return spec_to_json(self.spec, self.sources)
 
 
-def analyse(graph: Graph, lazy_updates: bool = True, layouts: bool | None = False) -> Analysed:
+def analyse(graph: Graph, lazy_updates: bool = True, layouts: bool | None = None) -> Analysed:
     """Captures and classifies a tf.Graph.
 
     Args:
@@ -100,7 +100,7 @@ def analyse(graph: Graph, lazy_updates: bool = True, layouts: bool | None = Fals
 
 
 def analysed_as(
-    graph: Graph, text: str, digest: str, lazy_updates: bool = True, layouts: bool | None = False
+    graph: Graph, text: str, digest: str, lazy_updates: bool = True, layouts: bool | None = None
 ) -> Analysed:
     """Captures a worker's graph and takes the launcher's classes for it.
 

@@ -16,8 +16,7 @@ def notes_of(layer, shape):
     model = keras.Model(inputs, layers.Dense(1)(rows))
     model.compile("sgd", "mse")
     x = np.zeros([6, *shape], np.float32)
-    notes = plan_of_fit(model, x, Y, batch_size=4, validation_data=(x, Y)).notes
-    return [note for note in notes if "stay apart" in note or "meet" in note]
+    return plan_of_fit(model, x, Y, batch_size=4, validation_data=(x, Y)).notes
 
 
 @pytest.mark.parametrize(
@@ -32,9 +31,9 @@ def notes_of(layer, shape):
     ids=["transposed", "bilinear", "bicubic", "MaxPooling3D", "AveragePooling3D"],
 )
 def test_layers_keep_examples_apart(make, shape):
-    assert notes_of(make(), shape) == []
+    assert notes_of(make(), shape) == ()
 
 
 def test_examples_that_are_taken_by_numbers_are_told():
     taken = layers.Lambda(lambda x: x + ops.mean(ops.take(x, [0, 1], axis=0), axis=0))
-    assert notes_of(taken, (6, 4)) != []
+    assert notes_of(taken, (6, 4)) != ()

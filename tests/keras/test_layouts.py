@@ -9,10 +9,11 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+import tf_keras
 
 from parallax.errors import GraphError
 from tests.keras.here import difference, fit_plainly, outcome
-from tests.keras.two_here import fit_by, plan_of_fit
+from tests.keras.two_here import fit_by, plain_fit_of, plan_of_fit
 
 layers = keras.layers
 _random = np.random.RandomState(0)
@@ -26,7 +27,7 @@ MOST = 1e-5
 def check(make, size=2):
     """A script comes to the same by layouts, on so many workers, as in plain Keras."""
     plain = outcome(fit_plainly, make)
-    found = outcome(functools.partial(fit_by, size, layouts=True), make)
+    found = outcome(functools.partial(fit_by, size), make)
     parts = {name: difference(found[name], plain[name]) for name in plain}
     assert max(parts.values()) <= MOST, (parts, found["found"], plain["found"])
 
@@ -75,6 +76,12 @@ class Positions(layers.Layer):
 
 def positions():
     return keras.Sequential([keras.Input((5,), dtype="int32"), Positions(), layers.Flatten(), layers.Dense(1)])
+
+
+def recurrent_twice():
+    first = [keras.Input((None,), dtype="int32"), layers.Embedding(40, 4)]
+    inner = layers.Bidirectional(layers.LSTM(3, return_sequences=True))
+    return keras.Sequential([*first, inner, layers.Bidirectional(layers.LSTM(3)), layers.Dense(1)])
 
 
 def recurrent():
@@ -150,11 +157,26 @@ def test_workers_without_examples_count_for_nothing(model, loss, x, size):
     check(made, size)
 
 
+@pytest.mark.parametrize("size", [2, 3])
+def test_a_fused_normalization_is_over_the_global_batch(size):
+    old = tf_keras.layers
+
+    def make(train):
+        model = tf_keras.Sequential([old.Input((8, 8, 3)), old.Conv2D(4, 3), old.BatchNormalization(), old.Flatten()])
+        model.add(old.Dense(3))
+        model.compile(tf_keras.optimizers.SGD(0.1), tf_keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+        return model, train(model, IMAGES, CLASSES, batch_size=8, epochs=2, shuffle=False, verbose=0).history
+
+    plain = outcome(lambda model, *args, **kwargs: plain_fit_of(model)(model, *args, **kwargs), make)
+    found = outcome(functools.partial(fit_by, size), make)
+    assert max(difference(found[name], plain[name]) for name in plain) <= MOST
+
+
 def test_convolutions_are_normalized_over_the_global_batch():
     check(fitted(normalized_images, CROSS_ENTROPY, IMAGES, CLASSES, metrics=["accuracy"]))
 
 
-@pytest.mark.parametrize("model", [positions, recurrent])
+@pytest.mark.parametrize("model", [positions, recurrent, recurrent_twice])
 def test_tables_take_the_sum_of_the_global_batch(model):
     check(fitted(model, "mse", IDS))
 
@@ -270,9 +292,11 @@ def test_the_plan_names_what_is_gathered_and_nothing_else():
     def notes(model, loss, *args):
         made = model()
         made.compile("sgd", loss)
-        return plan_of_fit(made, *args, batch_size=8, layouts=True).notes
+        return plan_of_fit(made, *args, batch_size=8).notes
 
-    assert notes(normalized, "mse", X, Y) == notes(positions, "mse", IDS, Y) == ()
+    assert notes(normalized, "mse", X, Y) == ()
+    for model in (positions, recurrent, recurrent_twice):
+        assert notes(model, "mse", IDS, Y) == ()
     [note] = notes(dense, in_batch_softmax, X, Y)
     assert note.startswith("MatMul") and "all-gathered" in note
 

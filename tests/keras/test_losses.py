@@ -173,6 +173,7 @@ CASES = {
     "a step of the user's own": (lambda: plain(OwnStep, metrics=None), (X, Y)),
     "an entry for each example, weighted": (reduced(None), (X, Y, weights())),
     "entries for each example of several outputs": (of_vectors, (X, of_outputs)),
+    "numbers added to each entry": (lambda: of_vectors("sum_over_batch_size"), (X, of_outputs)),
     "the gradient of a vector": (lambda: plain(OfVector, metrics=None), (X, Y)),
     "a masked sequence, weighted": (lambda: recurrent(return_sequences=True), (X, SEQUENCE, weights(6))),
 }
@@ -180,6 +181,7 @@ SLOW_CASES = {
     "an entry for each example": (reduced(None), (X, Y)),
     "an entry for each element": (of_sequences, (X, SEQUENCE)),
     "reduction sum": (reduced("sum"), (X, Y)),
+    "numbers added to each entry of a sum": (lambda: of_vectors("sum"), (X, of_outputs)),
     "reduction mean": (reduced("mean"), (X, Y, weights())),
     "a masked sequence": (lambda: recurrent(return_sequences=True), (X, SEQUENCE)),
     "the last of a masked sequence": (recurrent, (X, Y)),
@@ -218,14 +220,6 @@ def test_uneven_workers_train_and_evaluate_as_keras_does(case, rows) -> None:
         for name, value in expected[step][-1][0].items():
             own = [worker[name] for worker in values[-1] if name in worker]
             assert max(difference(one, value) for one in own or [value]) < TOLERANCE, (step, cuts, name)
-
-
-@pytest.mark.parametrize("reduction", ["sum_over_batch_size", "sum"])
-def test_a_number_that_is_added_to_each_entry_of_a_loss_is_refused(reduction) -> None:
-    """One process takes it as many times as the whole batch has examples."""
-    rng = np.random.RandomState(1)
-    with pytest.raises(GraphError, match="an entry for each example.*one reduction"):
-        KerasJob(seeded(lambda: of_vectors(reduction)), (X(rng, 5), of_outputs(rng, 5)))
 
 
 def test_class_weights_are_sample_weights() -> None:

@@ -5,9 +5,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from parallax.errors import GraphError
 from tests.keras.here import difference, fit_plainly, outcome
-from tests.keras.two_here import fit_by_two, plan_of_fit
+from tests.keras.two_here import fit_by_two
 
 ROWS = 13  # batches of five, cut into two and three, and a last one of three
 X = np.random.RandomState(1).rand(ROWS, 4).astype("float32")
@@ -61,6 +60,11 @@ LOSSES = {
     ),
     "a mean by the length": lambda y, out: tf.reduce_mean(each(y, out)) / tf.cast(tf.shape(y)[0], tf.float32),
     "a sum by the width": lambda y, out: tf.reduce_sum(each(y, out)) / (10.0 * tf.cast(tf.shape(y)[1], tf.float32)),
+    "a sum that counts in full": lambda y, out: 0.1 * tf.reduce_sum(each(y, out)),
+    "half the sum of squares of mapped rows": lambda y, out: 0.1 * tf.nn.l2_loss(tf.map_fn(tf.square, out)),
+    "a sum of which something else is made": (
+        lambda y, out: 0.1 * tf.reduce_sum(out) + tf.square(tf.reduce_sum(out) / length(y))
+    ),
     "a mean over a mask, and the root of a weighed one": lambda y, out: kept(y, out) + tf.sqrt(weighed(y, out)),
 }
 
@@ -121,25 +125,3 @@ def test_a_loss_of_what_a_dense_layer_makes_of_sequences_is_plain_keras_s(loss):
         return model, train(model, SEQUENCES, KEPT, **OPTIONS).history
 
     assert difference(outcome(fit_by_two, make), outcome(fit_plainly, make)) <= 1e-5
-
-
-@pytest.mark.parametrize(
-    ("loss", "said"),
-    [
-        (lambda y, out: 0.1 * tf.reduce_sum(each(y, out)), []),
-        (lambda y, out: 0.1 * tf.nn.l2_loss(tf.map_fn(tf.square, out)), ["not proven"] * 2),
-    ],
-    ids=["a sum that counts in full", "a sum that is followed no further"],
-)
-def test_the_plan_says_of_sums_what_is_so(loss, said):
-    model = OwnStep(loss)
-    model.compile(keras.optimizers.SGD(0.05))
-    notes = plan_of_fit(model, X, Y, **OPTIONS).notes
-    assert len(notes) == len(said) and all(word in note for note, word in zip(notes, said, strict=True))
-
-
-def test_a_sum_of_which_something_else_is_made_is_refused():
-    model = OwnStep(lambda y, out: tf.reduce_sum(out) + tf.square(tf.reduce_sum(out) / length(y)))
-    model.compile(keras.optimizers.SGD(0.05))
-    with pytest.raises(GraphError, match="A loss must be a mean over the batch"):
-        plan_of_fit(model, X, Y, **OPTIONS)

@@ -47,7 +47,7 @@ def read(model, *args, merge_rows=True, size=SIZE, **kwargs):
     return read_fit(model, arguments, size, merge_rows)
 
 
-def plan_of_fit(model, *args, layouts=False, run_option=None, **kwargs):
+def plan_of_fit(model, *args, layouts=None, run_option=None, **kwargs):
     """The plan of a call of `fit` for two workers; `layouts` and `run_option` are those of Config."""
     analysed = analyse(read(model, *args, **kwargs).graph.graph, layouts=layouts)
     return plan_for(analysed, one_host(SIZE), Config(run_option=run_option))
@@ -58,7 +58,7 @@ def fit_by_two(model, *args, **kwargs):
     return fit_by(SIZE, model, *args, **kwargs)
 
 
-def fit_by(size, model, *args, layouts=False, **kwargs):
+def fit_by(size, model, *args, layouts=None, **kwargs):
     """What `fit` gives by so many workers; `layouts` is that of Config."""
     fit = read(model, *args, size=size, **kwargs)
     session, original = WorkersSession(fit.graph, size, layouts), functools.partial(plain_fit_of(model), model)
@@ -81,7 +81,7 @@ class WorkersSession:
 
     resumed_step = None
 
-    def __init__(self, graph, size, layouts=False):
+    def __init__(self, graph, size, layouts=None):
         native_ops()
         self.writes = {}
         with graph.graph.as_default():

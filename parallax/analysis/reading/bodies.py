@@ -38,7 +38,22 @@ def body_of(view: GraphView, name: str) -> Body:
     return known[name]
 
 
-def _read_body(library: FunctionLibrary, name: str) -> Body:
+def _needed(library: FunctionLibrary, name: str) -> FunctionLibrary:
+    """A function, and those that its body runs, as ops or by attributes: to import all of them takes long."""
+    known = {one.signature.name: one for one in library.function}
+    found, waiting = {name}, [name]
+    while waiting:
+        for node in known[waiting.pop()].node_def:
+            values = node.attr.values()
+            run = {node.op} | {value.func.name for value in values if value.HasField("func")}
+            run |= {one.name for value in values for one in value.list.func}
+            waiting += (run & known.keys()) - found
+            found |= run & known.keys()
+    return type(library)(function=[one for one in library.function if one.signature.name in found])
+
+
+def _read_body(whole: FunctionLibrary, name: str) -> Body:
+    library = _needed(whole, name)
     function = next(f for f in library.function if f.signature.name == name)
     with knowing(library):
         graph_def, flat_names = function_def_to_graph_def(function)

@@ -20,10 +20,11 @@ from parallax.analysis.reading.inline import InlinedCall, inline_calls
 from parallax.analysis.reading.launcher_graph import meant
 from parallax.analysis.reading.lazy.updates import LazyTable, lazy_updates
 from parallax.analysis.reading.lower import lower_conditionals
+from parallax.analysis.reading.normalizations import with_plain_normalizations
 from parallax.analysis.reading.open_batches import mark_open_batches
 from parallax.analysis.reading.recorded import Hidden, Record, records_in
 from parallax.analysis.reading.row_reads import take_rows_of_variables
-from parallax.graph.batches import is_of_script
+from parallax.graph.batches import is_of_front_end, is_of_script
 from parallax.graph.garbage import cycles_wait
 from parallax.graph.row_updates import row_update_ops
 from parallax.graph.spec import OPEN_SHAPE, Part
@@ -89,13 +90,13 @@ class Captured:
     hidden: tuple[Hidden, ...] = ()
     lazy: tuple[LazyTable, ...] = ()
     by_row: bool = False
-    by_layouts: bool | None = False
+    by_layouts: bool | None = None
     is_opened: bool = False
     remembered: dict[Any, Any] = field(init=False, default_factory=dict, repr=False, compare=False)
 
 
 @cycles_wait
-def capture(graph: Graph, digest: str | None = None, by_row: bool = False, by_layouts: bool | None = False) -> Captured:
+def capture(graph: Graph, digest: str | None = None, by_row: bool = False, by_layouts: bool | None = None) -> Captured:
     """Captures a TF1-style graph, whether built or imported, before or after Parallax was imported.
 
     Args:
@@ -108,6 +109,8 @@ def capture(graph: Graph, digest: str | None = None, by_row: bool = False, by_la
     digest = fingerprint(graph_def) if digest is None else digest
     inlined, calls = _flat(graph_def)
     inlined = take_rows_of_variables(inlined)
+    if by_layouts or (by_layouts is None and is_of_front_end(graph)):
+        inlined = with_plain_normalizations(inlined)
     names = [op.name for op in graph.get_operations()]
     view = GraphView(graph_def if inlined is graph_def else _with_shapes(inlined))
     is_open = {name for name, node in view.nodes.items() if node.op in VARIABLES and _shape_of(node) is None}
