@@ -74,6 +74,12 @@ def along_last(*others: int) -> Rule:
     return rule
 
 
+def turn_sequences(step: StepWalk, node: str) -> list[Fact] | None:
+    """ReverseSequence, of examples as long as each is."""
+    at = step.view.nodes[node].attr["batch_dim"].i
+    return by_example(0, 1)(step, node) if at == 0 else plain(step, node)
+
+
 def along_two(step: StepWalk, node: str) -> list[Fact] | None:
     """Ops of matrices, which are the last two axes."""
     facts = step.inputs(node)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from parallax.analysis.layouts.facts import Fact
+import math
+
+from parallax.analysis.layouts.facts import REPLICATED, Fact
 from parallax.analysis.layouts.moves import find_block, keep_plain
 from parallax.analysis.layouts.step_walk import StepWalk, is_partial
 from parallax.graph.lengths import ONE, Length
@@ -165,3 +167,37 @@ def pad(step: StepWalk, node: str) -> list[Fact] | None:
         return None
     step.replicate(node, *range(1, len(facts)))
     return step.all_outputs(node, fact.layout)
+
+
+def fold_space(step: StepWalk, node: str) -> list[Fact] | None:
+    """SpaceToBatchND: the batch of each place within a block, one after the other."""
+    fact, count = _batch_and_places(step, node)
+    if fact.part is None or fact.axis != 0 or count is None:
+        return keep_plain(step, node, step.inputs(node))
+    part = ShardedAxis(fact.part.batch, fact.part.factor, fact.part.blocks * count)
+    return step.all_outputs(node, Sharded(0, part))
+
+
+def unfold_space(step: StepWalk, node: str) -> list[Fact] | None:
+    """BatchToSpaceND: what `fold_space` has made, put back."""
+    fact, count = _batch_and_places(step, node)
+    if fact.part is None or fact.axis != 0 or count is None or fact.part.blocks % count:
+        return keep_plain(step, node, step.inputs(node))
+    part = ShardedAxis(fact.part.batch, fact.part.factor, fact.part.blocks // count)
+    return step.all_outputs(node, Sharded(0, part))
+
+
+def _batch_and_places(step: StepWalk, node: str) -> tuple[Fact, int | None]:
+    fact, block, borders = step.inputs(node)
+    places = block.numbers()
+    return fact, None if places is None or not borders.is_same else math.prod(places)
+
+
+def roll(step: StepWalk, node: str) -> list[Fact] | None:
+    """Roll, along other axes than the sharded one."""
+    facts = step.inputs(node)
+    fact, axes = facts[0], facts[2].numbers()
+    if fact.axis is None or fact.rank is None or axes is None or fact.axis in [axis % fact.rank for axis in axes]:
+        return keep_plain(step, node, facts)
+    step.take(node, 1, REPLICATED)
+    return step.all_outputs(node, fact.layout, fact.dims)

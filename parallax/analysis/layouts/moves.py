@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from parallax.analysis.layouts.elementwise import add_up, align
 from parallax.analysis.layouts.facts import LENGTHS, REPLICATED, Dims, Fact
+from parallax.analysis.layouts.matrices import flatten_matrix
 from parallax.analysis.layouts.step_walk import StepWalk, is_partial
 from parallax.analysis.layouts.values import compute_value
 from parallax.graph.lengths import ONE, Length, multiply
@@ -32,8 +33,10 @@ def reshape(step: StepWalk, node: str) -> list[Fact] | None:
         if shape.is_lengths and fact.is_same:
             step.replicate(node)
             return step.all_outputs(node, REPLICATED, dims)
-        layout = REPLICATED if fact.is_same and shape.is_same else LENGTHS
-        return step.all_outputs(node, layout, dims, compute_value(step.view, node, facts))
+        layout, value = REPLICATED if fact.is_same and shape.is_same else LENGTHS, compute_value(step.view, node, facts)
+        if value is None and fact.rank == 2 and dims is not None and len(dims) == 1:
+            value = flatten_matrix(step, step.view.inputs(node)[0])
+        return step.all_outputs(node, layout, dims, value)
     if is_partial(fact):
         step.take(node, 1, REPLICATED)
         return step.all_outputs(node, fact.layout, dims)

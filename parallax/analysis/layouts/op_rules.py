@@ -31,7 +31,10 @@ _BY_EXAMPLE: dict[tuple[int, ...], list[str]] = {
         SpaceToDepth DepthToSpace ResizeBilinear ResizeNearestNeighbor ResizeBicubic ResizeArea MaxPoolWithArgmax
         ResizeNearestNeighborGrad ExtractImagePatches AdjustContrastv2 AdjustHue AdjustSaturation RGBToHSV HSVToRGB
         """.split(),
-    (0, 1): ["InTopK", "InTopKV2", "LRNGrad", "ResizeBilinearGrad", "ResizeBicubicGrad"],
+    (0, 1): """
+        InTopK InTopKV2 LRNGrad ResizeBilinearGrad ResizeBicubicGrad ImageProjectiveTransformV2
+        ImageProjectiveTransformV3
+        """.split(),
     (0, 1, 2): ["MaxPoolGrad", "MaxPoolGradV2", "MaxPool3DGrad", "MaxPoolGradGrad"],
     (1,): ["AvgPoolGrad", "AvgPool3DGrad"],
     (2,): [
@@ -73,6 +76,9 @@ RULES: dict[str, Rule] = {
     "StridedSliceGrad": cuts.slice_gradient,
     "Slice": cuts.slice_plainly,
     **dict.fromkeys(("Pad", "PadV2", "MirrorPad"), cuts.pad),
+    "SpaceToBatchND": cuts.fold_space,
+    "BatchToSpaceND": cuts.unfold_space,
+    "Roll": cuts.roll,
     "Tile": moves.tile,
     "BroadcastTo": moves.broadcast_to,
     "Fill": moves.fill,
@@ -81,7 +87,7 @@ RULES: dict[str, Rule] = {
         ("SoftmaxCrossEntropyWithLogits", "SparseSoftmaxCrossEntropyWithLogits"),
         along.by_example(0, 1, shaped_as_first=1),
     ),
-    **dict.fromkeys(("Softmax", "LogSoftmax"), along.along_last()),
+    **dict.fromkeys(("Softmax", "LogSoftmax", "FFT", "IFFT"), along.along_last()),
     **dict.fromkeys(("TopK", "TopKV2"), along.along_last(1)),
     **dict.fromkeys(("MatrixBandPart", "MatrixInverse", "Cholesky"), along.along_two),
     **dict.fromkeys(("Cumsum", "Cumprod", "CumulativeLogsumexp", "ReverseV2"), along.along_axis),
@@ -91,6 +97,7 @@ RULES: dict[str, Rule] = {
     "ResourceGather": along.look_up_variable,
     **dict.fromkeys(("UnsortedSegmentSum", "UnsortedSegmentMax", "UnsortedSegmentMin"), along.add_by_segment),
     "ScatterNd": along.scatter_rows,
+    "ReverseSequence": along.turn_sequences,
     "OneHot": along.one_hot,
     "Range": along.count_up,
     **dict.fromkeys(("Shape", "ShapeN", "Size"), along.measure),
