@@ -8,6 +8,8 @@ layout takes its inputs whole.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from parallax.analysis.layouts.facts import BLANK, LENGTHS, REPLICATED, SUM, Dims, Fact
 from parallax.analysis.layouts.step_walk import StepWalk
 from parallax.graph.lengths import Length
@@ -41,7 +43,7 @@ def loop(step: StepWalk, node: str) -> list[Fact] | None:
             return None
     else:
         return None
-    if made[1] or goes_on[1] or not goes_on[0][0].is_same:
+    if made[1] or goes_on[1] or not goes_on[0][0].is_same or _gives_lengths(step, node, facts):
         return None
     for slot, fact in enumerate(facts):
         if not (is_zeros[slot] and fact.is_sum):
@@ -64,8 +66,16 @@ def conditional(step: StepWalk, node: str) -> list[Fact] | None:
         for fact, one, other in zip(agreed, first, second, strict=True)
     ):
         return None
+    if _gives_lengths(step, node, agreed):
+        return None
     step.take(node, 0, REPLICATED)
     return agreed
+
+
+def _gives_lengths(step: StepWalk, node: str, facts: Sequence[Fact]) -> bool:
+    """Whether something takes a length that a body has computed: those of the global batch are not computed there."""
+    outputs = zip(step.view.outputs(node), facts, strict=True)
+    return any(f.is_lengths and not step.is_list(t) and bool(step.view.consumers(t)) for t, f in outputs)
 
 
 def _join(step: StepWalk, output: str, one: Fact, other: Fact) -> Fact | None:

@@ -113,6 +113,7 @@ def repeated(step, start):
         (lambda x, w: tf.map_fn(lambda row: row * 2.0, x), SAME),
         (lambda x, w: tf.scan(lambda a, column: a + column, tf.transpose(x)), rows(1)),
         (lambda x, w: tf.cond(tf.reduce_sum(x) > 0, lambda: x + 1.0, lambda: -x), rows()),
+        (lambda x, w: tf.cond(tf.reduce_sum(x) > 0, lambda: tf.shape(x)[0], lambda: 2 * tf.shape(x)[0]), SAME),
         (lambda x, w: tf.cond(tf.reduce_sum(x) > 0, lambda: w, lambda: tf.cumsum(x)), SAME),
         (lambda x, w: tf.gradients(tf.map_fn(lambda a: tf.tanh(a[:, None] * w[0]), tf.transpose(x)), w)[0], SUM),
     ],
