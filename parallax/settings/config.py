@@ -124,10 +124,11 @@ class Config:
         layouts: True: every tensor of a step has a layout (replicated, sharded by example, partial sum), so that batch
             statistics, losses in which examples interact, and whatever else a loss makes of a batch are those of the
             global batch. Also for graphs whose placeholders, iterators or queues leave the first dimension open (None):
-            workers may then have unequal shares of the batch. A fixed batch is opened where it can be told which constants
-            are the batch's. False, and for all other graphs: a loss is taken for a mean over the batch, and the plan
-            names what is not. None, the default: True for steps of Keras and `parallax.function` where the workers hold
-            all variables, each batch updates them, no batch is ragged and every op can be followed; otherwise False.
+            workers may then have unequal shares of the batch. A fixed batch is opened where it can be told which
+            constants are the batch's. False, and for all other graphs: a loss is taken for a mean over the batch, and
+            the plan names what is not. None, the default: True for steps of Keras and `parallax.function` where the
+            workers hold all variables, each batch updates them, no batch is ragged and every op can be followed;
+            otherwise False.
         overlap: True: a `run` gives back what it fetches as soon as it is there, and all-reduces, pushes and updates go
             on while the next one begins; every value is the one that runs one after the other give. Whatever else is
             asked of the session waits for them. False, the default: a `run` ends with its updates. With servers, no
