@@ -280,7 +280,9 @@ def offsets_of_pieces(step: StepWalk, node: str) -> list[Fact] | None:
     along, shapes = facts[0].numbers(), [fact.values() for fact in facts[1:]]
     if not _is_plain(facts):
         return None
-    layout = REPLICATED if all(f.is_same for f in facts) else LENGTHS
+    layout = LENGTHS if all(f.is_lengths for f in facts[1:]) else REPLICATED
+    if layout == REPLICATED:
+        step.replicate(node)  # a worker's lengths are not those of the whole tensor beside it
     found, begin = list[Fact](), Length()
     for tensor, shape, fact in zip(step.view.outputs(node), shapes, facts[1:], strict=True):
         length = shape[along[0]] if shape is not None and along is not None else None

@@ -145,6 +145,8 @@ class StepWalk:
                 Length.of(n) if n is not None and one.number is None and self.part_of(one) is None else one
                 for one, n in zip(known, static, strict=True)
             )
+        if known is not None and isinstance(layout, Sharded):
+            known = (*known[: layout.axis], layout.part.length, *known[layout.axis + 1 :])
         return Fact(layout, known, value)
 
     def all_outputs(
