@@ -102,6 +102,19 @@ def triplets(y, p):
     return tf.reduce_sum(found) / (tf.reduce_sum(tf.cast(found > 1e-16, tf.float32)) + 1e-16)
 
 
+def beside_sorted(y, p):
+    """Columns of whole tensors beside a worker's: the gradient of joining them takes the shapes of both."""
+    ordered = tf.gather(p, tf.argsort(p[:, 0]))
+    return tf.reduce_mean(tf.square(tf.concat([p, ordered], 1) - y) * tf.square(tf.concat([ordered, p], 1)))
+
+
+def both_ways(y, p):
+    """Each example against all, by rows and by columns: a shape has the batch's length twice."""
+    logits, alike = p @ tf.transpose(p), tf.one_hot(tf.range(tf.shape(p)[0]), tf.shape(p)[0])
+    losses = [tf.nn.softmax_cross_entropy_with_logits(alike, one) for one in (logits, tf.transpose(logits))]
+    return tf.reduce_mean(losses[0]) + tf.reduce_mean(losses[1])
+
+
 LOSSES = {
     "in-batch softmax": (dense, in_batch_softmax),
     "log-sum-exp over the batch": (
@@ -124,6 +137,12 @@ LOSSES = {
             tf.cond(tf.reduce_mean(p) > 0, lambda: tf.reduce_mean(p - y), lambda: tf.reduce_mean(y - p) * 2)
             * tf.cast(tf.shape(p)[0], tf.float32)
         ),
+    ),
+    "sorted beside unsorted": (lambda: dense(2), beside_sorted),
+    "pairs both ways": (dense, both_ways),
+    "spectrum along the batch": (
+        dense,
+        lambda y, p: tf.reduce_mean(tf.square(tf.abs(tf.signal.fft(tf.cast(tf.transpose(p), tf.complex64))))),
     ),
     "op without a rule": (lambda: dense(5), lambda y, p: tf.reduce_mean(tf.linalg.svd(p, compute_uv=False))),
 }

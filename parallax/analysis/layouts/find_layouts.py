@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 
-from parallax.analysis.layouts.facts import COUNTED, REPLICATED, Fact
+from parallax.analysis.layouts.facts import COUNTED, LENGTHS, REPLICATED, Fact
 from parallax.analysis.layouts.step_walk import REMEDY, StepWalk, is_partial
 from parallax.analysis.layouts.training_graph import TrainingGraph, VisitedGraph, find_step
 from parallax.analysis.layouts.visit_step import FunctionWalks, visit
@@ -210,7 +210,9 @@ def _layouts(program: VisitedGraph, step: StepWalk) -> Layouts:
         shapes=tuple(step.shapes),
         reported=tuple(sums),
         sharded={t: f.layout for t, f in step.facts.items() if isinstance(f.layout, Sharded)},
-        lengths=frozenset(t for t, f in step.facts.items() if f.is_lengths),
+        lengths=frozenset(
+            tensor for tensor, fact in step.facts.items() if fact.is_lengths or step.reduced.get(tensor) == LENGTHS
+        ),
     )
     whole = {(change.tensor, edge.node) for change in changes if change.after == REPLICATED for edge in change.edges}
     return Layouts(step.facts, whole, rewrites, tuple(step.alike), step.mixing)

@@ -40,7 +40,7 @@ class StepWalk:
         batches: placeholder -> the placeholder whose first dimension is the per-worker batch.
         part_variables: variable ops of which each worker has a part, which is added up over the workers.
         completed: partial tensors that another walk found to be needed whole: they are reduced where they are computed.
-        reduced: those of them that are partial in this walk, and their layouts before.
+        reduced: tensors that are made whole where they are computed, and their layouts before.
         pieces: tensors whose pieces along the first axis have a layout each.
         facts: of the tensors that were visited.
         changes: (tensor, layout) -> the edges that take the tensor in this layout.
@@ -183,6 +183,11 @@ class StepWalk:
         batches = set(self.batches.values())
         symbols = {symbol for one in values if one is not None for product, _ in one.terms for symbol in product}
         return None not in values and batches.isdisjoint(symbols)
+
+    def has_lengths(self, shape: Fact) -> bool:
+        """Whether more than one element of a vector is a multiple of a batch's length."""
+        values = shape.values() if shape.rank else None
+        return sum(self.part_of(length) is not None for length in values or ()) > 1
 
     def part_of(self, length: Length | None) -> ShardedAxis | None:
         """How an axis of a length is shared, where the length is a multiple of a batch's."""

@@ -25,12 +25,16 @@ _LOOPS = ("Enter", "RefEnter", "NextIteration", "RefNextIteration", "Exit", "Loo
 
 
 def visit(program: VisitedGraph, step: StepWalk, node: str) -> None:
-    """Gives the results of a node their layouts; a partial one that is needed whole is reduced here."""
+    """Gives the results of a node their layouts.
+
+    A partial one that is needed whole is reduced here. A shape with several lengths of a batch, of which one alone is
+    the worker's, is taken whole.
+    """
     for tensor, fact in zip(program.view.outputs(node), _facts_of(program, step, node), strict=True):
-        if tensor in step.completed and is_partial(fact):
+        if (tensor in step.completed and is_partial(fact)) or (fact.is_lengths and step.has_lengths(fact)):
             step.changes[tensor, REPLICATED] = program.takers(tensor)
             step.reduced[tensor] = fact.layout
-            fact = Fact(REPLICATED, fact.dims)
+            fact = Fact(REPLICATED, fact.dims, fact.value)
         step.facts[tensor] = fact
 
 

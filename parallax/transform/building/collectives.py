@@ -19,6 +19,14 @@ import tensorflow as tf
 from parallax.transform.building.all_to_all import native_ops
 from parallax.types import Tensor
 
+_WIRE_BITS = {
+    tf.bfloat16: tf.int16,
+    tf.uint32: tf.int32,
+    tf.uint64: tf.int64,
+    tf.complex64: tf.float32,  # real and imaginary parts, along a last axis
+    tf.complex128: tf.float64,
+}
+
 
 def open_end(tensor: Tensor, shape: list[int | None] | None = None) -> Tensor:
     """The tensor behind a node that is not folded and that may be fed with another first dimension.
@@ -35,12 +43,13 @@ def open_end(tensor: Tensor, shape: list[int | None] | None = None) -> Tensor:
 def all_gather(tensor: Tensor) -> Tensor:
     """The rows of all workers `[sum of n, ...]`, by worker.
 
-    bfloat16, which Horovod does not know, travels as the integers of its bits.
+    What Horovod does not know travels as the integers of its bits, complex numbers as pairs.
     """
     from horovod.tensorflow import mpi_ops
 
-    if tensor.dtype == tf.bfloat16:
-        return tf.bitcast(all_gather(tf.bitcast(tensor, tf.int16)), tf.bfloat16)
+    wire = _WIRE_BITS.get(tensor.dtype)
+    if wire is not None:
+        return tf.bitcast(all_gather(tf.bitcast(tensor, wire)), tensor.dtype)
     with _announced(tensor):
         gathered = mpi_ops.allgather(tensor, name="all_gather")
     gathered.set_shape([None, *tensor.shape.as_list()[1:]])
@@ -50,10 +59,13 @@ def all_gather(tensor: Tensor) -> Tensor:
 def all_reduce(tensor: Tensor, kind: str = "sum", scale: float = 1.0, is_alike: bool = False) -> Tensor:
     """The elementwise sum (of each part times `scale`), minimum or maximum over the workers; of the same shape on all.
 
-    bfloat16 travels as float32 and booleans as int32, which MPI can add up. The op keeps its factor as float32, which
-    is too coarse for float64. Where the shape is not known before the run, the workers compare their sizes first,
-    unless these `is_alike` says to be equal. Small ones travel together (passes/joined_messages.py).
+    bfloat16 travels as float32, booleans as int32, and complex numbers as pairs, which MPI can add up. The op keeps its
+    factor as float32, which is too coarse for float64. Where the shape is not known before the run, the workers compare
+    their sizes first, unless these `is_alike` says to be equal. Small ones travel together (passes/joined_messages.py).
     """
+    if tensor.dtype.is_complex:
+        pairs = all_reduce(tf.bitcast(tensor, _WIRE_BITS[tensor.dtype]), kind, scale, is_alike)
+        return tf.bitcast(pairs, tensor.dtype)
     if tensor.dtype == tf.float64 and scale != 1.0:
         return all_reduce(tensor * scale, kind, 1.0, is_alike)
     wire = {tf.bfloat16: tf.float32, tf.bool: tf.int32}.get(tensor.dtype, tensor.dtype)

@@ -180,10 +180,7 @@ class _Build:
         editor, edge = self._editor, one.edge
         tensor = editor.view.inputs(edge.node)[edge.slot]
         whole = self._find_global_value(tensor)
-        if tensor in self._layouts.lengths:
-            own = editor.tensor(tensor)[one.axis : one.axis + 1]
-        else:
-            own = self._own_length(editor.at(edge)[one.axis : one.axis + 1], one.batch)
+        own = self._own_length(whole[one.axis : one.axis + 1], one.batch)
         editor.redirect([edge], tf.concat([whole[: one.axis], own, whole[one.axis + 1 :]], 0))
 
     def _own_length(self, whole: Tensor, batch: str) -> Tensor:
