@@ -83,7 +83,8 @@ def find_layouts(graph: TrainingGraph) -> Layouts:
         ]
         found = completed | {tensor: step.facts[tensor].layout for tensor in needed}
         if found == completed and step.gathered == gathered:
-            _check_lengths(step)
+            if program.steps is not None:  # a worker's batch is what the script has made its constants for
+                _check_lengths(step)
             return _layouts(program, step)
         completed, gathered = found, step.gathered
     raise GraphError(f"The layouts of this graph's tensors change with every walk over it. {REMEDY}")
