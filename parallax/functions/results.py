@@ -75,7 +75,7 @@ def marked_means(results: Nest, returns: Nest) -> Nest:
 
 
 def mark_sums(graph: Graph, fetches: Nest, rules: Sequence[str]) -> tuple[Nest, tuple[str, ...]]:
-    """The results of a step, and their rules: sums over the batch are put together in the step, and then the same.
+    """The results of a step, and their rules: sums over the batch are all-reduced in the step, and then the same.
 
     Args:
         graph: that has the step.

@@ -64,7 +64,7 @@ class NumberedEpochs(TFEpochIterator):  # type: ignore[misc]
             yield {name: numbers[first : first + self.data_adapter.batch_size]}
 
     def _enumerate_iterator(self) -> Iterator[tuple[int, int, Iterator[Nest]]]:
-        epochs, batches = (0, 0) if self._progress is None else self._progress.take_skipped()
+        epochs, batches = (0, 0) if self._progress is None else self._progress.pop_skipped()
         for _ in range(epochs):
             self._pass_over_epoch()
         for first, last, iterator in super()._enumerate_iterator():

@@ -61,7 +61,7 @@ class FitProgress:
         self.epochs = epochs
         return True
 
-    def take_skipped(self) -> tuple[int, int]:
+    def pop_skipped(self) -> tuple[int, int]:
         """How many epochs, and batches of the next, are passed over now: asked for once, before batches are taken."""
         found = self.skipped_epochs, self.skipped_batches
         self.skipped_epochs = self.skipped_batches = 0

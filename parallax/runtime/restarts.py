@@ -30,11 +30,12 @@ _NO_RESTARTS = (
 )
 _NO_LOOP = (
     "memory_steps is for scripts whose loop follows the global step, and is {number} for a call such as `fit`, which "
-    "begins anew when it is started again. Give `fit` keras.callbacks.BackupAndRestore, and leave memory_steps out."
+    "begins anew when it is started again. Write checkpoints to a folder (CheckPointConfig.ckpt_dir), or give `fit` "
+    "keras.callbacks.BackupAndRestore, and leave memory_steps out."
 )
 _OWN_CHECKPOINTS = (
-    "max_restarts is %d, and no keras.callbacks.BackupAndRestore was given: a job that is started again goes on from "
-    "what the script itself keeps, or begins anew."
+    "max_restarts is %d, and neither ckpt_config nor keras.callbacks.BackupAndRestore was given: a job that is started "
+    "again goes on from what the script itself keeps, or begins anew."
 )
 
 # What processes of a spare job import: nothing that asks, when it is imported, for the job. What the launching process

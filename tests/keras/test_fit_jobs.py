@@ -109,6 +109,20 @@ def test_a_fit_with_checkpoints_that_is_killed_goes_on_within_its_epoch(start, t
     assert max(parts.values()) <= 1e-6, parts
 
 
+def test_a_fit_that_is_killed_before_its_first_checkpoint_begins_anew(start, tmp_path):  # noqa: F811
+    script, here, plain = SCRIPTS / "fit_with_checkpoints.py", tmp_path / "here", tmp_path / "plain"
+    here.mkdir()
+    plain.mkdir()
+    words = (*CLI, "run", "--workers", 2, script, here, "late")
+    assert start(*words).finish().status == 137
+    running = start(*words)
+    expected = found_in(start(script, plain, "late", "plain").finish())
+    done = running.finish()
+    assert seen_in(done)[0] == [0, 1, 2, 3] and "Resumed" not in done.stderr, done
+    parts = differences(found_in(done), expected)
+    assert max(parts.values()) <= 1e-6, parts
+
+
 NAMED = {
     "callback": "ValueError: a callback that breaks",
     "step": "the rows are too large",

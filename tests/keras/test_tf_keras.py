@@ -149,5 +149,29 @@ def test_checkpoints_of_steps_are_refused_with_what_saves_instead():
     model = tf_keras.Sequential([tf_keras.Input((4,)), tf_keras.layers.Dense(1)])
     model.compile("sgd", "mse")
     arguments = {"x": np.ones((8, 4), "float32"), "y": np.ones((8, 1), "float32")}
-    with pytest.raises(ConfigError, match=r"ckpt_dir is for models of Keras 3.*tf_keras.callbacks.BackupAndRestore"):
+    with pytest.raises(
+        ConfigError, match=r"CheckPointConfig is for models of Keras 3.*tf_keras.callbacks.BackupAndRestore"
+    ):
         read_fit(model, arguments, has_checkpoints=True)
+
+
+def build_normalized():
+    images = tf_keras.Input((6, 6, 2))
+    convolved = layers.Conv2D(3, 3, use_bias=False)(images)
+    normalized = layers.BatchNormalization()(convolved)
+    return tf_keras.Model(images, layers.Dense(2)(layers.Flatten()(layers.ReLU()(normalized))))
+
+
+def test_fused_batch_normalizations_have_the_statistics_of_the_global_batch():
+    images = np.random.RandomState(4).rand(ROWS, 6, 6, 2).astype("float32")
+
+    def found_by(fit):
+        tf_keras.backend.clear_session()
+        tf_keras.utils.set_random_seed(3)
+        model = build_normalized()
+        model.compile(tf_keras.optimizers.SGD(0.1, momentum=0.9), "mse")
+        history = fit(model, images, Y, validation_data=(images[:7], Y[:7]), **OPTIONS).history
+        return {"history": history, "weights": model.get_weights()}
+
+    plain, found = found_by(plain_fit), found_by(fit_by_two)
+    assert max(difference(found[part], plain[part]) for part in plain) <= 1e-5, (found["history"], plain["history"])

@@ -99,13 +99,13 @@ def find_step(graph: TrainingGraph) -> VisitedGraph:
     reached = _descendants(view, [node for node in begin if node not in graph.initial], after)
     delivered = [split_tensor(t)[0] for s in sources for t in (s.values, s.indices) if t is not None]
     reached = {node for node in reached if node not in graph.initial and graph.is_of_step(node)}
-    wanted = _needed(view, [*delivered, *reached], batches) - after
+    wanted = _find_needed(view, [*delivered, *reached], batches) - after
     order = tuple(node for node in view.topological_order() if node in wanted and view.op(node) != "NoOp")
     fields_of_graph = {one.name: getattr(graph, one.name) for one in fields(graph)}
     return VisitedGraph(**fields_of_graph, order=order, after=after, batches=batches, lengths=lengths)
 
 
-def _needed(view: GraphView, nodes: Sequence[str], batches: Mapping[str, str]) -> set[str]:
+def _find_needed(view: GraphView, nodes: Sequence[str], batches: Mapping[str, str]) -> set[str]:
     """Some nodes and all that they need, but for what gives batches their elements."""
     found, waiting = set(nodes), list(nodes)
     while waiting:

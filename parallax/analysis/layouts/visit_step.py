@@ -129,7 +129,7 @@ _Followed = tuple[list[Fact], bool] | None
 
 
 class FunctionWalks:
-    """Walks over the bodies of the functions that loops and conditionals run, each once for what it takes.
+    """Walks over the bodies of functions that loops and conditionals run, one for each signature.
 
     Args:
         program: the graph that has them.

@@ -92,7 +92,7 @@ class BatchConstants:
             seen: the graph with an open batch, after all changes.
         """
         for node in seen.ancestors(self._losses) & self._forward:
-            if any(dim.size > 0 and dim.size % self._length == 0 for dim in _promised(seen.nodes[node])):
+            if any(dim.size > 0 and dim.size % self._length == 0 for dim in _find_declared_dims(seen.nodes[node])):
                 return True
             is_cut = seen.op(node) in _CUTS and self._open_axis(seen, seen.inputs(node)[0]) is not None
             for tensor in () if is_cut else seen.inputs(node):
@@ -120,7 +120,9 @@ class BatchConstants:
             self._open_cut(seen, opened, node)
         elif node.op in (*_DIVIDES, *_MULTIPLIES) and self._is_divisor(seen, node):
             self._changed.add(node.name)
-            node.input[1] = _added(opened, self._batch, node.name, node.op in _MULTIPLIES, seen.dtype(f"{node.name}:0"))
+            node.input[1] = _add_length(
+                opened, self._batch, node.name, node.op in _MULTIPLIES, seen.dtype(f"{node.name}:0")
+            )
         for slot, axis in self._meets(seen, node):
             self._open(opened, node, slot, axis)
 
@@ -132,21 +134,21 @@ class BatchConstants:
             return None
         return next((axis for axis, n in enumerate(now) if n is None), None)
 
-    def _fixed(self, tensor: str) -> Dims | None:
+    def _find_fixed_shape(self, tensor: str) -> Dims | None:
         """The shape of a tensor in the graph for the fixed batch."""
         shape = self._view.shape(tensor)
         return None if shape is None or None in shape else tuple(n for n in shape if n is not None)
 
-    def _taken(self, seen: GraphView, node: NodeDef) -> Iterator[tuple[int, Dims, int | None]]:
+    def _iterate_inputs(self, seen: GraphView, node: NodeDef) -> Iterator[tuple[int, Dims, int | None]]:
         """Of each input: its place, its shape for the fixed batch, and its open axis."""
         now = seen.inputs(node.name)
         for slot, tensor in enumerate(self._view.inputs(node.name)):
-            fixed = self._fixed(tensor)
+            fixed = self._find_fixed_shape(tensor)
             if fixed is not None:
                 yield slot, fixed, self._open_axis(seen, now[slot])
 
     def _open_reshape(self, seen: GraphView, opened: GraphDef, node: NodeDef) -> None:
-        fixed, made = self._fixed(self._view.inputs(node.name)[0]), self._fixed(f"{node.name}:0")
+        fixed, made = self._find_fixed_shape(self._view.inputs(node.name)[0]), self._find_fixed_shape(f"{node.name}:0")
         axis = self._open_axis(seen, seen.inputs(node.name)[0])
         asked = seen.constant(seen.inputs(node.name)[1])
         if fixed is None or made is None or axis is None or asked is None:
@@ -204,8 +206,8 @@ class BatchConstants:
 
     def _meets(self, seen: GraphView, node: NodeDef) -> Iterator[tuple[int, int]]:
         """(input, axis) of what meets the batch along that axis and is as long as the fixed one."""
-        taken = list(self._taken(seen, node))
-        made = self._fixed(f"{node.name}:0")
+        taken = list(self._iterate_inputs(seen, node))
+        made = self._find_fixed_shape(f"{node.name}:0")
         begun = [(fixed, axis) for _, fixed, axis in taken if axis is not None]
         if not begun or made is None or node.op in _CONTRACTS:
             return
@@ -256,11 +258,11 @@ class BatchConstants:
                 self._open_maker(opened, maker, _SHAPE_SLOT[maker.op], list(asked).index(self._length))
         elif maker.op == "Range" and self._is_length(self._view.constant(self._view.inputs(maker.name)[1])):
             self._changed.add(maker.name)
-            maker.input[1] = _added(opened, self._batch, maker.name, False, self._view.dtype(f"{maker.name}:0"))
+            maker.input[1] = _add_length(opened, self._batch, maker.name, False, self._view.dtype(f"{maker.name}:0"))
         elif maker.op == "Const":
             value = self._view.constant(f"{maker.name}:0")
             if value is not None and value.dtype.kind == "i" and _MEASURED.search(maker.name):
-                self._open_measured(opened, maker, value)
+                self._open_shape_constant(opened, maker, value)
                 return
             axis = list(value.shape).index(self._length) if value is not None and self._length in value.shape else None
             if value is None or axis is None:
@@ -273,11 +275,11 @@ class BatchConstants:
             rows = _broadcast_rows(opened, self._batch, maker.name, row, axis, tuple(value.shape))
             self._replace(opened, maker.name, rows)
 
-    def _open_measured(self, opened: GraphDef, maker: NodeDef, value: Array) -> None:
+    def _open_shape_constant(self, opened: GraphDef, maker: NodeDef, value: Array) -> None:
         """Has what TensorFlow has measured of a tensor of known shape, and made a constant, have the batch's length."""
         if self._is_length(value):
             self._changed.add(maker.name)
-            rows = _added(opened, self._batch, maker.name, False, self._view.dtype(f"{maker.name}:0"))
+            rows = _add_length(opened, self._batch, maker.name, False, self._view.dtype(f"{maker.name}:0"))
             self._replace(opened, maker.name, rows)
         elif value.ndim == 1 and list(value % self._length == 0).count(True) == 1 and self._length in value:
             self._changed.add(maker.name)
@@ -295,7 +297,7 @@ class BatchConstants:
                     node.input[slot] = made
 
 
-def _promised(node: NodeDef) -> Sequence[Any]:
+def _find_declared_dims(node: NodeDef) -> Sequence[Any]:
     """The lengths of axes that a node promises of its input."""
     return list(node.attr["shape"].shape.dim) if node.op == "EnsureShape" else []
 
@@ -314,7 +316,7 @@ def _is_alike(value: Array, axis: int) -> bool:
 def _constant(opened: GraphDef, name: str, value: Array) -> str:
     with tf.Graph().as_default() as graph:
         tf.constant(value, name="value")
-    return _moved(opened, graph.as_graph_def(), "", f"parallax_opened/{name}", "value")
+    return _move_in(opened, graph.as_graph_def(), "", f"parallax_opened/{name}", "value")
 
 
 def _length_vector(opened: GraphDef, batch: str, name: str, asked: Array, axis: int) -> str:
@@ -323,7 +325,7 @@ def _length_vector(opened: GraphDef, batch: str, name: str, asked: Array, axis: 
         tf.stack(
             [rows if place == axis else tf.constant(n, asked.dtype) for place, n in enumerate(asked)], name="value"
         )
-    return _moved(opened, graph.as_graph_def(), batch, f"parallax_opened/{name}", "value")
+    return _move_in(opened, graph.as_graph_def(), batch, f"parallax_opened/{name}", "value")
 
 
 def _broadcast_rows(opened: GraphDef, batch: str, name: str, row: Array, axis: int, shape: Dims) -> str:
@@ -331,14 +333,14 @@ def _broadcast_rows(opened: GraphDef, batch: str, name: str, row: Array, axis: i
         rows = _rows(opened, batch, np.dtype(np.int32))
         dims = [rows if place == axis else tf.constant(n, tf.int32) for place, n in enumerate(shape)]
         tf.broadcast_to(tf.constant(row), tf.stack(dims), name="value")
-    return _moved(opened, graph.as_graph_def(), batch, f"parallax_opened/{name}", "value")
+    return _move_in(opened, graph.as_graph_def(), batch, f"parallax_opened/{name}", "value")
 
 
-def _added(opened: GraphDef, batch: str, name: str, is_reciprocal: bool, dtype: int) -> str:
+def _add_length(opened: GraphDef, batch: str, name: str, is_reciprocal: bool, dtype: int) -> str:
     with tf.Graph().as_default() as graph:
         rows = tf.cast(_rows(opened, batch, np.dtype(np.int32)), tf.as_dtype(dtype))
         tf.identity(1 / rows if is_reciprocal else rows, name="value")
-    return _moved(opened, graph.as_graph_def(), batch, f"parallax_opened/{name}", "value")
+    return _move_in(opened, graph.as_graph_def(), batch, f"parallax_opened/{name}", "value")
 
 
 def _rows(opened: GraphDef, batch: str, dtype: np.dtype) -> tf.Tensor:
@@ -348,7 +350,7 @@ def _rows(opened: GraphDef, batch: str, dtype: np.dtype) -> tf.Tensor:
     return tf.shape(stand_in, out_type=tf.as_dtype(dtype))[0]
 
 
-def _moved(opened: GraphDef, made: GraphDef, batch: str, scope: str, result: str) -> str:
+def _move_in(opened: GraphDef, made: GraphDef, batch: str, scope: str, result: str) -> str:
     """Adds a small graph's nodes under a name, its placeholder replaced by a batch; gives its result."""
     for node in made.node:
         if node.name == "batch":

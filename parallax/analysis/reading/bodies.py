@@ -17,7 +17,7 @@ ARGUMENT = "_Arg"
 
 @dataclass(frozen=True, slots=True)
 class Body:
-    """A function as a graph of its own: what it takes and gives, in order."""
+    """A function as a graph of its own, with its arguments and results in order."""
 
     view: GraphView
     arguments: tuple[str, ...]
@@ -38,7 +38,7 @@ def body_of(view: GraphView, name: str) -> Body:
     return known[name]
 
 
-def _needed(library: FunctionLibrary, name: str) -> FunctionLibrary:
+def _select_needed(library: FunctionLibrary, name: str) -> FunctionLibrary:
     """A function, and those that its body runs, as ops or by attributes: to import all of them takes long."""
     known = {one.signature.name: one for one in library.function}
     found, waiting = {name}, [name]
@@ -53,7 +53,7 @@ def _needed(library: FunctionLibrary, name: str) -> FunctionLibrary:
 
 
 def _read_body(whole: FunctionLibrary, name: str) -> Body:
-    library = _needed(whole, name)
+    library = _select_needed(whole, name)
     function = next(f for f in library.function if f.signature.name == name)
     with knowing(library):
         graph_def, flat_names = function_def_to_graph_def(function)

@@ -61,7 +61,7 @@ def open_fixed_batch(view: GraphView, records: Sequence[Record], initial: Set[st
             seen = GraphView(_with_new_shapes(opened))
             if not constants.change(seen, opened):
                 is_told = constants.are_told and not constants.has_left(seen)
-                return _derived(opened, records) if is_told else None
+                return _derive_gradients(opened, records) if is_told else None
         return None
     except _NOT_DERIVED:
         return None
@@ -99,10 +99,10 @@ def _with_open_sources(view: GraphView, sources: Sequence[str], length: int, ini
 
 def _with_new_shapes(graph_def: GraphDef) -> GraphDef:
     """Has TensorFlow infer all shapes anew."""
-    return _imported(graph_def).as_graph_def(add_shapes=True)
+    return _import_graph(graph_def).as_graph_def(add_shapes=True)
 
 
-def _imported(graph_def: GraphDef) -> Graph:
+def _import_graph(graph_def: GraphDef) -> Graph:
     bare = type(graph_def)()
     bare.CopyFrom(graph_def)
     for node in bare.node:
@@ -113,9 +113,9 @@ def _imported(graph_def: GraphDef) -> Graph:
     return graph
 
 
-def _derived(opened: GraphDef, records: Sequence[Record]) -> Opened | None:
+def _derive_gradients(opened: GraphDef, records: Sequence[Record]) -> Opened | None:
     """The graph with all gradients derived again, in the order in which the script asked for them."""
-    graph, instead = _imported(opened), dict[str, str]()
+    graph, instead = _import_graph(opened), dict[str, str]()
     with graph.as_default():
         for number, record in enumerate(records):
             ys = [graph.get_tensor_by_name(tensor) for tensor in record.of]

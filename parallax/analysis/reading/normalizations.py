@@ -79,10 +79,11 @@ def _forward(node: NodeDef, taken: Sequence[Tensor], kept: DType) -> list[Tensor
     x, scale, offset, mean, variance = taken
     wide = tf.cast(x, kept)
     if not node.attr["is_training"].b:
-        return [_normalized(wide, mean, variance, node) * scale + offset, mean, variance, mean, variance]
+        normalized = _normalize(wide, mean, variance, node) * scale + offset
+        return [tf.cast(normalized, x.dtype), mean, variance, mean, variance]
     own_mean = tf.reduce_mean(wide, _AXES)
     own_variance = tf.reduce_mean(tf.math.squared_difference(wide, own_mean), _AXES)
-    normalized = _normalized(wide, own_mean, own_variance, node) * scale + offset
+    normalized = _normalize(wide, own_mean, own_variance, node) * scale + offset
     count = tf.cast(tf.size(x) // tf.shape(x)[3], kept)
     shown = [own_mean, own_variance * (count / tf.maximum(count - 1, 1))]
     share = node.attr["exponential_avg_factor"].f if "exponential_avg_factor" in node.attr else 1.0
@@ -95,7 +96,7 @@ def _backward(node: NodeDef, taken: Sequence[Tensor], kept: DType) -> list[Tenso
     """The gradients of what is normalized, of its scale and of its offset."""
     gradient, x, scale, mean, variance = taken[:5]
     wide = tf.cast(gradient, kept)
-    normalized = _normalized(tf.cast(x, kept), mean, variance, node)
+    normalized = _normalize(tf.cast(x, kept), mean, variance, node)
     found = wide
     if node.attr["is_training"].b:
         found = wide - tf.reduce_mean(wide, _AXES) - normalized * tf.reduce_mean(wide * normalized, _AXES)
@@ -103,5 +104,5 @@ def _backward(node: NodeDef, taken: Sequence[Tensor], kept: DType) -> list[Tenso
     return [tf.cast(found, x.dtype), tf.reduce_sum(wide * normalized, _AXES), tf.reduce_sum(wide, _AXES)]
 
 
-def _normalized(x: Tensor, mean: Tensor, variance: Tensor, node: NodeDef) -> Tensor:
+def _normalize(x: Tensor, mean: Tensor, variance: Tensor, node: NodeDef) -> Tensor:
     return (x - mean) * tf.math.rsqrt(variance + node.attr["epsilon"].f)

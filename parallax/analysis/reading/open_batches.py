@@ -1,6 +1,6 @@
 """Finds the batches of a script's graph: what is fed, or taken from iterators and queues, with an open first dimension.
 
-A worker's script feeds its share of the global batch there. Batches that meet in an op are of one length; where they
+A worker's script feeds its share of the global batch there. Batches that one op combines have one length; where they
 are not, the first step says so (transform/passes/losses.py).
 """
 
@@ -23,7 +23,7 @@ def mark_open_batches(view: GraphView, initial: Set[str]) -> bool:
 
     Args:
         view: the captured graph, which is its own.
-        initial: nodes that initial values need: what is fed to them is no batch.
+        initial: nodes that initial values need: a placeholder among them is not a batch.
 
     Returns:
         Whether there are any.
@@ -46,7 +46,7 @@ def _has_open_rows(view: GraphView, tensor: str) -> bool:
 
 
 def _groups(view: GraphView, sources: list[str]) -> list[list[str]]:
-    """The sources by what they meet in; through results of known shape only integers lead, as lengths are."""
+    """The sources that ops combine, in groups; through results of known shape only integers lead, as lengths are."""
     root = {node: node for node in sources}
 
     def find(node: str) -> str:

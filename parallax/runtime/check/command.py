@@ -76,7 +76,7 @@ def _of_losses(analysed: Analysed, plan: Plan) -> list[tuple[str, str]]:
     routes, placed = part_routes(spec, plan), placements(spec, plan)
     walk = walked(captured, analysed.sources, routes, placed=placed, terms=terms_of(plan))
     if walk.known.layouts is not None:
-        return []  # examples that meet are put together
+        return []  # examples that interact are gathered
     kinds = ((_NOTE if "not proven" in note else _SUSPICIOUS, note) for note in examples_apart.notes_of(walk))
     return [(kind, f"{note[0].upper()}{note[1:]}.") for kind, note in kinds]
 

@@ -1,6 +1,6 @@
 """A fit with checkpoints of steps, killed once in its third epoch: FOLDER KIND [plain], for plain Keras, which is not.
 
-KIND is what is trained on: shuffled arrays, a shuffled dataset, a dataset of unknown length, a generator.
+KIND names the input, from shuffled arrays to a generator; "late" is arrays with a first checkpoint after the kill.
 """
 
 import json
@@ -17,7 +17,7 @@ import parallax.keras
 
 folder, kind, is_plain = Path(sys.argv[1]), sys.argv[2], "plain" in sys.argv
 if not is_plain:
-    saved = parallax.CheckPointConfig(folder / "saved", save_ckpt_steps=1)
+    saved = parallax.CheckPointConfig(folder / "saved", save_ckpt_steps=1000 if kind == "late" else 1)
     parallax.keras.use(None, parallax.Config(ckpt_config=saved), merge_rows=False)
 keras.utils.set_random_seed(4)
 random = np.random.RandomState(0)
@@ -39,6 +39,7 @@ def drawn():
 dataset = tf.data.Dataset.from_tensor_slices((x, y))
 inputs = {
     "arrays": {"x": x, "y": y, "batch_size": 9},
+    "late": {"x": x, "y": y, "batch_size": 9},
     "twice": {"x": x, "y": y, "batch_size": 9},
     "dataset": {"x": dataset.shuffle(30, seed=5).batch(9)},
     "unknown": {"x": dataset.filter(lambda ids, _: ids[0] != 7).shuffle(9, seed=5).batch(9)},
