@@ -181,6 +181,7 @@ def test_a_fused_normalization_is_over_the_global_batch(size):
     old = tf_keras.layers
 
     def make(train):
+        tf_keras.utils.set_random_seed(3)
         model = tf_keras.Sequential([old.Input((8, 8, 3)), old.Conv2D(4, 3), old.BatchNormalization(), old.Flatten()])
         model.add(old.Dense(3))
         model.compile(tf_keras.optimizers.SGD(0.1), tf_keras.losses.SparseCategoricalCrossentropy(from_logits=True))

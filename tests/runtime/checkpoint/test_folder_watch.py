@@ -68,8 +68,10 @@ def test_a_line_says_what_waits_again_and_again_and_that_the_folder_answers(
         wait_for(lambda: hears("step 7 is overdue, and its folder /kept has not answered on host", 3))
     wait_for(lambda: hears("The checkpoint folder /kept answers again", 1))
     assert said.count("is overdue") >= 3 and "Training goes on" not in said and messages(told) == []
-    threading.Thread(target=hangs_for_a_while).start()
+    thread = threading.Thread(target=hangs_for_a_while)
+    thread.start()
     wait_for(lambda: hears("Training goes on until the next checkpoint is due", 1))
+    thread.join()
     assert "Training goes on until" in said
 
 
