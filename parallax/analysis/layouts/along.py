@@ -48,7 +48,9 @@ def by_example(*slots: int, shaped_as_first: int | None = None) -> Rule:
         for slot in range(len(facts)):
             if slot in slots:
                 align(step, node, slot, facts[slot], 0, parts[0])
-            elif not facts[slot].is_lengths:  # the shape of an input is the worker's
+            elif facts[slot].is_lengths:  # the shape of an input is the worker's
+                step.keep_local(node, slot)
+            else:
                 step.take(node, slot, REPLICATED)
         layout = Sharded(0, parts[0])
         dims = {shaped_as_first: facts[0].dims}
@@ -232,6 +234,7 @@ def count_up(step: StepWalk, node: str) -> list[Fact] | None:
         step.replicate(node)
         length = limit - first if isinstance(limit, Length) and isinstance(first, Length) and delta == ONE else None
         return step.all_outputs(node, REPLICATED, None if length is None else (length,))
+    step.keep_local(node)
     step.ranges.append(OffsetRange(node, part))
     return step.all_outputs(node, Sharded(0, part))
 
@@ -239,6 +242,7 @@ def count_up(step: StepWalk, node: str) -> list[Fact] | None:
 def measure(step: StepWalk, node: str) -> list[Fact] | None:
     """Shape, ShapeN and Size: lengths, which are per-worker ones where the input is sharded."""
     op, found = step.view.op(node), []
+    step.keep_local(node)
     for tensor, fact in zip(step.view.outputs(node), step.inputs(node), strict=True):
         layout = LENGTHS if fact.part is not None else REPLICATED
         if fact.is_lengths and op != "Size" and fact.rank is None:
@@ -256,6 +260,7 @@ def measure(step: StepWalk, node: str) -> list[Fact] | None:
 def rank_of(step: StepWalk, node: str) -> list[Fact] | None:
     """Rank is the same everywhere."""
     rank = step.inputs(node)[0].rank
+    step.keep_local(node)
     return step.all_outputs(node, REPLICATED, (), None if rank is None else Length.of(rank))
 
 
@@ -268,6 +273,7 @@ def gradient_axes(step: StepWalk, node: str) -> list[Fact] | None:
     is_whole = any(fact.is_same and fact.numbers() is None for fact in (one, other))
     if None in values or is_whole or has_unlike_axes(one, other):
         step.replicate(node)  # a worker's lengths may be others than those of the global batch beside them
+    step.keep_local(node)
     return [
         step.fact(tensor, REPLICATED, (Length.of(len(value)),) if isinstance(value, tuple) else None, value)
         for tensor, value in zip(step.view.outputs(node), values, strict=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 
 from parallax.analysis.layouts.facts import REPLICATED, Fact
 from parallax.analysis.layouts.moves import find_block, keep_plain
@@ -72,7 +73,16 @@ def slice_strided(step: StepWalk, node: str) -> list[Fact] | None:
             part = _blocks_between(fact.part, first, last)
     if part is None:
         return None
+    _localize_places(step, node, range(1, 4), entry)
     return step.all_outputs(node, Sharded(result, part))
+
+
+def _localize_places(step: StepWalk, node: str, slots: Iterable[int], entry: int | None) -> None:
+    """Has a slice begin and end within the worker's piece, where it names places of the sharded axis."""
+    for slot in slots:
+        values = step.inputs(node)[slot].values()
+        if values is not None and entry is not None and step.part_of(values[entry]) is not None:
+            step.localize(node, slot, entry, values)
 
 
 def slice_gradient(step: StepWalk, node: str) -> list[Fact] | None:
@@ -92,6 +102,7 @@ def slice_gradient(step: StepWalk, node: str) -> list[Fact] | None:
     if dims[axis] != fact.part.length:
         return None
     step.localize(node, 0, axis, dims)
+    _localize_places(step, node, range(1, 4), place[axis][0])
     return step.all_outputs(node, Sharded(axis, fact.part), dims)
 
 
@@ -154,7 +165,10 @@ def slice_plainly(step: StepWalk, node: str) -> list[Fact] | None:
     else:
         last = first + count if first is not None and count is not None else None
     part = _blocks_between(fact.part, first, last)
-    return None if part is None else step.all_outputs(node, Sharded(fact.axis, part))
+    if part is None:
+        return None
+    _localize_places(step, node, (1, 2), fact.axis)
+    return step.all_outputs(node, Sharded(fact.axis, part))
 
 
 def pad(step: StepWalk, node: str) -> list[Fact] | None:

@@ -48,6 +48,7 @@ def loop(step: StepWalk, node: str) -> list[Fact] | None:
     for slot, fact in enumerate(facts):
         if not (is_zeros[slot] and fact.is_sum):
             step.take(node, slot, fact.layout)
+    step.keep_local(node)
     return facts
 
 
@@ -69,6 +70,7 @@ def conditional(step: StepWalk, node: str) -> list[Fact] | None:
     if _gives_lengths(step, node, agreed):
         return None
     step.take(node, 0, REPLICATED)
+    step.keep_local(node, *range(1, len(facts)))
     return agreed
 
 

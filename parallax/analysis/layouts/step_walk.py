@@ -52,6 +52,7 @@ class StepWalk:
         mixing: node that mixes examples, or has no rule -> the sharded tensors that it takes whole.
         bodies: the functions that loops and conditionals run.
         prefix: of the symbols of open lengths, of which those of bodies differ.
+        local: edges that take lengths as the worker has them; what else takes them has those of the global batch.
         gathered: nodes that another walk found to take their inputs whole, as a list of tensors cannot be gathered.
     """
 
@@ -72,6 +73,7 @@ class StepWalk:
     shapes: list[LocalShape] = field(default_factory=list)
     alike: list[str] = field(default_factory=list)
     mixing: dict[str, list[str]] = field(default_factory=dict)
+    local: set[Edge] = field(default_factory=set)
 
     def inputs(self, node: str) -> list[Fact]:
         """What is known of a node's inputs."""
@@ -119,18 +121,31 @@ class StepWalk:
             self.mixing[node] = whole
         self.replicate(node)
 
-    def localize(self, node: str, slot: int, axis: int, dims: Dims) -> None:
+    def localize(self, node: str, slot: int, axis: int, dims: Sequence[Length | None]) -> None:
         """Has a node take a shape of which one axis is the worker's, where the shape has more of the global batch.
 
         Args:
             node: gives a result that is sharded along the axis.
             slot: where it takes the shape.
             axis: the worker's.
-            dims: the lengths of the result's axes in the one process's program.
+            dims: what the shape has in the one process's program; None where that is unknown.
         """
         part = self.part_of(dims[axis])
         if part is not None and (self.inputs(node)[slot].is_same or sum(map(bool, map(self.part_of, dims))) > 1):
             self.shapes.append(LocalShape(Edge(node, slot), axis, part.batch))
+        self.keep_local(node, slot)
+
+    def keep_local(self, node: str, *slots: int) -> None:
+        """Has some inputs, by default all, be the worker's where they are lengths."""
+        for slot in slots or range(len(self.view.inputs(node))):
+            self.local.add(Edge(node, slot))
+
+    def take_global_lengths(self, node: str) -> None:
+        """Has a node take all lengths that its rule has not spoken of as those of the global batch."""
+        for slot, fact in enumerate(self.inputs(node)):
+            edge = Edge(node, slot)
+            if fact.is_lengths and edge not in self.local and edge not in self.taken:
+                self.take(node, slot, REPLICATED)
 
     def fact(self, tensor: str, layout: Layout, dims: Dims | None = None, value: Value | None = None) -> Fact:
         """What is known of a result, with the lengths that TensorFlow inferred where no others are given."""

@@ -69,7 +69,11 @@ def _facts_of(program: VisitedGraph, step: StepWalk, node: str) -> list[Fact]:
     is_opaque = op not in RULES and (program.differs_in(node) or program.is_opaque(node))
     is_whole = is_opaque or node in step.gathered or program.writes(node, step.part_variables)
     found = None if is_whole else RULES.get(op, plain)(step, node)
-    return _whole(program, step, node) if found is None else found
+    if found is None:
+        return _whole(program, step, node)
+    if not any(fact.is_lengths for fact in found):
+        step.take_global_lengths(node)
+    return found
 
 
 def _source(program: VisitedGraph, step: StepWalk, node: str) -> list[Fact]:

@@ -44,7 +44,7 @@ class BatchConstants:
 
     Args:
         view: the graph for the fixed batch.
-        forward: the nodes of which losses are computed, without autodiff's.
+        forward: the nodes that are not autodiff's, and not of initial values.
         losses: those of them that are differentiated.
         length: of the batch.
         batch: the tensor of open length that a batch is.
@@ -91,7 +91,13 @@ class BatchConstants:
         Args:
             seen: the graph with an open batch, after all changes.
         """
-        for node in seen.ancestors(self._losses) & self._forward:
+        reached = set[str]()  # by the batch, without autodiff
+        for node in seen.topological_order():
+            is_batch = node not in self._view.nodes
+            if is_batch or (node in self._forward and any(split_tensor(t)[0] in reached for t in seen.inputs(node))):
+                reached.add(node)
+        of_losses = seen.ancestors(self._losses) & self._forward
+        for node in (node for node in seen.nodes if node in of_losses or node in reached):
             if any(dim.size > 0 and dim.size % self._length == 0 for dim in _find_declared_dims(seen.nodes[node])):
                 return True
             is_cut = seen.op(node) in _CUTS and self._open_axis(seen, seen.inputs(node)[0]) is not None

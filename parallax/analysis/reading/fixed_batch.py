@@ -42,7 +42,8 @@ def open_fixed_batch(view: GraphView, records: Sequence[Record], initial: Set[st
         return None
     autodiff = frozenset[str]().union(*(record.ops for record in records))
     losses = {split_tensor(t)[0] for record in records for t in record.of}
-    forward = view.ancestors(losses) - autodiff
+    of_losses = view.ancestors(losses) - autodiff
+    forward = of_losses | (view.nodes.keys() - autodiff - initial)
     sources = [
         tensor
         for node in view.nodes
@@ -50,10 +51,11 @@ def open_fixed_batch(view: GraphView, records: Sequence[Record], initial: Set[st
         for tensor in view.outputs(node)
         if view.shape(tensor)
     ]
-    lengths = {(view.shape(tensor) or (None,))[0] for tensor in sources}
+    lengths = {(view.shape(tensor) or (None,))[0] for tensor in sources if split_tensor(tensor)[0] in of_losses}
     length = lengths.pop() if len(lengths) == 1 else None
-    if length is None or length < 2 or any(_is_loop_or_call(view, node) for node in forward):
+    if length is None or length < 2 or any(_is_loop_or_call(view, node) for node in of_losses):
         return None
+    sources = [tensor for tensor in sources if (view.shape(tensor) or (None,))[0] == length]
     try:
         opened = _with_open_sources(view, sources, length, initial)
         constants = BatchConstants(view, forward, losses & forward, length, f"{SCOPE}_0:0")
