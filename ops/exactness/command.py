@@ -34,6 +34,7 @@ class Tally:
         faults: (number, route, outcome).
         seconds: of processor time.
         noted: how many graphs are equal, and their plans have notes.
+        notes: of graphs that are equal, and the numbers of the graphs.
     """
 
     outcomes: Counter[str] = field(default_factory=Counter)
@@ -42,15 +43,18 @@ class Tally:
     faults: list[tuple[int, str, Outcome]] = field(default_factory=list)
     seconds: float = 0.0
     noted: int = 0
+    notes: defaultdict[str, list[int]] = field(default_factory=lambda: defaultdict(list))
 
     def add(self, number: int, outcomes: dict[str, Outcome]) -> list[tuple[str, Outcome]]:
         """Counts a graph, and returns its faults, by route."""
         kinds = [outcome.kind for outcome in outcomes.values()]
         self.outcomes[max(kinds, key=_ORDER.index)] += 1
         self.trials += len(kinds)
-        self.noted += all(outcome.kind == "equal" for outcome in outcomes.values()) and any(
-            outcome.notes for outcome in outcomes.values()
-        )
+        is_equal = all(outcome.kind == "equal" for outcome in outcomes.values())
+        notes = [note for outcome in outcomes.values() for note in outcome.notes if is_equal]
+        self.noted += bool(notes)
+        for text in {_without_names(note): None for note in notes}:
+            self.notes[text].append(number)
         self.seconds += sum(outcome.seconds for outcome in outcomes.values())
         refused = [outcome for outcome in outcomes.values() if outcome.kind == "refused"]
         for reason in {reason_of(outcome): None for outcome in refused}:
@@ -69,9 +73,9 @@ class Tally:
         graphs = sum(self.outcomes.values())
         lines = [self.counts()]
         lines.append(f"{self.outcomes['refused'] / max(graphs, 1):.1%} refused")
+        lines += _listed(self.reasons)
         lines.append(f"{self.noted} equal, with notes")
-        for reason, numbers in sorted(self.reasons.items(), key=lambda item: -len(item[1])):
-            lines.append(f"  {len(numbers):4}  {reason}: {', '.join(map(str, numbers[:NUMBERED]))}")
+        lines += _listed(self.notes)
         lines.append(f"{self.seconds / max(graphs, 1):.2f} s of processor a graph")
         return "\n".join(lines)
 
@@ -79,12 +83,22 @@ class Tally:
 _ORDER = ("equal", "infinite", "unstable", "refused", "unproven", "wrong", "foreign", "invalid")
 
 
+def _listed(found: dict[str, list[int]]) -> list[str]:
+    return [
+        f"  {len(numbers):4}  {text}: {', '.join(map(str, numbers[:NUMBERED]))}"
+        for text, numbers in sorted(found.items(), key=lambda item: -len(item[1]))
+    ]
+
+
 def reason_of(outcome: Outcome) -> str:
     """A refusal without the names of its graph."""
-    text = outcome.message.split(": ", 1)[-1]
+    return f"{_without_names(outcome.message.split(': ', 1)[-1])} ({outcome.place})"
+
+
+def _without_names(text: str) -> str:
     for quoted in _quoted(text):
         text = text.replace(quoted, "'\u2026'")
-    return f"{text[:_SHOWN]} ({outcome.place})"
+    return text[:_SHOWN]
 
 
 def run(options: Any) -> int:

@@ -16,13 +16,15 @@ class UnevenBatch:
     """A batch whose length may be another one on each worker.
 
     Attributes:
+        name: by which rewrites name it.
         placeholder: whose first dimension is the length.
         length: the edge by which a tensor of the graph takes the length, and shall take that of all workers' batches;
             None where there is no such tensor.
         examples: how many examples it has on each worker, where it is of fixed length; else 0.
-        alike: batches of the same step, whose lengths a run must find equal.
+        alike: other sources of what is computed of the batch, whose lengths a run must find equal.
     """
 
+    name: str
     placeholder: str
     length: Edge | None = None
     alike: tuple[str, ...] = ()

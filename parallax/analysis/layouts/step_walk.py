@@ -206,14 +206,13 @@ class StepWalk:
 
     def part_of(self, length: Length | None) -> ShardedAxis | None:
         """How an axis of a length is shared, where the length is a multiple of a batch's."""
-        if length is None or len(length.terms) != 1:
+        if length is None or not length.terms:
             return None
-        symbols, _ = length.terms[0]
-        batches = [s for s in symbols if s in self.batches.values()]
-        if len(batches) != 1:
+        batches = [[s for s in symbols if s in self.batches.values()] for symbols, _ in length.terms]
+        if len(batches[0]) != 1 or any(one != batches[0] for one in batches):
             return None
-        factor = length.divide(Length.of(batches[0]))
-        return None if factor is None else ShardedAxis(batches[0], factor)
+        factor = length.divide(Length.of(batches[0][0]))
+        return None if factor is None else ShardedAxis(batches[0][0], factor)
 
 
 def _is_unlike(dims: Dims, static: tuple[int | None, ...] | None) -> bool:

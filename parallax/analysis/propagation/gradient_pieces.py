@@ -79,9 +79,12 @@ class _PieceRules:
 def _pieces(look: _PieceRules, source: GradientSource) -> list[GradientPiece]:
     walk, waiting, found = look.walk, [source.indices or ""], []
     while waiting:
-        tensor = root(walk.view, waiting.pop(0))
+        given = waiting.pop(0)
+        tensor = root(walk.view, given)
         parts = concatenated(walk.view, tensor)
-        if parts and (walk.states[tensor] != SAME or split_tensor(tensor)[0] not in look.forward):
+        if walk.known.layouts is not None and walk.states[given] == SAME != walk.states[tensor]:
+            found.append(_of_equal_ids(look, given))  # all workers have gathered them
+        elif parts and (walk.states[tensor] != SAME or split_tensor(tensor)[0] not in look.forward):
             waiting = [*parts, *waiting]
         elif walk.states[tensor] == SAME:
             found.append(_of_equal_ids(look, tensor))

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
+from parallax.analysis.layouts.batch_sources import name_batches
 from parallax.analysis.layouts.notes import notes_of_layouts
 from parallax.analysis.propagation import (
     bent_backward,
@@ -31,7 +32,7 @@ from parallax.analysis.propagation.server_order import check_reads
 from parallax.analysis.propagation.states import AtOwners, Rows
 from parallax.analysis.propagation.walk import Merge, Walk
 from parallax.errors import GraphError
-from parallax.graph.batches import batch_by_node
+from parallax.graph.batches import batch_by_node, is_of_script
 from parallax.graph.view import split_tensor
 from parallax.plans.rewrites import (
     Broadcast,
@@ -94,7 +95,8 @@ def rewrites_found(walk: Walk, terms: TrainingMode) -> Rewrites:
     )
     if layouts is not None:
         rewrites = replace(rewrites, layouts=(layouts.rewrites,), batches=uneven.uneven_batches(walk.view))
-        return uneven.leave_out_stand_ins(walk, rewrites, layouts)
+        rewrites = uneven.leave_out_stand_ins(walk, rewrites, layouts)
+        return name_batches(walk.view, rewrites) if is_of_script(walk.view) else rewrites
     return uneven.weighed(walk, rewrites)
 
 

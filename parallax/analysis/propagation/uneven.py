@@ -124,7 +124,9 @@ def uneven_batches(view: GraphView) -> tuple[UnevenBatch, ...]:
             None if length is None else Edge(length, 0),
             fixed_length(view.nodes[split_tensor(placeholder)[0]]),
         )
-        found.append(UnevenBatch(placeholder, edge, () if examples else _alike(view, placeholder), examples))
+        found.append(
+            UnevenBatch(placeholder, placeholder, edge, () if examples else _alike(view, placeholder), examples)
+        )
     return tuple(found)
 
 

@@ -169,8 +169,11 @@ def lookups_of_indices(walk: Walk, merge: Merge) -> tuple[tuple[str, ...], tuple
             by_ids.setdefault(root(walk.view, ids), []).append(lookup.node)
     waiting = [walk.view.inputs(merge.indices[0].node)[merge.indices[0].slot]]
     while waiting:
-        tensor = root(walk.view, waiting.pop(0))
+        given = waiting.pop(0)
+        tensor = root(walk.view, given)
         pieces = concatenated(walk.view, tensor)
+        if walk.states[given] == SAME != walk.states[tensor]:
+            raise NoRule(merge.part, f"all workers gather the row numbers {given!r} of its gradient")
         if tensor in by_ids:
             found.append(by_ids[tensor].pop(0) if len(by_ids[tensor]) > 1 else by_ids[tensor][0])
             searched.append("")

@@ -22,22 +22,24 @@ class BatchShare:
     """Of one step's batch.
 
     Attributes:
+        source: the tensor of the user's graph whose first dimension the batch is.
         rows: how many examples all workers have; a scalar of type int64.
         own: what part of them this worker has; a scalar of type float64.
         is_counted: whether this worker has any; a boolean scalar.
         count: how many examples this worker has; a scalar of type int64.
     """
 
+    source: str
     rows: Tensor
     own: Tensor
     is_counted: Tensor
     count: Tensor
 
     @staticmethod
-    def of(own: Tensor, rows: Tensor) -> BatchShare:
+    def of(source: str, own: Tensor, rows: Tensor) -> BatchShare:
         """The share of so many rows of so many, scalars of type int64."""
         share = tf.math.divide_no_nan(tf.cast(own, tf.float64), tf.cast(rows, tf.float64))
-        return BatchShare(rows, share, own > 0, own)
+        return BatchShare(source, rows, share, own > 0, own)
 
     def times(self, factor: float, dtype: DType) -> Tensor:
         """The share, times a number, as a scalar of some type."""

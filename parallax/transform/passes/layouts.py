@@ -134,7 +134,7 @@ class _Build:
         share = self._editor.shares[part.batch]
         length = tf.shape(tensor, out_type=tf.int64)[axis]
         factor = length // tf.maximum(share.rows * part.blocks, 1)
-        local = tf.shape(self._editor.tensor(part.batch), out_type=tf.int64)[0]  # that of a stand-in, too
+        local = tf.shape(self._editor.tensor(share.source), out_type=tf.int64)[0]  # that of a stand-in, too
         first = tf.minimum(self._offset(part.batch), share.rows - local)
         starts = [(block * share.rows + first) * factor for block in range(part.blocks)]
         if part.blocks == 1:  # what lies along the batch has length 1 for a batch of one example alone
@@ -160,12 +160,13 @@ class _Build:
 
     def _offset(self, batch: str) -> Tensor:
         """How many examples the workers before this one have."""
-        if batch not in self._offsets:
+        share = self._editor.shares[batch]
+        if share.source not in self._offsets:
             worker = self._editor.worker
-            own = self._editor.shares[batch].count * tf.one_hot(worker.rank, worker.size, dtype=tf.int64)
+            own = share.count * tf.one_hot(worker.rank, worker.size, dtype=tf.int64)
             rows = self._editor.together.all_reduce(own) if worker.size > 1 else own
-            self._offsets[batch] = tf.reduce_sum(rows[: worker.rank])
-        return self._offsets[batch]
+            self._offsets[share.source] = tf.reduce_sum(rows[: worker.rank])
+        return self._offsets[share.source]
 
     def offset(self, one: OffsetRange) -> None:
         """Has a range begin where this worker's piece does."""
@@ -185,8 +186,9 @@ class _Build:
 
     def _own_length(self, whole: Tensor, batch: str) -> Tensor:
         """Of a length of an axis along a batch, this worker's; one that is open, for what is left, stays so."""
-        rows = tf.cast(self._editor.shares[batch].rows, whole.dtype)
-        local = tf.shape(self._editor.tensor(batch), out_type=whole.dtype)[0]
+        share = self._editor.shares[batch]
+        rows = tf.cast(share.rows, whole.dtype)
+        local = tf.shape(self._editor.tensor(share.source), out_type=whole.dtype)[0]
         return tf.where(whole < 0, whole, whole // tf.maximum(rows, 1) * local)
 
     def _find_global_value(self, tensor: str) -> Tensor:

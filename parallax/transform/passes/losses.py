@@ -17,9 +17,12 @@ from parallax.types import Tensor
 
 def share_batches(editor: Editor, rewrites: Rewrites) -> None:
     """Has each worker know its share of all examples, for the batches that may be uneven."""
+    by_source: dict[str, BatchShare] = {}
     for batch in rewrites.batches:
         with tf.name_scope(f"{SCOPE}/batch/"):
-            editor.shares[batch.placeholder] = _share(editor, batch)
+            if batch.placeholder not in by_source:
+                by_source[batch.placeholder] = _share(editor, batch)
+            editor.shares[batch.name] = _with_equal_lengths(editor, batch, by_source[batch.placeholder])
     for scatter in rewrites.scatters:
         if scatter.batch:  # who takes the sum multiplies it by 1/W
             with tf.name_scope(f"{SCOPE}/batch/"):
@@ -30,21 +33,28 @@ def share_batches(editor: Editor, rewrites: Rewrites) -> None:
 def _share(editor: Editor, batch: UnevenBatch) -> BatchShare:
     if batch.examples:
         rows = [tf.constant(batch.examples * workers, tf.int64) for workers in (1, editor.worker.size)]
-        return BatchShare.of(*rows)
+        return BatchShare.of(batch.placeholder, *rows)
     if batch.length is None:
         own = _length(editor, batch.placeholder)
-        checks = [
-            tf.raw_ops.Assert(
-                condition=tf.equal(_length(editor, other), own), data=[_unequal(other, batch.placeholder)]
-            )
-            for other in batch.alike
-        ]
-        with tf.control_dependencies(checks):
-            own = tf.identity(own)
-        return BatchShare.of(own, editor.together.all_reduce(own))
+        return BatchShare.of(batch.placeholder, own, editor.together.all_reduce(own))
     own = editor.at(batch.length)
     editor.redirect([batch.length], editor.together.all_reduce(own))
-    return BatchShare.of(own, editor.tensor(f"{batch.length.node}:0"))  # where that is fed, nobody waits for the sum
+    rows = editor.tensor(f"{batch.length.node}:0")  # where that is fed, nobody waits for the sum
+    return BatchShare.of(batch.placeholder, own, rows)
+
+
+def _with_equal_lengths(editor: Editor, batch: UnevenBatch, share: BatchShare) -> BatchShare:
+    """The share, where other sources of the batch are found to be as long."""
+    checks = [
+        tf.raw_ops.Assert(
+            condition=tf.equal(_length(editor, other), share.count), data=[_unequal(other, batch.placeholder)]
+        )
+        for other in batch.alike
+    ]
+    if not checks:
+        return share
+    with tf.control_dependencies(checks):
+        return BatchShare.of(share.source, tf.identity(share.count), share.rows)
 
 
 def _unequal(one: str, other: str) -> str:

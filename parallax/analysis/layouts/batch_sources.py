@@ -1,0 +1,132 @@
+"""Names a batch by what gives it: a step of a script that takes some of its sources must not wait for the others.
+
+Sources that one op combines have one length, and are one batch to the rules. What a run computes of some of them takes
+its share from these alone, and finds them of one length: a placeholder that the run does not feed, or a queue that it
+does not read, is left alone.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+
+from parallax.graph.batches import batch_by_node, batch_of, batch_tensors, fixed_length
+from parallax.graph.view import Edge, GraphView, split_tensor
+from parallax.plans.layouts import Change, Layout, LayoutRewrites, Sharded
+from parallax.plans.losses import UnevenBatch
+from parallax.plans.rewrites import Collect, Push, Rewrites
+
+
+def name_batches(view: GraphView, rewrites: Rewrites) -> Rewrites:
+    """The rewrites of a script's graph, with each batch named by its sources.
+
+    Args:
+        view: the graph, with its batches marked.
+        rewrites: by layouts.
+    """
+    names = _BatchNames(view)
+    return replace(
+        rewrites,
+        layouts=tuple(names.of_layouts(one) for one in rewrites.layouts),
+        all_reduces=tuple(
+            replace(one, batch=names.at(_node(one.tensor), one.batch)) if one.batch else one
+            for one in rewrites.all_reduces
+        ),
+        pushes=tuple(replace(one, batch=names.of_rows(one)) for one in rewrites.pushes),
+        collects=tuple(replace(one, batch=names.of_rows(one)) for one in rewrites.collects),
+        batches=tuple(names.find_batches()),
+    )
+
+
+class _BatchNames:
+    """The names of a graph's batches; those that were asked for are kept."""
+
+    def __init__(self, view: GraphView) -> None:
+        self._view = view
+        self._batches = batch_by_node(view)
+        self._sources = _sources_by_node(view)
+        count = Counter(source for found in self._sources.values() for source in found)
+        self._rank = {source: (-count[source], place) for place, source in enumerate(view.nodes) if source in count}
+        self._named: dict[str, UnevenBatch] = {}
+
+    def find_batches(self) -> list[UnevenBatch]:
+        """All that were named."""
+        return list(self._named.values())
+
+    def at(self, node: str, batch: str) -> str:
+        """The name of a batch, by those of its sources of which a node is computed."""
+        step = batch_of(self._view.nodes[_node(batch)])
+        sources = [one for one in self._sources.get(node, frozenset()) if batch_of(self._view.nodes[one]) == step] or [
+            _node(batch)
+        ]
+        sources.sort(key=lambda source: self._rank[source])
+        tensors = [tensor for source in sources for tensor in batch_tensors(self._view, source)]
+        name = ",".join(tensors)
+        examples = fixed_length(self._view.nodes[sources[0]])
+        self._named[name] = UnevenBatch(name, tensors[0], None, () if examples else tuple(tensors[1:]), examples)
+        return name
+
+    def of_rows(self, one: Push | Collect) -> str:
+        """That of what rows are computed of."""
+        nodes = [edge.node for edge in (*one.values, *one.indices)]
+        return next((self.at(node, one.batch) for node in nodes if node in self._batches), "") if one.batch else ""
+
+    def of_layouts(self, layouts: LayoutRewrites) -> LayoutRewrites:
+        """Changes of layout with all their batches named."""
+        return replace(
+            layouts,
+            changes=tuple(changed for one in layouts.changes for changed in self._of_change(one)),
+            means=tuple(replace(one, batch=self.at(one.node, one.batch)) for one in layouts.means),
+            ranges=tuple(
+                replace(one, part=replace(one.part, batch=self.at(one.node, one.part.batch))) for one in layouts.ranges
+            ),
+            shapes=tuple(replace(one, batch=self.at(one.edge.node, one.batch)) for one in layouts.shapes),
+            reported=tuple(
+                replace(one, batch=self.at(_node(one.tensor), one.batch)) if one.batch else one
+                for one in layouts.reported
+            ),
+            sharded={
+                tensor: self._of_sharded(_node(tensor), layout)
+                for tensor, layout in layouts.sharded.items()
+                if _is_measured(self._view, tensor)
+            },
+        )
+
+    def _of_change(self, change: Change) -> list[Change]:
+        node = _node(change.tensor)
+        before = self._of_layout(node, change.before)
+        batch = self.at(node, change.batch) if change.batch else ""
+        by_after: dict[Layout, list[Edge]] = {}
+        for edge in change.edges:
+            by_after.setdefault(self._of_layout(edge.node, change.after), []).append(edge)
+        if not by_after:
+            by_after[self._of_layout(node, change.after)] = []
+        return [
+            replace(change, before=before, after=after, edges=tuple(edges), batch=batch)
+            for after, edges in by_after.items()
+        ]
+
+    def _of_layout(self, node: str, layout: Layout) -> Layout:
+        return self._of_sharded(node, layout) if isinstance(layout, Sharded) else layout
+
+    def _of_sharded(self, node: str, layout: Sharded) -> Sharded:
+        return replace(layout, part=replace(layout.part, batch=self.at(node, layout.part.batch)))
+
+
+def _sources_by_node(view: GraphView) -> dict[str, frozenset[str]]:
+    """Node -> what gives the batches that it is computed of."""
+    found: dict[str, frozenset[str]] = {node: frozenset((node,)) for node in view.nodes if batch_of(view.nodes[node])}
+    for node in view.topological_order():
+        if node not in found:
+            taken = {found[one] for one in map(_node, view.inputs(node)) if one in found}
+            if taken:
+                found[node] = next(iter(taken)) if len(taken) == 1 else frozenset().union(*taken)
+    return found
+
+
+def _is_measured(view: GraphView, tensor: str) -> bool:
+    return any(view.op(edge.node) in ("Shape", "ShapeN", "Size") for edge in view.consumers(tensor))
+
+
+def _node(tensor: str) -> str:
+    return split_tensor(tensor)[0]
