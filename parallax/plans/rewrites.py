@@ -15,8 +15,7 @@ class TrainingMode:
     """On what terms the workers train together.
 
     Attributes:
-        synchronous: every step takes the gradients of all workers; else each worker updates what the servers hold by
-            itself.
+        synchronous: every step takes all workers' gradients; else each worker updates what servers hold by itself.
         average_sparse: whether sparse gradients are the mean over the workers; else their sum.
         sums: who adds up what workers have parts of: `collectives` or `servers`.
         wire_dtype: the element type in which float32 rows and gradients travel; None for its own.
@@ -107,14 +106,15 @@ class AllReduce:
 
 @dataclass(frozen=True, slots=True)
 class Scatter:
-    """A dense gradient leaves autodiff here: the `edges` shall see the mean, by row at the table's owners.
+    """A dense gradient leaves autodiff here: the `edges` shall see that of all workers, by row at the table's owners.
 
-    Each worker counts by its share of the rows of a `batch`, where one is named.
+    `kind` is `mean` or `gradient`, and `batch` counts, as in AllReduce.
     """
 
     tensor: str
     edges: tuple[Edge, ...]
     table: str
+    kind: str = field(default="mean", repr=False)
     batch: str = field(default="", repr=False)
 
 

@@ -127,7 +127,7 @@ class Config:
             workers may then have unequal shares of the batch. A fixed batch is opened where it can be told which
             constants are the batch's. False, and for all other graphs: a loss is taken for a mean over the batch, and
             the plan names what is not. None, the default: True for steps of Keras and `parallax.function` where the
-            workers hold all variables, each batch updates them, no batch is ragged and every op can be followed;
+            workers train together, each batch updates variables, no batch is ragged and every op can be followed;
             otherwise False.
         overlap: True: a `run` gives back what it fetches as soon as it is there, and all-reduces, pushes and updates go
             on while the next one begins; every value is the one that runs one after the other give. Whatever else is

@@ -321,8 +321,8 @@ def test_the_plan_names_what_is_gathered_and_nothing_else():
     assert note.startswith("MatMul") and "all-gathered" in note
 
 
-def test_variables_on_servers_are_refused():
+def test_workers_that_train_apart_are_refused():
     model = dense(1)
     model.compile("sgd", "mse")
-    with pytest.raises(GraphError, match="run_option='MPI' or 'HYBRID'"):
-        plan_of_fit(model, X, Y, layouts=True, run_option="PS")
+    with pytest.raises(GraphError, match="Leave sync at True"):
+        plan_of_fit(model, X, Y, layouts=True, run_option="PS", synchronous=False)

@@ -25,7 +25,7 @@ from parallax.functions.shares import Share, share_of
 from parallax.keras import fitting
 from parallax.keras.fitting import read_fit, run_fit
 from parallax.keras.results import history_of, result_of, take_state
-from parallax.plans.plan import one_host
+from parallax.plans.plan import Layout, one_host
 from parallax.transform.building.all_to_all import native_ops
 from parallax.transform.building.editor import Worker
 from parallax.transform.pipeline import transform
@@ -47,10 +47,10 @@ def read(model, *args, merge_rows=True, size=SIZE, **kwargs):
     return read_fit(model, arguments, size, merge_rows)
 
 
-def plan_of_fit(model, *args, layouts=None, run_option=None, **kwargs):
-    """The plan of a call of `fit` for two workers; `layouts` and `run_option` are those of Config."""
+def plan_of_fit(model, *args, layouts=None, run_option=None, servers=1, synchronous=True, **kwargs):
+    """The plan of a call of `fit` for two workers and some servers; `layouts` and `run_option` are those of Config."""
     analysed = analyse(read(model, *args, **kwargs).graph.graph, layouts=layouts)
-    return plan_for(analysed, one_host(SIZE), Config(run_option=run_option))
+    return plan_for(analysed, _layout(SIZE, servers, run_option), Config(run_option=run_option), synchronous)
 
 
 def fit_by_two(model, *args, **kwargs):
@@ -58,10 +58,11 @@ def fit_by_two(model, *args, **kwargs):
     return fit_by(SIZE, model, *args, **kwargs)
 
 
-def fit_by(size, model, *args, layouts=None, **kwargs):
-    """What `fit` gives by so many workers; `layouts` is that of Config."""
+def fit_by(size, model, *args, layouts=None, run_option=None, servers=0, **kwargs):
+    """What `fit` gives by so many workers, and servers; `layouts` and `run_option` are those of Config."""
     fit = read(model, *args, size=size, **kwargs)
-    session, original = WorkersSession(fit.graph, size, layouts), functools.partial(plain_fit_of(model), model)
+    session = WorkersSession(fit.graph, size, layouts, run_option, servers)
+    original = functools.partial(plain_fit_of(model), model)
     shares = functools.partial(_shares, size)
     with mock.patch.object(fitting, "RunningSteps", _All), mock.patch("parallax.keras.training.share_of", shares):
         history, values = run_fit(fit, original, session, 1, 0)
@@ -77,11 +78,13 @@ class WorkersSession:
         graph: a StepGraph, with its steps.
         size: how many workers.
         layouts: that of Config.
+        run_option: that of Config.
+        servers: how many servers; by HYBRID on a host of their own, where tables are put on them.
     """
 
     resumed_step = None
 
-    def __init__(self, graph, size, layouts=None):
+    def __init__(self, graph, size, layouts=None, run_option=None, servers=0):
         native_ops()
         self.writes = {}
         with graph.graph.as_default():
@@ -89,8 +92,9 @@ class WorkersSession:
                 given = v1.placeholder(variable.dtype, variable.shape)
                 self.writes[name] = v1.assign(variable, given).op.name, given.name
         analysed = analyse(graph.graph, layouts=layouts)
-        rewrites = rewrites_of(analysed, plan_for(analysed, one_host(size), Config()), False)
-        made = [transform(analysed.captured.view, rewrites, Worker(rank, size, SEED, False)) for rank in range(size)]
+        plan = plan_for(analysed, _layout(size, servers, run_option), Config(run_option=run_option))
+        of = [Worker(rank, size, SEED, False, servers=plan.servers) for rank in range(size)]
+        made = [transform(analysed.captured.view, rewrites_of(analysed, plan, False), worker) for worker in of]
         runs = [op.name for op in graph.graph.get_operations() if op.name.endswith("/run")]
         runs += [op for op, _ in self.writes.values()]
         tables = [op.name for op in graph.graph.get_collection(v1.GraphKeys.TABLE_INITIALIZERS)]
@@ -129,6 +133,10 @@ class _All(RunningSteps):
     def write(self, name, value):
         op, given = self._session.writes[name]
         self._session.job.run([op], [{given: np.asarray(value)}] * self._session.size)
+
+
+def _layout(size, servers, run_option):
+    return Layout((size, 0), (1,) * servers) if run_option == "HYBRID" else one_host(size, servers)
 
 
 def _of_share(tensor, value, share):

@@ -107,7 +107,7 @@ def _known(
     view = captured.view
     functions = functions_of(view, lambda op: visit_node.differs(op, equal_randomness))
     known, reason = partial(_known_but_layouts, captured, routes, equal_randomness, placed, functions), ""
-    if is_by_layouts(captured, placed, terms):
+    if is_by_layouts(captured, terms):
         applied = last_gradients(view, sources)
         layouts = _layouts_of(captured, applied, functions)
         if not isinstance(layouts, GraphError):
@@ -156,23 +156,21 @@ def _known_but_layouts(
     )
 
 
-def is_by_layouts(captured: Captured, placed: Mapping[str, Placement], terms: TrainingMode) -> bool:
+def is_by_layouts(captured: Captured, terms: TrainingMode) -> bool:
     """Whether losses are followed by the layouts of tensors.
 
     Where nothing is said of it, they are in graphs of front ends, whose batches are marked, of which all examples have
-    one length, when the workers hold all variables, and update them together with each batch.
+    one length, when the workers update variables together with each batch.
 
     Args:
         captured: the graph.
-        placed: where rows are, of tables that owners hold.
         terms: on which the workers train.
     """
     if captured.by_layouts is not None:
         return captured.by_layouts
     nodes = captured.view.nodes.values()
     is_dense = any(map(batch_of, nodes)) and not any(map(are_elements, nodes))
-    is_on_workers = terms.sums == "collectives" and not any(one.servers for one in placed.values())
-    return is_dense and is_on_workers and terms.synchronous and terms.average_sparse and terms.accumulate_steps == 1
+    return is_dense and terms.synchronous and terms.average_sparse and terms.accumulate_steps == 1
 
 
 def _layouts_of(captured: Captured, sources: tuple[GradientSource, ...], functions: Functions) -> Layouts | GraphError:

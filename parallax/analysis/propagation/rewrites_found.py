@@ -104,12 +104,12 @@ def _check_layouts(walk: Walk, terms: TrainingMode) -> None:
     """What layouts cannot do yet.
 
     Raises:
-        GraphError: on servers, of graphs whose batches are not marked, or where an update takes several batches.
+        GraphError: workers train apart, the graph's batches are not marked, or an update takes several batches.
     """
-    if any(table.servers for table in walk.known.tables.values()) or not terms.synchronous or terms.sums == "servers":
+    if not terms.synchronous:
         raise GraphError(
-            "Config(layouts=True) is for variables that the workers hold, and some are on servers here. Set "
-            "run_option='MPI' or 'HYBRID' and no route 'ps', or layouts=False."
+            "Config(layouts=True) computes the one process's step, and asynchronous workers take steps of their own. "
+            "Leave sync at True, or set layouts=False."
         )
     if not batch_by_node(walk.view):
         raise GraphError(

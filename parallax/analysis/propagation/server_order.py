@@ -12,6 +12,7 @@ from collections.abc import Iterable
 from parallax.analysis.propagation.walk import NoRule, Walk
 from parallax.graph.ops import state_op
 from parallax.graph.view import Edge, GraphView, split_tensor
+from parallax.plans.layouts import Partial, Sharded
 from parallax.plans.rewrites import Owned, Push
 
 
@@ -33,6 +34,7 @@ def check_reads(walk: Walk, owned: Iterable[Owned], pushes: Iterable[Push]) -> N
             writes_by_table.setdefault(one.table, []).append(one.node)
     met = [(one.tensor, edge) for one in walk.scatters for edge in one.edges]
     met += [(one.tensor, edge) for one in walk.all_reduces for edge in one.edges]
+    met += _of_layouts(walk)
     met += [(_tensor(walk, edge), edge) for push in pushes for edge in (*push.values, *push.indices)]
     at_servers = {one.node for one in nodes}
     matters = _what_matters(walk, [split_tensor(tensor)[0] for tensor, _ in met], at_servers)
@@ -40,6 +42,12 @@ def check_reads(walk: Walk, owned: Iterable[Owned], pushes: Iterable[Push]) -> N
         for reader in _readers(walk, table):
             if reader in matters and reader not in at_servers:
                 _check_reader(walk, table, reader, writes, met)
+
+
+def _of_layouts(walk: Walk) -> list[tuple[str, Edge]]:
+    """What workers put together for a change of layout, and who takes it."""
+    changes = walk.known.layouts.rewrites.changes if walk.known.layouts is not None else ()
+    return [(one.tensor, e) for one in changes if isinstance(one.before, Partial | Sharded) for e in one.edges]
 
 
 def _check_reader(walk: Walk, table: str, reader: str, writes: list[str], met: list[tuple[str, Edge]]) -> None:

@@ -300,9 +300,9 @@ def _all_reduce_gradient(walk: Walk, node: str) -> None:
             edges = tuple(e for e in walk.view.consumers(tensor) if e.node in source.outside)
             if not edges:
                 continue
-            state = walk.marked_gradient(source.part)
+            state, kind = walk.marked_gradient(source.part), "mean" if walk.known.layouts is None else "gradient"
             if state == SAME:
-                walk.all_reduces.append(AllReduce(tensor, edges, "mean" if walk.known.layouts is None else "gradient"))
+                walk.all_reduces.append(AllReduce(tensor, edges, kind))
             else:
-                walk.scatters.append(Scatter(tensor, edges, source.part))
+                walk.scatters.append(Scatter(tensor, edges, source.part, kind))
             walk.marked.update({(tensor, e.node): state for e in edges})

@@ -30,6 +30,9 @@ class Reducer(Protocol):
     def add_gradients(self, tensor: Tensor, scale: float = 1.0) -> Tensor:
         """As `all_reduce`, of gradients, which may travel in half precision."""
 
+    def all_gather(self, rows: Tensor) -> Tensor:
+        """The rows `[n, ...]` of all workers, by worker."""
+
     def broadcast(self, tensor: Tensor) -> Tensor:
         """Worker 0's value on all workers; the shape must be the same on all."""
 
@@ -54,6 +57,10 @@ class HorovodReducer:
         scaled = tensor if scale == 1.0 else tensor * tf.constant(scale, tensor.dtype)
         return tf.cast(self.all_reduce(self._wire.out(scaled, GRADIENTS)), tensor.dtype)
 
+    def all_gather(self, rows: Tensor) -> Tensor:
+        """As `Reducer.all_gather`."""
+        return collectives.all_gather(collectives.open_end(rows))
+
     def broadcast(self, tensor: Tensor) -> Tensor:
         """As `Reducer.broadcast`."""
         return collectives.broadcast(collectives.open_end(tensor))
@@ -73,6 +80,10 @@ class NoReducer:
     def add_gradients(self, tensor: Tensor, scale: float = 1.0) -> Tensor:
         """The tensor itself."""
         return self.all_reduce(tensor)
+
+    def all_gather(self, rows: Tensor) -> Tensor:
+        """The rows themselves."""
+        return tf.identity(rows)
 
     def broadcast(self, tensor: Tensor) -> Tensor:
         """The tensor itself."""
@@ -101,15 +112,27 @@ class QueueReducer:
     def all_reduce(self, tensor: Tensor, kind: str = "sum", scale: float = 1.0) -> Tensor:
         """As `Reducer.all_reduce`."""
         known = tf.cast(tensor, tf.int32) if tensor.dtype == tf.bool else tensor
-        queues = self._queues(known.dtype, known.shape)
+        reduce = {"sum": tf.add_n, "min": _folded(tf.minimum), "max": _folded(tf.maximum)}[kind]
+
+        def put_together(values: list[Tensor]) -> Tensor:
+            whole = reduce(values)
+            return whole if scale == 1.0 else whole * tf.constant(scale, whole.dtype)
+
+        return tf.cast(self._meet(known, put_together), tensor.dtype)
+
+    def all_gather(self, rows: Tensor) -> Tensor:
+        """As `Reducer.all_gather`."""
+        opened = collectives.open_end(rows)  # each worker has another number of rows
+        return self._meet(opened, lambda values: tf.concat(values, 0) if len(values) > 1 else values[0])
+
+    def _meet(self, tensor: Tensor, put_together: Callable[[list[Tensor]], Tensor]) -> Tensor:
+        """What is made of the tensors of all workers, which worker 0 takes, on each of them."""
+        queues = self._queues(tensor.dtype, tensor.shape)
         if self._rank > 0:
-            with tf.control_dependencies([_give(queues[self._rank], known)]):
-                return tf.cast(self.deliver(None, known.dtype, known.shape), tensor.dtype)
-        values = [known, *(_take(queue, known) for queue in queues[1:])]
-        whole = {"sum": tf.add_n, "min": _folded(tf.minimum), "max": _folded(tf.maximum)}[kind](values)
-        if scale != 1.0:
-            whole = whole * tf.constant(scale, whole.dtype)
-        return tf.cast(self.deliver(whole, known.dtype, known.shape), tensor.dtype)
+            with tf.control_dependencies([_give(queues[self._rank], tensor)]):
+                return self.deliver(None, tensor.dtype, tensor.shape)
+        whole = put_together([tensor, *(_take(queue, tensor) for queue in queues[1:])])
+        return self.deliver(whole, tensor.dtype, tensor.shape)
 
     def add_gradients(self, tensor: Tensor, scale: float = 1.0) -> Tensor:
         """As `Reducer.add_gradients`, never in half precision."""

@@ -1,9 +1,9 @@
 """Gradients on their way to servers: through accumulators that wait for all workers, or directly from one worker.
 
 Each partition of a push or scatter has an accumulator. Each giver gives once a step: all workers, or, of rows, each
-server's front alone. Worker 0 takes the sum when all have given, and multiplies a dense sum by 1/W; rows were scaled
-where they left autodiff. No worker gives a second time before the first sum is taken, as its step ends only after the
-update.
+server's front alone. Worker 0 takes the sum when all have given, and multiplies a dense sum of which the mean is wanted
+by 1/W; rows were scaled where they left autodiff. No worker gives a second time before the first sum is taken, as its
+step ends only after the update.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ NEVER_STALE = 2**63 - 1
 
 
 def scatter_gradients(editor: Editor, rewrites: Rewrites) -> None:
-    """Dense gradients of tables on servers: each partition gets its rows of the mean over the workers."""
+    """Dense gradients of tables on servers: each partition gets its rows of the mean over the workers, or the sum."""
     for number, scatter in enumerate(rewrites.scatters):
         _scatter(editor, rewrites, scatter, f"{SCOPE}/scatter/{number}")
 
@@ -59,7 +59,8 @@ def _scatter(editor: Editor, rewrites: Rewrites, scatter: Scatter, label: str) -
                     with tf.control_dependencies([given[-1]]):
                         total = tf.raw_ops.AccumulatorTakeGradient(handle=handle, num_required=size, dtype=piece.dtype)
                     total.set_shape(piece.shape)
-                    taken.append(total * tf.constant(1.0 / editor.worker.size, piece.dtype))
+                    is_mean = scatter.kind == "mean"
+                    taken.append(total * tf.constant(1.0 / editor.worker.size, piece.dtype) if is_mean else total)
     _lead_parts(editor, scatter.edges, taken, given)
 
 

@@ -21,7 +21,7 @@ from parallax.plans.layouts import (
     ShardedAxis,
 )
 from parallax.plans.rewrites import Rewrites
-from parallax.transform.building.collectives import all_gather, open_end
+from parallax.transform.building.collectives import open_end
 from parallax.transform.building.editor import SCOPE, Editor
 from parallax.transform.building.shares import counted
 from parallax.types import Tensor
@@ -124,7 +124,7 @@ class _Build:
         pieces = tf.split(first, blocks) if blocks > 1 else [first]
         pieces = [self._editor.shares[layout.part.batch].counted_rows(piece) for piece in pieces]
         wire = tf.uint8 if tensor.dtype == tf.bool else tensor.dtype
-        gathered = [tf.cast(all_gather(open_end(tf.cast(piece, wire))), tensor.dtype) for piece in pieces]
+        gathered = [tf.cast(self._editor.together.all_gather(tf.cast(piece, wire)), tensor.dtype) for piece in pieces]
         whole = tf.concat(gathered, 0) if blocks > 1 else gathered[0]
         return _with_axis_back(whole, axis)
 

@@ -24,10 +24,11 @@ def share_batches(editor: Editor, rewrites: Rewrites) -> None:
                 by_source[batch.placeholder] = _share(editor, batch)
             editor.shares[batch.name] = _with_equal_lengths(editor, batch, by_source[batch.placeholder])
     for scatter in rewrites.scatters:
-        if scatter.batch:  # who takes the sum multiplies it by 1/W
+        if scatter.batch:
             with tf.name_scope(f"{SCOPE}/batch/"):
-                share = editor.shares[scatter.batch]
-                editor.kept[scatter.tensor] = share.weigh(editor.leaving(scatter.tensor), editor.worker.size)
+                share, own = editor.shares[scatter.batch], editor.leaving(scatter.tensor)
+                is_mean = scatter.kind == "mean"  # who takes the sum multiplies it by 1/W
+                editor.kept[scatter.tensor] = share.weigh(own, editor.worker.size) if is_mean else share.counted(own)
 
 
 def _share(editor: Editor, batch: UnevenBatch) -> BatchShare:
