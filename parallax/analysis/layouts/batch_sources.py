@@ -28,10 +28,9 @@ def name_batches(view: GraphView, rewrites: Rewrites) -> Rewrites:
     return replace(
         rewrites,
         layouts=tuple(names.of_layouts(one) for one in rewrites.layouts),
-        all_reduces=tuple(
-            replace(one, batch=names.at(_node(one.tensor), one.batch)) if one.batch else one
-            for one in rewrites.all_reduces
-        ),
+        all_reduces=tuple(replace(one, batch=names.of_tensor(one.tensor, one.batch)) for one in rewrites.all_reduces),
+        scatters=tuple(replace(one, batch=names.of_tensor(one.tensor, one.batch)) for one in rewrites.scatters),
+        keeps=tuple(replace(one, batch=names.of_tensor(one.values, one.batch)) for one in rewrites.keeps),
         pushes=tuple(replace(one, batch=names.of_rows(one)) for one in rewrites.pushes),
         collects=tuple(replace(one, batch=names.of_rows(one)) for one in rewrites.collects),
         batches=tuple(names.find_batches()),
@@ -66,6 +65,10 @@ class _BatchNames:
         self._named[name] = UnevenBatch(name, tensors[0], None, () if examples else tuple(tensors[1:]), examples)
         return name
 
+    def of_tensor(self, tensor: str, batch: str) -> str:
+        """The name of a batch, where there is one, of which a tensor is computed."""
+        return self.at(_node(tensor), batch) if batch else ""
+
     def of_rows(self, one: Push | Collect) -> str:
         """That of what rows are computed of."""
         nodes = [edge.node for edge in (*one.values, *one.indices)]
@@ -81,10 +84,7 @@ class _BatchNames:
                 replace(one, part=replace(one.part, batch=self.at(one.node, one.part.batch))) for one in layouts.ranges
             ),
             shapes=tuple(replace(one, batch=self.at(one.edge.node, one.batch)) for one in layouts.shapes),
-            reported=tuple(
-                replace(one, batch=self.at(_node(one.tensor), one.batch)) if one.batch else one
-                for one in layouts.reported
-            ),
+            reported=tuple(replace(one, batch=self.of_tensor(one.tensor, one.batch)) for one in layouts.reported),
             sharded={
                 tensor: self._of_sharded(_node(tensor), layout)
                 for tensor, layout in layouts.sharded.items()
@@ -95,7 +95,7 @@ class _BatchNames:
     def _of_change(self, change: Change) -> list[Change]:
         node = _node(change.tensor)
         before = self._of_layout(node, change.before)
-        batch = self.at(node, change.batch) if change.batch else ""
+        batch = self.of_tensor(change.tensor, change.batch)
         by_after: dict[Layout, list[Edge]] = {}
         for edge in change.edges:
             by_after.setdefault(self._of_layout(edge.node, change.after), []).append(edge)

@@ -44,6 +44,11 @@ class Layouts:
     alike: tuple[str, ...]
     mixing: Mapping[str, Sequence[str]]
 
+    def leaves_counted(self, gradient: str) -> bool:
+        """Whether a worker without examples has nothing of a dense gradient, or what all workers have."""
+        fact = self.facts[gradient]
+        return fact.is_counted or fact.is_same
+
 
 def last_gradients(view: GraphView, sources: tuple[GradientSource, ...]) -> tuple[GradientSource, ...]:
     """The gradients that are applied; those that a loss is made of are tensors of the step as others are.

@@ -94,7 +94,7 @@ def find_step(graph: TrainingGraph) -> VisitedGraph:
         if batch_of(view.nodes[node])
     }
     lengths = {node: first[step] for step, node in length_by_step(view).items() if step in first}
-    after = _after_gradients(view, sources)
+    after = after_gradients(view, sources)
     begin = [*batches, *(node for node in view.nodes if state_op(view.op(node), len(view.inputs(node))))]
     reached = _descendants(view, [node for node in begin if node not in graph.initial], after)
     delivered = [split_tensor(t)[0] for s in sources for t in (s.values, s.indices) if t is not None]
@@ -121,7 +121,7 @@ def _node_of(tensor: str) -> str:
     return split_tensor(tensor)[0]
 
 
-def _after_gradients(view: GraphView, sources: tuple[GradientSource, ...]) -> set[str]:
+def after_gradients(view: GraphView, sources: tuple[GradientSource, ...]) -> set[str]:
     """The nodes that take a gradient out of autodiff, and what is computed of theirs."""
     outside = [
         edge.node

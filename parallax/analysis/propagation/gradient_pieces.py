@@ -25,9 +25,11 @@ from parallax.analysis.propagation.states import SAME, Indices, State, TouchedIn
 from parallax.analysis.propagation.walk import Merge, NoRule, Walk
 from parallax.analysis.reading.gradients import autodiff_ops
 from parallax.errors import GraphError
+from parallax.graph.batches import batch_by_node
 from parallax.graph.spec import GradientSource
 from parallax.graph.view import Edge, GraphView, split_tensor
-from parallax.plans.rewrites import AccumulateGradient, Dealt, GradientPiece, Scale, SharedRows
+from parallax.plans.gradient_rows import AccumulateGradient, Dealt, GradientPiece, SharedRows
+from parallax.plans.rewrites import Scale
 
 _TAKES_MERGED = ("UnsortedSegmentSum", "ScatterAdd", "ScatterSub", "ResourceScatterAdd", "ResourceScatterSub")
 """Ops that add rows up by number: what the one process has does not depend on how often a row comes in parts."""
@@ -195,6 +197,7 @@ def keeps_of(walk: Walk) -> tuple[AccumulateGradient, ...]:
     Raises:
         GraphError: a gradient is computed of what comes after another one.
     """
+    layouts, batches = walk.known.layouts, batch_by_node(walk.view)
     found: dict[str, AccumulateGradient] = {}
     for source in walk.known.sources:
         value_edges, index_edges = _outside(walk, source, source.values), []
@@ -206,8 +209,10 @@ def keeps_of(walk: Walk) -> tuple[AccumulateGradient, ...]:
         pieces = walk.assumed.kinds.get(source.values, ())
         constant = tuple(piece.kind == "shared" and _is_constant(walk.view, piece.ids) for piece in pieces)
         indices = source.indices or ""
+        batch = batches.get(split_tensor(source.values)[0], "") if layouts is not None else ""
+        is_counted = layouts is not None and layouts.leaves_counted(source.values)
         found[source.values] = AccumulateGradient(
-            source.values, tuple(value_edges), indices, tuple(index_edges), pieces, constant
+            source.values, tuple(value_edges), indices, tuple(index_edges), pieces, constant, batch, is_counted
         )
     keeps = tuple(keep for keep in found.values() if keep.value_edges or keep.index_edges)
     _check_order(walk.view, keeps)

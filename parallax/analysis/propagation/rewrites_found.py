@@ -15,6 +15,7 @@ from parallax.analysis.propagation import (
     bent_backward,
     example_gradients,
     examples_apart,
+    kept_batches,
     moving,
     own_state,
     padded_rows,
@@ -60,6 +61,8 @@ def rewrites_found(walk: Walk, terms: TrainingMode) -> Rewrites:
     if is_kept:
         check_kept(walk)
         whole_batch.check_kept(walk)
+        if layouts is not None:
+            kept_batches.check_kept(walk)
     is_pushed = {key: _is_pushed(walk, merge) for key, merge in walk.merges.items()}
     pushes = tuple(_push(walk, merge) for key, merge in walk.merges.items() if is_pushed[key])
     owned, gathers = owned_nodes(walk), tuple(_gathers(walk))
@@ -95,7 +98,8 @@ def rewrites_found(walk: Walk, terms: TrainingMode) -> Rewrites:
     )
     if layouts is not None:
         rewrites = replace(rewrites, layouts=(layouts.rewrites,), batches=uneven.uneven_batches(walk.view))
-        rewrites = uneven.leave_out_stand_ins(walk, rewrites, layouts)
+        if not is_kept:  # what is kept leaves them out
+            rewrites = uneven.leave_out_stand_ins(walk, rewrites, layouts)
         return name_batches(walk.view, rewrites) if is_of_script(walk.view) else rewrites
     return uneven.weighed(walk, rewrites)
 
@@ -104,7 +108,7 @@ def _check_layouts(walk: Walk, terms: TrainingMode) -> None:
     """What layouts cannot do yet.
 
     Raises:
-        GraphError: workers train apart, the graph's batches are not marked, or an update takes several batches.
+        GraphError: workers train apart, batches are not marked, or average_sparse or accumulate_steps is set.
     """
     if not terms.synchronous:
         raise GraphError(
@@ -116,10 +120,15 @@ def _check_layouts(walk: Walk, terms: TrainingMode) -> None:
             "Config(layouts=True) is for steps of Keras and of parallax.function, whose batches are known, and this "
             "graph marks none. Set layouts=False."
         )
-    if terms.accumulate_steps > 1 or not terms.average_sparse:
+    if not terms.average_sparse:
         raise GraphError(
-            "Config(layouts=True) computes the one process's gradients of each batch: leave accumulate_steps at 1 and "
-            "average_sparse at True, or set layouts=False."
+            "Config(layouts=True) computes the one process's gradients of each batch: leave average_sparse at True, or "
+            "set layouts=False."
+        )
+    if terms.accumulate_steps > 1 and not is_of_script(walk.view):
+        raise GraphError(
+            "The steps of a front end are runs of one batch each, and accumulate_steps keeps the gradients of several. "
+            "Leave accumulate_steps at 1; in Keras, set gradient_accumulation_steps of the optimizer."
         )
 
 

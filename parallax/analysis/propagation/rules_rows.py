@@ -25,7 +25,8 @@ from parallax.analysis.propagation.states import (
 )
 from parallax.analysis.propagation.walk import Walk, part_of, read_value, sum_of_parts
 from parallax.graph.view import Edge, split_tensor
-from parallax.plans.rewrites import AlikeRows, WholeShape
+from parallax.plans.gradient_rows import AlikeRows
+from parallax.plans.rewrites import WholeShape
 
 REDUCTIONS = {"Sum": "sum", "Max": "max", "Min": "min", "Mean": "rows_mean", "All": "min", "Any": "max"}
 

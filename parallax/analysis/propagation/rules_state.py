@@ -35,7 +35,8 @@ from parallax.errors import GraphError
 from parallax.graph.ops import ADDITIVE_SCATTERS, StateOp, state_op, takes_state
 from parallax.graph.row_updates import UPDATES_OF_ROWS
 from parallax.graph.view import Edge, split_tensor
-from parallax.plans.rewrites import Broadcast, GradientPiece
+from parallax.plans.gradient_rows import GradientPiece
+from parallax.plans.rewrites import Broadcast
 
 _RESOURCE = 20  # types.proto
 

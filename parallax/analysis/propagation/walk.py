@@ -25,19 +25,8 @@ from parallax.errors import ParallaxError
 from parallax.graph.control_flow import Branches
 from parallax.graph.spec import GradientSource
 from parallax.graph.view import Edge, GraphView
-from parallax.plans.rewrites import (
-    AlikeRows,
-    AllReduce,
-    Broadcast,
-    CountRows,
-    GradientPiece,
-    Lookup,
-    Scale,
-    Scatter,
-    SharedRows,
-    Table,
-    WholeShape,
-)
+from parallax.plans.gradient_rows import AlikeRows, GradientPiece, SharedRows
+from parallax.plans.rewrites import AllReduce, Broadcast, CountRows, Lookup, Scale, Scatter, Table, WholeShape
 
 if TYPE_CHECKING:
     from parallax.analysis.layouts.find_layouts import Layouts

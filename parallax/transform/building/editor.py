@@ -14,7 +14,8 @@ import tensorflow as tf
 
 from parallax.errors import TransformError
 from parallax.graph.view import Edge, GraphView, split_tensor
-from parallax.plans.rewrites import GradientPiece, TrainingMode
+from parallax.plans.gradient_rows import GradientPiece
+from parallax.plans.rewrites import TrainingMode
 from parallax.transform.building.copies import Copies, NamedTensor
 from parallax.transform.building.node_edits import (
     make_constant,

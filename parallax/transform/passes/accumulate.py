@@ -3,7 +3,8 @@
 Each batch's run has the worker keep what it finds (`GradientAccumulation.begin`, `GradientAccumulation.add`), and no
 gradient travels. The last batch's run reads what was kept, and everything outside of autodiff sees the mean over all
 batches, as if the worker had had them in one. Nothing needs to be cleared: the first batch of the next update takes
-the place of what was kept.
+the place of what was kept. Where batches have layouts, each counts by the examples that all workers have of it, and of
+a worker without examples nothing is kept.
 """
 
 from __future__ import annotations
@@ -12,8 +13,10 @@ from dataclasses import dataclass
 
 import tensorflow as tf
 
-from parallax.plans.rewrites import AccumulateGradient, Rewrites
+from parallax.plans.gradient_rows import AccumulateGradient
+from parallax.plans.rewrites import Rewrites
 from parallax.transform.building.editor import SCOPE, Editor, GradientAccumulation
+from parallax.transform.building.shares import BatchShare
 from parallax.types import Tensor
 
 
@@ -31,12 +34,15 @@ def keep_gradients(editor: Editor, rewrites: Rewrites) -> None:
 def _keep(editor: Editor, keep: AccumulateGradient, steps: int, label: str) -> None:
     kept: list[_Kept] = []
     with tf.name_scope(f"{label}/"):
-        gradient = editor.tensor(keep.values)
+        share = editor.shares[keep.batch] if keep.batch else None
+        weights = _weights(share, f"{label}/examples", kept) if share is not None else None
+        gradient = editor.at(keep.value_edges[0]) if keep.value_edges else editor.tensor(keep.values)
         if keep.indices:
-            total = _rows(editor, keep, kept, label)
+            total = _rows(editor, keep, gradient, weights, kept, label)
         else:
-            total = _total(gradient, f"{label}/gradient", kept, adds=True)
-        editor.kept[keep.values] = total * tf.constant(1.0 / steps, gradient.dtype)
+            own = gradient if share is None or keep.is_counted else share.counted(gradient)
+            total = _total(own, f"{label}/gradient", kept, True, weights)
+        editor.kept[keep.values] = total * tf.constant(1.0 / steps, gradient.dtype) if weights is None else total
     editor.redirect(keep.value_edges, editor.kept[keep.values])
     if keep.indices:
         editor.redirect(keep.index_edges, editor.kept[keep.indices])
@@ -44,21 +50,40 @@ def _keep(editor: Editor, keep: AccumulateGradient, steps: int, label: str) -> N
     editor.keepings.append(GradientAccumulation(keep.values, begin, add, take))
 
 
-def _rows(editor: Editor, keep: AccumulateGradient, kept: list[_Kept], label: str) -> Tensor:
+def _weights(share: BatchShare, name: str, kept: list[_Kept]) -> _Weights:
+    """What the batches so far count for, and what this run's does: by the examples of all workers."""
+    rows = _total(share.rows, name, kept, adds=True)
+    own = tf.math.divide_no_nan(tf.cast(share.rows, tf.float64), tf.cast(rows, tf.float64))
+    return _Weights(1.0 - own, own)
+
+
+def _rows(
+    editor: Editor,
+    keep: AccumulateGradient,
+    gradient: Tensor,
+    weights: _Weights | None,
+    kept: list[_Kept],
+    label: str,
+) -> Tensor:
     """The values of all batches; each piece by itself, as what becomes of them depends on the piece."""
-    values, indices = [editor.tensor(keep.values)], [editor.tensor(keep.indices)]
+    indices = [editor.at(keep.index_edges[0]) if keep.index_edges else editor.tensor(keep.indices)]
+    values = [gradient]
     if len(keep.pieces) > 1:
         sizes = [editor.rows_of(piece) for piece in keep.pieces]
         values, indices = tf.split(values[0], sizes), tf.split(indices[0], sizes)
     all_values, all_indices = [], []
     for number, (rows, ids) in enumerate(zip(values, indices, strict=True)):
+        piece = keep.pieces[number] if keep.pieces else None
         adds = keep.constant[number] if keep.constant else False
-        all_values.append(_total(rows, f"{label}/values_{number}", kept, adds))
+        keys = editor.keys_of(piece) if piece is not None and piece.of and not adds else None
+        if keep.batch and (piece is None or piece.kind != "shared"):  # of a worker without examples there are none
+            counted = editor.shares[keep.batch].counted_rows
+            rows, ids, keys = counted(rows), counted(ids), counted(keys) if keys is not None else None
+        all_values.append(_total(rows, f"{label}/values_{number}", kept, adds, weights))
         all_indices.append(ids if adds else _total(ids, f"{label}/indices_{number}", kept))
-        if keep.pieces:
-            piece = keep.pieces[number]
-            if piece.of and not adds:
-                editor.kept_keys[piece] = _total(editor.keys_of(piece), f"{label}/keys_{number}", kept)
+        if piece is not None:
+            if keys is not None:
+                editor.kept_keys[piece] = _total(keys, f"{label}/keys_{number}", kept)
             editor.kept_sizes[piece] = tf.size(all_indices[-1])
     editor.kept[keep.indices] = tf.concat(all_indices, 0)
     return tf.concat(all_values, 0)
@@ -73,7 +98,15 @@ class _Kept:
     take: str
 
 
-def _total(tensor: Tensor, name: str, kept: list[_Kept], adds: bool = False) -> Tensor:
+@dataclass(frozen=True, slots=True)
+class _Weights:
+    """What the batches before this run's count for, and what this run's does: scalars of type float64."""
+
+    before: Tensor
+    own: Tensor
+
+
+def _total(tensor: Tensor, name: str, kept: list[_Kept], adds: bool = False, weights: _Weights | None = None) -> Tensor:
     """A tensor of all batches so far, this run's included: added up, or else put one after the other.
 
     Args:
@@ -81,12 +114,16 @@ def _total(tensor: Tensor, name: str, kept: list[_Kept], adds: bool = False) -> 
         name: of the variable in which it is kept.
         kept: to which the variable's ops are added.
         adds: whether batches are added up.
+        weights: what they count for, where that is not all alike.
     """
     shape = tensor.shape if adds else tf.TensorShape([None]).concatenate(tensor.shape[1:])
     with tf.name_scope(f"{name}/"):
         handle = tf.raw_ops.VarHandleOp(dtype=tensor.dtype, shape=shape, shared_name=name, name="handle")
         before = tf.raw_ops.ReadVariableOp(resource=handle, dtype=tensor.dtype, name="take")
-        total = before + tensor if adds else tf.concat([before, tensor], 0)
+        parts = [before, tensor]
+        if weights is not None:
+            parts = [before * tf.cast(weights.before, tensor.dtype), tensor * tf.cast(weights.own, tensor.dtype)]
+        total = tf.add_n(parts) if adds else tf.concat(parts, 0)
         begin = tf.raw_ops.AssignVariableOp(resource=handle, value=tensor, name="begin")
         add = tf.raw_ops.AssignVariableOp(resource=handle, value=total, name="add")
     kept.append(_Kept(str(begin.name), str(add.name), str(before.op.name)))

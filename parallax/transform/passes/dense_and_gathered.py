@@ -8,8 +8,9 @@ from functools import partial
 import tensorflow as tf
 
 from parallax.graph.view import split_tensor
+from parallax.plans.gradient_rows import GradientPiece, SharedRows
 from parallax.plans.plan import ALLGATHER
-from parallax.plans.rewrites import AllReduce, Collect, GradientPiece, Rewrites, SharedRows
+from parallax.plans.rewrites import AllReduce, Collect, Rewrites
 from parallax.transform.building.collectives import all_gather, open_end
 from parallax.transform.building.copies import NamedTensor
 from parallax.transform.building.deduplicated_ids import INT32_ROWS

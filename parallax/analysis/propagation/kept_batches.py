@@ -1,0 +1,43 @@
+"""Says whether gradients of several batches can be kept for one update, in a graph whose tensors have layouts.
+
+A batch is then what one process would compute of by itself: its statistics, and the share of its loss. What is computed
+of one batch alone must not meet the update, which is of all of them.
+"""
+
+from __future__ import annotations
+
+from parallax.analysis.layouts.training_graph import after_gradients
+from parallax.analysis.propagation.walk import Walk
+from parallax.errors import GraphError
+from parallax.graph.batches import batch_by_node
+from parallax.graph.view import Edge, split_tensor
+
+
+def check_kept(walk: Walk) -> None:
+    """Checks a finished walk.
+
+    Raises:
+        GraphError: an update takes what one batch gives, or a gradient is no sum over the workers.
+    """
+    view, layouts = walk.view, walk.known.layouts
+    if layouts is None:
+        return
+    batches, delivered = batch_by_node(view), set[Edge]()
+    for source in walk.known.sources:
+        tensors = [tensor for tensor in (source.values, source.indices) if tensor is not None]
+        delivered |= {edge for tensor in tensors for edge in view.consumers(tensor) if edge.node in source.outside}
+        fact = layouts.facts[source.values]
+        if source.indices is None and not (fact.is_same or fact.is_sum):
+            raise GraphError(
+                f"Where an update takes several batches, its gradients are added up, and {source.values!r} is not: "
+                f"workers hold it as {fact.layout}. Leave accumulate_steps at 1."
+            )
+    after = after_gradients(view, walk.known.sources) & walk.known.training
+    for node in sorted(after):
+        for slot, tensor in enumerate(view.inputs(node)):
+            before = split_tensor(tensor)[0]
+            if before in batches and before not in after and Edge(node, slot) not in delivered:
+                raise GraphError(
+                    f"Where an update takes several batches, it must not depend on {tensor!r}, which is computed of "
+                    "one of them. Compute conditions and rates from variables, or leave accumulate_steps at 1."
+                )
