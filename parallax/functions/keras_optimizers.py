@@ -14,8 +14,9 @@ from contextlib import ExitStack, contextmanager
 
 import keras
 import tensorflow as tf
+from keras.src.backend.tensorflow import numpy
 
-from parallax.types import Gradient, KerasOptimizer, KerasVariable, LearningRate, Nest, Tensor, Variable
+from parallax.types import Gradient, KerasOptimizer, KerasVariable, LearningRate, Nest, Tensor, TensorLike, Variable
 
 
 @contextmanager
@@ -41,6 +42,46 @@ def merged_rows(optimizer: KerasOptimizer) -> Iterator[None]:
             stack.enter_context(_replaced(updating, "_all_reduce_sum_gradients", _as_they_are))
             if _row_update(updating) is not None:
                 stack.enter_context(_replaced(updating, "update_step", _by_row(updating, rows, rates)))
+        yield
+
+
+@contextmanager
+def taken_by_row() -> Iterator[None]:
+    """Within it Keras looks at a sparse gradient's own rows where it would otherwise go through a whole table.
+
+    It divides by the rows of a whole tensor that the gradient has; Keras first looks for zeros among all, of which it
+    would make rows of NaN where the gradient has none. It asks of all rows whether they are finite; Keras asks of
+    equal rows the last one.
+    """
+    divide, isfinite = numpy.divide, numpy.isfinite
+
+    def divide_rows(x1: TensorLike, x2: TensorLike) -> TensorLike:
+        has_rows = isinstance(x1, tf.IndexedSlices) and not isinstance(x2, tf.IndexedSlices)
+        if not has_rows or not len(getattr(x2, "shape", ())):
+            return divide(x1, x2)
+        rows = tf.gather(tf.convert_to_tensor(x2), x1.indices)
+        return tf.IndexedSlices(divide(x1.values, rows), x1.indices, x1.dense_shape)
+
+    def are_finite(x: TensorLike) -> TensorLike:
+        return isfinite(x.values if isinstance(x, tf.IndexedSlices) else x)
+
+    numpy.divide, numpy.isfinite = divide_rows, are_finite
+    try:
+        yield
+    finally:
+        numpy.divide, numpy.isfinite = divide, isfinite
+
+
+@contextmanager
+def rows_apart(optimizer: KerasOptimizer) -> Iterator[None]:
+    """Within it, `optimizer.apply` makes of sparse gradients what it makes of them in plain Keras.
+
+    Args:
+        optimizer: a Keras optimizer, built.
+    """
+    with ExitStack() as stack:
+        for updating in _updating(optimizer):
+            stack.enter_context(_replaced(updating, "_all_reduce_sum_gradients", _as_they_are))
         yield
 
 

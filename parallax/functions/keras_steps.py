@@ -9,14 +9,14 @@ path that Keras gives it, and a slot below its variable.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 
 import tensorflow as tf
 from keras.src.backend.common.variables import Variable
 from keras.src.metrics.reduction_metrics import Mean
 from keras.src.optimizers.base_optimizer import BaseOptimizer
 
-from parallax.functions.keras_optimizers import merged_rows
+from parallax.functions.keras_optimizers import merged_rows, rows_apart, taken_by_row
 from parallax.functions.libraries import Seen
 from parallax.functions.reports import reported_means
 from parallax.types import Gradient, KerasOptimizer, KerasVariable, TensorLike
@@ -46,8 +46,9 @@ def optimizers_seen(merges_rows: bool) -> Iterator[dict[int, KerasOptimizer]]:
     """
     optimizers: dict[int, KerasOptimizer] = {}
     with ExitStack() as stack:
+        stack.enter_context(taken_by_row())
         for kind in _kinds_with_apply(BaseOptimizer):
-            stack.enter_context(_applies_noted(kind, optimizers, stack if merges_rows else None))
+            stack.enter_context(_applies_noted(kind, optimizers, stack, merged_rows if merges_rows else rows_apart))
         yield optimizers
 
 
@@ -96,7 +97,10 @@ def _kinds_with_apply(kind: type[KerasOptimizer]) -> list[type]:
 
 @contextmanager
 def _applies_noted(
-    kind: type[KerasOptimizer], optimizers: dict[int, KerasOptimizer], merged: ExitStack | None
+    kind: type[KerasOptimizer],
+    optimizers: dict[int, KerasOptimizer],
+    stack: ExitStack,
+    seeing: Callable[[KerasOptimizer], AbstractContextManager[None]],
 ) -> Iterator[None]:
     own = kind.apply
 
@@ -110,8 +114,7 @@ def _applies_noted(
         if trainable_variables is not None and not self.built:
             with tf.init_scope():
                 self.build(list(trainable_variables))
-        if merged is not None:
-            merged.enter_context(merged_rows(self))
+        stack.enter_context(seeing(self))
         return self.apply(gradients, trainable_variables)
 
     kind.apply = apply

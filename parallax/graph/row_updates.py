@@ -8,7 +8,8 @@ What an update does to an element is a program:
     states 3                     the table s0 and its slots s1, s2
     scalars 2                    numbers h0, h1 of an update, like its learning rate
     r0 = mul s1 h0               a register, written once; operands are sI, g (the gradient, zero in an update that the
-                                 row has missed), hI, rI, and constants in C's notation, like c:0x1.99999ap-4
+                                 row has missed; gI of several), hI, rI, and constants in C's notation, like
+                                 c:0x1.99999ap-4
     r1 = sub s0 r0
     set s0 r1                    a new value; all take effect after the last line, and a state without one stays
 
@@ -17,6 +18,7 @@ min max pow squared_difference div_no_nan mul_no_nan gt ge lt le eq ne and or (1
 They give TensorFlow's results bit for bit, but for rsqrt, reciprocal, pow, exp and log of a tensor's last few elements,
 which TensorFlow computes by another formula when they do not fill a vector. `#` begins a comment.
 
+With `gradients` a row is given as many, one after the other, such as the sums of g and of g * g over equal rows.
 `ParallaxUpdateOnlyRows` makes an update that leaves all other rows as they are, like Adagrad's, by such a program.
 
 Two more kinds of lines say what is known of a state in an update without gradient. If all states have one, the updates
@@ -35,6 +37,7 @@ n * 2^-23 of itself (n * 2^-52 in double precision), and near zero by what is ro
 from __future__ import annotations
 
 import functools
+import inspect
 import sys
 from pathlib import Path
 
@@ -68,7 +71,7 @@ def row_update_ops() -> OpLibrary:
     if not library.is_file():
         raise TransformError(f"Rows of tables are updated by ops of {library}, which is not there: run `make install`.")
     ops = tf.load_op_library(str(library))
-    if not hasattr(ops, "parallax_update_only_rows"):
+    if "gradients" not in inspect.signature(ops.parallax_update_only_rows).parameters:
         raise TransformError(f"{library} must be as new as Parallax, and is older. Build it: `make install`.")
     return ops
 

@@ -109,6 +109,7 @@ class VariableSpec:
         ids_per_step: upper bound of the ids a worker looks up in a step, from static shapes; None when unknown.
         is_counter: whether it has no gradient and a constant is added to it, as to a global step.
         is_open: whether it was built with an open shape, so that every worker holds it whole.
+        sums: how many functions of its gradient rows are added up, which travel beside each other.
     """
 
     name: str
@@ -128,6 +129,7 @@ class VariableSpec:
     ids_per_step: int | None = None
     is_counter: bool = False
     is_open: bool = False
+    sums: int = 1
 
     @property
     def rows(self) -> int:

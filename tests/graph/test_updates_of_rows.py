@@ -59,6 +59,28 @@ def test_no_rows_are_no_update_and_rows_of_several_axes_are_rows():
         assert same_bits(changed[:5], first[0][:5])
 
 
+TWO_SUMS = "states 2\nscalars 0\nr0 = add s0 g0\nr1 = mul g1 g1\nr2 = sub s1 r1\nset s0 r0\nset s1 r2\n"
+
+
+@pytest.mark.parametrize("op", ["parallax_update_only_rows", "parallax_update_rows"])
+@pytest.mark.parametrize("width", [1, 3, 40, 130])
+def test_several_gradients_of_a_row_stand_one_after_the_other_and_are_added_up_apart(width, op):
+    with both(OPTIMIZERS["momentum"], table(5, ROWS, width)) as pair:
+        random = np.random.default_rng(2)
+        ids, values = random.integers(0, ROWS, 150), random.normal(size=(150, 2 * width)).astype(np.float32)
+        first = pair.session.run(pair.lazy)
+        handles = [variable.handle for variable in pair.lazy]
+        update = getattr(row_update_ops(), op)(
+            values, ids, tf.zeros([0]), handles, program=TWO_SUMS, gradients=2, name="update"
+        )
+        pair.session.run(update)
+        sums = np.zeros([ROWS, 2 * width], np.float32)
+        np.add.at(sums, ids, values)
+        last = pair.session.run(pair.lazy)
+        np.testing.assert_allclose(last[0], first[0] + sums[:, :width], rtol=1e-5, atol=1e-5)
+        np.testing.assert_allclose(last[1], first[1] - sums[:, width:] ** 2, rtol=1e-5, atol=1e-5)
+
+
 def test_what_does_not_fit_is_refused_before_anything_is_written():
     with both(OPTIMIZERS["adam"], table(4, 6, 2)) as pair:
         first = pair.session.run(pair.lazy)

@@ -1,6 +1,6 @@
 """Trains a Keras model's traced steps on workers in memory, and plain Keras eagerly on the joined batches.
 
-Plain Keras is given every gradient as a dense tensor: that is what training with merged rows is held against.
+Where equal rows are to be merged, plain Keras is given every gradient as a dense tensor.
 """
 
 from __future__ import annotations
@@ -85,18 +85,20 @@ class Workers:
         optimizer: makes a Keras optimizer, anew at each call.
         size: number of workers.
         policy: the dtype policy of the layers.
+        merges: whether optimizers see equal rows of a gradient added up.
     """
 
-    def __init__(self, optimizer: Any, size: int = 2, policy: Any = None) -> None:
+    def __init__(self, optimizer: Any, size: int = 2, policy: Any = None, merges: bool = False) -> None:
         native_ops()
         self._size, self._batches = size, batches(size)
         made = model(optimizer, policy)
-        concrete = traced_training(made, spec())
+        concrete = traced_training(made, spec(), merges)
         self._steps, found = step_graph(made, {"train": concrete})
         self._step = found["train"]
         self._load()
         self.analysed = analyse(self._steps.graph)
-        self._expected = _plain(optimizer, policy, self._batches, [one.name for one in self._steps.taken()])
+        names = [one.name for one in self._steps.taken()]
+        self._expected = _plain(optimizer, policy, self._batches, names, merges)
 
     def result(self, route: str, servers: int = 0) -> Trained:
         """Trains by a route, as far as each variable can take that."""
@@ -138,12 +140,15 @@ class Workers:
         return [dict(zip(names, own, strict=True)) for own in values]
 
 
-def _plain(optimizer: Any, policy: Any, every: list[list[tuple[Any, Any]]], names: list[str]) -> dict[str, Any]:
-    """The values of variables after plain Keras has trained on the joined batches with dense gradients."""
+def _plain(
+    optimizer: Any, policy: Any, every: list[list[tuple[Any, Any]]], names: list[str], merges: bool
+) -> dict[str, Any]:
+    """The values of variables after plain Keras has trained on the joined batches."""
     made = model(optimizer, policy)
     updating = getattr(made.optimizer, "inner_optimizer", made.optimizer)
     by_row = hasattr(updating, "update_rows")  # it takes what is sparse as such
-    with _gradients(made.optimizer, _merged if by_row else tf.convert_to_tensor):
+    dense = _gradients(made.optimizer, _merged if by_row else tf.convert_to_tensor)
+    with dense if merges else contextlib.nullcontext():
         step = tf.function(made.train_step, autograph=False)
         for given in every:
             step(tuple(tf.constant(np.concatenate(part)) for part in zip(*given, strict=True)))

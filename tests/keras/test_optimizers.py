@@ -1,4 +1,4 @@
-"""Every optimizer of Keras trains on workers as plain Keras does with dense gradients, and its table has owners."""
+"""Every optimizer of Keras trains on workers as plain Keras does, and its table has owners; with merged rows, too."""
 
 from __future__ import annotations
 
@@ -90,6 +90,9 @@ BY_ROW = {
 IN_SHORT = [name for i, name in enumerate(SET) if i % len(SETTINGS) % 3 == i // len(SETTINGS)]
 """Each setting with one of the three."""
 EVERY = {**OPTIMIZERS, **SET, **SCHEDULED, **WRAPPED, **BY_ROW}
+APART = [name for name in EVERY if "loss_scale_factor" not in name]
+"""Those that Keras trains with equal rows apart: it divides no sparse gradient by a scale."""
+MERGED_IN_SHORT = ("SGD", "Adagrad", "Adam", "Ftrl", "Adafactor", "Adam, clipnorm", "scaled Adagrad", "LazyAdam")
 
 MEMBERS = {
     "SGD": (),
@@ -136,8 +139,8 @@ def several() -> Any:
 
 
 @cache
-def workers(name: str) -> Workers:
-    return Workers(EVERY[name])
+def workers(name: str, merges: bool = False) -> Workers:
+    return Workers(EVERY[name], merges=merges)
 
 
 def check(found: Trained, tolerance: float = TOLERANCE) -> None:
@@ -145,7 +148,7 @@ def check(found: Trained, tolerance: float = TOLERANCE) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(n, marks=pytest.mark.slow if n in SET and n not in IN_SHORT else ()) for n in EVERY]
+    "name", [pytest.param(n, marks=pytest.mark.slow if n in SET and n not in IN_SHORT else ()) for n in APART]
 )
 def test_a_table_and_its_slots_have_owners_and_end_as_in_plain_keras(name: str) -> None:
     found = workers(name).result("alltoall")
@@ -154,11 +157,24 @@ def test_a_table_and_its_slots_have_owners_and_end_as_in_plain_keras(name: str) 
     assert spelled(found.members) == spelled(MEMBERS.get(name, found.members))
 
 
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=() if n in MERGED_IN_SHORT else pytest.mark.slow) for n in EVERY]
+)
+def test_merged_rows_end_as_dense_gradients_of_plain_keras(name: str) -> None:
+    found = workers(name, True).result("alltoall")
+    check(found)
+    assert found.routes["emb/embeddings"] == "sparse by alltoall"
+    assert spelled(found.members) == spelled(MEMBERS.get(name, found.members))
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("route", ["allgather", "allreduce", "unequal owners", "ps"])
+@pytest.mark.parametrize("merges", [False, True], ids=["apart", "merged"])
 @pytest.mark.parametrize("name", EVERY)
-def test_every_route_ends_as_plain_keras(name: str, route: str) -> None:
-    found = workers(name).result(route, 2 if route == "ps" else 0)
+def test_every_route_ends_as_plain_keras(name: str, merges: bool, route: str) -> None:
+    if not merges and name not in APART:
+        return
+    found = workers(name, merges).result(route, 2 if route == "ps" else 0)
     check(found)
     taken = {"unequal owners": "alltoall", "ps": "alltoall" if name in NOT_ON_SERVERS else "ps"}.get(route, route)
     assert found.routes["emb/embeddings"] == f"sparse by {taken}"
@@ -169,7 +185,8 @@ def test_every_route_ends_as_plain_keras(name: str, route: str) -> None:
     [("Adagrad", "allgather"), ("Adam", "allreduce"), ("Adafactor", "ps"), ("AdamW", "ps"), ("LazyAdam", "allgather")],
 )
 def test_a_route_of_each_kind_ends_as_plain_keras(name: str, route: str) -> None:
-    test_every_route_ends_as_plain_keras(name, route)
+    for merges in (False, True):
+        test_every_route_ends_as_plain_keras(name, merges, route)
 
 
 def test_optimizers_by_row_take_only_what_keeps_rows_and_are_made_again_from_their_configuration() -> None:

@@ -225,6 +225,7 @@ def _variable(case: _Case, parts: list[CapturedVariable]) -> VariableSpec:
         ids_per_step=_ids_bound(case, lookups),
         is_counter=not updates and any(_is_counted(case.captured, op) for op in ops),
         is_open=any(v.is_open for v in parts),
+        sums=max(case.captured.sums.get(op, 1) for op in ops),
     )
 
 

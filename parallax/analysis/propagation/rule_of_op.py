@@ -42,6 +42,7 @@ RULES: dict[str, Rule] = {
     "Reshape": rules_rows.reshape,
     "ExpandDims": rules_rows.expand_dims,
     "ConcatV2": rules_rows.concat,
+    "Split": rules_rows.split,
     "Switch": rules_branches.switch,
     "RefSwitch": rules_branches.switch,
     **dict.fromkeys(_PASS_ON, rules_branches.passed_on),

@@ -180,9 +180,14 @@ def expand_dims(walk: Walk, node: str, states: list[State]) -> bool:
 
 
 def concat(walk: Walk, node: str, states: list[State]) -> bool:
-    """Rows of several gradients, one after the other."""
+    """Rows of several gradients, one after the other; or what is computed of the same rows, side by side."""
     pieces, axis = states[:-1], walk.view.constant(walk.view.inputs(node)[-1])
-    if axis is None or int(axis) != 0 or len({part_of(walk, s) for s in pieces}) != 1:
+    if axis is None:
+        return False
+    if int(axis) > 0 and isinstance(pieces[0], ALONG_ROWS) and len(set(pieces)) == 1:
+        walk.set_all(node, pieces[0])
+        return True
+    if int(axis) != 0 or len({part_of(walk, s) for s in pieces}) != 1:
         return False
     for of_kind in (Values, Indices):
         joined = [s.tensors for s in pieces if isinstance(s, of_kind)]
@@ -190,6 +195,15 @@ def concat(walk: Walk, node: str, states: list[State]) -> bool:
             walk.set_all(node, of_kind(tuple(tensor for tensors in joined for tensor in tensors)))
             return True
     return False
+
+
+def split(walk: Walk, node: str, states: list[State]) -> bool:
+    """Columns of rows are of the same rows."""
+    axis = walk.view.constant(walk.view.inputs(node)[0])
+    if axis is None or int(axis) < 1 or not isinstance(states[1], ALONG_ROWS):
+        return False
+    walk.set_all(node, states[1])
+    return True
 
 
 def size_of(walk: Walk, node: str, states: list[State]) -> bool:

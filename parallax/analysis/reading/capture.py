@@ -9,6 +9,7 @@ variable.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,6 +19,7 @@ from parallax.analysis.reading.digests import fingerprint
 from parallax.analysis.reading.fixed_batch import open_fixed_batch
 from parallax.analysis.reading.inline import InlinedCall, inline_calls
 from parallax.analysis.reading.launcher_graph import meant
+from parallax.analysis.reading.lazy.row_sums import with_rows_added_once
 from parallax.analysis.reading.lazy.updates import LazyTable, lazy_updates
 from parallax.analysis.reading.lower import lower_conditionals
 from parallax.analysis.reading.normalizations import with_plain_normalizations
@@ -80,6 +82,7 @@ class Captured:
         by_layouts: whether losses are followed by the layouts of tensors (analysis/layouts): where that is asked for,
             and the graph has batches of open length; None: where that can be.
         is_opened: whether it was built for a fixed batch, which was opened (fixed_batch.py).
+        sums: table -> how many functions of its gradient rows are added up, if several.
         remembered: what was decided of this graph, and as these variables and records say, by what was asked.
     """
 
@@ -92,6 +95,7 @@ class Captured:
     by_row: bool = False
     by_layouts: bool | None = None
     is_opened: bool = False
+    sums: Mapping[str, int] = field(default_factory=dict)
     remembered: dict[Any, Any] = field(init=False, default_factory=dict, repr=False, compare=False)
 
 
@@ -115,6 +119,8 @@ def capture(graph: Graph, digest: str | None = None, by_row: bool = False, by_la
     view = GraphView(graph_def if inlined is graph_def else _with_shapes(inlined))
     is_open = {name for name, node in view.nodes.items() if node.op in VARIABLES and _shape_of(node) is None}
     view = _with_initial_shapes(graph, view, is_open) if is_open else view
+    added, sums = with_rows_added_once(view.graph_def, view)
+    view = view if added is view.graph_def else GraphView(added)
     lazy: tuple[LazyTable, ...] = ()
     if by_row:
         rewritten, lazy = lazy_updates(view.graph_def, view)
@@ -132,7 +138,7 @@ def capture(graph: Graph, digest: str | None = None, by_row: bool = False, by_la
         if opened is not None:
             view, records = opened
             by_layouts = is_opened = mark_open_batches(view, initial)
-    return Captured(view, digest, variables, records, hidden, lazy, by_row, by_layouts, is_opened)
+    return Captured(view, digest, variables, records, hidden, lazy, by_row, by_layouts, is_opened, sums)
 
 
 def _copy(graph_def: GraphDef) -> GraphDef:

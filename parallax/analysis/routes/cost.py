@@ -1,10 +1,10 @@
 """Bytes and rounds of each route, per worker and step: the formulas.
 
 W workers, u touched rows of a batch, k batches an update, u' touched rows of all of them, width d, e bytes an element,
-i bytes an id, w bytes the whole variable. Every figure is what one worker sends for an update; it receives as many.
-Simplified: all workers touch equally many rows, and owners are equally loaded. By another pattern of owners
-(VariablePlan.owner_pattern) a figure is the mean over the workers. With half precision on the wire e and w are those of
-what travels (parallax/plans/half_precision.py).
+i bytes an id, w bytes the whole variable; where an update takes s sums of functions of gradient rows, they are s d
+wide. Every figure is what one worker sends for an update; it receives as many. Simplified: all workers touch equally
+many rows, and owners are equally loaded. By another pattern of owners (VariablePlan.owner_pattern) a figure is the mean
+over the workers. With half precision on the wire e and w are those of what travels (parallax/plans/half_precision.py).
 """
 
 from __future__ import annotations
@@ -50,15 +50,15 @@ def allreduce_cost(variable: VariableSpec, workers: int, wire: str | None = None
 
 
 def allgather_cost(variable: VariableSpec, workers: int, rows: StepRows | None, wire: str | None = None) -> RouteCost:
-    """Every worker's merged rows and ids reach every other: (W-1) u' (i + de) around a ring."""
+    """Every worker's merged rows and ids reach every other: (W-1) u' (i + sde) around a ring."""
     if rows is None:
         return RouteCost(ALLGATHER, None, 1)
-    row_bytes = id_bytes(variable, workers) + sent_row_bytes(variable, wire)
+    row_bytes = id_bytes(variable, workers) + pushed_row_bytes(variable, wire)
     return RouteCost(ALLGATHER, (workers - 1) * rows.pushed * row_bytes, 1)
 
 
 def alltoall_cost(variable: VariableSpec, workers: int, rows: StepRows | None, wire: str | None = None) -> RouteCost:
-    """Ids out and rows back with each batch, gradients out, each to the owner: (W-1)/W (k u (i + de) + u' de).
+    """Ids out and rows back with each batch, gradients out, each to the owner: (W-1)/W (k u (i + de) + u' sde).
 
     Of one batch the owner remembers whose gradients it gets; of several their ids travel too, in a round more.
     """
@@ -66,7 +66,7 @@ def alltoall_cost(variable: VariableSpec, workers: int, rows: StepRows | None, w
     if rows is None:
         return RouteCost(ALLTOALL, None, rounds)
     of_id, of_row = id_bytes(variable, workers), sent_row_bytes(variable, wire)
-    pushed_bytes = rows.pushed * (of_row + (of_id if rows.batches > 1 else 0))
+    pushed_bytes = rows.pushed * (pushed_row_bytes(variable, wire) + (of_id if rows.batches > 1 else 0))
     moved = rows.pulled * (of_id + of_row) + pushed_bytes
     rounds = 2 * rows.batches + (2 if rows.batches > 1 else 1)
     return RouteCost(ALLTOALL, (workers - 1) * moved // workers, rounds)
@@ -82,7 +82,7 @@ def ps_cost(
 ) -> RouteCost:
     """What one worker sends to servers, and the servers to it.
 
-    By row: ids out and rows back with each batch, gradient rows with their ids out: k u (i + de) + u' (8 + de), for
+    By row: ids out and rows back with each batch, gradient rows with their ids out: k u (i + de) + u' (8 + sde), for
     accumulators number rows in 8 bytes. Whole: the gradient out, the new value back: 2w, never halved. All of it
     crosses from one process to another, also where both are on one host.
 
@@ -98,7 +98,8 @@ def ps_cost(
     if has_fronts:
         return RouteCost(PS, alltoall_cost(variable, workers, rows, wire).sent_bytes, rounds)
     of_id, of_row = id_bytes(variable, workers), sent_row_bytes(variable, wire)
-    return RouteCost(PS, rows.pulled * (of_id + of_row) + rows.pushed * (8 + of_row), rounds)
+    sent = rows.pulled * (of_id + of_row) + rows.pushed * (8 + pushed_row_bytes(variable, wire))
+    return RouteCost(PS, sent, rounds)
 
 
 def id_bytes(variable: VariableSpec, workers: int) -> int:
@@ -111,10 +112,15 @@ def sent_row_bytes(variable: VariableSpec, wire: str | None) -> int:
     return variable.width * element_bytes(variable.dtype, variable.dtype_bytes, rows_travel_as(variable.dtype, wire))
 
 
+def pushed_row_bytes(variable: VariableSpec, wire: str | None) -> int:
+    """Bytes of the gradient of one row on the wire, without its id."""
+    return variable.sums * sent_row_bytes(variable, wire)
+
+
 def reduced_bytes(variable: VariableSpec, wire: str | None) -> int:
     """Bytes of a whole gradient that an all-reduce adds up.
 
     A sparse gradient is made dense first and carries one more column, which counts who touched a row.
     """
-    elements = math.prod(variable.shape) + (variable.rows if variable.has_slices else 0)
+    elements = math.prod(variable.shape) * variable.sums + (variable.rows if variable.has_slices else 0)
     return elements * element_bytes(variable.dtype, variable.dtype_bytes, sums_travel_as(variable.dtype, wire))

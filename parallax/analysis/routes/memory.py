@@ -120,11 +120,11 @@ def _of_route(
     rows = 0.0 if touched is None else touched.one
     if route == ALLREDUCE:
         counts = variable.rows * variable.dtype_bytes if variable.has_slices else 0
-        return Footprint(copies=values, copied_buffers=2 * (variable.value_bytes + counts))
+        return Footprint(copies=values, copied_buffers=2 * (variable.sums * variable.value_bytes + counts))
     if route == ALLGATHER:
-        return Footprint(copies=values, copied_buffers=(workers + 1) * pushed * (of_id + of_row))
+        return Footprint(copies=values, copied_buffers=(workers + 1) * pushed * (of_id + variable.sums * of_row))
     if route == ALLTOALL:
-        buffers = rows * (of_id + of_row) + pushed * of_row
+        buffers = rows * (of_id + of_row) + pushed * variable.sums * of_row
         return Footprint(spread=values, copied_buffers=buffers, spread_buffers=workers * buffers)
     if route != PS:
         return Footprint(copies=values)
@@ -138,7 +138,7 @@ def _of_route(
             served_buffers=2 * whole,
             servers=held,
         )
-    sent = 8 + of_row
+    sent = 8 + variable.sums * of_row
     return Footprint(
         served=values,
         copied_buffers=rows * (of_id + of_row) + pushed * sent,

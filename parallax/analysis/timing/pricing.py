@@ -27,7 +27,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from parallax.analysis.routes.cost import id_bytes, reduced_bytes, sent_row_bytes
+from parallax.analysis.routes.cost import id_bytes, pushed_row_bytes, reduced_bytes, sent_row_bytes
 from parallax.analysis.routes.touched import Touched
 from parallax.analysis.timing.topology import OUT, Topology
 from parallax.cluster.all_reduce import sent_out_of_host
@@ -153,7 +153,7 @@ class Pricing:
         """
         workers, line = self.topology.workers, self.topology.lines["allgather"]
         rows = self.batches * touched.ids if variable.unmerged else touched.of(self.batches)
-        sent = (workers - 1) * rows * (id_bytes(variable, workers) + sent_row_bytes(variable, self.wire))
+        sent = (workers - 1) * rows * (id_bytes(variable, workers) + pushed_row_bytes(variable, self.wire))
         self._carry(to, GRADIENTS, np.where(self.num_workers > 0, sent, 0.0), line)
         self._charge(to, (ALLGATHER,), line, [(GRADIENTS, GATHERING, line.seconds(workers, 0, None))])
 
@@ -179,7 +179,9 @@ class Pricing:
         self._carry(to, PULL_ROWS, np.where(self.out, asked, away) * of_row, line)
         named = of_id if self.batches > 1 else 0  # the owner remembers one batch's rows
         away, asked = self._crossing(self._pushes(touched), touched, share, top_share)
-        self._carry(to, GRADIENTS, np.where(self.out, away, asked) * (named + of_row), line)
+        self._carry(
+            to, GRADIENTS, np.where(self.out, away, asked) * (named + pushed_row_bytes(variable, self.wire)), line
+        )
         rounds = ((PULL_IDS, self.batches), (PULL_ROWS, self.batches), (GRADIENTS, 2 if named else 1))
         peers_s = line.seconds(workers, 0, None) - line.base_s
         self._charge(to, (ALLTOALL,), line, [(phase, ROWS, times * line.base_s) for phase, times in rounds])
@@ -197,7 +199,7 @@ class Pricing:
         pulled, pushed = self.batches * touched.one * share, touched.of(self.batches) * share
         named = of_id if self.batches > 1 else 0
         to.beside[MERGE_IDS] += line.byte_s * pulled * (of_id + _row_bytes(variable))
-        to.beside[MERGE_GRADIENTS] += line.byte_s * pushed * (named + _row_bytes(variable))
+        to.beside[MERGE_GRADIENTS] += line.byte_s * pushed * (named + variable.sums * _row_bytes(variable))
         peers_s = line.seconds(members, 0, None) - line.base_s
         legs = ((MERGE_IDS, 2 * self.batches), (MERGE_GRADIENTS, 2 if named else 1))
         self._charge(to, ("within",), line, [(phase, ROWS, rounds * line.base_s) for phase, rounds in legs])
@@ -251,7 +253,7 @@ class Pricing:
             to, PULL_ROWS, np.where(self.out, away * of_id + asked * of_row, asked * of_id + away * of_row), pull
         )
         away, asked = self._crossing(self._pushes(rows), rows, here, top)
-        self._carry(to, GRADIENTS, np.where(self.out, away, asked) * (8 + of_row), push)
+        self._carry(to, GRADIENTS, np.where(self.out, away, asked) * (8 + pushed_row_bytes(variable, self.wire)), push)
         self._merge(to, variable, rows, (PS, variable.name))
 
     def _pulls(self, touched: Touched) -> Callable[[int], float]:

@@ -19,7 +19,8 @@ class Compiler {
   explicit Compiler(const Program& program) : program_(program) {
     code_.states = program.states;
     code_.scalars = program.scalars;
-    code_.vectors = program.states + 1;
+    code_.gradients = program.gradients;
+    code_.vectors = program.states + program.gradients;
     code_.scalar_file = program.scalars;
     code_.covered = program.covered;
   }
@@ -62,7 +63,7 @@ class Compiler {
     missed_ = missed;
     into_ = {};
     vectors_.clear();
-    used_ = program_.states + 1;
+    used_ = program_.states + program_.gradients;
   }
 
   Instructions End() {
@@ -86,7 +87,7 @@ class Compiler {
       case Operand::kState:
         return {true, operand.index};
       case Operand::kGradient:
-        return missed_ ? Value{false, Constant(0)} : Value{true, program_.states};
+        return missed_ ? Value{false, Constant(0)} : Value{true, program_.states + operand.index};
       case Operand::kScalar:
         return {false, operand.index};
       case Operand::kConstant:
@@ -158,7 +159,7 @@ class Compiler {
 
   bool TryInPlace(size_t number) {
     const Set set = into_.sets[number];
-    if (set.from <= program_.states) return false;
+    if (set.from < program_.states + program_.gradients) return false;
     for (size_t other = 0; other < into_.sets.size(); ++other) {
       if (other != number && (into_.sets[other].from == set.state || into_.sets[other].from == set.from)) return false;
     }

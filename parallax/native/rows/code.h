@@ -21,7 +21,7 @@ struct Set {
   int state, from;
 };
 
-// The file of vectors: the states, the gradient, then registers.
+// The file of vectors: the states, the gradients, then registers.
 struct Instructions {
   std::vector<Instruction> body;
   std::vector<Set> sets;     // what the body has not written in place
@@ -39,7 +39,7 @@ struct Move {
 };
 
 struct Code {
-  int states = 0, scalars = 0, vectors = 0;
+  int states = 0, scalars = 0, gradients = 1, vectors = 0;
   // The file of scalars: those of the update, then constants and what is computed of them.
   int scalar_file = 0;
   std::vector<std::pair<int, double>> constants;

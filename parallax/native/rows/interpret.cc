@@ -129,7 +129,9 @@ class Chunk {
         Load(table_.states[state] + begin, count, file_ + state * B);
       }
       if (row.gradient) {
-        Load(row.gradient + first, count, file_ + code_.states * B);
+        for (int number = 0; number < code_.gradients; ++number) {
+          Load(row.gradient + number * table_.width + first, count, file_ + (code_.states + number) * B);
+        }
         Update(code_.made, ring_.File(ring_.last()));
       } else {
         CatchUp(ring_.last() - row.behind + 1, ring_.last());
@@ -347,12 +349,12 @@ void UpdateOnlyRows(const Code& code, const T* scalars, T* const* states, int64_
   constexpr int B = 128;
   Files<T, B> files(code);
   const int64_t all = count * width;
-  // Calls `move` with a place in a state, a place in the vector, and how many elements follow.
+  // Calls `move` with the number of a row, a column, a place in the vector, and how many bytes follow.
   const auto pieces = [&](int64_t first, int64_t size, const auto& move) {
     for (int64_t done = 0; done < size;) {
       const int64_t row = (first + done) / width, column = (first + done) % width;
       const int64_t piece = std::min(width - column, size - done);
-      move(rows[row] * width + column, done, sizeof(T) * piece);
+      move(row, column, done, sizeof(T) * piece);
       done += piece;
     }
   };
@@ -360,16 +362,25 @@ void UpdateOnlyRows(const Code& code, const T* scalars, T* const* states, int64_
     const int64_t size = std::min<int64_t>(B, all - first);
     for (int state = 0; state < code.states; ++state) {
       T *vector = files.file + state * B, *from = states[state];
-      pieces(first, size, [&](int64_t place, int64_t lane, size_t n) { std::memcpy(vector + lane, from + place, n); });
+      pieces(first, size, [&](int64_t row, int64_t column, int64_t lane, size_t n) {
+        std::memcpy(vector + lane, from + rows[row] * width + column, n);
+      });
       std::fill(vector + size, vector + B, vector[0]);  // so that no lane differs in kind
     }
-    T* gradient = files.file + code.states * B;
-    std::memcpy(gradient, gradients + first, sizeof(T) * size);
-    std::fill(gradient + size, gradient + B, gradient[0]);
+    for (int number = 0; number < code.gradients; ++number) {
+      T* gradient = files.file + (code.states + number) * B;
+      const T* from = gradients + number * width;
+      pieces(first, size, [&](int64_t row, int64_t column, int64_t lane, size_t n) {
+        std::memcpy(gradient + lane, from + row * code.gradients * width + column, n);
+      });
+      std::fill(gradient + size, gradient + B, gradient[0]);
+    }
     RunUpdate<T, B>(code.made, scalars, files.file, files.kept);
     for (int state = 0; state < code.states; ++state) {
       T *vector = files.file + state * B, *to = states[state];
-      pieces(first, size, [&](int64_t place, int64_t lane, size_t n) { std::memcpy(to + place, vector + lane, n); });
+      pieces(first, size, [&](int64_t row, int64_t column, int64_t lane, size_t n) {
+        std::memcpy(to + rows[row] * width + column, vector + lane, n);
+      });
     }
   }
 }

@@ -14,7 +14,7 @@ template <typename T>
 struct Row {
   int64_t row;
   int64_t behind;
-  const T* gradient;  // of the last update; null where that has none for the row
+  const T* gradient;  // those of the last update, one after the other; null where that has none for the row
 };
 
 template <typename T>
@@ -31,7 +31,8 @@ void BringRows(const Table<T>& table, const Row<T>* rows, int64_t count);
 
 // Updates rows of which each has a gradient, and which come once each; other rows are left alone.
 //
-// scalars: the file of scalars. states: by state, [rows, width]. rows, gradients: [count] and [count, width].
+// scalars: the file of scalars. states: by state, [rows, width]. rows, gradients: [count] and
+// [count, gradients of a row * width].
 template <typename T>
 void UpdateOnlyRows(const Code& code, const T* scalars, T* const* states, int64_t width, const int64_t* rows,
                     const T* gradients, int64_t count);

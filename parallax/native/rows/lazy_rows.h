@@ -42,10 +42,11 @@ class LazyRows : public tensorflow::ResourceBase {
 
   // The rows of an update that has been pushed, and those of the sweep: none gets further behind than the ring goes.
   std::vector<Row<T>> TakeUpdate(const std::vector<int64_t>& rows, const std::vector<T>& gradients, int64_t width) {
+    const int64_t of_row = width * code_.gradients;
     std::vector<Row<T>> taken;
     taken.reserve(rows.size());
     for (size_t place = 0; place < rows.size(); ++place) {
-      taken.push_back({rows[place], 0, gradients.data() + place * width});
+      taken.push_back({rows[place], 0, gradients.data() + place * of_row});
       has_[rows[place]] = static_cast<uint32_t>(ring_.last());
     }
     const int64_t all = has_.size(), share = (all + length_ - 1) / length_;

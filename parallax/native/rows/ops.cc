@@ -92,6 +92,7 @@ absl::Status FitsUpdate(const Program& program, const States<T>& states, const T
   }
   TensorShape wanted = states.shape();
   wanted.set_dim(0, indices.NumElements());
+  if (program.gradients > 1) wanted = TensorShape({indices.NumElements(), program.gradients * states.width()});
   if (indices.dims() != 1 || values.shape() != wanted) {
     return absl::InvalidArgumentError(absl::StrCat("Values have the shape of as many rows as there are indices, ",
                                                    wanted.DebugString(), ", and these are ",
@@ -105,7 +106,9 @@ absl::Status ProgramOf(OpKernelConstruction* context, Program* program, int* sta
   std::string text;
   TF_RETURN_IF_ERROR(context->GetAttr("program", &text));
   TF_RETURN_IF_ERROR(context->GetAttr("N", states));
-  auto read = ReadProgram(text);
+  int gradients = 1;
+  TF_RETURN_IF_ERROR(context->GetAttr("gradients", &gradients));
+  auto read = ReadProgram(text, gradients);
   TF_RETURN_IF_ERROR(read.status());
   *program = *std::move(read);
   if (program->states == *states) return absl::OkStatus();
@@ -134,7 +137,7 @@ class UpdateRowsOp : public OpKernel {
     const int64_t width = states.width();
     std::vector<int64_t> rows;
     std::vector<T> gradients;
-    Merge<T, Index>(indices, values, width, &rows, &gradients);
+    Merge<T, Index>(indices, values, width * program_.gradients, &rows, &gradients);
     std::vector<Row<T>> behind;
     for (const int64_t row : rows) record->Take(row, &behind);
     record->Bring(context, behind, states.data(), width);
@@ -205,11 +208,11 @@ class UpdateOnlyRowsOp : public OpKernel {
     const int64_t width = states.width();
     std::vector<int64_t> rows;
     std::vector<T> gradients, file(code_.scalar_file);
-    Merge<T, Index>(indices, values, width, &rows, &gradients);
+    Merge<T, Index>(indices, values, width * program_.gradients, &rows, &gradients);
     FillScalars(code_, scalars.flat<T>().data(), file.data());
     const auto update = [&](int64_t first, int64_t limit) {
-      UpdateOnlyRows(code_, file.data(), states.data(), width, rows.data() + first, gradients.data() + first * width,
-                     limit - first);
+      const T* from = gradients.data() + first * width * program_.gradients;
+      UpdateOnlyRows(code_, file.data(), states.data(), width, rows.data() + first, from, limit - first);
     };
     auto threads = *context->device()->tensorflow_cpu_worker_threads();
     const int64_t cycles = (code_.made.body.size() + 2 * count_) * (width / 4 + 4);  // of a row, about

@@ -28,6 +28,8 @@ absl::Status Broken(const std::string& rule) { return absl::InvalidArgumentError
 
 class Reader {
  public:
+  explicit Reader(int gradients) { program_.gradients = gradients; }
+
   absl::Status Line(const Words& words) {
     const std::string& first = words[0];
     if (first == "states" || first == "scalars") return Count(words, first == "states");
@@ -97,11 +99,14 @@ class Reader {
       case 'h':
         operand->kind = Operand::kScalar;
         return Numbered(word, program_.scalars, "scalars", &operand->index);
+      case 'g':
+        operand->kind = Operand::kGradient;
+        return Numbered(word, program_.gradients, "gradients", &operand->index);
       case 'r':
         operand->kind = Operand::kRegister;
         return Numbered(word, program_.registers.size(), "registers written so far", &operand->index);
       default:
-        return Broken(absl::StrCat("an operand is sI, g, hI, rI or c:NUMBER, and not `", word, "`"));
+        return Broken(absl::StrCat("an operand is sI, g, gI, hI, rI or c:NUMBER, and not `", word, "`"));
     }
   }
 
@@ -182,7 +187,7 @@ class Reader {
       const Words parts = absl::StrSplit(words[place], ':');
       Operand of;
       Leaf leaf{};
-      if (parts.size() != 3 || parts[0].empty() || parts[0] == "g" || !Read(parts[0], &of).ok() ||
+      if (parts.size() != 3 || parts[0].empty() || parts[0][0] == 'g' || !Read(parts[0], &of).ok() ||
           (of.kind != Operand::kState && of.kind != Operand::kScalar) || !absl::SimpleAtod(parts[1], &leaf.low) ||
           !absl::SimpleAtod(parts[2], &leaf.high) || !(leaf.low <= leaf.high)) {
         return Broken(absl::StrCat("a leaf is a state or scalar with its lowest and highest power, like s1:-0.5:1, ",
@@ -202,8 +207,8 @@ class Reader {
 
 }  // namespace
 
-absl::StatusOr<Program> ReadProgram(const std::string& text) {
-  Reader reader;
+absl::StatusOr<Program> ReadProgram(const std::string& text, int gradients) {
+  Reader reader(gradients);
   std::istringstream lines(text);
   std::string line;
   for (int number = 1; std::getline(lines, line); ++number) {

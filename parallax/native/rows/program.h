@@ -41,13 +41,15 @@ struct Missed {
 
 struct Program {
   int states = 0, scalars = 0;
+  int gradients = 1;  // of a row, each as wide as the row
   std::vector<Register> registers;
   std::vector<Operand> next;  // by state: its new value; itself where it stays
   std::vector<Missed> missed;  // by state
   bool covered = false;        // all states are known where the gradient is zero
 };
 
-absl::StatusOr<Program> ReadProgram(const std::string& text);
+// gradients: how many a row has.
+absl::StatusOr<Program> ReadProgram(const std::string& text, int gradients);
 
 }  // namespace parallax_rows
 

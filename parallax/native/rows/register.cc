@@ -46,17 +46,19 @@ REGISTER_OP("ParallaxUpdateRows")
     .Attr("Tindices: {int32, int64}")
     .Attr("N: int >= 1")
     .Attr("program: string")
+    .Attr("gradients: int >= 1 = 1")
     .Attr("ring: int >= 1 = 16384")
     .SetIsStateful()
     .SetShapeFn(UpdateShapes)
     .Doc(R"doc(
 Makes one update of a table and its slots, whose gradient has rows only: at once for these rows, later for the others.
 
-values: the gradient's rows; those of equal indices are added.
+values: the gradient's rows; those of equal indices are added. Of several gradients [n, gradients * elements of a row].
 indices: which rows these are.
 scalars: of this update, as the program numbers them.
 states: the table's variable, then its slots', of one shape.
 program: of an update of one element (parallax/graph/row_updates.py).
+gradients: how many a row has, one after the other.
 ring: how many updates a row may miss. A share of the rows is brought up to date in each update, so that none misses
   more.
 )doc");
@@ -70,16 +72,18 @@ REGISTER_OP("ParallaxUpdateOnlyRows")
     .Attr("Tindices: {int32, int64}")
     .Attr("N: int >= 1")
     .Attr("program: string")
+    .Attr("gradients: int >= 1 = 1")
     .SetIsStateful()
     .SetShapeFn(UpdateShapes)
     .Doc(R"doc(
 Makes an update of those rows of a table and its slots that have a gradient; others stay as they are.
 
-values: the gradient's rows; those of equal indices are added.
+values: the gradient's rows; those of equal indices are added. Of several gradients [n, gradients * elements of a row].
 indices: which rows these are.
 scalars: of this update, as the program numbers them.
 states: the table's variable, then its slots', of one shape.
 program: of an update of one element (parallax/graph/row_updates.py).
+gradients: how many a row has, one after the other.
 )doc");
 
 REGISTER_OP("ParallaxGatherRows")

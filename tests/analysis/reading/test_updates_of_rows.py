@@ -95,8 +95,10 @@ def test_who_reads_the_whole_table_in_the_step_has_it_updated_as_it_was():
     assert updates == []
 
 
-def test_equal_rows_that_stay_apart_are_updated_one_after_the_other():
-    assert ops_of(model_of(optimizers.Adagrad(0.1)), merge_rows=False)[0] == []
+@pytest.mark.parametrize(("rule", "sums"), [("SGD", 1), ("Adagrad", 2)])
+def test_functions_of_equal_rows_that_stay_apart_are_added_up_by_the_op(rule, sums):
+    (update,), ops = ops_of(model_of(getattr(optimizers, rule)(0.1)), merge_rows=False)
+    assert max(update.attr["gradients"].i, 1) == sums and not ops & MERGING
 
 
 def test_rows_whose_norm_is_taken_are_merged_before():

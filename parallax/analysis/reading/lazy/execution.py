@@ -5,6 +5,7 @@ Every write is followed in the order in which it runs; a read has the value that
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 
 import numpy as np
@@ -19,11 +20,13 @@ from parallax.analysis.reading.lazy.expressions import (
     Expression,
     Expressions,
     in_order,
+    leaves_of,
 )
 from parallax.analysis.reading.lazy.group import SUM_OF_ROWS, UpdatedTogether, source_of, takes_rows
 from parallax.analysis.reading.lazy.handles import LOOKUP, READ, WRITES_ROWS, Handles, node_of
 from parallax.analysis.reading.lazy.not_lazy import NotLazyError
 from parallax.analysis.reading.lazy.order import Order
+from parallax.analysis.reading.lazy.row_columns import columns_of
 from parallax.graph.view import GraphView, Shape, split_tensor
 from parallax.types import Array
 
@@ -39,6 +42,7 @@ class Execution:
         made: of which the values are.
         values: the new value of each state.
         gradient: (values, indices): tensors of the rows that the update is given.
+        gradients: how many gradients a row of `values` has, one after the other.
         dense: the nodes that make the rows a dense gradient.
         inner: the nodes that read a state or compute with what was read, all for the update's writes.
 
@@ -55,6 +59,7 @@ class Execution:
         self.inner: set[str] = set()
         self.dense: list[str] = []
         self._gradients: dict[tuple[str, str], None] = {}
+        self.gradients = 1
         self._expressions: dict[str, Expression] = {}
         self._after: dict[tuple[str, int], Expression] = {}
         self._base = _base_of_rows(view, group)
@@ -96,8 +101,7 @@ class Execution:
         if op == READ:
             return self._read(node)
         if op == SUM_OF_ROWS:
-            self.dense.append(node)
-            return self._gradient(view.inputs(node)[0], view.inputs(node)[1])
+            return self._sum_of_rows(node, *view.inputs(node)[:2])
         if op in ("Const", "Fill", "ZerosLike", "OnesLike", "BroadcastTo"):
             return self._filled(op, node, tensor)
         if number or not self._is_of_type(tensor):
@@ -149,11 +153,35 @@ class Execution:
         self.inner.add(node)
         return self._value(state, count)
 
+    def _sum_of_rows(self, node: str, values: str, indices: str) -> Expression:
+        """Rows among zeros: a gradient, or what is computed of sums of equal rows."""
+        if self._is_of_sums(values, indices):
+            found = self._added_to_rows(node, indices, values)
+            if node_of(source_of(self._view, values)) in self.inner:
+                self.inner.add(node)
+            return found
+        self.dense.append(node)
+        return self._gradient(values, indices)
+
+    def _is_of_sums(self, values: str, indices: str) -> bool:
+        """Whether rows are computed of sums of equal rows, which they are not themselves."""
+        view = self._view
+        tensor = source_of(view, values)
+        if view.op(node_of(tensor)) not in ELEMENTWISE or columns_of(view, tensor) is not None:
+            return False
+        inputs = [one for one in view.inputs(node_of(tensor)) if not _is_single(view.shape(one))]
+        inputs = [source_of(view, one) for one in inputs if not takes_rows(view, one, indices)]
+        return all(
+            columns_of(view, one) is not None or _is_sum(view, one) or self._is_of_sums(one, indices) for one in inputs
+        )
+
     def _gradient(self, values: str, indices: str) -> Expression:
         if not self._is_of_type(values):
             raise NotLazyError(f"{self._said(node_of(values))} gives gradients of another type")
-        self._gradients[source_of(self._view, values), source_of(self._view, indices)] = None
-        return self.made.leaf(GRADIENT)
+        columns = columns_of(self._view, values)
+        whole, number, self.gradients = (values, None, 1) if columns is None else columns
+        self._gradients[source_of(self._view, whole), source_of(self._view, indices)] = None
+        return self.made.leaf(GRADIENT, number)
 
     def _added_to_rows(self, write: str, indices: str, updates: str) -> Expression:
         """What is added to rows that come once each; zero where the gradient is, if other rows are updated too."""
@@ -168,14 +196,16 @@ class Execution:
         if not any(one.op in _NO_NUMBERS for one in in_order([added])):
             return added
         zero = self.made.constant(0)  # other rows stay as they are, also where the function is no number
-        return self.made.made("select", self.made.made("ne", self.made.leaf(GRADIENT), zero), added, zero)
+        given = [self.made.made("ne", one, zero) for one in leaves_of([added]) if one.op == GRADIENT]
+        is_given = functools.reduce(lambda one, other: self.made.made("or", one, other), given)
+        return self.made.made("select", is_given, added, zero)
 
     def _of_rows(self, tensor: str, indices: str) -> Expression:
         """An element of a tensor that has the rows of the gradient."""
         view = self._view
         tensor = source_of(view, tensor)
         node = node_of(tensor)
-        if tensor == self._base:
+        if tensor == self._base or columns_of(view, tensor) is not None or _is_sum(view, tensor):
             return self._gradient(tensor, indices)
         if _is_single(view.shape(tensor)):
             return self._scalar(tensor)
@@ -241,6 +271,12 @@ def _constant(view: GraphView, tensor: str) -> Array | None:
 
 def _is_single(shape: Shape) -> bool:
     return shape is not None and all(length == 1 for length in shape)
+
+
+def _is_sum(view: GraphView, tensor: str) -> bool:
+    """Whether a tensor is of sums of equal rows."""
+    node = node_of(tensor)
+    return view.op(node) == SUM_OF_ROWS and view.op(node_of(source_of(view, view.inputs(node)[1]))) == "Unique"
 
 
 def _base_of_rows(view: GraphView, group: UpdatedTogether) -> str:

@@ -41,7 +41,7 @@ class Expression:
     Attributes:
         op: as program texts call it, or one of LEAVES.
         inputs: what it is applied to.
-        value: of a leaf: the state's variable, the scalar's tensor, or the constant, a number.
+        value: of a leaf: the state's variable, the scalar's tensor, the constant, or which gradient of several.
     """
 
     op: str

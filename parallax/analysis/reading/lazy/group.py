@@ -79,7 +79,7 @@ def _connected(view: GraphView, handles: Handles, table: str) -> Connected:
         uses = handles.uses[waiting.pop()]
         others = []
         for write in uses.writes:
-            read, sums = _flows_into(view, write, shape)
+            read, sums = flows_into(view, write, shape)
             others += [handles.variable(node) for node in read]
             if sums or view.op(write) in WRITES_ROWS:
                 by_rows[write] = None
@@ -91,7 +91,7 @@ def _connected(view: GraphView, handles: Handles, table: str) -> Connected:
     return Connected(table, tuple(name for name in handles.uses if name in met), tuple(by_rows))
 
 
-def _flows_into(view: GraphView, write: str, shape: tuple[int, ...]) -> tuple[list[str], list[str]]:
+def flows_into(view: GraphView, write: str, shape: tuple[int, ...]) -> tuple[list[str], list[str]]:
     """The reads of states, and the sums of rows, that the value of a write is made of element by element."""
     by_rows = view.op(write) in WRITES_ROWS
     reads, sums = [], []
@@ -103,13 +103,18 @@ def _flows_into(view: GraphView, write: str, shape: tuple[int, ...]) -> tuple[li
         op = view.op(node)
         if op == READ or op == LOOKUP and by_rows and takes_rows(view, tensor, view.inputs(write)[1]):
             reads.append(node)
-        elif op == SUM_OF_ROWS and view.shape(tensor) == shape:
+        elif op == SUM_OF_ROWS and may_have_shape(view, tensor, shape):
             sums.append(node)
         elif op in _WALKED or by_rows and takes_rows(view, tensor, view.inputs(write)[1]):
             more = [one for one in view.inputs(node) if one not in met and _has_rows(view, one, shape)]
             met.update(more)
             waiting += more
     return reads, sums
+
+
+def may_have_shape(view: GraphView, tensor: str, shape: tuple[int, ...]) -> bool:
+    """Whether a tensor has a table's shape, or may have it: in a branch the number of its rows may not be known."""
+    return _has_rows(view, tensor, shape) and (view.shape(tensor) or (0,))[0] in (None, shape[0])
 
 
 def _has_rows(view: GraphView, tensor: str, shape: tuple[int, ...]) -> bool:

@@ -9,8 +9,9 @@
     set s0 r3
     set s1 r1
 
-`sI` is state I before the update, `g` the element of the gradient, `hI` scalar I, `c:` a constant. All sets take effect
-together. After them come what missed updates do, if it is known: `decay` and `move` (`missed`).
+`sI` is state I before the update, `g` the element of the gradient, or `gI` that of gradient I of several, `hI` scalar
+I, `c:` a constant. All sets take effect together. After them come what missed updates do, if it is known: `decay` and
+`move` (`missed`).
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ class _Text:
         if one.op == SCALAR:
             return f"h{self._scalars.index(one.value)}"
         if one.op == GRADIENT:
-            return "g"
+            return "g" if one.value is None else f"g{one.value}"
         return f"c:{one.value.hex()}" if one.op == CONSTANT else self._registers[one]
 
     def degrees(self, move: Movement) -> list[str]:

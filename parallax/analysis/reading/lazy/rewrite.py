@@ -31,6 +31,7 @@ class RowUpdate:
         scalars: tensors of one element each.
         waits: the nodes that it runs after.
         program: its text.
+        gradients: how many gradients a row of `values` has.
     """
 
     name: str
@@ -44,6 +45,7 @@ class RowUpdate:
     scalars: tuple[str, ...]
     waits: tuple[str, ...]
     program: str
+    gradients: int = 1
 
 
 def rewritten(view: GraphView, handles: Handles, updates: Sequence[RowUpdate]) -> GraphDef:
@@ -136,6 +138,8 @@ def _add(out: GraphDef, view: GraphView, one: RowUpdate) -> None:
     node.attr["Tindices"].type = view.dtype(one.indices)
     node.attr["N"].i = len(one.states)
     node.attr["program"].s = one.program.encode()
+    if one.gradients > 1:
+        node.attr["gradients"].i = one.gradients
 
 
 def _scalar(out: GraphDef, view: GraphView, tensor: str, dtype: int, name: str) -> str:

@@ -37,7 +37,7 @@ from parallax.graph.row_updates import UPDATE_ONLY_ROWS, UPDATE_ROWS
 from parallax.graph.view import GraphView
 from parallax.types import GraphDef
 
-_FOR_UPDATES = frozenset({*ELEMENTWISE, "Identity", SUM_OF_ROWS, "Unique", "StridedSlice", "Shape"})
+_FOR_UPDATES = frozenset({*ELEMENTWISE, "Identity", SUM_OF_ROWS, "Unique", "StridedSlice", "Shape", "Split", "Reshape"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +125,17 @@ def _row_update(view: GraphView, handles: Handles, order: Order, group: UpdatedT
     text = program_text(group.states, scalars, done.values, missed)
     op = UPDATE_ONLY_ROWS if group.is_of_rows else UPDATE_ROWS
     return RowUpdate(
-        name, op, group.states, group.all_writes, inner, tuple(done.dense), *gradient, scalars, waits, text
+        name,
+        op,
+        group.states,
+        group.all_writes,
+        inner,
+        tuple(done.dense),
+        *gradient,
+        scalars,
+        waits,
+        text,
+        done.gradients,
     )
 
 

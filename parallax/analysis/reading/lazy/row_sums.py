@@ -1,0 +1,254 @@
+"""Adds equal gradient rows up once, where an update takes several sums of functions of them.
+
+Keras leaves equal rows of a sparse gradient apart. Its Adam takes, for each row of the table, the sum of g and the sum
+of g * g over all gradient rows g with that number. What is done with sums is linear in functions of single rows of the
+gradient (row_terms.py); so these functions are put beside each other, equal rows are added up once, at the worker and
+at the owner, and what the update takes is computed of the sums. They travel in one message:
+
+    UnsortedSegmentSum(g, ids), UnsortedSegmentSum(g * g, ids)
+        ids', places = Unique(ids)
+        a, b = Split(UnsortedSegmentSum(Concat(g, g * g), places))
+        UnsortedSegmentSum(a, ids'), UnsortedSegmentSum(b, ids')
+
+Rounding aside the update is the same. One that is not linear in such functions stays as it is.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from tensorflow.core.framework import graph_pb2
+
+from parallax.analysis.reading.lazy.added_nodes import AddedNodes
+from parallax.analysis.reading.lazy.elementwise import ELEMENTWISE, PASSES
+from parallax.analysis.reading.lazy.group import (
+    SUM_OF_ROWS,
+    Connected,
+    connected,
+    flows_into,
+    may_have_shape,
+    source_of,
+    takes_rows,
+)
+from parallax.analysis.reading.lazy.handles import LOOKUP, WRITES_ROWS, Handles, input_name, node_of
+from parallax.analysis.reading.lazy.row_terms import (
+    Gates,
+    NotLinearError,
+    Powers,
+    RowTerm,
+    RowTerms,
+    is_single,
+    led_from,
+)
+from parallax.graph.batches import length_by_step
+from parallax.graph.view import Edge, GraphView
+from parallax.types import GraphDef
+
+_MOST_FUNCTIONS = 4
+"""Of a gradient row, that are worth one message."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Sums:
+    """The sums that an update of a table takes.
+
+    Attributes:
+        table: the variable.
+        indices: the gradient's row numbers `[n]`.
+        terms: where rows are added up -> what they are the sum of.
+        gates: where rows are added up -> the branches of conditionals that this is in.
+        met: the nodes that compute what is added up.
+    """
+
+    table: str
+    indices: str
+    terms: dict[Edge, tuple[RowTerm, ...]]
+    gates: dict[Edge, Gates]
+    met: tuple[str, ...]
+
+    @property
+    def functions(self) -> tuple[Powers, ...]:
+        """The functions of gradient rows that are added up."""
+        return tuple(dict.fromkeys(one.powers for terms in self.terms.values() for one in terms))
+
+
+def with_rows_added_once(graph_def: GraphDef, view: GraphView) -> tuple[GraphDef, dict[str, int]]:
+    """Has equal rows added up once, in the steps of front ends.
+
+    Args:
+        graph_def: with shapes of all outputs; it is not changed.
+        view: its view.
+
+    Returns:
+        A copy, or the graph itself where there are no such rows; and of each table how many functions of its rows are
+        added up.
+    """
+    if not length_by_step(view) or not any(node.op in (SUM_OF_ROWS, *WRITES_ROWS) for node in graph_def.node):
+        return graph_def, {}
+    handles = Handles(view)
+    found = [sums for one in connected(view, handles) for sums in _sums_of(view, handles, one)]
+    if not found:
+        return graph_def, {}
+    out, tables = graph_pb2.GraphDef(), dict.fromkeys(one.table for one in found)
+    out.CopyFrom(graph_def)
+    for one in found:
+        _add_once(out, view, one, handles.uses[one.table].shape)
+    _drop_unused(out, {node for one in found for node in one.met})
+    return out, {table: max(len(one.functions) for one in found if one.table == table) for table in tables}
+
+
+def _sums_of(view: GraphView, handles: Handles, one: Connected) -> Iterator[_Sums]:
+    """The sums that are taken of each gradient of a table."""
+    shape = handles.uses[one.table].shape
+    core: dict[str, list[Edge]] = {}
+    for write in one.by_rows:
+        nodes = [write] if view.op(write) in WRITES_ROWS else flows_into(view, write, shape)[1]
+        for node in nodes:
+            slot, numbers = _slots(view, node)
+            core.setdefault(led_from(view, view.inputs(node)[numbers])[0], []).append(Edge(node, slot))
+    for indices, edges in core.items():
+        if view.op(node_of(indices)) in ("Unique", "UniqueV2"):
+            continue
+        try:
+            yield _sums(view, one.table, indices, shape, edges)
+        except NotLinearError:
+            continue
+
+
+def _slots(view: GraphView, node: str) -> tuple[int, int]:
+    """Of a node that adds rows up: which input the rows are, and which their numbers."""
+    return (2, 1) if view.op(node) in WRITES_ROWS else (0, 1)
+
+
+def _sums(view: GraphView, table: str, indices: str, shape: tuple[int, ...], core: Sequence[Edge]) -> _Sums:
+    """What is added up of one gradient.
+
+    Raises:
+        NotLinearError: some of it is not linear in functions of single rows.
+    """
+    by_branch: dict[str, RowTerms] = {}
+
+    def terms_of(edge: Edge, numbers: str) -> tuple[RowTerm, ...]:
+        numbers = source_of(view, numbers)
+        of_rows = by_branch.setdefault(numbers, RowTerms(view, numbers, shape[1:]))
+        gates[edge] = led_from(view, numbers)[1]
+        return of_rows.of(view.inputs(edge.node)[edge.slot])
+
+    gates: dict[Edge, Gates] = {}
+    terms = {edge: terms_of(edge, view.inputs(edge.node)[_slots(view, edge.node)[1]]) for edge in core}
+    rows = {tensor for found in terms.values() for one in found for tensor, _ in one.powers}
+    for edge, numbers in _others(view, indices, shape).items():
+        more = terms_of(edge, numbers)
+        if rows.issuperset(tensor for one in more for tensor, _ in one.powers):
+            terms[edge] = more
+    met = {node for of_rows in by_branch.values() for node in of_rows.met}
+    found = _Sums(table, indices, terms, gates, tuple(met))
+    known = all(one.powers for own in terms.values() for one in own)
+    if not known or not rows or len(found.functions) > _MOST_FUNCTIONS:
+        raise NotLinearError
+    needed = view.ancestors([node_of(indices), *map(node_of, rows)])
+    if any(edge.node in needed for edge in terms):
+        raise NotLinearError  # rows that are computed of what others have been added to
+    return found
+
+
+def _others(view: GraphView, indices: str, shape: tuple[int, ...]) -> dict[Edge, str]:
+    """Where rows with these numbers are added up, into a tensor or over all rows together; and their numbers there."""
+    found: dict[Edge, str] = {}
+    for numbers in _copies(view, indices):
+        found.update(dict.fromkeys(_others_by(view, numbers, shape), numbers))
+    return found
+
+
+def _others_by(view: GraphView, indices: str, shape: tuple[int, ...]) -> list[Edge]:
+    found: dict[Edge, None] = {}
+    waiting = list(view.consumers(indices))
+    met = set(waiting)
+    while waiting:
+        edge = waiting.pop(0)
+        op = view.op(edge.node)
+        if op == SUM_OF_ROWS and edge.slot == 1 and may_have_shape(view, f"{edge.node}:0", shape):
+            found[Edge(edge.node, 0)] = None
+        elif op == "Sum" and edge.slot == 0 and _adds_rows(view, edge.node, len(shape)):
+            found[edge] = None
+        elif takes_rows(view, f"{edge.node}:0", indices) and op != LOOKUP or op in ELEMENTWISE or op in PASSES:
+            more = [taker for taker in view.consumers(f"{edge.node}:0") if taker not in met]
+            met.update(more)
+            waiting += more
+    return list(found)
+
+
+def _copies(view: GraphView, tensor: str) -> list[str]:
+    """A tensor, what gives it on, and what leads it into branches."""
+    found = [tensor]
+    for one in found:
+        takers = [edge for edge in view.consumers(one) if edge.slot == 0]
+        found += [f"{edge.node}:0" for edge in takers if view.op(edge.node) in (*PASSES, "Switch")]
+        found += [f"{edge.node}:1" for edge in takers if view.op(edge.node) == "Switch"]
+    return found
+
+
+def _adds_rows(view: GraphView, node: str, rank: int) -> bool:
+    axes = view.constant(view.inputs(node)[1])
+    return axes is not None and any(int(axis) % rank == 0 for axis in axes.reshape(-1))
+
+
+def _add_once(out: GraphDef, view: GraphView, sums: _Sums, shape: tuple[int, ...]) -> None:
+    """Adds the nodes that add equal rows up, and has all take what is computed of the sums."""
+    made = AddedNodes(out, view, f"{sums.table}/equal_rows")
+    nodes = {node.name: node for node in out.node}
+    functions, width = sums.functions, math.prod(shape[1:])
+    rows, places = made.unique(sums.indices)
+    beside = [made.product(powers) for powers in functions]
+    if len(beside) == 1:
+        added = [made.sum_of_rows(beside[0], places, rows, (None, *shape[1:]))]
+    else:
+        flat = [one if len(shape) == 2 else made.reshape(one, (-1, width)) for one in beside]
+        whole = made.sum_of_rows(made.joined(flat, width), places, rows, (None, width * len(flat)))
+        added = made.split(whole, len(flat), width)
+        added = added if len(shape) == 2 else [made.reshape(one, (-1, *shape[1:])) for one in added]
+    of_function = dict(zip(functions, added, strict=True))
+    taken: dict[str, str] = {}
+
+    def factor(tensor: str, gates: Gates) -> str:
+        if is_single(view, tensor):
+            return tensor
+        if tensor not in taken:
+            taken[tensor] = made.taken(node_of(tensor), made.led(rows, gates))
+        return taken[tensor]
+
+    for edge, terms in sums.terms.items():
+        value, gates = "", sums.gates[edge]
+        for one in terms:
+            term = made.led(of_function[one.powers], gates)
+            for op, factors in (("Mul", one.over), ("RealDiv", one.under)):
+                for tensor in factors:
+                    term = made.computed(op, term, factor(tensor, gates))
+            if one.is_negative and not value:
+                term = made.computed("Neg", term)
+            value = made.computed("Sub" if one.is_negative else "AddV2", value, term) if value else term
+        nodes[edge.node].input[edge.slot] = input_name(value)
+        if view.op(edge.node) == SUM_OF_ROWS:
+            nodes[edge.node].input[2] = input_name(made.count(shape[0], view.dtype(view.inputs(edge.node)[2])))
+            made.tell_shape(nodes[edge.node], shape)
+        if view.op(edge.node) != "Sum":
+            nodes[edge.node].input[_slots(view, edge.node)[1]] = input_name(made.led(rows, gates))
+
+
+def _drop_unused(out: GraphDef, nodes: set[str]) -> None:
+    """Removes those of some nodes that nobody takes or waits for."""
+    left = {node.name: node for node in out.node}
+    while True:
+        used = {name.removeprefix("^").split(":")[0] for node in left.values() for name in node.input}
+        unused = nodes & left.keys() - used
+        if not unused:
+            break
+        for name in unused:
+            del left[name]
+    kept = [node for node in out.node if node.name in left]
+    if len(kept) < len(out.node):
+        copies = graph_pb2.GraphDef(node=kept)
+        del out.node[:]
+        out.node.extend(copies.node)
