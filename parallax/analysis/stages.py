@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from parallax.analysis.layouts.notes import check_gathered
 from parallax.analysis.planner import make_plan, part_routes, placements, terms_of
 from parallax.analysis.propagation.classify import classify
 from parallax.analysis.propagation.live_bytes import live_bytes
@@ -138,7 +139,7 @@ def plan_for(
         measured = read_measured(config.cluster_profile, config.model_profile)
         if hosts:
             measured.check_names(hosts)
-        return _with_peer_memory(feasible(analysed, layout, constraints, measured), analysed, config)
+        return _planned(feasible(analysed, layout, constraints, measured), analysed, config)
     path = Path(config.plan_file)
     plan = read_plan(path)
     plan.check_belongs_to(analysed.spec, layout)
@@ -154,7 +155,15 @@ def plan_for(
         )
     _check_possible(plan, analysed.spec, layout, path)
     plan = _with_owner_rows(plan, analysed.spec)
-    rewrites_of(analysed, plan)
+    return _planned(plan, analysed, config)
+
+
+def _planned(plan: Plan, analysed: Analysed, config: Config) -> Plan:
+    """A plan that can be carried out, within the limits that a user has set."""
+    rewrites = rewrites_of(analysed, plan)
+    if config.gather_limit is not None:
+        for layouts in rewrites.layouts:
+            check_gathered(analysed.captured.view, layouts, plan.num_workers, config.gather_limit)
     return _with_peer_memory(plan, analysed, config)
 
 

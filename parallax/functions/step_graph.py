@@ -21,7 +21,7 @@ from tensorflow.core.framework import attr_value_pb2
 from parallax.errors import GraphError
 from parallax.functions.tables import table_in_graph
 from parallax.functions.traced import handle_of, initial_of
-from parallax.graph.batches import mark_batch, mark_elements, mark_full, mark_length, mark_part
+from parallax.graph.batches import mark_batch, mark_elements, mark_full, mark_length, mark_part, mark_row_ends
 from parallax.graph.view import EXAMPLES
 from parallax.types import ConcreteFunction, Graph, Nest, Operation, Tensor, TensorShape, TypeSpec, Variable
 
@@ -239,8 +239,10 @@ def _marked(feeds: Sequence[Tensor], step: str, signature: Nest, full: int) -> t
         mark_batch(batch, step)
     for spec, parts in _parts_of(feeds, signature):
         if isinstance(spec, tf.RaggedTensorSpec):
-            for elements in (parts[0], *parts[2:]):
-                mark_elements(elements)
+            names = [one.op.name for one in (*parts[2:], parts[0])]
+            for elements, ends, name in zip((*parts[2:], parts[0]), parts[1:], names, strict=True):
+                mark_elements(elements, name)
+                mark_row_ends(ends, name)
         elif full and parts and parts[0].shape.rank and parts[0].shape[0] is None:
             mark_full(parts[0], full)
     if not batches:

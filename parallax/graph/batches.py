@@ -16,6 +16,7 @@ from parallax.graph.view import GraphView, once_per_view, split_tensor
 from parallax.types import Graph, NodeDef, Operation, Tensor, Variable
 
 _BATCH, _LENGTH, _ELEMENTS = "_parallax_batch", "_parallax_length", "_parallax_elements"
+_ROW_ENDS = "_parallax_row_ends"
 _OPENED, _SCRIPT = "_parallax_opened", "script/"
 """How steps of scripts begin: they are what the analysis takes for one, and no front end has named them."""
 _REPORTED, _PART, _VECTOR_LOSS = "_parallax_reported", "_parallax_part", "_parallax_vector_loss"
@@ -81,14 +82,36 @@ def place_of_share(rows: int, rank: int, size: int) -> tuple[int, int]:
     return rows * rank // size, rows * (rank + 1) // size
 
 
-def mark_elements(placeholder: Tensor) -> None:
-    """Says that a batch has another number of elements there than of examples, as ragged rows have of values."""
-    _set(placeholder.op, _ELEMENTS, "ragged")
+def mark_elements(placeholder: Tensor, name: str) -> None:
+    """Says that a batch has another number of elements there than of examples, as ragged rows have of values.
+
+    Args:
+        placeholder: a tensor that is marked as a batch.
+        name: of the elements, by which `mark_row_ends` tells them from others of the step.
+    """
+    _set(placeholder.op, _ELEMENTS, name)
+
+
+def mark_row_ends(placeholder: Tensor, name: str) -> None:
+    """Says that a placeholder has where each row's elements begin, and where the last ones end: one entry more.
+
+    Args:
+        placeholder: a tensor that is marked as a batch.
+        name: of the elements.
+    """
+    _set(placeholder.op, _ROW_ENDS, name)
 
 
 def are_elements(node: NodeDef) -> bool:
     """Whether a node is a placeholder of a batch's elements, of which examples have unequally many."""
     return bool(_mark(node, _ELEMENTS))
+
+
+def elements_of_rows(view: GraphView) -> dict[str, str]:
+    """Placeholder of where rows end -> the tensor that has their elements."""
+    by_name = {(batch_of(n), _mark(n, _ELEMENTS)): f"{node}:0" for node, n in view.nodes.items() if are_elements(n)}
+    ends = {node: (batch_of(n), _mark(n, _ROW_ENDS)) for node, n in view.nodes.items() if _mark(n, _ROW_ENDS)}
+    return {node: by_name[name] for node, name in ends.items()}
 
 
 def mark_length(length: Tensor, step: str) -> None:
@@ -168,15 +191,21 @@ def batch_tensors(view: GraphView, node: str) -> list[str]:
     return [tensor for tensor in outputs if len(outputs) == 1 or (view.shape(tensor) or (0,))[0] is None]
 
 
+def first_batches(view: GraphView) -> dict[str, str]:
+    """Step -> the batch whose length is that of the step's: one of an entry for each example, where there is one."""
+    marked = [node for node in view.nodes if batch_of(view.nodes[node])]
+    has_more = {n: bool(are_elements(view.nodes[n]) or _mark(view.nodes[n], _ROW_ENDS)) for n in marked}
+    found: dict[str, str] = {}
+    for node in sorted(marked, key=lambda one: (are_elements(view.nodes[one]), has_more[one])):
+        found.setdefault(batch_of(view.nodes[node]), batch_tensors(view, node)[0])
+    return found
+
+
 @once_per_view
 def batch_by_node(view: GraphView) -> dict[str, str]:
     """Node -> the placeholder whose length is that of the batch which the node's results are computed of."""
-    first: dict[str, str] = {}
-    found: dict[str, str] = {}
-    for node in view.nodes:
-        step = batch_of(view.nodes[node])
-        if step:
-            found[node] = first.setdefault(step, batch_tensors(view, node)[0])
+    first = first_batches(view)
+    found = {node: first[step] for node in view.nodes if (step := batch_of(view.nodes[node]))}
     if not found:
         return found
     for node in view.topological_order():

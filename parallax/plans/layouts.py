@@ -82,7 +82,20 @@ class Blank:
     """A list of tensors in which none is set: it is in whichever layout is asked for."""
 
 
-Layout = Replicated | Sharded | Partial | LengthValue | Pieces | Blank
+@dataclass(frozen=True, slots=True)
+class RowEnds:
+    """Where the elements of each row begin, and the last ones end: of a worker's rows, among its own elements.
+
+    Attributes:
+        rows: the batch that has an entry for each row; there is one entry more.
+        elements: the batch of all elements.
+    """
+
+    rows: str
+    elements: str
+
+
+Layout = Replicated | Sharded | Partial | LengthValue | Pieces | Blank | RowEnds
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,6 +188,7 @@ class LayoutRewrites:
         shapes: shapes of which one axis is the worker's.
         reported: partial sums that are reported as means over the workers.
         sharded: tensor -> its layout, of those whose shapes are asked for.
+        ends: tensor -> its layout, of those that have where rows end.
         lengths: the tensors of layout LengthValue.
     """
 
@@ -184,4 +198,5 @@ class LayoutRewrites:
     shapes: tuple[LocalShape, ...] = ()
     reported: tuple[Reported, ...] = ()
     sharded: Mapping[str, Sharded] = field(default_factory=dict, hash=False)
+    ends: Mapping[str, RowEnds] = field(default_factory=dict, hash=False)
     lengths: frozenset[str] = frozenset()

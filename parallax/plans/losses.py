@@ -22,6 +22,8 @@ class UnevenBatch:
             None where there is no such tensor.
         examples: how many examples it has on each worker, where it is of fixed length; else 0.
         alike: other sources of what is computed of the batch, whose lengths a run must find equal.
+        examples_of: of elements, of which examples have unequally many, the name of the batch of these examples.
+        has_end: whether the placeholder has an entry more than the batch, as where rows end.
     """
 
     name: str
@@ -29,6 +31,8 @@ class UnevenBatch:
     length: Edge | None = None
     alike: tuple[str, ...] = ()
     examples: int = 0
+    examples_of: str = ""
+    has_end: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -127,8 +127,10 @@ class Config:
             workers may then have unequal shares of the batch. A fixed batch is opened where it can be told which
             constants are the batch's. False, and for all other graphs: a loss is taken for a mean over the batch, and
             the plan names what is not. None, the default: True for steps of Keras and `parallax.function` where the
-            workers train together, each batch updates variables, no batch is ragged and every op can be followed;
-            otherwise False.
+            workers train together, each batch updates variables and every op can be followed; otherwise False.
+        gather_limit: how many bytes of tensors of the global batch a step may all-gather, as ops need them in which
+            examples interact; a plan with more is refused, by the ops. None, the default: any number. What is as long
+            as no batch tells before the run is not counted.
         overlap: True: a `run` gives back what it fetches as soon as it is there, and all-reduces, pushes and updates go
             on while the next one begins; every value is the one that runs one after the other give. Whatever else is
             asked of the session waits for them. False, the default: a `run` ends with its updates. With servers, no
@@ -221,6 +223,7 @@ class Config:
     )
     lazy_updates: bool = setting(True, rule=checked.truth)
     layouts: bool | None = setting(None, rule=checked.truth_or_none)
+    gather_limit: int | None = setting(None, rule=partial(checked.number_or_none, least=0))
     overlap: bool = setting(False, rule=checked.truth)
     compute_dtype: str | None = setting(
         None,

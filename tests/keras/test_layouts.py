@@ -11,7 +11,7 @@ import pytest
 import tensorflow as tf
 import tf_keras
 
-from parallax.errors import GraphError
+from parallax.errors import GraphError, PlanError
 from tests.keras.here import difference, fit_plainly, outcome
 from tests.keras.two_here import fit_by, plain_fit_of, plan_of_fit
 
@@ -318,7 +318,19 @@ def test_the_plan_names_what_is_gathered_and_nothing_else():
     for model in (positions, recurrent, recurrent_twice):
         assert notes(model, "mse", IDS, Y) == ()
     [note] = notes(dense, in_batch_softmax, X, Y)
-    assert note.startswith("MatMul") and "all-gathered" in note
+    assert note.startswith("MatMul") and "(128 B)" in note and "all-gathered" in note
+
+
+def test_gathers_above_a_limit_are_refused_by_the_op():
+    def plan(limit):
+        model = dense()
+        model.compile("sgd", in_batch_softmax)
+        return plan_of_fit(model, X, Y, batch_size=8, gather_limit=limit)
+
+    limit = 8 * 4 * 4  # the predictions of 8 examples
+    assert plan(limit).notes == plan(None).notes
+    with pytest.raises(PlanError, match=r"gather_limit is 127, and 128 bytes .* MatMul .* \(128 B\).* layouts=False"):
+        plan(limit - 1)
 
 
 def test_workers_that_train_apart_are_refused():

@@ -47,10 +47,11 @@ def read(model, *args, merge_rows=True, size=SIZE, **kwargs):
     return read_fit(model, arguments, size, merge_rows)
 
 
-def plan_of_fit(model, *args, layouts=None, run_option=None, servers=1, synchronous=True, **kwargs):
-    """The plan of a call of `fit` for two workers and some servers; `layouts` and `run_option` are those of Config."""
+def plan_of_fit(model, *args, layouts=None, run_option=None, servers=1, synchronous=True, gather_limit=None, **kwargs):
+    """The plan of a call of `fit` for two workers and some servers; the other options are those of Config."""
     analysed = analyse(read(model, *args, **kwargs).graph.graph, layouts=layouts)
-    return plan_for(analysed, _layout(SIZE, servers, run_option), Config(run_option=run_option), synchronous)
+    config = Config(run_option=run_option, gather_limit=gather_limit)
+    return plan_for(analysed, _layout(SIZE, servers, run_option), config, synchronous)
 
 
 def fit_by_two(model, *args, **kwargs):

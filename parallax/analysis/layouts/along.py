@@ -10,7 +10,7 @@ from parallax.analysis.layouts.step_walk import StepWalk, is_partial
 from parallax.analysis.layouts.values import compute_value, computes_value, has_unlike_axes, reduced_axes
 from parallax.graph.lengths import ONE, Length
 from parallax.graph.view import split_tensor
-from parallax.plans.layouts import OffsetRange, Partial, Sharded, ShardedAxis
+from parallax.plans.layouts import OffsetRange, Partial, RowEnds, Sharded, ShardedAxis
 
 Rule = Callable[[StepWalk, str], list[Fact] | None]
 _LINEAR_ALONG = ("Cumsum", "ReverseV2", "MatrixBandPart")
@@ -169,10 +169,12 @@ def find_in_table(step: StepWalk, node: str) -> list[Fact] | None:
 def look_up_variable(step: StepWalk, node: str) -> list[Fact] | None:
     """ResourceGather: rows of a variable, which all workers have, by ids."""
     ids = step.inputs(node)[1]
+    row = (step.fact(f"{node}:0", REPLICATED).dims or ())[ids.rank or 0 :]
+    dims = None if ids.dims is None else (*ids.dims, *row)
     if ids.axis is not None:
-        return step.all_outputs(node, ids.layout)
+        return step.all_outputs(node, ids.layout, dims)
     step.take(node, 1, REPLICATED)
-    return step.all_outputs(node, REPLICATED)
+    return step.all_outputs(node, REPLICATED, dims)
 
 
 def add_by_segment(step: StepWalk, node: str) -> list[Fact] | None:
@@ -226,14 +228,15 @@ def count_up(step: StepWalk, node: str) -> list[Fact] | None:
     """Range: as long as the batch it is sharded, and a worker's numbers begin where its examples do."""
     facts = step.inputs(node)
     first, limit, delta = (f.value for f in facts)
+    length = limit - first if isinstance(limit, Length) and isinstance(first, Length) and delta == ONE else None
+    dims = None if length is None or (length.number or 0) < 0 else (length,)
     if all(f.is_same for f in facts):
-        return step.all_outputs(node, REPLICATED, None, compute_value(step.view, node, facts))
+        return step.all_outputs(node, REPLICATED, dims, compute_value(step.view, node, facts))
     part = step.part_of(limit) if isinstance(limit, Length) else None
     is_plain = _is_plain(facts) and first == Length() and delta == ONE
     if part is None or part.factor.number is None or not is_plain:
         step.replicate(node)
-        length = limit - first if isinstance(limit, Length) and isinstance(first, Length) and delta == ONE else None
-        return step.all_outputs(node, REPLICATED, None if length is None else (length,))
+        return step.all_outputs(node, REPLICATED, dims)
     step.keep_local(node)
     step.ranges.append(OffsetRange(node, part))
     return step.all_outputs(node, Sharded(0, part))
@@ -244,7 +247,7 @@ def measure(step: StepWalk, node: str) -> list[Fact] | None:
     op, found = step.view.op(node), []
     step.keep_local(node)
     for tensor, fact in zip(step.view.outputs(node), step.inputs(node), strict=True):
-        layout = LENGTHS if fact.part is not None else REPLICATED
+        layout = LENGTHS if fact.part is not None or isinstance(fact.layout, RowEnds) else REPLICATED
         if fact.is_lengths and op != "Size" and fact.rank is None:
             layout = LENGTHS
         value: Length | tuple[Length | None, ...] | None = fact.dims

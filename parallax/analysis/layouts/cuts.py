@@ -74,7 +74,14 @@ def slice_strided(step: StepWalk, node: str) -> list[Fact] | None:
     if part is None:
         return None
     _localize_places(step, node, range(1, 4), entry)
-    return step.all_outputs(node, Sharded(result, part))
+    dims = list(step.fact(f"{node}:0", Sharded(result, part)).dims or ())
+    for axis, (cut, left) in place.items():
+        is_whole = cut is None or (
+            masks["begin"] >> cut & 1 and masks["end"] >> cut & 1 and stride and stride[cut] == ONE
+        )
+        if is_whole and left is not None and left < len(dims) and fact.dims is not None:
+            dims[left] = fact.dims[axis]
+    return step.all_outputs(node, Sharded(result, part), tuple(dims) or None)
 
 
 def _localize_places(step: StepWalk, node: str, slots: Iterable[int], entry: int | None) -> None:

@@ -8,7 +8,7 @@ from parallax.analysis.layouts.facts import COUNTED, LENGTHS, REPLICATED, SUM, D
 from parallax.analysis.layouts.step_walk import StepWalk, is_partial
 from parallax.analysis.layouts.values import compute_value
 from parallax.graph.lengths import ONE, Length, broadcast
-from parallax.plans.layouts import Layout, Sharded, ShardedAxis
+from parallax.plans.layouts import Layout, RowEnds, Sharded, ShardedAxis
 
 _COPIES = ("Identity", "StopGradient", "PreventGradient", "Snapshot", "EnsureShape")
 _LINEAR = ("Neg", "Conj", "Real", "Imag")
@@ -23,7 +23,8 @@ _OF_SHAPE_ALONE = ("ZerosLike", "OnesLike")
 def elementwise(step: StepWalk, node: str) -> list[Fact] | None:
     """The rule of them all; which of them are linear in what is listed above."""
     op, facts = step.view.op(node), step.inputs(node)
-    if op in _COPIES and facts[0].layout not in (REPLICATED, LENGTHS):
+    is_copy = op in _COPIES or (op == "Cast" and isinstance(facts[0].layout, RowEnds))
+    if is_copy and facts[0].layout not in (REPLICATED, LENGTHS):
         return step.all_outputs(node, facts[0].layout, facts[0].dims)
     if all(f.is_same or f.is_lengths for f in facts):
         layout = REPLICATED if all(f.is_same for f in facts) else LENGTHS

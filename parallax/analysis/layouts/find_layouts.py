@@ -21,7 +21,8 @@ from parallax.graph.batches import ADDED, VALUE, batch_by_node, is_part, reporte
 from parallax.graph.ops import state_op
 from parallax.graph.spec import GradientSource
 from parallax.graph.view import Edge, GraphView, split_tensor
-from parallax.plans.layouts import Change, Layout, LayoutRewrites, Pieces, Reported, Sharded
+from parallax.plans.layouts import Change, Layout, LayoutRewrites, Pieces, Reported, RowEnds, Sharded
+from parallax.plans.losses import PaddedRows
 
 _MOST_WALKS = 30
 
@@ -36,6 +37,7 @@ class Layouts:
         rewrites: what must be changed.
         alike: random ops that draw the same on all workers.
         mixing: node that mixes examples, or has no rule -> the sharded tensors that it takes whole.
+        padded: ragged rows that are filled up to the longest of all workers'.
     """
 
     facts: Mapping[str, Fact]
@@ -43,6 +45,7 @@ class Layouts:
     rewrites: LayoutRewrites
     alike: tuple[str, ...]
     mixing: Mapping[str, Sequence[str]]
+    padded: tuple[PaddedRows, ...] = ()
 
     def leaves_counted(self, gradient: str) -> bool:
         """Whether a worker without examples has nothing of a dense gradient, or what all workers have."""
@@ -216,9 +219,11 @@ def _layouts(program: VisitedGraph, step: StepWalk) -> Layouts:
         shapes=tuple(step.shapes),
         reported=tuple(sums),
         sharded={t: f.layout for t, f in step.facts.items() if isinstance(f.layout, Sharded)},
+        ends={t: f.layout for t, f in step.facts.items() if isinstance(f.layout, RowEnds)},
         lengths=frozenset(
             tensor for tensor, fact in step.facts.items() if fact.is_lengths or step.reduced.get(tensor) == LENGTHS
         ),
     )
     whole = {(change.tensor, edge.node) for change in changes if change.after == REPLICATED for edge in change.edges}
-    return Layouts(step.facts, whole, rewrites, tuple(step.alike), step.mixing)
+    padded = tuple(map(PaddedRows, step.padded))
+    return Layouts(step.facts, whole, rewrites, tuple(step.alike), step.mixing, padded)

@@ -2,16 +2,58 @@
 
 from __future__ import annotations
 
-from parallax.analysis.layouts.find_layouts import Layouts
+from collections.abc import Sequence
+
+from parallax.analysis.layouts.gathers import Gathered, find_gathered
+from parallax.errors import PlanError
 from parallax.graph.view import GraphView
+from parallax.plans.layouts import LayoutRewrites
+from parallax.report.text import bytes_text
 
 _SHOWN = 3
 
 
-def notes_of_layouts(view: GraphView, layouts: Layouts) -> tuple[str, ...]:
+def notes_of_layouts(view: GraphView, layouts: LayoutRewrites) -> tuple[str, ...]:
     """One sentence, or none where no op needs a gathered tensor."""
-    if not layouts.mixing:
+    found = find_gathered(view, layouts)
+    if not found:
         return ()
-    named = [f"{view.op(node)} {node!r}" for node in layouts.mixing]
-    listed = ", ".join(named[:_SHOWN]) + (f" and {len(named) - _SHOWN} more ops" if len(named) > _SHOWN else "")
-    return (f"{listed} take tensors of the global batch: these are all-gathered in every step",)
+    return (f"{_named(view, found)} take tensors of the global batch: these are all-gathered in every step",)
+
+
+def check_gathered(view: GraphView, layouts: LayoutRewrites, workers: int, limit_bytes: int) -> None:
+    """Compares what is gathered with what a step may gather.
+
+    Args:
+        view: the graph.
+        layouts: what is changed in it.
+        workers: how many there are.
+        limit_bytes: how many bytes of tensors of the global batch a worker may take in a step.
+
+    Raises:
+        PlanError: it is more.
+    """
+    found = find_gathered(view, layouts, workers)
+    total = sum(one.size_bytes or 0 for one in found)
+    if total > limit_bytes:
+        largest = sorted(found, key=lambda one: -(one.size_bytes or 0))
+        raise PlanError(
+            f"gather_limit is {limit_bytes}, and {total} bytes of tensors of the global batch are all-gathered in "
+            f"every step: {_named(view, largest)} take them. Compute from one example what these ops take from all, "
+            "raise gather_limit, or set layouts=False."
+        )
+
+
+def _named(view: GraphView, found: Sequence[Gathered]) -> str:
+    """The ops, with the bytes that each takes."""
+    by_node: dict[str, list[int | None]] = {}
+    for one in found:
+        by_node.setdefault(one.node, []).append(one.size_bytes)
+    named = [f"{view.op(node)} {node!r} ({_total(sizes)})" for node, sizes in by_node.items()]
+    more = f" and {len(named) - _SHOWN} more ops" if len(named) > _SHOWN else ""
+    return ", ".join(named[:_SHOWN]) + more
+
+
+def _total(sizes: Sequence[int | None]) -> str:
+    known = [size for size in sizes if size is not None]
+    return bytes_text(sum(known)) if len(known) == len(sizes) else "of a size that no batch tells"

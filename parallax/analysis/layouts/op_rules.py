@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from parallax.analysis.layouts import along, cuts, lists, loops, moves, reductions
+from parallax.analysis.layouts import along, cuts, lists, loops, moves, ragged, reductions
 from parallax.analysis.layouts.elementwise import elementwise
 from parallax.analysis.layouts.facts import Fact
 from parallax.analysis.layouts.step_walk import StepWalk
@@ -54,7 +54,8 @@ RULES: dict[str, Rule] = {
     "BiasAdd": elementwise,
     "AddN": lists.add_all,
     "ZerosLike": lists.zeros_like,
-    **dict.fromkeys(("Sum", "Mean", "Max", "Min", "Prod", "All", "Any", "EuclideanNorm"), reductions.reduce_axes),
+    "Max": ragged.find_longest,
+    **dict.fromkeys(("Sum", "Mean", "Min", "Prod", "All", "Any", "EuclideanNorm"), reductions.reduce_axes),
     "L2Loss": reductions.sum_of_squares,
     "BiasAddGrad": reductions.bias_gradient,
     **dict.fromkeys(("MatMul", "BatchMatMul", "BatchMatMulV2", "BatchMatMulV3"), reductions.matrix_product),
@@ -72,7 +73,8 @@ RULES: dict[str, Rule] = {
     "Unpack": moves.unpack,
     "Split": cuts.split,
     "SplitV": cuts.split_by_sizes,
-    "StridedSlice": cuts.slice_strided,
+    "StridedSlice": ragged.slice_ends,
+    "RaggedTensorToTensor": ragged.fill_up,
     "StridedSliceGrad": cuts.slice_gradient,
     "Slice": cuts.slice_plainly,
     **dict.fromkeys(("Pad", "PadV2", "MirrorPad"), cuts.pad),

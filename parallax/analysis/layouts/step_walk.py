@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence, Set
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from parallax.analysis.layouts.facts import BLANK, LENGTHS, REPLICATED, Dims, Fact, Value
 from parallax.errors import GraphError
 from parallax.graph.lengths import Length
 from parallax.graph.view import Edge, GraphView, split_tensor
-from parallax.plans.layouts import Layout, LocalShape, OffsetRange, Partial, ScaledMean, Sharded, ShardedAxis
+from parallax.plans.layouts import Layout, LocalShape, OffsetRange, Partial, RowEnds, ScaledMean, Sharded, ShardedAxis
 
 _Key = tuple[str, Layout]
 _STRING, _VARIANT = 7, 21  # types.proto
@@ -53,6 +53,7 @@ class StepWalk:
         bodies: the functions that loops and conditionals run.
         prefix: of the symbols of open lengths, of which those of bodies differ.
         local: edges that take lengths as the worker has them; what else takes them has those of the global batch.
+        padded: nodes that fill ragged rows up to the longest of all workers'.
         gathered: nodes that another walk found to take their inputs whole, as a list of tensors cannot be gathered.
     """
 
@@ -74,10 +75,15 @@ class StepWalk:
     alike: list[str] = field(default_factory=list)
     mixing: dict[str, list[str]] = field(default_factory=dict)
     local: set[Edge] = field(default_factory=set)
+    padded: list[str] = field(default_factory=list)
 
     def inputs(self, node: str) -> list[Fact]:
         """What is known of a node's inputs."""
-        return [self.facts[tensor] for tensor in self.view.inputs(node)]
+        found = [self.facts[tensor] for tensor in self.view.inputs(node)]
+        for slot, fact in enumerate(found):
+            if isinstance(fact.layout, RowEnds):
+                found[slot] = replace(fact, layout=self.taken.get(Edge(node, slot), fact.layout))
+        return found
 
     def take(self, node: str, slot: int, layout: Layout) -> Fact:
         """Has an input come in a layout.
@@ -113,6 +119,12 @@ class StepWalk:
         """Has some inputs, by default all, come replicated."""
         for slot in slots or range(len(self.view.inputs(node))):
             self.take(node, slot, REPLICATED)
+
+    def replicate_ends(self, node: str) -> None:
+        """Has all inputs that have where rows end come replicated."""
+        for slot, fact in enumerate(self.inputs(node)):
+            if isinstance(fact.layout, RowEnds):
+                self.take(node, slot, REPLICATED)
 
     def gather(self, node: str) -> None:
         """Has all inputs come replicated, for an op that mixes examples or has no rule."""
@@ -183,7 +195,7 @@ class StepWalk:
     def needs_changes(self) -> bool:
         """Whether the graph must be changed so that its tensors have their layouts."""
         return any(self.changes.values()) or bool(
-            self.means or self.ranges or self.shapes or self.alike or self.gathered
+            self.means or self.ranges or self.shapes or self.alike or self.gathered or self.padded
         )
 
     def is_list(self, tensor: str) -> bool:

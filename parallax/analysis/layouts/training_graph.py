@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, fields
 
 from parallax.analysis.reading.capture import CapturedVariable, variable_of_tensor
 from parallax.analysis.reading.functions import Functions
-from parallax.graph.batches import batch_of, batch_tensors, length_by_step
+from parallax.graph.batches import are_elements, batch_of, elements_of_rows, first_batches, length_by_step
 from parallax.graph.ops import state_op
 from parallax.graph.spec import GradientSource
 from parallax.graph.view import Edge, GraphView, split_tensor
@@ -54,12 +54,14 @@ class VisitedGraph(TrainingGraph):
         after: the nodes that come after a gradient has left autodiff.
         batches: placeholder -> the placeholder whose first dimension is the per-worker batch.
         lengths: node that is the length of a global batch -> the placeholder of that batch.
+        ends: placeholder of where rows end -> the placeholder of their elements.
     """
 
     order: tuple[str, ...] = ()
     after: Set[str] = frozenset()
     batches: Mapping[str, str] = field(default_factory=dict)
     lengths: Mapping[str, str] = field(default_factory=dict)
+    ends: Mapping[str, str] = field(default_factory=dict)
 
     def takers(self, tensor: str) -> list[Edge]:
         """The edges of a step that take a tensor."""
@@ -87,11 +89,11 @@ class VisitedGraph(TrainingGraph):
 def find_step(graph: TrainingGraph) -> VisitedGraph:
     """The nodes to visit: all that a batch or a written variable has to do with, up to the gradients."""
     view, sources = graph.view, graph.sources
-    first: dict[str, str] = {}
+    first = first_batches(view)
     batches = {
-        node: first.setdefault(batch_of(view.nodes[node]), batch_tensors(view, node)[0])
+        node: f"{node}:0" if are_elements(view.nodes[node]) else first[step]
         for node in view.nodes
-        if batch_of(view.nodes[node])
+        if (step := batch_of(view.nodes[node]))
     }
     lengths = {node: first[step] for step, node in length_by_step(view).items() if step in first}
     after = after_gradients(view, sources)
@@ -102,7 +104,8 @@ def find_step(graph: TrainingGraph) -> VisitedGraph:
     wanted = _find_needed(view, [*delivered, *reached], batches) - after
     order = tuple(node for node in view.topological_order() if node in wanted and view.op(node) != "NoOp")
     fields_of_graph = {one.name: getattr(graph, one.name) for one in fields(graph)}
-    return VisitedGraph(**fields_of_graph, order=order, after=after, batches=batches, lengths=lengths)
+    ends = elements_of_rows(view)
+    return VisitedGraph(**fields_of_graph, order=order, after=after, batches=batches, lengths=lengths, ends=ends)
 
 
 def _find_needed(view: GraphView, nodes: Sequence[str], batches: Mapping[str, str]) -> set[str]:

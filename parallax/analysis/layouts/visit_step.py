@@ -8,18 +8,19 @@ from dataclasses import replace
 from parallax.analysis.layouts.along import plain
 from parallax.analysis.layouts.facts import COUNTED, REPLICATED, Fact
 from parallax.analysis.layouts.op_rules import RULES
+from parallax.analysis.layouts.ragged import TAKE_ENDS
 from parallax.analysis.layouts.step_walk import REMEDY, StepWalk, is_partial
 from parallax.analysis.layouts.training_graph import VisitedGraph
 from parallax.analysis.layouts.values import constant_value
 from parallax.analysis.reading.bodies import ARGUMENT, Body, body_of
 from parallax.analysis.reading.capture import VARIABLES, variable_of_tensor
 from parallax.errors import GraphError
-from parallax.graph.batches import are_elements, batch_tensors
+from parallax.graph.batches import batch_tensors
 from parallax.graph.control_flow import MERGES, is_loop_merge
-from parallax.graph.lengths import Length
+from parallax.graph.lengths import ONE, Length
 from parallax.graph.ops import state_op
 from parallax.graph.view import split_tensor
-from parallax.plans.layouts import Pieces, Sharded, ShardedAxis
+from parallax.plans.layouts import Pieces, RowEnds, Sharded, ShardedAxis
 
 _LOOPS = ("Enter", "RefEnter", "NextIteration", "RefNextIteration", "Exit", "LoopCond")
 
@@ -66,6 +67,8 @@ def _facts_of(program: VisitedGraph, step: StepWalk, node: str) -> list[Fact]:
             if fact.is_lengths:
                 step.take(node, slot, REPLICATED)
         return []
+    if op not in TAKE_ENDS:
+        step.replicate_ends(node)
     is_opaque = op not in RULES and (program.differs_in(node) or program.is_opaque(node))
     is_whole = is_opaque or node in step.gathered or program.writes(node, step.part_variables)
     found = None if is_whole else RULES.get(op, plain)(step, node)
@@ -79,10 +82,10 @@ def _facts_of(program: VisitedGraph, step: StepWalk, node: str) -> list[Fact]:
 def _source(program: VisitedGraph, step: StepWalk, node: str) -> list[Fact]:
     """A placeholder, or what else gives batches."""
     batch, view = program.batches.get(node), program.view
-    if are_elements(view.nodes[node]):
-        raise GraphError(f"Layouts have no rule for ragged batches: {node!r} has the values of one. {REMEDY}")
     if batch is None:
         return step.all_outputs(node, REPLICATED)
+    if node in program.ends:
+        return step.all_outputs(node, RowEnds(batch, program.ends[node]), (Length.of(batch) + ONE,))
     others = [tensor for tensor in view.outputs(node) if tensor not in batch_tensors(view, node)]
     if others:
         raise GraphError(

@@ -31,7 +31,7 @@ from parallax.analysis.reading.capture import Captured, variable_of_tensor
 from parallax.analysis.reading.functions import Functions, functions_of
 from parallax.analysis.reading.gradients import followed_variable, gradient_updates
 from parallax.errors import GraphError, ParallaxError
-from parallax.graph.batches import are_elements, batch_of, is_of_script, is_part
+from parallax.graph.batches import batch_of, is_of_script, is_part
 from parallax.graph.control_flow import branches_of
 from parallax.graph.garbage import cycles_wait
 from parallax.graph.ops import state_op
@@ -159,8 +159,8 @@ def _known_but_layouts(
 def is_by_layouts(captured: Captured, terms: TrainingMode) -> bool:
     """Whether losses are followed by the layouts of tensors.
 
-    Where nothing is said of it, they are in graphs of front ends, whose batches are marked, of which all examples have
-    one length, when the workers update variables together with each batch.
+    Where nothing is said of it, they are in graphs of front ends, whose batches are marked, when the workers update
+    variables together with each batch.
 
     Args:
         captured: the graph.
@@ -169,9 +169,8 @@ def is_by_layouts(captured: Captured, terms: TrainingMode) -> bool:
     if captured.by_layouts is not None:
         return captured.by_layouts
     nodes = captured.view.nodes.values()
-    is_dense = any(map(batch_of, nodes)) and not any(map(are_elements, nodes))
     is_kept = terms.accumulate_steps > 1 and not is_of_script(captured.view)
-    return is_dense and terms.synchronous and terms.average_sparse and not is_kept
+    return any(map(batch_of, nodes)) and terms.synchronous and terms.average_sparse and not is_kept
 
 
 def _layouts_of(captured: Captured, sources: tuple[GradientSource, ...], functions: Functions) -> Layouts | GraphError:

@@ -35,6 +35,7 @@ from parallax.analysis.propagation.walk import Merge, Walk
 from parallax.errors import GraphError
 from parallax.graph.batches import batch_by_node, is_of_script
 from parallax.graph.view import split_tensor
+from parallax.plans.losses import PaddedRows
 from parallax.plans.rewrites import (
     Broadcast,
     Collect,
@@ -91,13 +92,14 @@ def rewrites_found(walk: Walk, terms: TrainingMode) -> Rewrites:
         terms=terms,
         divided=walk.assumed.denominators.divided,
         selected=walk.assumed.denominators.selected,
-        padded=padded_rows.find_padded(walk) if terms.synchronous and layouts is None else (),
-        notes=_notes(walk) if layouts is None else notes_of_layouts(walk.view, layouts),
+        padded=_padded(walk, terms),
+        notes=_notes(walk) if layouts is None else notes_of_layouts(walk.view, layouts.rewrites),
         keeps=keeps_of(walk) if is_kept else (),
         alike_rows=tuple(walk.alike_rows) if is_kept else (),
     )
     if layouts is not None:
-        rewrites = replace(rewrites, layouts=(layouts.rewrites,), batches=uneven.uneven_batches(walk.view))
+        batches = (*uneven.uneven_batches(walk.view), *uneven.batches_of_elements(walk.view))
+        rewrites = replace(rewrites, layouts=(layouts.rewrites,), batches=batches)
         if not is_kept:  # what is kept leaves them out
             rewrites = uneven.leave_out_stand_ins(walk, rewrites, layouts)
         return name_batches(walk.view, rewrites) if is_of_script(walk.view) else rewrites
@@ -149,6 +151,13 @@ def _broadcasts(walk: Walk) -> Iterator[Broadcast]:
 def _is_pushed(walk: Walk, merge: Merge) -> bool:
     """Whether the rows of a merge go to owners; the others, to all workers."""
     return merge.part in walk.assumed.table_of and not merge.of_batch
+
+
+def _padded(walk: Walk, terms: TrainingMode) -> tuple[PaddedRows, ...]:
+    """Ragged rows that are filled up to the longest of all workers'."""
+    if walk.known.layouts is not None:
+        return walk.known.layouts.padded
+    return padded_rows.find_padded(walk) if terms.synchronous else ()
 
 
 def _push(walk: Walk, merge: Merge) -> Push:

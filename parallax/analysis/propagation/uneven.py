@@ -30,9 +30,11 @@ from parallax.analysis.propagation.walk import Walk, read_value
 from parallax.errors import GraphError
 from parallax.graph.batches import (
     WEIGHT,
+    are_elements,
     batch_by_node,
     batch_of,
     batch_tensors,
+    elements_of_rows,
     fixed_length,
     is_of_script,
     length_by_step,
@@ -119,17 +121,23 @@ def notes_of(walk: Walk) -> tuple[str, ...]:
 
 def uneven_batches(view: GraphView) -> tuple[UnevenBatch, ...]:
     """The batches of a graph that may be of unequal length, one of a step."""
-    batches, lengths, found = batch_by_node(view), length_by_step(view), []
+    batches, lengths, ends, found = batch_by_node(view), length_by_step(view), elements_of_rows(view), []
     for placeholder in dict.fromkeys(batches.values()):
         length = lengths.get(batch_of(view.nodes[split_tensor(placeholder)[0]]))
         edge, examples = (
             None if length is None else Edge(length, 0),
             fixed_length(view.nodes[split_tensor(placeholder)[0]]),
         )
-        found.append(
-            UnevenBatch(placeholder, placeholder, edge, () if examples else _alike(view, placeholder), examples)
-        )
+        alike, has_end = () if examples else _alike(view, placeholder), split_tensor(placeholder)[0] in ends
+        found.append(UnevenBatch(placeholder, placeholder, edge, alike, examples, has_end=has_end))
     return tuple(found)
+
+
+def batches_of_elements(view: GraphView) -> tuple[UnevenBatch, ...]:
+    """The elements of a graph's ragged batches, of which examples have unequally many."""
+    batches, ends = batch_by_node(view), elements_of_rows(view)
+    nodes = [node for node in view.nodes if are_elements(view.nodes[node])]
+    return tuple(UnevenBatch(f"{n}:0", f"{n}:0", examples_of=batches[n], has_end=n in ends) for n in nodes)
 
 
 def _alike(view: GraphView, first: str) -> tuple[str, ...]:

@@ -27,6 +27,7 @@ class BatchShare:
         own: what part of them this worker has; a scalar of type float64.
         is_counted: whether this worker has any; a boolean scalar.
         count: how many examples this worker has; a scalar of type int64.
+        local: how many it computes on, a stand-in too; a scalar of type int64.
     """
 
     source: str
@@ -34,12 +35,13 @@ class BatchShare:
     own: Tensor
     is_counted: Tensor
     count: Tensor
+    local: Tensor
 
     @staticmethod
-    def of(source: str, own: Tensor, rows: Tensor) -> BatchShare:
-        """The share of so many rows of so many, scalars of type int64."""
+    def of(source: str, own: Tensor, rows: Tensor, local: Tensor) -> BatchShare:
+        """The share of so many rows of so many, where a worker computes on so many; scalars of type int64."""
         share = tf.math.divide_no_nan(tf.cast(own, tf.float64), tf.cast(rows, tf.float64))
-        return BatchShare(source, rows, share, own > 0, own)
+        return BatchShare(source, rows, share, own > 0, own, local)
 
     def times(self, factor: float, dtype: DType) -> Tensor:
         """The share, times a number, as a scalar of some type."""

@@ -17,6 +17,7 @@ from parallax.plans.layouts import (
     OffsetRange,
     Partial,
     Replicated,
+    RowEnds,
     Sharded,
     ShardedAxis,
 )
@@ -111,6 +112,9 @@ class _Build:
             return self._editor.together.all_reduce(tensor, before.kind)
         if isinstance(before, Sharded):
             return self._gather(tensor, before)
+        if isinstance(before, RowEnds):
+            ends = tensor[1:] + tf.cast(self._offset(before.elements), tensor.dtype)
+            return tf.concat([tensor[:1], self._gather(ends, Sharded(0, ShardedAxis(before.rows)))], 0)
         raise TransformError(
             f"A tensor of layout {before} cannot be replicated. Report it: a pass of Parallax has a fault."
         )
@@ -134,7 +138,7 @@ class _Build:
         share = self._editor.shares[part.batch]
         length = tf.shape(tensor, out_type=tf.int64)[axis]
         factor = length // tf.maximum(share.rows * part.blocks, 1)
-        local = tf.shape(self._editor.tensor(share.source), out_type=tf.int64)[0]  # that of a stand-in, too
+        local = share.local
         first = tf.minimum(self._offset(part.batch), share.rows - local)
         starts = [(block * share.rows + first) * factor for block in range(part.blocks)]
         if part.blocks == 1:  # what lies along the batch has length 1 for a batch of one example alone
@@ -188,8 +192,7 @@ class _Build:
         """Of a length of an axis along a batch, this worker's; one that is open, for what is left, stays so."""
         share = self._editor.shares[batch]
         rows = tf.cast(share.rows, whole.dtype)
-        local = tf.shape(self._editor.tensor(share.source), out_type=whole.dtype)[0]
-        return tf.where(whole < 0, whole, whole // tf.maximum(rows, 1) * local)
+        return tf.where(whole < 0, whole, whole // tf.maximum(rows, 1) * tf.cast(share.local, whole.dtype))
 
     def _find_global_value(self, tensor: str) -> Tensor:
         """A value that is computed of lengths, of those of the global batch: its ops once more, on global lengths."""
@@ -210,6 +213,8 @@ class _Build:
         source, dtype = view.inputs(node)[number], tf.as_dtype(view.dtype(f"{node}:{number}"))
         shape = tf.shape(self._editor.tensor(source), out_type=tf.int64)
         layout = self._layouts.sharded.get(source)
+        if source in self._layouts.ends:
+            shape = self._editor.shares[self._layouts.ends[source].rows].rows[None] + 1
         if layout is not None:
             shape = tf.concat(
                 [shape[: layout.axis], [self._length(shape[layout.axis], layout.part)], shape[layout.axis + 1 :]], 0

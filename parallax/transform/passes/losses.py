@@ -33,15 +33,16 @@ def share_batches(editor: Editor, rewrites: Rewrites) -> None:
 
 def _share(editor: Editor, batch: UnevenBatch) -> BatchShare:
     if batch.examples:
-        rows = [tf.constant(batch.examples * workers, tf.int64) for workers in (1, editor.worker.size)]
-        return BatchShare.of(batch.placeholder, *rows)
+        own, rows = (tf.constant(batch.examples * workers, tf.int64) for workers in (1, editor.worker.size))
+        return BatchShare.of(batch.placeholder, own, rows, own)
+    local = _length(editor, batch.placeholder) - (1 if batch.has_end else 0)
     if batch.length is None:
-        own = _length(editor, batch.placeholder)
-        return BatchShare.of(batch.placeholder, own, editor.together.all_reduce(own))
+        own = editor.shares[batch.examples_of].counted(local) if batch.examples_of else local
+        return BatchShare.of(batch.placeholder, own, editor.together.all_reduce(own), local)
     own = editor.at(batch.length)
     editor.redirect([batch.length], editor.together.all_reduce(own))
     rows = editor.tensor(f"{batch.length.node}:0")  # where that is fed, nobody waits for the sum
-    return BatchShare.of(batch.placeholder, own, rows)
+    return BatchShare.of(batch.placeholder, own, rows, local)
 
 
 def _with_equal_lengths(editor: Editor, batch: UnevenBatch, share: BatchShare) -> BatchShare:
@@ -55,7 +56,7 @@ def _with_equal_lengths(editor: Editor, batch: UnevenBatch, share: BatchShare) -
     if not checks:
         return share
     with tf.control_dependencies(checks):
-        return BatchShare.of(share.source, tf.identity(share.count), share.rows)
+        return BatchShare.of(share.source, tf.identity(share.count), share.rows, share.local)
 
 
 def _unequal(one: str, other: str) -> str:

@@ -1,0 +1,75 @@
+"""What a step gathers of all workers because an op needs the global batch, and its bytes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from parallax.graph.batches import fixed_length, full_length
+from parallax.graph.view import EXAMPLES, GraphView, split_tensor
+from parallax.plans.layouts import Change, LayoutRewrites, RowEnds, Sharded
+
+
+@dataclass(frozen=True, slots=True)
+class Gathered:
+    """A tensor that every worker gets whole.
+
+    Attributes:
+        node: the first that takes it so.
+        tensor: of the user's graph.
+        size_bytes: of the global batch's tensor; None where a length is not known before the run.
+    """
+
+    node: str
+    tensor: str
+    size_bytes: int | None
+
+
+def find_gathered(view: GraphView, layouts: LayoutRewrites, workers: int | None = None) -> tuple[Gathered, ...]:
+    """What is gathered, in the order of the graph.
+
+    Args:
+        view: the graph.
+        layouts: what is changed in it.
+        workers: how many there are, for batches of which the length of a worker's is known; None where nobody says.
+    """
+    found: dict[str, Gathered] = {}
+    examples: dict[str, int | None] = {}
+    for change in layouts.changes:
+        if isinstance(change.before, Sharded | RowEnds) and change.after != change.before:
+            batch = change.before.part.batch if isinstance(change.before, Sharded) else change.before.rows
+            if batch not in examples:
+                examples[batch] = _examples_of(view, batch.split(",")[0], workers)
+            node = change.edges[0].node if change.edges else split_tensor(change.tensor)[0]
+            found.setdefault(change.tensor, Gathered(node, change.tensor, _size_of(view, change, examples)))
+    return tuple(found.values())
+
+
+def _examples_of(view: GraphView, batch: str, workers: int | None) -> int | None:
+    """How many examples most global batches have."""
+    node = view.nodes[split_tensor(batch)[0]]
+    if full_length(node):
+        return full_length(node)
+    own = fixed_length(node) or (int(node.attr[EXAMPLES].i) if EXAMPLES in node.attr else 0)
+    return own * workers if own and workers is not None else None
+
+
+def _size_of(view: GraphView, change: Change, examples: Mapping[str, int | None]) -> int | None:
+    from tensorflow.python.framework import dtypes
+
+    shape, element = view.shape(change.tensor), int(dtypes.as_dtype(view.dtype(change.tensor)).size or 0)
+    if shape is None or not element:
+        return None
+    if isinstance(change.before, RowEnds):
+        rows = examples[change.before.rows]
+        return None if rows is None else rows * element
+    if not isinstance(change.before, Sharded):
+        return None
+    part, axis = change.before.part, change.before.axis
+    others = [length for place, length in enumerate(shape) if place != axis]
+    count, factor = examples[part.batch], part.factor.number
+    known = [length for length in others if length is not None]
+    if count is None or factor is None or len(known) < len(others):
+        return None
+    return count * factor * part.blocks * math.prod(known) * element

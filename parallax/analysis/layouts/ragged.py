@@ -1,0 +1,91 @@
+"""Rules of ops that take where the rows of a ragged batch end."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from parallax.analysis.layouts.cuts import slice_strided
+from parallax.analysis.layouts.facts import REPLICATED, Fact
+from parallax.analysis.layouts.reductions import reduce_axes
+from parallax.analysis.layouts.step_walk import StepWalk
+from parallax.graph.lengths import Length
+from parallax.graph.view import split_tensor
+from parallax.plans.layouts import OffsetRange, RowEnds, Sharded, ShardedAxis
+
+TAKE_ENDS = ("Cast", "Identity", "RaggedTensorToTensor", "Shape", "StridedSlice")
+"""Ops whose rules take where rows end as the worker has it; all others take it replicated."""
+_BY_ENDS = b"ROW_SPLITS"
+
+
+def slice_ends(step: StepWalk, node: str) -> list[Fact] | None:
+    """Where each row begins, or ends, has an entry for each row; all else of where rows end is taken whole."""
+    facts = step.inputs(node)
+    layout = facts[0].layout
+    if not isinstance(layout, RowEnds):
+        return slice_strided(step, node)
+    begin, end, stride = (fact.numbers() for fact in facts[1:])
+    masks = [step.view.nodes[node].attr[f"{name}_mask"].i for name in ("begin", "end")]
+    others = [step.view.nodes[node].attr[f"{name}_mask"].i for name in ("ellipsis", "new_axis", "shrink_axis")]
+    is_first = masks[0] or begin == [0]
+    is_of_rows = (is_first and not masks[1] and end == [-1]) or (begin == [1] and masks == [0, 1])
+    if stride != [1] or any(others) or not is_of_rows:
+        step.take(node, 0, REPLICATED)
+        return slice_strided(step, node)
+    step.ranges.append(OffsetRange(node, ShardedAxis(layout.elements)))
+    return step.all_outputs(node, Sharded(0, ShardedAxis(layout.rows)))
+
+
+def find_longest(step: StepWalk, node: str) -> list[Fact] | None:
+    """Max: of the lengths of rows it is what rows are filled up to."""
+    found = reduce_axes(step, node)
+    ends = _ends_of_lengths(step, step.view.inputs(node)[0])
+    if found is None or ends is None or found[0].rank != 0:
+        return found
+    return [replace(found[0], value=_longest_of(ends))]
+
+
+def _longest_of(ends: RowEnds) -> Length:
+    return Length.of(f"longest of {ends.elements}")
+
+
+def _ends_of_lengths(step: StepWalk, tensor: str) -> RowEnds | None:
+    """Of lengths of rows, where these rows end: what is computed of an end less a beginning."""
+    view, node = step.view, split_tensor(step.view.source(tensor))[0]
+    while view.op(node) == "Cast":
+        node = split_tensor(view.source(view.inputs(node)[0]))[0]
+    cuts = [split_tensor(view.source(one))[0] for one in view.inputs(node)] if view.op(node) == "Sub" else []
+    if [view.op(one) for one in cuts] != ["StridedSlice", "StridedSlice"]:
+        return None
+    layouts = [step.facts[view.inputs(one)[0]].layout for one in cuts]
+    begins = [step.facts[view.inputs(one)[1]].numbers() for one in cuts]
+    layout = layouts[0]
+    is_length = layout == layouts[1] and begins == [[1], [0]] and step.facts[f"{node}:0"].axis == 0
+    return layout if is_length and isinstance(layout, RowEnds) else None
+
+
+def fill_up(step: StepWalk, node: str) -> list[Fact] | None:
+    """RaggedTensorToTensor: rows as long as the longest of the global batch, or as a shape says."""
+    shape, values, default, *partitions = step.inputs(node)
+    kinds = list(step.view.nodes[node].attr["row_partition_types"].list.s)
+    ends = partitions[0].layout
+    is_by_ends = kinds == [_BY_ENDS] and isinstance(ends, RowEnds)
+    if not isinstance(ends, RowEnds) or not is_by_ends or values.axis != 0 or values.part != ShardedAxis(ends.elements):
+        step.replicate_ends(node)
+        return None
+    lengths = shape.values()
+    if lengths is None or None in lengths or not (default.is_same or default.is_lengths):
+        step.replicate_ends(node)
+        return None
+    rows = Length.of(ends.rows)
+    if len(lengths) > 1 and lengths[0] not in (Length.of(-1), rows):
+        step.replicate_ends(node)
+        return None
+    given = lengths[1] if len(lengths) > 1 else Length.of(-1)
+    if given == Length.of(-1):
+        step.padded.append(node)
+    if lengths[0] == rows:
+        step.localize(node, 0, 0, lengths)
+    step.take(node, 2, REPLICATED)
+    longest = _longest_of(ends) if given is None or given == Length.of(-1) else given
+    inner = (values.dims or ())[1:]
+    return step.all_outputs(node, Sharded(0, ShardedAxis(ends.rows)), (rows, longest, *inner))
