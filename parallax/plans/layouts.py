@@ -95,7 +95,18 @@ class RowEnds:
     elements: str
 
 
-Layout = Replicated | Sharded | Partial | LengthValue | Pieces | Blank | RowEnds
+@dataclass(frozen=True, slots=True)
+class ExampleNumbers:
+    """As sharded along the first axis; the first number along the last one is an example's, from the worker's first.
+
+    Attributes:
+        part: how the axis is shared.
+    """
+
+    part: ShardedAxis
+
+
+Layout = Replicated | Sharded | Partial | LengthValue | Pieces | Blank | RowEnds | ExampleNumbers
 
 
 @dataclass(frozen=True, slots=True)

@@ -96,6 +96,35 @@ def along_two(step: StepWalk, node: str) -> list[Fact] | None:
     return step.all_outputs(node, fact.layout)
 
 
+def make_diagonal(step: StepWalk, node: str) -> list[Fact] | None:
+    """MatrixDiag: matrices of the diagonals that lie along the last axis, or the last two."""
+    facts, result = step.inputs(node), step.view.shape(f"{node}:0")
+    fact = facts[0]
+    if _is_plain(facts):
+        return plain(step, node)
+    if fact.axis is None or fact.rank is None or result is None or fact.axis >= len(result) - 2:
+        return None
+    for slot in range(1, len(facts)):
+        step.take(node, slot, REPLICATED)
+    return step.all_outputs(node, fact.layout)
+
+
+def set_diagonal(step: StepWalk, node: str) -> list[Fact] | None:
+    """MatrixSetDiag: matrices are the last two axes, and the diagonals have the others too."""
+    facts = step.inputs(node)
+    part, axes = next(((f.part, f.axis) for f in facts[:2] if f.part is not None), (None, None))
+    rank = facts[0].rank
+    if part is None or axes is None or rank is None:
+        return plain(step, node)
+    if axes >= rank - 2 or any(is_partial(f) or (f.part is not None and f.axis != axes) for f in facts):
+        return None
+    if any(align(step, node, slot, facts[slot], axes, part).part != part for slot in (0, 1)):
+        return None
+    for slot in range(2, len(facts)):
+        step.take(node, slot, REPLICATED)
+    return step.all_outputs(node, Sharded(axes, part), facts[0].dims)
+
+
 def along_axis(step: StepWalk, node: str) -> list[Fact] | None:
     """Ops along an axis that their second input names, such as a cumulative sum or a reversal."""
     fact, place = step.inputs(node)[:2]
@@ -178,7 +207,10 @@ def look_up_variable(step: StepWalk, node: str) -> list[Fact] | None:
 
 
 def add_by_segment(step: StepWalk, node: str) -> list[Fact] | None:
-    """UnsortedSegmentSum and its like: a partial sum, where rows and their segments are sharded alike."""
+    """UnsortedSegmentSum and its like: a partial sum, where rows and their segments are sharded alike.
+
+    An axis behind those of the segments stays sharded.
+    """
     kind = {"UnsortedSegmentSum": "sum", "UnsortedSegmentMax": "max", "UnsortedSegmentMin": "min"}[step.view.op(node)]
     data, segments, count = step.inputs(node)
     if _is_plain((data, segments, count)):
@@ -187,6 +219,9 @@ def add_by_segment(step: StepWalk, node: str) -> list[Fact] | None:
     step.take(node, 2, REPLICATED)
     if isinstance(data.layout, Partial) and data.layout.kind == kind and segments.is_same:
         return step.all_outputs(node, data.layout)
+    if data.axis is not None and data.part is not None and segments.rank and data.axis >= segments.rank:
+        step.take(node, 1, REPLICATED)
+        return step.all_outputs(node, Sharded(data.axis - segments.rank + 1, data.part))
     part = data.part if data.axis == 0 else segments.part if segments.axis == 0 else None
     if part is None or any(f.axis not in (0, None) for f in (data, segments)):
         return None

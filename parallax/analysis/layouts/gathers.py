@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from parallax.graph.batches import fixed_length, full_length
 from parallax.graph.view import EXAMPLES, GraphView, split_tensor
-from parallax.plans.layouts import Change, LayoutRewrites, RowEnds, Sharded
+from parallax.plans.layouts import Change, ExampleNumbers, LayoutRewrites, RowEnds, Sharded
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +37,8 @@ def find_gathered(view: GraphView, layouts: LayoutRewrites, workers: int | None 
     found: dict[str, Gathered] = {}
     examples: dict[str, int | None] = {}
     for change in layouts.changes:
-        if isinstance(change.before, Sharded | RowEnds) and change.after != change.before:
+        is_cut = isinstance(change.after, ExampleNumbers) or change.after == change.before
+        if isinstance(change.before, Sharded | RowEnds) and not is_cut:
             batch = change.before.part.batch if isinstance(change.before, Sharded) else change.before.rows
             if batch not in examples:
                 examples[batch] = _examples_of(view, batch.split(",")[0], workers)

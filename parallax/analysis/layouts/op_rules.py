@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from parallax.analysis.layouts import along, cuts, lists, loops, moves, ragged, reductions
+from parallax.analysis.layouts import along, cuts, lists, loops, moves, numbered, ragged, reductions
 from parallax.analysis.layouts.elementwise import elementwise
 from parallax.analysis.layouts.facts import Fact
 from parallax.analysis.layouts.step_walk import StepWalk
@@ -90,15 +90,20 @@ RULES: dict[str, Rule] = {
         along.by_example(0, 1, shaped_as_first=1),
     ),
     **dict.fromkeys(("Softmax", "LogSoftmax", "FFT", "IFFT"), along.along_last()),
-    **dict.fromkeys(("TopK", "TopKV2"), along.along_last(1)),
+    **dict.fromkeys(("TopK", "TopKV2", "RFFT", "IRFFT"), along.along_last(1)),
     **dict.fromkeys(("MatrixBandPart", "MatrixInverse", "Cholesky"), along.along_two),
+    **dict.fromkeys(("FFT2D", "IFFT2D", "RFFT2D", "IRFFT2D"), along.along_two),
+    **dict.fromkeys(("MatrixDiag", "MatrixDiagV2", "MatrixDiagV3"), along.make_diagonal),
+    **dict.fromkeys(("MatrixDiagPart", "MatrixDiagPartV2", "MatrixDiagPartV3"), along.along_two),
+    **dict.fromkeys(("MatrixSetDiag", "MatrixSetDiagV2", "MatrixSetDiagV3"), along.set_diagonal),
     **dict.fromkeys(("Cumsum", "Cumprod", "CumulativeLogsumexp", "ReverseV2"), along.along_axis),
     **dict.fromkeys(("ArgMax", "ArgMin"), along.index_of_extreme),
     **dict.fromkeys(("GatherV2", "Gather"), along.lookup),
     **dict.fromkeys(("LookupTableFind", "LookupTableFindV2"), along.find_in_table),
     "ResourceGather": along.look_up_variable,
     **dict.fromkeys(("UnsortedSegmentSum", "UnsortedSegmentMax", "UnsortedSegmentMin"), along.add_by_segment),
-    "ScatterNd": along.scatter_rows,
+    "GatherNd": numbered.look_up_nested,
+    "ScatterNd": numbered.scatter_nested,
     "ReverseSequence": along.turn_sequences,
     "OneHot": along.one_hot,
     "Range": along.count_up,

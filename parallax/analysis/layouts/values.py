@@ -73,6 +73,8 @@ def _remainder(one: Length, other: Length) -> Length | None:
 
 
 def _maximum(one: Length, other: Length) -> Length | None:
+    if one == other:
+        return one
     if one.number is not None and other.number is not None:
         return Length.of(max(one.number, other.number))
     if one.number is not None and one.number <= 1:

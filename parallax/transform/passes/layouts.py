@@ -10,6 +10,7 @@ from parallax.errors import TransformError
 from parallax.graph.view import Edge, split_tensor
 from parallax.plans.layouts import (
     Change,
+    ExampleNumbers,
     Layout,
     LayoutRewrites,
     LengthValue,
@@ -98,6 +99,9 @@ class _Build:
     def _change_tensor(self, tensor: Tensor, before: Layout, after: Layout) -> Tensor:
         if before == after:
             return tensor
+        if isinstance(after, ExampleNumbers):
+            first, others = self._offset(after.part.batch)[None], tf.shape(tensor, out_type=tf.int64)[-1:] - 1
+            return tensor - tf.cast(tf.concat([first, tf.zeros(others, tf.int64)], 0), tensor.dtype)
         if not isinstance(before, Replicated):
             tensor = self._replicate(tensor, before)
         if isinstance(after, Sharded):
