@@ -71,7 +71,7 @@ def function(
     parallax_config: Config | None = None,
     *,
     returns: Nest = None,
-    merge_rows: bool = True,
+    merge_rows: bool = False,
     input_signature: Sequence[TypeSpec] | None = None,
     autograph: bool = True,
     experimental_autograph_options: object = None,
@@ -99,7 +99,7 @@ def function(
         parallax_config: settings.
         returns: "mean", "sum", "rows" or "same", or a structure of them like that of what the step returns.
         merge_rows: whether Keras's optimizers see equal rows of a sparse gradient added up, and so do what they do with
-            a dense gradient.
+            a dense gradient; without it they do what they do in plain Keras.
         input_signature: specs of the arguments, as for `tf.function`; the first dimension of a batch is open anyway.
         autograph: whether Python's control flow on tensors becomes TensorFlow's.
         experimental_autograph_options: for that.

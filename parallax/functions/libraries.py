@@ -28,7 +28,7 @@ class Seen:
 
 
 @contextmanager
-def libraries_seen(merges_rows: bool = True) -> Iterator[Callable[[], dict[int, Seen]]]:
+def libraries_seen(merges_rows: bool = False) -> Iterator[Callable[[], dict[int, Seen]]]:
     """Within it, what a step uses of the libraries that the script has imported is noted and made fit for a graph.
 
     Args:

@@ -53,7 +53,7 @@ class StepTrace:
 def traced_step(
     step: Callable[..., Nest],
     arguments: Arguments,
-    merges_rows: bool = True,
+    merges_rows: bool = False,
     returns: Nest = None,
     tracing: Tracing = AS_TENSORFLOW,
 ) -> StepTrace:

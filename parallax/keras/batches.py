@@ -66,7 +66,7 @@ class ScriptTraining:
         arguments: Mapping[str, Argument],
         config: Config,
         resource: str | Path | None,
-        merge_rows: bool = True,
+        merge_rows: bool = False,
     ) -> None:
         """Has Keras's own `train_on_batch` train over this worker's session.
 

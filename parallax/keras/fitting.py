@@ -89,7 +89,7 @@ def read_fit(
     model: KerasModel,
     arguments: dict[str, Argument],
     workers: int = 1,
-    merge_rows: bool = True,
+    merge_rows: bool = False,
     has_checkpoints: bool = False,
 ) -> FitCall:
     """Traces the steps of a call of `fit`, and makes one graph of them.
@@ -134,7 +134,7 @@ def read_steps(
     arguments: dict[str, Argument],
     specs: Mapping[str, Nest],
     examples: int = 0,
-    merge_rows: bool = True,
+    merge_rows: bool = False,
     full: Mapping[str, int] = NOT_KNOWN,
     is_counted: bool = False,
 ) -> FitCall:

@@ -55,7 +55,7 @@ class _Use:
     is_wanted: bool = False
     resource_info: str | Path | None = None
     config: Config = field(default_factory=Config)
-    merge_rows: bool = True
+    merge_rows: bool = False
 
 
 _use = _Use()
@@ -65,7 +65,7 @@ _trained_here: set[int] = set()
 
 
 def use(
-    resource_info: str | Path | None = None, parallax_config: Config | None = None, *, merge_rows: bool = True
+    resource_info: str | Path | None = None, parallax_config: Config | None = None, *, merge_rows: bool = False
 ) -> None:
     """Says on which machines models are trained from now on.
 
@@ -73,7 +73,7 @@ def use(
         resource_info: a resource file; None for workers on this machine.
         parallax_config: settings.
         merge_rows: whether optimizers see equal rows of a sparse gradient added up, and so do what they do with a dense
-            gradient; with False they do what Keras's own do.
+            gradient; without it they do what they do in plain Keras.
 
     Raises:
         ConfigError: a setting has the wrong type.
@@ -91,7 +91,7 @@ def call(
     resource_info: str | Path | None = None,
     parallax_config: Config | None = None,
     *,
-    merge_rows: bool = True,
+    merge_rows: bool = False,
 ) -> _Found:
     """Calls a function that makes a model and its data and trains it, from a notebook too.
 

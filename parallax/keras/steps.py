@@ -40,7 +40,7 @@ class ModelStep:
     captured: tuple[Variable, ...]
 
 
-def traced_training(model: KerasModel, spec: Nest, merges_rows: bool = True) -> ModelStep:
+def traced_training(model: KerasModel, spec: Nest, merges_rows: bool = False) -> ModelStep:
     """The traced `train_step` of a compiled and built model.
 
     Args:

@@ -1,9 +1,9 @@
-"""The benchmark of Keras's fit: its report, and that both spellings are one model."""
+"""The benchmark of Keras's fit: its report, and that its spellings are one model."""
 
 import numpy as np
 import pytest
 
-from ops.bench.keras.figures import Pair, Ratio, Step, ratio_of, report, step_of
+from ops.bench.keras.figures import Ratio, Step, Turn, ratio_of, report, step_of
 from ops.bench.keras.script import keras_model
 from ops.bench.race.models.recsys import RecSys
 
@@ -19,22 +19,30 @@ def test_one_epoch_has_no_step():
         step_of([9.0], [9.0], steps=10)
 
 
-def test_a_ratio_is_that_of_pairs_and_has_their_spread():
+def test_a_ratio_is_that_of_turns_and_has_their_spread():
     assert ratio_of([2.0, 3.0, 8.0], [1.0, 2.0, 2.0]) == Ratio(median=2.0, least=1.5, most=4.0)
 
 
 def test_the_report_says_what_each_took_and_whether_it_is_what_is_asked():
-    pairs = [Pair(Step(0.10, 0.20), Step(0.103, 0.30)), Pair(Step(0.12, 0.20), Step(0.120, 0.26))]
-    lines = list(report(pairs, workers=2))
+    turns = [
+        Turn(graph=Step(0.10, 0.20), merged=Step(0.103, 0.30), apart=Step(0.206, 0.30)),
+        Turn(graph=Step(0.12, 0.20), merged=Step(0.120, 0.26), apart=Step(0.120, 0.39)),
+    ]
+    lines = list(report(turns, workers=2))
     assert lines[0] == "A step of 2 workers, median of 2 jobs of each:"
-    assert [line.split() for line in lines[1:4]] == [
+    assert [line.split() for line in lines[1:5]] == [
         ["seconds", "processor", "s"],
         ["TF1", "graph", "0.1100", "0.2000"],
-        ["Keras's", "fit", "0.1115", "0.2800"],
+        ["fit,", "merge_rows=True", "0.1115", "0.2800"],
+        ["fit", "0.1630", "0.3450"],
     ]
-    assert lines[4:] == [
-        "Seconds: fit takes 1.015 times the graph's (1.000 to 1.030), within what is asked, 1.05.",
-        "Processor seconds: fit takes 1.400 times the graph's (1.300 to 1.500), NOT within what is asked, 1.05.",
+    apart = "fit with equal rows apart takes 1.{} times (1.000 to {}) those with merged rows."
+    assert lines[5:] == [
+        "Seconds: fit with merged rows takes 1.015 times (1.000 to 1.030) the graph's, within what is asked, 1.05.",
+        f"Seconds: {apart.format('500', '2.000')}",
+        "Processor seconds: fit with merged rows takes 1.400 times (1.300 to 1.500) the graph's, NOT within what is "
+        "asked, 1.05.",
+        f"Processor seconds: {apart.format('250', '1.500')}",
     ]
 
 

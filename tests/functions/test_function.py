@@ -140,7 +140,7 @@ def test_an_optimizer_of_keras_updates_plain_variables_with_merged_rows(make):
             loss = tf.reduce_sum(tf.square(tf.gather(table, ids) @ kernel))
         rule.apply_gradients(zip(tape.gradient(loss, [table, kernel]), [table, kernel], strict=True))
 
-    trace = traced_step(step, arguments_of([np.array([3, 3, 1])], {}))
+    trace = traced_step(step, arguments_of([np.array([3, 3, 1])], {}), merges_rows=True)
     names = {one.name: one.trainable for one in trace.variables}
     assert names["deep/table"] and names["kernel"]
     assert all(name.startswith(("deep/table", "kernel", "rule/iter", "rule/learn", "iter", "learn")) for name in names)

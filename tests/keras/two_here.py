@@ -40,7 +40,7 @@ def plain_fit_of(model):
     return inspect.unwrap(type(model).fit)
 
 
-def read(model, *args, merge_rows=True, size=SIZE, **kwargs):
+def read(model, *args, merge_rows=False, size=SIZE, **kwargs):
     """A call of `fit`, read for so many workers."""
     bound = inspect.signature(plain_fit_of(model)).bind(model, *args, **kwargs)
     arguments = {name: value for name, value in bound.arguments.items() if name != "self"}

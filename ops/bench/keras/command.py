@@ -10,7 +10,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from ops.bench.keras.figures import Pair, Step, report, step_of
+from ops.bench.keras.figures import Step, Turn, report, step_of
 from ops.bench.keras.script import SPELLINGS, Job
 from ops.bench.on_this_machine import printed_by
 from ops.bench.race.models.recsys import RecSys
@@ -42,14 +42,14 @@ def run(arguments: argparse.Namespace) -> None:
         sys.exit(f"keras: {error}")
     if arguments.epochs < 2:
         sys.exit(f"keras: --epochs must be 2 or more, as the first is not counted, and {arguments.epochs} was given.")
-    pairs = []
+    turns = []
     for number in range(arguments.pairs):
         found = {}
         for spelling in SPELLINGS:
             found[spelling] = _measured(spelling, sizes, arguments)
             print(f"{number + 1} of {arguments.pairs}, {spelling}: {found[spelling]}", file=sys.stderr, flush=True)
-        pairs.append(Pair(**found))
-    print("\n".join(report(pairs, arguments.workers)))
+        turns.append(Turn(**found))
+    print("\n".join(report(turns, arguments.workers)))
 
 
 def _measured(spelling: str, sizes: dict[str, int], arguments: argparse.Namespace) -> Step:

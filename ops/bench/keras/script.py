@@ -1,4 +1,4 @@
-"""The two scripts that are compared: the same model, sizes, batches and optimizer, as a TF1 graph and in Keras.
+"""The scripts that are compared: the same model, sizes, batches and optimizer, as a TF1 graph and in Keras.
 
 An epoch runs over the same arrays, of which the TF1 loop cuts each worker's batches before the clock starts. It fetches
 the loss in each step, as `fit` does.
@@ -20,7 +20,8 @@ import psutil
 from ops.bench.race.measure import cpu_s
 from ops.bench.race.models.recsys import LEARNING_RATE, RecSys
 
-SPELLINGS = ("graph", "fit")
+SPELLINGS = ("graph", "merged", "apart")
+"""The graph, whose optimizer merges equal rows of a gradient; `fit` with merged rows; `fit` with equal rows apart."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +29,7 @@ class Job:
     """What a script is told, in a file.
 
     Attributes:
-        spelling: `graph` or `fit`.
+        spelling: one of SPELLINGS.
         folder: of this job alone, where its figures go.
         workers: how many there are.
         steps: of an epoch.
@@ -75,7 +76,7 @@ def main() -> None:
     """Runs the job whose file is the first argument, in the launcher and in every worker."""
     job = Job(**json.loads(Path(sys.argv[1]).read_text(encoding="utf-8")))
     model = RecSys(**job.sizes)
-    (_train_by_fit if job.spelling == "fit" else _train_graph)(job, model)
+    (_train_graph if job.spelling == "graph" else _train_by_fit)(job, model)
 
 
 def keras_model(model: RecSys) -> Any:
@@ -110,7 +111,7 @@ def _train_by_fit(job: Job, model: RecSys) -> None:
         def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
             clock.end_epoch(epoch)
 
-    parallax.keras.use(None, _config(job))
+    parallax.keras.use(None, _config(job), merge_rows=job.spelling == "merged")
     clock = Clock(job)
     batches = [[model.batch(worker, step) for worker in range(job.workers)] for step in range(job.steps)]
     arrays = {name: np.concatenate([part[name] for parts in batches for part in parts]) for name in batches[0][0]}

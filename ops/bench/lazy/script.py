@@ -88,7 +88,7 @@ def main() -> None:
         routes = {"sequential/table/embeddings": "alltoall"} if job.workers > 1 else {}
         lazy = job.how == LAZY
         config = parallax.Config(workers=job.workers, sess_config=threads, seed=1, lazy_updates=lazy, routes=routes)
-        parallax.keras.use(None, config)
+        parallax.keras.use(None, config, merge_rows=True)
     keras.utils.set_random_seed(_SEED)
     model = _model(job)
     marks: list[float] = []

@@ -10,7 +10,6 @@ import numpy as np
 import tensorflow as tf
 
 import parallax.keras
-from parallax.functions.keras_optimizers import merged_rows
 
 layers = keras.layers
 plain = "plain" in sys.argv
@@ -57,9 +56,6 @@ class Meddles(keras.callbacks.Callback):
 
 
 def fit(*arguments, **options):
-    if plain:
-        with merged_rows(model.optimizer):
-            return model.fit(*arguments, **options)
     return model.fit(*arguments, **options)
 
 

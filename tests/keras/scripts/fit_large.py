@@ -10,7 +10,6 @@ import tensorflow as tf
 import parallax.keras
 from parallax import Config, TableConfig
 from parallax.errors import SessionError
-from parallax.functions.keras_optimizers import merged_rows
 
 ROWS, folder = 101, sys.argv[1]
 plain = "plain" in sys.argv
@@ -27,9 +26,6 @@ model.compile(keras.optimizers.Adagrad(0.1), "mse", metrics=["mae"])
 
 
 def fit(**options):
-    if plain:
-        with merged_rows(model.optimizer):
-            return model.fit(ids, y, batch_size=12, verbose=0, **options)
     return model.fit(ids, y, batch_size=12, verbose=0, **options)
 
 

@@ -12,7 +12,7 @@ import numpy as np
 import parallax.keras
 
 if "plain" not in sys.argv:
-    parallax.keras.use(merge_rows=False)
+    parallax.keras.use()
 folder = Path(sys.argv[1])
 victim = folder / f"process-{sys.argv[2]}"
 (folder / f"process-{os.environ.get('OMPI_COMM_WORLD_RANK', '0')}").write_text(str(os.getpid()), encoding="utf-8")

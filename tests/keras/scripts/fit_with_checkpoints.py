@@ -18,7 +18,7 @@ import parallax.keras
 folder, kind, is_plain = Path(sys.argv[1]), sys.argv[2], "plain" in sys.argv
 if not is_plain:
     saved = parallax.CheckPointConfig(folder / "saved", save_ckpt_steps=1000 if kind == "late" else 1)
-    parallax.keras.use(None, parallax.Config(ckpt_config=saved), merge_rows=False)
+    parallax.keras.use(None, parallax.Config(ckpt_config=saved))
 keras.utils.set_random_seed(4)
 random = np.random.RandomState(0)
 x, y = random.randint(0, 40, (30, 3)).astype("int32"), random.rand(30, 1).astype("float32")

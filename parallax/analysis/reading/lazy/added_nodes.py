@@ -86,7 +86,9 @@ class AddedNodes:
         lengths.attr["T"].type, lengths.attr["out_type"].type = self._type(distinct), int32
         ends = [self._constant(np.asarray([number], np.int32)) for number in (0, 1, 1)]
         count = self._node("StridedSlice", [f"{lengths.name}:0", *ends], [()], [int32])
-        count.attr["T"].type, count.attr["Index"].type, count.attr["shrink_axis_mask"].i = int32, int32, 1
+        count.attr["T"].type, count.attr["Index"].type = int32, int32
+        for mask in ("begin", "end", "ellipsis", "new_axis", "shrink_axis"):
+            count.attr[f"{mask}_mask"].i = int(mask == "shrink_axis")
         node = self._node("UnsortedSegmentSum", [rows, places, f"{count.name}:0"], [shape], [self._type(rows)])
         node.attr["T"].type = self._type(rows)
         node.attr["Tindices"].type = node.attr["Tnumsegments"].type = int32
