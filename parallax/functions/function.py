@@ -21,6 +21,7 @@ from parallax import call as calls
 from parallax.errors import ConfigError, GraphError, SessionError
 from parallax.functions.arguments import Arguments, arguments_of, bound_arguments, check_same, check_signature
 from parallax.functions.attachments import attached, attachment_with
+from parallax.functions.batch_statistics import statistics_of
 from parallax.functions.input_digests import check_input
 from parallax.functions.input_order import iterate_in_order
 from parallax.functions.results import joined, mark_sums, rules_of
@@ -244,7 +245,8 @@ class DistributedStep:
         """
         arguments = self._arguments(owner, args, kwargs)
         step = functools.partial(self.python_function, *owner) if owner else self.python_function
-        traced = traced_step(step, arguments, self._merges_rows, self._returns, self._tracing)
+        with statistics_of(self._config.batch_norm):
+            traced = traced_step(step, arguments, self._merges_rows, self._returns, self._tracing)
         graph = StepGraph(traced.variables)
         with_rows = [one for one in arguments.tensors if len(one.shape)]
         full = rows_of(with_rows) if with_rows else 0

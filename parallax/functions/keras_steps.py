@@ -16,6 +16,7 @@ from keras.src.backend.common.variables import Variable
 from keras.src.metrics.reduction_metrics import Mean
 from keras.src.optimizers.base_optimizer import BaseOptimizer
 
+from parallax.functions.batch_statistics import normalizations_of_keras
 from parallax.functions.keras_optimizers import merged_rows, rows_apart, taken_by_row
 from parallax.functions.libraries import Seen
 from parallax.functions.reports import reported_means
@@ -47,6 +48,7 @@ def optimizers_seen(merges_rows: bool) -> Iterator[dict[int, KerasOptimizer]]:
     optimizers: dict[int, KerasOptimizer] = {}
     with ExitStack() as stack:
         stack.enter_context(taken_by_row())
+        stack.enter_context(normalizations_of_keras())
         for kind in _kinds_with_apply(BaseOptimizer):
             stack.enter_context(_applies_noted(kind, optimizers, stack, merged_rows if merges_rows else rows_apart))
         yield optimizers

@@ -10,6 +10,7 @@ import tensorflow as tf
 from tensorflow.python.ops.resource_variable_ops import BaseResourceVariable
 
 from parallax.functions.arguments import Arguments, with_tensors
+from parallax.functions.batch_statistics import fused_normalizations
 from parallax.functions.counting import check_returned, check_sums
 from parallax.functions.libraries import Seen, libraries_seen
 from parallax.functions.results import marked_means
@@ -72,7 +73,8 @@ def traced_step(
 
     def call(*tensors: Tensor) -> Nest:
         args, kwargs = with_tensors(arguments.structure, tensors)
-        return marked_means(step(*args, **kwargs), returns)
+        with fused_normalizations():
+            return marked_means(step(*args, **kwargs), returns)
 
     with libraries_seen(merges_rows) as seen, handles_noted() as by_handle, losses_summed():
         traced = tf.function(

@@ -18,6 +18,7 @@ import tensorflow as tf
 from parallax import call as calls
 from parallax.errors import SessionError
 from parallax.functions.attachments import attached, attachment_with
+from parallax.functions.batch_statistics import statistics_of
 from parallax.functions.input_digests import check_input
 from parallax.functions.running import RunningSteps
 from parallax.functions.traced import is_loaded
@@ -83,7 +84,8 @@ class ScriptTraining:
         """
         if self.training is None:
             full = {"train": batch_length(arguments.get("x"), sys.maxsize)}
-            read = read_steps(model, {}, {"train": _spec_of(model, arguments)}, merge_rows=merge_rows, full=full)
+            with statistics_of(config.batch_norm):
+                read = read_steps(model, {}, {"train": _spec_of(model, arguments)}, merge_rows=merge_rows, full=full)
             self._begin(read, dict(arguments), config, resource)
         elif not self.is_of(model):
             raise SessionError(_ONE_MODEL)

@@ -16,6 +16,7 @@ from parallax import call as calls
 from parallax.after_import import after_import
 from parallax.errors import ConfigError
 from parallax.functions.attachments import attached, attachment_with
+from parallax.functions.batch_statistics import statistics_of
 from parallax.functions.function import have_input_alike
 from parallax.functions.input_digests import check_input
 from parallax.functions.traced import is_loaded, limit_whole
@@ -189,7 +190,8 @@ def _fit(original: Callable[..., KerasHistory], model: KerasModel, *args: Argume
 
 def _read(model: KerasModel, arguments: dict[str, Argument]) -> FitCall:
     workers = calls.number_of_workers(_use.config, _use.resource_info)
-    return read_fit(model, arguments, workers, _use.merge_rows, _use.config.ckpt_config.keeps_state)
+    with statistics_of(_use.config.batch_norm):
+        return read_fit(model, arguments, workers, _use.merge_rows, _use.config.ckpt_config.keeps_state)
 
 
 def _config_of(number: int) -> Config:

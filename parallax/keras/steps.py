@@ -11,6 +11,7 @@ from types import MappingProxyType
 
 import tensorflow as tf
 
+from parallax.functions.batch_statistics import fused_normalizations
 from parallax.functions.reports import reported_value
 from parallax.functions.step_graph import GraphStep, StepGraph, StepVariable
 from parallax.functions.tracing import captured_variables, handles_noted
@@ -115,7 +116,7 @@ def _traced(model: KerasModel, step: Callable[[Nest], Logs], spec: Nest) -> Mode
     metrics: list[Variable] = []
 
     def traced(data: Nest) -> tuple[Logs, list[Tensor]]:
-        with library_of(model).reported(model), library_of(model).converting_layers():
+        with library_of(model).reported(model), library_of(model).converting_layers(), fused_normalizations():
             logs = step(data)
         metrics[:] = _metric_variables(model)
         logs = {name: _told(name, value, metrics) for name, value in flat_logs(logs).items()}

@@ -56,6 +56,10 @@ def _wire_dtype(name: str, value: object) -> str | None:
     return None if value is None else checked.one_of(name, value, WIRE_DTYPES)
 
 
+def _batch_norm(name: str, value: object) -> str:
+    return checked.one_of(name, value, ("global", "own"))
+
+
 def _compute_dtype(name: str, value: object) -> str | None:
     return None if value is None else checked.one_of(name, value, COMPUTE_DTYPES)
 
@@ -131,6 +135,9 @@ class Config:
         gather_limit: how many bytes of tensors of the global batch a step may all-gather, as ops need them in which
             examples interact; a plan with more is refused, by the ops. None, the default: any number. What is as long
             as no batch tells before the run is not counted.
+        batch_norm: "global", the default: batch normalizations of Keras and `parallax.function` take statistics of the
+            global batch, as one process does; the plan says what that sends. "own": those of a worker's own batch, as
+            replicas of TensorFlow do, and moving averages take the mean over the workers.
         overlap: True: a `run` gives back what it fetches as soon as it is there, and all-reduces, pushes and updates go
             on while the next one begins; every value is the one that runs one after the other give. Whatever else is
             asked of the session waits for them. False, the default: a `run` ends with its updates. With servers, no
@@ -224,6 +231,7 @@ class Config:
     lazy_updates: bool = setting(True, rule=checked.truth)
     layouts: bool | None = setting(None, rule=checked.truth_or_none)
     gather_limit: int | None = setting(None, rule=partial(checked.number_or_none, least=0))
+    batch_norm: str = setting("global", rule=_batch_norm)
     overlap: bool = setting(False, rule=checked.truth)
     compute_dtype: str | None = setting(
         None,

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
+from parallax.analysis.layouts.facts import REPLICATED
 from parallax.analysis.layouts.gathers import Gathered, find_gathered
 from parallax.errors import PlanError
-from parallax.graph.view import GraphView
+from parallax.graph.own_batch import is_statistic
+from parallax.graph.view import GraphView, split_tensor
 from parallax.plans.layouts import LayoutRewrites
 from parallax.report.text import bytes_text
 
@@ -14,7 +17,25 @@ _SHOWN = 3
 
 
 def notes_of_layouts(view: GraphView, layouts: LayoutRewrites) -> tuple[str, ...]:
-    """One sentence, or none where no op needs a gathered tensor."""
+    """What is gathered, and what batch statistics cost; nothing where neither is."""
+    return (*_gathering(view, layouts), *_statistics(view, layouts))
+
+
+def _statistics(view: GraphView, layouts: LayoutRewrites) -> tuple[str, ...]:
+    """What the statistics of normalizations cost, and what to set."""
+    found = [one for one in layouts.changes if one.after == REPLICATED]
+    reduced = {one.tensor for one in found if is_statistic(view.nodes[split_tensor(one.tensor)[0]])}
+    sizes = [view.shape(tensor) for tensor in reduced]
+    elements = sum(math.prod(length or 1 for length in shape) for shape in sizes if shape is not None)
+    if not elements:
+        return ()
+    return (
+        f"batch normalizations take statistics of the global batch: {len(reduced)} all-reduces of {4 * elements:,} B "
+        'in each step, and as much for their gradients; Config(batch_norm="own") takes those of each worker alone',
+    )
+
+
+def _gathering(view: GraphView, layouts: LayoutRewrites) -> tuple[str, ...]:
     found = find_gathered(view, layouts)
     if not found:
         return ()

@@ -19,6 +19,7 @@ from parallax.graph.batches import batch_tensors
 from parallax.graph.control_flow import MERGES, is_loop_merge
 from parallax.graph.lengths import ONE, Length
 from parallax.graph.ops import state_op
+from parallax.graph.own_batch import is_of_own_batch
 from parallax.graph.view import split_tensor
 from parallax.plans.layouts import Pieces, RowEnds, Sharded, ShardedAxis
 
@@ -67,6 +68,8 @@ def _facts_of(program: VisitedGraph, step: StepWalk, node: str) -> list[Fact]:
             if fact.is_lengths:
                 step.take(node, slot, REPLICATED)
         return []
+    if is_of_own_batch(view.nodes[node]):
+        return _of_own_batch(step, node)
     if op not in TAKE_ENDS:
         step.replicate_ends(node)
     is_opaque = op not in RULES and (program.differs_in(node) or program.is_opaque(node))
@@ -77,6 +80,14 @@ def _facts_of(program: VisitedGraph, step: StepWalk, node: str) -> list[Fact]:
     if not any(fact.is_lengths for fact in found):
         step.take_global_lengths(node)
     return found
+
+
+def _of_own_batch(step: StepWalk, node: str) -> list[Fact]:
+    """A part of a sum over what a worker has, which each of its examples is given in the end."""
+    fact = step.inputs(node)[0]
+    if fact.axis is None and not fact.is_same:
+        fact = step.take(node, 0, REPLICATED)
+    return step.all_outputs(node, fact.layout, fact.dims)
 
 
 def _source(program: VisitedGraph, step: StepWalk, node: str) -> list[Fact]:

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 import tensorflow as tf
 from tensorflow.core.framework import graph_pb2
 
+from parallax.graph.own_batch import normalizes_own, own_mean, statistics_marked
 from parallax.types import DType, GraphDef, NodeDef, Tensor
 
 _FORWARD, _BACKWARD = (tuple(f"FusedBatchNorm{how}{kind}" for kind in ("", "V2", "V3")) for how in ("", "Grad"))
@@ -81,25 +82,36 @@ def _forward(node: NodeDef, taken: Sequence[Tensor], kept: DType) -> list[Tensor
     if not node.attr["is_training"].b:
         normalized = _normalize(wide, mean, variance, node) * scale + offset
         return [tf.cast(normalized, x.dtype), mean, variance, mean, variance]
-    own_mean = tf.reduce_mean(wide, _AXES)
-    own_variance = tf.reduce_mean(tf.math.squared_difference(wide, own_mean), _AXES)
-    normalized = _normalize(wide, own_mean, own_variance, node) * scale + offset
+    if normalizes_own(node):
+        by_example = own_mean(wide, _AXES)
+        spread = own_mean(tf.math.squared_difference(wide, by_example), _AXES)
+        found_mean, found_variance = (tf.reduce_mean(one, _AXES) for one in (by_example, spread))
+        normalized = _normalize(wide, by_example, spread, node) * scale + offset
+    else:
+        with statistics_marked():
+            found_mean = tf.reduce_mean(wide, _AXES)
+            found_variance = tf.reduce_mean(tf.math.squared_difference(wide, found_mean), _AXES)
+        normalized = _normalize(wide, found_mean, found_variance, node) * scale + offset
     count = tf.cast(tf.size(x) // tf.shape(x)[3], kept)
-    shown = [own_mean, own_variance * (count / tf.maximum(count - 1, 1))]
+    shown = [found_mean, found_variance * (count / tf.maximum(count - 1, 1))]
     share = node.attr["exponential_avg_factor"].f if "exponential_avg_factor" in node.attr else 1.0
     if share != 1.0:
         shown = [old * (1 - share) + new * share for old, new in zip((mean, variance), shown, strict=True)]
-    return [tf.cast(normalized, x.dtype), *shown, own_mean, own_variance]
+    return [tf.cast(normalized, x.dtype), *shown, found_mean, found_variance]
 
 
 def _backward(node: NodeDef, taken: Sequence[Tensor], kept: DType) -> list[Tensor]:
     """The gradients of what is normalized, of its scale and of its offset."""
     gradient, x, scale, mean, variance = taken[:5]
     wide = tf.cast(gradient, kept)
+    mean_of = tf.reduce_mean
+    if normalizes_own(node) and node.attr["is_training"].b:
+        mean_of, mean = own_mean, own_mean(tf.cast(x, kept), _AXES)
+        variance = own_mean(tf.math.squared_difference(tf.cast(x, kept), mean), _AXES)
     normalized = _normalize(tf.cast(x, kept), mean, variance, node)
     found = wide
     if node.attr["is_training"].b:
-        found = wide - tf.reduce_mean(wide, _AXES) - normalized * tf.reduce_mean(wide * normalized, _AXES)
+        found = wide - mean_of(wide, _AXES) - normalized * mean_of(wide * normalized, _AXES)
     found = found * (scale * tf.math.rsqrt(variance + node.attr["epsilon"].f))
     return [tf.cast(found, x.dtype), tf.reduce_sum(wide * normalized, _AXES), tf.reduce_sum(wide, _AXES)]
 

@@ -71,7 +71,7 @@ def keras_step(optimizer, library=keras):
         optimizer.apply_gradients(zip(tape.gradient(loss, variables), variables, strict=True))
         return loss
 
-    traced = traced_step(step, arguments_of((np.zeros(6, np.int64),), {}))
+    traced = traced_step(step, arguments_of((np.zeros(6, np.int64),), {}), merges_rows=True)
     graph = StepGraph(traced.variables)
     made = graph.add("step", traced.concrete)
     values = {one.name: one.variable.numpy() for one in graph.taken()}

@@ -1,0 +1,82 @@
+"""Of which batch normalizations take statistics, while steps are traced: of the global one, or of a worker's own.
+
+Own statistics normalize what a worker has. Moving averages take their mean over all examples, which is the mean over
+the workers of what each has found, by its share of the batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from unittest import mock
+
+import tensorflow as tf
+
+from parallax.graph.own_batch import own_mean, own_normalizations, own_sum, statistics_marked
+from parallax.types import KerasModel, Tensor
+
+OWN = "own"
+_wanted: list[str] = []
+
+
+@contextmanager
+def statistics_of(batch: str) -> Iterator[None]:
+    """Within it, steps are traced with the statistics of `batch`: "global" or "own"."""
+    _wanted.append(batch)
+    try:
+        yield
+    finally:
+        _wanted.pop()
+
+
+def fused_normalizations() -> AbstractContextManager[None]:
+    """Within it, fused normalizations take the statistics that are wanted."""
+    return own_normalizations() if OWN in _wanted[-1:] else nullcontext()
+
+
+@contextmanager
+def normalizations_of_keras() -> Iterator[None]:
+    """Within it, Keras's batch normalizations take the statistics that are wanted, and mark them."""
+    from keras.src.backend.tensorflow import nn
+    from keras.src.layers.normalization.batch_normalization import BatchNormalization
+
+    is_own, rows = OWN in _wanted[-1:], {}  # type: bool, dict[int, tuple[Tensor, Tensor, Tensor]]
+    moments, normalize = BatchNormalization._moments, nn.batch_normalization
+
+    def marked(layer: KerasModel, inputs: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
+        if not is_own or layer.renorm:
+            with statistics_marked():
+                found = moments(layer, inputs, mask)
+                return found[0], found[1]
+        mean, variance = _own_moments(inputs, mask, layer._reduction_axes)
+        found = [tf.reduce_mean(one, layer._reduction_axes) for one in (mean, variance)]
+        rows[id(found[0])] = found[0], mean, variance
+        return found[0], found[1]
+
+    def normalized(x: Tensor, mean: Tensor, variance: Tensor, axis: int, *others: Tensor, **options: Tensor) -> Tensor:
+        if id(mean) not in rows:
+            return normalize(x, mean, variance, axis, *others, **options)
+        _, own, own_variance = rows[id(mean)]
+        zero, one = tf.zeros_like(mean), tf.ones_like(mean)
+        options = dict(zip(("offset", "scale", "epsilon"), others, strict=False)) | options
+        epsilon = options.pop("epsilon", 1e-3)
+        scaled = (x - own) * tf.math.rsqrt(own_variance + epsilon)
+        return normalize(scaled, zero, one, axis, **options, epsilon=0.0)
+
+    with ExitStack() as stack:
+        stack.enter_context(mock.patch.object(BatchNormalization, "_moments", marked))
+        stack.enter_context(mock.patch.object(nn, "batch_normalization", normalized))
+        yield
+
+
+def _own_moments(inputs: Tensor, mask: Tensor | None, axes: list[int]) -> tuple[Tensor, Tensor]:
+    """Mean and variance of the worker's own batch, in the shape of the inputs, as Keras computes them."""
+    if mask is None:
+        mean = own_mean(inputs, axes)
+        return mean, own_mean(tf.square(inputs - mean), axes)
+    import keras
+
+    is_counted = tf.broadcast_to(tf.cast(mask, bool)[..., None], tf.shape(inputs))
+    count = own_sum(tf.cast(is_counted, inputs.dtype), axes) + keras.config.epsilon()
+    mean = own_sum(tf.where(is_counted, inputs, 0.0), axes) / count
+    return mean, own_sum(tf.where(is_counted, tf.square(inputs - mean), 0.0), axes) / count

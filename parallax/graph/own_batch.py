@@ -1,0 +1,77 @@
+"""Sums and means over what a worker has of a batch, which stay its own; and marks of normalizations' statistics.
+
+A sum over the worker's own batch is given to each example of it: so it is sharded as the batch is, whatever is computed
+of it needs nothing of other workers, and its gradient is such a sum again. Marks are attributes of nodes, which stay
+where functions are called, inlined and imported.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+
+import tensorflow as tf
+from tensorflow.core.framework import attr_value_pb2
+
+from parallax.types import NodeDef, Tensor
+
+_OWN, _STATISTICS, _NORMALIZES_OWN = "_parallax_own", "_parallax_statistics", "_parallax_normalizes_own"
+
+
+def own_sum(x: Tensor, axes: Sequence[int]) -> Tensor:
+    """The sum over some axes, the examples' among them, of what the worker has, in the shape of `x`."""
+    return _over_own(tf.reduce_sum, x, tuple(axes))
+
+
+def own_mean(x: Tensor, axes: Sequence[int]) -> Tensor:
+    """The mean over some axes, the examples' among them, of what the worker has, in the shape of `x`."""
+    return _over_own(tf.reduce_mean, x, tuple(axes))
+
+
+def _over_own(reduce: Callable[..., Tensor], x: Tensor, axes: tuple[int, ...]) -> Tensor:
+    @tf.custom_gradient  # type: ignore[untyped-decorator]
+    def reduced(x: Tensor) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
+        with _marked(_OWN):
+            found = tf.broadcast_to(reduce(x, axes, keepdims=True), tf.raw_ops.Shape(input=x))
+        found.set_shape(x.shape)
+        return found, lambda gradient: _over_own(reduce, gradient, axes)
+
+    return reduced(x)
+
+
+def is_of_own_batch(node: NodeDef) -> bool:
+    """Whether a node computes a sum or mean over the worker's own batch."""
+    return _OWN in node.attr
+
+
+@contextmanager
+def statistics_marked() -> Iterator[None]:
+    """Within it, ops compute statistics of a batch, by which it is normalized."""
+    with _marked(_STATISTICS):
+        yield
+
+
+def is_statistic(node: NodeDef) -> bool:
+    """Whether a node computes a statistic by which a batch is normalized."""
+    return _STATISTICS in node.attr
+
+
+@contextmanager
+def own_normalizations() -> Iterator[None]:
+    """Within it, fused normalizations take statistics of the worker's own batch; of other ops nothing is said."""
+    with _marked(_NORMALIZES_OWN):
+        yield
+
+
+def normalizes_own(node: NodeDef) -> bool:
+    """Whether a fused normalization takes statistics of the worker's own batch."""
+    return _NORMALIZES_OWN in node.attr
+
+
+@contextmanager
+def _marked(name: str) -> Iterator[None]:
+    if tf.executing_eagerly():
+        yield
+        return
+    with tf.compat.v1.get_default_graph()._attr_scope({name: attr_value_pb2.AttrValue(b=True)}):
+        yield
