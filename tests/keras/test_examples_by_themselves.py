@@ -45,6 +45,7 @@ LOSSES = {
     "diagonal matrices": lambda y, p: size_of(tf.linalg.diag(p) @ tf.ones([6, 2])),
     "diagonals": lambda y, p: size_of(tf.linalg.diag_part(matrices(p))) + size_of(tf.linalg.trace(matrices(p))),
     "spectra": lambda y, p: size_of(tf.signal.rfft(p)) + size_of(tf.signal.irfft(tf.signal.rfft(p))),
+    "spectra of frames": lambda y, p: size_of(tf.signal.stft(p, 4, 2)),
     "spectra of matrices": lambda y, p: (
         size_of(tf.signal.rfft2d(matrices(p))) + size_of(tf.signal.fft2d(tf.cast(matrices(p), tf.complex64)))
     ),

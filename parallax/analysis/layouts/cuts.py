@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterable
 
@@ -26,7 +27,22 @@ def split_by_sizes(step: StepWalk, node: str) -> list[Fact] | None:
         picked = place.numbers()
         if picked is None or fact.rank is None or picked[0] % fact.rank == fact.axis:
             return None
-    return _split(step, node, fact, place, len(step.view.outputs(node)))
+    found = _split(step, node, fact, place, len(step.view.outputs(node)))
+    return found if found is None else _with_values(step, node, found, fact, sizes.numbers())
+
+
+def _with_values(
+    step: StepWalk, node: str, found: list[Fact], fact: Fact, sizes: list[int] | None
+) -> list[Fact] | None:
+    """The pieces of a vector, with the values of its elements where these are known."""
+    values, tensors = fact.values(), step.view.outputs(node)
+    if fact.rank != 1 or values is None or sizes is None or min(sizes) < 0:
+        return found
+    ends = list(itertools.accumulate(sizes))
+    pieces = [tuple(values[end - size : end]) for end, size in zip(ends, sizes, strict=True)]
+    return [
+        step.fact(tensor, one.layout, None, piece) for tensor, one, piece in zip(tensors, found, pieces, strict=True)
+    ]
 
 
 def _split(step: StepWalk, node: str, fact: Fact, place: Fact, count: int) -> list[Fact] | None:
