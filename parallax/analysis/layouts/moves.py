@@ -273,8 +273,11 @@ def fill(step: StepWalk, node: str) -> list[Fact] | None:
 def _made_for_examples(
     step: StepWalk, node: str, source: int, shape: int, axes: list[int], dims: Dims
 ) -> list[Fact] | None:
-    """What is made of a source in a shape that has the batch's length: sharded along the first such axis."""
-    part = step.part_of(dims[axes[0]])
+    """What is made of a source in a shape that has the batch's length: sharded along the first such axis.
+
+    All examples have the same there: it is shared by blocks where another tensor of this length is.
+    """
+    part = step.blocks.get(dims[axes[0]]) or step.part_of(dims[axes[0]])
     if part is None:
         return None
     fact = step.inputs(node)[source]

@@ -54,6 +54,7 @@ class StepWalk:
         prefix: of the symbols of open lengths, of which those of bodies differ.
         local: edges that take lengths as the worker has them; what else takes them has those of the global batch.
         padded: nodes that fill ragged rows up to the longest of all workers'.
+        blocks: length -> how an axis of that length is shared by blocks, of those that were met.
         gathered: nodes that another walk found to take their inputs whole, as a list of tensors cannot be gathered.
     """
 
@@ -76,6 +77,7 @@ class StepWalk:
     mixing: dict[str, list[str]] = field(default_factory=dict)
     local: set[Edge] = field(default_factory=set)
     padded: list[str] = field(default_factory=list)
+    blocks: dict[Length, ShardedAxis] = field(default_factory=dict)
 
     def inputs(self, node: str) -> list[Fact]:
         """What is known of a node's inputs."""
@@ -164,6 +166,8 @@ class StepWalk:
         static = self.view.shape(tensor)
         if layout == LENGTHS and self._is_of_no_batch(value):
             layout = REPLICATED
+        if isinstance(layout, Sharded) and layout.part.blocks > 1:
+            self.blocks.setdefault(layout.part.length, layout.part)
         if static == () and self.is_list(tensor):
             return Fact(layout, dims, value)
         known = self._static(tensor, layout) if dims is None or _is_unlike(dims, static) else dims
