@@ -204,9 +204,11 @@ def test_three_workers_end_as_plain_keras() -> None:
 
 @pytest.mark.skipif(not HAS_MUON, reason="this Keras has no Muon that trains with TensorFlow")
 def test_an_update_that_multiplies_the_whole_table_says_so_and_every_worker_holds_the_table() -> None:
-    found = Workers(partial(O.Muon, 0.01, exclude_embeddings=False)).result("alltoall")
-    check(found)
-    assert found.routes["emb/embeddings"] == "not shardable by allgather"
+    apart, merged = (Workers(partial(O.Muon, 0.01, exclude_embeddings=False), merges=one) for one in (False, True))
+    for workers_of, route in ((apart, "mixed by allreduce"), (merged, "not shardable by allgather")):
+        found = workers_of.result("alltoall")
+        check(found)
+        assert found.routes["emb/embeddings"] == route
     assert "reads all its rows in every training step" in found.reason
 
 
