@@ -104,7 +104,14 @@ def _arrays(data: Nest) -> Iterator[Array]:
 
 def _sources(dataset: Dataset) -> Iterator[Any]:
     """The tensors that a dataset is made of."""
-    yield from getattr(dataset, "_tensors", ())
+    tensors, specs = list(getattr(dataset, "_tensors", ())), tf.nest.flatten(dataset.element_spec)
+    for place, tensor in enumerate(tensors):
+        if tensor.dtype != tf.variant:
+            yield tensor
+        elif len(specs) == len(tensors):  # ragged or sparse elements, each encoded, or all of them in one
+            spec = specs[place]
+            are_all = tensor.shape.rank > (1 if isinstance(spec, tf.SparseTensorSpec) else 0)
+            yield (spec._batch(None) if are_all else spec)._from_compatible_tensor_list([tensor])
     for one in dataset._inputs():
         yield from _sources(one)
 

@@ -121,6 +121,18 @@ def test_a_dataset_is_compared_by_what_it_is_made_of():
     assert like(dataset(X), dataset(X)) and not like(dataset(X), dataset(X + 1))
 
 
+@pytest.mark.parametrize("make", [tf.data.Dataset.from_tensor_slices, tf.data.Dataset.from_tensors])
+@pytest.mark.parametrize("kind", ["ragged", "ragged twice", "sparse"])
+def test_a_dataset_of_ragged_or_sparse_rows_is_compared_by_their_values(make, kind):
+    def dataset(last):
+        if kind == "sparse":
+            return make((tf.sparse.from_dense([[1, 0], [0, last]]), Y[:2])).batch(2)
+        rows = [[1, 2], [last]] if kind == "ragged" else [[[1], [2, 3]], [[last]]]
+        return make((tf.ragged.constant(rows), Y[:2])).batch(2)
+
+    assert like(dataset(4), dataset(4)) and not like(dataset(4), dataset(5))
+
+
 @pytest.mark.parametrize("kind", ["arrays", "generator", "validation"])
 def test_what_fit_is_given_is_compared(kind):
     def data(x):
