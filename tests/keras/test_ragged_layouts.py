@@ -71,10 +71,10 @@ OTHERS = {
 }
 
 
-def script(made, texts=TEXTS):
+def script(made, texts=TEXTS, rate=0.1):
     def make(train):
         model = OfRows(made)
-        model.compile(keras.optimizers.SGD(0.1), "mse", metrics=["mae"])
+        model.compile(keras.optimizers.SGD(rate), "mse", metrics=["mae"])
         data = tf.data.Dataset.from_tensor_slices((texts, Y)).batch(5)
         return model, train(model, data, epochs=2, verbose=0).history
 
@@ -109,7 +109,9 @@ def test_rows_that_are_filled_up_are_not_gathered(name):
 
 def test_rows_of_rows_are_those_of_the_global_batch():
     check(script(lambda t, x: tf.reduce_sum(tf.reduce_sum(of_words(t, x), 2), 1), DEEP), 2, 5)
-    check(script(lambda t, x: tf.reduce_sum(tf.gather(t, x.to_tensor()), [1, 2]), DEEP), 3)
+    check(
+        script(lambda t, x: tf.reduce_sum(tf.gather(t, x.to_tensor()), [1, 2]), DEEP, 0.01), 3
+    )  # by a larger rate the loss grows, and rounding with it
 
 
 def test_a_batch_of_ragged_texts_alone_has_the_length_of_its_rows():
