@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, NoReturn
 
-from parallax.analysis.stages import Analysed, analyse, plan_for, rewrites_of, simulation_of
+from parallax.analysis.stages import Analysed, analyse_for, plan_for, rewrites_of, simulation_of
 from parallax.analysis.whatif.simulate import HostKind
 from parallax.cluster.machines import Cluster
 from parallax.errors import ConfigError, ParallaxError
@@ -174,7 +174,7 @@ def _planned(call: Call) -> _Planned:
     """Analyses and plans a graph for the machines of a job."""
     for line in moot_settings(call.config):
         log.info(line)
-    analysed = analyse(call.graph, call.config.lazy_updates, call.config.layouts)
+    analysed = analyse_for(call.graph, call.config, call.sync)
     cluster = _checked_cluster(call)
     return _Planned(analysed, cluster, _plan_on(cluster, analysed, call))
 
@@ -206,7 +206,7 @@ def _check(call: Call) -> NoReturn:
     analysed = plan = None
     refusal = ""
     try:
-        analysed = analyse(call.graph, call.config.lazy_updates, call.config.layouts)
+        analysed = analyse_for(call.graph, call.config, call.sync)
         plan = _plan_on(_checked_cluster(call), analysed, call)
     except ParallaxError as error:
         refusal = str(error)
@@ -288,7 +288,7 @@ def _profile(call: Call) -> int:
     """What `parallax profile` gives: a model profile."""
     from parallax.runtime.measure.samples import write_profile
 
-    analysed, cluster = analyse(call.graph, call.config.lazy_updates, call.config.layouts), _checked_cluster(call)
+    analysed, cluster = analyse_for(call.graph, call.config, call.sync), _checked_cluster(call)
     write_profile(call.graph, analysed, cluster.num_workers, call.config, with_cluster(call.wanted, call.config))
     return 0
 
@@ -297,7 +297,7 @@ def _simulate(call: Call) -> int:
     """What `parallax simulate` gives: the table of sizes, and the page."""
     from parallax.report.html.simulated import simulation_page, simulation_text
 
-    analysed, wanted = analyse(call.graph, call.config.lazy_updates, call.config.layouts), call.wanted
+    analysed, wanted = analyse_for(call.graph, call.config, call.sync), call.wanted
     named = wanted.resource or call.resource_info
     kinds, addresses = [HostKind()], []
     if named is not None and str(named) not in ("localhost", "127.0.0.1"):

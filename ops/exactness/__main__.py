@@ -30,7 +30,12 @@ def parser() -> argparse.ArgumentParser:
     found.add_argument(
         "--routes", help="with commas between; all; or one, in turn (default: all of few graphs, one of many)"
     )
-    found.add_argument("--layouts", action="store_true", help="by Config(layouts=True), with unequal shares of a batch")
+    found.add_argument(
+        "--layouts",
+        action="store_true",
+        default=None,
+        help="by Config(layouts=True): examples may interact, and shares of a batch are unequal",
+    )
     found.add_argument("--claims", action="store_true", help="try what the analysis says of single tensors too")
     found.add_argument("--out", type=Path, metavar="FOLDER", help="where minimal programs of faults are written")
     found.add_argument("--processes", type=int, default=1, help="at work at a time (default %(default)s)")

@@ -38,7 +38,7 @@ class Trials:
     workers: int | None
     routes: str
     claims: bool
-    layouts: bool = False
+    layouts: bool | None = None
 
     def routes_of(self, number: int) -> tuple[str, ...]:
         """The routes by which a program is tried."""
@@ -50,7 +50,7 @@ class Trials:
 
     def program(self, number: int) -> Program:
         """The program of a number; by layouts its examples may interact."""
-        return program(self.seed, number, self.workers, mixes=self.layouts)
+        return program(self.seed, number, self.workers, mixes=bool(self.layouts))
 
     def outcomes(self, number: int) -> dict[str, Outcome]:
         """What comes of a program, by route."""

@@ -106,7 +106,7 @@ def try_program(
     routes: Sequence[str] = ROUTES,
     break_on_purpose: Callable[[Rewrites], Rewrites] | None = None,
     claims: bool = False,
-    layouts: bool = False,
+    layouts: bool | None = None,
 ) -> dict[str, Outcome]:
     """Tries a program by each of some routes; one whose plan is that of a route before has that one's outcome.
 
@@ -116,7 +116,7 @@ def try_program(
         break_on_purpose: changes the decisions, to see that a fault is noticed.
         claims: whether what the analysis says of single tensors is tried too. Of programs with a fixed batch it is not:
             the graph of the joined batch has other constants.
-        layouts: that of Config; the workers' shares of an open batch are then unequal.
+        layouts: that of Config; if True, the workers' shares of an open batch are unequal.
     """
     began = time.process_time()
     with _no_collections():
@@ -145,10 +145,10 @@ def _no_collections() -> Iterator[None]:
             gc.enable()
 
 
-def _subject(source: str, break_on_purpose: Any, claims: bool, layouts: bool) -> _Subject | Outcome:
+def _subject(source: str, break_on_purpose: Any, claims: bool, layouts: bool | None) -> _Subject | Outcome:
     native_ops()
     try:
-        built = Built.of(source, are_uneven=layouts)
+        built = Built.of(source, are_uneven=bool(layouts))
         expected = one_process(built)
     except NotFinite as error:
         return _failed("infinite", error)

@@ -19,7 +19,6 @@ from parallax.analysis.propagation.live_bytes import live_bytes
 from parallax.analysis.propagation.propagate import propagate, walked
 from parallax.analysis.propagation.walk import NoRule
 from parallax.analysis.reading.capture import Captured, capture
-from parallax.analysis.reading.fixed_batch import is_derived_again
 from parallax.analysis.routes.candidates import rows_by_owner
 from parallax.analysis.routes.peer_memory import peer_memory_cost
 from parallax.analysis.whatif.memory import (
@@ -93,16 +92,33 @@ def analyse(graph: Graph, lazy_updates: bool = True, layouts: bool | None = None
     try:
         spec, sources = classify(captured)
     except GraphError:
-        if not captured.is_opened:
+        if layouts is False or not captured.by_layouts or not (layouts is None or captured.is_opened):
             raise
-        captured = capture(graph, by_row=lazy_updates)  # what cannot be told of an opened batch
+        captured = capture(graph, by_row=lazy_updates, by_layouts=False)
         spec, sources = classify(captured)
     return Analysed(captured, spec, sources)
 
 
-def analysed_as(
-    graph: Graph, text: str, digest: str, lazy_updates: bool = True, layouts: bool | None = None
-) -> Analysed:
+def analyse_for(graph: Graph, config: Config, synchronous: bool = True) -> Analysed:
+    """Captures and classifies a tf.Graph, by the layouts of tensors where the configuration allows for that.
+
+    Layouts compute one process's step of the global batch: not where workers take steps of their own. Where an update
+    takes several batches, they do so where they are asked for.
+
+    Args:
+        graph: the tf.Graph.
+        config: what the user wants.
+        synchronous: whether every step takes the gradients of all workers.
+
+    Raises:
+        GraphError: when it cannot be trained in parallel.
+    """
+    is_one_step = synchronous and config.average_sparse and config.accumulate_steps == 1
+    layouts = False if config.layouts is None and not is_one_step else config.layouts
+    return analyse(graph, config.lazy_updates, layouts)
+
+
+def analysed_as(graph: Graph, text: str, digest: str, lazy_updates: bool = True) -> Analysed:
     """Captures a worker's graph and takes the launcher's classes for it.
 
     Args:
@@ -110,12 +126,9 @@ def analysed_as(
         text: `Analysed.to_json` of the launcher's analysis.
         digest: fingerprint of the worker's graph.
         lazy_updates: as the launcher's.
-        layouts: as the launcher's.
     """
     spec, sources = spec_from_json(text)
-    captured = capture(graph, digest, lazy_updates, layouts)
-    if captured.is_opened and not any(is_derived_again(source.values) for source in sources):
-        captured = capture(graph, digest, lazy_updates)  # as `analyse` found
+    captured = capture(graph, digest, lazy_updates, spec.layouts)
     return Analysed(captured, replace(spec, fingerprint=digest), sources)
 
 

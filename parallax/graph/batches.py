@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from tensorflow.core.framework import attr_value_pb2
 
-from parallax.graph.view import GraphView, once_per_view, split_tensor
+from parallax.graph.view import EXAMPLES, GraphView, once_per_view, split_tensor
 from parallax.types import Graph, NodeDef, Operation, Tensor, Variable
 
 _BATCH, _LENGTH, _ELEMENTS = "_parallax_batch", "_parallax_length", "_parallax_elements"
@@ -49,7 +49,7 @@ def mark_batch_of_script(node: NodeDef, number: int) -> None:
 
 def mark_opened(node: NodeDef, examples: int) -> None:
     """Says of a node that it gives a batch of so many examples, whose length the graph leaves open."""
-    node.attr[_OPENED].i = examples
+    node.attr[_OPENED].i = node.attr[EXAMPLES].i = examples
 
 
 def is_opened(node: NodeDef) -> bool:

@@ -171,12 +171,14 @@ class GraphSpec:
         variables: every logical variable; slots are listed under the variable that they follow.
         notes: what the user should know (for example gradients found by a fallback).
         model_key: what a model profile belongs to, by `model_key`; empty when there is none.
+        layouts: whether losses are followed by the layouts of tensors; None where that depends on the plan.
     """
 
     fingerprint: str
     variables: tuple[VariableSpec, ...]
     notes: tuple[str, ...] = ()
     model_key: str = ""
+    layouts: bool | None = None
 
     def variable(self, name: str) -> VariableSpec:
         """The variable of that name; KeyError when there is none."""

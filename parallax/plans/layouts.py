@@ -210,4 +210,4 @@ class LayoutRewrites:
     reported: tuple[Reported, ...] = ()
     sharded: Mapping[str, Sharded] = field(default_factory=dict, hash=False)
     ends: Mapping[str, RowEnds] = field(default_factory=dict, hash=False)
-    lengths: frozenset[str] = frozenset()
+    lengths: tuple[str, ...] = ()

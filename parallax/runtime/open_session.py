@@ -177,7 +177,7 @@ def _make_graph(
     launcher, digest = launchers_graph(graph, parcel.graph, plan.fingerprint, members.rank)
     members.start()
     take_launchers_graph(graph, launcher, members.workers)
-    alone = analysed_as(graph, parcel.spec, digest, config.lazy_updates, config.layouts)
+    alone = analysed_as(graph, parcel.spec, digest, config.lazy_updates)
     plan.check_belongs_to(alone.spec, plan.layout)
     members.folders.lead_hooks(config.hooks, members.workers)
     analysed = _with_hooks(alone, graph, config)
@@ -340,7 +340,7 @@ def _with_hooks(analysed: Analysed, graph: Graph, config: Config) -> Analysed:
     begin_hooks(config.hooks, graph)
     with current_process_group().folders.chiefs_begin():
         begin_hooks(config.chief_only_hooks, graph)
-    return analysed if graph.version == before else analyse(graph, config.lazy_updates, config.layouts)
+    return analysed if graph.version == before else analyse(graph, config.lazy_updates, analysed.spec.layouts)
 
 
 def _agree(what: str, text: str) -> None:

@@ -27,11 +27,12 @@ class InMemory:
     Args:
         case: the first with the graph.
         size: number of workers.
+        layouts: that of Config.
     """
 
-    def __init__(self, case, size):
+    def __init__(self, case, size, layouts=None):
         native_ops()
-        self._analysed, self._size, self._batches = Analysed(case), size, all_batches(size)
+        self._analysed, self._size, self._batches = Analysed(case, layouts), size, all_batches(size)
         self._expected = {}
 
     def result(self, case, servers=0):

@@ -142,9 +142,9 @@ def plan_of(analysed, route, size, servers):
 class Analysed:
     """A worker's graph, which is the same for all routes; each distinct rewrite of it is trained once."""
 
-    def __init__(self, case):
+    def __init__(self, case, layouts=None):
         self.graph, self.ops = build(case.build, ROWS_PER_WORKER, case.resource)
-        self.found = analyse(self.graph)
+        self.found = analyse(self.graph, layouts=layouts)
         self.trained = {}
 
     def decided(self, route, rank, size, servers):

@@ -56,7 +56,7 @@ def _facts_of(program: VisitedGraph, step: StepWalk, node: str) -> list[Fact]:
     if any(f"{tensor}" in step.pieces for tensor in view.outputs(node)):
         return step.all_outputs(node, Pieces())
     state = state_op(op, len(view.inputs(node)))
-    if state is not None:
+    if state is not None and op not in RULES:
         return _write(program, step, node)
     if op in _LOOPS or (op in MERGES and is_loop_merge(view, node)):
         raise GraphError(f"Layouts have no rule for loops of the old style: {op} {node!r}. {REMEDY}")

@@ -81,7 +81,7 @@ def classify(captured: Captured) -> tuple[GraphSpec, tuple[GradientSource, ...]]
     variables = tuple(_variable(case, by_name[name]) for name in sorted(by_name))
     notes = (*_notes(sources), *_open_notes(variables), *lazy_notes(captured, variables))
     notes = (*notes, *rewrites.notes, *sums_of_losses(captured.view))
-    return GraphSpec(captured.fingerprint, variables, notes, model_key(variables)), sources
+    return GraphSpec(captured.fingerprint, variables, notes, model_key(variables), captured.by_layouts), sources
 
 
 @dataclass(frozen=True, slots=True)
@@ -292,7 +292,7 @@ def _ids_size(case: _Case, tensor: str) -> tuple[str, int | None]:
     """(what the ids come from, how many there are at most)."""
     view = case.captured.view
     while True:
-        shape, node = view.shape(tensor), split_tensor(tensor)[0]
+        shape, node = case.captured.planned_shape(tensor), split_tensor(tensor)[0]
         if shape and shape[0] is None and (examples := _examples(view, tensor)):
             shape = (examples, *shape[1:])
         if shape is not None and None not in shape:
@@ -310,7 +310,9 @@ def _ids_size(case: _Case, tensor: str) -> tuple[str, int | None]:
             "ExpandDims",
             "StopGradient",
         )
-        alike = [t for t in view.inputs(node) if view.op(node) in ELEMENTWISE and view.shape(t) == shape]
+        alike = [
+            t for t in view.inputs(node) if view.op(node) in ELEMENTWISE and case.captured.planned_shape(t) == shape
+        ]
         if view.op(node) not in narrowing and not alike:
             return tensor, None
         tensor = alike[0] if alike else view.inputs(node)[0]

@@ -85,17 +85,17 @@ class BatchConstants:
                     self._open_any(opened, by_name[node])
         return len(self._changed) > count
 
-    def has_left(self, seen: GraphView) -> bool:
-        """Whether constants of the forward pass are left that may be of the batch, by their lengths or values.
+    def has_left(self, seen: GraphView, gradients: Set[str]) -> bool:
+        """Whether constants are left that may be of the batch, by their lengths or values; of gradients, by lengths.
 
         Args:
             seen: the graph with an open batch, after all changes.
+            gradients: the nodes that autodiff delivers.
         """
-        reached = set[str]()  # by the batch, without autodiff
-        for node in seen.topological_order():
-            is_batch = node not in self._view.nodes
-            if is_batch or (node in self._forward and any(split_tensor(t)[0] in reached for t in seen.inputs(node))):
-                reached.add(node)
+        reached = self._reach(seen, {node for node in seen.nodes if node not in self._view.nodes})
+        for node in self._reach(seen, gradients) & self._forward:
+            if any(map(self._is_made_for_batch, self._view.inputs(node))):
+                return True
         of_losses = seen.ancestors(self._losses) & self._forward
         for node in (node for node in seen.nodes if node in of_losses or node in reached):
             if any(dim.size > 0 and dim.size % self._length == 0 for dim in _find_declared_dims(seen.nodes[node])):
@@ -107,6 +107,21 @@ class BatchConstants:
                 if is_own and self._may_be_of_batch(seen.constant(tensor)):
                     return True
         return False
+
+    def _is_made_for_batch(self, tensor: str) -> bool:
+        """Whether a tensor is made of constants, with an axis, or an entry, that may be as long as the batch."""
+        if self._view.op(split_tensor(tensor)[0]) in _SHAPE_SLOT:
+            return any(n and n % self._length == 0 for n in self._view.shape(tensor) or ())
+        value = self._view.constant(tensor)
+        return value is not None and value.ndim > 0 and self._may_be_of_batch(value)
+
+    def _reach(self, seen: GraphView, begin: Set[str]) -> set[str]:
+        """Some nodes, and all that is computed of them outside of autodiff."""
+        reached = set(begin)
+        for node in seen.topological_order():
+            if node in self._forward and any(split_tensor(t)[0] in reached for t in seen.inputs(node)):
+                reached.add(node)
+        return reached
 
     def _may_be_of_batch(self, value: Array | None) -> bool:
         if value is None or value.dtype.kind not in "iuf":

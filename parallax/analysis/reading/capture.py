@@ -24,13 +24,13 @@ from parallax.analysis.reading.lazy.updates import LazyTable, lazy_updates
 from parallax.analysis.reading.lower import lower_conditionals
 from parallax.analysis.reading.normalizations import with_plain_normalizations
 from parallax.analysis.reading.open_batches import mark_open_batches
-from parallax.analysis.reading.recorded import Hidden, Record, records_in
+from parallax.analysis.reading.recorded import Hidden, Record, losses_of, records_in
 from parallax.analysis.reading.row_reads import take_rows_of_variables
 from parallax.graph.batches import is_of_front_end, is_of_script
 from parallax.graph.garbage import cycles_wait
 from parallax.graph.row_updates import row_update_ops
 from parallax.graph.spec import OPEN_SHAPE, Part
-from parallax.graph.view import GraphView, split_tensor
+from parallax.graph.view import GraphView, Shape, split_tensor
 from parallax.types import Graph, GraphDef, NodeDef, Variable
 
 VARIABLES = ("VarHandleOp", "VariableV2", "Variable")
@@ -79,9 +79,9 @@ class Captured:
         hidden: what autodiff delivered in bodies of loops and conditionals, which are not inlined.
         lazy: the tables whose updates change more rows than a gradient has, if that was asked for.
         by_row: whether it was.
-        by_layouts: whether losses are followed by the layouts of tensors (analysis/layouts): where that is asked for,
-            and the graph has batches of open length; None: where that can be.
-        is_opened: whether it was built for a fixed batch, which was opened (fixed_batch.py).
+        by_layouts: whether losses are followed by the layouts of tensors (analysis/layouts); None, of front ends alone:
+            where that can be. Of a script's graph False where its batch cannot be told.
+        fixed: the graph with the fixed batch that it was built for, where that was opened (fixed_batch.py).
         sums: table -> how many functions of its gradient rows are added up, if several.
         remembered: what was decided of this graph, and as these variables and records say, by what was asked.
     """
@@ -94,9 +94,19 @@ class Captured:
     lazy: tuple[LazyTable, ...] = ()
     by_row: bool = False
     by_layouts: bool | None = None
-    is_opened: bool = False
+    fixed: GraphView | None = None
     sums: Mapping[str, int] = field(default_factory=dict)
     remembered: dict[Any, Any] = field(init=False, default_factory=dict, repr=False, compare=False)
+
+    @property
+    def is_opened(self) -> bool:
+        """Whether it was built for a fixed batch, which was opened."""
+        return self.fixed is not None
+
+    def planned_shape(self, tensor: str) -> Shape:
+        """The shape that a tensor has on a worker, as far as the graph that the user has built says so."""
+        is_forward = self.fixed is not None and split_tensor(tensor)[0] in self.fixed.nodes
+        return self.fixed.shape(tensor) if self.fixed is not None and is_forward else self.view.shape(tensor)
 
 
 @cycles_wait
@@ -107,14 +117,15 @@ def capture(graph: Graph, digest: str | None = None, by_row: bool = False, by_la
         graph: a tf.Graph.
         digest: its fingerprint, where the process knows it already.
         by_row: whether updates of whole tables become updates by row, where they are proven the same.
-        by_layouts: whether losses are followed by the layouts of tensors; None: where that can be.
+        by_layouts: whether losses are followed by the layouts of tensors; None: in graphs of front ends, where that
+            can be.
     """
+    by_layouts = False if by_layouts is None and not is_of_front_end(graph) else by_layouts
     graph_def = meant(graph)
     digest = fingerprint(graph_def) if digest is None else digest
     inlined, calls = _flat(graph_def)
     inlined = take_rows_of_variables(inlined)
-    if by_layouts or (by_layouts is None and is_of_front_end(graph)):
-        inlined = with_plain_normalizations(inlined)
+    inlined = inlined if by_layouts is False else with_plain_normalizations(inlined)
     names = [op.name for op in graph.get_operations()]
     view = GraphView(graph_def if inlined is graph_def else _with_shapes(inlined))
     is_open = {name for name, node in view.nodes.items() if node.op in VARIABLES and _shape_of(node) is None}
@@ -129,16 +140,16 @@ def capture(graph: Graph, digest: str | None = None, by_row: bool = False, by_la
             view = GraphView(_with_shapes(rewritten))
     records, hidden = records_in(graph, names, calls, view)
     variables = _variables(graph, view, is_open)
-    is_opened = False
-    if by_layouts and is_of_script(view):
+    fixed = None
+    if by_layouts is not False and is_of_script(view):
         initial = view.ancestors(v.initializer for v in variables.values() if v.initializer)
         view = GraphView(_copy(view.graph_def))
-        by_layouts = mark_open_batches(view, initial)
+        by_layouts = mark_open_batches(view, initial, losses_of(records))
         opened = None if by_layouts or hidden else open_fixed_batch(view, records, initial)
         if opened is not None:
-            view, records = opened
-            by_layouts = is_opened = mark_open_batches(view, initial)
-    return Captured(view, digest, variables, records, hidden, lazy, by_row, by_layouts, is_opened, sums)
+            fixed, (view, records) = view, opened
+            by_layouts = mark_open_batches(view, initial, losses_of(records))
+    return Captured(view, digest, variables, records, hidden, lazy, by_row, by_layouts, fixed, sums)
 
 
 def _copy(graph_def: GraphDef) -> GraphDef:

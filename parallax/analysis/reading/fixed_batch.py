@@ -16,7 +16,7 @@ import tensorflow as tf
 from parallax.analysis.reading.batch_constants import BatchConstants
 from parallax.analysis.reading.functions import takes_functions
 from parallax.analysis.reading.open_batches import SOURCES
-from parallax.analysis.reading.recorded import Record, records_in
+from parallax.analysis.reading.recorded import Record, losses_of, records_in
 from parallax.graph.batches import mark_opened
 from parallax.graph.control_flow import is_loop_merge
 from parallax.graph.view import GraphView, split_tensor
@@ -41,7 +41,8 @@ def open_fixed_batch(view: GraphView, records: Sequence[Record], initial: Set[st
     if not records or not all(record.is_plain for record in records):
         return None
     autodiff = frozenset[str]().union(*(record.ops for record in records))
-    losses = {split_tensor(t)[0] for record in records for t in record.of}
+    losses = losses_of(records)
+    delivered = {split_tensor(t)[0] for record in records for _, *found in record.gradients for t in found if t}
     of_losses = view.ancestors(losses) - autodiff
     forward = of_losses | (view.nodes.keys() - autodiff - initial)
     sources = [
@@ -62,16 +63,11 @@ def open_fixed_batch(view: GraphView, records: Sequence[Record], initial: Set[st
         for _ in range(_MOST_PASSES):
             seen = GraphView(_with_new_shapes(opened))
             if not constants.change(seen, opened):
-                is_told = constants.are_told and not constants.has_left(seen)
+                is_told = constants.are_told and not constants.has_left(seen, delivered)
                 return _derive_gradients(opened, records) if is_told else None
         return None
     except _NOT_DERIVED:
         return None
-
-
-def is_derived_again(tensor: str) -> bool:
-    """Whether a tensor is of the gradients of a graph whose batch was opened."""
-    return tensor.startswith(SCOPE)
 
 
 def _is_loop_or_call(view: GraphView, node: str) -> bool:
@@ -123,7 +119,8 @@ def _derive_gradients(opened: GraphDef, records: Sequence[Record]) -> Opened | N
             ys = [graph.get_tensor_by_name(tensor) for tensor in record.of]
             xs = [graph.get_tensor_by_name(target) for target, _, _ in record.gradients]
             with tf.name_scope(f"{SCOPE}_gradients_{number}/"):
-                found = tf.gradients(ys, xs, name="gradients")
+                # Optimizers ask so too: no update of a reference variable comes before the gradients that read it.
+                found = tf.gradients(ys, xs, name="gradients", gate_gradients=True)
             for (_, values, indices), gradient in zip(record.gradients, found, strict=True):
                 if isinstance(gradient, tf.IndexedSlices) != (indices is not None):
                     return None

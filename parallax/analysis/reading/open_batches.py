@@ -18,17 +18,20 @@ SOURCES = (
 _INTEGERS = (3, 9)  # types.proto: int32, int64
 
 
-def mark_open_batches(view: GraphView, initial: Set[str]) -> bool:
+def mark_open_batches(view: GraphView, initial: Set[str], losses: Set[str]) -> bool:
     """Marks the batches of a graph that no front end has marked.
 
     Args:
         view: the captured graph, which is its own.
         initial: nodes that initial values need: a placeholder among them is not a batch.
+        losses: the nodes that are differentiated.
 
     Returns:
-        Whether there are any.
+        Whether there are any, and losses take nothing of fixed length beside them, which may be a batch or not.
     """
     sources = [node for node in view.nodes if _is_open(view, node) and node not in initial]
+    if any(_is_fixed(view, node) for node in view.ancestors(losses) - initial):
+        return False
     for number, group in enumerate(_groups(view, sources)):
         for node in group:
             mark_batch_of_script(view.nodes[node], number)
@@ -38,6 +41,14 @@ def mark_open_batches(view: GraphView, initial: Set[str]) -> bool:
 def _is_open(view: GraphView, node: str) -> bool:
     is_source = view.op(node) in SOURCES or is_opened(view.nodes[node])
     return is_source and any(_has_open_rows(view, tensor) for tensor in view.outputs(node))
+
+
+def _is_fixed(view: GraphView, node: str) -> bool:
+    """Whether a source gives a tensor of fixed length, and nothing has opened it."""
+    if view.op(node) not in SOURCES:
+        return False
+    found = [tensor for tensor in view.outputs(node) if ((view.shape(tensor) or (None,))[0] or 1) > 1]
+    return any(not all(is_opened(view.nodes[edge.node]) for edge in view.consumers(tensor)) for tensor in found)
 
 
 def _has_open_rows(view: GraphView, tensor: str) -> bool:

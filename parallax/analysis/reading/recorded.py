@@ -41,6 +41,11 @@ class Record:
     is_plain: bool = False
 
 
+def losses_of(records: Sequence[Record]) -> set[str]:
+    """The nodes that were differentiated."""
+    return {split_tensor(tensor)[0] for record in records for tensor in record.of}
+
+
 @dataclass(frozen=True, slots=True)
 class Hidden:
     """A gradient by `target`, taken within a function that `node` runs as the body of a loop or a conditional.

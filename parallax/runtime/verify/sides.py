@@ -78,10 +78,11 @@ def run_single(graph: Graph, wanted: Settings, lazy_updates: bool = True) -> Non
     kept, steps = wanted.accumulate_steps or 1, wanted.steps or STEPS
     drawn = [[named_batch(graph, feeds(n, rank, size)) for rank in range(size)] for n in range(kept * steps)]
     joined = [joined_batch(sum(drawn[first : first + kept], [])) for first in range(0, len(drawn), kept)]
-    analysed, rounding = analyse(graph, lazy_updates), rounding_of(wanted.wire_dtype, wanted.compute_dtype)
+    analysed = analyse(graph, lazy_updates, layouts=False)
+    rounding = rounding_of(wanted.wire_dtype, wanted.compute_dtype)
     drawn_ops = kept_draws(folder)
     is_as_written = not any(node.op in UPDATES_OF_ROWS for node in analysed.captured.view.nodes.values())
-    as_written = analysed if is_as_written else analyse(graph, lazy_updates=False)
+    as_written = analysed if is_as_written else analyse(graph, lazy_updates=False, layouts=False)
     one = OneProcess(
         graph, as_written, joined[0], wanted.seed or 1, wanted.compute_dtype, inlined=bool(drawn_ops or wanted.claims)
     )

@@ -69,6 +69,7 @@ class _Build:
     def __init__(self, editor: Editor, layouts: LayoutRewrites) -> None:
         self._editor = editor
         self._layouts = layouts
+        self._lengths = frozenset(layouts.lengths)
         self._global: dict[str, Tensor] = {}
         self._offsets: dict[str, Tensor] = {}
 
@@ -200,7 +201,7 @@ class _Build:
 
     def _find_global_value(self, tensor: str) -> Tensor:
         """A value that is computed of lengths, of those of the global batch: its ops once more, on global lengths."""
-        if tensor not in self._layouts.lengths:
+        if tensor not in self._lengths:
             return self._editor.tensor(tensor)
         if tensor not in self._global:
             node, number = split_tensor(tensor)
@@ -237,7 +238,7 @@ class _Build:
         view = self._editor.view
         definition = view.nodes[node]
         inputs = [
-            self._find_global_value(tensor) if tensor in self._layouts.lengths else self._take_input(Edge(node, slot))
+            self._find_global_value(tensor) if tensor in self._lengths else self._take_input(Edge(node, slot))
             for slot, tensor in enumerate(view.inputs(node))
         ]
         types = [tf.as_dtype(view.dtype(output)) for output in view.outputs(node)]
