@@ -72,7 +72,7 @@ class Outcome:
         place: the innermost frame of the project, or what differs: what tells faults apart.
         routes: variable -> class and route.
         seconds: of this process's processor time.
-        notes: what the plan says of differences from one process, or of costs.
+        notes: what the plan says of differences from one process.
         claim: the first op of which the analysis says what is not so, where claims are tried and one is false.
     """
 
@@ -212,7 +212,7 @@ def _outcome(subject: _Subject, route: str, tried: dict[Any, Outcome]) -> Outcom
             outcome = replace(outcome, kind="unstable") if moved.kind == "equal" else outcome
         outcome = _with_claim(outcome, _false_claim(subject, plan, found))
     routes = tuple(f"{v.name}: {v.cls.value} by {v.route}" for v in plan.variables)
-    tried[rewrites] = outcome = replace(outcome, routes=routes, notes=rewrites.notes)
+    tried[rewrites] = outcome = replace(outcome, routes=routes, notes=() if rewrites.layouts else rewrites.notes)
     return outcome
 
 

@@ -46,6 +46,19 @@ class OfOneFunction(Rule):
         self.assign_sub(variable, ops.multiply(ops.tanh(ops.multiply(gradient, 3.0)), rate))
 
 
+class OfRowsAfterTheirSum(Rule):
+    """Takes the rows of a slot after it has added to them: what is read must wait for what is written."""
+
+    def update(self, gradient, variable, slot, rate):
+        if not isinstance(gradient, tf.IndexedSlices):
+            variable.assign_sub(rate * gradient)
+            return
+        slot.value.scatter_add(tf.IndexedSlices(tf.square(gradient.values), gradient.indices))
+        now = tf.gather(slot.value, gradient.indices)
+        change = rate * gradient.values / tf.sqrt(now + tf.abs(gradient.values) + 1.0)
+        variable.scatter_sub(tf.IndexedSlices(change, gradient.indices))
+
+
 class TwoTables(keras.Model):
     """Two tables that are looked up by the same numbers, one of single numbers and one of matrices."""
 
@@ -78,10 +91,11 @@ def fitted(make, optimizer, train):
     [
         (one_table, lambda: OfThreeFunctions(0.5)),
         (one_table, lambda: OfOneFunction(0.5)),
+        (one_table, lambda: OfRowsAfterTheirSum(0.5)),
         (TwoTables, lambda: optimizers.Adam(0.1)),
         (TwoTables, lambda: optimizers.Adagrad(0.1)),
     ],
-    ids=["three functions", "one function", "two tables", "two tables, rows alone"],
+    ids=["three functions", "one function", "rows after their sum", "two tables", "two tables, rows alone"],
 )
 def test_sums_of_functions_of_equal_rows_are_those_of_plain_keras(make, optimizer):
     def run(train):

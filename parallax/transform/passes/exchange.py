@@ -10,6 +10,7 @@ optimizer's own Unique where it has one, else by building/merge_equal_rows.py (r
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -133,9 +134,10 @@ def _pull(editor: Editor, rewrites: Rewrites, number: int, together: PullGroup) 
     for place, source in enumerate(together.sources):
         lookup = next(x for x in together.lookups if table_of[x.node] == place)
         tables.append(_rows_of(editor, rewrites.table(lookup.table), source, lookup.row_shape))
-    ids, from_end = zip(*(_ids_of(editor, rewrites, x) for x in together.lookups), strict=True)
+    given, from_end = zip(*(_ids_of(editor, rewrites, x) for x in together.lookups), strict=True)
     waits = [editor.operation(n) for n in view.controls(together.lookups[0].node)]
     with tf.name_scope(f"{SCOPE}/pull_{number}/"), tf.control_dependencies(waits):
+        ids = _after(waits, given)
         way = _way(editor, rewrites.table(together.lookups[0].table), rewrites.terms.synchronous)
         asked = ask(tables, [(table_of[x.node], i) for x, i in zip(together.lookups, ids, strict=True)], way, from_end)
         routed = way.pull(asked.first, tables, asked.bases)
@@ -158,6 +160,16 @@ def _pull(editor: Editor, rewrites: Rewrites, number: int, together: PullGroup) 
         pushed_by = (p for p in rewrites.pushes if lookup.node in p.lookups)
         _may_be_cut(editor, cut, (lookup.node, *(n for p in pushed_by for n in push_nodes(p))))
     return exchange
+
+
+def _after(waits: list[Operation], ids: Sequence[Tensor]) -> list[Tensor]:
+    """The ids of lookups that wait for other nodes, within whose dependencies this is called.
+
+    What is asked of owners then waits by what it takes: a reshape may wait by its constant alone, and TensorFlow drops
+    reshapes that do nothing, with what their constants wait for.
+    """
+    waiting = {id(one): tf.identity(one) for one in ids} if waits else {}
+    return [waiting.get(id(one), one) for one in ids]
 
 
 def _ids_of(editor: Editor, rewrites: Rewrites, lookup: Lookup) -> tuple[Tensor, bool]:
