@@ -73,9 +73,9 @@ class Tally:
         graphs = sum(self.outcomes.values())
         lines = [self.counts()]
         lines.append(f"{self.outcomes['refused'] / max(graphs, 1):.1%} refused")
-        lines += _listed(self.reasons)
+        lines += _list_kinds(self.reasons)
         lines.append(f"{self.noted} equal, with notes")
-        lines += _listed(self.notes)
+        lines += _list_kinds(self.notes)
         lines.append(f"{self.seconds / max(graphs, 1):.2f} s of processor a graph")
         return "\n".join(lines)
 
@@ -83,7 +83,7 @@ class Tally:
 _ORDER = ("equal", "infinite", "unstable", "refused", "unproven", "wrong", "foreign", "invalid")
 
 
-def _listed(found: dict[str, list[int]]) -> list[str]:
+def _list_kinds(found: dict[str, list[int]]) -> list[str]:
     return [
         f"  {len(numbers):4}  {text}: {', '.join(map(str, numbers[:NUMBERED]))}"
         for text, numbers in sorted(found.items(), key=lambda item: -len(item[1]))

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from parallax.analysis.layouts.notes import check_gathered
+from parallax.analysis.layouts.notes import check_gather_limit
 from parallax.analysis.planner import make_plan, part_routes, placements, terms_of
 from parallax.analysis.propagation.classify import classify
 from parallax.analysis.propagation.live_bytes import live_bytes
@@ -176,7 +176,7 @@ def _planned(plan: Plan, analysed: Analysed, config: Config) -> Plan:
     rewrites = rewrites_of(analysed, plan)
     if config.gather_limit is not None:
         for layouts in rewrites.layouts:
-            check_gathered(analysed.captured.view, layouts, plan.num_workers, config.gather_limit)
+            check_gather_limit(analysed.captured.view, layouts, plan.num_workers, config.gather_limit)
     return _with_peer_memory(plan, analysed, config)
 
 

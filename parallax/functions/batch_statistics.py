@@ -12,7 +12,7 @@ from unittest import mock
 
 import tensorflow as tf
 
-from parallax.graph.own_batch import own_mean, own_normalizations, own_sum, statistics_marked
+from parallax.graph.own_batch import mark_statistics, own_mean, own_normalizations, own_sum
 from parallax.types import KerasModel, Tensor
 
 OWN = "own"
@@ -43,9 +43,9 @@ def normalizations_of_keras() -> Iterator[None]:
     is_own, rows = OWN in _wanted[-1:], {}  # type: bool, dict[int, tuple[Tensor, Tensor, Tensor]]
     moments, normalize = BatchNormalization._moments, nn.batch_normalization
 
-    def marked(layer: KerasModel, inputs: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
+    def mark_moments(layer: KerasModel, inputs: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
         if not is_own or layer.renorm:
-            with statistics_marked():
+            with mark_statistics():
                 found = moments(layer, inputs, mask)
                 return found[0], found[1]
         mean, variance = _own_moments(inputs, mask, layer._reduction_axes)
@@ -53,7 +53,9 @@ def normalizations_of_keras() -> Iterator[None]:
         rows[id(found[0])] = found[0], mean, variance
         return found[0], found[1]
 
-    def normalized(x: Tensor, mean: Tensor, variance: Tensor, axis: int, *others: Tensor, **options: Tensor) -> Tensor:
+    def normalize_apart(
+        x: Tensor, mean: Tensor, variance: Tensor, axis: int, *others: Tensor, **options: Tensor
+    ) -> Tensor:
         if id(mean) not in rows:
             return normalize(x, mean, variance, axis, *others, **options)
         _, own, own_variance = rows[id(mean)]
@@ -64,8 +66,8 @@ def normalizations_of_keras() -> Iterator[None]:
         return normalize(scaled, zero, one, axis, **options, epsilon=0.0)
 
     with ExitStack() as stack:
-        stack.enter_context(mock.patch.object(BatchNormalization, "_moments", marked))
-        stack.enter_context(mock.patch.object(nn, "batch_normalization", normalized))
+        stack.enter_context(mock.patch.object(BatchNormalization, "_moments", mark_moments))
+        stack.enter_context(mock.patch.object(nn, "batch_normalization", normalize_apart))
         yield
 
 

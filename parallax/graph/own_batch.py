@@ -30,13 +30,13 @@ def own_mean(x: Tensor, axes: Sequence[int]) -> Tensor:
 
 def _over_own(reduce: Callable[..., Tensor], x: Tensor, axes: tuple[int, ...]) -> Tensor:
     @tf.custom_gradient  # type: ignore[untyped-decorator]
-    def reduced(x: Tensor) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
-        with _marked(_OWN):
+    def reduce_own(x: Tensor) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
+        with _mark(_OWN):
             found = tf.broadcast_to(reduce(x, axes, keepdims=True), tf.raw_ops.Shape(input=x))
         found.set_shape(x.shape)
         return found, lambda gradient: _over_own(reduce, gradient, axes)
 
-    return reduced(x)
+    return reduce_own(x)
 
 
 def is_of_own_batch(node: NodeDef) -> bool:
@@ -45,9 +45,9 @@ def is_of_own_batch(node: NodeDef) -> bool:
 
 
 @contextmanager
-def statistics_marked() -> Iterator[None]:
+def mark_statistics() -> Iterator[None]:
     """Within it, ops compute statistics of a batch, by which it is normalized."""
-    with _marked(_STATISTICS):
+    with _mark(_STATISTICS):
         yield
 
 
@@ -59,17 +59,17 @@ def is_statistic(node: NodeDef) -> bool:
 @contextmanager
 def own_normalizations() -> Iterator[None]:
     """Within it, fused normalizations take statistics of the worker's own batch; of other ops nothing is said."""
-    with _marked(_NORMALIZES_OWN):
+    with _mark(_NORMALIZES_OWN):
         yield
 
 
-def normalizes_own(node: NodeDef) -> bool:
+def is_normalized_apart(node: NodeDef) -> bool:
     """Whether a fused normalization takes statistics of the worker's own batch."""
     return _NORMALIZES_OWN in node.attr
 
 
 @contextmanager
-def _marked(name: str) -> Iterator[None]:
+def _mark(name: str) -> Iterator[None]:
     if tf.executing_eagerly():
         yield
         return

@@ -39,10 +39,10 @@ def _gathering(view: GraphView, layouts: LayoutRewrites) -> tuple[str, ...]:
     found = find_gathered(view, layouts)
     if not found:
         return ()
-    return (f"{_named(view, found)} take tensors of the global batch: these are all-gathered in every step",)
+    return (f"{_list_ops(view, found)} take tensors of the global batch: these are all-gathered in every step",)
 
 
-def check_gathered(view: GraphView, layouts: LayoutRewrites, workers: int, limit_bytes: int) -> None:
+def check_gather_limit(view: GraphView, layouts: LayoutRewrites, workers: int, limit_bytes: int) -> None:
     """Compares what is gathered with what a step may gather.
 
     Args:
@@ -60,12 +60,12 @@ def check_gathered(view: GraphView, layouts: LayoutRewrites, workers: int, limit
         largest = sorted(found, key=lambda one: -(one.size_bytes or 0))
         raise PlanError(
             f"gather_limit is {limit_bytes}, and {total} bytes of tensors of the global batch are all-gathered in "
-            f"every step: {_named(view, largest)} take them. Compute from one example what these ops take from all, "
+            f"every step: {_list_ops(view, largest)} take them. Compute from one example what these ops take from all, "
             "raise gather_limit, or set layouts=False."
         )
 
 
-def _named(view: GraphView, found: Sequence[Gathered]) -> str:
+def _list_ops(view: GraphView, found: Sequence[Gathered]) -> str:
     """The ops, with the bytes that each takes."""
     by_node: dict[str, list[int | None]] = {}
     for one in found:

@@ -92,7 +92,7 @@ def rewrites_found(walk: Walk, terms: TrainingMode) -> Rewrites:
         terms=terms,
         divided=walk.assumed.denominators.divided,
         selected=walk.assumed.denominators.selected,
-        padded=_padded(walk, terms),
+        padded=_find_padded(walk, terms),
         notes=_notes(walk) if layouts is None else notes_of_layouts(walk.view, layouts.rewrites),
         keeps=keeps_of(walk) if is_kept else (),
         alike_rows=tuple(walk.alike_rows) if is_kept else (),
@@ -153,7 +153,7 @@ def _is_pushed(walk: Walk, merge: Merge) -> bool:
     return merge.part in walk.assumed.table_of and not merge.of_batch
 
 
-def _padded(walk: Walk, terms: TrainingMode) -> tuple[PaddedRows, ...]:
+def _find_padded(walk: Walk, terms: TrainingMode) -> tuple[PaddedRows, ...]:
     """Ragged rows that are filled up to the longest of all workers'."""
     if walk.known.layouts is not None:
         return walk.known.layouts.padded

@@ -45,7 +45,7 @@ def check_reads(walk: Walk, owned: Iterable[Owned], pushes: Iterable[Push]) -> N
 
 
 def _of_layouts(walk: Walk) -> list[tuple[str, Edge]]:
-    """What workers put together for a change of layout, and who takes it."""
+    """Tensors that a change of layout reduces or gathers over the workers, and the edges that take the result."""
     changes = walk.known.layouts.rewrites.changes if walk.known.layouts is not None else ()
     return [(one.tensor, e) for one in changes if isinstance(one.before, Partial | Sharded) for e in one.edges]
 

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import tensorflow as tf
 from tensorflow.core.framework import graph_pb2
 
-from parallax.graph.own_batch import normalizes_own, own_mean, statistics_marked
+from parallax.graph.own_batch import is_normalized_apart, mark_statistics, own_mean
 from parallax.types import DType, GraphDef, NodeDef, Tensor
 
 _FORWARD, _BACKWARD = (tuple(f"FusedBatchNorm{how}{kind}" for kind in ("", "V2", "V3")) for how in ("", "Grad"))
@@ -82,13 +82,13 @@ def _forward(node: NodeDef, taken: Sequence[Tensor], kept: DType) -> list[Tensor
     if not node.attr["is_training"].b:
         normalized = _normalize(wide, mean, variance, node) * scale + offset
         return [tf.cast(normalized, x.dtype), mean, variance, mean, variance]
-    if normalizes_own(node):
+    if is_normalized_apart(node):
         by_example = own_mean(wide, _AXES)
         spread = own_mean(tf.math.squared_difference(wide, by_example), _AXES)
         found_mean, found_variance = (tf.reduce_mean(one, _AXES) for one in (by_example, spread))
         normalized = _normalize(wide, by_example, spread, node) * scale + offset
     else:
-        with statistics_marked():
+        with mark_statistics():
             found_mean = tf.reduce_mean(wide, _AXES)
             found_variance = tf.reduce_mean(tf.math.squared_difference(wide, found_mean), _AXES)
         normalized = _normalize(wide, found_mean, found_variance, node) * scale + offset
@@ -105,7 +105,7 @@ def _backward(node: NodeDef, taken: Sequence[Tensor], kept: DType) -> list[Tenso
     gradient, x, scale, mean, variance = taken[:5]
     wide = tf.cast(gradient, kept)
     mean_of = tf.reduce_mean
-    if normalizes_own(node) and node.attr["is_training"].b:
+    if is_normalized_apart(node) and node.attr["is_training"].b:
         mean_of, mean = own_mean, own_mean(tf.cast(x, kept), _AXES)
         variance = own_mean(tf.math.squared_difference(tf.cast(x, kept), mean), _AXES)
     normalized = _normalize(tf.cast(x, kept), mean, variance, node)

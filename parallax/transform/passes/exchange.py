@@ -163,10 +163,10 @@ def _pull(editor: Editor, rewrites: Rewrites, number: int, together: PullGroup) 
 
 
 def _after(waits: list[Operation], ids: Sequence[Tensor]) -> list[Tensor]:
-    """The ids of lookups that wait for other nodes, within whose dependencies this is called.
+    """Copies of ids that wait for other nodes; called within control dependencies on those nodes.
 
-    What is asked of owners then waits by what it takes: a reshape may wait by its constant alone, and TensorFlow drops
-    reshapes that do nothing, with what their constants wait for.
+    Without a copy, only the constant shape of the first Reshape would carry the control dependency, and TensorFlow's
+    optimizer removes a redundant Reshape together with the dependencies of its shape.
     """
     waiting = {id(one): tf.identity(one) for one in ids} if waits else {}
     return [waiting.get(id(one), one) for one in ids]

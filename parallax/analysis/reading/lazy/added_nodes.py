@@ -43,13 +43,13 @@ class AddedNodes:
         found = ""
         for tensor, power in powers:
             for _ in range(power // 2):
-                square = self.computed("Square", tensor)
-                found = self.computed("Mul", found, square) if found else square
+                square = self.compute("Square", tensor)
+                found = self.compute("Mul", found, square) if found else square
             if power % 2:
-                found = self.computed("Mul", found, tensor) if found else tensor
+                found = self.compute("Mul", found, tensor) if found else tensor
         return found
 
-    def computed(self, op: str, *inputs: str) -> str:
+    def compute(self, op: str, *inputs: str) -> str:
         """An elementwise op on tensors, of which the first has the shape of the result."""
         node = self._node(op, list(inputs), [self._shape(inputs[0])], [self._type(inputs[0])])
         node.attr["T"].type = self._type(inputs[0])
@@ -63,7 +63,7 @@ class AddedNodes:
         node.attr["T"].type, node.attr["Tshape"].type = self._type(tensor), tf.int32.as_datatype_enum
         return f"{node.name}:0"
 
-    def joined(self, tensors: list[str], width: int) -> str:
+    def concatenate(self, tensors: list[str], width: int) -> str:
         """Tensors `[n, width]` beside each other."""
         axis = self._constant(np.asarray(1, np.int32))
         node = self._node("ConcatV2", [*tensors, axis], [(None, width * len(tensors))], [self._type(tensors[0])])
@@ -98,7 +98,7 @@ class AddedNodes:
         """A number as a scalar of a type."""
         return self._constant(np.asarray(number, tf.as_dtype(dtype).as_numpy_dtype))
 
-    def taken(self, gather: str, rows: str) -> str:
+    def gather(self, gather: str, rows: str) -> str:
         """What a GatherV2 takes, of other rows."""
         whole, _, axis = self._view.inputs(gather)
         shape = self._view.shape(whole) or ()
@@ -109,12 +109,12 @@ class AddedNodes:
         node.attr["Tindices"].type = self._type(rows)
         return f"{node.name}:0"
 
-    def led(self, tensor: str, gates: Gates) -> str:
+    def lead_in(self, tensor: str, gates: Gates) -> str:
         """A tensor led into branches of conditionals."""
         if not gates:
             return tensor
         if (tensor, gates) not in self._led:
-            outside, (predicate, branch) = self.led(tensor, gates[:-1]), gates[-1]
+            outside, (predicate, branch) = self.lead_in(tensor, gates[:-1]), gates[-1]
             shape, dtype = self._shape(outside), self._type(outside)
             node = self._node("Switch", [outside, predicate], [shape, shape], [dtype, dtype])
             node.attr["T"].type = dtype

@@ -10,7 +10,7 @@ at the owner, and what the update takes is computed of the sums. They travel in 
         a, b = Split(UnsortedSegmentSum(Concat(g, g * g), places))
         UnsortedSegmentSum(a, ids'), UnsortedSegmentSum(b, ids')
 
-Rounding aside the update is the same. One that is not linear in such functions stays as it is.
+The update is the same up to rounding. An update that is non-linear in such functions is left unchanged.
 """
 
 from __future__ import annotations
@@ -206,7 +206,7 @@ def _add_once(out: GraphDef, view: GraphView, sums: _Sums, shape: tuple[int, ...
         added = [made.sum_of_rows(beside[0], places, rows, (None, *shape[1:]))]
     else:
         flat = [one if len(shape) == 2 else made.reshape(one, (-1, width)) for one in beside]
-        whole = made.sum_of_rows(made.joined(flat, width), places, rows, (None, width * len(flat)))
+        whole = made.sum_of_rows(made.concatenate(flat, width), places, rows, (None, width * len(flat)))
         added = made.split(whole, len(flat), width)
         added = added if len(shape) == 2 else [made.reshape(one, (-1, *shape[1:])) for one in added]
     of_function = dict(zip(functions, added, strict=True))
@@ -216,25 +216,25 @@ def _add_once(out: GraphDef, view: GraphView, sums: _Sums, shape: tuple[int, ...
         if is_single(view, tensor):
             return tensor
         if tensor not in taken:
-            taken[tensor] = made.taken(node_of(tensor), made.led(rows, gates))
+            taken[tensor] = made.gather(node_of(tensor), made.lead_in(rows, gates))
         return taken[tensor]
 
     for edge, terms in sums.terms.items():
         value, gates = "", sums.gates[edge]
         for one in terms:
-            term = made.led(of_function[one.powers], gates)
+            term = made.lead_in(of_function[one.powers], gates)
             for op, factors in (("Mul", one.over), ("RealDiv", one.under)):
                 for tensor in factors:
-                    term = made.computed(op, term, factor(tensor, gates))
+                    term = made.compute(op, term, factor(tensor, gates))
             if one.is_negative and not value:
-                term = made.computed("Neg", term)
-            value = made.computed("Sub" if one.is_negative else "AddV2", value, term) if value else term
+                term = made.compute("Neg", term)
+            value = made.compute("Sub" if one.is_negative else "AddV2", value, term) if value else term
         nodes[edge.node].input[edge.slot] = input_name(value)
         if view.op(edge.node) == SUM_OF_ROWS:
             nodes[edge.node].input[2] = input_name(made.count(shape[0], view.dtype(view.inputs(edge.node)[2])))
             made.tell_shape(nodes[edge.node], shape)
         if view.op(edge.node) != "Sum":
-            nodes[edge.node].input[_slots(view, edge.node)[1]] = input_name(made.led(rows, gates))
+            nodes[edge.node].input[_slots(view, edge.node)[1]] = input_name(made.lead_in(rows, gates))
 
 
 def _drop_unused(out: GraphDef, nodes: set[str]) -> None:

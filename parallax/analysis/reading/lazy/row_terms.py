@@ -102,7 +102,7 @@ class RowTerms:
             raise NotLinearError
         if not all(is_single(view, one) or self._has_rows(one) for one in view.inputs(node)):
             return self._rows(tensor)
-        return self._computed(tensor, node)
+        return self._find_terms(tensor, node)
 
     def _rows(self, tensor: str) -> tuple[RowTerm, ...]:
         """Gradient rows that are not looked into."""
@@ -111,7 +111,7 @@ class RowTerms:
             raise NotLinearError  # computed in a branch
         return (RowTerm(((source, 1),)),)
 
-    def _computed(self, tensor: str, node: str) -> tuple[RowTerm, ...]:
+    def _find_terms(self, tensor: str, node: str) -> tuple[RowTerm, ...]:
         op, inputs = self._view.op(node), self._view.inputs(node)
         if op in ("Mul", "Square"):
             terms = self._product(*(inputs * 2)[:2])
