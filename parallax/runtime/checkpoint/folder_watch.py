@@ -50,6 +50,7 @@ class FolderWatch:
             yield
         finally:
             ended.set()
+            look.join()  # its last line comes before what this process does next
 
     def _look(self, what: str, ended: threading.Event, is_beside: bool) -> None:
         """Counts seconds in which this process ran: one that is stopped for an hour has waited for no disk."""
