@@ -113,7 +113,7 @@ def analyse_for(graph: Graph, config: Config, synchronous: bool = True) -> Analy
     Raises:
         GraphError: when it cannot be trained in parallel.
     """
-    is_one_step = synchronous and config.average_sparse and config.accumulate_steps == 1
+    is_one_step = synchronous and config.accumulate_steps == 1
     layouts = False if config.layouts is None and not is_one_step else config.layouts
     return analyse(graph, config.lazy_updates, layouts)
 

@@ -140,7 +140,8 @@ class Owned:
 class Scale:
     """Joined gradient rows leave autodiff here: multiplied by 1/W, so that they are the joined batch's rows.
 
-    Where a `batch` is named they are multiplied by this worker's share of its rows.
+    Where a `batch` is named they are multiplied by this worker's share of its rows. By layouts they are the global
+    batch's, and are multiplied by W where sums over the workers are asked for.
     """
 
     tensor: str

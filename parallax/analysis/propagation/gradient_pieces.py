@@ -149,7 +149,7 @@ def mark(walk: Walk) -> None:
 
 
 def _mark_source(walk: Walk, source: GradientSource, indices: str) -> None:
-    value_edges, index_edges = _outside(walk, source, source.values), _outside(walk, source, indices)
+    value_edges, index_edges = outside_edges(walk, source, source.values), outside_edges(walk, source, indices)
     pieces = walk.assumed.kinds.get(source.values, ())
     kinds = {piece.kind for piece in pieces}
     processed = any(walk.view.op(e.node) not in _TAKES_MERGED for e in value_edges)
@@ -200,12 +200,12 @@ def keeps_of(walk: Walk) -> tuple[AccumulateGradient, ...]:
     layouts, batches = walk.known.layouts, batch_by_node(walk.view)
     found: dict[str, AccumulateGradient] = {}
     for source in walk.known.sources:
-        value_edges, index_edges = _outside(walk, source, source.values), []
+        value_edges, index_edges = outside_edges(walk, source, source.values), []
         before = found.get(source.values)
         if before is not None:
             value_edges = list(dict.fromkeys([*before.value_edges, *value_edges]))
         if source.indices is not None:
-            index_edges = _outside(walk, source, source.indices)
+            index_edges = outside_edges(walk, source, source.indices)
         pieces = walk.assumed.kinds.get(source.values, ())
         constant = tuple(piece.kind == "shared" and _is_constant(walk.view, piece.ids) for piece in pieces)
         indices = source.indices or ""
@@ -244,5 +244,6 @@ def _is_stateful(op: str) -> bool:
     return definition is None or bool(definition.is_stateful)
 
 
-def _outside(walk: Walk, source: GradientSource, tensor: str) -> list[Edge]:
+def outside_edges(walk: Walk, source: GradientSource, tensor: str) -> list[Edge]:
+    """The edges by which a gradient's values, or row numbers, leave autodiff."""
     return [e for e in walk.view.consumers(tensor) if e.node in source.outside]

@@ -170,7 +170,7 @@ def is_by_layouts(captured: Captured, terms: TrainingMode) -> bool:
         return captured.by_layouts
     nodes = captured.view.nodes.values()
     is_kept = terms.accumulate_steps > 1 and not is_of_script(captured.view)
-    return any(map(batch_of, nodes)) and terms.synchronous and terms.average_sparse and not is_kept
+    return any(map(batch_of, nodes)) and terms.synchronous and not is_kept
 
 
 def _layouts_of(captured: Captured, sources: tuple[GradientSource, ...], functions: Functions) -> Layouts | GraphError:

@@ -26,7 +26,7 @@ from parallax.analysis.propagation import (
     whole_batch,
 )
 from parallax.analysis.propagation.denominators import Denominators, notes_of
-from parallax.analysis.propagation.gradient_pieces import keeps_of
+from parallax.analysis.propagation.gradient_pieces import keeps_of, outside_edges
 from parallax.analysis.propagation.passages import check_kept
 from parallax.analysis.propagation.server_nodes import owned_nodes
 from parallax.analysis.propagation.server_order import check_reads
@@ -42,6 +42,7 @@ from parallax.plans.rewrites import (
     GatherRows,
     Push,
     Rewrites,
+    Scale,
     SliceRows,
     Table,
     TrainingMode,
@@ -71,7 +72,7 @@ def rewrites_found(walk: Walk, terms: TrainingMode) -> Rewrites:
         check_reads(walk, owned, pushes)
     rewrites = Rewrites(
         tables=_tables(walk),
-        scales=tuple(walk.scales),
+        scales=tuple(walk.scales) if layouts is None else _summed_rows(walk, terms),
         shared_rows=tuple(walk.shared_rows),
         all_reduces=tuple(walk.all_reduces),
         broadcasts=(*walk.broadcasts, *_broadcasts(walk)),
@@ -110,7 +111,7 @@ def _check_layouts(walk: Walk, terms: TrainingMode) -> None:
     """What layouts cannot do yet.
 
     Raises:
-        GraphError: workers train apart, batches are not marked, or average_sparse or accumulate_steps is set.
+        GraphError: workers train apart, batches are not marked, or a front end's graph is to keep gradients.
     """
     if not terms.synchronous:
         raise GraphError(
@@ -122,16 +123,18 @@ def _check_layouts(walk: Walk, terms: TrainingMode) -> None:
             "Config(layouts=True) is for steps of Keras and of parallax.function, whose batches are known, and this "
             "graph marks none. Set layouts=False."
         )
-    if not terms.average_sparse:
-        raise GraphError(
-            "Config(layouts=True) computes the one process's gradients of each batch: leave average_sparse at True, or "
-            "set layouts=False."
-        )
     if terms.accumulate_steps > 1 and not is_of_script(walk.view):
         raise GraphError(
             "The steps of a front end are runs of one batch each, and accumulate_steps keeps the gradients of several. "
             "Leave accumulate_steps at 1; in Keras, set gradient_accumulation_steps of the optimizer."
         )
+
+
+def _summed_rows(walk: Walk, terms: TrainingMode) -> tuple[Scale, ...]:
+    """By layouts: the rows that are to be sums over the workers, and are parts of the global batch's gradients."""
+    sparse = {source.values: source for source in walk.known.sources if source.indices is not None}
+    scales = (Scale(tensor, tuple(outside_edges(walk, one, tensor))) for tensor, one in sparse.items())
+    return () if terms.average_sparse else tuple(scale for scale in scales if scale.edges)
 
 
 def _tables(walk: Walk) -> tuple[Table, ...]:

@@ -104,10 +104,11 @@ def leave_out_stand_ins(walk: Walk, rewrites: Rewrites, layouts: Layouts) -> Rew
         one if one.tensor in is_counted else _of_batch(walk, one, batches, False) for one in rewrites.all_reduces
     ]
     scatters = [one if one.tensor in is_counted else _of_batches([one], batches)[0] for one in rewrites.scatters]
+    rewrites = replace(rewrites, all_reduces=tuple(reduced), scatters=tuple(scatters))
+    if is_of_script(walk.view):  # its batch is empty then, and has no rows but those that the last worker has for all
+        return rewrites
     return replace(
         rewrites,
-        all_reduces=tuple(reduced),
-        scatters=tuple(scatters),
         pushes=tuple(_of_rows(one, batches) for one in rewrites.pushes),
         collects=tuple(_of_rows(one, batches) for one in rewrites.collects),
     )

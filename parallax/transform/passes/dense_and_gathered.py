@@ -25,7 +25,7 @@ from parallax.types import DType, Operation, Tensor
 def reduce_gradients(editor: Editor, rewrites: Rewrites) -> None:
     """Scales joined rows by 1/W, all-reduces dense gradients and sums over joined rows, broadcasts what is fed."""
     for scale in rewrites.scales:
-        values = editor.leaving(scale.tensor)
+        values = editor.at(scale.edges[0]) if rewrites.layouts else editor.leaving(scale.tensor)
         with tf.name_scope(f"{SCOPE}/scale/"):
             editor.redirect(scale.edges, _scaled(editor, rewrites, values, scale.batch))
     for shared in rewrites.shared_rows:
@@ -104,6 +104,8 @@ def _split(editor: Editor, rows: Tensor, pieces: tuple[GradientPiece, ...]) -> l
 def _scaled(editor: Editor, rewrites: Rewrites, values: Tensor, batch: str) -> Tensor:
     """Gradient rows times what a worker's count for among all workers'."""
     terms, size = rewrites.terms, editor.worker.size
+    if rewrites.layouts:  # parts of the global batch's
+        return values * tf.constant(size, values.dtype)
     if batch:
         return editor.shares[batch].weigh(values, 1.0 if terms.average_sparse else size)
     return values * tf.constant(1.0 / size if terms.synchronous and terms.average_sparse else 1.0, values.dtype)
