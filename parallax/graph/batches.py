@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from tensorflow.core.framework import attr_value_pb2
 
-from parallax.graph.view import EXAMPLES, GraphView, once_per_view, split_tensor
+from parallax.graph.view import EXAMPLES, NEXT_ITERATIONS, GraphView, once_per_view, split_tensor
 from parallax.types import Graph, NodeDef, Operation, Tensor, Variable
 
 _BATCH, _LENGTH, _ELEMENTS = "_parallax_batch", "_parallax_length", "_parallax_elements"
@@ -208,12 +208,23 @@ def batch_by_node(view: GraphView) -> dict[str, str]:
     found = {node: first[step] for node in view.nodes if (step := batch_of(view.nodes[node]))}
     if not found:
         return found
-    for node in view.topological_order():
-        before = [split_tensor(t)[0] for t in view.inputs(node)]
-        batch = next((found[one] for one in before if one in found), "")
-        if batch:
-            found.setdefault(node, batch)
+    known = 0
+    while len(found) > known:
+        known = len(found)
+        for node in view.topological_order():
+            before = [split_tensor(t)[0] for t in view.inputs(node)]
+            batch = next((found[one] for one in before if one in found), "")
+            if batch:
+                found.setdefault(node, batch)
+        if not has_loops(view):  # what a turn of a loop gives, the next one takes
+            break
     return found
+
+
+@once_per_view
+def has_loops(view: GraphView) -> bool:
+    """Whether a graph has loops of the old style."""
+    return any(view.op(node) in NEXT_ITERATIONS for node in view.nodes)
 
 
 def length_by_step(view: GraphView) -> dict[str, str]:

@@ -49,7 +49,7 @@ def by_example(*slots: int, shaped_as_first: int | None = None) -> Rule:
             if slot in slots:
                 align(step, node, slot, facts[slot], 0, parts[0])
             elif facts[slot].is_lengths:  # the shape of an input is the worker's
-                step.keep_local(node, slot)
+                step.keep_local(node, [slot])
             else:
                 step.take(node, slot, REPLICATED)
         layout = Sharded(0, parts[0])
@@ -246,7 +246,7 @@ def one_hot(step: StepWalk, node: str) -> list[Fact] | None:
     """A new axis of a depth that all workers agree on."""
     indices = step.inputs(node)[0]
     at = step.view.nodes[node].attr["axis"].i
-    step.replicate(node, 1, 2, 3)
+    step.replicate(node, (1, 2, 3))
     if indices.is_same:
         return step.all_outputs(node, REPLICATED)
     if indices.axis is None or indices.part is None or indices.rank is None:
@@ -343,7 +343,7 @@ def draw(step: StepWalk, node: str) -> list[Fact] | None:
     facts = step.inputs(node)
     values = facts[0].values()
     axes = [axis for axis, n in enumerate(values or ()) if step.part_of(n) is not None]
-    step.replicate(node, *range(1, len(facts)))
+    step.replicate(node, range(1, len(facts)))
     if facts[0].is_lengths and axes and values is not None and None not in values:
         part: ShardedAxis | None = step.part_of(values[axes[0]])
         if part is not None:
@@ -358,20 +358,3 @@ def draw(step: StepWalk, node: str) -> list[Fact] | None:
 def pass_each(step: StepWalk, node: str) -> list[Fact] | None:
     """IdentityN: each result is as its input."""
     return list(step.inputs(node))
-
-
-def choose_branch(step: StepWalk, node: str) -> list[Fact] | None:
-    """Switch: all workers take the same branch."""
-    fact = step.inputs(node)[0]
-    step.take(node, 1, REPLICATED)
-    return [fact, fact]
-
-
-def join_branches(step: StepWalk, node: str) -> list[Fact] | None:
-    """Merge of two branches: as both have it, or replicated."""
-    facts = step.inputs(node)
-    layout = facts[0].layout if all(f.layout == facts[0].layout for f in facts) else REPLICATED
-    for slot in range(len(facts)):
-        step.take(node, slot, layout)
-    dims = facts[0].dims if all(f.dims == facts[0].dims for f in facts) else None
-    return [step.fact(f"{node}:0", layout, dims), step.fact(f"{node}:1", REPLICATED)]

@@ -69,7 +69,7 @@ def slice_strided(step: StepWalk, node: str) -> list[Fact] | None:
     begin, end, stride = (f.values() for f in facts[1:])
     masks = _masks(step, node)
     if is_partial(fact):
-        step.replicate(node, 1, 2, 3)
+        step.replicate(node, (1, 2, 3))
         return step.all_outputs(node, fact.layout)
     if begin is None or fact.rank is None or fact.axis is None or fact.part is None:
         return None
@@ -115,7 +115,7 @@ def slice_gradient(step: StepWalk, node: str) -> list[Fact] | None:
     if all(f.is_same or f.is_lengths for f in facts):
         return keep_plain(step, node, facts) if facts[0].is_same else None
     if fact.is_sum:
-        step.replicate(node, 0, 1, 2, 3)
+        step.replicate(node, (0, 1, 2, 3))
         return step.all_outputs(node, fact.layout)
     if shape is None or None in shape or begin is None or fact.axis is None or fact.part is None:
         return None
@@ -178,7 +178,7 @@ def slice_plainly(step: StepWalk, node: str) -> list[Fact] | None:
     if all(f.is_same or f.is_lengths for f in facts):
         return keep_plain(step, node, facts)
     if is_partial(fact):
-        step.replicate(node, 1, 2)
+        step.replicate(node, (1, 2))
         return step.all_outputs(node, fact.layout)
     if begin is None or size is None or fact.axis is None or fact.part is None:
         return None
@@ -202,7 +202,7 @@ def pad(step: StepWalk, node: str) -> list[Fact] | None:
     fact, paddings = facts[0], step.view.constant(step.view.inputs(node)[1])
     if fact.axis is None or paddings is None or any(paddings[fact.axis]):
         return None
-    step.replicate(node, *range(1, len(facts)))
+    step.replicate(node, range(1, len(facts)))
     return step.all_outputs(node, fact.layout)
 
 

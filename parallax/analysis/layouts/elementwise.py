@@ -61,8 +61,7 @@ def _linear_layout(step: StepWalk, node: str, facts: list[Fact]) -> Layout | Non
     if op in _ADDS:
         return add_up(step, node, range(len(facts)))
     if (op in _MULTIPLIES and sum(sums) == 1) or (op in _DIVIDES and sums == [True, False]):
-        if others:
-            step.replicate(node, *others)
+        step.replicate(node, others)
         return facts[sums.index(True)].layout
     if op in _CHOOSES and not sums[0]:
         step.take(node, 0, REPLICATED)

@@ -14,10 +14,11 @@ from dataclasses import dataclass, replace
 from parallax.analysis.layouts.facts import COUNTED, LENGTHS, REPLICATED, Fact
 from parallax.analysis.layouts.step_walk import REMEDY, StepWalk, is_partial
 from parallax.analysis.layouts.training_graph import TrainingGraph, VisitedGraph, find_step
-from parallax.analysis.layouts.visit_step import FunctionWalks, visit
+from parallax.analysis.layouts.visit_step import FunctionWalks, visit_all
 from parallax.analysis.reading.capture import variable_of_tensor
 from parallax.errors import GraphError
 from parallax.graph.batches import ADDED, VALUE, batch_by_node, is_part, reported_as
+from parallax.graph.loop_frames import units_of
 from parallax.graph.ops import state_op
 from parallax.graph.spec import GradientSource
 from parallax.graph.view import Edge, GraphView, split_tensor
@@ -81,10 +82,10 @@ def find_layouts(graph: TrainingGraph) -> Layouts:
     completed: dict[str, Layout] = {}
     gathered: set[str] = set()
     bodies, parts = FunctionWalks(program), {v for v in variables if is_part(view.nodes[v])}
+    units = units_of(view, program.order)
     for _ in range(_MOST_WALKS):
         step = StepWalk(view, bodies, program.batches, parts, completed, pieces, gathered=set(gathered))
-        for node in program.order:
-            visit(program, step, node)
+        visit_all(program, step, units)
         _finish(program, step)
         needed = [
             t for (t, to), edges in step.changes.items() if edges and to == REPLICATED and is_partial(step.facts[t])

@@ -13,7 +13,7 @@ def make_list(step: StepWalk, node: str) -> list[Fact] | None:
     """EmptyTensorList and TensorListReserve; the shape of what is not set is the worker's."""
     shape = step.inputs(node)[0]
     step.take(node, 1, REPLICATED)
-    step.keep_local(node, 0)
+    step.keep_local(node, [0])
     for axis, length in enumerate(shape.values() or ()):
         if shape.is_lengths and (part := step.part_of(length)) is not None:
             return [Fact(Sharded(axis + 1, part))]
@@ -33,10 +33,10 @@ def stack_list(step: StepWalk, node: str) -> list[Fact] | None:
         return None
     if step.view.op(node) == "TensorListGather":
         step.take(node, 1, REPLICATED)
-        step.keep_local(node, 2)
+        step.keep_local(node, [2])
         return step.all_outputs(node, fact.layout)
     if isinstance(fact.layout, Sharded):
-        step.keep_local(node, 1)
+        step.keep_local(node, [1])
     else:
         step.take(node, 1, REPLICATED)
     return step.all_outputs(node, fact.layout, fact.dims)
@@ -56,14 +56,14 @@ def set_item(step: StepWalk, node: str) -> list[Fact] | None:
 def pop_back(step: StepWalk, node: str) -> list[Fact] | None:
     """TensorListPopBack: the list, and its last tensor."""
     fact = step.inputs(node)[0]
-    step.keep_local(node, 1)
+    step.keep_local(node, [1])
     return [fact, _item(step, f"{node}:1", fact)]
 
 
 def get_item(step: StepWalk, node: str) -> list[Fact] | None:
     """TensorListGetItem."""
     step.take(node, 1, REPLICATED)
-    step.keep_local(node, 2)
+    step.keep_local(node, [2])
     return [_item(step, f"{node}:0", step.inputs(node)[0])]
 
 

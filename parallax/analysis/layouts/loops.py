@@ -10,14 +10,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from parallax.analysis.layouts.facts import BLANK, LENGTHS, REPLICATED, SUM, Dims, Fact
+from parallax.analysis.layouts.facts import BLANK, COUNTED, LENGTHS, REPLICATED, SUM, Dims, Fact
 from parallax.analysis.layouts.step_walk import StepWalk
 from parallax.graph.lengths import Length
 from parallax.graph.view import GraphView, split_tensor
 from parallax.plans.layouts import Layout, Sharded
 
 _MOST_ROUNDS = 8
-_COPIES = ("Identity", "Reshape", "Cast", "BroadcastTo", "Tile", "ExpandDims", "Snapshot")
+_COPIES = ("Identity", "Reshape", "Cast", "BroadcastTo", "Tile", "ExpandDims", "Snapshot", "Switch", "Enter")
 
 
 def loop(step: StepWalk, node: str) -> list[Fact] | None:
@@ -26,14 +26,14 @@ def loop(step: StepWalk, node: str) -> list[Fact] | None:
     starts = [step.facts[tensor] for tensor in tensors]
     outputs = step.view.outputs(node)
     body, condition = attr["body"].func.name, attr["cond"].func.name
-    is_zeros = [fact.is_same and _is_zeros(step.view, tensor) for fact, tensor in zip(starts, tensors, strict=True)]
+    is_zeros = [fact.is_same and are_zeros(step.view, tensor) for fact, tensor in zip(starts, tensors, strict=True)]
     facts = starts
     for _ in range(_MOST_ROUNDS):
         made, goes_on = (step.bodies.follow(step, node, name, facts) for name in (body, condition))
         if made is None or goes_on is None:
             return None
         joined = [
-            _join(step, output, _as_zeros(one, other) if is_nothing else one, other)
+            join_turns(step, output, one, other, is_nothing)
             for is_nothing, output, one, other in zip(is_zeros, outputs, facts, made[0], strict=True)
         ]
         if joined == facts:
@@ -60,7 +60,7 @@ def conditional(step: StepWalk, node: str) -> list[Fact] | None:
     if any(one is None or one[1] for one in found):
         return None
     first, second = [one[0] for one in found if one is not None]
-    joined = [_join(step, output, one, other) for output, one, other in zip(outputs, first, second, strict=True)]
+    joined = [join_facts(step, output, one, other) for output, one, other in zip(outputs, first, second, strict=True)]
     agreed = [fact for fact in joined if fact is not None]
     if len(agreed) < len(joined) or any(
         fact.layout not in (one.layout, LENGTHS) or fact.layout not in (other.layout, LENGTHS)
@@ -70,8 +70,32 @@ def conditional(step: StepWalk, node: str) -> list[Fact] | None:
     if _gives_lengths(step, node, agreed):
         return None
     step.take(node, 0, REPLICATED)
-    step.keep_local(node, *range(1, len(facts)))
+    step.keep_local(node, range(1, len(facts)))
     return agreed
+
+
+def choose_branch(step: StepWalk, node: str) -> list[Fact] | None:
+    """Switch: all workers take the same branch."""
+    fact = step.inputs(node)[0]
+    step.take(node, 1, REPLICATED)
+    return [fact, fact]
+
+
+def join_branches(step: StepWalk, node: str) -> list[Fact] | None:
+    """Merge of two branches: as both have it, where one may have zeros; else replicated."""
+    facts = step.inputs(node)
+    nothing = [fact.is_same and are_zeros(step.view, t) for fact, t in zip(facts, step.view.inputs(node), strict=True)]
+    given = [fact for fact, is_nothing in zip(facts, nothing, strict=True) if not is_nothing] or facts
+    layout: Layout = REPLICATED
+    if all(fact.layout == given[0].layout for fact in given):
+        layout = given[0].layout
+    elif all(fact.is_sum or fact.is_same for fact in given):
+        layout = COUNTED
+    for slot, is_nothing in enumerate(nothing):
+        if not (is_nothing and layout in (SUM, COUNTED)):
+            step.take(node, slot, layout)
+    dims = facts[0].dims if all(f.dims == facts[0].dims for f in facts) else None
+    return [step.fact(f"{node}:0", layout, dims), step.fact(f"{node}:1", REPLICATED)]
 
 
 def _gives_lengths(step: StepWalk, node: str, facts: Sequence[Fact]) -> bool:
@@ -80,7 +104,7 @@ def _gives_lengths(step: StepWalk, node: str, facts: Sequence[Fact]) -> bool:
     return any(f.is_lengths and not step.is_list(t) and bool(step.view.consumers(t)) for t, f in outputs)
 
 
-def _join(step: StepWalk, output: str, one: Fact, other: Fact) -> Fact | None:
+def join_facts(step: StepWalk, output: str, one: Fact, other: Fact) -> Fact | None:
     """What a tensor is that is one or the other; of lengths that differ nothing is known.
 
     Args:
@@ -100,15 +124,29 @@ def _join(step: StepWalk, output: str, one: Fact, other: Fact) -> Fact | None:
     return Fact(layout, _join_dims(step, output, layout, one, other), value)
 
 
-def _as_zeros(one: Fact, other: Fact) -> Fact:
-    """Zeros in the layout that a tensor has afterwards; they are a part of any sum."""
-    return Fact(SUM if other.is_sum else other.layout, one.dims)
+def join_turns(step: StepWalk, output: str, one: Fact, other: Fact, is_nothing: bool) -> Fact | None:
+    """What a loop's variable is before and after a turn.
+
+    Args:
+        step: the walk.
+        output: the variable after the last turn.
+        one: what it is before a turn.
+        other: what it is afterwards.
+        is_nothing: whether it begins with zeros, which are in any layout, and a part of any sum.
+    """
+    if not is_nothing:
+        return join_facts(step, output, one, other)
+    if one.is_same and other.is_sum:  # to these zeros the turn has added a sum: it may be one that is not counted yet
+        return Fact(SUM, _join_dims(step, output, SUM, one, other))
+    return join_facts(step, output, Fact(SUM if one.layout == SUM else other.layout, one.dims), other)
 
 
 def _join_layouts(one: Fact, other: Fact) -> Layout | None:
     layouts = {one.layout, other.layout}
-    if len(layouts) == 1 or (one.layout == SUM and other.is_sum):
+    if len(layouts) == 1:
         return one.layout
+    if one.layout == SUM and other.is_counted:
+        return COUNTED
     if layouts == {REPLICATED, LENGTHS}:
         return LENGTHS
     return other.layout if one.is_same and isinstance(other.layout, Sharded) else None
@@ -127,7 +165,7 @@ def _join_dims(step: StepWalk, output: str, layout: Layout, one: Fact, other: Fa
     return tuple(dims)
 
 
-def _is_zeros(view: GraphView, tensor: str) -> bool:
+def are_zeros(view: GraphView, tensor: str) -> bool:
     """Whether a tensor is zeros, whatever its shape."""
     node = split_tensor(tensor)[0]
     while view.op(node) in _COPIES or view.op(node) == "Fill":

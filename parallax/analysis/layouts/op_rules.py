@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from parallax.analysis.layouts import along, cuts, lists, loops, moves, numbered, ragged, reductions
+from parallax.analysis.layouts import along, cuts, frame_walk, lists, loops, moves, numbered, ragged, reductions, stored
 from parallax.analysis.layouts.elementwise import elementwise
 from parallax.analysis.layouts.facts import Fact
 from parallax.analysis.layouts.step_walk import StepWalk
@@ -125,6 +125,22 @@ RULES: dict[str, Rule] = {
     "TensorListLength": lists.measure_list,
     "TensorListElementShape": lists.shape_of_items,
     "TensorListResize": lists.resize,
-    "Switch": along.choose_branch,
-    "Merge": along.join_branches,
+    **dict.fromkeys(("Switch", "RefSwitch"), loops.choose_branch),
+    **dict.fromkeys(("Merge", "RefMerge"), loops.join_branches),
+    **dict.fromkeys(("NextIteration", "RefNextIteration"), frame_walk.pass_on),
+    **dict.fromkeys(("Exit", "RefExit"), frame_walk.leave),
+    "LoopCond": frame_walk.decide,
+    **dict.fromkeys(
+        ("StackV2", "TensorArrayV3", "TensorArrayGradV3", "TensorArrayGradWithShape"),
+        stored.make_store,
+    ),
+    "StackPushV2": stored.push,
+    "StackPopV2": stored.pop,
+    "TensorArrayWriteV3": stored.write,
+    "TensorArrayReadV3": stored.read,
+    "TensorArrayGatherV3": stored.stack_up,
+    "TensorArrayScatterV3": stored.put_slices,
+    "TensorArrayConcatV3": stored.join_up,
+    "TensorArraySplitV3": stored.put_pieces,
+    "TensorArraySizeV3": stored.measure_store,
 }

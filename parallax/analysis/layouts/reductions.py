@@ -120,7 +120,7 @@ def contract(step: StepWalk, node: str, left: str, right: str, result: str) -> l
     if any(map(is_partial, facts)):
         sums, others = [f.is_sum for f in facts], [f for f in facts if not is_partial(f)]
         if sum(sums) == 1 and others and others[0].part is None:
-            step.replicate(node, sums.index(False))
+            step.replicate(node, [sums.index(False)])
             return step.all_outputs(node, facts[sums.index(True)].layout, dims)
         facts = [step.take(node, slot, REPLICATED) if is_partial(f) else f for slot, f in enumerate(facts)]
     facts = [step.take(node, slot, REPLICATED) if f.is_lengths else f for slot, f in enumerate(facts)]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
@@ -55,7 +55,10 @@ class StepWalk:
         local: edges that take lengths as the worker has them; what else takes them has those of the global batch.
         padded: nodes that fill ragged rows up to the longest of all workers'.
         blocks: length -> how an axis of that length is shared by blocks, of those that were met.
-        gathered: nodes that another walk found to take their inputs whole, as a list of tensors cannot be gathered.
+        gathered: nodes that another walk found to take their inputs whole, as a list of tensors cannot be gathered;
+            and stacks and arrays of tensors that hold whole ones.
+        stored: stack or array of tensors -> what is known of those that it holds.
+        stored_before: the same, at the end of a loop's last turn.
     """
 
     view: GraphView
@@ -78,6 +81,8 @@ class StepWalk:
     local: set[Edge] = field(default_factory=set)
     padded: list[str] = field(default_factory=list)
     blocks: dict[Length, ShardedAxis] = field(default_factory=dict)
+    stored: dict[str, Fact] = field(default_factory=dict)
+    stored_before: Mapping[str, Fact] = field(default_factory=dict)
 
     def inputs(self, node: str) -> list[Fact]:
         """What is known of a node's inputs."""
@@ -117,9 +122,9 @@ class StepWalk:
             return Fact(layout, tuple(dims))
         return Fact(layout, fact.dims, fact.value)
 
-    def replicate(self, node: str, *slots: int) -> None:
+    def replicate(self, node: str, slots: Iterable[int] | None = None) -> None:
         """Has some inputs, by default all, come replicated."""
-        for slot in slots or range(len(self.view.inputs(node))):
+        for slot in range(len(self.view.inputs(node))) if slots is None else slots:
             self.take(node, slot, REPLICATED)
 
     def replicate_ends(self, node: str) -> None:
@@ -147,11 +152,11 @@ class StepWalk:
         part = self.part_of(dims[axis])
         if part is not None and (self.inputs(node)[slot].is_same or sum(map(bool, map(self.part_of, dims))) > 1):
             self.shapes.append(LocalShape(Edge(node, slot), axis, part.batch))
-        self.keep_local(node, slot)
+        self.keep_local(node, [slot])
 
-    def keep_local(self, node: str, *slots: int) -> None:
+    def keep_local(self, node: str, slots: Iterable[int] | None = None) -> None:
         """Has some inputs, by default all, be the worker's where they are lengths."""
-        for slot in slots or range(len(self.view.inputs(node))):
+        for slot in range(len(self.view.inputs(node))) if slots is None else slots:
             self.local.add(Edge(node, slot))
 
     def take_global_lengths(self, node: str) -> None:
@@ -160,6 +165,16 @@ class StepWalk:
             edge = Edge(node, slot)
             if fact.is_lengths and edge not in self.local and edge not in self.taken:
                 self.take(node, slot, REPLICATED)
+
+    def is_told(self, node: str, found: Sequence[Fact]) -> bool:
+        """Whether a node gives the same of a worker's lengths as of those of the global batch.
+
+        Args:
+            node: takes lengths, and nothing else that is computed of those of the global batch.
+            found: what is known of its results.
+        """
+        taken = [fact for fact in self.inputs(node) if not fact.is_lengths]
+        return all(self._is_of_no_batch(fact.value) for fact in (*found, *taken))
 
     def fact(self, tensor: str, layout: Layout, dims: Dims | None = None, value: Value | None = None) -> Fact:
         """What is known of a result, with the lengths that TensorFlow inferred where no others are given."""

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 
 from parallax.analysis.layouts.along import plain
 from parallax.analysis.layouts.facts import COUNTED, REPLICATED, Fact
+from parallax.analysis.layouts.frame_walk import visit_frame
 from parallax.analysis.layouts.op_rules import RULES
 from parallax.analysis.layouts.ragged import TAKE_ENDS
 from parallax.analysis.layouts.step_walk import REMEDY, StepWalk, is_partial
@@ -16,14 +18,21 @@ from parallax.analysis.reading.bodies import ARGUMENT, Body, body_of
 from parallax.analysis.reading.capture import VARIABLES, variable_of_tensor
 from parallax.errors import GraphError
 from parallax.graph.batches import batch_tensors
-from parallax.graph.control_flow import MERGES, is_loop_merge
 from parallax.graph.lengths import ONE, Length
+from parallax.graph.loop_frames import Unit, units_of
 from parallax.graph.ops import state_op
 from parallax.graph.own_batch import is_of_own_batch
 from parallax.graph.view import split_tensor
 from parallax.plans.layouts import Pieces, RowEnds, Sharded, ShardedAxis
 
-_LOOPS = ("Enter", "RefEnter", "NextIteration", "RefNextIteration", "Exit", "LoopCond")
+
+def visit_all(program: VisitedGraph, step: StepWalk, units: Sequence[Unit]) -> None:
+    """Gives the results of some nodes, and of loops of the old style, their layouts, one after the other."""
+    for unit in units:
+        if isinstance(unit, str):
+            visit(program, step, unit)
+        else:
+            visit_frame(step, unit, partial(visit_all, program), partial(_check_whole, program))
 
 
 def visit(program: VisitedGraph, step: StepWalk, node: str) -> None:
@@ -58,8 +67,6 @@ def _facts_of(program: VisitedGraph, step: StepWalk, node: str) -> list[Fact]:
     state = state_op(op, len(view.inputs(node)))
     if state is not None and op not in RULES:
         return _write(program, step, node)
-    if op in _LOOPS or (op in MERGES and is_loop_merge(view, node)):
-        raise GraphError(f"Layouts have no rule for loops of the old style: {op} {node!r}. {REMEDY}")
     missing = [t for t in view.inputs(node) if t not in step.facts]
     if missing:
         raise GraphError(f"Layouts cannot follow {op} {node!r}, which takes {missing[0]!r}. {REMEDY}")
@@ -77,7 +84,7 @@ def _facts_of(program: VisitedGraph, step: StepWalk, node: str) -> list[Fact]:
     found = None if is_whole else RULES.get(op, plain)(step, node)
     if found is None:
         return _whole(program, step, node)
-    if not any(fact.is_lengths for fact in found):
+    if not any(fact.is_lengths for fact in found) and not step.is_told(node, found):
         step.take_global_lengths(node)
     return found
 
@@ -108,19 +115,24 @@ def _source(program: VisitedGraph, step: StepWalk, node: str) -> list[Fact]:
 
 def _whole(program: VisitedGraph, step: StepWalk, node: str) -> list[Fact]:
     """An op that mixes examples, or has no rule: it takes its inputs whole, and all workers compute the same."""
+    _check_whole(program, step, node)
+    step.gather(node)
+    return step.all_outputs(node, REPLICATED)
+
+
+def _check_whole(program: VisitedGraph, step: StepWalk, node: str) -> None:
+    """Refuses a node that does not give all workers the same of whole inputs; has those that draw draw alike."""
     view, op = program.view, program.view.op(node)
     called = program.functions.of_node(view.nodes[node])
     if program.functions.written_slots(view.nodes[node]):
         raise GraphError(f"Layouts have no rule for variables that functions write: {op} {node!r}. {REMEDY}")
     if called or program.draws(op):
         step.alike += [node] if program.differs_in(node) else []
-    elif program.differs(op):
+    elif op not in RULES and program.differs(op):
         raise GraphError(
             f"N workers must compute what one process computes, and {op} {node!r} may give every worker something "
             f"else: layouts have no rule for it. {REMEDY}"
         )
-    step.gather(node)
-    return step.all_outputs(node, REPLICATED)
 
 
 def _write(program: VisitedGraph, step: StepWalk, node: str) -> list[Fact]:
@@ -139,7 +151,7 @@ def _write(program: VisitedGraph, step: StepWalk, node: str) -> list[Fact]:
         if not by_row:
             step.take(node, state.value, COUNTED)
     else:
-        step.replicate(node, *others) if others else None
+        step.replicate(node, others)
     return step.all_outputs(node, REPLICATED)
 
 
@@ -171,8 +183,7 @@ class FunctionWalks:
         inner = StepWalk(body.view, self, step.batches, step.part_variables, prefix=f"{place}{name}/")
         inner.facts.update(zip(body.arguments, facts, strict=True))
         try:
-            for node in program.order:
-                visit(program, inner, node)
+            visit_all(program, inner, units_of(body.view, program.order))
         except GraphError:
             return None  # its caller says so, where it cannot take its inputs whole
         return [_seen_outside(inner.facts[tensor], inner.prefix) for tensor in body.results], inner.needs_changes

@@ -9,13 +9,16 @@ from __future__ import annotations
 from collections.abc import Set
 
 from parallax.graph.batches import is_opened, mark_batch_of_script
-from parallax.graph.view import GraphView
+from parallax.graph.view import GraphView, split_tensor
 
 SOURCES = (
     *("Placeholder", "PlaceholderV2", "IteratorGetNext", "QueueDequeue", "QueueDequeueV2"),
     *("QueueDequeueMany", "QueueDequeueManyV2", "QueueDequeueUpTo", "QueueDequeueUpToV2"),
 )
-_INTEGERS = (3, 9)  # types.proto: int32, int64
+_LEADING = (3, 9, 21)  # types.proto: int32, int64, variant
+_FLOWS = ("TensorArrayWriteV3", "TensorArrayScatterV3", "TensorArraySplitV3")
+"""What gives a scalar that stands for an array of tensors."""
+_PASSES = ("Enter", "Merge", "Switch", "Identity", "NextIteration", "Exit")
 
 
 def mark_open_batches(view: GraphView, initial: Set[str], losses: Set[str]) -> bool:
@@ -57,7 +60,10 @@ def _has_open_rows(view: GraphView, tensor: str) -> bool:
 
 
 def _groups(view: GraphView, sources: list[str]) -> list[list[str]]:
-    """The sources that ops combine, in groups; through results of known shape only integers lead, as lengths are."""
+    """The sources that ops combine, in groups.
+
+    Through results of known shape integers lead alone, as lengths are, and what stands for a list of tensors.
+    """
     root = {node: node for node in sources}
 
     def find(node: str) -> str:
@@ -65,14 +71,16 @@ def _groups(view: GraphView, sources: list[str]) -> list[list[str]]:
             node = root[node]
         return node
 
-    begun, of_tensor = set(sources), dict[str, str]()
-    for node in view.topological_order() if sources else ():
-        found = [node] if node in begun else [of_tensor[t] for t in view.inputs(node) if t in of_tensor]
-        for other in found[1:]:
-            root[find(other)] = find(found[0])
-        for tensor in view.outputs(node) if found else ():
-            if _leads_on(view, tensor):
-                of_tensor[tensor] = found[0]
+    begun, of_tensor, known = set(sources), dict[str, str](), -1
+    while len(of_tensor) > known and sources:  # what a turn of a loop gives, the next one takes
+        known = len(of_tensor)
+        for node in view.topological_order():
+            found = [node] if node in begun else [of_tensor[t] for t in view.inputs(node) if t in of_tensor]
+            for other in found[1:]:
+                root[find(other)] = find(found[0])
+            for tensor in view.outputs(node) if found else ():
+                if _leads_on(view, tensor):
+                    of_tensor[tensor] = found[0]
     groups: dict[str, list[str]] = {}
     for node in sources:
         groups.setdefault(find(node), []).append(node)
@@ -80,5 +88,5 @@ def _groups(view: GraphView, sources: list[str]) -> list[list[str]]:
 
 
 def _leads_on(view: GraphView, tensor: str) -> bool:
-    shape = view.shape(tensor)
-    return shape is None or None in shape or view.dtype(tensor) in _INTEGERS
+    shape, op = view.shape(tensor), view.op(split_tensor(tensor)[0])
+    return shape is None or None in shape or view.dtype(tensor) in _LEADING or op in (*_FLOWS, *_PASSES)

@@ -1,0 +1,227 @@
+"""Walks over loops of the old style, whose ops stand in the graph between Enter and Exit.
+
+A loop is one unit, as a functional one is (loops.py): its variables have the layouts that a turn gives back for them,
+found by turns over its nodes until they change no more. What a turn would need in another layout is brought into it
+before the loop, where it is a length or a part of a reduction; for all else the loop takes its inputs whole, and what
+it keeps for a loop of the gradient it keeps whole.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+
+from parallax.analysis.layouts.facts import LENGTHS, REPLICATED, Fact
+from parallax.analysis.layouts.loops import are_zeros, join_turns
+from parallax.analysis.layouts.step_walk import REMEDY, StepWalk, is_partial
+from parallax.errors import GraphError
+from parallax.graph.lengths import Length
+from parallax.graph.loop_frames import LoopFrame, Unit
+from parallax.graph.tensor_stores import store_of
+from parallax.graph.view import NEXT_ITERATIONS, split_tensor
+from parallax.plans.layouts import Layout, Sharded
+
+_MOST_ROUNDS = 8
+_INSIDE = "loop "
+"""How symbols of a loop's lengths begin; no op's name has a blank."""
+_EXITS = ("Exit", "RefExit")
+_PUTS = ("StackPushV2", "TensorArrayWriteV3", "TensorArrayScatterV3", "TensorArraySplitV3")
+_TAKES = ("StackPopV2", "TensorArrayReadV3", "TensorArrayGatherV3", "TensorArrayConcatV3")
+
+Walk = Callable[[StepWalk, tuple[Unit, ...]], None]
+
+
+def leave(step: StepWalk, node: str) -> list[Fact] | None:
+    """Exit: what a loop's variable is after the last turn."""
+    return [_known_outside(step, f"{node}:0", step.inputs(node)[0])]
+
+
+def pass_on(step: StepWalk, node: str) -> list[Fact] | None:
+    """NextIteration."""
+    return list(step.inputs(node))
+
+
+def decide(step: StepWalk, node: str) -> list[Fact] | None:
+    """LoopCond: all workers take as many turns."""
+    step.take(node, 0, REPLICATED)
+    return step.all_outputs(node, REPLICATED)
+
+
+def visit_frame(step: StepWalk, frame: LoopFrame, walk: Walk, check_whole: Callable[[StepWalk, str], None]) -> None:
+    """Gives all that a loop computes its layouts.
+
+    Args:
+        step: the walk.
+        frame: the loop.
+        walk: visits the units of a loop.
+        check_whole: refuses a node that would not give all workers the same of whole inputs.
+    """
+    brought: dict[str, Layout] = {}
+    if frame.nodes.isdisjoint(step.gathered):
+        while (inner := _settle(step, frame, walk, brought)) is not None:
+            more = _find_brought(step, frame, inner)
+            if more == {}:
+                return _adopt(step, frame, inner, brought)
+            if not more or more.keys() <= brought.keys():
+                break
+            brought |= more
+    whole = _settle(step, frame, walk, dict.fromkeys(frame.enters, REPLICATED))
+    _take_whole(step, frame, whole, check_whole)
+
+
+def _settle(step: StepWalk, frame: LoopFrame, walk: Walk, brought: Mapping[str, Layout]) -> StepWalk | None:
+    """A walk over a turn that gives back what it has begun with; None where there is none."""
+    view = step.view
+    starts = {enter: step.facts[view.inputs(enter)[0]] for enter in frame.enters}
+    starts |= {enter: replace(starts[enter], layout=layout) for enter, layout in brought.items()}
+    begins = {head: _find_begin(step, head, starts) for head in frame.heads}
+    facts = {head: starts[begins[head][0]] for head in frame.heads}
+    stored: Mapping[str, Fact] = {}
+    for _ in range(_MOST_ROUNDS):
+        inner = replace(
+            StepWalk(view, step.bodies, step.batches, step.part_variables, pieces=step.pieces),
+            prefix=f"{step.prefix}{_INSIDE}{frame.name}/",
+            gathered=set(step.gathered),
+            stored=dict(step.stored),
+            stored_before=stored,
+        )
+        for enter, fact in starts.items():
+            inner.facts[f"{enter}:0"] = fact
+        for head, fact in facts.items():
+            inner.facts |= {f"{head}:0": fact, f"{head}:1": step.fact(f"{head}:1", REPLICATED)}
+        try:
+            walk(inner, frame.units)
+        except GraphError:
+            return None  # what cannot be taken whole says so itself
+        joined = {}
+        for head, fact in facts.items():
+            enter, next_turn, is_nothing = begins[head]
+            given = _known_outside(step, f"{head}:0", inner.facts[next_turn])
+            joined[head] = join_turns(step, f"{head}:0", fact, given, is_nothing)
+        if joined == facts and inner.stored == stored:
+            inner.gathered -= step.gathered
+            return inner
+        found = {head: fact for head, fact in joined.items() if fact is not None}
+        if len(found) < len(joined):
+            return None
+        facts, stored = found, inner.stored
+    return None
+
+
+def _find_begin(step: StepWalk, head: str, starts: Mapping[str, Fact]) -> tuple[str, str, bool]:
+    """How a loop's variable comes in, what the last turn gives for it, and whether it begins with zeros."""
+    view = step.view
+    nodes = [split_tensor(tensor)[0] for tensor in view.inputs(head)]
+    enters = [node for node in nodes if node in starts]
+    turns = [f"{node}:0" for node in nodes if view.op(node) in NEXT_ITERATIONS]
+    if len(enters) != 1 or len(turns) != 1:
+        raise GraphError(f"Layouts cannot follow {view.op(head)} {head!r} of a loop. {REMEDY}")
+    return enters[0], turns[0], starts[enters[0]].is_same and are_zeros(view, view.inputs(enters[0])[0])
+
+
+def _known_outside(step: StepWalk, tensor: str, fact: Fact) -> Fact:
+    """What is known of what a turn gives on: lengths that it has computed may be others in the next one."""
+    is_open = any(one is not None and _is_of_turn(step, one) for one in fact.values() or ())
+    dims = fact.dims
+    if dims is not None:
+        names = [Length.of(f"{step.prefix}{tensor}[{axis}]") for axis in range(len(dims))]
+        dims = tuple(new if _is_of_turn(step, one) else one for one, new in zip(dims, names, strict=True))
+    return Fact(fact.layout, dims, None if is_open else fact.value)
+
+
+def _is_of_turn(step: StepWalk, length: Length) -> bool:
+    """Whether a turn of a loop has computed a length; also of the loop whose gradient a loop is."""
+    return any(length.has_symbol_of(inside) for inside in (_INSIDE, f"{step.prefix}{_INSIDE}"))
+
+
+def _find_brought(step: StepWalk, frame: LoopFrame, inner: StepWalk) -> dict[str, Layout] | None:
+    """What must come in replicated so that a turn needs nothing in another layout; None where that does not help."""
+    found: dict[str, Layout] = {}
+    changes = [key for key, edges in inner.changes.items() if edges]
+    lengths = [tensor for tensor in _left(step, frame, inner) if inner.facts[tensor].is_lengths]
+    for tensor, layout in (*changes, *((one, REPLICATED) for one in lengths)):
+        sources = _find_sources(frame, inner, tensor)
+        if layout != REPLICATED or not sources:
+            return None
+        found |= dict.fromkeys(sources, REPLICATED)
+    inner.changes = {}
+    return None if inner.needs_changes else found
+
+
+def _left(step: StepWalk, frame: LoopFrame, inner: StepWalk) -> list[str]:
+    """The tensors of which something outside takes the last value."""
+    view, found = step.view, []
+    for tensor in inner.facts:
+        exits = [e.node for e in view.consumers(tensor) if e.node not in frame.nodes and view.op(e.node) in _EXITS]
+        if any(view.consumers(f"{node}:0") for node in exits):
+            found.append(tensor)
+    return found
+
+
+def _find_sources(frame: LoopFrame, inner: StepWalk, tensor: str) -> set[str]:
+    """The entries by which lengths and parts of reductions have come of which a tensor is computed."""
+    view, waiting, seen, found = inner.view, [tensor], {tensor}, set[str]()
+    while waiting:
+        one = waiting.pop()
+        node = split_tensor(one)[0]
+        fact = inner.facts.get(one)
+        if fact is None or not (fact.layout == LENGTHS or is_partial(fact)):
+            continue
+        if node in frame.enters:
+            found.add(node)
+            continue
+        fresh = [taken for taken in view.inputs(node) if taken not in seen]
+        seen |= set(fresh)
+        waiting += fresh
+    return found
+
+
+def _adopt(step: StepWalk, frame: LoopFrame, inner: StepWalk, brought: Mapping[str, Layout]) -> None:
+    """Has the loop's inputs come as its turns take them."""
+    view = step.view
+    begun = {split_tensor(tensor)[0]: head for head in frame.heads for tensor in view.inputs(head)}
+    for enter in frame.enters:
+        start = step.facts[view.inputs(enter)[0]]
+        layout: Layout = inner.facts[f"{enter}:0"].layout
+        if enter in begun:
+            fact = inner.facts[f"{begun[enter]}:0"]
+            is_part = fact.is_sum and start.is_same
+            layout = start.layout if is_part and are_zeros(view, view.inputs(enter)[0]) else fact.layout
+            layout = start.layout if start.is_same and layout == LENGTHS else layout
+        if enter in brought or layout != start.layout:
+            step.take(enter, 0, layout)
+    step.facts |= inner.facts
+    step.blocks |= inner.blocks
+    step.stored = inner.stored
+
+
+def _take_whole(
+    step: StepWalk, frame: LoopFrame, inner: StepWalk | None, check_whole: Callable[[StepWalk, str], None]
+) -> None:
+    """Has the loop take all its inputs, and what it finds in stores, whole; all workers compute the same.
+
+    Args:
+        step: the walk.
+        frame: the loop.
+        inner: a walk over a turn of whole inputs, which knows lengths; None where there is none.
+        check_whole: see `visit_frame`.
+    """
+    view = step.view
+    for enter in frame.enters:
+        tensor = view.inputs(enter)[0]
+        if isinstance(step.facts[tensor].layout, Sharded):
+            step.mixing.setdefault(enter, [tensor])
+        step.take(enter, 0, REPLICATED)
+    for node in sorted(frame.nodes):
+        for tensor in view.outputs(node):
+            known = inner.facts.get(tensor) if inner is not None else None
+            step.facts[tensor] = known if known is not None and known.is_same else step.fact(tensor, REPLICATED)
+        held = step.stored.get(store := store_of(view, view.inputs(node)[0])) if view.op(node) in _TAKES else None
+        if held is not None and not held.is_same:
+            step.gathered.add(store)
+        check_whole(step, node)
+    for node in frame.nodes:
+        if view.op(node) in _PUTS:
+            store = store_of(view, view.inputs(node)[0])
+            known = inner.stored.get(store) if inner is not None else None
+            step.stored[store] = known if known is not None and known.is_same else Fact(REPLICATED)

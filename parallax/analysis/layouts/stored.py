@@ -1,0 +1,142 @@
+"""Rules of ops on stacks and arrays of tensors, as loops of the old style keep them.
+
+What a store holds is not in its handle: the walk keeps what is known of the tensors of each store. They have one
+layout; where a tensor is put in that has another, the store holds whole tensors.
+"""
+
+from __future__ import annotations
+
+from parallax.analysis.layouts.facts import LENGTHS, REPLICATED, Dims, Fact
+from parallax.analysis.layouts.loops import join_facts
+from parallax.analysis.layouts.step_walk import REMEDY, StepWalk
+from parallax.errors import GraphError
+from parallax.graph.tensor_stores import store_of
+from parallax.plans.layouts import Sharded
+
+
+def make_store(step: StepWalk, node: str) -> list[Fact] | None:
+    """StackV2, TensorArrayV3 and TensorArrayGradV3: as many tensors as all workers agree on."""
+    step.replicate(node)
+    return step.all_outputs(node, REPLICATED)
+
+
+def push(step: StepWalk, node: str) -> list[Fact] | None:
+    """StackPushV2 gives what it takes."""
+    return [_put(step, node, 1, step.inputs(node)[1])]
+
+
+def pop(step: StepWalk, node: str) -> list[Fact] | None:
+    """StackPopV2."""
+    fact = _find_held(step, node)
+    if fact is None:
+        raise GraphError(f"Layouts cannot tell what {node!r} takes from a stack. {REMEDY}")
+    return step.all_outputs(node, fact.layout, fact.dims, fact.value)
+
+
+def write(step: StepWalk, node: str) -> list[Fact] | None:
+    """TensorArrayWriteV3 gives a flow, which says in which order ops run."""
+    step.take(node, 1, REPLICATED)
+    _put(step, node, 2, step.inputs(node)[2])
+    return step.all_outputs(node, REPLICATED)
+
+
+def read(step: StepWalk, node: str) -> list[Fact] | None:
+    """TensorArrayReadV3; of an array in which nothing is set all workers have zeros."""
+    step.take(node, 1, REPLICATED)
+    fact = _find_held(step, node)
+    return step.all_outputs(node, REPLICATED) if fact is None else [step.fact(f"{node}:0", fact.layout, fact.dims)]
+
+
+def stack_up(step: StepWalk, node: str) -> list[Fact] | None:
+    """TensorArrayGatherV3: some tensors along a new first axis."""
+    numbers, fact = step.take(node, 1, REPLICATED), _find_held(step, node)
+    if fact is None:
+        return step.all_outputs(node, REPLICATED)
+    layout = fact.layout
+    if fact.axis is not None and fact.part is not None:
+        layout = Sharded(fact.axis + 1, fact.part)
+    dims = (numbers.dims[0], *fact.dims) if numbers.dims and fact.dims is not None else None
+    return step.all_outputs(node, layout, dims)
+
+
+def put_slices(step: StepWalk, node: str) -> list[Fact] | None:
+    """TensorArrayScatterV3: the slices along the first axis, which all workers have where that is sharded."""
+    step.take(node, 1, REPLICATED)
+    fact = step.inputs(node)[2]
+    if fact.axis == 0:
+        step.mixing[node] = [step.view.inputs(node)[2]]
+        fact = step.take(node, 2, REPLICATED)
+    layout = fact.layout
+    if fact.axis is not None and fact.part is not None:
+        layout = Sharded(fact.axis - 1, fact.part)
+    _put(step, node, 2, Fact(layout, fact.dims[1:] if fact.dims is not None else None))
+    return step.all_outputs(node, REPLICATED)
+
+
+def join_up(step: StepWalk, node: str) -> list[Fact] | None:
+    """TensorArrayConcatV3: tensors one behind the other along their first axis, and how long each is."""
+    fact = _find_held(step, node)
+    if fact is not None and fact.axis == 0:
+        step.gathered.add(_store(step, node))
+        fact = None
+    value, lengths = step.view.outputs(node)
+    layout = REPLICATED if fact is None else fact.layout
+    return [step.fact(value, layout, _with_open_first(step, value, fact)), step.fact(lengths, REPLICATED)]
+
+
+def put_pieces(step: StepWalk, node: str) -> list[Fact] | None:
+    """TensorArraySplitV3: pieces along the first axis, which all workers have where that is sharded."""
+    step.take(node, 2, REPLICATED)
+    fact = step.inputs(node)[1]
+    if fact.axis == 0:
+        step.mixing[node] = [step.view.inputs(node)[1]]
+        fact = step.take(node, 1, REPLICATED)
+    _put(step, node, 1, Fact(fact.layout, _with_open_first(step, f"{node}:0", fact)))
+    return step.all_outputs(node, REPLICATED)
+
+
+def measure_store(step: StepWalk, node: str) -> list[Fact] | None:
+    """TensorArraySizeV3."""
+    return step.all_outputs(node, REPLICATED, ())
+
+
+def _store(step: StepWalk, node: str) -> str:
+    return store_of(step.view, step.view.inputs(node)[0])
+
+
+def _find_held(step: StepWalk, node: str) -> Fact | None:
+    """What is known of the tensors that a node finds in a store; None where nothing has been put in."""
+    store = _store(step, node)
+    return step.stored_before.get(store) or step.stored.get(store)
+
+
+def _put(step: StepWalk, node: str, slot: int, fact: Fact) -> Fact:
+    """Puts a tensor, or slices of it, into a store.
+
+    Args:
+        step: the walk.
+        node: puts them in.
+        slot: where it takes the tensor.
+        fact: what is known of what is put in.
+
+    Returns:
+        What is known of it as it lies there.
+    """
+    store = _store(step, node)
+    if store in step.gathered and not fact.is_same:
+        taken = step.take(node, slot, REPLICATED)
+        fact = Fact(REPLICATED, fact.dims, taken.value)
+    before = step.stored.get(store)
+    joined = fact if before is None else join_facts(step, f"{node}:0", before, fact)
+    layouts = {fact.layout} if before is None else {before.layout, fact.layout}
+    if joined is None or (len(layouts) > 1 and not layouts <= {REPLICATED, LENGTHS}):
+        step.gathered.add(store)
+        joined = Fact(REPLICATED)
+    step.stored[store] = joined
+    return fact
+
+
+def _with_open_first(step: StepWalk, tensor: str, fact: Fact | None) -> Dims | None:
+    """The lengths of a tensor of which only the first is another."""
+    known = step.fact(tensor, REPLICATED).dims
+    return None if fact is None or not fact.dims or not known else (known[0], *fact.dims[1:])

@@ -1,0 +1,46 @@
+"""Which stack or array of tensors a handle stands for: such a store is filled in one place and read in another."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from parallax.graph.view import GraphView, once_per_view, split_tensor
+
+_PASSES = ("Enter", "RefEnter", "Identity", "Switch", "Merge", "NextIteration", "Exit")
+_GRADIENTS = ("TensorArrayGradV3", "TensorArrayGradWithShape")
+
+
+def store_of(view: GraphView, handle: str) -> str:
+    """The name of the store that a tensor is a handle of; that of a gradient follows from what it is the gradient of.
+
+    Args:
+        view: the graph.
+        handle: the tensor. A handle may have been kept on a stack itself, as those of loops inside loops are.
+    """
+    return _follow(view, handle, _find_pushed(view))
+
+
+def _follow(view: GraphView, handle: str, pushed: Mapping[str, str]) -> str:
+    node = split_tensor(handle)[0]
+    while True:
+        op, inputs = view.op(node), view.inputs(node)
+        if op in _PASSES:
+            node = split_tensor(inputs[0])[0]
+        elif op == "StackPopV2" and (taken := pushed.get(_follow(view, inputs[0], pushed))) is not None:
+            node = split_tensor(taken)[0]
+        elif op in _GRADIENTS:
+            return f"{_follow(view, inputs[0], pushed)} {view.nodes[node].attr['source'].s.decode()}"
+        else:
+            return node
+
+
+@once_per_view
+def _find_pushed(view: GraphView) -> dict[str, str]:
+    """Stack -> what is pushed on it."""
+    pushes = [view.inputs(node) for node in view.nodes if view.op(node) == "StackPushV2"]
+    found: dict[str, str] = {}
+    while True:  # the handle that a push takes may come from another stack
+        more = {_follow(view, inputs[0], found): inputs[1] for inputs in pushes}
+        if more.keys() == found.keys():
+            return found
+        found = more
