@@ -31,12 +31,17 @@ def rows(axis=0, factor=1, blocks=1):
     return Sharded(axis, ShardedAxis(BATCH, Length.of(factor), blocks))
 
 
-def layouts_of(program):
+def layouts_of(program, control_flow_v2=True):
     """The layouts of what a program computes of a batch x `[batch, 4]` and a replicated w `[4, 4]`."""
-    with tf.Graph().as_default() as graph:
-        x = v1.placeholder(tf.float32, [None, 4], name="x")
-        mark_batch(x, "train")
-        tf.identity(program(x, tf.ones([4, 4])), name="result")
+    toggle = v1.enable_control_flow_v2 if control_flow_v2 else v1.disable_control_flow_v2
+    toggle()
+    try:
+        with tf.Graph().as_default() as graph:
+            x = v1.placeholder(tf.float32, [None, 4], name="x")
+            mark_batch(x, "train")
+            tf.identity(program(x, tf.ones([4, 4])), name="result")
+    finally:
+        v1.enable_control_flow_v2()
     captured = capture(graph)
     functions = functions_of(captured.view, lambda op: visit_node.differs(op, False))
     differs = partial(visit_node.differs, equal_randomness=False)
@@ -120,6 +125,40 @@ def repeated(step, start):
 )
 def test_a_result_has_the_layout_that_follows_from_its_inputs(program, layout):
     assert layouts_of(program).facts["result:0"].layout == layout
+
+
+def noise_like(a):
+    return tf.random.uniform(tf.shape(a))
+
+
+@pytest.mark.parametrize(
+    "program, layout",
+    [
+        (lambda x, w: repeated(lambda a: tf.tanh(a @ w), x), rows()),
+        (lambda x, w: repeated(lambda a: a + noise_like(a), x), rows()),
+        (lambda x, w: repeated(lambda a: a + tf.reduce_sum(x, 0), tf.zeros([4])), SUM),
+        (lambda x, w: (lambda total: repeated(lambda a: tf.tanh(a - total), x))(tf.reduce_sum(x)), rows()),
+        (lambda x, w: repeated(lambda a: repeated(lambda b: tf.tanh(a + b), a), x), rows()),
+        (lambda x, w: repeated(lambda a: tf.cond(a[0, 0] > 0, lambda: a, lambda: -a), x), SAME),
+        (lambda x, w: repeated(lambda a: tf.cond(w[0, 0] > 0, lambda: a, lambda: -a), x), rows()),
+        (lambda x, w: tf.while_loop(lambda i: i < tf.shape(x)[0], lambda i: i + 1, [0]), SAME),
+        (lambda x, w: tf.map_fn(lambda column: column * 2.0, tf.transpose(x)), rows(1)),
+        (lambda x, w: tf.map_fn(tf.reduce_sum, tf.transpose(x)), SUM),
+        (lambda x, w: tf.map_fn(lambda row: row * 2.0, x), SAME),
+        (lambda x, w: tf.scan(lambda a, column: a + column, tf.transpose(x)), rows(1)),
+        (lambda x, w: tf.cond(tf.reduce_sum(x) > 0, lambda: x + 1.0, lambda: -x), rows()),
+        (lambda x, w: tf.cond(w[0, 0] > 0, lambda: tf.reduce_sum(x, 0), lambda: tf.zeros([4])), SUM),
+        (lambda x, w: tf.cond(w[0, 0] > 0, lambda: tf.reduce_sum(x, 0), lambda: w[0]), COUNTED),
+        (lambda x, w: tf.gradients(repeated(lambda a: tf.tanh(a @ w), x), w)[0], SUM),
+        (lambda x, w: tf.gradients(repeated(lambda a: tf.tanh(a @ w), x), x)[0], rows()),
+        (lambda x, w: tf.gradients(tf.map_fn(lambda a: tf.tanh(a[:, None] * w[0]), tf.transpose(x)), w)[0], SUM),
+        (lambda x, w: tf.gradients(tf.scan(lambda a, b: tf.tanh(a + b), tf.transpose(x)), x)[0], rows()),
+    ],
+)
+def test_a_loop_of_the_old_style_has_the_layouts_that_follow_from_its_inputs(program, layout):
+    found = layouts_of(program, control_flow_v2=False)
+    assert found.facts["result:0"].layout == layout
+    assert layout == SAME or not found.mixing
 
 
 @pytest.mark.parametrize(
