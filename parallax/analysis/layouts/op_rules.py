@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from parallax.analysis.layouts import along, cuts, frame_walk, lists, loops, moves, numbered, ragged, reductions, stored
+from parallax.analysis.layouts import along, cuts, frame_walk, lists, loops, moves, numbered, ragged, reductions, stacks
 from parallax.analysis.layouts.elementwise import elementwise
 from parallax.analysis.layouts.facts import Fact
 from parallax.analysis.layouts.step_walk import StepWalk
@@ -132,15 +132,15 @@ RULES: dict[str, Rule] = {
     "LoopCond": frame_walk.decide,
     **dict.fromkeys(
         ("StackV2", "TensorArrayV3", "TensorArrayGradV3", "TensorArrayGradWithShape"),
-        stored.make_store,
+        stacks.make_store,
     ),
-    "StackPushV2": stored.push,
-    "StackPopV2": stored.pop,
-    "TensorArrayWriteV3": stored.write,
-    "TensorArrayReadV3": stored.read,
-    "TensorArrayGatherV3": stored.stack_up,
-    "TensorArrayScatterV3": stored.put_slices,
-    "TensorArrayConcatV3": stored.join_up,
-    "TensorArraySplitV3": stored.put_pieces,
-    "TensorArraySizeV3": stored.measure_store,
+    "StackPushV2": stacks.push,
+    "StackPopV2": stacks.pop,
+    "TensorArrayWriteV3": stacks.write,
+    "TensorArrayReadV3": stacks.read,
+    "TensorArrayGatherV3": stacks.stack_up,
+    "TensorArrayScatterV3": stacks.put_slices,
+    "TensorArrayConcatV3": stacks.join_up,
+    "TensorArraySplitV3": stacks.put_pieces,
+    "TensorArraySizeV3": stacks.measure_store,
 }
