@@ -185,6 +185,13 @@ class JobInMemory:
         values = iter(self._session.run(shown, feeds))
         return [[next(values) for _ in names] for names in asked]
 
+    def run_alone(self, rank: int, fetches: Sequence[str], given: dict[str, Any]) -> list[Any]:
+        """Runs a worker of asynchronous training once; as `run`."""
+        names = self._names[rank]
+        resolved = names.resolve(tuple(fetches), given, None)
+        feeds = {of_worker(rank, tensor): value for tensor, value in resolved.feeds(given).items()}
+        return list(self._session.run([self._shown(rank, name) for name in resolved.tensors], feeds))
+
     def _shown(self, rank: int, name: str) -> str:
         """A worker's tensor; of an op what is known only when it has run, where there is such a tensor."""
         if ":" in name or not self._session.has(ran(rank, name)):

@@ -62,13 +62,14 @@ class Analysed:
         return spec_to_json(self.spec, self.sources)
 
 
-def analyse(graph: Graph, lazy_updates: bool = True, layouts: bool | None = None) -> Analysed:
+def analyse(graph: Graph, lazy_updates: bool = True, layouts: bool | None = None, synchronous: bool = True) -> Analysed:
     """Captures and classifies a tf.Graph.
 
     Args:
         graph: the tf.Graph.
         lazy_updates: whether updates of whole tables are made by row, later (Config.lazy_updates).
         layouts: whether losses are followed by the layouts of tensors (Config.layouts); None: where that can be.
+        synchronous: whether every step takes the gradients of all workers.
 
     Raises:
         GraphError: when it cannot be trained in parallel.
@@ -88,11 +89,16 @@ def analyse(graph: Graph, lazy_updates: bool = True, layouts: bool | None = None
             "single_gpu_graph is empty: what is made eagerly (variables, a Keras model) is in no tf.Graph. Build the "
             f"model `with graph.as_default()`. {_OTHER_DOORS}"
         )
-    captured = capture(graph, by_row=lazy_updates, by_layouts=layouts)
+    captured = capture(graph, by_row=lazy_updates, by_layouts=layouts, synchronous=synchronous)
     try:
         spec, sources = classify(captured)
     except GraphError:
-        if layouts is False or not captured.by_layouts or not (layouts is None or captured.is_opened):
+        if (
+            not synchronous
+            or layouts is False
+            or not captured.by_layouts
+            or not (layouts is None or captured.is_opened)
+        ):
             raise
         captured = capture(graph, by_row=lazy_updates, by_layouts=False)
         spec, sources = classify(captured)
@@ -102,8 +108,7 @@ def analyse(graph: Graph, lazy_updates: bool = True, layouts: bool | None = None
 def analyse_for(graph: Graph, config: Config, synchronous: bool = True) -> Analysed:
     """Captures and classifies a tf.Graph, by the layouts of tensors where the configuration allows for that.
 
-    Layouts compute one process's step of the global batch: not where workers take steps of their own. Where an update
-    takes several batches, they do so where they are asked for.
+    Where an update takes several batches, they do so where they are asked for.
 
     Args:
         graph: the tf.Graph.
@@ -113,12 +118,11 @@ def analyse_for(graph: Graph, config: Config, synchronous: bool = True) -> Analy
     Raises:
         GraphError: when it cannot be trained in parallel.
     """
-    is_one_step = synchronous and config.accumulate_steps == 1
-    layouts = False if config.layouts is None and not is_one_step else config.layouts
-    return analyse(graph, config.lazy_updates, layouts)
+    layouts = False if config.layouts is None and config.accumulate_steps > 1 else config.layouts
+    return analyse(graph, config.lazy_updates, layouts, synchronous)
 
 
-def analysed_as(graph: Graph, text: str, digest: str, lazy_updates: bool = True) -> Analysed:
+def analysed_as(graph: Graph, text: str, digest: str, lazy_updates: bool = True, synchronous: bool = True) -> Analysed:
     """Captures a worker's graph and takes the launcher's classes for it.
 
     Args:
@@ -126,9 +130,10 @@ def analysed_as(graph: Graph, text: str, digest: str, lazy_updates: bool = True)
         text: `Analysed.to_json` of the launcher's analysis.
         digest: fingerprint of the worker's graph.
         lazy_updates: as the launcher's.
+        synchronous: as the launcher's.
     """
     spec, sources = spec_from_json(text)
-    captured = capture(graph, digest, lazy_updates, spec.layouts)
+    captured = capture(graph, digest, lazy_updates, spec.layouts, synchronous)
     return Analysed(captured, replace(spec, fingerprint=digest), sources)
 
 

@@ -177,10 +177,10 @@ def _make_graph(
     launcher, digest = launchers_graph(graph, parcel.graph, plan.fingerprint, members.rank)
     members.start()
     take_launchers_graph(graph, launcher, members.workers)
-    alone = analysed_as(graph, parcel.spec, digest, config.lazy_updates)
+    alone = analysed_as(graph, parcel.spec, digest, config.lazy_updates, plan.synchronous)
     plan.check_belongs_to(alone.spec, plan.layout)
     members.folders.lead_hooks(config.hooks, members.workers)
-    analysed = _with_hooks(alone, graph, config)
+    analysed = _with_hooks(alone, graph, config, plan.synchronous)
     rewrites = rewrites_of(analysed, plan, equal_randomness)
     _agree("plan", plan.to_json())
     _agree("decisions", repr(rewrites))
@@ -334,13 +334,15 @@ def _going_on(place: editor.Worker, found: StoredPositions | None) -> editor.Wor
     return replace(place, keeps_positions=True, seed=found.seed, shares=shares)
 
 
-def _with_hooks(analysed: Analysed, graph: Graph, config: Config) -> Analysed:
+def _with_hooks(analysed: Analysed, graph: Graph, config: Config, synchronous: bool) -> Analysed:
     """The graph with what the user's hooks add to it when they begin."""
     before = graph.version
     begin_hooks(config.hooks, graph)
     with current_process_group().folders.chiefs_begin():
         begin_hooks(config.chief_only_hooks, graph)
-    return analysed if graph.version == before else analyse(graph, config.lazy_updates, analysed.spec.layouts)
+    if graph.version == before:
+        return analysed
+    return analyse(graph, config.lazy_updates, analysed.spec.layouts, synchronous)
 
 
 def _agree(what: str, text: str) -> None:

@@ -44,7 +44,7 @@ def decided(
     with graph.as_default(), v1.variable_scope("", use_resource=resource):
         v1.set_random_seed(3)
         build(6)
-    analysed = analyse(graph)
+    analysed = analyse(graph, synchronous=constraints.get("synchronous", True))
     plan = feasible(
         analysed, layout or one_host(workers, SERVERS), PlanConstraints(**{"run_option": "PS", **constraints})
     )

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 
 from parallax.analysis.layouts.facts import COUNTED, LENGTHS, REPLICATED, Fact
 from parallax.analysis.layouts.step_walk import REMEDY, StepWalk, is_partial
-from parallax.analysis.layouts.training_graph import TrainingGraph, VisitedGraph, find_step
+from parallax.analysis.layouts.training_graph import TrainingGraph, VisitedGraph, after_gradients, find_step
 from parallax.analysis.layouts.visit_step import FunctionWalks, visit_all
 from parallax.analysis.reading.capture import variable_of_tensor
 from parallax.errors import GraphError
@@ -69,6 +69,14 @@ def last_gradients(view: GraphView, sources: tuple[GradientSource, ...]) -> tupl
         if outside:
             found.append(replace(source, outside=outside))
     return tuple(found)
+
+
+def layouts_of_one(graph: TrainingGraph) -> Layouts:
+    """The layouts of a worker that takes steps of its own: it has every tensor as one process has that on its batch."""
+    view, after = graph.view, after_gradients(graph.view, graph.sources)
+    visited = [n for n in view.nodes if n not in after and n not in graph.initial and graph.is_of_step(n)]
+    facts = {tensor: Fact(REPLICATED) for node in visited for tensor in view.outputs(node)}
+    return Layouts(facts, frozenset(), LayoutRewrites(), (), {})
 
 
 def find_layouts(graph: TrainingGraph) -> Layouts:

@@ -32,7 +32,7 @@ from parallax.graph.garbage import cycles_wait
 from parallax.graph.ops import state_op
 from parallax.graph.spec import OPEN_SHAPE, GradientSource, GraphSpec, Slot, VariableClass, VariableSpec, model_key
 from parallax.graph.view import EXAMPLES, GraphView, split_tensor
-from parallax.plans.rewrites import Rewrites
+from parallax.plans.rewrites import Rewrites, TrainingMode
 
 _LADDER = {"alltoall": "allgather", "allgather": "raw"}
 """What is tried next for a part whose route met an op without a rule."""
@@ -165,7 +165,8 @@ def _best_case(
     routes, reasons = dict(routes), dict(reasons)
     while True:
         try:
-            return propagate(captured, sources, routes), routes, reasons
+            terms = TrainingMode(captured.synchronous)
+            return propagate(captured, sources, routes, terms=terms), routes, reasons
         except NoRule as error:
             if routes.get(error.part) not in _LADDER:
                 raise GraphError(

@@ -135,8 +135,8 @@ def _of_several_kinds(look: _PieceRules, ids: str) -> list[GradientPiece]:
 
 
 def _of_equal_ids(look: _PieceRules, ids: str) -> GradientPiece:
-    if look.walk.known.layouts is not None:
-        return GradientPiece(ids, "shared")  # rows of replicated numbers are partial sums
+    if look.walk.known.layouts is not None:  # rows of replicated numbers are partial sums, or one worker's own
+        return GradientPiece(ids, "shared" if look.walk.known.captured.synchronous else "joined")
     kind = kind_of_equal_ids(look.axes, ids, look.forward)
     return GradientPiece(ids, kind) if kind in ("shared", "joined") else GradientPiece(ids, "unknown", kind)
 

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Set
 from dataclasses import replace
 from functools import partial
 
-from parallax.analysis.layouts.find_layouts import Layouts, find_layouts, last_gradients
+from parallax.analysis.layouts.find_layouts import Layouts, find_layouts, last_gradients, layouts_of_one
 from parallax.analysis.layouts.step_walk import REMEDY
 from parallax.analysis.layouts.training_graph import TrainingGraph
 from parallax.analysis.propagation import visit_node
@@ -160,7 +160,7 @@ def is_by_layouts(captured: Captured, terms: TrainingMode) -> bool:
     """Whether losses are followed by the layouts of tensors.
 
     Where nothing is said of it, they are in graphs of front ends, whose batches are marked, when the workers update
-    variables together with each batch.
+    variables with each batch.
 
     Args:
         captured: the graph.
@@ -170,7 +170,7 @@ def is_by_layouts(captured: Captured, terms: TrainingMode) -> bool:
         return captured.by_layouts
     nodes = captured.view.nodes.values()
     is_kept = terms.accumulate_steps > 1 and not is_of_script(captured.view)
-    return any(map(batch_of, nodes)) and terms.synchronous and not is_kept
+    return any(map(batch_of, nodes)) and not is_kept
 
 
 def _layouts_of(captured: Captured, sources: tuple[GradientSource, ...], functions: Functions) -> Layouts | GraphError:
@@ -185,7 +185,7 @@ def _layouts_of(captured: Captured, sources: tuple[GradientSource, ...], functio
         steps = _of_steps(captured, initial) if is_of_script(view) else None
         graph = TrainingGraph(view, variables, sources, initial, functions, differs, visit_node.is_random, steps)
         try:
-            captured.remembered[sources] = find_layouts(graph)
+            captured.remembered[sources] = find_layouts(graph) if captured.synchronous else layouts_of_one(graph)
         except GraphError as error:
             captured.remembered[sources] = error
     found: Layouts | GraphError = captured.remembered[sources]
@@ -206,8 +206,7 @@ def _of_steps(captured: Captured, initial: Set[str]) -> Set[str]:
 
 def _first_walk(known: Known, order: list[str]) -> tuple[Walk, ParallaxError | None]:
     """Takes variables for slots that are so named; where one is none, the walk shall find which there are."""
-    parts = frozenset(v for v in known.captured.variables if is_part(known.captured.view.nodes[v]))
-    alone = Assumed({part: part for part in known.tables}, Denominators(), own=parts)
+    alone = Assumed({part: part for part in known.tables}, Denominators(), own=_kept_by_each(known.captured))
     named = _expected_slots(known.captured, known.tables)
     try:
         walk, refusal = _walk(known, replace(alone, table_of={**alone.table_of, **named}), order)
@@ -217,6 +216,14 @@ def _first_walk(known: Known, order: list[str]) -> tuple[Walk, ParallaxError | N
         if not named:
             raise
     return _walk(known, alone, order)
+
+
+def _kept_by_each(captured: Captured) -> frozenset[str]:
+    """Variables of which each worker has a part, or, where workers take steps of their own, that are declared local."""
+    variables, nodes = captured.variables, captured.view.nodes
+    return frozenset(
+        name for name, one in variables.items() if is_part(nodes[name]) or (one.is_local and not captured.synchronous)
+    )
 
 
 def _walk(known: Known, assumed: Assumed, order: list[str]) -> tuple[Walk, ParallaxError | None]:

@@ -111,14 +111,11 @@ def _check_layouts(walk: Walk, terms: TrainingMode) -> None:
     """What layouts cannot do yet.
 
     Raises:
-        GraphError: workers train apart, batches are not marked, or a front end's graph is to keep gradients.
+        GraphError: no batch is marked, or steps of a front end are not of all workers, or are to keep gradients.
     """
-    if not terms.synchronous:
-        raise GraphError(
-            "Config(layouts=True) computes the one process's step, and asynchronous workers take steps of their own. "
-            "Leave sync at True, or set layouts=False."
-        )
-    if not batch_by_node(walk.view):
+    if not terms.synchronous and not is_of_script(walk.view):
+        raise GraphError("Steps of Keras and of parallax.function are of all workers. Leave sync at True.")
+    if terms.synchronous and not batch_by_node(walk.view):
         raise GraphError(
             "Config(layouts=True) is for steps of Keras and of parallax.function, whose batches are known, and this "
             "graph marks none. Set layouts=False."
@@ -134,7 +131,7 @@ def _summed_rows(walk: Walk, terms: TrainingMode) -> tuple[Scale, ...]:
     """By layouts: the rows that are to be sums over the workers, and are parts of the global batch's gradients."""
     sparse = {source.values: source for source in walk.known.sources if source.indices is not None}
     scales = (Scale(tensor, tuple(outside_edges(walk, one, tensor))) for tensor, one in sparse.items())
-    return () if terms.average_sparse else tuple(scale for scale in scales if scale.edges)
+    return () if terms.average_sparse or not terms.synchronous else tuple(scale for scale in scales if scale.edges)
 
 
 def _tables(walk: Walk) -> tuple[Table, ...]:

@@ -81,6 +81,8 @@ class Captured:
         by_row: whether it was.
         by_layouts: whether losses are followed by the layouts of tensors (analysis/layouts); None, of front ends alone:
             where that can be. Of a script's graph False where its batch cannot be told.
+        synchronous: whether every step takes the gradients of all workers; else a worker's batch is its own, and no
+            batch is marked.
         fixed: the graph with the fixed batch that it was built for, where that was opened (fixed_batch.py).
         sums: table -> how many functions of its gradient rows are added up, if several.
         remembered: what was decided of this graph, and as these variables and records say, by what was asked.
@@ -94,6 +96,7 @@ class Captured:
     lazy: tuple[LazyTable, ...] = ()
     by_row: bool = False
     by_layouts: bool | None = None
+    synchronous: bool = True
     fixed: GraphView | None = None
     sums: Mapping[str, int] = field(default_factory=dict)
     remembered: dict[Any, Any] = field(init=False, default_factory=dict, repr=False, compare=False)
@@ -110,7 +113,13 @@ class Captured:
 
 
 @cycles_wait
-def capture(graph: Graph, digest: str | None = None, by_row: bool = False, by_layouts: bool | None = None) -> Captured:
+def capture(
+    graph: Graph,
+    digest: str | None = None,
+    by_row: bool = False,
+    by_layouts: bool | None = None,
+    synchronous: bool = True,
+) -> Captured:
     """Captures a TF1-style graph, whether built or imported, before or after Parallax was imported.
 
     Args:
@@ -118,14 +127,16 @@ def capture(graph: Graph, digest: str | None = None, by_row: bool = False, by_la
         digest: its fingerprint, where the process knows it already.
         by_row: whether updates of whole tables become updates by row, where they are proven the same.
         by_layouts: whether losses are followed by the layouts of tensors; None: in graphs of front ends, where that
-            can be.
+            can be, and where workers take steps of their own.
+        synchronous: whether every step takes the gradients of all workers.
     """
-    by_layouts = False if by_layouts is None and not is_of_front_end(graph) else by_layouts
+    if by_layouts is None and not is_of_front_end(graph):
+        by_layouts = not synchronous
     graph_def = meant(graph)
     digest = fingerprint(graph_def) if digest is None else digest
     inlined, calls = _flat(graph_def)
     inlined = take_rows_of_variables(inlined)
-    inlined = inlined if by_layouts is False else with_plain_normalizations(inlined)
+    inlined = with_plain_normalizations(inlined) if synchronous and by_layouts is not False else inlined
     names = [op.name for op in graph.get_operations()]
     view = GraphView(graph_def if inlined is graph_def else _with_shapes(inlined))
     is_open = {name for name, node in view.nodes.items() if node.op in VARIABLES and _shape_of(node) is None}
@@ -141,7 +152,7 @@ def capture(graph: Graph, digest: str | None = None, by_row: bool = False, by_la
     records, hidden = records_in(graph, names, calls, view)
     variables = _variables(graph, view, is_open)
     fixed = None
-    if by_layouts is not False and is_of_script(view):
+    if synchronous and by_layouts is not False and is_of_script(view):
         initial = view.ancestors(v.initializer for v in variables.values() if v.initializer)
         view = GraphView(_copy(view.graph_def))
         by_layouts = mark_open_batches(view, initial, losses_of(records))
@@ -149,7 +160,7 @@ def capture(graph: Graph, digest: str | None = None, by_row: bool = False, by_la
         if opened is not None:
             fixed, (view, records) = view, opened
             by_layouts = mark_open_batches(view, initial, losses_of(records))
-    return Captured(view, digest, variables, records, hidden, lazy, by_row, by_layouts, fixed, sums)
+    return Captured(view, digest, variables, records, hidden, lazy, by_row, by_layouts, synchronous, fixed, sums)
 
 
 def _copy(graph_def: GraphDef) -> GraphDef:
