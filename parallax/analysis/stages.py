@@ -161,6 +161,11 @@ def plan_for(
     path = Path(config.plan_file)
     plan = read_plan(path)
     plan.check_belongs_to(analysed.spec, layout)
+    if plan.synchronous != synchronous:
+        raise PlanError(
+            f"{path}: a plan file says whether every step takes the gradients of all workers: it was made with "
+            f"sync={plan.synchronous}, and the job has sync={synchronous}. Make the plan anew, or change the script."
+        )
     if config.wire_dtype not in (None, plan.wire_dtype):
         raise PlanError(
             f"{path}: a plan file says what travels as which type: wire_dtype is {plan.wire_dtype!r} there, and "

@@ -316,6 +316,16 @@ def test_a_gradient_after_anothers_update_cannot_be_kept() -> None:
         decided_by(models.chained, accumulate_steps=2)
 
 
+def test_a_plan_file_of_asynchronous_training_is_for_no_other(tmp_path: Path) -> None:
+    graph = tf.Graph()
+    with graph.as_default():
+        two_equal_tables(6)
+    config, layout, file = Config(run_option="PS"), one_host(2, 1), tmp_path / "plan.json"
+    file.write_text(plan_for(analyse(graph, synchronous=False), layout, config, synchronous=False).to_json())
+    with pytest.raises(PlanError, match="made with sync=False, and the job has sync=True"):
+        plan_for(analyse(graph), layout, Config(run_option="PS", plan_file=file))
+
+
 def test_a_plan_file_says_how_many_batches_an_update_takes(tmp_path: Path) -> None:
     graph = tf.Graph()
     with graph.as_default():

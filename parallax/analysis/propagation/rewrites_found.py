@@ -98,6 +98,8 @@ def rewrites_found(walk: Walk, terms: TrainingMode) -> Rewrites:
         keeps=keeps_of(walk) if is_kept else (),
         alike_rows=tuple(walk.alike_rows) if is_kept else (),
     )
+    if layouts is not None and not terms.synchronous:
+        return replace(rewrites, layouts=(layouts.rewrites,))
     if layouts is not None:
         batches = (*uneven.uneven_batches(walk.view), *uneven.batches_of_elements(walk.view))
         rewrites = replace(rewrites, layouts=(layouts.rewrites,), batches=batches)
@@ -111,10 +113,13 @@ def _check_layouts(walk: Walk, terms: TrainingMode) -> None:
     """What layouts cannot do yet.
 
     Raises:
-        GraphError: no batch is marked, or steps of a front end are not of all workers, or are to keep gradients.
+        GraphError: no batch is marked, or steps are planned otherwise than they were analysed.
     """
-    if not terms.synchronous and not is_of_script(walk.view):
-        raise GraphError("Steps of Keras and of parallax.function are of all workers. Leave sync at True.")
+    if terms.synchronous != walk.known.captured.synchronous:
+        raise GraphError(
+            f"The steps of this graph were analysed as {'each' if terms.synchronous else 'all'} worker's, and the plan "
+            f"is for {'all' if terms.synchronous else 'each'}. Leave sync at {not terms.synchronous}."
+        )
     if terms.synchronous and not batch_by_node(walk.view):
         raise GraphError(
             "Config(layouts=True) is for steps of Keras and of parallax.function, whose batches are known, and this "

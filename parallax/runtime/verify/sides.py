@@ -82,7 +82,7 @@ def run_single(graph: Graph, wanted: Settings, lazy_updates: bool = True) -> Non
     rounding = rounding_of(wanted.wire_dtype, wanted.compute_dtype)
     drawn_ops = kept_draws(folder)
     is_as_written = not any(node.op in UPDATES_OF_ROWS for node in analysed.captured.view.nodes.values())
-    as_written = analysed if is_as_written else analyse(graph, lazy_updates=False, layouts=False)
+    as_written = analysed if is_as_written else analyse(graph, lazy_updates=False, synchronous=False)
     one = OneProcess(
         graph, as_written, joined[0], wanted.seed or 1, wanted.compute_dtype, inlined=bool(drawn_ops or wanted.claims)
     )

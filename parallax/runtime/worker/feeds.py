@@ -55,7 +55,7 @@ def _candidates(graph: Graph) -> str:
     """The ops that a step may run, in words."""
     from parallax.analysis.stages import analyse
 
-    analysed = analyse(graph, layouts=False)
+    analysed = analyse(graph, synchronous=False)
     found = train_ops(analysed.captured, analysed.sources)
     if not found:
         return "No op of the graph updates a trained variable from its gradient."
