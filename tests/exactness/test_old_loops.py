@@ -59,6 +59,27 @@ FEATURES = {
     "a sum of examples from outside": "m = tf.reduce_sum(e, [0, 1])\n" + repeated("tf.tanh(s @ w - m)"),
     "a length as a number": repeated("tf.tanh(s @ w) / tf.cast(n, F)"),
     "a lookup in a loop": repeated("s + tf.gather(emb, ids[:, t]) @ w", "tf.zeros_like(x[0])"),
+    "a lookup in a loop and outside": repeated("s + tf.gather(emb, ids[:, t])"),
+    "two lookups in a loop": repeated("s @ w + tf.gather(emb, ids[:, t]) * tf.gather(emb, ids[:, 0])", goes_on="t < 2"),
+    "a lookup in a loop in a loop": repeated(
+        "tf.while_loop(lambda u, r: u < 2, lambda u, r: (u + 1, r @ w + tf.gather(emb, ids[:, u])), "
+        "[tf.constant(0), s])[1]"
+    ),
+    "a lookup of what all have": repeated("tf.tanh(s @ w) + tf.gather(emb, t)"),
+    "a lookup in a conditional": "h = tf.cond(tf.reduce_sum(e) > 0.0, lambda: tf.gather(emb, ids[:, 2]), lambda: x[0])",
+    "arrays of unknown shape": """
+        a = tf.TensorArray(F, 4, infer_shape=False).unstack(x)
+        b = tf.TensorArray(F, 4)
+        _, b = tf.while_loop(lambda t, b: t < 4, lambda t, b: (t + 1, b.write(t, a.read(t) @ w)), [tf.constant(0), b])
+        h = tf.reduce_sum(b.stack(), 0)
+    """,
+    "an array whose parts are put one behind the other": """
+        a = tf.TensorArray(F, 3, infer_shape=False, element_shape=[None, 4])
+        _, a = tf.while_loop(
+            lambda t, a: t < 3, lambda t, a: (t + 1, a.write(t, tf.tanh(x[t] @ w))), [tf.constant(0), a]
+        )
+        h = tf.reduce_sum(tf.reshape(a.concat(), [3, n, 4]), 0)
+    """,
     "gradients in a loop": repeated("s - 0.1 * tf.gradients(tf.reduce_sum(tf.square(s @ w)), s)[0]"),
     "noise in a loop": repeated("tf.tanh(s @ w) + 0.0 * tf.random.uniform(tf.shape(s), dtype=F)"),
 }

@@ -18,6 +18,7 @@ from parallax.analysis.layouts.visit_step import FunctionWalks, visit_all
 from parallax.analysis.reading.capture import variable_of_tensor
 from parallax.errors import GraphError
 from parallax.graph.batches import ADDED, VALUE, batch_by_node, is_part, reported_as
+from parallax.graph.grown_rows import find_grown_rows
 from parallax.graph.loop_frames import units_of
 from parallax.graph.ops import state_op
 from parallax.graph.spec import GradientSource
@@ -87,12 +88,13 @@ def find_layouts(graph: TrainingGraph) -> Layouts:
     """
     program, view, sources, variables = find_step(graph), graph.view, graph.sources, graph.variables
     pieces = frozenset(t for source in sources for t in _pieces(view, source))
+    grown = find_grown_rows(view, (pair for source in sources for pair in _pairs(view, source)))
     completed: dict[str, Layout] = {}
     gathered: set[str] = set()
     bodies, parts = FunctionWalks(program), {v for v in variables if is_part(view.nodes[v])}
     units = units_of(view, program.order)
     for _ in range(_MOST_WALKS):
-        step = StepWalk(view, bodies, program.batches, parts, completed, pieces, gathered=set(gathered))
+        step = StepWalk(view, bodies, program.batches, parts, completed, pieces, grown, gathered=set(gathered))
         visit_all(program, step, units)
         _finish(program, step)
         needed = [
@@ -167,22 +169,36 @@ def _pieces(view: GraphView, source: GradientSource) -> list[str]:
     return [source.values, source.indices] if counts[0] == counts[1] > 0 else []
 
 
+def _pairs(view: GraphView, source: GradientSource) -> list[tuple[str, str]]:
+    """The rows and the row numbers of a sparse gradient, or of its pieces."""
+    if source.indices is None:
+        return []
+    pieces = _pieces(view, source)
+    if not pieces:
+        return [(source.values, source.indices)]
+    rows, numbers = (view.inputs(split_tensor(tensor)[0])[:-1] for tensor in pieces)
+    return list(zip(rows, numbers, strict=True))
+
+
 def _finish_rows(view: GraphView, step: StepWalk, source: GradientSource, indices: str) -> None:
     """Each piece of a sparse gradient is a part of a sum: rows sharded as their numbers are, or else partial rows."""
-    if isinstance(step.facts[source.values].layout, Pieces):
+    pairs = _pairs(view, source)
+    if pairs[0] != (source.values, indices):
         nodes = [split_tensor(tensor)[0] for tensor in (source.values, indices)]
-        for slot in range(len(view.inputs(nodes[0])) - 1):
-            edges = ([Edge(nodes[0], slot)], [Edge(nodes[1], slot)])
-            _finish_piece(step, view.inputs(nodes[1])[slot], edges)
+        for slot, pair in enumerate(pairs):
+            _finish_piece(step, pair, ([Edge(nodes[0], slot)], [Edge(nodes[1], slot)]))
         return
     found = [
         [edge for edge in view.consumers(tensor) if edge.node in source.outside] for tensor in (source.values, indices)
     ]
-    _finish_piece(step, indices, (found[0], found[1]))
+    _finish_piece(step, pairs[0], (found[0], found[1]))
 
 
-def _finish_piece(step: StepWalk, indices: str, edges: tuple[list[Edge], list[Edge]]) -> None:
-    numbers = step.facts[indices]
+def _finish_piece(step: StepWalk, pair: tuple[str, str], edges: tuple[list[Edge], list[Edge]]) -> None:
+    rows, numbers = (step.facts[tensor] for tensor in pair)
+    indices = pair[1]
+    if isinstance(rows.layout, Pieces) and isinstance(numbers.layout, Pieces):
+        return  # turns of a loop have put them together: they were looked at there
     if numbers.axis == 0 and numbers.part is not None:
         wanted: Sharded | None = Sharded(0, numbers.part)
     elif numbers.is_same or numbers.is_lengths or is_partial(numbers):

@@ -19,7 +19,7 @@ from parallax.graph.lengths import Length
 from parallax.graph.loop_frames import LoopFrame, Unit
 from parallax.graph.tensor_stores import store_of
 from parallax.graph.view import NEXT_ITERATIONS, split_tensor
-from parallax.plans.layouts import Layout, Sharded
+from parallax.plans.layouts import Layout, Pieces, Sharded
 
 _MOST_ROUNDS = 8
 _INSIDE = "loop "
@@ -65,7 +65,7 @@ def visit_frame(step: StepWalk, frame: LoopFrame, walk: Walk, check_whole: Calla
             if not more or more.keys() <= brought.keys():
                 break
             brought |= more
-    whole = _settle(step, frame, walk, dict.fromkeys(frame.enters, REPLICATED))
+    whole = _settle(replace(step, grown={}), frame, walk, dict.fromkeys(frame.enters, REPLICATED))
     _take_whole(step, frame, whole, check_whole)
 
 
@@ -76,10 +76,12 @@ def _settle(step: StepWalk, frame: LoopFrame, walk: Walk, brought: Mapping[str, 
     starts |= {enter: replace(starts[enter], layout=layout) for enter, layout in brought.items()}
     begins = {head: _find_begin(step, head, starts) for head in frame.heads}
     facts = {head: starts[begins[head][0]] for head in frame.heads}
+    grown = {head: replace(fact, layout=Pieces()) for head, fact in facts.items() if f"{head}:0" in step.grown}
+    facts |= grown
     stored: Mapping[str, Fact] = {}
     for _ in range(_MOST_ROUNDS):
         inner = replace(
-            StepWalk(view, step.bodies, step.batches, step.part_variables, pieces=step.pieces),
+            StepWalk(view, step.bodies, step.batches, step.part_variables, grown=step.grown),
             prefix=f"{step.prefix}{_INSIDE}{frame.name}/",
             gathered=set(step.gathered),
             stored=dict(step.stored),
@@ -97,7 +99,7 @@ def _settle(step: StepWalk, frame: LoopFrame, walk: Walk, brought: Mapping[str, 
         for head, fact in facts.items():
             enter, next_turn, is_nothing = begins[head]
             given = _known_outside(step, f"{head}:0", inner.facts[next_turn])
-            joined[head] = join_turns(step, f"{head}:0", fact, given, is_nothing)
+            joined[head] = grown.get(head) or join_turns(step, f"{head}:0", fact, given, is_nothing)
         if joined == facts and inner.stored == stored:
             inner.gathered -= step.gathered
             return inner
@@ -138,6 +140,8 @@ def _find_brought(step: StepWalk, frame: LoopFrame, inner: StepWalk) -> dict[str
     """What must come in replicated so that a turn needs nothing in another layout; None where that does not help."""
     found: dict[str, Layout] = {}
     changes = [key for key, edges in inner.changes.items() if edges]
+    if not all(_fit(inner, *inner.grown[f"{head}:0"]) for head in frame.heads if f"{head}:0" in inner.grown):
+        return None
     lengths = [tensor for tensor in _left(step, frame, inner) if inner.facts[tensor].is_lengths]
     for tensor, layout in (*changes, *((one, REPLICATED) for one in lengths)):
         sources = _find_sources(frame, inner, tensor)
@@ -146,6 +150,13 @@ def _find_brought(step: StepWalk, frame: LoopFrame, inner: StepWalk) -> dict[str
         found |= dict.fromkeys(sources, REPLICATED)
     inner.changes = {}
     return None if inner.needs_changes else found
+
+
+def _fit(inner: StepWalk, rows: str, numbers: str) -> bool:
+    """Whether each worker has the rows of its examples, as it has their numbers."""
+    fact, other = inner.facts[rows], inner.facts[numbers]
+    is_own = fact.axis == other.axis == 0 and fact.part == other.part
+    return is_own or (isinstance(fact.layout, Pieces) and isinstance(other.layout, Pieces))
 
 
 def _left(step: StepWalk, frame: LoopFrame, inner: StepWalk) -> list[str]:
@@ -183,6 +194,8 @@ def _adopt(step: StepWalk, frame: LoopFrame, inner: StepWalk, brought: Mapping[s
     for enter in frame.enters:
         start = step.facts[view.inputs(enter)[0]]
         layout: Layout = inner.facts[f"{enter}:0"].layout
+        if enter in begun and isinstance(inner.facts[f"{begun[enter]}:0"].layout, Pieces):
+            continue
         if enter in begun:
             fact = inner.facts[f"{begun[enter]}:0"]
             is_part = fact.is_sum and start.is_same

@@ -86,6 +86,8 @@ def join_branches(step: StepWalk, node: str) -> list[Fact] | None:
     facts = step.inputs(node)
     nothing = [fact.is_same and are_zeros(step.view, t) for fact, t in zip(facts, step.view.inputs(node), strict=True)]
     given = [fact for fact, is_nothing in zip(facts, nothing, strict=True) if not is_nothing] or facts
+    if any(fact.axis is not None for fact in given) and len({fact.dims for fact in facts}) > 1:
+        given = facts  # zeros are as long as what they stand for, or no part of it
     layout: Layout = REPLICATED
     if all(fact.layout == given[0].layout for fact in given):
         layout = given[0].layout

@@ -8,7 +8,7 @@ from parallax.analysis.layouts.matrices import flatten_matrix
 from parallax.analysis.layouts.step_walk import StepWalk, is_partial
 from parallax.analysis.layouts.values import compute_value
 from parallax.graph.lengths import ONE, Length, multiply
-from parallax.plans.layouts import Sharded, ShardedAxis
+from parallax.plans.layouts import Pieces, Sharded, ShardedAxis
 
 _JOINS = ("Pack", "ConcatV2")
 
@@ -126,6 +126,8 @@ def concatenate(step: StepWalk, node: str) -> list[Fact] | None:
     """Along another axis than the sharded one it stays; along that axis blocks lie one behind the other."""
     facts = step.inputs(node)
     tensors, place = facts[:-1], facts[-1].numbers()
+    if isinstance(tensors[0].layout, Pieces):
+        return step.all_outputs(node, tensors[0].layout)
     if all(f.is_same or f.is_lengths for f in facts):
         return keep_plain(step, node, facts)
     rank = next((f.rank for f in tensors if f.rank is not None), None)

@@ -42,6 +42,7 @@ class StepWalk:
         completed: partial tensors that another walk found to be needed whole: they are reduced where they are computed.
         reduced: tensors that are made whole where they are computed, and their layouts before.
         pieces: tensors whose pieces along the first axis have a layout each.
+        grown: loop's variable of a gradient's rows, or of their numbers -> (rows, numbers) that a turn puts behind.
         facts: of the tensors that were visited.
         changes: (tensor, layout) -> the edges that take the tensor in this layout.
         taken: edge -> the layout in which it takes its tensor, where that is changed for it.
@@ -67,6 +68,7 @@ class StepWalk:
     part_variables: Set[str]
     completed: Mapping[str, Layout] = field(default_factory=dict)
     pieces: Set[str] = frozenset()
+    grown: Mapping[str, tuple[str, str]] = field(default_factory=dict)
     reduced: dict[str, Layout] = field(default_factory=dict)
     prefix: str = ""
     gathered: set[str] = field(default_factory=set)

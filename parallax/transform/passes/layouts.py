@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import tensorflow as tf
@@ -130,11 +131,16 @@ class _Build:
         if self._editor.worker.size == 1:
             return tf.identity(tensor)
         first = _with_axis_first(tensor, axis)
+        others = tf.shape(first)[1:]
+        if tensor.shape.rank is None:
+            first = tf.reshape(first, tf.stack([tf.shape(first)[0], tf.reduce_prod(others)]))
         pieces = tf.split(first, blocks) if blocks > 1 else [first]
         pieces = [self._editor.shares[layout.part.batch].counted_rows(piece) for piece in pieces]
         wire = tf.uint8 if tensor.dtype == tf.bool else tensor.dtype
         gathered = [tf.cast(self._editor.together.all_gather(tf.cast(piece, wire)), tensor.dtype) for piece in pieces]
         whole = tf.concat(gathered, 0) if blocks > 1 else gathered[0]
+        if tensor.shape.rank is None:
+            whole = tf.reshape(whole, tf.concat([tf.shape(whole)[:1], others], 0))
         return _with_axis_back(whole, axis)
 
     def _cut(self, tensor: Tensor, layout: Sharded) -> Tensor:
@@ -255,13 +261,21 @@ class _Build:
 
 
 def _with_axis_first(tensor: Tensor, axis: int) -> Tensor:
-    rank = tensor.shape.rank
-    return tensor if axis == 0 else tf.transpose(tensor, [axis, *(n for n in range(rank) if n != axis)])
+    return _transpose(tensor, axis, [axis, *range(axis)])
 
 
 def _with_axis_back(tensor: Tensor, axis: int) -> Tensor:
+    return _transpose(tensor, axis, [*range(1, axis + 1), 0])
+
+
+def _transpose(tensor: Tensor, axis: int, order: Sequence[int]) -> Tensor:
+    """A tensor whose axes up to one are in another order; its rank may be unknown."""
+    if axis == 0:
+        return tensor
     rank = tensor.shape.rank
-    return tensor if axis == 0 else tf.transpose(tensor, [*range(1, axis + 1), 0, *range(axis + 1, rank)])
+    if rank is not None:
+        return tf.transpose(tensor, [*order, *range(axis + 1, rank)])
+    return tf.transpose(tensor, tf.concat([order, tf.range(axis + 1, tf.rank(tensor))], 0))
 
 
 def _slice_axis(tensor: Tensor, axis: int, start: Tensor, length: Tensor) -> Tensor:

@@ -1,0 +1,54 @@
+"""Rows of gradients to which each turn of a loop of the old style adds more, as autodiff has a lookup in a loop do."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from parallax.graph.control_flow import MERGES
+from parallax.graph.view import NEXT_ITERATIONS, GraphView, split_tensor
+
+_EXITS, _SWITCHES = ("Exit", "RefExit"), ("Switch", "RefSwitch")
+
+
+def find_grown_rows(view: GraphView, pairs: Iterable[tuple[str, str]]) -> Mapping[str, tuple[str, str]]:
+    """What each turn adds to rows and their numbers.
+
+    Args:
+        view: the graph.
+        pairs: rows and their numbers, as a gradient has them.
+
+    Returns:
+        The loop's variable of the rows, and that of the numbers -> (rows, numbers) that a turn puts behind them. Both
+        may be what a loop inside has added up, of which there is an entry, too.
+    """
+    found: dict[str, tuple[str, str]] = {}
+    waiting = list(pairs)
+    while waiting:
+        added = [_find_added(view, tensor) for tensor in waiting.pop()]
+        if added[0] is not None and added[1] is not None:
+            pair = added[0][1], added[1][1]
+            found |= {added[0][0]: pair, added[1][0]: pair}
+            waiting.append(pair)
+    return found
+
+
+def _find_added(view: GraphView, tensor: str) -> tuple[str, str] | None:
+    """A loop's variable, and what each turn puts behind it; None where a tensor is no such variable's last value."""
+    end = _node(view, tensor)
+    switch = _node(view, view.inputs(end)[0]) if view.op(end) in _EXITS else end
+    head = _node(view, view.inputs(switch)[0]) if view.op(switch) in _SWITCHES else switch
+    turns = [node for node in map(_only_node, view.inputs(head)) if view.op(node) in NEXT_ITERATIONS]
+    if view.op(head) not in MERGES or len(turns) != 1:
+        return None
+    joined = _node(view, view.inputs(turns[0])[0])
+    inputs = view.inputs(joined)
+    is_behind = view.op(joined) == "ConcatV2" and len(inputs) == 3 and view.source(inputs[0]) == f"{switch}:1"
+    return (f"{head}:0", inputs[1]) if is_behind and not view.constant(inputs[2]) else None
+
+
+def _node(view: GraphView, tensor: str) -> str:
+    return _only_node(view.source(tensor))
+
+
+def _only_node(tensor: str) -> str:
+    return split_tensor(tensor)[0]
