@@ -44,6 +44,7 @@ LOSSES = {
     ),
     "diagonal matrices": lambda y, p: size_of(tf.linalg.diag(p) @ tf.ones([6, 2])),
     "diagonals": lambda y, p: size_of(tf.linalg.diag_part(matrices(p))) + size_of(tf.linalg.trace(matrices(p))),
+    "diagonals that are set": lambda y, p: size_of(tf.linalg.set_diag(matrices(p), tf.concat([y, y], 1))),
     "spectra": lambda y, p: size_of(tf.signal.rfft(p)) + size_of(tf.signal.irfft(tf.signal.rfft(p))),
     "spectra of frames": lambda y, p: size_of(tf.signal.stft(p, 4, 2)),
     "spectra of matrices": lambda y, p: (
@@ -53,7 +54,6 @@ LOSSES = {
 GATHERED = {
     "entries of any example": lambda y, p: size_of(tf.gather_nd(p, tf.stack([places(y)[:, 0], places(y)[:, 0]], 1))),
     "entries of the next example": lambda y, p: size_of(tf.gather_nd(p, (numbered(y) + [1, 0]) % tf.shape(y)[0])),
-    "diagonals that are set": lambda y, p: size_of(tf.linalg.set_diag(matrices(p), tf.concat([y, y], 1))),
 }
 
 

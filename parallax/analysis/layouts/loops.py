@@ -53,13 +53,17 @@ def loop(step: StepWalk, node: str) -> list[Fact] | None:
 
 
 def conditional(step: StepWalk, node: str) -> list[Fact] | None:
-    """If and StatelessIf, by a predicate that all workers have: what both branches give."""
+    """If and StatelessIf, by a predicate that all workers have: what both branches give, or the one that is taken."""
     attr, outputs = step.view.nodes[node].attr, step.view.outputs(node)
     facts = step.inputs(node)
-    found = [step.bodies.follow(step, node, attr[name].func.name, facts[1:]) for name in ("then_branch", "else_branch")]
+    branches, told = ["then_branch", "else_branch"], facts[0].numbers()
+    if told is not None:
+        branches = branches[:1] if told[0] else branches[1:]
+    found = [step.bodies.follow(step, node, attr[name].func.name, facts[1:]) for name in branches]
     if any(one is None or one[1] for one in found):
         return None
-    first, second = [one[0] for one in found if one is not None]
+    sides = [one[0] for one in found if one is not None]
+    first, second = sides[0], sides[-1]
     joined = [join_facts(step, output, one, other) for output, one, other in zip(outputs, first, second, strict=True)]
     agreed = [fact for fact in joined if fact is not None]
     if len(agreed) < len(joined) or any(

@@ -82,6 +82,31 @@ def _maximum(one: Length, other: Length) -> Length | None:
     return one if other.number is not None and other.number <= 1 else None
 
 
+def _minimum(one: Length, other: Length) -> Length | None:
+    if one == other:
+        return one
+    are_known = one.number is not None and other.number is not None
+    return Length.of(min(one.number or 0, other.number or 0)) if are_known else None
+
+
+def _compare(compare: Callable[[int, int], bool]) -> Callable[[Length, Length], Length | None]:
+    """1 or 0, as a number is so to another or not."""
+
+    def found(one: Length, other: Length) -> Length | None:
+        if one.number is None or other.number is None:
+            return None
+        return Length.of(int(compare(one.number, other.number)))
+
+    return found
+
+
+def _negate(fact: Fact) -> Value | None:
+    found = fact.numbers()
+    if found is None:
+        return None
+    return tuple(Length.of(-n) for n in found) if isinstance(fact.value, tuple) else Length.of(-found[0])
+
+
 def _product(view: GraphView, node: str, inputs: Sequence[Fact]) -> Value | None:
     found = inputs[0].values()
     if found is None or None in found or (inputs[0].rank and inputs[1].numbers() is None):
@@ -219,6 +244,14 @@ _COMPUTE: dict[str, Callable[[GraphView, str, Sequence[Fact]], Value | None]] = 
     "FloorDiv": _elementwise(_floor_divide),
     "FloorMod": _elementwise(_remainder),
     "Maximum": _elementwise(_maximum),
+    "Minimum": _elementwise(_minimum),
+    "Neg": lambda view, node, inputs: _negate(inputs[0]),
+    "Less": _elementwise(_compare(lambda a, b: a < b)),
+    "LessEqual": _elementwise(_compare(lambda a, b: a <= b)),
+    "Greater": _elementwise(_compare(lambda a, b: a > b)),
+    "GreaterEqual": _elementwise(_compare(lambda a, b: a >= b)),
+    "Equal": _elementwise(_compare(lambda a, b: a == b)),
+    "NotEqual": _elementwise(_compare(lambda a, b: a != b)),
     "Prod": _product,
     "Pack": _pack,
     "ConcatV2": _concatenate,

@@ -181,6 +181,17 @@ def test_an_op_that_mixes_examples_is_named(program, op):
     assert [node for node in found.mixing if op in node or op == found_op(program, node)]
 
 
+@pytest.mark.parametrize(
+    "program",
+    [
+        lambda x, w: tf.gradients(tf.square(tf.linalg.set_diag(x[:, :, None] * x[:, None], x)), x)[0],
+    ],
+)
+def test_nothing_is_gathered_where_examples_stay_apart(program):
+    found = layouts_of(program)
+    assert (found.facts["result:0"].layout, found.mixing) == (rows(), {})
+
+
 def found_op(program, node):
     with tf.Graph().as_default() as graph:
         program(v1.placeholder(tf.float32, [None, 4], name="x"), tf.ones([4, 4]))
