@@ -169,21 +169,23 @@ class JobInMemory:
 
         Returns:
             By worker the values of its fetches, and those of `more`; True for an op that has run. A run that only keeps
-            gradients gives what it can of the fetches.
+            gradients gives None for what only an update gives.
         """
-        asked, all_feeds, shown, feeds = [], [], [], {}
+        asked, all_names, all_feeds, shown, feeds = [], [], [], [], {}
         for rank, names in enumerate(self._names):
             sources = names.kept_by(tuple(fetches), given[rank])
             resolved = names.resolve(tuple(fetches), given[rank], self._kept[rank].next_run(sources))
             self._kept[rank].has_run(sources)
             own = {**resolved.feeds(given[rank]), **resolved.empty}
-            asked.append([*resolved.tensors, *(more[rank] if more else ())])
+            asked.append((resolved, more[rank] if more else ()))
+            all_names.append([*resolved.tensors, *asked[-1][1]])
             all_feeds.append(own)
-            shown += [self._shown(rank, name) for name in asked[-1]]
+            shown += [self._shown(rank, name) for name in all_names[-1]]
             feeds |= {of_worker(rank, tensor): value for tensor, value in own.items()}
-        check_meetings([names.run_view for names in self._names], asked, all_feeds)
+        check_meetings([names.run_view for names in self._names], all_names, all_feeds)
         values = iter(self._session.run(shown, feeds))
-        return [[next(values) for _ in names] for names in asked]
+        found = [([next(values) for _ in one.tensors], [next(values) for _ in names]) for one, names in asked]
+        return [[*one.values(own), *others] for (one, _), (own, others) in zip(asked, found, strict=True)]
 
     def run_alone(self, rank: int, fetches: Sequence[str], given: dict[str, Any]) -> list[Any]:
         """Runs a worker of asynchronous training once; as `run`."""

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from parallax.analysis.layouts.notes import check_gather_limit
+from parallax.analysis.layouts.notes import check_gather_limit, notes_of_kept
 from parallax.analysis.planner import make_plan, part_routes, placements, terms_of
 from parallax.analysis.propagation.classify import classify
 from parallax.analysis.propagation.live_bytes import live_bytes
@@ -108,8 +108,6 @@ def analyse(graph: Graph, lazy_updates: bool = True, layouts: bool | None = None
 def analyse_for(graph: Graph, config: Config, synchronous: bool = True) -> Analysed:
     """Captures and classifies a tf.Graph, by the layouts of tensors where the configuration allows for that.
 
-    Where an update takes several batches, they do so where they are asked for.
-
     Args:
         graph: the tf.Graph.
         config: what the user wants.
@@ -118,8 +116,7 @@ def analyse_for(graph: Graph, config: Config, synchronous: bool = True) -> Analy
     Raises:
         GraphError: when it cannot be trained in parallel.
     """
-    layouts = False if config.layouts is None and config.accumulate_steps > 1 else config.layouts
-    return analyse(graph, config.lazy_updates, layouts, synchronous)
+    return analyse(graph, config.lazy_updates, config.layouts, synchronous)
 
 
 def analysed_as(graph: Graph, text: str, digest: str, lazy_updates: bool = True, synchronous: bool = True) -> Analysed:
@@ -187,6 +184,10 @@ def _planned(plan: Plan, analysed: Analysed, config: Config) -> Plan:
     if config.gather_limit is not None:
         for layouts in rewrites.layouts:
             check_gather_limit(analysed.captured.view, layouts, plan.num_workers, config.gather_limit)
+    if plan.accumulate_steps > 1:
+        for layouts in rewrites.layouts:
+            added = notes_of_kept(analysed.captured.view, layouts, analysed.sources, plan.accumulate_steps)
+            plan = replace(plan, notes=(*plan.notes, *(note for note in added if note not in plan.notes)))
     return _with_peer_memory(plan, analysed, config)
 
 
@@ -274,7 +275,7 @@ def memory_of(
     measured = read_measured(config.cluster_profile, config.model_profile)
     held = held_variables(spec, plan, constraints, measured)
     routes, placed = part_routes(spec, plan), placements(spec, plan)
-    walk = walked(analysed.captured, analysed.sources, routes, placed=placed, terms=terms_of(plan))
+    walk = walked(analysed.captured, analysed.sources, routes, placed=placed)
     live = live_bytes(
         walk, gradient_bytes(held), touched_rows(spec, constraints, measured), os.cpu_count() or 1, examples
     )

@@ -94,7 +94,8 @@ class RunningSteps:
             Their values, arrays; of a stand-in where the share has no rows.
 
         Raises:
-            SessionError: on all workers, when some have no rows, and the step could not leave these out.
+            SessionError: on all workers, when some have no rows, and the step could not leave these out, or when
+                gradients are kept, of which a result is made.
         """
         self._check_counted(share.total)
         fed = {placeholder: [value] for placeholder, value in zip(step.feeds, share.arrays, strict=True)}
@@ -102,9 +103,10 @@ class RunningSteps:
             fed[step.rows] = [np.asarray(0, np.int64)]
         if step.length is not None and share.total:
             fed[step.length] = [np.asarray(share.total, np.int64)]
-        found = [one[0] for one in self._session.run([step.run, *fetches], fed)[1:]]
+        found = self._session.run([step.run, *fetches], fed)[1:]
         self.steps += step.is_counted
-        return found
+        _check_known(fetches, found)
+        return [one[0] for one in found]
 
     def read_epoch(self) -> tuple[int, int, int]:
         """What the graph says of the loop: an epoch, the step at which it began, and its batches (-1: unknown)."""
@@ -184,6 +186,16 @@ class RunningSteps:
     def variables(self) -> dict[str, Variable]:
         """The script's variables that the graph's steps take, by name."""
         return {one.name: one.variable for one in self._graph.taken()}
+
+
+def _check_known(fetches: Sequence[Tensor], found: Sequence[Value | None]) -> None:
+    """Refuses results that only some steps have, where an update takes several batches."""
+    unknown = next((tensor.name for tensor, value in zip(fetches, found, strict=True) if value is None), None)
+    if unknown is not None:
+        raise SessionError(
+            f"With accumulate_steps a step must not give what is made of gradients, which only an update has: leave "
+            f"{unknown!r} out of what it returns, or leave accumulate_steps at 1."
+        )
 
 
 def _place_of(variable: Variable) -> InFile | str | None:

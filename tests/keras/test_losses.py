@@ -11,8 +11,6 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from parallax import Config
-from parallax.errors import GraphError
 from parallax.transform.building.all_to_all import ALL_REDUCE
 from parallax.transform.passes.joined_messages import members_of, view_apart
 from tests.keras.workers import KerasJob, cut, difference, in_keras, means_of, seeded
@@ -279,13 +277,6 @@ def test_ragged_examples_count_as_one_each(cuts) -> None:
     for values, (expected, _) in zip(found, in_keras(seeded(build), [batch] * 3), strict=True):
         for name, value in expected.items():
             assert difference(values[0][name], value) < TOLERANCE, name
-
-
-def test_gradients_of_several_uneven_batches_are_not_kept() -> None:
-    model = seeded(lambda: plain(metrics=None))
-    job = KerasJob(model, (X(np.random.RandomState(1), 4), np.zeros((4, 1), np.float32)))
-    with pytest.raises(GraphError, match="accumulate_steps"):
-        job.plan(2, Config(accumulate_steps=2))
 
 
 def test_a_batch_is_cut_in_the_order_of_the_workers() -> None:

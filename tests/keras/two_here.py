@@ -59,10 +59,10 @@ def fit_by_two(model, *args, **kwargs):
     return fit_by(SIZE, model, *args, **kwargs)
 
 
-def fit_by(size, model, *args, layouts=None, run_option=None, servers=0, **kwargs):
-    """What `fit` gives by so many workers, and servers; `layouts` and `run_option` are those of Config."""
+def fit_by(size, model, *args, layouts=None, run_option=None, servers=0, settings=None, **kwargs):
+    """What `fit` gives by so many workers, and servers; `layouts`, `run_option` and `settings` are those of Config."""
     fit = read(model, *args, size=size, **kwargs)
-    session = WorkersSession(fit.graph, size, layouts, run_option, servers)
+    session = WorkersSession(fit.graph, size, layouts, run_option, servers, settings)
     original = functools.partial(plain_fit_of(model), model)
     shares = functools.partial(_shares, size)
     with mock.patch.object(fitting, "RunningSteps", _All), mock.patch("parallax.keras.training.share_of", shares):
@@ -81,11 +81,12 @@ class WorkersSession:
         layouts: that of Config.
         run_option: that of Config.
         servers: how many servers; by HYBRID on a host of their own, where tables are put on them.
+        settings: others of Config.
     """
 
     resumed_step = None
 
-    def __init__(self, graph, size, layouts=None, run_option=None, servers=0):
+    def __init__(self, graph, size, layouts=None, run_option=None, servers=0, settings=None):
         native_ops()
         self.writes = {}
         with graph.graph.as_default():
@@ -93,7 +94,7 @@ class WorkersSession:
                 given = v1.placeholder(variable.dtype, variable.shape)
                 self.writes[name] = v1.assign(variable, given).op.name, given.name
         analysed = analyse(graph.graph, layouts=layouts)
-        plan = plan_for(analysed, _layout(size, servers, run_option), Config(run_option=run_option))
+        plan = plan_for(analysed, _layout(size, servers, run_option), Config(run_option=run_option, **settings or {}))
         of = [Worker(rank, size, SEED, False, servers=plan.servers) for rank in range(size)]
         made = [transform(analysed.captured.view, rewrites_of(analysed, plan, False), worker) for worker in of]
         runs = [op.name for op in graph.graph.get_operations() if op.name.endswith("/run")]

@@ -9,8 +9,9 @@ from parallax.analysis.layouts.facts import REPLICATED
 from parallax.analysis.layouts.gathers import Gathered, find_gathered
 from parallax.errors import PlanError
 from parallax.graph.own_batch import is_statistic
+from parallax.graph.spec import GradientSource
 from parallax.graph.view import GraphView, split_tensor
-from parallax.plans.layouts import LayoutRewrites
+from parallax.plans.layouts import ExampleNumbers, LayoutRewrites, Partial, Sharded
 from parallax.report.text import bytes_text
 
 _SHOWN = 3
@@ -40,6 +41,31 @@ def _gathering(view: GraphView, layouts: LayoutRewrites) -> tuple[str, ...]:
     if not found:
         return ()
     return (f"{_list_ops(view, found)} take tensors of the global batch: these are all-gathered in every step",)
+
+
+def notes_of_kept(
+    view: GraphView, layouts: LayoutRewrites, sources: Sequence[GradientSource], steps: int
+) -> tuple[str, ...]:
+    """What is of each batch, where one process that had an update's batches as one would have it of all together.
+
+    Args:
+        view: the graph.
+        layouts: what is changed in it.
+        sources: where autodiff delivers gradients.
+        steps: how many batches an update takes.
+    """
+    delivered = [split_tensor(t)[0] for one in sources for t in (one.values, one.indices) if t is not None]
+    before, found = view.ancestors(delivered), dict[str, None]()
+    for change in layouts.changes:
+        is_met = isinstance(change.before, Sharded | Partial) and not isinstance(change.after, Partial | ExampleNumbers)
+        if is_met:
+            found.update(dict.fromkeys(edge.node for edge in change.edges if edge.node in before))
+    if not found:
+        return ()
+    named = [f"{view.op(node)} {node!r}" for node in found]
+    more = f" and {len(named) - _SHOWN} more ops" if len(named) > _SHOWN else ""
+    one_by_one = f"each of an update's {steps} batches by itself, where one process would take all of them together"
+    return (f"{', '.join(named[:_SHOWN])}{more} compute of {one_by_one}",)
 
 
 def check_gather_limit(view: GraphView, layouts: LayoutRewrites, workers: int, limit_bytes: int) -> None:

@@ -32,12 +32,6 @@ def check_kept(walk: Walk) -> None:
                 f"Where an update takes several batches, its gradients are added up, and {source.values!r} is not: "
                 f"workers hold it as {fact.layout}. Leave accumulate_steps at 1."
             )
-        if source.indices is not None and layouts.facts[source.indices].is_same:
-            if split_tensor(source.indices)[0] in batches:
-                raise GraphError(
-                    f"Where an update takes several batches, the row numbers {source.indices!r} must be of each "
-                    "worker's examples, and all workers gather them. Leave accumulate_steps at 1, or set layouts=False."
-                )
     after = after_gradients(view, walk.known.sources) & walk.known.training
     for node in sorted(after):
         for slot, tensor in enumerate(view.inputs(node)):

@@ -31,7 +31,7 @@ from parallax.analysis.reading.capture import Captured, variable_of_tensor
 from parallax.analysis.reading.functions import Functions, functions_of
 from parallax.analysis.reading.gradients import followed_variable, gradient_updates
 from parallax.errors import GraphError, ParallaxError
-from parallax.graph.batches import batch_of, is_of_script, is_part
+from parallax.graph.batches import is_of_script, is_part
 from parallax.graph.control_flow import branches_of
 from parallax.graph.garbage import cycles_wait
 from parallax.graph.ops import state_op
@@ -68,7 +68,7 @@ def propagate(
     asked = (sources, frozenset(routes.items()), equal_randomness, frozenset(placed.items()), terms)
     remembered = captured.remembered
     if asked not in remembered:
-        remembered[asked] = rewrites_found(walked(captured, sources, routes, equal_randomness, placed, terms), terms)
+        remembered[asked] = rewrites_found(walked(captured, sources, routes, equal_randomness, placed), terms)
     rewrites: Rewrites = remembered[asked]
     return rewrites
 
@@ -79,10 +79,9 @@ def walked(
     routes: Mapping[str, str],
     equal_randomness: bool = False,
     placed: Mapping[str, Placement] | None = None,
-    terms: TrainingMode | None = None,
 ) -> Walk:
     """The last walk, from which the rewrites follow; its `states` say of every tensor how a worker holds it."""
-    known = _known(captured, sources, routes, equal_randomness, placed or {}, terms or TrainingMode())
+    known = _known(captured, sources, routes, equal_randomness, placed or {})
     check_parts(known)
     order = captured.view.topological_order()
     walk, refusal = _first_walk(known, order)
@@ -97,7 +96,6 @@ def _known(
     routes: Mapping[str, str],
     equal_randomness: bool,
     placed: Mapping[str, Placement],
-    terms: TrainingMode,
 ) -> Known:
     """What a walk begins with; by layouts where they can be found, if the user has not said which.
 
@@ -107,7 +105,7 @@ def _known(
     view = captured.view
     functions = functions_of(view, lambda op: visit_node.differs(op, equal_randomness))
     known, reason = partial(_known_but_layouts, captured, routes, equal_randomness, placed, functions), ""
-    if is_by_layouts(captured, terms):
+    if is_by_layouts(captured):
         applied = last_gradients(view, sources)
         layouts = _layouts_of(captured, applied, functions)
         if not isinstance(layouts, GraphError):
@@ -156,21 +154,12 @@ def _known_but_layouts(
     )
 
 
-def is_by_layouts(captured: Captured, terms: TrainingMode) -> bool:
+def is_by_layouts(captured: Captured) -> bool:
     """Whether losses are followed by the layouts of tensors.
 
-    Where nothing is said of it, they are in graphs of front ends, whose batches are marked, when the workers update
-    variables with each batch.
-
-    Args:
-        captured: the graph.
-        terms: on which the workers train.
+    Where nothing is said of it, they are in graphs of front ends, whose batches are marked.
     """
-    if captured.by_layouts is not None:
-        return captured.by_layouts
-    nodes = captured.view.nodes.values()
-    is_kept = terms.accumulate_steps > 1 and not is_of_script(captured.view)
-    return any(map(batch_of, nodes)) and not is_kept
+    return captured.by_layouts if captured.by_layouts is not None else not is_of_script(captured.view)
 
 
 def _layouts_of(captured: Captured, sources: tuple[GradientSource, ...], functions: Functions) -> Layouts | GraphError:

@@ -125,11 +125,6 @@ def _check_layouts(walk: Walk, terms: TrainingMode) -> None:
             "Config(layouts=True) is for steps of Keras and of parallax.function, whose batches are known, and this "
             "graph marks none. Set layouts=False."
         )
-    if terms.accumulate_steps > 1 and not is_of_script(walk.view):
-        raise GraphError(
-            "The steps of a front end are runs of one batch each, and accumulate_steps keeps the gradients of several. "
-            "Leave accumulate_steps at 1; in Keras, set gradient_accumulation_steps of the optimizer."
-        )
 
 
 def _summed_rows(walk: Walk, terms: TrainingMode) -> tuple[Scale, ...]:

@@ -68,13 +68,13 @@ def _of_builds(first: FirstBuild, second: SecondBuild) -> list[tuple[str, str]]:
 
 def _of_losses(analysed: Analysed, plan: Plan) -> list[tuple[str, str]]:
     """Where examples of a batch meet, or may meet."""
-    from parallax.analysis.planner import part_routes, placements, terms_of
+    from parallax.analysis.planner import part_routes, placements
     from parallax.analysis.propagation import examples_apart
     from parallax.analysis.propagation.propagate import walked
 
     captured, spec = analysed.captured, analysed.spec
     routes, placed = part_routes(spec, plan), placements(spec, plan)
-    walk = walked(captured, analysed.sources, routes, placed=placed, terms=terms_of(plan))
+    walk = walked(captured, analysed.sources, routes, placed=placed)
     if walk.known.layouts is not None:
         return []  # examples that interact are gathered
     kinds = ((_NOTE if "not proven" in note else _SUSPICIOUS, note) for note in examples_apart.notes_of(walk))

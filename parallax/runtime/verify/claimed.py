@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import tensorflow as tf
 
-from parallax.analysis.planner import part_routes, placements, terms_of
+from parallax.analysis.planner import part_routes, placements
 from parallax.analysis.propagation.propagate import walked
 from parallax.analysis.propagation.walk import Walk
 from parallax.analysis.stages import Analysed
@@ -88,8 +88,7 @@ def check_claims(plan: Plan, joined_args: str | None, replan: str | None) -> Non
 def walk_of(analysed: Analysed, plan: Plan) -> Walk:
     """What the analysis says of the graph of a verification, in which all workers draw the same random numbers."""
     spec = analysed.spec
-    placed, terms = placements(spec, plan), terms_of(plan)
-    return walked(analysed.captured, analysed.sources, part_routes(spec, plan), True, placed, terms)
+    return walked(analysed.captured, analysed.sources, part_routes(spec, plan), True, placements(spec, plan))
 
 
 def groups_of(
