@@ -8,12 +8,13 @@ it keeps for a loop of the gradient it keeps whole.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Set
 from dataclasses import replace
 
+from parallax.analysis.layouts.completions import find_completions
 from parallax.analysis.layouts.facts import LENGTHS, REPLICATED, Fact
 from parallax.analysis.layouts.loops import are_zeros, join_turns
-from parallax.analysis.layouts.step_walk import REMEDY, StepWalk, is_partial
+from parallax.analysis.layouts.step_walk import REMEDY, StepWalk
 from parallax.errors import GraphError
 from parallax.graph.lengths import Length
 from parallax.graph.loop_frames import LoopFrame, Unit
@@ -56,24 +57,24 @@ def visit_frame(step: StepWalk, frame: LoopFrame, walk: Walk, check_whole: Calla
         walk: visits the units of a loop.
         check_whole: refuses a node that would not give all workers the same of whole inputs.
     """
-    brought: dict[str, Layout] = {}
+    brought = set[str]()
     if frame.nodes.isdisjoint(step.gathered):
         while (inner := _settle(step, frame, walk, brought)) is not None:
             more = _find_brought(step, frame, inner)
-            if more == {}:
+            if more == set():
                 return _adopt(step, frame, inner, brought)
-            if not more or more.keys() <= brought.keys():
+            if more is None or more <= brought:
                 break
             brought |= more
-    whole = _settle(replace(step, grown={}), frame, walk, dict.fromkeys(frame.enters, REPLICATED))
+    whole = _settle(replace(step, grown={}), frame, walk, frame.enters)
     _take_whole(step, frame, whole, check_whole)
 
 
-def _settle(step: StepWalk, frame: LoopFrame, walk: Walk, brought: Mapping[str, Layout]) -> StepWalk | None:
+def _settle(step: StepWalk, frame: LoopFrame, walk: Walk, brought: Iterable[str]) -> StepWalk | None:
     """A walk over a turn that gives back what it has begun with; None where there is none."""
     view = step.view
     starts = {enter: step.facts[view.inputs(enter)[0]] for enter in frame.enters}
-    starts |= {enter: replace(starts[enter], layout=layout) for enter, layout in brought.items()}
+    starts |= {enter: replace(starts[enter], layout=REPLICATED) for enter in brought}
     begins = {head: _find_begin(step, head, starts) for head in frame.heads}
     facts = {head: starts[begins[head][0]] for head in frame.heads}
     grown = {head: replace(fact, layout=Pieces()) for head, fact in facts.items() if f"{head}:0" in step.grown}
@@ -136,20 +137,12 @@ def _is_of_turn(step: StepWalk, length: Length) -> bool:
     return any(length.has_symbol_of(inside) for inside in (_INSIDE, f"{step.prefix}{_INSIDE}"))
 
 
-def _find_brought(step: StepWalk, frame: LoopFrame, inner: StepWalk) -> dict[str, Layout] | None:
-    """What must come in replicated so that a turn needs nothing in another layout; None where that does not help."""
-    found: dict[str, Layout] = {}
-    changes = [key for key, edges in inner.changes.items() if edges]
+def _find_brought(step: StepWalk, frame: LoopFrame, inner: StepWalk) -> set[str] | None:
+    """The entries that must come in replicated; None where that does not help."""
     if not all(_fit(inner, *inner.grown[f"{head}:0"]) for head in frame.heads if f"{head}:0" in inner.grown):
         return None
-    lengths = [tensor for tensor in _left(step, frame, inner) if inner.facts[tensor].is_lengths]
-    for tensor, layout in (*changes, *((one, REPLICATED) for one in lengths)):
-        sources = _find_sources(frame, inner, tensor)
-        if layout != REPLICATED or not sources:
-            return None
-        found |= dict.fromkeys(sources, REPLICATED)
-    inner.changes = {}
-    return None if inner.needs_changes else found
+    found = find_completions(inner, {f"{enter}:0" for enter in frame.enters}, _left(step, frame, inner))
+    return None if found is None else {split_tensor(tensor)[0] for tensor in found}
 
 
 def _fit(inner: StepWalk, rows: str, numbers: str) -> bool:
@@ -169,25 +162,7 @@ def _left(step: StepWalk, frame: LoopFrame, inner: StepWalk) -> list[str]:
     return found
 
 
-def _find_sources(frame: LoopFrame, inner: StepWalk, tensor: str) -> set[str]:
-    """The entries by which lengths and parts of reductions have come of which a tensor is computed."""
-    view, waiting, seen, found = inner.view, [tensor], {tensor}, set[str]()
-    while waiting:
-        one = waiting.pop()
-        node = split_tensor(one)[0]
-        fact = inner.facts.get(one)
-        if fact is None or not (fact.layout == LENGTHS or is_partial(fact)):
-            continue
-        if node in frame.enters:
-            found.add(node)
-            continue
-        fresh = [taken for taken in view.inputs(node) if taken not in seen]
-        seen |= set(fresh)
-        waiting += fresh
-    return found
-
-
-def _adopt(step: StepWalk, frame: LoopFrame, inner: StepWalk, brought: Mapping[str, Layout]) -> None:
+def _adopt(step: StepWalk, frame: LoopFrame, inner: StepWalk, brought: Set[str]) -> None:
     """Has the loop's inputs come as its turns take them."""
     view = step.view
     begun = {split_tensor(tensor)[0]: head for head in frame.heads for tensor in view.inputs(head)}

@@ -8,10 +8,11 @@ layout takes its inputs whole.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
+from dataclasses import replace
 
 from parallax.analysis.layouts.facts import BLANK, COUNTED, LENGTHS, REPLICATED, SUM, Dims, Fact
-from parallax.analysis.layouts.step_walk import StepWalk
+from parallax.analysis.layouts.step_walk import Followed, StepWalk
 from parallax.graph.lengths import Length
 from parallax.graph.view import GraphView, split_tensor
 from parallax.plans.layouts import Layout, Sharded
@@ -22,19 +23,36 @@ _COPIES = ("Identity", "Reshape", "Cast", "BroadcastTo", "Tile", "ExpandDims", "
 
 def loop(step: StepWalk, node: str) -> list[Fact] | None:
     """While and StatelessWhile."""
-    attr, tensors = step.view.nodes[node].attr, step.view.inputs(node)
-    starts = [step.facts[tensor] for tensor in tensors]
-    outputs = step.view.outputs(node)
-    body, condition = attr["body"].func.name, attr["cond"].func.name
+    starts, brought = [step.facts[tensor] for tensor in step.view.inputs(node)], set[int]()
+    while (found := _settle(step, node, _completed(starts, brought))) is not None:
+        facts, needed = found
+        if not needed:
+            break
+        if needed <= brought:
+            return None
+        brought |= needed
+    else:
+        return None
+    tensors = step.view.inputs(node)
+    for slot, (tensor, fact) in enumerate(zip(tensors, facts, strict=True)):
+        if not (fact.is_sum and starts[slot].is_same and are_zeros(step.view, tensor)):
+            step.take(node, slot, fact.layout)
+    step.keep_local(node)
+    return facts
+
+
+def _settle(step: StepWalk, node: str, starts: Sequence[Fact]) -> tuple[list[Fact], frozenset[int]] | None:
+    """What a body gives back as it takes it, and what must come replicated for it; None where nothing is found."""
+    attr, tensors, outputs = step.view.nodes[node].attr, step.view.inputs(node), step.view.outputs(node)
     is_zeros = [fact.is_same and are_zeros(step.view, tensor) for fact, tensor in zip(starts, tensors, strict=True)]
-    facts = starts
+    facts = list(starts)
     for _ in range(_MOST_ROUNDS):
-        made, goes_on = (step.bodies.follow(step, node, name, facts) for name in (body, condition))
+        made, goes_on = (step.bodies.follow(step, node, attr[name].func.name, facts) for name in ("body", "cond"))
         if made is None or goes_on is None:
             return None
         joined = [
             join_turns(step, output, one, other, is_nothing)
-            for is_nothing, output, one, other in zip(is_zeros, outputs, facts, made[0], strict=True)
+            for is_nothing, output, one, other in zip(is_zeros, outputs, facts, made.facts, strict=True)
         ]
         if joined == facts:
             break
@@ -43,27 +61,48 @@ def loop(step: StepWalk, node: str) -> list[Fact] | None:
             return None
     else:
         return None
-    if made[1] or goes_on[1] or not goes_on[0][0].is_same or _gives_lengths(step, node, facts):
+    if made.needed is None or goes_on.needed is None:
         return None
-    for slot, fact in enumerate(facts):
-        if not (is_zeros[slot] and fact.is_sum):
-            step.take(node, slot, fact.layout)
-    step.keep_local(node)
-    return facts
+    told = [goes_on.incomplete[0]] if not goes_on.facts[0].is_same else []
+    told += [made.incomplete[place] or frozenset([place]) for place in _given_lengths(step, node, facts)]
+    return (facts, (made.needed | goes_on.needed).union(*told)) if all(told) else None
+
+
+def _completed(facts: Sequence[Fact], slots: Set[int]) -> list[Fact]:
+    """What is known of inputs of which some come replicated."""
+    return [replace(fact, layout=REPLICATED) if slot in slots else fact for slot, fact in enumerate(facts)]
 
 
 def conditional(step: StepWalk, node: str) -> list[Fact] | None:
     """If and StatelessIf, by a predicate that all workers have: what both branches give, or the one that is taken."""
+    facts, brought = step.inputs(node), set[int]()
+    while (found := _follow_branches(step, node, facts[0], _completed(facts[1:], brought))) is not None:
+        agreed, needed = found
+        if not needed:
+            break
+        if needed <= brought:
+            return None
+        brought |= needed
+    else:
+        return None
+    step.replicate(node, [0, *(slot + 1 for slot in sorted(brought))])
+    step.keep_local(node, range(1, len(facts)))
+    return agreed
+
+
+def _follow_branches(
+    step: StepWalk, node: str, predicate: Fact, facts: Sequence[Fact]
+) -> tuple[list[Fact], frozenset[int]] | None:
+    """What both branches give, and what must come replicated for it; None where there is no such thing."""
     attr, outputs = step.view.nodes[node].attr, step.view.outputs(node)
-    facts = step.inputs(node)
-    branches, told = ["then_branch", "else_branch"], facts[0].numbers()
+    branches, told = ["then_branch", "else_branch"], predicate.numbers()
     if told is not None:
         branches = branches[:1] if told[0] else branches[1:]
-    found = [step.bodies.follow(step, node, attr[name].func.name, facts[1:]) for name in branches]
-    if any(one is None or one[1] for one in found):
+    followed = [step.bodies.follow(step, node, attr[name].func.name, facts) for name in branches]
+    sides = [one for one in followed if one is not None]
+    if len(sides) < len(branches) or any(one.needed is None for one in sides):
         return None
-    sides = [one[0] for one in found if one is not None]
-    first, second = sides[0], sides[-1]
+    first, second = _with_zeros_as(sides[0], sides[-1]), _with_zeros_as(sides[-1], sides[0])
     joined = [join_facts(step, output, one, other) for output, one, other in zip(outputs, first, second, strict=True)]
     agreed = [fact for fact in joined if fact is not None]
     if len(agreed) < len(joined) or any(
@@ -71,11 +110,9 @@ def conditional(step: StepWalk, node: str) -> list[Fact] | None:
         for fact, one, other in zip(agreed, first, second, strict=True)
     ):
         return None
-    if _gives_lengths(step, node, agreed):
-        return None
-    step.take(node, 0, REPLICATED)
-    step.keep_local(node, range(1, len(facts)))
-    return agreed
+    needed = [one.needed or frozenset() for one in sides]
+    wanted = [side.incomplete[place] for place in _given_lengths(step, node, agreed) for side in sides]
+    return (agreed, frozenset[int]().union(*needed, *wanted)) if not wanted or any(wanted) else None
 
 
 def choose_branch(step: StepWalk, node: str) -> list[Fact] | None:
@@ -104,10 +141,19 @@ def join_branches(step: StepWalk, node: str) -> list[Fact] | None:
     return [step.fact(f"{node}:0", layout, dims), step.fact(f"{node}:1", REPLICATED)]
 
 
-def _gives_lengths(step: StepWalk, node: str, facts: Sequence[Fact]) -> bool:
-    """Whether something takes a length that a body has computed: those of the global batch are not computed there."""
-    outputs = zip(step.view.outputs(node), facts, strict=True)
-    return any(f.is_lengths and not step.is_list(t) and bool(step.view.consumers(t)) for t, f in outputs)
+def _with_zeros_as(side: Followed, other: Followed) -> list[Fact]:
+    """What one branch gives; zeros that stand beside a sum of the other branch are a part of it."""
+    pairs = zip(side.facts, other.facts, side.are_zeros, strict=True)
+    return [Fact(beside.layout, fact.dims) if is_zeros and beside.is_sum else fact for fact, beside, is_zeros in pairs]
+
+
+def _given_lengths(step: StepWalk, node: str, facts: Sequence[Fact]) -> list[int]:
+    """The results that are lengths that a body has computed, and that something takes.
+
+    Of the global batch they are not computed there.
+    """
+    outputs = enumerate(zip(step.view.outputs(node), facts, strict=True))
+    return [n for n, (t, f) in outputs if f.is_lengths and not step.is_list(t) and step.view.consumers(t)]
 
 
 def join_facts(step: StepWalk, output: str, one: Fact, other: Fact) -> Fact | None:

@@ -17,11 +17,29 @@ _STRING, _VARIANT = 7, 21  # types.proto
 REMEDY = "Set Config(layouts=False)."
 
 
+@dataclass(frozen=True, slots=True)
+class Followed:
+    """What a function gives, of what it takes.
+
+    Attributes:
+        facts: of its results.
+        needed: the numbers of the arguments that must come replicated so that its body stays as it is; None where the
+            body must be changed even so.
+        incomplete: of each result, the arguments that are lengths or parts of reductions of which it is computed.
+        are_zeros: whether a result is zeros, which are a part of any sum.
+    """
+
+    facts: tuple[Fact, ...]
+    needed: frozenset[int] | None
+    incomplete: tuple[frozenset[int], ...]
+    are_zeros: tuple[bool, ...]
+
+
 class BodyWalks(Protocol):
     """What functions give, of what they take."""
 
-    def follow(self, step: StepWalk, node: str, name: str, facts: Sequence[Fact]) -> tuple[list[Fact], bool] | None:
-        """The facts of a function's results, and whether its body must be changed for them; None where there are none.
+    def follow(self, step: StepWalk, node: str, name: str, facts: Sequence[Fact]) -> Followed | None:
+        """What is known of a function's results; None where there is nothing.
 
         Args:
             step: the walk.

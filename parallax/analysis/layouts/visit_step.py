@@ -7,11 +7,13 @@ from dataclasses import replace
 from functools import partial
 
 from parallax.analysis.layouts.along import plain
+from parallax.analysis.layouts.completions import find_completions, find_incomplete
 from parallax.analysis.layouts.facts import COUNTED, REPLICATED, Fact
 from parallax.analysis.layouts.frame_walk import visit_frame
+from parallax.analysis.layouts.loops import are_zeros
 from parallax.analysis.layouts.op_rules import RULES
 from parallax.analysis.layouts.ragged import TAKE_ENDS
-from parallax.analysis.layouts.step_walk import REMEDY, StepWalk, is_partial
+from parallax.analysis.layouts.step_walk import REMEDY, Followed, StepWalk, is_partial
 from parallax.analysis.layouts.training_graph import VisitedGraph
 from parallax.analysis.layouts.values import constant_value
 from parallax.analysis.reading.bodies import ARGUMENT, Body, body_of
@@ -155,9 +157,6 @@ def _write(program: VisitedGraph, step: StepWalk, node: str) -> list[Fact]:
     return step.all_outputs(node, REPLICATED)
 
 
-_Followed = tuple[list[Fact], bool] | None
-
-
 class FunctionWalks:
     """Walks over the bodies of functions that loops and conditionals run, one for each signature.
 
@@ -168,9 +167,9 @@ class FunctionWalks:
     def __init__(self, program: VisitedGraph) -> None:
         self._program = program
         self._bodies: dict[str, tuple[VisitedGraph, Body]] = {}
-        self._found: dict[tuple[str, str, tuple[Fact, ...]], _Followed] = {}
+        self._found: dict[tuple[str, str, tuple[Fact, ...]], Followed | None] = {}
 
-    def follow(self, step: StepWalk, node: str, name: str, facts: Sequence[Fact]) -> _Followed:
+    def follow(self, step: StepWalk, node: str, name: str, facts: Sequence[Fact]) -> Followed | None:
         """See `BodyWalks`."""
         place = f"{step.prefix}{node}/"
         asked = (place, name, tuple(facts))
@@ -178,7 +177,7 @@ class FunctionWalks:
             self._found[asked] = self._follow(step, place, name, facts)
         return self._found[asked]
 
-    def _follow(self, step: StepWalk, place: str, name: str, facts: Sequence[Fact]) -> _Followed:
+    def _follow(self, step: StepWalk, place: str, name: str, facts: Sequence[Fact]) -> Followed | None:
         program, body = self._body(name)
         inner = StepWalk(body.view, self, step.batches, step.part_variables, prefix=f"{place}{name}/")
         inner.facts.update(zip(body.arguments, facts, strict=True))
@@ -186,7 +185,15 @@ class FunctionWalks:
             visit_all(program, inner, units_of(body.view, program.order))
         except GraphError:
             return None  # its caller says so, where it cannot take its inputs whole
-        return [_seen_outside(inner.facts[tensor], inner.prefix) for tensor in body.results], inner.needs_changes
+        starts, number = set(body.arguments), {tensor: number for number, tensor in enumerate(body.arguments)}
+        needed = find_completions(inner, starts)
+        incomplete = [find_incomplete(inner, starts, tensor) for tensor in body.results]
+        return Followed(
+            facts=tuple(_seen_outside(inner.facts[tensor], inner.prefix) for tensor in body.results),
+            needed=None if needed is None else frozenset(map(number.__getitem__, needed)),
+            incomplete=tuple(frozenset(map(number.__getitem__, one)) for one in incomplete),
+            are_zeros=tuple(inner.facts[one].is_same and are_zeros(body.view, one) for one in body.results),
+        )
 
     def _body(self, name: str) -> tuple[VisitedGraph, Body]:
         if name not in self._bodies:

@@ -148,15 +148,16 @@ def noise_like(a):
         (lambda x, w: tf.scan(lambda a, column: a + column, tf.transpose(x)), rows(1)),
         (lambda x, w: tf.cond(tf.reduce_sum(x) > 0, lambda: x + 1.0, lambda: -x), rows()),
         (lambda x, w: tf.cond(w[0, 0] > 0, lambda: tf.reduce_sum(x, 0), lambda: tf.zeros([4])), SUM),
-        (lambda x, w: tf.cond(w[0, 0] > 0, lambda: tf.reduce_sum(x, 0), lambda: w[0]), COUNTED),
+        (lambda x, w: tf.gradients(tf.cond(w[0, 0] > 0, lambda: x @ w, lambda: x), w)[0], SUM),
         (lambda x, w: tf.gradients(repeated(lambda a: tf.tanh(a @ w), x), w)[0], SUM),
         (lambda x, w: tf.gradients(repeated(lambda a: tf.tanh(a @ w), x), x)[0], rows()),
         (lambda x, w: tf.gradients(tf.map_fn(lambda a: tf.tanh(a[:, None] * w[0]), tf.transpose(x)), w)[0], SUM),
         (lambda x, w: tf.gradients(tf.scan(lambda a, b: tf.tanh(a + b), tf.transpose(x)), x)[0], rows()),
     ],
 )
-def test_a_loop_of_the_old_style_has_the_layouts_that_follow_from_its_inputs(program, layout):
-    found = layouts_of(program, control_flow_v2=False)
+@pytest.mark.parametrize("control_flow_v2", [True, False])
+def test_loops_of_both_styles_have_the_layouts_that_follow_from_their_inputs(program, layout, control_flow_v2):
+    found = layouts_of(program, control_flow_v2)
     assert found.facts["result:0"].layout == layout
     assert layout == SAME or not found.mixing
 
