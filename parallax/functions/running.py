@@ -190,7 +190,9 @@ class RunningSteps:
 
 def _check_known(fetches: Sequence[Tensor], found: Sequence[Value | None]) -> None:
     """Refuses results that only some steps have, where an update takes several batches."""
-    unknown = next((tensor.name for tensor, value in zip(fetches, found, strict=True) if value is None), None)
+    unknown = next(
+        (tensor.name for tensor, value in zip(fetches, found, strict=True) if value is None or value[0] is None), None
+    )
     if unknown is not None:
         raise SessionError(
             f"With accumulate_steps a step must not give what is made of gradients, which only an update has: leave "

@@ -119,6 +119,7 @@ class _All(RunningSteps):
             for feeds, one in zip(given, share.arrays, strict=True)
         ]
         found = self._session.job.run([step.run.name, *(tensor.name for tensor in flat)], given)
+        assert all(value is not None for one in found for value in one[1:])
         parts = [
             [_of_share(tensor, value, own) for tensor, value in zip(flat, one[1:], strict=True)]
             for one, own in zip(found, share.arrays, strict=True)

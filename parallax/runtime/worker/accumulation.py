@@ -119,9 +119,9 @@ class KeptGradients:
         """
         later = self._later if gather.kept else self._of_gradients  # a run that does not train may write
         while (node := split_tensor(tensor)[0] if ":" in tensor else tensor) in later:
-            if self._view.op(node) != "Identity" or ":" not in tensor:
+            if self._view.op(node) not in ("Identity", "IdentityN") or ":" not in tensor:
                 return None
-            tensor = self._view.inputs(node)[0]
+            tensor = self._view.inputs(node)[split_tensor(tensor)[1]]
         return tensor
 
     def acting(self, runs: Collection[str]) -> dict[str, str]:
