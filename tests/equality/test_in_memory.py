@@ -123,6 +123,23 @@ def test_a_graph_for_a_fixed_batch_equals_one_process_by_layouts(name: str) -> N
     check(found)
 
 
+KEPT_BY_LAYOUTS = [
+    "sums of tables, resource, alltoall over 3",  # two gradients with pieces of the same ids
+    "bags, sum, resource, allgather over 2",  # row numbers that all workers gather
+    "tokens in front, time major, resource, allreduce over 3",
+    "partitioned, mod, resource, alltoall over 3",
+    "Adam, clipped, resource, unequal by host over 2",
+]
+
+
+@pytest.mark.parametrize("name", KEPT_BY_LAYOUTS)
+def test_several_batches_of_an_update_equal_one_process_by_layouts(name: str) -> None:
+    (case,) = [one for one in cases("kept") if one.name == name]
+    found = InMemory(case, 2, layouts=True).result(case)
+    assert found["unequal"] == []
+    check(found)
+
+
 def test_the_routes_are_those_of_graphs_that_are_trained() -> None:
     assert ROUTES.keys() <= {param.values[1].name for param in GRAPHS}
 

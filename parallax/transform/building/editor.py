@@ -261,8 +261,12 @@ class Editor:
 
     def rows_of(self, piece: GradientPiece) -> Tensor:
         """How many gradient rows a piece has, of all batches of an update; int32."""
-        if piece in self.kept_sizes or piece.dealt is None:
-            return self.kept_sizes[piece] if piece in self.kept_sizes else tf.size(self.tensor(piece.ids))
+        return self.kept_sizes[piece] if piece in self.kept_sizes else self.run_rows_of(piece)
+
+    def run_rows_of(self, piece: GradientPiece) -> Tensor:
+        """How many gradient rows a piece has of a run's batch; int32."""
+        if piece.dealt is None:
+            return tf.size(self.tensor(piece.ids))
         begin = tf.add_n([tf.constant(0), *(tf.size(self.tensor(ids)) for ids in piece.dealt.before)])
         numbers = tf.reshape(self.tensor(piece.dealt.numbers), [-1])
         numbers = numbers[begin : begin + tf.size(self.tensor(piece.ids))]
@@ -270,7 +274,11 @@ class Editor:
 
     def keys_of(self, piece: GradientPiece) -> Tensor:
         """What tells which rows of a piece are added up, `[n]`, of all batches of an update."""
-        return self.kept_keys[piece] if piece in self.kept_keys else tf.reshape(self.tensor(piece.of), [-1])
+        return self.kept_keys[piece] if piece in self.kept_keys else self.run_keys_of(piece)
+
+    def run_keys_of(self, piece: GradientPiece) -> Tensor:
+        """What tells which rows of a piece are added up, `[n]`, of a run's batch."""
+        return tf.reshape(self.tensor(piece.of), [-1])
 
     def at(self, edge: Edge) -> Tensor:
         """What an edge takes now."""

@@ -69,13 +69,13 @@ def _rows(
     indices = [editor.at(keep.index_edges[0]) if keep.index_edges else editor.tensor(keep.indices)]
     values = [gradient]
     if len(keep.pieces) > 1:
-        sizes = [editor.rows_of(piece) for piece in keep.pieces]
+        sizes = [editor.run_rows_of(piece) for piece in keep.pieces]
         values, indices = tf.split(values[0], sizes), tf.split(indices[0], sizes)
     all_values, all_indices = [], []
     for number, (rows, ids) in enumerate(zip(values, indices, strict=True)):
         piece = keep.pieces[number] if keep.pieces else None
         adds = keep.constant[number] if keep.constant else False
-        keys = editor.keys_of(piece) if piece is not None and piece.of and not adds else None
+        keys = editor.run_keys_of(piece) if piece is not None and piece.of and not adds else None
         if keep.batch and (piece is None or piece.kind != "shared"):  # of a worker without examples there are none
             counted = editor.shares[keep.batch].counted_rows
             rows, ids, keys = counted(rows), counted(ids), counted(keys) if keys is not None else None
