@@ -128,7 +128,7 @@ KEPT_BY_LAYOUTS = [
     "bags, sum, resource, allgather over 2",  # row numbers that all workers gather
     "tokens in front, time major, resource, allreduce over 3",
     "partitioned, mod, resource, alltoall over 3",
-    "Adam, clipped, resource, unequal by host over 2",
+    "Adam, clipped, resource, alltoall over 3",
 ]
 
 
