@@ -41,7 +41,38 @@ def repeated(turn: str, start: str = "e[:, 0]", goes_on: str = "t < 4") -> str:
     return f"_, h = tf.while_loop(lambda t, s: {goes_on}, lambda t, s: (t + 1, {turn}), [tf.constant(0), {start}])"
 
 
+CELL = """
+class Cell:
+    state_size = output_size = 4
+
+    def zero_state(self, batch, dtype):
+        return tf.zeros([batch, 4], dtype)
+
+    def get_initial_state(self, inputs=None, batch_size=None, dtype=None):
+        return tf.zeros([batch_size, 4], dtype)
+
+    def __call__(self, inputs, state, scope=None):
+        state = tf.tanh(inputs + state @ w)
+        return state, state
+"""
+
 FEATURES = {
+    "a cell along sequences of any length": CELL
+    + "_, h = v1.nn.dynamic_rnn(Cell(), e, sequence_length=ids[:, 0] % 4 + 1, dtype=F)",
+    "a loop in a branch": """
+        turns = [lambda t, s: t < 2, lambda t, s: (t + 1, tf.tanh(s @ w)), [tf.constant(0), x[0]]]
+        h = tf.cond(tf.reduce_sum(e) > 0.0, lambda: tf.while_loop(*turns)[1], lambda: x[1])
+    """,
+    "a sum beside examples": """
+        turn = lambda t, s, a: (t + 1, s @ w, a + tf.reduce_sum(s, 0))
+        _, h, total = tf.while_loop(lambda t, s, a: t < 3, turn, [tf.constant(0), e[:, 0], w[1]])
+        h = h * tf.tanh(total)
+    """,
+    "variables that change places": """
+        turn = lambda t, a, b: (t + 1, b + tf.zeros_like(a), a)
+        _, h, g = tf.while_loop(lambda t, a, b: t < 3, turn, [tf.constant(0), e[:, 0], tf.zeros([n, 4], F) + w[0]])
+        h = h + 2.0 * g
+    """,
     "a recurrence": repeated("tf.tanh(x[t] + s @ w)", "tf.zeros_like(x[0])"),
     "a scan": "h = tf.reduce_mean(tf.scan(lambda s, r: tf.tanh(r + s @ w), x, tf.zeros([n, 4], F)), 0)",
     "a map over examples": "h = tf.reduce_mean(tf.map_fn(lambda r: tf.tanh(r @ w), e), 1)",

@@ -127,6 +127,24 @@ def test_a_result_has_the_layout_that_follows_from_its_inputs(program, layout):
     assert layouts_of(program).facts["result:0"].layout == layout
 
 
+class Cell:
+    state_size = output_size = 4
+
+    def get_initial_state(self, inputs=None, batch_size=None, dtype=None):
+        return tf.zeros([batch_size, 4], dtype)
+
+    zero_state = get_initial_state
+
+    def __call__(self, inputs, state, scope=None):
+        return 2 * (tf.tanh(inputs + state @ tf.ones([4, 4])),)
+
+
+def last_of_sequences(x):
+    """The last state of a cell along sequences of as many steps as their first entries say."""
+    sequences, lengths = tf.stack([x, 2.0 * x], 1), tf.cast(x[:, 0], tf.int32)
+    return v1.nn.dynamic_rnn(Cell(), sequences, lengths, initial_state=tf.zeros_like(x))[1]
+
+
 def noise_like(a):
     return tf.random.uniform(tf.shape(a))
 
@@ -149,6 +167,8 @@ def noise_like(a):
         (lambda x, w: tf.cond(tf.reduce_sum(x) > 0, lambda: x + 1.0, lambda: -x), rows()),
         (lambda x, w: tf.cond(w[0, 0] > 0, lambda: tf.reduce_sum(x, 0), lambda: tf.zeros([4])), SUM),
         (lambda x, w: tf.gradients(tf.cond(w[0, 0] > 0, lambda: x @ w, lambda: x), w)[0], SUM),
+        (lambda x, w: last_of_sequences(x), rows()),
+        (lambda x, w: tf.gradients(last_of_sequences(x @ w), w)[0], SUM),
         (lambda x, w: tf.gradients(repeated(lambda a: tf.tanh(a @ w), x), w)[0], SUM),
         (lambda x, w: tf.gradients(repeated(lambda a: tf.tanh(a @ w), x), x)[0], rows()),
         (lambda x, w: tf.gradients(tf.map_fn(lambda a: tf.tanh(a[:, None] * w[0]), tf.transpose(x)), w)[0], SUM),
