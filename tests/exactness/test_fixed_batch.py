@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 import pytest
+import tensorflow as tf
 
 from ops.exactness.draft import Program, Statement
 from ops.exactness.trial import try_program
+from parallax.analysis.reading import record
+from parallax.analysis.stages import analyse
+from tests.equality import models
+
+record.install()
 
 _LOOP = """
 _, h = tf.while_loop(
@@ -106,3 +112,15 @@ def test_loops_of_the_old_kind_are_no_different(case: str) -> None:
 @pytest.mark.parametrize("case", REFUSED)
 def test_what_cannot_be_told_is_refused(case: str) -> None:
     assert outcome(REFUSED[case], "hybrid")[0] == "refused"
+
+
+def test_evidence_names_gradients_as_the_script_does() -> None:
+    found = []
+    for layouts in (False, True):
+        graph = tf.Graph()
+        with graph.as_default():
+            models.two_lookups(6, "Adagrad", True)
+        analysed = analyse(graph, layouts=layouts)
+        assert analysed.captured.is_opened == layouts
+        found.append({variable.name: variable.evidence for variable in analysed.spec.variables})
+    assert found[0] == found[1]

@@ -234,7 +234,7 @@ def _class(
     case: _Case, ops: list[str], sources: tuple[GradientSource, ...], updates: tuple[str, ...], lookups: tuple[str, ...]
 ) -> tuple[VariableClass, str, tuple[str, ...]]:
     """(class, reason when not shardable, evidence)."""
-    trainable = any(case.captured.variables[op].trainable for op in ops)
+    trainable, named = any(case.captured.variables[op].trainable for op in ops), case.captured.gradient_of_script
     if not updates or not (sources or trainable):
         if set(ops) & case.local:
             return VariableClass.LOCAL, "", ("written from each worker's own batch",)
@@ -243,12 +243,12 @@ def _class(
     evidence = tuple(f"updated by {case.captured.view.op(u)} {u}" for u in updates)
     evidence += tuple(f"rows looked up by {case.captured.view.op(n)} {n}" for n in lookups)
     if not any(s.indices for s in sources):
-        evidence += tuple(f"dense gradient {s.values}" for s in sources)
+        evidence += tuple(f"dense gradient {named(s.values)}" for s in sources)
         if lookups:
             return VariableClass.MIXED, "", (*evidence, "looked up by row and read whole: its gradient is dense")
         return VariableClass.DENSE, "", evidence
-    evidence += tuple(f"gradient rows {s.values} at {s.indices}" for s in sources if s.indices)
-    evidence += tuple(f"dense gradient {s.values}" for s in sources if not s.indices)
+    evidence += tuple(f"gradient rows {named(s.values)} at {named(s.indices)}" for s in sources if s.indices)
+    evidence += tuple(f"dense gradient {named(s.values)}" for s in sources if not s.indices)
     if not set(ops) & case.exchanged:
         return VariableClass.MIXED if lookups else VariableClass.DENSE, "", (*evidence, "made dense before its update")
     reasons = [case.reasons[op] for op in ops if op in case.reasons]

@@ -85,6 +85,7 @@ class Captured:
             batch is marked.
         fixed: the graph with the fixed batch that it was built for, where that was opened (fixed_batch.py).
         sums: table -> how many functions of its gradient rows are added up, if several.
+        gradients: tensor of an opened graph that autodiff delivered -> that of the script's graph.
         remembered: what was decided of this graph, and as these variables and records say, by what was asked.
     """
 
@@ -99,12 +100,17 @@ class Captured:
     synchronous: bool = True
     fixed: GraphView | None = None
     sums: Mapping[str, int] = field(default_factory=dict)
+    gradients: Mapping[str, str] = field(default_factory=dict)
     remembered: dict[Any, Any] = field(init=False, default_factory=dict, repr=False, compare=False)
 
     @property
     def is_opened(self) -> bool:
         """Whether it was built for a fixed batch, which was opened."""
         return self.fixed is not None
+
+    def gradient_of_script(self, tensor: str) -> str:
+        """A tensor that autodiff delivered, by the name that it has in the graph that the user has built."""
+        return self.gradients.get(tensor, tensor)
 
     def planned_shape(self, tensor: str) -> Shape:
         """The shape that a tensor has on a worker, as far as the graph that the user has built says so."""
@@ -151,16 +157,19 @@ def capture(
             view = GraphView(_with_shapes(rewritten))
     records, hidden = records_in(graph, names, calls, view)
     variables = _variables(graph, view, is_open)
-    fixed = None
+    fixed: GraphView | None = None
+    gradients: Mapping[str, str] = {}
     if synchronous and by_layouts is not False and is_of_script(view):
         initial = view.ancestors(v.initializer for v in variables.values() if v.initializer)
         view = GraphView(_copy(view.graph_def))
         by_layouts = mark_open_batches(view, initial, losses_of(records))
         opened = None if by_layouts or hidden else open_fixed_batch(view, records, initial)
         if opened is not None:
-            fixed, (view, records) = view, opened
+            fixed, view, records, gradients = view, opened.view, opened.records, opened.gradients
             by_layouts = mark_open_batches(view, initial, losses_of(records))
-    return Captured(view, digest, variables, records, hidden, lazy, by_row, by_layouts, synchronous, fixed, sums)
+    return Captured(
+        view, digest, variables, records, hidden, lazy, by_row, by_layouts, synchronous, fixed, sums, gradients
+    )
 
 
 def _copy(graph_def: GraphDef) -> GraphDef:

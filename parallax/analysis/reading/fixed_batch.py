@@ -9,7 +9,8 @@ for means of each worker's batch.
 
 from __future__ import annotations
 
-from collections.abc import Sequence, Set
+from collections.abc import Mapping, Sequence, Set
+from dataclasses import dataclass
 
 import tensorflow as tf
 
@@ -27,11 +28,24 @@ _MOST_PASSES = 12
 _NOT_DERIVED = (ValueError, TypeError, LookupError, AttributeError, NotImplementedError, tf.errors.OpError)
 """What TensorFlow raises of shapes that do not agree, and of ops that it cannot differentiate in a graph as read."""
 
-Opened = tuple[GraphView, tuple[Record, ...]]
+
+@dataclass(frozen=True, slots=True)
+class OpenedGraph:
+    """A graph with its batch open.
+
+    Attributes:
+        view: the graph.
+        records: what autodiff delivered in it.
+        gradients: tensor that autodiff delivered -> the tensor of the script's graph in the place of which it is.
+    """
+
+    view: GraphView
+    records: tuple[Record, ...]
+    gradients: Mapping[str, str]
 
 
-def open_fixed_batch(view: GraphView, records: Sequence[Record], initial: Set[str]) -> Opened | None:
-    """The graph with its batch open, and what autodiff delivered in it; None where that cannot be had.
+def open_fixed_batch(view: GraphView, records: Sequence[Record], initial: Set[str]) -> OpenedGraph | None:
+    """The graph with its batch open; None where that cannot be had.
 
     Args:
         view: the captured graph.
@@ -111,9 +125,9 @@ def _import_graph(graph_def: GraphDef) -> Graph:
     return graph
 
 
-def _derive_gradients(opened: GraphDef, records: Sequence[Record]) -> Opened | None:
+def _derive_gradients(opened: GraphDef, records: Sequence[Record]) -> OpenedGraph | None:
     """The graph with all gradients derived again, in the order in which the script asked for them."""
-    graph, instead = _import_graph(opened), dict[str, str]()
+    graph, instead, gradients = _import_graph(opened), dict[str, str](), dict[str, str]()
     with graph.as_default():
         for number, record in enumerate(records):
             ys = [graph.get_tensor_by_name(tensor) for tensor in record.of]
@@ -128,6 +142,7 @@ def _derive_gradients(opened: GraphDef, records: Sequence[Record]) -> Opened | N
                 for old, new in zip([values, indices], parts, strict=False):
                     _redirect(graph, record, str(old), new)
                     instead[split_tensor(str(old))[0]] = str(new.op.name)
+                    gradients[str(new.name)] = str(old)
     changed = graph.as_graph_def()
     autodiff = frozenset[str]().union(*(record.ops for record in records))
     for node in changed.node:  # what waits for an old gradient waits for the new one
@@ -137,7 +152,7 @@ def _derive_gradients(opened: GraphDef, records: Sequence[Record]) -> Opened | N
     changed = _with_new_shapes(changed)
     view = GraphView(changed)
     again, hidden = records_in(graph, [op.name for op in graph.get_operations()], (), view)
-    return None if hidden else (view, again)
+    return None if hidden else OpenedGraph(view, again, gradients)
 
 
 def _redirect(graph: Graph, record: Record, old: str, new: tf.Tensor) -> None:
