@@ -65,6 +65,14 @@ def test_gradients_of_a_whole_tensor_beside_a_worker_s_share_are_summed_over_the
     assert outcome(feature="{h} + tf.gather({h}, tf.argsort({i})) * {h}").kind == "equal"
 
 
+def test_a_gradient_that_all_workers_have_is_not_summed_over_the_owners_of_its_rows() -> None:
+    other = "tf.reduce_mean(tf.gather(emb, ids) @ w)"
+    more = f"second = v1.train.GradientDescentOptimizer(0.2).minimize({other}, var_list=[emb])"
+    loss = f"({PLAIN} + 0.01 * tf.nn.l2_loss(emb))"
+    program = replace(program_of("tf.gather(emb, tf.sort({i}))", loss, more), result="[train, second]")
+    assert try_program(program.source(), ROUTES, layouts=True)[ROUTES[0]].kind == "equal"
+
+
 @pytest.mark.parametrize(
     "term, found",
     [

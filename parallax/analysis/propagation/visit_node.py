@@ -291,11 +291,17 @@ def _plain(walk: Walk, node: str, slot: int) -> State:
     return Opaque(part_of(walk, state), f"{op} {node!r} has no rule for its gradient rows")
 
 
+def _is_complete(walk: Walk, gradient: str) -> bool:
+    """Whether no worker has a part of a gradient only: owners may have its rows."""
+    layouts = walk.known.layouts
+    return walk.states[gradient] == SAME or (layouts is not None and layouts.facts[gradient].is_same)
+
+
 def _all_reduce_gradient(walk: Walk, node: str) -> None:
     """A dense gradient leaves autodiff here: the mean over the workers, unless all have the same anyway."""
     for tensor in walk.view.outputs(node):
         for source in walk.known.dense_sources.get(tensor, ()):
-            if walk.states[tensor] == SAME or any((tensor, n) in walk.marked for n in source.outside):
+            if _is_complete(walk, tensor) or any((tensor, n) in walk.marked for n in source.outside):
                 continue
             edges = tuple(e for e in walk.view.consumers(tensor) if e.node in source.outside)
             if not edges:
