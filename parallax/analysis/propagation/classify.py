@@ -13,7 +13,6 @@ from collections.abc import Iterable, Set
 from dataclasses import dataclass
 from typing import TypeVar
 
-from parallax.analysis.propagation.equal_ids import lookup_edges
 from parallax.analysis.propagation.lazy_notes import lazy_notes
 from parallax.analysis.propagation.op_lists import ELEMENTWISE
 from parallax.analysis.propagation.propagate import propagate
@@ -27,6 +26,7 @@ from parallax.analysis.reading.gradients import (
     gradient_updates,
     written_variable,
 )
+from parallax.analysis.reading.row_reads import lookup_edges
 from parallax.errors import GraphError
 from parallax.graph.garbage import cycles_wait
 from parallax.graph.ops import state_op

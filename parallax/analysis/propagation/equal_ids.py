@@ -15,8 +15,7 @@ from parallax.analysis.propagation.axis_part import MIXED
 from parallax.analysis.propagation.batch_axis import BatchAxes
 from parallax.analysis.propagation.distinct_ids import root
 from parallax.analysis.propagation.op_lists import FORWARD_ELEMENTWISE
-from parallax.graph.ops import LOOKUPS
-from parallax.graph.view import Edge, GraphView, split_tensor
+from parallax.graph.view import GraphView, split_tensor
 
 SHARED, JOINED = "shared", "joined"
 _PRODUCTS = ("BatchMatMul", "BatchMatMulV2", "BatchMatMulV3")
@@ -132,11 +131,3 @@ def _along_batch(axes: BatchAxes, node: str, tensor: str) -> list[int] | None:
 def _lies_along_batch(axes: BatchAxes, node: str, tensor: str) -> bool:
     """Whether an operand that is joined itself meets the batch along one axis."""
     return axes.of(tensor) is not None and any(axes.of(t) is not None for t in axes.view.outputs(node))
-
-
-def lookup_edges(view: GraphView, variable: str) -> list[Edge]:
-    """Where ids enter the gathers of rows of a variable, by its handle, reference or value."""
-    passes = ("Identity", "ReadVariableOp")
-    readers = [variable, *(e.node for e in view.consumers(f"{variable}:0") if view.op(e.node) in passes)]
-    edges = [edge for reader in readers for edge in view.consumers(f"{reader}:0")]
-    return list(dict.fromkeys(Edge(e.node, 1) for e in edges if view.op(e.node) in LOOKUPS and e.slot == 0))

@@ -20,6 +20,7 @@ from parallax.analysis.propagation import (
     own_state,
     padded_rows,
     part_sums,
+    stand_ins,
     sums,
     uneven,
     visit_node,
@@ -60,11 +61,11 @@ def rewrites_found(walk: Walk, terms: TrainingMode) -> Rewrites:
     if layouts is not None:
         _check_layouts(walk, terms)
     is_kept = terms.accumulate_steps > 1
-    if is_kept:
+    if is_kept and layouts is None:
         check_kept(walk)
         whole_batch.check_kept(walk)
-        if layouts is not None:
-            kept_batches.check_kept(walk)
+    elif is_kept:
+        kept_batches.check_kept(walk)
     is_pushed = {key: _is_pushed(walk, merge) for key, merge in walk.merges.items()}
     pushes = tuple(_push(walk, merge) for key, merge in walk.merges.items() if is_pushed[key])
     owned, gathers = owned_nodes(walk), tuple(_gathers(walk))
@@ -101,10 +102,10 @@ def rewrites_found(walk: Walk, terms: TrainingMode) -> Rewrites:
     if layouts is not None and not terms.synchronous:
         return replace(rewrites, layouts=(layouts.rewrites,))
     if layouts is not None:
-        batches = (*uneven.uneven_batches(walk.view), *uneven.batches_of_elements(walk.view))
+        batches = (*stand_ins.uneven_batches(walk.view), *stand_ins.batches_of_elements(walk.view))
         rewrites = replace(rewrites, layouts=(layouts.rewrites,), batches=batches)
         if not is_kept:  # what is kept leaves them out
-            rewrites = uneven.leave_out_stand_ins(walk, rewrites, layouts)
+            rewrites = stand_ins.leave_out_stand_ins(walk, rewrites, layouts)
         return name_batches(walk.view, rewrites) if is_of_script(walk.view) else rewrites
     return uneven.weighed(walk, rewrites)
 

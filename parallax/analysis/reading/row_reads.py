@@ -10,6 +10,7 @@ from __future__ import annotations
 from tensorflow.core.framework import graph_pb2
 
 from parallax.analysis.reading.lazy.rewrite import wait_instead
+from parallax.graph.ops import LOOKUPS
 from parallax.graph.view import Edge, GraphView, split_tensor, tensor_name
 from parallax.types import GraphDef, NodeDef
 
@@ -95,3 +96,11 @@ def _later(name: str, view: GraphView, instead: dict[str, list[str]]) -> list[st
     if name not in instead:
         return [name]
     return [*instead[name], *(later for control in view.controls(name) for later in _later(control, view, instead))]
+
+
+def lookup_edges(view: GraphView, variable: str) -> list[Edge]:
+    """Where ids enter the gathers of rows of a variable, by its handle, reference or value."""
+    passes = ("Identity", "ReadVariableOp")
+    readers = [variable, *(e.node for e in view.consumers(f"{variable}:0") if view.op(e.node) in passes)]
+    edges = [edge for reader in readers for edge in view.consumers(f"{reader}:0")]
+    return list(dict.fromkeys(Edge(e.node, 1) for e in edges if view.op(e.node) in LOOKUPS and e.slot == 0))

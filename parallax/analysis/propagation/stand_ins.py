@@ -1,0 +1,112 @@
+"""Says of what is reduced or sent in a step of which batch it is: a worker without examples counts for nothing there.
+
+Such a worker computes on a stand-in, an example of another worker (functions/shares.py): no op is run on an empty
+batch, which many kernels do not take. It is left out of sums and extremes, and sends no gradient rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import TypeVar
+
+from parallax.analysis.layouts.find_layouts import Layouts
+from parallax.analysis.propagation.states import AtOwners, Extent
+from parallax.analysis.propagation.walk import Walk, read_value
+from parallax.graph.batches import (
+    are_elements,
+    batch_by_node,
+    batch_of,
+    batch_tensors,
+    elements_of_rows,
+    fixed_length,
+    is_of_script,
+    length_by_step,
+)
+from parallax.graph.view import Edge, GraphView, split_tensor
+from parallax.plans.losses import UnevenBatch
+from parallax.plans.rewrites import AllReduce, Collect, Push, Rewrites, Scale, Scatter
+
+_Weighted = TypeVar("_Weighted", Scale, Scatter)
+_Rows = TypeVar("_Rows", Push, Collect)
+
+
+def leave_out_stand_ins(walk: Walk, rewrites: Rewrites, layouts: Layouts) -> Rewrites:
+    """The rewrites of a step whose tensors have layouts, in which workers without examples count for nothing.
+
+    Args:
+        walk: the finished walk.
+        rewrites: what it found.
+        layouts: of the step's tensors; what they call counted is left as it is.
+    """
+    batches = batch_by_node(walk.view)
+    is_counted = {tensor for tensor, fact in layouts.facts.items() if fact.is_counted}
+    reduced = [one if one.tensor in is_counted else of_batch(walk, one, batches) for one in rewrites.all_reduces]
+    scatters = [one if one.tensor in is_counted else of_batches([one], batches)[0] for one in rewrites.scatters]
+    rewrites = replace(rewrites, all_reduces=tuple(reduced), scatters=tuple(scatters))
+    if is_of_script(walk.view):  # its batch is empty then, and has no rows but those that the last worker has for all
+        return rewrites
+    return replace(
+        rewrites,
+        pushes=tuple(of_rows(one, batches) for one in rewrites.pushes),
+        collects=tuple(of_rows(one, batches) for one in rewrites.collects),
+    )
+
+
+def uneven_batches(view: GraphView) -> tuple[UnevenBatch, ...]:
+    """The batches of a graph that may be of unequal length, one of a step."""
+    batches, lengths, ends, found = batch_by_node(view), length_by_step(view), elements_of_rows(view), []
+    for placeholder in dict.fromkeys(batches.values()):
+        length = lengths.get(batch_of(view.nodes[split_tensor(placeholder)[0]]))
+        edge, examples = (
+            None if length is None else Edge(length, 0),
+            fixed_length(view.nodes[split_tensor(placeholder)[0]]),
+        )
+        alike, has_end = () if examples else _alike(view, placeholder), split_tensor(placeholder)[0] in ends
+        found.append(UnevenBatch(placeholder, placeholder, edge, alike, examples, has_end=has_end))
+    return tuple(found)
+
+
+def batches_of_elements(view: GraphView) -> tuple[UnevenBatch, ...]:
+    """The elements of a graph's ragged batches, of which examples have unequally many."""
+    batches, ends = batch_by_node(view), elements_of_rows(view)
+    nodes = [node for node in view.nodes if are_elements(view.nodes[node])]
+    return tuple(UnevenBatch(f"{n}:0", f"{n}:0", examples_of=batches[n], has_end=n in ends) for n in nodes)
+
+
+def _alike(view: GraphView, first: str) -> tuple[str, ...]:
+    """The other batches of a script's step: that they are of one length is for its runs to show."""
+    step = batch_of(view.nodes[split_tensor(first)[0]])
+    marked = [node for node in view.nodes if batch_of(view.nodes[node]) == step] if is_of_script(view) else []
+    return tuple(tensor for node in marked for tensor in batch_tensors(view, node) if tensor != first)
+
+
+def of_batch(walk: Walk, one: AllReduce, batches: Mapping[str, str]) -> AllReduce:
+    """A reduction with its batch, by which a worker without examples is left out.
+
+    What owners of rows have a part of, they have of all workers' examples: it is left as it is.
+    """
+    batch = batch_of_tensor(batches, one.tensor)
+    return replace(one, batch=batch) if batch and not _is_at_owners(walk, one.tensor) else one
+
+
+def _is_at_owners(walk: Walk, tensor: str) -> bool:
+    """Whether a tensor is computed of rows that their owners hold."""
+    states = [read_value(walk, walk.states[taken]) for taken in walk.view.inputs(split_tensor(tensor)[0])]
+    return any(isinstance(s.along if isinstance(s, Extent) else s, AtOwners) for s in states)
+
+
+def of_batches(found: Sequence[_Weighted], batches: Mapping[str, str]) -> tuple[_Weighted, ...]:
+    """Scales and scatters with their batches."""
+    return tuple(replace(one, batch=batch_of_tensor(batches, one.tensor)) for one in found)
+
+
+def of_rows(one: _Rows, batches: Mapping[str, str]) -> _Rows:
+    """A push or a collection with its batch."""
+    nodes = [edge.node for edge in (*one.values, *one.indices)]
+    return replace(one, batch=next((batches[node] for node in nodes if node in batches), ""))
+
+
+def batch_of_tensor(batches: Mapping[str, str], tensor: str) -> str:
+    """The batch of which a tensor is computed; empty where there is none."""
+    return batches.get(split_tensor(tensor)[0], "")
