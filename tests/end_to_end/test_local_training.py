@@ -58,6 +58,12 @@ with graph.as_default():
         print("looked", flush=True)
 parallax.parallel_run(graph)
 """
+IN_A_BRANCH = OWN.replace(
+    "train = tf.train.GradientDescentOptimizer(0.1).minimize(loss)",
+    """optimizer = tf.train.GradientDescentOptimizer(0.1)
+    gradients = optimizer.compute_gradients(loss)
+    train = tf.cond(loss < 99.0, lambda: optimizer.apply_gradients(gradients), tf.no_op)""",
+)
 
 
 def words_of_parallax(done):
@@ -93,8 +99,9 @@ def test_a_run_says_at_the_first_step_that_nothing_is_distributed(start, write):
     assert "ended without calling parallax.parallel_run" in last, done
 
 
-def test_a_script_that_looks_at_its_graph_and_then_calls_parallel_run_is_planned(start, write):
-    done = start(*CLI, "plan", "--workers", 2, write("own.py", OWN)).finish()
+@pytest.mark.parametrize("text", [OWN, IN_A_BRANCH])
+def test_a_script_that_looks_at_its_graph_and_then_calls_parallel_run_is_planned(start, write, text):
+    done = start(*CLI, "plan", "--workers", 2, write("own.py", text)).finish()
     assert (
         done.status == 0 and words_of_parallax(done) == [] and "looked" in done.stdout and "Plan for 2" in done.stdout
     ), done

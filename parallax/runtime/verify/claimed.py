@@ -8,7 +8,7 @@ each step is tried by itself. What is left out, and why, is part of the result.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -43,11 +43,13 @@ class ClaimGroups:
         groups: step k tries number k, and then the first one again; each in topological order.
         too_large: tensors that alone are more than the limit.
         unclaimed: how many tensors nothing is said of: what each worker has of its own batch, mostly.
+        has_layouts: whether it is layouts of tensors that are tried.
     """
 
     groups: tuple[tuple[str, ...], ...] = ()
     too_large: tuple[str, ...] = ()
     unclaimed: int = 0
+    has_layouts: bool = False
 
     def of(self, step: int) -> tuple[str, ...]:
         """The tensors of a step."""
@@ -129,7 +131,8 @@ def keep_claims(walk: Walk, folder: Path, fetch: str, sizes: Callable[[Sequence[
     """
     claims, tensors = Claims(walk), watched(walk.view, fetch)
     needed = dict.fromkeys(name for tensor in tensors if claims.said(tensor) for name in claims.needs(tensor))
-    groups_of(claims, tensors, sizes(list(needed))).write(folder)
+    groups = groups_of(claims, tensors, sizes(list(needed)))
+    replace(groups, has_layouts=walk.known.layouts is not None).write(folder)
 
 
 class KeptTensors(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]

@@ -10,6 +10,10 @@ one process:
 - a gradient that leaves autodiff as joined rows: the mean over the workers of all rows' sum is the one process's sum;
 - `rows`: every owner has its rows of the one process's value.
 
+Where tensors have layouts (parallax/plans/layouts.py), these are the claims up to where gradients leave autodiff: what
+is replicated is the same on all workers, a partial tensor is a part of a reduction, and the pieces of a sharded one lie
+one behind the other in the one process's value.
+
 Other states claim nothing. Not looked at are tensors inside of conditionals and loops; references to variables, which
 change while a run goes on; what is behind the exchange of gradient rows whose variable all workers hold, as these rows
 come in another order than in one process; and from the division by a mask's sum to where gradients leave autodiff what
@@ -28,6 +32,7 @@ import tensorflow as tf
 from parallax.analysis.propagation.walk import Walk
 from parallax.graph.control_flow import branches_of
 from parallax.graph.view import GraphView, split_tensor
+from parallax.plans.layouts import Layout, LengthValue, Partial, Replicated, Sharded
 from parallax.types import Array, Value
 
 Values = Mapping[str, Value]
@@ -37,6 +42,7 @@ SAME = "the same on all workers"
 OWNED = "an owner's rows"
 GRADIENT = "a gradient of rows"
 PART = "a part of a {kind}"
+PIECE = "a piece of the batch"
 ROWS = "rows ({kind})"
 
 _SHARES = frozenset(
@@ -98,6 +104,7 @@ class Claims:
         self._walk = walk
         self._reductions = {one.tensor: one for one in walk.all_reduces}
         self._scaled = {scale.tensor for scale in walk.scales}
+        self._layouts = _find_layouts(walk)
         merges = walk.merges.values()
         edges = [e for m in merges for e in m.indices]
         edges += [e for m in merges if m.part not in walk.assumed.table_of for e in m.values]
@@ -118,6 +125,8 @@ class Claims:
         node, state = split_tensor(tensor)[0], self._walk.states.get(tensor)
         if node in self._unordered:
             return ""
+        if tensor in self._layouts and (state is None or state.kind in _UP_TO_GRADIENTS):
+            return _claim_of(self._layouts[tensor])
         if tensor in self._reductions:
             return PART.format(kind=self._reductions[tensor].kind)
         if tensor in self._scaled:
@@ -150,6 +159,11 @@ class Claims:
 
     def _gap(self, tensor: str, said: str, value: Array, parts: list[Array], found: Sequence[Values]) -> float | None:
         """How far parts are from what is said of them; None where rows are not such of numbers."""
+        layout = self._layouts.get(tensor)
+        if said == PIECE and isinstance(layout, Sharded):
+            return _relative(np.concatenate(parts, layout.axis), value)
+        if isinstance(layout, Partial) and said == _claim_of(layout):
+            return _relative(_PUT_TOGETHER[layout.kind](parts, None), value) if _are_alike([value, *parts]) else None
         if tensor in self._reductions:
             one = self._reductions[tensor]
             weights = [len(values[one.weight]) for values in found] if one.kind == "rows_mean" else None
@@ -174,6 +188,32 @@ class Claims:
         if sum(map(len, rows)) != len(value):
             return float("inf")
         return max(_relative(part, value[of]) for part, of in zip(parts, rows, strict=True))
+
+
+_UP_TO_GRADIENTS = ("same", "batch", "local", "mean")
+
+
+def _find_layouts(walk: Walk) -> dict[str, Layout]:
+    """How a worker has what it computes, where tensors have layouts: before means are weighed and sums are reduced."""
+    layouts = walk.known.layouts
+    if layouts is None:
+        return {}
+    found: dict[str, Layout] = {tensor: fact.layout for tensor, fact in layouts.facts.items()}
+    for change in layouts.rewrites.changes:
+        if found.get(change.tensor) == change.after:
+            found[change.tensor] = change.before
+    for node in (*(one.node for one in layouts.rewrites.means), *(one.node for one in layouts.rewrites.ranges)):
+        found[f"{node}:0"] = LengthValue()
+    return found
+
+
+def _claim_of(layout: Layout) -> str:
+    """What a layout says; empty where a worker has something of its own."""
+    if isinstance(layout, Partial):
+        return PART.format(kind={"min": "minimum", "max": "maximum"}.get(layout.kind, layout.kind))
+    if isinstance(layout, Sharded) and layout.part.blocks == 1:
+        return PIECE
+    return SAME if isinstance(layout, Replicated) else ""
 
 
 def false_claim(claims: Claims, tensor: str, tried: Tried) -> Claim:

@@ -21,7 +21,7 @@ from parallax.graph.view import GraphView
 from parallax.plans.half_precision import ROUNDING
 from parallax.plans.plan import Plan, plan_from_json
 from parallax.runtime.supervisor.sealed_files import write_value
-from parallax.runtime.verify.claimed import KEPT_FILE, PLAN_FILE, START_FILE, save, walk_of
+from parallax.runtime.verify.claimed import KEPT_FILE, PLAN_FILE, START_FILE, ClaimGroups, save, walk_of
 from parallax.runtime.verify.claims import Claims
 from parallax.runtime.verify.draws import joined_draws, kept_draws
 from parallax.runtime.verify.judging import HALF_MARGIN, MARGIN
@@ -78,7 +78,8 @@ def run_single(graph: Graph, wanted: Settings, lazy_updates: bool = True) -> Non
     kept, steps = wanted.accumulate_steps or 1, wanted.steps or STEPS
     drawn = [[named_batch(graph, feeds(n, rank, size)) for rank in range(size)] for n in range(kept * steps)]
     joined = [joined_batch(sum(drawn[first : first + kept], [])) for first in range(0, len(drawn), kept)]
-    analysed = analyse(graph, lazy_updates, layouts=False)
+    has_layouts = wanted.claims and ClaimGroups.read(folder).has_layouts
+    analysed = analyse(graph, lazy_updates, layouts=None if has_layouts else False)
     rounding = rounding_of(wanted.wire_dtype, wanted.compute_dtype)
     drawn_ops = kept_draws(folder)
     is_as_written = not any(node.op in UPDATES_OF_ROWS for node in analysed.captured.view.nodes.values())

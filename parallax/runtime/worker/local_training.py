@@ -68,7 +68,7 @@ class _StepDetector:
 
         self._before(BaseSession, "run", self._before_run)
         self._before(BaseSession, "make_callable", self._before_run)
-        self._before(Optimizer, "apply_gradients", self._before_eager_update)
+        self._before(Optimizer, "apply_gradients", self._before_update)
         after_import("keras", self._install_for_keras)
         after_import("tf_keras", self._install_for_tf_keras)
 
@@ -116,18 +116,13 @@ class _StepDetector:
         if self._trains[key]:
             self._tell("a run of a session that updates variables from gradients")
 
-    def _before_eager_update(self, *_: Any, **__: Any) -> None:
-        """Before an optimizer of TensorFlow updates variables; in a graph it only builds the ops for that."""
-        import tensorflow as tf
-
-        if tf.executing_eagerly() or tf.inside_function():
-            self._before_update()
-
     def _before_update(self, *_: Any, **__: Any) -> None:
-        """Before an optimizer updates variables."""
+        """Before an optimizer updates variables; in a graph, or a branch or loop of it, it only builds the ops."""
         import tensorflow as tf
 
-        if tf.executing_eagerly() or tf.inside_function():  # else a graph is built, which may be for parallel_run
+        with tf.init_scope():  # outside of all functions that are being traced
+            is_eager = tf.executing_eagerly()
+        if is_eager:  # else a graph is built, which may be for parallel_run
             self._tell("an optimizer's update")
 
     def _tell(self, what: str) -> None:
