@@ -1,8 +1,9 @@
 """Tells which constants of a graph for a fixed batch lie along the batch, by what they meet, and makes them as long.
 
 A tensor whose rows are alike along an axis (zeros, ones, a fill) lies along the batch where it meets a tensor whose
-batch is open, axis by axis; where no variable has an axis of the batch's length, whatever it meets. A number in the
-shape of a Reshape is the batch's where as many elements lie before it. A constant that divides a sum over the batch,
+batch is open, axis by axis; where no variable has an axis of the batch's length, whatever it meets. So it is with a
+multiple of that length that some open axis had, and no other axis beside one. A number in the shape of a Reshape is the
+batch's where as many elements lie before it. A constant that divides a sum over the batch,
 and is the batch's length, is taken for that length: a trained loss is a mean of its examples.
 """
 
@@ -14,9 +15,10 @@ from math import prod
 from typing import Any
 
 import numpy as np
-import tensorflow as tf
 
+from parallax.analysis.reading.batch_lengths import Dims, add_constant, add_length, add_rows, add_shape
 from parallax.analysis.reading.open_batches import SOURCES
+from parallax.analysis.reading.open_lengths import OpenLengths, find_open_lengths, fixed_shape
 from parallax.graph.view import GraphView, split_tensor
 from parallax.types import Array, GraphDef, NodeDef
 
@@ -30,13 +32,12 @@ _SHAPE_SLOT = {
     "Tile": 1,
 }
 _DIVIDES, _MULTIPLIES = ("RealDiv", "Div", "DivNoNan"), ("Mul",)
-_MEASURED = re.compile(r"(^|/)(Shape|Size|shape|size)(_\d+)?$")
+_MEASURED = re.compile(r"(^|/)(Shape|Size|shape|size|shape_as_tensor)(_\d+)?$")
 """What TensorFlow calls a constant that it makes of the shape of a tensor, where that is known."""
 _READS = ("ReadVariableOp", "VariableV2", "Variable")
 _CUTS = {"Slice": (1, 2), "StridedSlice": (1, 2)}
 _JOINS = ("ConcatV2", "Pack")
-
-Dims = tuple[int, ...]
+_MASKS = ("begin_mask", "end_mask", "ellipsis_mask", "new_axis_mask")
 
 
 class BatchConstants:
@@ -64,6 +65,8 @@ class BatchConstants:
             for tensor in view.outputs(node)
         ]
         self._is_batch_alone = not any(length in dims for dims in widths)
+        self._widths = {n for dims in widths for n in dims if n is not None}
+        self._lengths = OpenLengths(frozenset(), frozenset())
         self.are_told = True
 
     def change(self, seen: GraphView, opened: GraphDef) -> bool:
@@ -76,14 +79,28 @@ class BatchConstants:
         Returns:
             Whether there was anything.
         """
+        self._lengths = find_open_lengths(self._view, seen, self._forward)
         by_name = {node.name: node for node in opened.node}
         count = len(self._changed)
         for node in self._view.nodes:
             if node in self._forward and node not in self._changed:
                 self._change(seen, opened, by_name[node])
-                if self._is_batch_alone:
-                    self._open_any(opened, by_name[node])
+                self._open_any(opened, by_name[node])
         return len(self._changed) > count
+
+    def _find_factor(self, n: int) -> int:
+        """How many times the batch's length a length is that can but be the batch's; else 0."""
+        if n == self._length:
+            return int(self._is_batch_alone)
+        is_told = n in self._lengths.of_batch and not self._is_other(n)
+        return n // self._length if n % self._length == 0 and is_told else 0
+
+    def _may_be_length(self, n: int) -> bool:
+        """Whether a length may be a multiple of the batch's: none that only axes have that are none of the batch."""
+        return n > 0 and n % self._length == 0 and (n in self._lengths.of_batch or not self._is_other(n))
+
+    def _is_other(self, n: int) -> bool:
+        return n in self._widths or n in self._lengths.others
 
     def has_left(self, seen: GraphView, gradients: Set[str]) -> bool:
         """Whether constants are left that may be of the batch, by their lengths or values; of gradients, by lengths.
@@ -101,9 +118,10 @@ class BatchConstants:
             if any(dim.size > 0 and dim.size % self._length == 0 for dim in _find_declared_dims(seen.nodes[node])):
                 return True
             is_cut = seen.op(node) in _CUTS and self._open_axis(seen, seen.inputs(node)[0]) is not None
-            for tensor in () if is_cut else seen.inputs(node):
+            for slot, tensor in () if is_cut else enumerate(seen.inputs(node)):
                 maker = split_tensor(tensor)[0]
                 is_own = seen.op(maker) == "Const" and maker in self._forward
+                is_own = is_own and f"{node}@{slot}" not in self._changed
                 if is_own and self._may_be_of_batch(seen.constant(tensor)):
                     return True
         return False
@@ -126,11 +144,11 @@ class BatchConstants:
     def _may_be_of_batch(self, value: Array | None) -> bool:
         if value is None or value.dtype.kind not in "iuf":
             return False
-        if any(n and n % self._length == 0 for n in value.shape):
+        if any(map(self._may_be_length, value.shape)):
             return True
         if value.dtype.kind == "f":
             return value.ndim == 0 and any(np.isclose(value, n, rtol=1e-6) for n in (self._length, 1 / self._length))
-        return bool(np.any(value == self._length if value.ndim == 0 else (value > 0) & (value % self._length == 0)))
+        return bool(value == self._length if value.ndim == 0 else any(self._may_be_length(int(n)) for n in value.flat))
 
     def _change(self, seen: GraphView, opened: GraphDef, node: NodeDef) -> None:
         if node.op == "Reshape":
@@ -139,11 +157,10 @@ class BatchConstants:
             self._open_shape(seen, node)
         elif node.op in _CUTS:
             self._open_cut(seen, opened, node)
-        elif node.op in (*_DIVIDES, *_MULTIPLIES) and self._is_divisor(seen, node):
+        elif node.op in (*_DIVIDES, *_MULTIPLIES) and (factor := self._find_divisor(seen, node)):
             self._changed.add(node.name)
-            node.input[1] = _add_length(
-                opened, self._batch, node.name, node.op in _MULTIPLIES, seen.dtype(f"{node.name}:0")
-            )
+            dtype, is_reciprocal = seen.dtype(f"{node.name}:0"), node.op in _MULTIPLIES
+            node.input[1] = add_length(opened, self._batch, node.name, dtype, factor, is_reciprocal)
         for slot, axis in self._meets(seen, node):
             self._open(opened, node, slot, axis)
 
@@ -155,21 +172,19 @@ class BatchConstants:
             return None
         return next((axis for axis, n in enumerate(now) if n is None), None)
 
-    def _find_fixed_shape(self, tensor: str) -> Dims | None:
-        """The shape of a tensor in the graph for the fixed batch."""
-        shape = self._view.shape(tensor)
-        return None if shape is None or None in shape else tuple(n for n in shape if n is not None)
-
     def _iterate_inputs(self, seen: GraphView, node: NodeDef) -> Iterator[tuple[int, Dims, int | None]]:
         """Of each input: its place, its shape for the fixed batch, and its open axis."""
         now = seen.inputs(node.name)
         for slot, tensor in enumerate(self._view.inputs(node.name)):
-            fixed = self._find_fixed_shape(tensor)
+            fixed = fixed_shape(self._view, tensor)
             if fixed is not None:
                 yield slot, fixed, self._open_axis(seen, now[slot])
 
     def _open_reshape(self, seen: GraphView, opened: GraphDef, node: NodeDef) -> None:
-        fixed, made = self._find_fixed_shape(self._view.inputs(node.name)[0]), self._find_fixed_shape(f"{node.name}:0")
+        fixed, made = (
+            fixed_shape(self._view, self._view.inputs(node.name)[0]),
+            fixed_shape(self._view, f"{node.name}:0"),
+        )
         axis = self._open_axis(seen, seen.inputs(node.name)[0])
         asked = seen.constant(seen.inputs(node.name)[1])
         if fixed is None or made is None or axis is None or asked is None:
@@ -183,7 +198,7 @@ class BatchConstants:
         if int(asked[places[0]]) != -1:
             self._changed.add(node.name)
             wanted = [-1 if p == places[0] else n for p, n in enumerate(made)]
-            node.input[1] = _constant(opened, node.name, np.asarray(wanted, asked.dtype))
+            node.input[1] = add_constant(opened, node.name, np.asarray(wanted, asked.dtype))
 
     def _open_shape(self, seen: GraphView, node: NodeDef) -> None:
         axis = self._open_axis(seen, seen.inputs(node.name)[0])
@@ -194,12 +209,17 @@ class BatchConstants:
 
     def _open_cut(self, seen: GraphView, opened: GraphDef, node: NodeDef) -> None:
         """Has a slice begin or end where the batch ends, if it did so."""
-        axis = self._open_axis(seen, seen.inputs(node.name)[0])
-        for slot in _CUTS[node.op] if axis is not None else ():
+        axis, fixed = (
+            self._open_axis(seen, seen.inputs(node.name)[0]),
+            fixed_shape(self._view, self._view.inputs(node.name)[0]),
+        )
+        length = fixed[axis] if fixed is not None and axis is not None else 0
+        for slot in _CUTS[node.op] if length and length % self._length == 0 else ():
             asked = self._value(seen, seen.inputs(node.name)[slot])
-            if asked is not None and axis is not None and len(asked) > axis and int(asked[axis]) == self._length:
+            if asked is not None and axis is not None and len(asked) > axis and int(asked[axis]) == length:
                 self._changed.add(node.name)
-                node.input[slot] = _length_vector(opened, self._batch, f"{node.name}/{slot}", asked, axis)
+                name = f"{node.name}/{slot}"
+                node.input[slot] = add_shape(opened, self._batch, name, asked, axis, length // self._length)
 
     def _value(self, seen: GraphView, tensor: str) -> Array | None:
         """A constant, or what a Pack has of constants."""
@@ -210,15 +230,18 @@ class BatchConstants:
         known = [part for part in parts if part is not None]
         return np.stack(known) if len(known) == len(parts) else None
 
-    def _is_divisor(self, seen: GraphView, node: NodeDef) -> bool:
-        """Whether a node divides what is computed of the batch, and has no axis of it, by the batch's length."""
+    def _find_divisor(self, seen: GraphView, node: NodeDef) -> int:
+        """By how many times the batch's length a node divides what is computed of the batch, and has no axis of it."""
         sum_of, by = seen.inputs(node.name)
         value = seen.constant(by)
         if value is None or np.size(value) != 1 or node.op in _MULTIPLIES and np.issubdtype(value.dtype, np.integer):
-            return False
-        wanted = 1 / self._length if node.op in _MULTIPLIES else self._length
-        is_length = bool(np.isclose(float(np.reshape(value, [])), wanted, rtol=1e-6))
-        return is_length and self._open_axis(seen, sum_of) is None and self._batch_reaches(seen, sum_of)
+            return 0
+        number = float(np.reshape(value, []))
+        asked = 1 / number if node.op in _MULTIPLIES and number else number
+        length = round(asked) if np.isclose(asked, np.round(asked), rtol=1e-6) else 0
+        factor = 1 if length == self._length else self._find_factor(length)
+        is_sum = factor and self._open_axis(seen, sum_of) is None and self._batch_reaches(seen, sum_of)
+        return factor if is_sum else 0
 
     def _batch_reaches(self, seen: GraphView, tensor: str) -> bool:
         return split_tensor(self._batch)[0].rsplit("_", 1)[0] in {
@@ -228,7 +251,7 @@ class BatchConstants:
     def _meets(self, seen: GraphView, node: NodeDef) -> Iterator[tuple[int, int]]:
         """(input, axis) of what meets the batch along that axis and is as long as the fixed one."""
         taken = list(self._iterate_inputs(seen, node))
-        made = self._find_fixed_shape(f"{node.name}:0")
+        made = fixed_shape(self._view, f"{node.name}:0")
         begun = [(fixed, axis) for _, fixed, axis in taken if axis is not None]
         if not begun or made is None or node.op in _CONTRACTS:
             return
@@ -249,12 +272,13 @@ class BatchConstants:
         by_name = {one.name: one for one in opened.node}
         if self._view.op(maker) == "Const":
             value = self._view.constant(f"{maker}:0")
-            if value is None or not _is_alike(value, axis):
+            if value is None or value.shape[axis] % self._length or not _is_alike(value, axis):
                 self.are_told = False
                 return
             self._changed.add(f"{node.name}@{slot}")
             name = f"{node.name}/{slot}"
-            node.input[slot] = _broadcast_rows(opened, self._batch, name, np.take(value, [0], axis), axis, value.shape)
+            row, factor = np.take(value, [0], axis), value.shape[axis] // self._length
+            node.input[slot] = add_rows(opened, self._batch, name, row, axis, value.shape, factor)
         elif shape_slot is not None:
             self._open_maker(opened, by_name[maker], shape_slot, axis)
 
@@ -263,11 +287,12 @@ class BatchConstants:
         if maker.name in self._changed:
             return
         asked = self._view.constant(self._view.inputs(maker.name)[slot])
-        if asked is None or int(asked[axis]) != self._length:
+        if asked is None or asked[axis] <= 0 or asked[axis] % self._length:
             self.are_told = False
             return
         self._changed.add(maker.name)
-        maker.input[slot] = _length_vector(opened, self._batch, maker.name, asked, axis)
+        factor = int(asked[axis]) // self._length
+        maker.input[slot] = add_shape(opened, self._batch, maker.name, asked, axis, factor)
 
     def _open_any(self, opened: GraphDef, maker: NodeDef) -> None:
         """Opens what makes a tensor that can but be of the batch: no variable has an axis of its length."""
@@ -275,46 +300,70 @@ class BatchConstants:
             return
         if maker.op in _SHAPE_SLOT:
             asked = self._view.constant(self._view.inputs(maker.name)[_SHAPE_SLOT[maker.op]])
-            if asked is not None and list(asked).count(self._length) == 1:
-                self._open_maker(opened, maker, _SHAPE_SLOT[maker.op], list(asked).index(self._length))
-        elif maker.op == "Range" and self._is_length(self._view.constant(self._view.inputs(maker.name)[1])):
-            self._changed.add(maker.name)
-            maker.input[1] = _add_length(opened, self._batch, maker.name, False, self._view.dtype(f"{maker.name}:0"))
+            axis = self._find_axis(asked) if asked is not None and asked.ndim == 1 else None
+            if axis is not None:
+                self._open_maker(opened, maker, _SHAPE_SLOT[maker.op], axis)
+        elif maker.op == "Range":
+            limit = self._view.constant(self._view.inputs(maker.name)[1])
+            factor = self._find_factor(int(limit)) if limit is not None and limit.dtype.kind == "i" else 0
+            if factor:
+                self._changed.add(maker.name)
+                dtype = self._view.dtype(f"{maker.name}:0")
+                maker.input[1] = add_length(opened, self._batch, maker.name, dtype, factor)
         elif maker.op == "Const":
             value = self._view.constant(f"{maker.name}:0")
             if value is not None and value.dtype.kind == "i" and _MEASURED.search(maker.name):
                 self._open_shape_constant(opened, maker, value)
                 return
-            axis = list(value.shape).index(self._length) if value is not None and self._length in value.shape else None
+            axis = self._find_axis(np.asarray(value.shape)) if value is not None else None
             if value is None or axis is None:
                 return
             if not _is_alike(value, axis):
                 self.are_told = False
                 return
             self._changed.add(maker.name)
-            row = np.take(value, [0], axis)
-            rows = _broadcast_rows(opened, self._batch, maker.name, row, axis, tuple(value.shape))
+            row, factor = np.take(value, [0], axis), value.shape[axis] // self._length
+            rows = add_rows(opened, self._batch, maker.name, row, axis, tuple(value.shape), factor)
             self._replace(opened, maker.name, rows)
 
     def _open_shape_constant(self, opened: GraphDef, maker: NodeDef, value: Array) -> None:
         """Has what TensorFlow has measured of a tensor of known shape, and made a constant, have the batch's length."""
-        if self._is_length(value):
-            self._changed.add(maker.name)
-            rows = _add_length(opened, self._batch, maker.name, False, self._view.dtype(f"{maker.name}:0"))
-            self._replace(opened, maker.name, rows)
-        elif value.ndim == 1 and list(value % self._length == 0).count(True) == 1 and self._length in value:
-            self._changed.add(maker.name)
-            axis = list(value).index(self._length)
-            self._replace(opened, maker.name, _length_vector(opened, self._batch, maker.name, value, axis))
+        axis = self._find_axis(np.reshape(value, [-1])) if value.ndim < 2 else None
+        if axis is None:
+            return
+        self._changed.add(maker.name)
+        factor = int(np.reshape(value, [-1])[axis]) // self._length
+        if value.ndim == 0:
+            made = add_length(opened, self._batch, maker.name, self._view.dtype(f"{maker.name}:0"), factor)
+        else:
+            made = add_shape(opened, self._batch, maker.name, value, axis, factor)
+        self._replace(opened, maker.name, made, axis)
 
-    def _is_length(self, value: Array | None) -> bool:
-        return value is not None and value.ndim == 0 and bool(value == self._length)
+    def _find_axis(self, lengths: Array) -> int | None:
+        """The one entry of a shape that is the batch's, where all others are known not to be."""
+        found = [axis for axis, n in enumerate(lengths) if self._find_factor(int(n))]
+        others = [n for axis, n in enumerate(lengths) if axis not in found and self._may_be_length(int(n))]
+        return found[0] if len(found) == 1 and not others else None
 
-    def _replace(self, opened: GraphDef, constant: str, made: str) -> None:
+    def _find_picked(self, node: str) -> list[int]:
+        """The entries of a vector that a slice takes."""
+        vector, *bounds = self._view.inputs(node)
+        values = [self._view.constant(tensor) for tensor in bounds]
+        length = (self._view.shape(vector) or (0,))[0] or 0
+        known = [int(value[0]) for value in values if value is not None and np.shape(value) == (1,)]
+        if len(known) < len(values) or any(self._view.flag(node, mask) for mask in _MASKS):
+            return list(range(length))
+        places = list(range(length))
+        return [places[known[0]]] if self._view.flag(node, "shrink_axis_mask") else places[slice(*known)]
+
+    def _replace(self, opened: GraphDef, constant: str, made: str, axis: int = 0) -> None:
         """Has the forward pass take something else for a constant; of a Reshape's shape there is a rule of its own."""
         for node in opened.node:
             for slot, taken in enumerate(node.input if node.name in self._forward else ()):
                 if taken in (constant, f"{constant}:0") and (node.op, slot) != ("Reshape", 1):
+                    if node.op == "StridedSlice" and slot == 0 and axis not in self._find_picked(node.name):
+                        self._changed.add(f"{node.name}@{slot}")
+                        continue
                     node.input[slot] = made
 
 
@@ -332,53 +381,3 @@ def _broadcast(shapes: list[Dims]) -> Dims | None:
 
 def _is_alike(value: Array, axis: int) -> bool:
     return bool(np.all(value == np.take(value, [0], axis)))
-
-
-def _constant(opened: GraphDef, name: str, value: Array) -> str:
-    with tf.Graph().as_default() as graph:
-        tf.constant(value, name="value")
-    return _move_in(opened, graph.as_graph_def(), "", f"parallax_opened/{name}", "value")
-
-
-def _length_vector(opened: GraphDef, batch: str, name: str, asked: Array, axis: int) -> str:
-    with tf.Graph().as_default() as graph:
-        rows = _rows(opened, batch, asked.dtype)
-        tf.stack(
-            [rows if place == axis else tf.constant(n, asked.dtype) for place, n in enumerate(asked)], name="value"
-        )
-    return _move_in(opened, graph.as_graph_def(), batch, f"parallax_opened/{name}", "value")
-
-
-def _broadcast_rows(opened: GraphDef, batch: str, name: str, row: Array, axis: int, shape: Dims) -> str:
-    with tf.Graph().as_default() as graph:
-        rows = _rows(opened, batch, np.dtype(np.int32))
-        dims = [rows if place == axis else tf.constant(n, tf.int32) for place, n in enumerate(shape)]
-        tf.broadcast_to(tf.constant(row), tf.stack(dims), name="value")
-    return _move_in(opened, graph.as_graph_def(), batch, f"parallax_opened/{name}", "value")
-
-
-def _add_length(opened: GraphDef, batch: str, name: str, is_reciprocal: bool, dtype: int) -> str:
-    with tf.Graph().as_default() as graph:
-        rows = tf.cast(_rows(opened, batch, np.dtype(np.int32)), tf.as_dtype(dtype))
-        tf.identity(1 / rows if is_reciprocal else rows, name="value")
-    return _move_in(opened, graph.as_graph_def(), batch, f"parallax_opened/{name}", "value")
-
-
-def _rows(opened: GraphDef, batch: str, dtype: np.dtype) -> tf.Tensor:
-    node = next(one for one in opened.node if one.name == split_tensor(batch)[0])
-    shape = [None if dim.size < 0 else int(dim.size) for dim in node.attr["shape"].shape.dim]
-    stand_in = tf.compat.v1.placeholder(tf.as_dtype(node.attr["dtype"].type), shape, name="batch")
-    return tf.shape(stand_in, out_type=tf.as_dtype(dtype))[0]
-
-
-def _move_in(opened: GraphDef, made: GraphDef, batch: str, scope: str, result: str) -> str:
-    """Adds a small graph's nodes under a name, its placeholder replaced by a batch; gives its result."""
-    for node in made.node:
-        if node.name == "batch":
-            continue
-        copy = opened.node.add()
-        copy.CopyFrom(node)
-        copy.name = f"{scope}/{node.name}"
-        for slot, taken in enumerate(node.input):
-            copy.input[slot] = batch if taken.split(":")[0] == "batch" else f"{scope}/{taken}"
-    return f"{scope}/{result}"

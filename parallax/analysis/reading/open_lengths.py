@@ -1,0 +1,66 @@
+"""Finds which lengths in a graph for a fixed batch are multiples of it, by the axes that an open batch opens."""
+
+from __future__ import annotations
+
+from collections.abc import Set
+from typing import NamedTuple
+
+from parallax.analysis.reading.batch_lengths import Dims
+from parallax.graph.view import GraphView, split_tensor
+
+_REGROUPS = ("Reshape", "Tile")
+"""The ops that make a multiple of the batch's length of another one; others make something else of it, if they do."""
+
+
+class OpenLengths(NamedTuple):
+    """The lengths that axes had.
+
+    Attributes:
+        of_batch: of axes that are multiples of the batch.
+        others: of axes beside these that are none.
+    """
+
+    of_batch: Set[int]
+    others: Set[int]
+
+
+def find_open_lengths(view: GraphView, seen: GraphView, forward: Set[str]) -> OpenLengths:
+    """Compares a graph for a fixed batch with what it is when the batch is open.
+
+    The first open axis of a tensor is the batch's. A length that TensorFlow cannot infer may open others.
+
+    Args:
+        view: the graph for the fixed batch.
+        seen: the same with an open batch, which has other nodes beside.
+        forward: the nodes to look at.
+    """
+    of_batch, others, multiples = set[int](), set[int](), dict[str, int]()
+    for node in seen.topological_order():
+        if node not in view.nodes:
+            opened = [(tensor, seen.shape(tensor)) for tensor in seen.outputs(node)]
+            multiples.update((tensor, 0) for tensor, now in opened if now and now[0] is None)
+            continue
+        taken = [multiples[tensor] for tensor in seen.inputs(node) if tensor in multiples]
+        is_mixed = any(_is_open(seen, tensor) and tensor not in multiples for tensor in seen.inputs(node))
+        for tensor in seen.outputs(node) if node in forward else ():
+            fixed, now = fixed_shape(view, tensor), seen.shape(tensor)
+            if fixed is None or now is None or len(fixed) != len(now) or None not in now:
+                continue
+            length = fixed[now.index(None)]
+            others.update(n for n in now if n is not None)
+            is_kept = length in taken or 0 in taken or (taken and view.op(node) in _REGROUPS)
+            if not is_mixed and (is_kept or not taken):
+                multiples[tensor] = length
+                of_batch.add(length)
+    return OpenLengths(of_batch, others)
+
+
+def fixed_shape(view: GraphView, tensor: str) -> Dims | None:
+    """The shape of a tensor in the graph for the fixed batch."""
+    shape = view.shape(tensor)
+    return None if shape is None or None in shape else tuple(n for n in shape if n is not None)
+
+
+def _is_open(seen: GraphView, tensor: str) -> bool:
+    shape = seen.shape(tensor)
+    return split_tensor(tensor)[0] in seen.nodes and shape is not None and None in shape
