@@ -100,13 +100,36 @@ class ExampleNumbers:
     """As sharded along the first axis; the first number along the last one is an example's, from the worker's first.
 
     Attributes:
-        part: how the axis is shared.
+        part: how the axis is shared of which they are numbers.
+        of: the node that has counted them.
     """
 
     part: ShardedAxis
+    of: str
 
 
-Layout = Replicated | Sharded | Partial | LengthValue | Pieces | Blank | RowEnds | ExampleNumbers
+@dataclass(frozen=True, slots=True)
+class Concatenated:
+    """Tensors one behind the other along the first axis, each in a layout of its own.
+
+    A worker has its piece of those that are sharded, and all of the others; zeros are in no layout (`Blank`).
+
+    Attributes:
+        pieces: the length of each in the one process's program, and its layout.
+    """
+
+    pieces: tuple[tuple[Length, Layout], ...]
+
+    @property
+    def length(self) -> Length:
+        """The length of the first axis in the one process's program."""
+        total = Length()
+        for length, _ in self.pieces:
+            total = total + length
+        return total
+
+
+Layout = Replicated | Sharded | Partial | LengthValue | Pieces | Blank | RowEnds | ExampleNumbers | Concatenated
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,14 +173,16 @@ class OffsetRange:
     """`node` counts the entries of a sharded axis from 0: a worker's numbers begin where its piece does.
 
     Attributes:
-        node: a Range.
+        node: a Range, or what else numbers entries.
         part: how the axis is shared.
         edges: take the worker's numbers.
+        along: a tensor that has the axis as its first one, where `node` has it not.
     """
 
     node: str
     part: ShardedAxis
     edges: tuple[Edge, ...] = ()
+    along: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from parallax.analysis.layouts.elementwise import align
 from parallax.analysis.layouts.facts import LENGTHS, REPLICATED, SUM, Fact
 from parallax.analysis.layouts.step_walk import StepWalk, is_partial
-from parallax.analysis.layouts.values import compute_value, computes_value, has_unlike_axes, reduced_axes
+from parallax.analysis.layouts.values import compute_value, computes_value, reduced_axes
 from parallax.graph.lengths import ONE, Length
 from parallax.graph.view import split_tensor
 from parallax.plans.layouts import OffsetRange, Partial, RowEnds, Sharded, ShardedAxis
@@ -32,33 +32,6 @@ def plain(step: StepWalk, node: str) -> list[Fact] | None:
     return step.all_outputs(node, LENGTHS, None, compute_value(step.view, node, facts))
 
 
-def by_example(*slots: int, shaped_as_first: int | None = None) -> Rule:
-    """The rule of ops that take examples along the first axis of some inputs, one by one, and others whole.
-
-    The output `shaped_as_first` has the shape of the first input.
-    """
-
-    def rule(step: StepWalk, node: str) -> list[Fact] | None:
-        facts = step.inputs(node)
-        if _is_plain(facts):
-            return plain(step, node)
-        parts = [facts[slot].part for slot in slots if facts[slot].axis == 0]
-        if not parts or any(facts[slot].axis not in (0, None) for slot in slots) or parts[0] is None:
-            return None
-        for slot in range(len(facts)):
-            if slot in slots:
-                align(step, node, slot, facts[slot], 0, parts[0])
-            elif facts[slot].is_lengths:  # the shape of an input is the worker's
-                step.keep_local(node, [slot])
-            else:
-                step.take(node, slot, REPLICATED)
-        layout = Sharded(0, parts[0])
-        dims = {shaped_as_first: facts[0].dims}
-        return [step.fact(t, layout, dims.get(place)) for place, t in enumerate(step.view.outputs(node))]
-
-    return rule
-
-
 def along_last(*others: int) -> Rule:
     """The rule of ops along the last axis, such as softmax; `others` come whole."""
 
@@ -74,12 +47,6 @@ def along_last(*others: int) -> Rule:
         return step.all_outputs(node, fact.layout, None if others else fact.dims)
 
     return rule
-
-
-def turn_sequences(step: StepWalk, node: str) -> list[Fact] | None:
-    """ReverseSequence, of examples as long as each is."""
-    at = step.view.nodes[node].attr["batch_dim"].i
-    return by_example(0, 1)(step, node) if at == 0 else plain(step, node)
 
 
 def along_two(step: StepWalk, node: str) -> list[Fact] | None:
@@ -269,7 +236,7 @@ def count_up(step: StepWalk, node: str) -> list[Fact] | None:
         return step.all_outputs(node, REPLICATED, dims, compute_value(step.view, node, facts))
     part = step.part_of(limit) if isinstance(limit, Length) else None
     is_plain = _is_plain(facts) and first == Length() and delta == ONE
-    if part is None or part.factor.number is None or not is_plain:
+    if part is None or not is_plain:
         step.replicate(node)
         return step.all_outputs(node, REPLICATED, dims)
     step.keep_local(node)
@@ -307,15 +274,28 @@ def gradient_axes(step: StepWalk, node: str) -> list[Fact] | None:
     one, other = step.inputs(node)
     if not _is_plain((one, other)):
         return None
-    values = reduced_axes(one, other)
-    is_whole = any(fact.is_same and fact.numbers() is None for fact in (one, other))
-    if None in values or is_whole or has_unlike_axes(one, other):
+    values = reduced_axes(one, other, step.batch_of)
+    if not _can_be_local(step, one, other):
         step.replicate(node)  # a worker's lengths may be others than those of the global batch beside them
     step.keep_local(node)
     return [
         step.fact(tensor, REPLICATED, (Length.of(len(value)),) if isinstance(value, tuple) else None, value)
         for tensor, value in zip(step.view.outputs(node), values, strict=True)
     ]
+
+
+def _can_be_local(step: StepWalk, one: Fact, other: Fact) -> bool:
+    """Whether two shapes of a worker agree where those of the one process do: a batch beside itself, or beside 1."""
+    left, right = one.values(), other.values()
+    if left is None or right is None:
+        return False
+    for a, b in zip(reversed(left), reversed(right), strict=False):
+        if a is None or b is None:
+            return False
+        is_one_batch = step.batch_of(a) == step.batch_of(b) is not None and one.layout == other.layout
+        if (step.has_batch(a) or step.has_batch(b)) and ONE not in (a, b) and not is_one_batch:
+            return False
+    return True
 
 
 def offsets_of_pieces(step: StepWalk, node: str) -> list[Fact] | None:
@@ -327,6 +307,7 @@ def offsets_of_pieces(step: StepWalk, node: str) -> list[Fact] | None:
     layout = LENGTHS if all(f.is_lengths for f in facts[1:]) else REPLICATED
     if layout == REPLICATED:
         step.replicate(node)  # a worker's lengths are not those of the whole tensor beside it
+    step.keep_local(node)
     found, begin = list[Fact](), Length()
     for tensor, shape, fact in zip(step.view.outputs(node), shapes, facts[1:], strict=True):
         length = shape[along[0]] if shape is not None and along is not None else None

@@ -28,13 +28,13 @@ def elementwise(step: StepWalk, node: str) -> list[Fact] | None:
         return step.all_outputs(node, facts[0].layout, facts[0].dims)
     if all(f.is_same or f.is_lengths for f in facts):
         layout = REPLICATED if all(f.is_same for f in facts) else LENGTHS
-        return step.all_outputs(node, layout, _dims(facts), compute_value(step.view, node, facts))
+        return step.all_outputs(node, layout, _dims(step, node, facts), compute_value(step.view, node, facts))
     if any(map(is_partial, facts)):
         if op in _OF_SHAPE_ALONE:
             return step.all_outputs(node, REPLICATED, facts[0].dims)
         linear = _linear_layout(step, node, facts)
         if linear is not None:
-            return step.all_outputs(node, linear, _dims(step.inputs(node)))
+            return step.all_outputs(node, linear, _dims(step, node, step.inputs(node)))
         facts = [step.take(node, slot, REPLICATED) if is_partial(f) else f for slot, f in enumerate(facts)]
     facts = [step.take(node, slot, REPLICATED) if f.is_lengths else f for slot, f in enumerate(facts)]
     return _along_shards(step, node, facts)
@@ -77,7 +77,7 @@ def _along_shards(step: StepWalk, node: str, facts: list[Fact]) -> list[Fact] | 
     """The result is sharded as the first of the inputs with most axes is; the others come alike."""
     sharded = [f for f in facts if f.part is not None]
     if not sharded:
-        return step.all_outputs(node, REPLICATED, _dims(facts))
+        return step.all_outputs(node, REPLICATED, _dims(step, node, facts))
     if any(f.rank is None for f in facts):
         return None
     rank = max(f.rank or 0 for f in facts)
@@ -92,21 +92,23 @@ def _along_shards(step: StepWalk, node: str, facts: list[Fact]) -> list[Fact] | 
         if is_from_left and slot == 0:
             axis = (first.axis or 0) if fact.rank else -1
         found.append(align(step, node, slot, fact, axis, part))
-    return step.all_outputs(node, Sharded(rank - from_right, part), _dims(found, part, rank - from_right))
+    return step.all_outputs(node, Sharded(rank - from_right, part), _dims(step, node, found, part, rank - from_right))
 
 
 def align(step: StepWalk, node: str, slot: int, fact: Fact, axis: int, part: ShardedAxis) -> Fact:
     """Has an input come sharded along an axis, if it has that axis and is not broadcast along it."""
     if axis < 0 or fact.rank is None or axis >= fact.rank:
         return fact if fact.is_same else step.take(node, slot, REPLICATED)
+    if fact.axis == axis and fact.part is not None and (fact.part.batch, fact.part.blocks) == (part.batch, part.blocks):
+        return fact  # factors of which it is not known that they are equal are so, or the program has a fault
     length = fact.dims[axis] if fact.dims is not None else None
     if length == ONE:
         return fact if fact.is_same else step.take(node, slot, REPLICATED)
     return step.take(node, slot, Sharded(axis, part))
 
 
-def _dims(facts: list[Fact], part: ShardedAxis | None = None, axis: int = 0) -> Dims | None:
-    """The lengths of what facts are broadcast to, where they are known."""
+def _dims(step: StepWalk, node: str, facts: list[Fact], part: ShardedAxis | None = None, axis: int = 0) -> Dims | None:
+    """The lengths of what facts are broadcast to; one that cannot be told is an unknown of its own."""
     known = [f.dims for f in facts if f.dims is not None]
     if len(known) < len(facts):
         return None
@@ -119,7 +121,5 @@ def _dims(facts: list[Fact], part: ShardedAxis | None = None, axis: int = 0) -> 
             length = broadcast(length, other) if length is not None else None
         if part is not None and place == axis:
             length = part.length
-        if length is None:
-            return None
-        found.append(length)
+        found.append(Length.of(f"{step.prefix}{node}:0[{place}]") if length is None else length)
     return tuple(found)

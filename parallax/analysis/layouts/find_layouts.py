@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 
-from parallax.analysis.layouts.facts import COUNTED, LENGTHS, REPLICATED, Fact
+from parallax.analysis.layouts.facts import COUNTED, LENGTHS, REPLICATED, SUM, Fact
 from parallax.analysis.layouts.step_walk import REMEDY, StepWalk, is_partial
 from parallax.analysis.layouts.training_graph import TrainingGraph, VisitedGraph, after_gradients, find_step
 from parallax.analysis.layouts.visit_step import FunctionWalks, visit_all
@@ -23,7 +23,7 @@ from parallax.graph.loop_frames import units_of
 from parallax.graph.ops import state_op
 from parallax.graph.spec import GradientSource
 from parallax.graph.view import Edge, GraphView, split_tensor
-from parallax.plans.layouts import Change, Layout, LayoutRewrites, Pieces, Reported, RowEnds, Sharded
+from parallax.plans.layouts import Change, Concatenated, Layout, LayoutRewrites, Pieces, Reported, RowEnds, Sharded
 from parallax.plans.losses import PaddedRows
 
 _MOST_WALKS = 30
@@ -194,11 +194,34 @@ def _finish_rows(view: GraphView, step: StepWalk, source: GradientSource, indice
     _finish_piece(step, pairs[0], (found[0], found[1]))
 
 
+def _finish_concatenated(step: StepWalk, values: Layout, numbers: Layout, edges: list[Edge]) -> bool:
+    """Whether the pieces of rows agree with those of their numbers: sharded as these are, or else partial rows."""
+    if not isinstance(values, Concatenated) or not isinstance(numbers, Concatenated):
+        return False
+    if len(values.pieces) != len(numbers.pieces):
+        return False
+    pairs = zip(values.pieces, numbers.pieces, strict=True)
+    for (length, rows), (other, by) in pairs:
+        is_part = rows == by if isinstance(by, Sharded) else by == REPLICATED and rows in (SUM, COUNTED)
+        if length != other or not is_part:
+            return False
+    counted = Concatenated(tuple((length, COUNTED if rows == SUM else rows) for length, rows in values.pieces))
+    for edge in edges:
+        step.take(edge.node, edge.slot, counted)
+    return True
+
+
 def _finish_piece(step: StepWalk, pair: tuple[str, str], edges: tuple[list[Edge], list[Edge]]) -> None:
     rows, numbers = (step.facts[tensor] for tensor in pair)
     indices = pair[1]
     if isinstance(rows.layout, Pieces) and isinstance(numbers.layout, Pieces):
         return  # turns of a loop have put them together: they were looked at there
+    values = [step.facts[step.view.inputs(edge.node)[edge.slot]].layout for edge in edges[0]]
+    if any(isinstance(layout, Concatenated) for layout in (numbers.layout, *values)):
+        if not all(_finish_concatenated(step, layout, numbers.layout, edges[0]) for layout in values):
+            for edge in (*edges[0], *edges[1]):
+                step.take(edge.node, edge.slot, REPLICATED)
+        return
     if numbers.axis == 0 and numbers.part is not None:
         wanted: Sharded | None = Sharded(0, numbers.part)
     elif numbers.is_same or numbers.is_lengths or is_partial(numbers):

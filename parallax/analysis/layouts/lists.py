@@ -11,13 +11,15 @@ from parallax.plans.layouts import Layout, Sharded
 
 def make_list(step: StepWalk, node: str) -> list[Fact] | None:
     """EmptyTensorList and TensorListReserve; the shape of what is not set is the worker's."""
-    shape = step.inputs(node)[0]
+    shape, count = step.inputs(node)
     step.take(node, 1, REPLICATED)
     step.keep_local(node, [0])
     for axis, length in enumerate(shape.values() or ()):
         if shape.is_lengths and (part := step.part_of(length)) is not None:
             return [Fact(Sharded(axis + 1, part))]
-    return step.all_outputs(node, BLANK)
+    if step.view.op(node) == "TensorListReserve" and isinstance(count.value, Length):
+        return [Fact(BLANK, (count.value,))]
+    return [Fact(BLANK)]
 
 
 def list_from_tensor(step: StepWalk, node: str) -> list[Fact] | None:
@@ -110,6 +112,8 @@ def _put(step: StepWalk, node: str, slot: int) -> list[Fact] | None:
     if item.axis is not None and item.part is not None:
         layout = Sharded(item.axis + 1, item.part)
     number = Length.of(f"{step.prefix}{node}[0]")
+    if whole.dims and step.view.op(node) == "TensorListSetItem":
+        number = whole.dims[0]
     dims = (number, *item.dims) if item.dims is not None else None
     if whole.layout == BLANK:
         return [Fact(layout, dims, item.value)]

@@ -23,6 +23,8 @@ def flatten_matrix(step: StepWalk, tensor: str) -> Value | None:
             return None
         cut = whole[tuple(slice(a, None if n < 0 else a + n) for a, n in zip(begin, size, strict=True))]
         return tuple(Length.of(int(n)) for n in cut.ravel())
+    if op == "ConcatV2":
+        return _columns(step, node)
     if op != "Transpose" or view.op(split_tensor(inputs[0])[0]) != "Pack":
         return None
     rows = [step.facts[one].value for one in view.inputs(split_tensor(inputs[0])[0])]
@@ -35,3 +37,16 @@ def flatten_matrix(step: StepWalk, tensor: str) -> Value | None:
     ):
         return None
     return tuple(length for column in zip(*vectors, strict=True) for length in column)
+
+
+def _columns(step: StepWalk, node: str) -> Value | None:
+    """The elements of vectors that have been made columns and stand side by side."""
+    view, (*columns, axis) = step.view, step.view.inputs(node)
+    makers = [split_tensor(column)[0] for column in columns]
+    if step.facts[axis].numbers() != [1] or any(view.op(maker) != "Reshape" for maker in makers):
+        return None
+    facts = [step.facts[view.inputs(maker)[0]] for maker in makers]
+    vectors = [fact.value for fact in facts if isinstance(fact.value, tuple) and fact.rank == 1]
+    if len(vectors) < len(columns) or len(set(map(len, vectors))) > 1:
+        return None
+    return tuple(length for row in zip(*vectors, strict=True) for length in row)

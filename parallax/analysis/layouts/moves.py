@@ -40,14 +40,14 @@ def reshape(step: StepWalk, node: str) -> list[Fact] | None:
     if is_partial(fact):
         step.take(node, 1, REPLICATED)
         return step.all_outputs(node, fact.layout, dims)
-    if fact.dims is None or dims is None or fact.axis is None or fact.part is None:
+    if dims is None or fact.axis is None or fact.part is None or (fact.dims is None and fact.axis > 0):
         return None
-    before = multiply(fact.dims[: fact.axis])
+    before = multiply((fact.dims or ())[: fact.axis])
     for axis in range(len(dims)):
         part = step.part_of(dims[axis])
         if multiply(dims[:axis]) == before and part is not None and part.batch == fact.part.batch:
             if fact.part.blocks > 1:
-                if dims[axis] != fact.dims[fact.axis]:
+                if dims[axis] != fact.part.length:
                     return None
                 part = fact.part
             step.localize(node, 1, axis, dims)

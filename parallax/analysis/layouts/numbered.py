@@ -2,15 +2,27 @@
 
 from __future__ import annotations
 
-from parallax.analysis.layouts.along import plain, scatter_rows
+from parallax.analysis.layouts.along import lookup, plain, scatter_rows
 from parallax.analysis.layouts.elementwise import align
-from parallax.analysis.layouts.facts import Fact
+from parallax.analysis.layouts.facts import REPLICATED, Fact
 from parallax.analysis.layouts.step_walk import StepWalk
+from parallax.graph.lengths import Length
 from parallax.graph.view import split_tensor
-from parallax.plans.layouts import ExampleNumbers, Sharded, ShardedAxis
+from parallax.plans.layouts import ExampleNumbers, OffsetRange, Sharded, ShardedAxis
 
-_MOVES = ("BroadcastTo", "Cast", "ExpandDims", "Identity", "Reshape", "Squeeze", "Tile", "Transpose")
+_MOVES = (
+    "BroadcastTo",
+    "Cast",
+    "DynamicPartition",
+    "ExpandDims",
+    "Identity",
+    "Reshape",
+    "Squeeze",
+    "Tile",
+    "Transpose",
+)
 """Ops that leave each entry with its example, if their results are sharded as what they move."""
+_HITS = "ComputeAccidentalHits"
 
 
 def look_up_nested(step: StepWalk, node: str) -> list[Fact] | None:
@@ -22,9 +34,11 @@ def look_up_nested(step: StepWalk, node: str) -> list[Fact] | None:
         return None
     if params.is_same:
         return step.all_outputs(node, Sharded(indices.axis or 0, indices.part))
-    if params.axis != 0 or params.part != indices.part or not _begins_with_examples(step, node, 1):
+    is_own = params.axis == 0 and params.part == indices.part == ShardedAxis(indices.part.batch)
+    counter = _find_first_counter(step, node, 1, indices.part)
+    if not is_own or counter is None:
         return None
-    step.take(node, 1, ExampleNumbers(indices.part))
+    step.take(node, 1, ExampleNumbers(indices.part, counter))
     return step.all_outputs(node, Sharded(0, indices.part))
 
 
@@ -32,27 +46,111 @@ def scatter_nested(step: StepWalk, node: str) -> list[Fact] | None:
     """ScatterNd: into each example's own rows, or a partial sum."""
     places, rows, shape = step.inputs(node)
     dims, part = shape.values(), places.part
-    is_own = part is not None and dims and dims[0] == part.length and rows.part == part and rows.axis == 0
-    if part is None or dims is None or not is_own or not _begins_with_examples(step, node, 0):
+    is_own = part and dims and dims[0] == part.length and rows.part == part == ShardedAxis(part.batch)
+    is_own = is_own and rows.axis == 0
+    counter = _find_first_counter(step, node, 0, part) if part is not None else None
+    if part is None or dims is None or not is_own or counter is None:
         return scatter_rows(step, node)
-    step.take(node, 0, ExampleNumbers(part))
+    step.take(node, 0, ExampleNumbers(part, counter))
     align(step, node, 1, rows, 0, part)
     step.localize(node, 2, 0, dims)
     known = tuple(length for length in dims if length is not None)
     return step.all_outputs(node, Sharded(0, part), known if len(known) == len(dims) else None)
 
 
-def _begins_with_examples(step: StepWalk, node: str, slot: int) -> bool:
-    """Whether the first of an input's numbers, along its last axis, is everywhere that of the example."""
+def draw_candidates(step: StepWalk, node: str) -> list[Fact] | None:
+    """Samplers of classes: all workers draw the same for the global batch; how often to expect a label, by label."""
+    labels = step.inputs(node)[0]
+    step.alike.append(node)
+    sampled, of_labels, of_sampled = step.view.outputs(node)
+    found = Sharded(0, labels.part) if labels.axis == 0 and labels.part is not None else REPLICATED
+    if found == REPLICATED:
+        step.replicate(node)
+    return [step.fact(sampled, REPLICATED), step.fact(of_labels, found, labels.dims), step.fact(of_sampled, REPLICATED)]
+
+
+def find_hits(step: StepWalk, node: str) -> list[Fact] | None:
+    """ComputeAccidentalHits: for each sample that is a label of an example, the example's number and the class."""
+    labels, sampled = step.inputs(node)
+    if labels.axis != 0 or labels.part is None or labels.part.blocks > 1 or not sampled.is_same:
+        return plain(step, node)
+    step.ranges.append(OffsetRange(node, labels.part))
+    hits = ShardedAxis(labels.part.batch, Length.of(f"{step.prefix}{node}[0]"))
+    return step.all_outputs(node, Sharded(0, hits))
+
+
+def fill_places(step: StepWalk, node: str) -> list[Fact] | None:
+    """SparseToDense, into rows of the examples that places begin with."""
+    places, shape, values, default = step.inputs(node)
+    dims, part = shape.values(), places.part
+    example = step.part_of(dims[0]) if dims else None
+    if part is None or example is None or dims is None or values.part != part:
+        return plain(step, node)
+    counter = _find_first_counter(step, node, 0, example)
+    if not default.is_same or counter is None:
+        return None
+    step.take(node, 0, ExampleNumbers(example, counter))
+    step.localize(node, 1, 0, dims)
+    known = tuple(length for length in dims if length is not None)
+    return step.all_outputs(node, Sharded(0, example), known if len(known) == len(dims) else None)
+
+
+def partition(step: StepWalk, node: str) -> list[Fact] | None:
+    """DynamicPartition of entries along a sharded axis: each worker has some of each part, in their order."""
+    data, parts = step.inputs(node)
+    if data.axis != 0 or parts.axis != 0 or data.part is None or data.part != parts.part or data.part.blocks > 1:
+        return plain(step, node)
+    dealt = f"{step.prefix}{step.view.source(step.view.inputs(node)[1])}"  # what is dealt out alike is as long
+    return [
+        step.fact(tensor, Sharded(0, ShardedAxis(data.part.batch, Length.of(f"{dealt} = {number}"))))
+        for number, tensor in enumerate(step.view.outputs(node))
+    ]
+
+
+def stitch(step: StepWalk, node: str) -> list[Fact] | None:
+    """DynamicStitch, of all parts that entries were dealt out to, by their numbers."""
+    view, facts = step.view, step.inputs(node)
+    count = len(facts) // 2
+    makers = [split_tensor(view.source(tensor)) for tensor in view.inputs(node)[:count]]
+    dealt = makers[0][0]
+    if view.op(dealt) != "DynamicPartition" or makers != [(dealt, n) for n in range(len(view.outputs(dealt)))]:
+        return plain(step, node)
+    numbers = step.facts[view.inputs(dealt)[0]]
+    counter = None if numbers.part is None else _find_counter(step, view.inputs(dealt)[0], numbers.part)
+    if numbers.part is None or counter is None or numbers.rank != 1:
+        return plain(step, node)
+    for places, rows in zip(facts[:count], facts[count:], strict=True):
+        if places.part is None or rows.part != places.part or rows.axis != 0:
+            return None
+    for slot in range(count):
+        step.take(node, slot, ExampleNumbers(numbers.part, counter))
+    row = (facts[count].dims or ())[1:]
+    return step.all_outputs(node, Sharded(0, numbers.part), (numbers.part.length, *row) if facts[count].dims else None)
+
+
+def look_up(step: StepWalk, node: str) -> list[Fact] | None:
+    """Gather of a worker's own entries by their numbers; else as other lookups."""
+    params, indices = step.inputs(node)[:2]
+    counter = None
+    if params.axis == 0 and params.part is not None and indices.axis == 0 and indices.rank == 1:
+        counter = _find_counter(step, step.view.inputs(node)[1], params.part)
+    axis = step.inputs(node)[2].numbers() if step.view.op(node) == "GatherV2" else [0]
+    if params.part is None or indices.part is None or counter is None or axis != [0]:
+        return lookup(step, node)
+    step.take(node, 1, ExampleNumbers(params.part, counter))
+    dims = None if params.dims is None else (indices.part.length, *params.dims[1:])
+    return step.all_outputs(node, Sharded(0, indices.part), dims)
+
+
+def _find_first_counter(step: StepWalk, node: str, slot: int, part: ShardedAxis) -> str | None:
+    """What has counted the first of an input's numbers, along its last axis, if these are the entries' of an axis."""
     view, tensor = step.view, step.view.inputs(node)[slot]
     fact = step.facts[tensor]
     if fact.axis != 0 or fact.rank is None or fact.rank < 2 or fact.part is None:
-        return False
-    if fact.part != ShardedAxis(fact.part.batch):
-        return False
+        return None
     joined = split_tensor(view.source(tensor))[0]
     is_joined = view.op(joined) in ("ConcatV2", "Pack") and _is_along_last(step, joined, fact.rank)
-    return _are_examples(step, view.inputs(joined)[0] if is_joined else tensor, fact.part)
+    return _find_counter(step, view.inputs(joined)[0] if is_joined else tensor, part)
 
 
 def _is_along_last(step: StepWalk, node: str, rank: int) -> bool:
@@ -63,22 +161,23 @@ def _is_along_last(step: StepWalk, node: str, rank: int) -> bool:
     return axis is not None and axis[0] in (-1, rank - 1)
 
 
-def _are_examples(step: StepWalk, tensor: str, part: ShardedAxis) -> bool:
-    """Whether every entry of a tensor is the number of the example that it is of."""
+def _find_counter(step: StepWalk, tensor: str, part: ShardedAxis) -> str | None:
+    """What has counted the entries of a tensor, if each is the number along an axis of a part of what it is of."""
     view = step.view
     while True:
         node, fact = split_tensor(tensor)[0], step.facts[tensor]
-        if fact.part != part:
-            return False
-        if view.op(node) == "Range":
-            return any(one.node == node for one in step.ranges)
+        if view.op(node) in ("Range", _HITS):
+            is_counted = any((one.node, one.part) == (node, part) for one in step.ranges)
+            return node if is_counted and split_tensor(tensor)[1] == 0 else None
+        if fact.part is None:
+            return None
         inputs = view.inputs(node)
         if view.op(node) in _MOVES or (view.op(node) == "Pack" and len(inputs) == 1):
             tensor = inputs[0]
         elif view.op(node) == "Mul" and any(_is_of_ones(step, one) for one in inputs):
             tensor = next((one for one in inputs if not _is_of_ones(step, one)), inputs[0])
         else:
-            return False
+            return None
 
 
 def _is_of_ones(step: StepWalk, tensor: str) -> bool:

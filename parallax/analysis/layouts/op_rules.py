@@ -4,7 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from parallax.analysis.layouts import along, cuts, frame_walk, lists, loops, moves, numbered, ragged, reductions, stacks
+from parallax.analysis.layouts import (
+    along,
+    by_example,
+    concatenated,
+    cuts,
+    frame_walk,
+    lists,
+    loops,
+    moves,
+    numbered,
+    ragged,
+    reductions,
+    stacks,
+)
 from parallax.analysis.layouts.elementwise import elementwise
 from parallax.analysis.layouts.facts import Fact
 from parallax.analysis.layouts.step_walk import StepWalk
@@ -49,6 +62,8 @@ _DRAWS = """
     StatelessRandomUniformFullIntV2
     """.split()
 
+_SAMPLERS = ("LogUniformCandidateSampler", "UniformCandidateSampler", "FixedUnigramCandidateSampler")
+
 RULES: dict[str, Rule] = {
     **dict.fromkeys(_ELEMENTWISE, elementwise),
     "BiasAdd": elementwise,
@@ -68,7 +83,7 @@ RULES: dict[str, Rule] = {
     "ExpandDims": moves.expand_dims,
     "Squeeze": moves.squeeze,
     "Transpose": moves.transpose,
-    "ConcatV2": moves.concatenate,
+    "ConcatV2": concatenated.join(moves.concatenate),
     "Pack": moves.pack,
     "Unpack": moves.unpack,
     "Split": cuts.split,
@@ -77,17 +92,18 @@ RULES: dict[str, Rule] = {
     "RaggedTensorToTensor": ragged.fill_up,
     "StridedSliceGrad": cuts.slice_gradient,
     "Slice": cuts.slice_plainly,
-    **dict.fromkeys(("Pad", "PadV2", "MirrorPad"), cuts.pad),
+    **dict.fromkeys(("Pad", "PadV2"), concatenated.add_zeros(cuts.pad)),
+    "MirrorPad": cuts.pad,
     "SpaceToBatchND": cuts.fold_space,
     "BatchToSpaceND": cuts.unfold_space,
     "Roll": cuts.roll,
     "Tile": moves.tile,
     "BroadcastTo": moves.broadcast_to,
     "Fill": moves.fill,
-    **{op: along.by_example(*slots) for slots, ops in _BY_EXAMPLE.items() for op in ops},
+    **{op: by_example.by_example(*slots) for slots, ops in _BY_EXAMPLE.items() for op in ops},
     **dict.fromkeys(
         ("SoftmaxCrossEntropyWithLogits", "SparseSoftmaxCrossEntropyWithLogits"),
-        along.by_example(0, 1, shaped_as_first=1),
+        by_example.by_example(0, 1, shaped_as_first=1),
     ),
     **dict.fromkeys(("Softmax", "LogSoftmax", "FFT", "IFFT"), along.along_last()),
     **dict.fromkeys(("TopK", "TopKV2", "RFFT", "IRFFT"), along.along_last(1)),
@@ -98,13 +114,20 @@ RULES: dict[str, Rule] = {
     **dict.fromkeys(("MatrixSetDiag", "MatrixSetDiagV2", "MatrixSetDiagV3"), along.set_diagonal),
     **dict.fromkeys(("Cumsum", "Cumprod", "CumulativeLogsumexp", "ReverseV2"), along.along_axis),
     **dict.fromkeys(("ArgMax", "ArgMin"), along.index_of_extreme),
-    **dict.fromkeys(("GatherV2", "Gather"), along.lookup),
+    **dict.fromkeys(("GatherV2", "Gather"), numbered.look_up),
     **dict.fromkeys(("LookupTableFind", "LookupTableFindV2"), along.find_in_table),
     "ResourceGather": along.look_up_variable,
     **dict.fromkeys(("UnsortedSegmentSum", "UnsortedSegmentMax", "UnsortedSegmentMin"), along.add_by_segment),
     "GatherNd": numbered.look_up_nested,
     "ScatterNd": numbered.scatter_nested,
-    "ReverseSequence": along.turn_sequences,
+    "ReverseSequence": by_example.turn_sequences,
+    **dict.fromkeys(("BlockLSTM", "BlockLSTMV2"), by_example.run_cell_over_time),
+    **dict.fromkeys(
+        ("BlockLSTMGrad", "BlockLSTMGradV2"),
+        by_example.by_axes(
+            {1: 1, 2: 0, 3: 0, **dict.fromkeys(range(9, 18), 1)}, (1, 0, 0, None), lambda facts: {0: facts[1].dims}
+        ),
+    ),
     "OneHot": along.one_hot,
     "Range": along.count_up,
     **dict.fromkeys(("Shape", "ShapeN", "Size"), along.measure),
@@ -125,6 +148,11 @@ RULES: dict[str, Rule] = {
     "TensorListLength": lists.measure_list,
     "TensorListElementShape": lists.shape_of_items,
     "TensorListResize": lists.resize,
+    **dict.fromkeys(_SAMPLERS, numbered.draw_candidates),
+    "ComputeAccidentalHits": numbered.find_hits,
+    "SparseToDense": numbered.fill_places,
+    "DynamicPartition": numbered.partition,
+    **dict.fromkeys(("DynamicStitch", "ParallelDynamicStitch"), numbered.stitch),
     **dict.fromkeys(("Switch", "RefSwitch"), loops.choose_branch),
     **dict.fromkeys(("Merge", "RefMerge"), loops.join_branches),
     **dict.fromkeys(("NextIteration", "RefNextIteration"), frame_walk.pass_on),
@@ -144,3 +172,15 @@ RULES: dict[str, Rule] = {
     "TensorArraySplitV3": stacks.put_pieces,
     "TensorArraySizeV3": stacks.measure_store,
 }
+
+_OF_CONCATENATED: dict[str, Rule] = {
+    **dict.fromkeys(("Identity", "StopGradient", "Cast"), concatenated.pass_on),
+    **dict.fromkeys(("ResourceGather", "Gather", "GatherV2"), concatenated.look_up),
+    "Slice": concatenated.take_piece,
+    "Reshape": concatenated.reshape,
+    **dict.fromkeys(("Shape", "Size"), concatenated.measure),
+    **dict.fromkeys(("AddN", "Add", "AddV2"), concatenated.add_up),
+}
+TAKE_CONCATENATED = frozenset(_OF_CONCATENATED)
+"""Ops whose rules take tensors as they are concatenated; all others take them replicated."""
+RULES |= {op: concatenated.either(rule, RULES[op]) for op, rule in _OF_CONCATENATED.items()}

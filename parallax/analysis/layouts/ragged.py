@@ -70,15 +70,15 @@ def fill_up(step: StepWalk, node: str) -> list[Fact] | None:
     ends = partitions[0].layout
     is_by_ends = kinds == [_BY_ENDS] and isinstance(ends, RowEnds)
     if not isinstance(ends, RowEnds) or not is_by_ends or values.axis != 0 or values.part != ShardedAxis(ends.elements):
-        step.replicate_ends(node)
+        step.replicate_layouts(node, RowEnds)
         return None
     lengths = shape.values()
     if lengths is None or None in lengths or not (default.is_same or default.is_lengths):
-        step.replicate_ends(node)
+        step.replicate_layouts(node, RowEnds)
         return None
     rows = Length.of(ends.rows)
     if len(lengths) > 1 and lengths[0] not in (Length.of(-1), rows):
-        step.replicate_ends(node)
+        step.replicate_layouts(node, RowEnds)
         return None
     given = lengths[1] if len(lengths) > 1 else Length.of(-1)
     if given == Length.of(-1):

@@ -6,8 +6,9 @@ from collections.abc import Callable
 
 from parallax.analysis.layouts.facts import COUNTED, LENGTHS, REPLICATED, SUM, Dims, Fact
 from parallax.analysis.layouts.step_walk import StepWalk, is_partial
-from parallax.analysis.layouts.values import compute_value
+from parallax.analysis.layouts.values import compute_value, summed_axes
 from parallax.graph.lengths import ONE, Length
+from parallax.graph.view import split_tensor
 from parallax.plans.layouts import Partial, ScaledMean, Sharded, ShardedAxis
 
 _KINDS = {"Sum": "sum", "Mean": "sum", "Max": "max", "Min": "min", "All": "min", "Any": "max"}
@@ -29,8 +30,10 @@ def reduce_axes(step: StepWalk, node: str) -> list[Fact] | None:
     if is_partial(fact):
         fact = step.take(node, 0, REPLICATED)
         return step.all_outputs(node, REPLICATED, _without(step, node, fact, picked))
-    if fact.part is None or fact.axis is None or fact.rank is None or picked is None:
+    if fact.part is None or fact.axis is None or fact.rank is None:
         return None
+    if picked is None:
+        return _sum_broadcast(step, node, fact, fact.axis, fact.part) if op == "Sum" else None
     over = {axis % fact.rank for axis in picked} if fact.rank else set[int]()
     dims = _without(step, node, fact, picked)
     if fact.axis not in over:
@@ -42,6 +45,30 @@ def reduce_axes(step: StepWalk, node: str) -> list[Fact] | None:
         step.means.append(ScaledMean(node, fact.part.batch))
         return step.all_outputs(node, COUNTED, dims)
     return step.all_outputs(node, Partial(_KINDS[op]), dims)
+
+
+def _sum_broadcast(step: StepWalk, node: str, fact: Fact, axis: int, part: ShardedAxis) -> list[Fact] | None:
+    """A gradient's sum over the axes along which its tensor was broadcast, where some of them are unknown."""
+    maker, slot = split_tensor(step.view.inputs(node)[1])
+    if step.view.op(maker) != "BroadcastGradientArgs":
+        return None
+    one, other = step.inputs(maker)
+    both = summed_axes(one, other, step.batch_of)
+    if both is None or fact.dims is None or len(both[0]) != fact.rank:
+        return None
+    are_summed = both[slot]
+    is_kept = step.view.flag(node, "keep_dims")
+    if None in (are_summed[axis : axis + 1] if is_kept else are_summed[: axis + 1]):
+        return None
+    if are_summed[axis]:
+        return step.all_outputs(node, SUM)
+    if not is_kept:
+        return step.all_outputs(node, Sharded(axis - sum(map(bool, are_summed[:axis])), part))
+    dims = [
+        ONE if is_over else length if is_over is not None else Length.of(f"{step.prefix}{node}:0[{place}]")
+        for place, (is_over, length) in enumerate(zip(are_summed, fact.dims, strict=True))
+    ]
+    return step.all_outputs(node, Sharded(axis, part), tuple(dims))
 
 
 def _without(step: StepWalk, node: str, fact: Fact, axes: list[int] | None) -> Dims | None:

@@ -10,7 +10,17 @@ from parallax.analysis.layouts.facts import BLANK, LENGTHS, REPLICATED, Dims, Fa
 from parallax.errors import GraphError
 from parallax.graph.lengths import Length
 from parallax.graph.view import Edge, GraphView, split_tensor
-from parallax.plans.layouts import Layout, LocalShape, OffsetRange, Partial, RowEnds, ScaledMean, Sharded, ShardedAxis
+from parallax.plans.layouts import (
+    Concatenated,
+    Layout,
+    LocalShape,
+    OffsetRange,
+    Partial,
+    RowEnds,
+    ScaledMean,
+    Sharded,
+    ShardedAxis,
+)
 
 _Key = tuple[str, Layout]
 _STRING, _VARIANT = 7, 21  # types.proto
@@ -108,7 +118,7 @@ class StepWalk:
         """What is known of a node's inputs."""
         found = [self.facts[tensor] for tensor in self.view.inputs(node)]
         for slot, fact in enumerate(found):
-            if isinstance(fact.layout, RowEnds):
+            if isinstance(fact.layout, RowEnds | Concatenated):
                 found[slot] = replace(fact, layout=self.taken.get(Edge(node, slot), fact.layout))
         return found
 
@@ -125,12 +135,14 @@ class StepWalk:
         edge = Edge(node, slot)
         before = self.taken.pop(edge, None)
         if before is not None:  # one rule has asked for two layouts, one after the other
-            self.changes[tensor, before].remove(edge)
+            edges = self.changes.get((tensor, before), [])
+            edges[:] = [one for one in edges if one != edge]
         if fact.layout == layout:
             return fact
-        if self.is_list(tensor):
+        if self.is_list(tensor) or (isinstance(fact.layout, Concatenated) and layout == REPLICATED):
             if fact.layout != BLANK:
                 self.gathered.add(split_tensor(tensor)[0])
+            self.taken[edge] = layout
             return Fact(layout, fact.dims)
         if isinstance(fact.layout, Sharded) and layout == REPLICATED and self.view.dtype(tensor) == _STRING:
             raise GraphError(f"{self.view.op(node)} {node!r} needs the texts {tensor!r} of all workers. {REMEDY}")
@@ -147,10 +159,10 @@ class StepWalk:
         for slot in range(len(self.view.inputs(node))) if slots is None else slots:
             self.take(node, slot, REPLICATED)
 
-    def replicate_ends(self, node: str) -> None:
-        """Has all inputs that have where rows end come replicated."""
+    def replicate_layouts(self, node: str, layouts: type[RowEnds] | type[Concatenated]) -> None:
+        """Has all inputs of such layouts come replicated."""
         for slot, fact in enumerate(self.inputs(node)):
-            if isinstance(fact.layout, RowEnds):
+            if isinstance(fact.layout, layouts):
                 self.take(node, slot, REPLICATED)
 
     def gather(self, node: str) -> None:
@@ -169,8 +181,9 @@ class StepWalk:
             axis: the worker's.
             dims: what the shape has in the one process's program; None where that is unknown.
         """
-        part = self.part_of(dims[axis])
-        if part is not None and (self.inputs(node)[slot].is_same or sum(map(bool, map(self.part_of, dims))) > 1):
+        part, shape = self.part_of(dims[axis]), self.inputs(node)[slot]
+        is_whole = shape.is_same and (shape.values() or dims)[axis] != Length.of(-1)  # -1 is as long as is left
+        if part is not None and (is_whole or sum(map(bool, map(self.part_of, dims))) > 1):
             self.shapes.append(LocalShape(Edge(node, slot), axis, part.batch))
         self.keep_local(node, [slot])
 
@@ -246,14 +259,21 @@ class StepWalk:
         values = [value] if isinstance(value, Length) else value
         if values is None:
             return False
-        batches = set(self.batches.values())
-        symbols = {symbol for one in values if one is not None for product, _ in one.terms for symbol in product}
-        return None not in values and batches.isdisjoint(symbols)
+        return not any(one is None or self.has_batch(one) for one in values)
+
+    def has_batch(self, length: Length) -> bool:
+        """Whether the length of a batch is in a length."""
+        return not set(self.batches.values()).isdisjoint(symbol for product, _ in length.terms for symbol in product)
 
     def has_lengths(self, shape: Fact) -> bool:
         """Whether more than one element of a vector is a multiple of a batch's length."""
         values = shape.values() if shape.rank else None
         return sum(self.part_of(length) is not None for length in values or ()) > 1
+
+    def batch_of(self, length: Length) -> str | None:
+        """The batch of which a length is a multiple."""
+        part = self.part_of(length)
+        return None if part is None else part.batch
 
     def part_of(self, length: Length | None) -> ShardedAxis | None:
         """How an axis of a length is shared, where the length is a multiple of a batch's."""

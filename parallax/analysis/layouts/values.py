@@ -13,6 +13,7 @@ from parallax.graph.view import GraphView
 _MOST = 64
 """Of vectors with more elements no values are kept: no shape has so many axes."""
 _Values = list[Length | None]
+BatchOf = Callable[[Length], str | None]
 
 
 def constant_value(view: GraphView, tensor: str) -> Value | None:
@@ -207,33 +208,45 @@ def _invert(view: GraphView, node: str, inputs: Sequence[Fact]) -> Value | None:
     return tuple(Length.of(order.index(n)) for n in range(len(order)))
 
 
-def reduced_axes(one: Fact, other: Fact) -> tuple[Value | None, Value | None]:
+def reduced_axes(one: Fact, other: Fact, batch_of: BatchOf) -> tuple[Value | None, Value | None]:
     """The axes over which the gradients of two tensors that were broadcast to each other are summed.
 
     Args:
         one: the shape of the first, a vector.
         other: that of the second.
+        batch_of: the batch of which a length is a multiple.
+    """
+    both = summed_axes(one, other, batch_of)
+    if both is None or any(None in are_summed for are_summed in both):
+        return None, None
+    first, second = (tuple(Length.of(axis) for axis, is_over in enumerate(found) if is_over) for found in both)
+    return first, second
+
+
+def summed_axes(one: Fact, other: Fact, batch_of: BatchOf) -> tuple[list[bool | None], list[bool | None]] | None:
+    """Of each axis of what two tensors are broadcast to: whether the gradient of either is summed over it.
+
+    None stands for what is not known: of an axis, or of all.
+
+    Args:
+        one: the shape of the first, a vector.
+        other: that of the second.
+        batch_of: the batch of which a length is a multiple: two multiples of one batch are equal, if they may meet.
     """
     left, right = one.values(), other.values()
     if left is None or right is None:
-        return None, None
+        return None
     rank = max(len(left), len(right))
-    first, second = [ONE] * (rank - len(left)) + left, [ONE] * (rank - len(right)) + right
-    found: tuple[list[Length], list[Length]] = ([], [])
-    for axis, (a, b) in enumerate(zip(first, second, strict=True)):
-        if a is None or b is None or broadcast(a, b) is None:
-            return None, None
-        for mine, axes in ((a, found[0]), (b, found[1])):
-            if mine == ONE:  # TensorFlow sums over an axis of length 1 of both, too
-                axes.append(Length.of(axis))
-    return tuple(found[0]), tuple(found[1])
-
-
-def has_unlike_axes(one: Fact, other: Fact) -> bool:
-    """Whether two shapes have axes of lengths that are not known to be equal, of which none is broadcast."""
-    left, right = (fact.values() or [] for fact in (one, other))
-    pairs = zip(reversed(left), reversed(right), strict=False)
-    return any(a != b and ONE not in (a, b) for a, b in pairs)
+    pairs = list(zip([ONE] * (rank - len(left)) + left, [ONE] * (rank - len(right)) + right, strict=True))
+    are_known = [
+        a is not None and b is not None and (broadcast(a, b) is not None or batch_of(a) == batch_of(b) is not None)
+        for a, b in pairs
+    ]
+    first, second = (  # TensorFlow sums over an axis of length 1 of both, too
+        [pair[which] == ONE if is_known else None for is_known, pair in zip(are_known, pairs, strict=True)]
+        for which in (0, 1)
+    )
+    return first, second
 
 
 _COMPUTE: dict[str, Callable[[GraphView, str, Sequence[Fact]], Value | None]] = {

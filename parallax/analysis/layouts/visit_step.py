@@ -11,7 +11,7 @@ from parallax.analysis.layouts.completions import find_completions, find_incompl
 from parallax.analysis.layouts.facts import COUNTED, REPLICATED, Fact
 from parallax.analysis.layouts.frame_walk import visit_frame
 from parallax.analysis.layouts.loops import are_zeros
-from parallax.analysis.layouts.op_rules import RULES
+from parallax.analysis.layouts.op_rules import RULES, TAKE_CONCATENATED
 from parallax.analysis.layouts.ragged import TAKE_ENDS
 from parallax.analysis.layouts.step_walk import REMEDY, Followed, StepWalk, is_partial
 from parallax.analysis.layouts.training_graph import VisitedGraph
@@ -25,7 +25,7 @@ from parallax.graph.loop_frames import Unit, units_of
 from parallax.graph.ops import state_op
 from parallax.graph.own_batch import is_of_own_batch
 from parallax.graph.view import split_tensor
-from parallax.plans.layouts import Pieces, RowEnds, Sharded, ShardedAxis
+from parallax.plans.layouts import Concatenated, Pieces, RowEnds, Sharded, ShardedAxis
 
 
 def visit_all(program: VisitedGraph, step: StepWalk, units: Sequence[Unit]) -> None:
@@ -80,7 +80,9 @@ def _facts_of(program: VisitedGraph, step: StepWalk, node: str) -> list[Fact]:
     if is_of_own_batch(view.nodes[node]):
         return _of_own_batch(step, node)
     if op not in TAKE_ENDS:
-        step.replicate_ends(node)
+        step.replicate_layouts(node, RowEnds)
+    if op not in TAKE_CONCATENATED:
+        step.replicate_layouts(node, Concatenated)
     is_opaque = op not in RULES and (program.differs_in(node) or program.is_opaque(node))
     is_whole = is_opaque or node in step.gathered or program.writes(node, step.part_variables)
     found = None if is_whole else RULES.get(op, plain)(step, node)

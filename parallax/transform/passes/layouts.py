@@ -11,6 +11,7 @@ from parallax.errors import TransformError
 from parallax.graph.view import Edge, split_tensor
 from parallax.plans.layouts import (
     Change,
+    Concatenated,
     ExampleNumbers,
     Layout,
     LayoutRewrites,
@@ -73,6 +74,7 @@ class _Build:
         self._lengths = frozenset(layouts.lengths)
         self._global: dict[str, Tensor] = {}
         self._offsets: dict[str, Tensor] = {}
+        self._firsts: dict[str, Tensor] = {}
 
     def change(self, change: Change) -> None:
         """Has the edges of a change take the tensor in its new layout."""
@@ -87,6 +89,8 @@ class _Build:
         if source.shape.rank is None and static is not None:
             source = tf.identity(source)
             source.set_shape([None] * len(static))
+        if isinstance(before, Concatenated):  # partial rows beside others; a stand-in's count for nothing
+            source, before = self._leave_out_stand_in(source, Partial("sum"), change.batch), change.after
         if isinstance(before, Partial) and not before.is_counted:
             source, before = self._leave_out_stand_in(source, before, change.batch), replace(before, is_counted=True)
         changed = self._change_tensor(source, before, change.after)
@@ -102,7 +106,10 @@ class _Build:
         if before == after:
             return tensor
         if isinstance(after, ExampleNumbers):
-            first, others = self._offset(after.part.batch)[None], tf.shape(tensor, out_type=tf.int64)[-1:] - 1
+            first = self._firsts[after.of]
+            if tensor.shape.rank == 1:
+                return tensor - tf.cast(first, tensor.dtype)
+            first, others = first[None], tf.shape(tensor, out_type=tf.int64)[-1:] - 1
             return tensor - tf.cast(tf.concat([first, tf.zeros(others, tf.int64)], 0), tensor.dtype)
         if not isinstance(before, Replicated):
             tensor = self._replicate(tensor, before)
@@ -187,7 +194,12 @@ class _Build:
         """Has a range begin where this worker's piece does."""
         editor, tensor = self._editor, f"{one.node}:0"
         counted = editor.tensor(tensor)
-        first = self._offset(one.part.batch) * (one.part.factor.number or 1)
+        factor: int | Tensor | None = one.part.factor.number
+        if factor is None:
+            local = editor.shares[one.part.batch].local
+            entries = editor.tensor(one.along) if one.along else counted
+            factor = tf.shape(entries, out_type=tf.int64)[0] // tf.maximum(local, 1)
+        first = self._firsts[one.node] = self._offset(one.part.batch) * factor
         moved = counted + tf.cast(first, counted.dtype)
         editor.redirect(one.edges, moved)
 

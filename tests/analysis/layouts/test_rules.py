@@ -213,6 +213,14 @@ def test_nothing_is_gathered_where_examples_stay_apart(program):
     assert (found.facts["result:0"].layout, found.mixing) == (rows(), {})
 
 
+def run_block(inputs, w):
+    """The outputs of one LSTM over all times."""
+    zeros, peepholes = tf.zeros([tf.shape(inputs)[1], 4]), {name: tf.zeros([4]) for name in ("wci", "wcf", "wco")}
+    time, kernel = tf.shape(inputs, tf.int64)[0], tf.tile(w, [2, 4])
+    made = dict(seq_len_max=time, x=inputs, cs_prev=zeros, h_prev=zeros, w=kernel, b=tf.zeros([16]), **peepholes)
+    return tf.raw_ops.BlockLSTM(**made).h
+
+
 def found_op(program, node):
     with tf.Graph().as_default() as graph:
         program(v1.placeholder(tf.float32, [None, 4], name="x"), tf.ones([4, 4]))
@@ -225,6 +233,8 @@ def found_op(program, node):
         lambda x, w: tf.reduce_mean(tf.square(x @ w)),
         lambda x, w: tf.nn.softmax(x) * tf.reduce_sum(tf.cast(x > 0, tf.float32)),
         lambda x, w: (x - tf.reduce_mean(x, 0)) * tf.math.rsqrt(tf.math.reduce_variance(x, 0)),
+        lambda x, w: tf.gradients(run_block(x[None], w), x)[0],
+        lambda x, w: tf.nn.dropout(x, 0.5) + tf.random.normal(tf.shape(x)),
     ],
 )
 def test_ops_that_leave_examples_apart_gather_nothing(program):

@@ -1,0 +1,72 @@
+"""Rules of ops that treat each example by itself, whichever axis their inputs and results have for the examples."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from parallax.analysis.layouts.along import plain
+from parallax.analysis.layouts.elementwise import align
+from parallax.analysis.layouts.facts import REPLICATED, SUM, Dims, Fact
+from parallax.analysis.layouts.step_walk import StepWalk
+from parallax.plans.layouts import Layout, Sharded
+
+Rule = Callable[[StepWalk, str], list[Fact] | None]
+_FindDims = Callable[[list[Fact]], Mapping[int | None, Dims | None]]
+
+
+def by_example(*slots: int, shaped_as_first: int | None = None) -> Rule:
+    """The rule of ops that take examples along the first axis of some inputs, and give all results so.
+
+    The output `shaped_as_first` has the shape of the first input.
+    """
+    return by_axes(dict.fromkeys(slots, 0), (0,), lambda facts: {shaped_as_first: facts[0].dims})
+
+
+def by_axes(taken: Mapping[int, int], given: tuple[int | None, ...], find_dims: _FindDims | None = None) -> Rule:
+    """The rule of ops that treat each example by itself; inputs without examples come whole.
+
+    Args:
+        taken: which axis of an input, by its place, has the examples.
+        given: which axis of each result has them; None: it is a sum over the examples. Results of which none is named
+            have the last one's.
+        find_dims: gives the lengths of results, by their place, of what is known of the inputs.
+    """
+
+    def rule(step: StepWalk, node: str) -> list[Fact] | None:
+        facts, outputs = step.inputs(node), step.view.outputs(node)
+        if all(f.is_same or f.is_lengths for f in facts):
+            return plain(step, node)
+        present = {slot: axis for slot, axis in taken.items() if slot < len(facts)}
+        parts = [facts[slot].part for slot, axis in present.items() if facts[slot].axis == axis]
+        if not parts or any(facts[slot].axis not in (axis, None) for slot, axis in present.items()) or parts[0] is None:
+            return None
+        for slot, fact in enumerate(facts):
+            if slot in present:
+                align(step, node, slot, fact, present[slot], parts[0])
+            elif fact.is_lengths:  # the shape of an input is the worker's
+                step.keep_local(node, (slot,))
+            else:
+                step.take(node, slot, REPLICATED)
+        axes = [*given, *given[-1:] * len(outputs)][: len(outputs)]
+        layouts: list[Layout] = [SUM if axis is None else Sharded(axis, parts[0]) for axis in axes]
+        dims = find_dims(facts) if find_dims is not None else {}
+        results = enumerate(zip(outputs, layouts, strict=True))
+        return [step.fact(tensor, layout, dims.get(place)) for place, (tensor, layout) in results]
+
+    return rule
+
+
+def run_cell_over_time(step: StepWalk, node: str) -> list[Fact] | None:
+    """BlockLSTM: all steps of a cell, [time, batch, state] each, of inputs [time, batch, width] and states."""
+    return by_axes({1: 1, 2: 0, 3: 0}, (1,), _find_dims_over_time)(step, node)
+
+
+def _find_dims_over_time(facts: list[Fact]) -> dict[int | None, Dims | None]:
+    inputs, state = facts[1].dims, facts[2].dims
+    return {} if inputs is None or state is None else dict.fromkeys(range(7), (inputs[0], *state))
+
+
+def turn_sequences(step: StepWalk, node: str) -> list[Fact] | None:
+    """ReverseSequence, of examples as long as each is."""
+    axis = step.view.nodes[node].attr["batch_dim"].i
+    return by_axes({0: axis, 1: 0}, (axis,))(step, node)

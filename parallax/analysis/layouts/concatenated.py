@@ -1,0 +1,167 @@
+"""Rules of tensors one behind the other along the first axis, such as the labels of a batch and samples for all of it.
+
+A lookup of both at once, the slices that take its rows apart again, and the gradients of all that keep each piece in a
+layout of its own. Any other op takes a concatenated tensor replicated.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from parallax.analysis.layouts.facts import BLANK, COUNTED, LENGTHS, REPLICATED, SUM, Fact
+from parallax.analysis.layouts.matrices import flatten_matrix
+from parallax.analysis.layouts.step_walk import StepWalk
+from parallax.graph.lengths import Length, multiply
+from parallax.plans.layouts import Concatenated, Layout
+
+Rule = Callable[[StepWalk, str], list[Fact] | None]
+_Piece = tuple[Length, Length, Layout]  # first, behind the last, and how it lies
+
+
+def either(of_concatenated: Rule, of_others: Rule) -> Rule:
+    """The rule of an op that takes concatenated tensors as they are, and other ones by another rule."""
+
+    def rule(step: StepWalk, node: str) -> list[Fact] | None:
+        is_concatenated = any(isinstance(fact.layout, Concatenated) for fact in step.inputs(node))
+        return (of_concatenated if is_concatenated else of_others)(step, node)
+
+    return rule
+
+
+def join(of_others: Rule) -> Rule:
+    """The rule of ConcatV2: what has no layout as one tensor is concatenated of sharded and replicated ones."""
+
+    def rule(step: StepWalk, node: str) -> list[Fact] | None:
+        found = of_others(step, node)
+        if found is not None:
+            return found
+        *tensors, place = step.inputs(node)
+        if place.numbers() != [0] or any(f.axis != 0 and not f.is_same for f in tensors):
+            return None
+        pieces = [(f.dims[0], f.layout) for f in tensors if f.dims]
+        return _concatenate(pieces, tensors[0]) if len(pieces) == len(tensors) else None
+
+    return rule
+
+
+def pass_on(step: StepWalk, node: str) -> list[Fact] | None:
+    """Ops of one tensor, entry by entry."""
+    fact = step.inputs(node)[0]
+    return [Fact(fact.layout, fact.dims)]
+
+
+def look_up(step: StepWalk, node: str) -> list[Fact] | None:
+    """Lookups in what all workers have, by concatenated ids."""
+    table, ids, *others = step.inputs(node)
+    if not table.is_same or not isinstance(ids.layout, Concatenated) or ids.rank != 1:
+        return None
+    if others and others[0].numbers() != [0]:
+        return None
+    row = (step.fact(f"{node}:0", REPLICATED).dims or (Length(),))[1:]
+    return [Fact(ids.layout, (ids.layout.length, *row))]
+
+
+def take_piece(step: StepWalk, node: str) -> list[Fact] | None:
+    """Slice: one of the pieces, or several."""
+    fact, begin, size = step.inputs(node)
+    first, count = (values[0] if (values := f.values()) else None for f in (begin, size))
+    if not isinstance(fact.layout, Concatenated) or fact.dims is None or first is None or count is None:
+        return None
+    last = fact.layout.length if count.number == -1 else first + count
+    found = [piece for piece in _pieces(fact.layout) if piece[:2] == (first, last)]
+    if not found or any(f.is_same and f.numbers() is None for f in (begin, size)):
+        return None
+    step.keep_local(node)
+    return [step.fact(f"{node}:0", found[0][2], (last - first, *fact.dims[1:]))]
+
+
+def add_zeros(of_others: Rule) -> Rule:
+    """The rule of Pad: zeros before or behind what has a layout along the first axis, as the gradient of a slice."""
+
+    def rule(step: StepWalk, node: str) -> list[Fact] | None:
+        fact, paddings = step.inputs(node)[:2]
+        values = flatten_matrix(step, step.view.inputs(node)[1])
+        known = [n for n in values if n is not None] if isinstance(values, tuple) else []
+        is_along_first = known[2:] == [Length()] * (len(known) - 2) and fact.rank == len(known) // 2 > 0
+        is_of_batch = any(map(step.has_batch, known[:2])) or (fact.axis == 0 and known[:2] != [Length()] * 2)
+        is_local = paddings.is_lengths or not any(map(step.has_batch, known))
+        if not (is_along_first and is_of_batch and is_local and fact.dims) or not isinstance(values, tuple):
+            return of_others(step, node)
+        if len(known) < len(values) or not (fact.is_same or fact.is_sum or fact.axis == 0):
+            return of_others(step, node)
+        pieces = [(known[0], BLANK), (fact.dims[0], fact.layout), (known[1], BLANK)]
+        step.keep_local(node)
+        return _concatenate([piece for piece in pieces if piece[0] != Length()], fact)
+
+    return rule
+
+
+def add_up(step: StepWalk, node: str) -> list[Fact] | None:
+    """AddN and Add of tensors whose pieces agree: the sum of each piece."""
+    facts = step.inputs(node)
+    layouts = [fact.layout for fact in facts if isinstance(fact.layout, Concatenated)]
+    if len(layouts) < len(facts) or len({layout.length for layout in layouts}) > 1:
+        return None
+    merged: dict[tuple[Length, Length], Layout] = {}
+    for first, last, layout in (piece for one in layouts for piece in _pieces(one)):
+        if layout != BLANK:
+            before = merged.setdefault((first, last), layout)
+            sums = {before, layout}
+            if len(sums) > 1 and not sums <= {SUM, COUNTED}:
+                return None
+            merged[first, last] = COUNTED if sums == {COUNTED} else SUM if SUM in sums else layout
+    chain = _chain(merged, layouts[0].length)
+    return None if chain is None else _concatenate(chain, facts[0])
+
+
+def reshape(step: StepWalk, node: str) -> list[Fact] | None:
+    """Reshape that leaves the first axis as it is."""
+    fact, shape = step.inputs(node)
+    values, known = shape.values(), step.fact(f"{node}:0", REPLICATED).dims
+    if not isinstance(fact.layout, Concatenated) or fact.dims is None or not values or values[0] is None:
+        return None
+    is_open = values[0].number == -1
+    if (not is_open and values[0] != fact.layout.length) or (shape.is_same and not is_open):
+        return None
+    rest = known[1:] if known is not None else fact.dims[1:]
+    if multiply(rest) != multiply(fact.dims[1:]):
+        return None
+    step.keep_local(node)
+    return [Fact(fact.layout, (fact.layout.length, *rest))]
+
+
+def measure(step: StepWalk, node: str) -> list[Fact] | None:
+    """Shape and Size: lengths of the worker's."""
+    fact = step.inputs(node)[0]
+    if fact.dims is None or (step.view.op(node) == "Size" and len(fact.dims) > 1):
+        return None
+    step.keep_local(node)
+    is_size = step.view.op(node) == "Size"
+    return [step.fact(f"{node}:0", LENGTHS, () if is_size else None, fact.dims[0] if is_size else fact.dims)]
+
+
+def _concatenate(pieces: Sequence[tuple[Length, Layout]], alike: Fact) -> list[Fact]:
+    """The fact of a result, whose other axes are as long as those of one of its inputs."""
+    layout = Concatenated(tuple(pieces))
+    return [Fact(layout, (layout.length, *(alike.dims or ())[1:]))]
+
+
+def _pieces(layout: Concatenated) -> list[_Piece]:
+    found, first = list[_Piece](), Length()
+    for length, one in layout.pieces:
+        found.append((first, first + length, one))
+        first = first + length
+    return found
+
+
+def _chain(merged: dict[tuple[Length, Length], Layout], total: Length) -> list[tuple[Length, Layout]] | None:
+    """Pieces in their order, if they lie one behind the other from the beginning to the end."""
+    found, first = list[tuple[Length, Layout]](), Length()
+    while first != total:
+        following = [(last, layout) for (begin, last), layout in merged.items() if begin == first]
+        if len(following) != 1 or len(found) > len(merged):
+            return None
+        last, layout = following[0]
+        found.append((last - first, layout))
+        first = last
+    return found
