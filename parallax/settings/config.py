@@ -127,11 +127,11 @@ class Config:
             it touches. False: as the graph has it.
         layouts: True: every tensor of a step has a layout (replicated, sharded by example, partial sum), so that batch
             statistics, losses in which examples interact, and whatever else a loss makes of a batch are those of the
-            global batch. Also for graphs whose placeholders, iterators or queues leave the first dimension open (None):
-            workers may then have unequal shares of the batch. A fixed batch is opened where it can be told which
-            constants are the batch's. False, and for all other graphs: a loss is taken for a mean over the batch, and
-            the plan names what is not. None, the default: True for steps of Keras and `parallax.function` where the
-            workers train together, each batch updates variables and every op can be followed; otherwise False.
+            global batch. In a script's graph the batches are what placeholders, iterators and queues give with an open
+            first dimension (None): workers may have unequal shares. A batch of fixed length is opened where it can be
+            told which constants are the batch's. False: a loss is taken for a mean over the batch, and the plan names
+            what is not. None, the default: True where every op can be followed, and a fixed batch opened; otherwise
+            False.
         gather_limit: how many bytes of tensors of the global batch a step may all-gather, as ops need them in which
             examples interact; a plan with more is refused, by the ops. None, the default: any number. What is as long
             as no batch tells before the run is not counted.

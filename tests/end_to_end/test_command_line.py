@@ -117,7 +117,7 @@ def test_workers_and_one_process_are_verified_to_be_equal(start):
     ]
     assert lines[9].startswith("2 workers and one process are equal after 3 steps: "), str(done)
     kinds = {re.split(" {2,}", line)[0]: [int(n) for n in re.split(" {2,}", line)[1:4]] for line in lines[11:-1]}
-    assert list(kinds) == ["the same on all workers", "a part of a mean", "a gradient of rows", "an owner's rows"]
+    assert list(kinds) == ["a piece of the batch", "the same on all workers", "a part of a sum", "an owner's rows"]
     assert all(hold and not hidden and not false for hold, hidden, false in kinds.values()), str(done)
     assert re.match(rf"No claim of {sum(sum(c) for c in kinds.values())} is false in 3 steps; of \d+ ", lines[-1])
 

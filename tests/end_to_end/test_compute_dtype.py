@@ -20,6 +20,7 @@ KEPT = ("Horovod", "Parallax", "Apply", "Assign", "Scatter", "Variable", "VarHan
 """In the names of ops that send, hold, add up, update or measure."""
 
 MOVING = {"Cast", "Identity", "Reshape", "Shape", "GatherV2", "ExpandDims", "Squeeze", "_Send", "_Recv"}
+MOVING |= {"SelectV2", "Const"}  # of a worker without examples, zeros
 """What may be in bfloat16 beside products."""
 
 needs_bfloat16 = pytest.mark.skipif(

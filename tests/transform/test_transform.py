@@ -182,7 +182,7 @@ def test_a_gradient_that_is_not_exchanged_is_found_and_its_op_named() -> None:
     worker = Worker(0, 2, 7)
     made = transform(view, rewrites, worker).graph_def
     check(made, rewrites, worker)
-    (reduction,) = [r for r in rewrites.all_reduces if r.kind == "mean"]
+    (reduction,) = [r for r in rewrites.all_reduces if r.kind == "gradient"]
     node = next(n for n in made.node if n.name == reduction.edges[0].node)
     node.input[reduction.edges[0].slot] = reduction.tensor
     with pytest.raises(TransformError, match=f"'{node.name}' must take the all-reduced value"):
@@ -212,7 +212,7 @@ def test_a_table_left_whole_and_a_lookup_left_local_are_found() -> None:
     ("left_out", "rule"),
     [
         ("spread_tables", "have the shape of this worker's rows"),
-        ("reduce_gradients", "take scaled gradient rows"),
+        ("reduce_gradients", "take the all-reduced value"),
         ("slice_rows", "take the local rows"),
         ("exchange_rows", "be a pull"),
         ("gather_rows", "have all rows beside it"),

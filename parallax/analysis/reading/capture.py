@@ -9,7 +9,7 @@ variable.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -132,17 +132,18 @@ def capture(
         graph: a tf.Graph.
         digest: its fingerprint, where the process knows it already.
         by_row: whether updates of whole tables become updates by row, where they are proven the same.
-        by_layouts: whether losses are followed by the layouts of tensors; None: in graphs of front ends, where that
-            can be, and where workers take steps of their own.
+        by_layouts: whether losses are followed by the layouts of tensors; None: where that can be.
         synchronous: whether every step takes the gradients of all workers.
     """
-    if by_layouts is None and not is_of_front_end(graph):
-        by_layouts = not synchronous
+    asked = by_layouts
+    if by_layouts is None and not synchronous and not is_of_front_end(graph):
+        by_layouts = True
     graph_def = meant(graph)
     digest = fingerprint(graph_def) if digest is None else digest
     inlined, calls = _flat(graph_def)
     inlined = take_rows_of_variables(inlined)
-    inlined = with_plain_normalizations(inlined) if synchronous and by_layouts is not False else inlined
+    plain = with_plain_normalizations(inlined) if synchronous and by_layouts is not False else inlined
+    has_plain, inlined = plain is not inlined, plain
     names = [op.name for op in graph.get_operations()]
     view = GraphView(graph_def if inlined is graph_def else _with_shapes(inlined))
     is_open = {name for name, node in view.nodes.items() if node.op in VARIABLES and _shape_of(node) is None}
@@ -162,14 +163,21 @@ def capture(
     if synchronous and by_layouts is not False and is_of_script(view):
         initial = view.ancestors(v.initializer for v in variables.values() if v.initializer)
         view = GraphView(_copy(view.graph_def))
-        by_layouts = mark_open_batches(view, initial, losses_of(records))
+        by_layouts = _mark_batches(view, initial, records)
         opened = None if by_layouts or hidden else open_fixed_batch(view, records, initial)
         if opened is not None:
             fixed, view, records, gradients = view, opened.view, opened.records, opened.gradients
-            by_layouts = mark_open_batches(view, initial, losses_of(records))
+            by_layouts = _mark_batches(view, initial, records)
+        if asked is None and not by_layouts and has_plain:
+            return capture(graph, digest, by_row, by_layouts=False)
     return Captured(
         view, digest, variables, records, hidden, lazy, by_row, by_layouts, synchronous, fixed, sums, gradients
     )
+
+
+def _mark_batches(view: GraphView, initial: Set[str], records: tuple[Record, ...]) -> bool:
+    autodiff = frozenset[str]().union(*(record.ops for record in records))
+    return mark_open_batches(view, initial, losses_of(records), autodiff)
 
 
 def _copy(graph_def: GraphDef) -> GraphDef:

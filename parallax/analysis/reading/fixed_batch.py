@@ -16,7 +16,7 @@ import tensorflow as tf
 
 from parallax.analysis.reading.batch_constants import BatchConstants
 from parallax.analysis.reading.functions import takes_functions
-from parallax.analysis.reading.open_batches import SOURCES
+from parallax.analysis.reading.open_batches import SOURCES, is_assigned
 from parallax.analysis.reading.recorded import Record, losses_of, records_in
 from parallax.graph.batches import mark_opened
 from parallax.graph.control_flow import is_loop_merge
@@ -70,7 +70,7 @@ def open_fixed_batch(view: GraphView, records: Sequence[Record], initial: Set[st
     length = lengths.pop() if len(lengths) == 1 else None
     if length is None or length < 2 or any(_is_loop_or_call(view, node) for node in of_losses):
         return None
-    sources = [tensor for tensor in sources if (view.shape(tensor) or (None,))[0] == length]
+    sources = [t for t in sources if (view.shape(t) or (None,))[0] == length and not is_assigned(view, t)]
     try:
         opened = _with_open_sources(view, sources, length, initial)
         constants = BatchConstants(view, forward, losses & forward, length, f"{SCOPE}_0:0")

@@ -15,19 +15,23 @@ SOURCES = (
     *("Placeholder", "PlaceholderV2", "IteratorGetNext", "QueueDequeue", "QueueDequeueV2"),
     *("QueueDequeueMany", "QueueDequeueManyV2", "QueueDequeueUpTo", "QueueDequeueUpToV2"),
 )
+_DEFAULTS = ("PlaceholderWithDefault",)
+_COPIES, _ASSIGNS = ("Identity", "Cast", "EnsureShape"), ("Assign", "AssignVariableOp")
+_JOINS = ("Concat", "ConcatV2")
 _LEADING = (3, 9, 21)  # types.proto: int32, int64, variant
 _FLOWS = ("TensorArrayWriteV3", "TensorArrayScatterV3", "TensorArraySplitV3")
 """What gives a scalar that stands for an array of tensors."""
 _PASSES = ("Enter", "Merge", "Switch", "Identity", "NextIteration", "Exit")
 
 
-def mark_open_batches(view: GraphView, initial: Set[str], losses: Set[str]) -> bool:
+def mark_open_batches(view: GraphView, initial: Set[str], losses: Set[str], autodiff: Set[str]) -> bool:
     """Marks the batches of a graph that no front end has marked.
 
     Args:
         view: the captured graph, which is its own.
         initial: nodes that initial values need: a placeholder among them is not a batch.
         losses: the nodes that are differentiated.
+        autodiff: the nodes that differentiate them.
 
     Returns:
         Whether there are any, and losses take nothing of fixed length beside them, which may be a batch or not.
@@ -35,15 +39,27 @@ def mark_open_batches(view: GraphView, initial: Set[str], losses: Set[str]) -> b
     sources = [node for node in view.nodes if _is_open(view, node) and node not in initial]
     if any(_is_fixed(view, node) for node in view.ancestors(losses) - initial):
         return False
-    for number, group in enumerate(_groups(view, sources)):
+    for number, group in enumerate(_groups(view, sources, autodiff)):
         for node in group:
             mark_batch_of_script(view.nodes[node], number)
     return bool(sources)
 
 
 def _is_open(view: GraphView, node: str) -> bool:
-    is_source = view.op(node) in SOURCES or is_opened(view.nodes[node])
-    return is_source and any(_has_open_rows(view, tensor) for tensor in view.outputs(node))
+    is_source = view.op(node) in (*SOURCES, *_DEFAULTS) or is_opened(view.nodes[node])
+    return is_source and any(
+        _has_open_rows(view, tensor) and not is_assigned(view, tensor) for tensor in view.outputs(node)
+    )
+
+
+def is_assigned(view: GraphView, tensor: str) -> bool:
+    """Whether a variable becomes a tensor, which is then no batch of examples."""
+    takers = view.consumers(tensor)
+    return any(
+        (view.op(edge.node) in _ASSIGNS and edge.slot == 1)
+        or (view.op(edge.node) in _COPIES and is_assigned(view, f"{edge.node}:0"))
+        for edge in takers
+    )
 
 
 def _is_fixed(view: GraphView, node: str) -> bool:
@@ -59,10 +75,11 @@ def _has_open_rows(view: GraphView, tensor: str) -> bool:
     return bool(shape) and shape is not None and shape[0] is None
 
 
-def _groups(view: GraphView, sources: list[str]) -> list[list[str]]:
+def _groups(view: GraphView, sources: list[str], autodiff: Set[str]) -> list[list[str]]:
     """The sources that ops combine, in groups.
 
-    Through results of known shape integers lead alone, as lengths are, and what stands for a list of tensors.
+    Through results of known shape integers lead alone, as lengths are, and what stands for a list of tensors. Gradient
+    rows of several lookups are put one behind the other, whatever their lengths.
     """
     root = {node: node for node in sources}
 
@@ -76,7 +93,8 @@ def _groups(view: GraphView, sources: list[str]) -> list[list[str]]:
         known = len(of_tensor)
         for node in view.topological_order():
             found = [node] if node in begun else [of_tensor[t] for t in view.inputs(node) if t in of_tensor]
-            for other in found[1:]:
+            is_of_rows = node in autodiff and view.op(node) in _JOINS
+            for other in [] if is_of_rows else found[1:]:
                 root[find(other)] = find(found[0])
             for tensor in view.outputs(node) if found else ():
                 if _leads_on(view, tensor):

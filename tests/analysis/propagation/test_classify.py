@@ -26,7 +26,7 @@ def spec_of(build: Any, rows: int = 6) -> GraphSpec:
     graph = tf.Graph()
     with graph.as_default():
         build(rows)
-    return analyse(graph).spec
+    return analyse(graph, layouts=False).spec
 
 
 def classes(spec: GraphSpec) -> dict[str, str]:
@@ -63,7 +63,7 @@ def test_a_worker_takes_the_launchers_classes_and_decides_as_the_launcher(
             models.MODELS[model](6)
         return graph
 
-    launcher, graph = analyse(build()), build()
+    launcher, graph = analyse(build(), layouts=False), build()
     monkeypatch.setattr(stages, "classify", None)
     worker = analysed_as(graph, launcher.to_json(), launcher.spec.fingerprint)
     assert (worker.spec, worker.sources) == (launcher.spec, launcher.sources)
@@ -136,9 +136,9 @@ def test_a_graph_without_a_record_is_classified_alike_and_says_so(model: str) ->
     graph = tf.Graph()
     with graph.as_default():
         models.MODELS[model](6)
-    recorded = analyse(graph).spec
+    recorded = analyse(graph, layouts=False).spec
     del graph._parallax_gradient_records
-    found = analyse(graph).spec
+    found = analyse(graph, layouts=False).spec
     assert classes(found) == classes(recorded)
     assert "found by name scope" in found.notes[0]
     assert found.notes[1:] == recorded.notes
@@ -195,7 +195,7 @@ def test_rows_written_back_beside_a_recorded_gradient_are_not_one() -> None:
         with v1.control_dependencies([v1.train.GradientDescentOptimizer(0.1).minimize(loss)]):
             v1.scatter_update(emb, x, tf.nn.l2_normalize(tf.gather(emb.read_value(), x), 1))
             v1.scatter_add(emb, x, tf.ones([6, models.WIDTH]))
-    sources = find_gradients(capture(graph))
+    sources = find_gradients(capture(graph, by_layouts=False))
     assert [(s.part, s.found_by) for s in sources] == [("emb", "recorded"), ("w", "recorded")]
 
 
@@ -226,4 +226,4 @@ def test_a_graph_that_was_built_too_early_is_told_so_before_all_else() -> None:
         _rate_of_the_batch(6)
     del graph._parallax_gradient_records
     with pytest.raises(GraphError, match="^Import parallax before the graph .* Those of emb, w were not .*must"):
-        analyse(graph)
+        analyse(graph, layouts=False)

@@ -22,7 +22,7 @@ def averaged(build: Any, accumulate_steps: int = 1) -> list[str]:
     graph = tf.Graph()
     with graph.as_default(), v1.variable_scope("", use_resource=True):
         build()
-    analysed = analyse(graph)
+    analysed = analyse(graph, layouts=False)
     constraints = PlanConstraints(accumulate_steps=accumulate_steps)
     return [
         a.tensor

@@ -27,7 +27,7 @@ def analysed(build: Callable[[], Any], new: bool = True, resource: bool = True) 
             build()
     finally:
         v1.enable_control_flow_v2()
-    return analyse(graph)
+    return analyse(graph, layouts=False)
 
 
 def class_of(found: Analysed, name: str) -> VariableClass:

@@ -1,6 +1,7 @@
 """A small model with an embedding, a dense layer and Adam, as a user's script has it.
 
-`--batch N` makes the batch static; `--summed` makes the loss a sum over the batch, which the mean over workers is not;
+`--batch N` makes the batch static; `--summed` makes the loss a sum over the batch, which the mean over workers is not,
+and leaves layouts out;
 `--dropout` draws random numbers for the rows of the batch. With `--drift` worker 1 changes its own copy of a variable;
 the graph then has a count of its own samples besides.
 """
@@ -68,7 +69,8 @@ def main():
     flags = parser.parse_args()
     tf.disable_v2_behavior()
     graph, train, loss = build(flags.batch, flags.summed, flags.drift, flags.dropout)
-    config = parallax.Config(seed=3, plan_file=flags.plan, hooks=[Drift()] if flags.drift else [])
+    layouts, hooks = False if flags.summed else None, [Drift()] if flags.drift else []
+    config = parallax.Config(seed=3, plan_file=flags.plan, hooks=hooks, layouts=layouts)
     sess, num_workers, worker_id, _ = parallax.parallel_run(graph, None, True, config)
     with sess:
         for step in range(3):
