@@ -31,6 +31,7 @@ from parallax.analysis.whatif.memory import (
 )
 from parallax.analysis.whatif.simulate import HostKind, simulate
 from parallax.errors import GraphError, PlanError
+from parallax.graph.batches import is_of_front_end
 from parallax.graph.ownership import Ownership
 from parallax.graph.spec import GradientSource, GraphSpec
 from parallax.graph.spec_json import spec_from_json, spec_to_json
@@ -108,6 +109,8 @@ def analyse(graph: Graph, lazy_updates: bool = True, layouts: bool | None = None
 def analyse_for(graph: Graph, config: Config, synchronous: bool = True) -> Analysed:
     """Captures and classifies a tf.Graph, by the layouts of tensors where the configuration allows for that.
 
+    Where an update of a script's graph takes several batches, they must be asked for.
+
     Args:
         graph: the tf.Graph.
         config: what the user wants.
@@ -116,7 +119,8 @@ def analyse_for(graph: Graph, config: Config, synchronous: bool = True) -> Analy
     Raises:
         GraphError: when it cannot be trained in parallel.
     """
-    return analyse(graph, config.lazy_updates, config.layouts, synchronous)
+    are_means = config.layouts is None and config.accumulate_steps > 1 and not is_of_front_end(graph)
+    return analyse(graph, config.lazy_updates, False if are_means and synchronous else config.layouts, synchronous)
 
 
 def analysed_as(graph: Graph, text: str, digest: str, lazy_updates: bool = True, synchronous: bool = True) -> Analysed:

@@ -130,8 +130,8 @@ class Config:
             global batch. In a script's graph the batches are what placeholders, iterators and queues give with an open
             first dimension (None): workers may have unequal shares. A batch of fixed length is opened where it can be
             told which constants are the batch's. False: a loss is taken for a mean over the batch, and the plan names
-            what is not. None, the default: True where every op can be followed, and a fixed batch opened; otherwise
-            False.
+            what is not. None, the default: True where every op can be followed, and a fixed batch opened, but for a
+            script's graph with accumulate_steps; otherwise False.
         gather_limit: how many bytes of tensors of the global batch a step may all-gather, as ops need them in which
             examples interact; a plan with more is refused, by the ops. None, the default: any number. What is as long
             as no batch tells before the run is not counted.

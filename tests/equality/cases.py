@@ -113,7 +113,7 @@ class Case(NamedTuple):
     @property
     def graph(self) -> str:
         """The case without its route: the one process trains it once for all routes."""
-        return self.name.rsplit(",", 1)[0]
+        return self.name.rsplit(",", 1)[0] + ", kept" * (self.kept > 1)
 
     @property
     def kept(self) -> int:

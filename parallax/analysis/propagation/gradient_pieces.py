@@ -171,7 +171,7 @@ def _mark_source(walk: Walk, source: GradientSource, indices: str) -> None:
         states = (TouchedRows(table, key), TouchedIndices(table, key)) if table else (SAME, SAME)
     elif "unique" in kinds and processed:
         raise NoRule(source.part, "rows of several merged lookups are changed before they are applied")
-    elif "shared" in kinds:
+    elif "shared" in kinds and (processed or is_mean):  # parts of rows that are added up by number need no sum before
         walk.shared_rows.append(SharedRows(source.values, tuple(value_edges), pieces))
     for edges, tensor, state in ((value_edges, source.values, states[0]), (index_edges, indices, states[1])):
         walk.marked.update({(tensor, e.node): state for e in edges})

@@ -28,6 +28,7 @@ class BatchShare:
         is_counted: whether this worker has any; a boolean scalar.
         count: how many examples this worker has; a scalar of type int64.
         local: how many it computes on, a stand-in too; a scalar of type int64.
+        first: how many the workers before this one have, a scalar of type int64; None where they must be asked.
     """
 
     source: str
@@ -36,12 +37,13 @@ class BatchShare:
     is_counted: Tensor
     count: Tensor
     local: Tensor
+    first: Tensor | None = None
 
     @staticmethod
-    def of(source: str, own: Tensor, rows: Tensor, local: Tensor) -> BatchShare:
+    def of(source: str, own: Tensor, rows: Tensor, local: Tensor, first: Tensor | None = None) -> BatchShare:
         """The share of so many rows of so many, where a worker computes on so many; scalars of type int64."""
         share = tf.math.divide_no_nan(tf.cast(own, tf.float64), tf.cast(rows, tf.float64))
-        return BatchShare(source, rows, share, own > 0, own, local)
+        return BatchShare(source, rows, share, own > 0, own, local, first)
 
     def times(self, factor: float, dtype: DType) -> Tensor:
         """The share, times a number, as a scalar of some type."""

@@ -183,6 +183,8 @@ class _Build:
     def _offset(self, batch: str) -> Tensor:
         """How many examples the workers before this one have."""
         share = self._editor.shares[batch]
+        if share.first is not None:
+            return share.first
         if share.source not in self._offsets:
             worker = self._editor.worker
             own = share.count * tf.one_hot(worker.rank, worker.size, dtype=tf.int64)

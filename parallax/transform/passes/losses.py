@@ -33,8 +33,9 @@ def share_batches(editor: Editor, rewrites: Rewrites) -> None:
 
 def _share(editor: Editor, batch: UnevenBatch) -> BatchShare:
     if batch.examples:
-        own, rows = (tf.constant(batch.examples * workers, tf.int64) for workers in (1, editor.worker.size))
-        return BatchShare.of(batch.placeholder, own, rows, own)
+        counts = (1, editor.worker.size, editor.worker.rank)
+        own, rows, first = (tf.constant(batch.examples * workers, tf.int64) for workers in counts)
+        return BatchShare.of(batch.placeholder, own, rows, own, first)
     local = _length(editor, batch.placeholder) - (1 if batch.has_end else 0)
     if batch.length is None:
         own = editor.shares[batch.examples_of].counted(local) if batch.examples_of else local
@@ -56,7 +57,7 @@ def _with_equal_lengths(editor: Editor, batch: UnevenBatch, share: BatchShare) -
     if not checks:
         return share
     with tf.control_dependencies(checks):
-        return BatchShare.of(share.source, tf.identity(share.count), share.rows, share.local)
+        return BatchShare.of(share.source, tf.identity(share.count), share.rows, share.local, share.first)
 
 
 def _unequal(one: str, other: str) -> str:
