@@ -7,7 +7,7 @@ can be printed and compared.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache, wraps
 from typing import Any, NamedTuple, TypeVar
 
@@ -120,8 +120,7 @@ class GraphView:
     def outputs(self, node: str) -> list[str]:
         """The output tensors of a node."""
         if node not in self._outputs:
-            count = len(self.nodes[node].attr["_output_shapes"].list.shape)
-            self._outputs[node] = [f"{node}:{i}" for i in range(count)]
+            self._outputs[node] = [f"{node}:{i}" for i in range(len(self._inferred(node)))]
         return self._outputs[node]
 
     def shape(self, tensor: str) -> Shape:
@@ -132,10 +131,15 @@ class GraphView:
 
     def _shape(self, tensor: str) -> Shape:
         node, number = split_tensor(tensor)
-        shapes = self.nodes[node].attr["_output_shapes"].list.shape
+        shapes = self._inferred(node)
         if number >= len(shapes) or shapes[number].unknown_rank:
             return None
         return tuple(None if dim.size < 0 else int(dim.size) for dim in shapes[number].dim)
+
+    def _inferred(self, node: str) -> Sequence[Any]:
+        """The shapes of a node's outputs as TensorFlow has inferred them."""
+        attributes = self.nodes[node].attr
+        return list(attributes["_output_shapes"].list.shape) if "_output_shapes" in attributes else []
 
     def dtype(self, tensor: str) -> int:
         """The element type of a tensor, as TensorFlow numbers types (references as their values' type)."""

@@ -28,6 +28,7 @@ class Said:
     tables: dict[str, Table] = field(default_factory=dict)
     table_of: dict[str, str] = field(default_factory=dict)
     denominators: Denominators = Denominators()
+    layouts: Any = None
 
     @property
     def known(self) -> Said:

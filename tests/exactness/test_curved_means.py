@@ -144,7 +144,7 @@ def moved(by):
 
 @pytest.mark.parametrize("loss", LOSSES)
 def test_such_a_loss_is_that_of_the_joined_batch(loss: str) -> None:
-    (outcome,) = try_program(PROGRAM.format(loss=LOSSES[loss]), ["hybrid"]).values()
+    (outcome,) = try_program(PROGRAM.format(loss=LOSSES[loss]), ["hybrid"], layouts=False).values()
     assert (outcome.kind, outcome.message) == ("equal", "")
 
 
@@ -257,6 +257,6 @@ def test_the_plan_says_what_is_more_or_less_than_a_mean_over_the_batch(loss: str
     with tf.Graph().as_default() as graph:
         exec(f"{GRAPH}loss = {loss}", names)
         v1.train.GradientDescentOptimizer(0.1).minimize(names["loss"])
-    notes = analyse(graph).spec.notes
+    notes = analyse(graph, layouts=False).spec.notes
     assert [note for note in notes if said is None or said not in note] == []
     assert bool(notes) == (said is not None)

@@ -40,7 +40,7 @@ def outcome(text: str, route: str) -> tuple[str, str]:
             Statement("train = v1.train.AdagradOptimizer(0.3).apply_gradients(zip(clipped, variables))"),
         ),
     )
-    (found,) = try_program(program.source(), [route]).values()
+    (found,) = try_program(program.source(), [route], layouts=False).values()
     return found.kind, found.message
 
 

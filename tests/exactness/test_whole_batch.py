@@ -91,7 +91,7 @@ def outcome(text: str, is_open: bool, route: str, **others: Any) -> tuple[str, s
             Statement("\n".join(_dedented(text))),
         ),
     )
-    (found,) = try_program(program.source(), [route]).values()
+    (found,) = try_program(program.source(), [route], layouts=False).values()
     return found.kind, found.message
 
 

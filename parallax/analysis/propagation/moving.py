@@ -78,7 +78,7 @@ def _of_own_batches(walk: Walk) -> list[str]:
 def _of_worker_0(walk: Walk) -> list[str]:
     """The variables to which what worker 0 computes of its batch is written, on all workers; not a value fed whole."""
     view, variables, found = walk.view, walk.known.captured.variables, set()
-    taken = [one for one in walk.broadcasts if is_of_batch(walk, one.tensor) and not _is_fed(view, one.tensor)]
+    taken = [one for one in walk.broadcasts if is_of_batch(walk, one.tensor) and not is_fed(view, one.tensor)]
     for node in {edge.node for one in taken for edge in one.edges} - walk.known.initial:
         state = state_op(view.op(node), len(view.inputs(node)))
         if state is not None:
@@ -86,7 +86,7 @@ def _of_worker_0(walk: Walk) -> list[str]:
     return sorted(found)
 
 
-def _is_fed(view: GraphView, tensor: str) -> bool:
+def is_fed(view: GraphView, tensor: str) -> bool:
     """Whether a tensor is what a placeholder is fed, as it is."""
     while view.op(split_tensor(tensor)[0]) in _COPIES:
         tensor = view.inputs(split_tensor(tensor)[0])[0]

@@ -17,6 +17,7 @@ from parallax.analysis.layouts.find_layouts import Layouts
 from parallax.analysis.propagation import denominators, passages, rule_of_op, rules_state, whole_batch
 from parallax.analysis.propagation.distinct_ids import merged_ids, root
 from parallax.analysis.propagation.gradient_pieces import concatenated
+from parallax.analysis.propagation.moving import is_fed
 from parallax.analysis.propagation.states import BATCH, LOCAL, SAME, Fed, Handle, Opaque, Plain, Rows, State, worst
 from parallax.analysis.propagation.walk import Merge, NoRule, Walk, part_of, set_handle
 from parallax.analysis.reading.capture import Captured, variable_of_tensor
@@ -147,7 +148,8 @@ def _take_layouts(walk: Walk, node: str, layouts: Layouts) -> None:
     """The results of a node are as their layouts say; those that a node takes whole are the same for that node."""
     for tensor in walk.view.outputs(node):
         fact = layouts.facts.get(tensor)
-        if fact is not None and walk.states[tensor].kind in ("same", "batch", "local"):
+        is_followed = fact is not None and not is_fed(walk.view, tensor)
+        if fact is not None and is_followed and walk.states[tensor].kind in ("same", "batch", "local"):
             walk.states[tensor] = SAME if fact.is_same else BATCH
         for edge in walk.view.consumers(tensor):
             if (tensor, edge.node) in layouts.whole:

@@ -216,10 +216,11 @@ class BatchConstants:
         length = fixed[axis] if fixed is not None and axis is not None else 0
         for slot in _CUTS[node.op] if length and length % self._length == 0 else ():
             asked = self._value(seen, seen.inputs(node.name)[slot])
-            if asked is not None and axis is not None and len(asked) > axis and int(asked[axis]) == length:
+            place = int(asked[axis]) if asked is not None and axis is not None and len(asked) > axis else 0
+            if asked is not None and axis is not None and place in (length, self._length):
                 self._changed.add(node.name)
                 name = f"{node.name}/{slot}"
-                node.input[slot] = add_shape(opened, self._batch, name, asked, axis, length // self._length)
+                node.input[slot] = add_shape(opened, self._batch, name, asked, axis, place // self._length)
 
     def _value(self, seen: GraphView, tensor: str) -> Array | None:
         """A constant, or what a Pack has of constants."""

@@ -33,7 +33,7 @@ class Inputs:
         graph_def: its nodes.
         variables: variable ops among them.
         phases: ops that give initial values, to be run one phase after the other.
-        initial: the nodes that initial values of variables need.
+        alike: the nodes that draw the same for all workers, as those do that initial values of variables need.
         runners: protos of the queue runners that fill its queues.
         placeholders: what must be fed, sorted.
         takes: all its tensors' nodes, for what is fed besides.
@@ -42,7 +42,7 @@ class Inputs:
     graph_def: GraphDef
     variables: tuple[str, ...]
     phases: tuple[tuple[str, ...], ...]
-    initial: frozenset[str]
+    alike: frozenset[str]
     runners: tuple[QueueRunnerDef, ...]
     placeholders: tuple[str, ...]
     takes: frozenset[str]
@@ -92,7 +92,7 @@ def inputs_of(
         graph_def=_cut_out(view.graph_def, whole),
         variables=tuple(variables),
         phases=tuple(tuple(phase) for phase in (*phases, tables) if phase),
-        initial=frozenset(view.ancestors(initial)),
+        alike=frozenset(view.ancestors(initial)),
         runners=tuple(runners),
         placeholders=tuple(n for n in placeholders_in(view, needed) if f"{n}:0" not in fed),
         takes=frozenset(needed | {_node(name) for name in fed if _node(name) in whole}),
@@ -167,7 +167,7 @@ def opened(
     v1 = tf.compat.v1
     graph_def = type(inputs.graph_def)()
     graph_def.CopyFrom(inputs.graph_def)
-    set_seeds(graph_def, inputs.initial, worker)
+    set_seeds(graph_def, inputs.alike, worker)
     set_shards(graph_def, worker)
     graph = tf.Graph()
     with graph.as_default():

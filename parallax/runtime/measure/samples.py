@@ -6,7 +6,7 @@ Beside that, where it is asked for, one process trains a few steps to see what a
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import tensorflow as tf
@@ -21,8 +21,9 @@ from parallax.analysis.measuring.ids import (
     trained_on,
     unmeasured,
 )
-from parallax.analysis.stages import Analysed
+from parallax.analysis.stages import Analysed, plan_for, rewrites_of
 from parallax.errors import ConfigError, GraphError
+from parallax.plans.plan import one_host
 from parallax.profiles.files import check_writable, default_path, write_model_profile
 from parallax.profiles.profiles import MODEL_PROFILE_VERSION, ModelProfile
 from parallax.report.show import show
@@ -95,7 +96,8 @@ class _Asking:
                 f"{self.wanted.feeds} must feed every placeholder that is needed, and lacks "
                 f"{', '.join(found.placeholders[:5])}. Give a batch for each."
             )
-        return found
+        plan = plan_for(self.analysed, one_host(self.workers), Config())
+        return replace(found, alike=found.alike | frozenset(rewrites_of(self.analysed, plan).equal_random_ops))
 
 
 def profile_samples(
