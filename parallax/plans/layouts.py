@@ -13,6 +13,9 @@ from dataclasses import dataclass, field
 from parallax.graph.lengths import ONE, Length
 from parallax.graph.view import Edge
 
+UNEVEN = " (uneven)"
+"""At the end of a symbol that is no factor of each worker's examples alike."""
+
 
 @dataclass(frozen=True, slots=True)
 class ShardedAxis:
@@ -32,6 +35,11 @@ class ShardedAxis:
     def length(self) -> Length:
         """The length of the axis in the one process's program."""
         return Length.of(self.batch) * self.factor * Length.of(self.blocks)
+
+    @property
+    def is_even(self) -> bool:
+        """Whether every example has as many entries; not so where entries are dealt out by what is in them."""
+        return not any(symbol.endswith(UNEVEN) for product, _ in self.factor.terms for symbol in product)
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,6 +233,7 @@ class LayoutRewrites:
         reported: partial sums that are reported as means over the workers.
         sharded: tensor -> its layout, of those whose shapes are asked for.
         ends: tensor -> its layout, of those that have where rows end.
+        concatenated: tensor -> its layout, of those whose pieces have layouts of their own.
         lengths: the tensors of layout LengthValue.
     """
 
@@ -235,4 +244,5 @@ class LayoutRewrites:
     reported: tuple[Reported, ...] = ()
     sharded: Mapping[str, Sharded] = field(default_factory=dict, hash=False)
     ends: Mapping[str, RowEnds] = field(default_factory=dict, hash=False)
+    concatenated: Mapping[str, Concatenated] = field(default_factory=dict, hash=False)
     lengths: tuple[str, ...] = ()

@@ -57,7 +57,21 @@ scores = tf.reduce_sum(h, 2) - (1.0 - weights) * 3.0
 loss = tf.reduce_mean(tf.square(tf.nn.softmax(scores)) * weights)
 """.strip()
 
+EXPERTS = """
+gate = tf.cast(words[:, 0] % 3, tf.int32)
+parts = tf.dynamic_partition(tf.reduce_sum(h, 1), gate, 3)
+places = tf.dynamic_partition(tf.range(tf.shape(words)[0]), gate, 3)
+mixed = tf.dynamic_stitch(places, [tf.tanh(part * (k + 1.0)) for k, part in enumerate(parts)])
+loads = [tf.cast(tf.shape(part)[0], F) for part in parts]
+loss = tf.reduce_mean(tf.square(mixed)) + 0.1 * tf.add_n([load * tf.reduce_sum(p) for load, p in zip(loads, parts)])
+""".strip()
+MEANS_OF_PARTS = """
+loss += tf.add_n([tf.reduce_mean(tf.concat([part, tf.ones([1, 4], F)], 0)) for part in parts])
+loss += tf.reduce_sum(tf.cast(tf.range(tf.shape(parts[1])[0]), F)[:, None] * parts[1])
+""".strip()
+
 CASES = {
+    "a mixture of experts": program_of(EXPERTS),
     "sampled softmax": program_of(*sampled("sampled_softmax_loss", False)),
     "sampled softmax, hits removed": program_of(*sampled("sampled_softmax_loss", True)),
     "sampled softmax of a fixed batch": program_of(*sampled("sampled_softmax_loss", True), is_open=False),
@@ -73,6 +87,26 @@ def test_examples_of_lookups_stay_with_their_worker(case: str) -> None:
     analysed = analyse(Built.of(source).graph)
     assert analysed.captured.by_layouts and not any("all-gathered" in note for note in analysed.spec.notes)
     assert try_program(source, ROUTES, layouts=True)[ROUTES[0]].kind == "equal"
+
+
+def test_means_of_what_is_dealt_out_by_its_values_are_equal() -> None:
+    program = program_of(EXPERTS, MEANS_OF_PARTS)
+    assert try_program(program.source(), ROUTES)[ROUTES[0]].kind == "equal"
+    means = program_of(EXPERTS, "loss += 0.1 * tf.add_n([tf.reduce_mean(part) for part in parts])")
+    assert try_program(means.source(), ROUTES, layouts=True)[ROUTES[0]].kind == "equal"
+
+
+IDS_BEHIND_ZEROS = """
+padded = tf.pad(words[:, 0], [[2, 0]])
+rows = tf.gather(emb, padded)
+loss = tf.reduce_mean(tf.square(rows[2:])) + tf.reduce_sum(rows[:2] * 0.3) + 0.1 * tf.cast(tf.size(padded), F)
+loss += tf.reduce_mean(rows * rows)
+""".strip()
+
+
+def test_zeros_before_the_ids_of_a_batch_are_ids_too() -> None:
+    program = program_of(IDS_BEHIND_ZEROS)
+    assert try_program(program.source(), ROUTES, layouts=True)[ROUTES[0]].kind == "equal"
 
 
 def test_samples_of_partitioned_classes_are_gathered_and_equal() -> None:

@@ -236,7 +236,7 @@ def count_up(step: StepWalk, node: str) -> list[Fact] | None:
         return step.all_outputs(node, REPLICATED, dims, compute_value(step.view, node, facts))
     part = step.part_of(limit) if isinstance(limit, Length) else None
     is_plain = _is_plain(facts) and first == Length() and delta == ONE
-    if part is None or not is_plain:
+    if part is None or not part.is_even or not is_plain:
         step.replicate(node)
         return step.all_outputs(node, REPLICATED, dims)
     step.keep_local(node)

@@ -12,7 +12,7 @@ from parallax.analysis.layouts.facts import BLANK, COUNTED, LENGTHS, REPLICATED,
 from parallax.analysis.layouts.matrices import flatten_matrix
 from parallax.analysis.layouts.step_walk import StepWalk
 from parallax.graph.lengths import Length, multiply
-from parallax.plans.layouts import Concatenated, Layout
+from parallax.plans.layouts import Concatenated, Layout, Sharded
 
 Rule = Callable[[StepWalk, str], list[Fact] | None]
 _Piece = tuple[Length, Length, Layout]  # first, behind the last, and how it lies
@@ -58,7 +58,8 @@ def look_up(step: StepWalk, node: str) -> list[Fact] | None:
     if others and others[0].numbers() != [0]:
         return None
     row = (step.fact(f"{node}:0", REPLICATED).dims or (Length(),))[1:]
-    return [Fact(ids.layout, (ids.layout.length, *row))]
+    pieces = tuple((length, REPLICATED if one == BLANK else one) for length, one in ids.layout.pieces)
+    return [Fact(Concatenated(pieces), (ids.layout.length, *row))]
 
 
 def take_piece(step: StepWalk, node: str) -> list[Fact] | None:
@@ -72,7 +73,8 @@ def take_piece(step: StepWalk, node: str) -> list[Fact] | None:
     if not found or any(f.is_same and f.numbers() is None for f in (begin, size)):
         return None
     step.keep_local(node)
-    return [step.fact(f"{node}:0", found[0][2], (last - first, *fact.dims[1:]))]
+    layout = REPLICATED if found[0][2] == BLANK else found[0][2]
+    return [step.fact(f"{node}:0", layout, (last - first, *fact.dims[1:]))]
 
 
 def add_zeros(of_others: Rule) -> Rule:
@@ -133,11 +135,20 @@ def reshape(step: StepWalk, node: str) -> list[Fact] | None:
 def measure(step: StepWalk, node: str) -> list[Fact] | None:
     """Shape and Size: lengths of the worker's."""
     fact = step.inputs(node)[0]
-    if fact.dims is None or (step.view.op(node) == "Size" and len(fact.dims) > 1):
+    if not isinstance(fact.layout, Concatenated) or fact.dims is None or _is_unknown(fact.layout):
+        return None
+    if step.view.op(node) == "Size" and len(fact.dims) > 1:
         return None
     step.keep_local(node)
     is_size = step.view.op(node) == "Size"
     return [step.fact(f"{node}:0", LENGTHS, () if is_size else None, fact.dims[0] if is_size else fact.dims)]
+
+
+def _is_unknown(layout: Concatenated) -> bool:
+    """Whether the length of the one process's tensor does not follow from a worker's."""
+    parts = [piece.part for _, piece in layout.pieces if isinstance(piece, Sharded)]
+    lengths = [length.number for length, piece in layout.pieces if not isinstance(piece, Sharded)]
+    return None in lengths or (len(parts) > 1 and any(part.factor.number is None for part in parts))
 
 
 def _concatenate(pieces: Sequence[tuple[Length, Layout]], alike: Fact) -> list[Fact]:

@@ -268,6 +268,7 @@ def _layouts(program: VisitedGraph, step: StepWalk) -> Layouts:
         reported=tuple(sums),
         sharded={t: f.layout for t, f in step.facts.items() if isinstance(f.layout, Sharded)},
         ends={t: f.layout for t, f in step.facts.items() if isinstance(f.layout, RowEnds)},
+        concatenated={t: f.layout for t, f in step.facts.items() if isinstance(f.layout, Concatenated)},
         lengths=tuple(
             tensor for tensor, fact in step.facts.items() if fact.is_lengths or step.reduced.get(tensor) == LENGTHS
         ),

@@ -8,7 +8,7 @@ from parallax.analysis.layouts.facts import REPLICATED, Fact
 from parallax.analysis.layouts.step_walk import StepWalk
 from parallax.graph.lengths import Length
 from parallax.graph.view import split_tensor
-from parallax.plans.layouts import ExampleNumbers, OffsetRange, Sharded, ShardedAxis
+from parallax.plans.layouts import UNEVEN, ExampleNumbers, OffsetRange, Sharded, ShardedAxis
 
 _MOVES = (
     "BroadcastTo",
@@ -75,7 +75,7 @@ def find_hits(step: StepWalk, node: str) -> list[Fact] | None:
     if labels.axis != 0 or labels.part is None or labels.part.blocks > 1 or not sampled.is_same:
         return plain(step, node)
     step.ranges.append(OffsetRange(node, labels.part))
-    hits = ShardedAxis(labels.part.batch, Length.of(f"{step.prefix}{node}[0]"))
+    hits = ShardedAxis(labels.part.batch, Length.of(f"{step.prefix}{node}[0]{UNEVEN}"))
     return step.all_outputs(node, Sharded(0, hits))
 
 
@@ -102,7 +102,7 @@ def partition(step: StepWalk, node: str) -> list[Fact] | None:
         return plain(step, node)
     dealt = f"{step.prefix}{step.view.source(step.view.inputs(node)[1])}"  # what is dealt out alike is as long
     return [
-        step.fact(tensor, Sharded(0, ShardedAxis(data.part.batch, Length.of(f"{dealt} = {number}"))))
+        step.fact(tensor, Sharded(0, ShardedAxis(data.part.batch, Length.of(f"{dealt} = {number}{UNEVEN}"))))
         for number, tensor in enumerate(step.view.outputs(node))
     ]
 

@@ -39,7 +39,7 @@ def reduce_axes(step: StepWalk, node: str) -> list[Fact] | None:
     if fact.axis not in over:
         axis = fact.axis if step.view.flag(node, "keep_dims") else fact.axis - sum(a < fact.axis for a in over)
         return step.all_outputs(node, Sharded(axis, fact.part), dims)
-    if op not in _KINDS:
+    if op not in _KINDS or (op == "Mean" and not fact.part.is_even):
         return None
     if op == "Mean":
         step.means.append(ScaledMean(node, fact.part.batch))

@@ -184,6 +184,8 @@ class StepWalk:
         part, shape = self.part_of(dims[axis]), self.inputs(node)[slot]
         is_whole = shape.is_same and (shape.values() or dims)[axis] != Length.of(-1)  # -1 is as long as is left
         if part is not None and (is_whole or sum(map(bool, map(self.part_of, dims))) > 1):
+            if not part.is_even:
+                raise GraphError(f"Layouts cannot follow the shape that {self.view.op(node)} {node!r} takes. {REMEDY}")
             self.shapes.append(LocalShape(Edge(node, slot), axis, part.batch))
         self.keep_local(node, [slot])
 

@@ -75,6 +75,7 @@ class _Build:
         self._global: dict[str, Tensor] = {}
         self._offsets: dict[str, Tensor] = {}
         self._firsts: dict[str, Tensor] = {}
+        self._dealt: dict[ShardedAxis, tuple[Tensor, Tensor]] = {}
 
     def change(self, change: Change) -> None:
         """Has the edges of a change take the tensor in its new layout."""
@@ -153,6 +154,8 @@ class _Build:
     def _cut(self, tensor: Tensor, layout: Sharded) -> Tensor:
         """This worker's piece; an axis of length 1 is broadcast, and stays."""
         axis, part = layout.axis, layout.part
+        if not part.is_even:
+            return _slice_axis(tensor, axis, *self._find_dealt(part))
         share = self._editor.shares[part.batch]
         length = tf.shape(tensor, out_type=tf.int64)[axis]
         factor = length // tf.maximum(share.rows * part.blocks, 1)
@@ -174,6 +177,19 @@ class _Build:
             static[axis] = None
             cut.set_shape(static)
         return cut
+
+    def _find_dealt(self, part: ShardedAxis) -> tuple[Tensor, Tensor]:
+        """Where this worker's entries begin along an axis of which it has any number, and how many they are."""
+        if part not in self._dealt:
+            worker, share = self._editor.worker, self._editor.shares[part.batch]
+            found = ((tensor, one.axis) for tensor, one in self._layouts.sharded.items() if one.part == part)
+            tensor, axis = next(found)
+            own = tf.shape(self._editor.tensor(tensor), out_type=tf.int64)[axis]
+            mine = share.counted(own) * tf.one_hot(worker.rank, worker.size, dtype=tf.int64)
+            every = self._editor.together.all_reduce(mine) if worker.size > 1 else mine
+            first = tf.minimum(tf.reduce_sum(every[: worker.rank]), tf.reduce_sum(every) - own)
+            self._dealt[part] = (first, own)
+        return self._dealt[part]
 
     def _keep_on_worker_0(self, tensor: Tensor) -> Tensor:
         """The tensor on worker 0 and zeros elsewhere; the open end keeps TensorFlow from folding the zeros."""
@@ -238,6 +254,8 @@ class _Build:
         source, dtype = view.inputs(node)[number], tf.as_dtype(view.dtype(f"{node}:{number}"))
         shape = tf.shape(self._editor.tensor(source), out_type=tf.int64)
         layout = self._layouts.sharded.get(source)
+        if source in self._layouts.concatenated:
+            shape = tf.concat([[self._total(shape[0], self._layouts.concatenated[source])], shape[1:]], 0)
         if source in self._layouts.ends:
             shape = self._editor.shares[self._layouts.ends[source].rows].rows[None] + 1
         if layout is not None:
@@ -245,6 +263,14 @@ class _Build:
                 [shape[: layout.axis], [self._length(shape[layout.axis], layout.part)], shape[layout.axis + 1 :]], 0
             )
         return tf.cast(tf.reduce_prod(shape) if view.op(node) == "Size" else shape, dtype)
+
+    def _total(self, own: Tensor, layout: Concatenated) -> Tensor:
+        """The length of the first axis of a concatenated tensor in the one process's program."""
+        parts = [piece.part for _, piece in layout.pieces if isinstance(piece, Sharded)]
+        others = sum(length.number or 0 for length, piece in layout.pieces if not isinstance(piece, Sharded))
+        if len(parts) == 1:
+            return self._length(own - others, parts[0]) + others
+        return others + sum(self._length(own, part) for part in parts)
 
     def _length(self, own: Tensor, part: ShardedAxis) -> Tensor:
         """The length of a sharded axis in the one process's program."""
