@@ -31,7 +31,7 @@ def test_a_norm_that_only_the_chief_fetches_is_told_from_what_all_fetch():
     worker_graph = transform(analysed.captured.view, rewrites_of(analysed, plan), Worker(0, 2, 7))
     names = Names(analysed.captured.view, worker_graph)
     trained = names.for_all([train.name, "ids:0"], ["ids:0"])
-    assert list(trained) == ["train"] and any(place.endswith(" ids") for place in trained["train"])
+    assert list(trained) == ["train"] and any(place.endswith(" parallax_opened_0") for place in trained["train"])  # ids
     found = names.for_all(["loss:0", "after/global_norm:0", "train"], ["ids:0"])
     assert set(found["loss:0"]) < set(trained["train"]) == set(found["train"])
     (alone,) = {place.split()[1] for place in found["after/global_norm:0"]} - {p.split()[1] for p in found["train"]}
