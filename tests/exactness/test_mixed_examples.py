@@ -103,6 +103,12 @@ def test_a_fixed_batch_is_opened_where_constants_are_told_apart(case: str) -> No
     assert try_program(program.source(), ROUTES, layouts=True)[ROUTES[0]].kind == "equal"
 
 
+@pytest.mark.parametrize("divisor", ["float(4 * rows)", "tf.cast(4 * rows, F)"])
+def test_a_sum_by_a_multiple_of_a_fixed_batch_is_one_process_s(divisor: str) -> None:
+    program = replace(program_of(loss=f"tf.reduce_sum(tf.square(h)) / {divisor}"), is_open=False)
+    assert try_program(program.source(), ROUTES)[ROUTES[0]].kind == "equal"
+
+
 def test_losses_of_a_fixed_batch_stay_means_where_a_constant_may_be_the_batch_s_or_none() -> None:
     program = replace(program_of(loss="tf.reduce_mean(per_row * tf.constant(np.arange(rows), F))"), is_open=False)
     analysed = analyse(Built.of(program.source()).graph, layouts=True)

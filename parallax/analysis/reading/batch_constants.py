@@ -122,7 +122,9 @@ class BatchConstants:
                 maker = split_tensor(tensor)[0]
                 is_own = seen.op(maker) == "Const" and maker in self._forward
                 is_own = is_own and f"{node}@{slot}" not in self._changed
-                if is_own and self._may_be_of_batch(seen.constant(tensor)):
+                value = seen.constant(tensor) if is_own else None
+                is_number = value is not None and value.ndim == 0 and seen.op(node) == "Cast"
+                if self._may_be_of_batch(value) or (is_number and self._is_multiple(float(value or 0))):
                     return True
         return False
 
@@ -147,8 +149,13 @@ class BatchConstants:
         if any(map(self._may_be_length, value.shape)):
             return True
         if value.dtype.kind == "f":
-            return value.ndim == 0 and any(np.isclose(value, n, rtol=1e-6) for n in (self._length, 1 / self._length))
-        return bool(value == self._length if value.ndim == 0 else any(self._may_be_length(int(n)) for n in value.flat))
+            return value.ndim == 0 and self._is_multiple(float(value))
+        return any(self._may_be_length(int(n)) for n in value.flat) or bool(value.ndim == 0 and value == self._length)
+
+    def _is_multiple(self, number: float) -> bool:
+        """Whether a number, or one by it, is a multiple of the batch's length: a sum may be divided by it."""
+        found = [round(one) for one in (number, 1 / number) if np.isclose(one, np.round(one))] if number > 0 else []
+        return any(n > 0 and n % self._length == 0 for n in found)
 
     def _change(self, seen: GraphView, opened: GraphDef, node: NodeDef) -> None:
         if node.op == "Reshape":
