@@ -93,23 +93,16 @@ def analyse(graph: Graph, lazy_updates: bool = True, layouts: bool | None = None
     captured = capture(graph, by_row=lazy_updates, by_layouts=layouts, synchronous=synchronous)
     try:
         spec, sources = classify(captured)
-    except GraphError:
-        if (
-            not synchronous
-            or layouts is False
-            or not captured.by_layouts
-            or not (layouts is None or captured.is_opened)
-        ):
+    except GraphError as error:
+        if not synchronous or layouts is not None or is_of_front_end(graph) or not captured.by_layouts:
             raise
-        captured = capture(graph, by_row=lazy_updates, by_layouts=False)
+        captured = capture(graph, by_row=lazy_updates, by_layouts=False, means=str(error).removesuffix("."))
         spec, sources = classify(captured)
     return Analysed(captured, spec, sources)
 
 
 def analyse_for(graph: Graph, config: Config, synchronous: bool = True) -> Analysed:
     """Captures and classifies a tf.Graph, by the layouts of tensors where the configuration allows for that.
-
-    Where an update of a script's graph takes several batches, they must be asked for.
 
     Args:
         graph: the tf.Graph.
@@ -119,8 +112,7 @@ def analyse_for(graph: Graph, config: Config, synchronous: bool = True) -> Analy
     Raises:
         GraphError: when it cannot be trained in parallel.
     """
-    are_means = config.layouts is None and config.accumulate_steps > 1 and not is_of_front_end(graph)
-    return analyse(graph, config.lazy_updates, False if are_means and synchronous else config.layouts, synchronous)
+    return analyse(graph, config.lazy_updates, config.layouts, synchronous)
 
 
 def analysed_as(graph: Graph, text: str, digest: str, lazy_updates: bool = True, synchronous: bool = True) -> Analysed:

@@ -94,10 +94,8 @@ class RunningSteps:
             Their values, arrays; of a stand-in where the share has no rows.
 
         Raises:
-            SessionError: on all workers, when some have no rows, and the step could not leave these out, or when
-                gradients are kept, of which a result is made.
+            SessionError: on all workers, when gradients are kept, of which a result is made.
         """
-        self._check_counted(share.total)
         fed = {placeholder: [value] for placeholder, value in zip(step.feeds, share.arrays, strict=True)}
         if step.rows is not None and share.is_stand_in:
             fed[step.rows] = [np.asarray(0, np.int64)]
@@ -129,15 +127,6 @@ class RunningSteps:
     def _loop(self) -> LoopVariables:
         assert self._graph.loop is not None, "no step of this graph is counted"
         return self._graph.loop
-
-    def _check_counted(self, total: int) -> None:
-        uncounted = self._session.uncounted if 0 < total < self.size else ()
-        if uncounted:
-            raise SessionError(
-                f"Each worker needs an example of a batch by which {uncounted[0]!r} is counted in a loop, and a batch "
-                f"has {total} for {self.size} workers. Count outside of the loop, or leave out the last batch of an "
-                "epoch: dataset.batch(size, drop_remainder=True)."
-            )
 
     def run_op(self, op: Operation) -> None:
         """Runs an op of the graph without feeds."""

@@ -8,7 +8,7 @@ from parallax.graph.ownership import Ownership
 from parallax.graph.view import Edge
 from parallax.plans.gradient_rows import AccumulateGradient, AlikeRows, GradientPiece, SharedRows
 from parallax.plans.layouts import LayoutRewrites
-from parallax.plans.losses import Divided, PaddedRows, PartAdded, ReportedScalar, Selected, Summed, UnevenBatch
+from parallax.plans.uneven_batches import PaddedRows, UnevenBatch
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,10 +90,9 @@ class AllReduce:
     """`tensor` is each worker's part of a sum: the `edges` shall see the sum of all.
 
     `kind` is `sum`, `mean` (of a gradient: sum divided by the number of workers), `min`, `max`, `rows_mean` (a mean
-    over rows, weighted by those of `weight`, which was averaged), `workers_mean` (a mean of what is no gradient), or
-    `gradient` (a gradient's sum). `table` names the table on servers whose owners have the parts; else the workers
-    have them. If a worker `keeps_own`, a fetch of the tensor gets this worker's part. Of a named `batch`, a worker
-    counts in a mean by its share of the rows, and the other kinds leave out one without rows.
+    over rows, weighted by those of `weight`, which was averaged), or `gradient` (a gradient's sum). `table` names the
+    table on servers whose owners have the parts; else the workers have them. If a worker `keeps_own`, a fetch of the
+    tensor gets this worker's part. A worker without rows of a named `batch` is left out.
     """
 
     tensor: str
@@ -140,13 +139,11 @@ class Owned:
 class Scale:
     """Joined gradient rows leave autodiff here: multiplied by 1/W, so that they are the joined batch's rows.
 
-    Where a `batch` is named they are multiplied by this worker's share of its rows. By layouts they are the global
-    batch's, and are multiplied by W where sums over the workers are asked for.
+    By layouts they are the global batch's, and are multiplied by W where sums over the workers are asked for.
     """
 
     tensor: str
     edges: tuple[Edge, ...]
-    batch: str = field(default="", repr=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -273,14 +270,8 @@ class Rewrites:
         terms: on what terms the workers train together.
         keeps: gradients that are kept, where updates take several batches.
         alike_rows: constants that meet kept rows.
-        divided: denominators of losses.
-        selected: means over chosen elements.
         batches: those that workers may have of unequal length; one of a step.
-        summed: sums over batches that losses are made of.
-        reported: what steps report of their batches.
         padded: ragged rows that are filled up.
-        added: what steps add to variables of which each worker has a part.
-        uncounted: names of such variables that are added to in loops, by workers without examples too.
         layouts: changes of layout, once, if tensors have layouts.
         notes: what a plan says of how losses are taken, a sentence each.
     """
@@ -307,14 +298,8 @@ class Rewrites:
     terms: TrainingMode = TrainingMode()
     keeps: tuple[AccumulateGradient, ...] = ()
     alike_rows: tuple[AlikeRows, ...] = ()
-    divided: tuple[Divided, ...] = ()
-    selected: tuple[Selected, ...] = ()
     batches: tuple[UnevenBatch, ...] = ()
-    summed: tuple[Summed, ...] = ()
-    reported: tuple[ReportedScalar, ...] = ()
     padded: tuple[PaddedRows, ...] = ()
-    added: tuple[PartAdded, ...] = ()
-    uncounted: tuple[str, ...] = ()
     layouts: tuple[LayoutRewrites, ...] = ()
     notes: tuple[str, ...] = ()
 

@@ -91,11 +91,6 @@ def _reduced(editor: Editor, rewrites: Rewrites) -> Iterator[_Broken]:
         yield from _led(editor, () if reduction.table else reduction.edges, "the all-reduced value")
 
 
-def _weighed(editor: Editor, rewrites: Rewrites) -> Iterator[_Broken]:
-    for divided in rewrites.divided if rewrites.terms.synchronous else ():
-        yield from _led(editor, divided.edges, "what all workers have of its denominator")
-
-
 def _sliced(editor: Editor, rewrites: Rewrites) -> Iterator[_Broken]:
     for cut in rewrites.slices:
         yield from _led(editor, () if rewrites.table(cut.table).servers else cut.edges, "the local rows")
@@ -148,7 +143,6 @@ _LEFT: dict[str, Callable[[Editor, Rewrites], Iterator[_Broken]]] = {
     "place_tables": _partitions,
     "keep_gradients": _kept,
     "reduce_gradients": _reduced,
-    "weigh_losses": _weighed,
     "fill_rows_alike": _padded,
     "slice_rows": _sliced,
     "exchange_rows": _exchanged,

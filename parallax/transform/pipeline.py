@@ -35,13 +35,13 @@ from parallax.transform.passes.gradients_to_servers import scatter_gradients
 from parallax.transform.passes.inputs import IteratorsOfGraph, keep_inputs
 from parallax.transform.passes.joined_messages import JoinedMessage, join_all_reduces
 from parallax.transform.passes.layouts import change_layouts
-from parallax.transform.passes.losses import share_batches, weigh_losses
 from parallax.transform.passes.padded_rows import fill_rows_alike
 from parallax.transform.passes.partitions import place_tables
 from parallax.transform.passes.rows_up_to_date import keep_up_to_date, lazily_updated
 from parallax.transform.passes.seeds import set_seeds
 from parallax.transform.passes.servers import run_on_servers
 from parallax.transform.passes.shards import set_shards
+from parallax.transform.passes.share_batches import share_batches
 from parallax.transform.passes.streams import RandomStreams, keep_streams
 from parallax.transform.passes.tables import gather_rows, slice_rows, spread_tables
 from parallax.transform.passes.touched_rows import NO_ROW_MEMORY, RowMemory, remember_touched_rows
@@ -55,7 +55,6 @@ PASSES: tuple[Callable[[Editor, Rewrites], None], ...] = (
     change_layouts,
     keep_gradients,
     reduce_gradients,
-    weigh_losses,
     fill_rows_alike,
     scatter_gradients,
     slice_rows,  # after the broadcasts: a whole value that is fed is worker 0's, then cut
@@ -96,7 +95,6 @@ class WorkerGraph:
         streams: the random numbers that are drawn while it trains, where checkpoints hold how far they are.
         inputs: the iterators of datasets, where checkpoints hold how far they are.
         full: where batches are fed that are as long as most.
-        uncounted: names of variables to which a worker without examples would add (rewrites.Rewrites).
     """
 
     graph_def: GraphDef
@@ -122,7 +120,6 @@ class WorkerGraph:
     streams: RandomStreams = RandomStreams()
     inputs: IteratorsOfGraph = IteratorsOfGraph()
     full: tuple[FullBatch, ...] = ()
-    uncounted: tuple[str, ...] = ()
 
 
 def _keep_fetchable(editor: Editor) -> None:
@@ -196,5 +193,4 @@ def transform(
         streams=streams,
         inputs=inputs,
         full=full,
-        uncounted=rewrites.uncounted,
     )

@@ -144,7 +144,7 @@ class Analysed:
 
     def __init__(self, case, layouts=None):
         self.graph, self.ops = build(case.build, ROWS_PER_WORKER, case.resource)
-        self.found = analyse(self.graph, layouts=False if layouts is None and case.kept > 1 else layouts)
+        self.found = analyse(self.graph, layouts=layouts)
         self.trained = {}
 
     def decided(self, route, rank, size, servers):

@@ -13,8 +13,8 @@ from dataclasses import replace
 from parallax.graph.batches import batch_by_node, batch_of, batch_tensors, fixed_length
 from parallax.graph.view import Edge, GraphView, split_tensor
 from parallax.plans.layouts import Change, Layout, LayoutRewrites, Sharded
-from parallax.plans.losses import UnevenBatch
 from parallax.plans.rewrites import Collect, Push, Rewrites
+from parallax.plans.uneven_batches import UnevenBatch
 
 
 def name_batches(view: GraphView, rewrites: Rewrites) -> Rewrites:

@@ -24,7 +24,7 @@ from parallax.graph.ops import state_op
 from parallax.graph.spec import GradientSource
 from parallax.graph.view import Edge, GraphView, split_tensor
 from parallax.plans.layouts import Change, Concatenated, Layout, LayoutRewrites, Pieces, Reported, RowEnds, Sharded
-from parallax.plans.losses import PaddedRows
+from parallax.plans.uneven_batches import PaddedRows
 
 _MOST_WALKS = 30
 

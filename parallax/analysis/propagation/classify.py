@@ -16,7 +16,6 @@ from typing import TypeVar
 from parallax.analysis.propagation.lazy_notes import lazy_notes
 from parallax.analysis.propagation.op_lists import ELEMENTWISE
 from parallax.analysis.propagation.propagate import propagate
-from parallax.analysis.propagation.suspicious import sums_of_losses
 from parallax.analysis.propagation.walk import NoRule
 from parallax.analysis.reading.capture import Captured, CapturedVariable, variable_of_tensor
 from parallax.analysis.reading.gradients import (
@@ -80,7 +79,7 @@ def classify(captured: Captured) -> tuple[GraphSpec, tuple[GradientSource, ...]]
     )
     variables = tuple(_variable(case, by_name[name]) for name in sorted(by_name))
     notes = (*_notes(sources), *_open_notes(variables), *lazy_notes(captured, variables))
-    notes = (*notes, *rewrites.notes, *sums_of_losses(captured.view))
+    notes = (*notes, *rewrites.notes)
     return GraphSpec(captured.fingerprint, variables, notes, model_key(variables), captured.by_layouts), sources
 
 

@@ -18,9 +18,7 @@ from dataclasses import replace
 
 from tensorflow.python.framework import op_def_registry
 
-from parallax.analysis.propagation.batch_axis import BatchAxes
 from parallax.analysis.propagation.distinct_ids import DistinctIds, root
-from parallax.analysis.propagation.equal_ids import kind_of_equal_ids
 from parallax.analysis.propagation.states import SAME, Indices, State, TouchedIndices, TouchedRows, Values
 from parallax.analysis.propagation.walk import Merge, NoRule, Walk
 from parallax.analysis.reading.gradients import autodiff_ops
@@ -73,7 +71,6 @@ class _PieceRules:
 
     def __init__(self, walk: Walk) -> None:
         self.walk = walk
-        self.axes = BatchAxes(walk.view, walk.states)
         self.unique = DistinctIds(walk.view, lambda tensor: walk.states[tensor].kind in ("same", "fed"))
         self.forward = walk.view.nodes.keys() - autodiff_ops(walk.known.captured)
 
@@ -135,10 +132,8 @@ def _of_several_kinds(look: _PieceRules, ids: str) -> list[GradientPiece]:
 
 
 def _of_equal_ids(look: _PieceRules, ids: str) -> GradientPiece:
-    if look.walk.known.layouts is not None:  # rows of replicated numbers are partial sums, or one worker's own
-        return GradientPiece(ids, "shared" if look.walk.known.captured.synchronous else "joined")
-    kind = kind_of_equal_ids(look.axes, ids, look.forward)
-    return GradientPiece(ids, kind) if kind in ("shared", "joined") else GradientPiece(ids, "unknown", kind)
+    """Rows of replicated numbers are there once, of which workers have parts; or they are one worker's own."""
+    return GradientPiece(ids, "shared" if look.walk.known.captured.synchronous else "joined")
 
 
 def mark(walk: Walk) -> None:

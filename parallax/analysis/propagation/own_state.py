@@ -72,7 +72,6 @@ def check_read_by_training(walk: Walk, node: str, slots: Iterable[int], variable
         return True
     differing = [branch for branch in known.branches[node] if not walk.agrees((branch,))]
     predicates = [one.predicate for one in differing if not one.is_loop and is_of_batch(walk, one.predicate)]
-    walk.decisive += [*edges, *(view.consumers(predicate)[0] for predicate in predicates)]
     if edges:
         how = f"with {inputs[edges[0].slot]!r}, which each worker computes of its own batch and which cannot be"
     elif predicates:

@@ -13,20 +13,12 @@ from dataclasses import replace
 from functools import partial
 
 from parallax.analysis.layouts.find_layouts import Layouts, find_layouts, last_gradients, layouts_of_one
-from parallax.analysis.layouts.step_walk import REMEDY
 from parallax.analysis.layouts.training_graph import TrainingGraph
 from parallax.analysis.propagation import visit_node
-from parallax.analysis.propagation.choices import comparisons, find_choices
-from parallax.analysis.propagation.denominators import Denominators, find_denominators
 from parallax.analysis.propagation.gradient_pieces import mark, marked_by, piece_kinds
-from parallax.analysis.propagation.losses import results
 from parallax.analysis.propagation.own_state import check_parts
-from parallax.analysis.propagation.padded_rows import find_longest
-from parallax.analysis.propagation.passages import find_passages
 from parallax.analysis.propagation.rewrites_found import rewrites_found
-from parallax.analysis.propagation.states import LOCAL, SAME
 from parallax.analysis.propagation.walk import Assumed, Known, Walk
-from parallax.analysis.propagation.whole_batch import find_wholes
 from parallax.analysis.reading.capture import Captured, variable_of_tensor
 from parallax.analysis.reading.functions import Functions, functions_of
 from parallax.analysis.reading.gradients import followed_variable, gradient_updates
@@ -84,9 +76,9 @@ def walked(
     known = _known(captured, sources, routes, equal_randomness, placed or {})
     check_parts(known)
     order = captured.view.topological_order()
-    walk, refusal = _first_walk(known, order)
-    while (found := _found_otherwise(walk, refusal)) is not None:
-        walk, refusal = _walk(known, found, order)
+    walk = _first_walk(known, order)
+    while (found := _found_otherwise(walk)) is not None:
+        walk = _walk(known, found, order)
     return walk
 
 
@@ -97,32 +89,30 @@ def _known(
     equal_randomness: bool,
     placed: Mapping[str, Placement],
 ) -> Known:
-    """What a walk begins with; by layouts where they can be found, if the user has not said which.
+    """What a walk begins with.
 
     Raises:
-        GraphError: layouts are asked for, and an op has no rule.
+        GraphError: losses are followed by layouts, and an op has no rule.
     """
     view = captured.view
     functions = functions_of(view, lambda op: visit_node.differs(op, equal_randomness))
-    known, reason = partial(_known_but_layouts, captured, routes, equal_randomness, placed, functions), ""
-    if is_by_layouts(captured):
-        applied = last_gradients(view, sources)
-        layouts = _layouts_of(captured, applied, functions)
-        if not isinstance(layouts, GraphError):
-            return replace(known(applied), layouts=layouts)
-        if captured.by_layouts:
-            raise layouts
-        reason = str(layouts).removesuffix(f" {REMEDY}")
-    return replace(known(sources), passages=find_passages(captured), without_layouts=reason)
+    applied = last_gradients(view, sources)
+    known = _known_but_layouts(captured, applied, routes, equal_randomness, placed, functions)
+    if not captured.by_layouts:
+        return known
+    layouts = _layouts_of(captured, applied, functions)
+    if isinstance(layouts, GraphError):
+        raise layouts
+    return replace(known, layouts=layouts)
 
 
 def _known_but_layouts(
     captured: Captured,
+    sources: tuple[GradientSource, ...],
     routes: Mapping[str, str],
     equal_randomness: bool,
     placed: Mapping[str, Placement],
     functions: Functions,
-    sources: tuple[GradientSource, ...],
 ) -> Known:
     view = captured.view
     spread = {part for part, route in routes.items() if route == "alltoall"}
@@ -150,16 +140,7 @@ def _known_but_layouts(
         after_gradients=training - view.ancestors(delivered),
         branches=branches_of(view),
         functions=functions,
-        passages={},
     )
-
-
-def is_by_layouts(captured: Captured) -> bool:
-    """Whether losses are followed by the layouts of tensors.
-
-    Where nothing is said of it, they are in graphs of front ends, whose batches are marked.
-    """
-    return captured.by_layouts if captured.by_layouts is not None else not is_of_script(captured.view)
 
 
 def _layouts_of(captured: Captured, sources: tuple[GradientSource, ...], functions: Functions) -> Layouts | GraphError:
@@ -193,14 +174,14 @@ def _of_steps(captured: Captured, initial: Set[str]) -> Set[str]:
     return view.ancestors(found) - initial
 
 
-def _first_walk(known: Known, order: list[str]) -> tuple[Walk, ParallaxError | None]:
+def _first_walk(known: Known, order: list[str]) -> Walk:
     """Takes variables for slots that are so named; where one is none, the walk shall find which there are."""
-    alone = Assumed({part: part for part in known.tables}, Denominators(), own=_kept_by_each(known.captured))
+    alone = Assumed({part: part for part in known.tables}, own=_kept_by_each(known.captured))
     named = _expected_slots(known.captured, known.tables)
     try:
-        walk, refusal = _walk(known, replace(alone, table_of={**alone.table_of, **named}), order)
+        walk = _walk(known, replace(alone, table_of={**alone.table_of, **named}), order)
         if not named.keys() - walk.confirmed:
-            return walk, refusal
+            return walk
     except ParallaxError:
         if not named:
             raise
@@ -215,92 +196,31 @@ def _kept_by_each(captured: Captured) -> frozenset[str]:
     )
 
 
-def _walk(known: Known, assumed: Assumed, order: list[str]) -> tuple[Walk, ParallaxError | None]:
-    """A walk, and the first error, where parts of the batch that could mend it have been met before."""
-    walk, refusal = Walk(known, assumed), None
+def _walk(known: Known, assumed: Assumed, order: list[str]) -> Walk:
+    walk = Walk(known, assumed)
     mark(walk)
     for node in order:
-        try:
-            visit_node.visit(walk, node)
-        except ParallaxError as error:
-            if not walk.decisive:
-                raise
-            refusal = refusal or error
-            walk.set_all(node, LOCAL)
-    return walk, refusal
+        visit_node.visit(walk, node)
+    return walk
 
 
-def _found_otherwise(walk: Walk, refusal: ParallaxError | None) -> Assumed | None:
-    """What the next walk is to assume; None when this one found what it assumed.
-
-    Raises:
-        ParallaxError: the walk's refusal, where no part of the batch that can be put together mends it.
-    """
+def _found_otherwise(walk: Walk) -> Assumed | None:
+    """What the next walk is to assume; None when this one found what it assumed."""
     assumed = walk.assumed
-    if walk.known.layouts is not None:
-        return _found_otherwise_of_tables(walk, refusal)
-    if walk.decisive or results(walk.view) or find_longest(walk) or find_choices(walk) or comparisons(walk):
-        denominators, (wholes, unproven) = find_denominators(walk, assumed.denominators), find_wholes(walk)
-        if denominators != assumed.denominators:  # these come first: they say what a loss is a part of
-            return replace(assumed, denominators=denominators)
-        if wholes != assumed.wholes:
-            return replace(assumed, wholes=wholes)
-        if refusal is not None:
-            raise _with_place(walk, refusal, unproven)
-    found = _of_tables(walk)
-    if _differ(walk, found):
+    found = Assumed(
+        table_of={**assumed.table_of, **walk.new_members}, own=assumed.own | walk.new_own, kinds=piece_kinds(walk)
+    )
+    is_new = found.table_of.keys() != assumed.table_of.keys() or found.own != assumed.own
+    if is_new or marked_by(walk, found.kinds) != marked_by(walk, assumed.kinds):
         return found
-    denominators = find_denominators(walk, assumed.denominators)
-    if denominators != assumed.denominators:
-        return replace(found, denominators=denominators)
     walk.assumed = replace(assumed, kinds=found.kinds)
     return None
-
-
-def _found_otherwise_of_tables(walk: Walk, refusal: ParallaxError | None) -> Assumed | None:
-    """As `_found_otherwise`, where layouts say all else."""
-    if refusal is not None:
-        raise refusal
-    found = _of_tables(walk)
-    if _differ(walk, found):
-        return found
-    walk.assumed = replace(walk.assumed, kinds=found.kinds)
-    return None
-
-
-def _of_tables(walk: Walk) -> Assumed:
-    """What a walk found of tables, slots and the pieces of gradients."""
-    assumed = walk.assumed
-    return Assumed(
-        table_of={**assumed.table_of, **walk.new_members},
-        denominators=assumed.denominators,
-        own=assumed.own | walk.new_own,
-        kinds=piece_kinds(walk),
-        alike=frozenset(t for t in walk.asked if walk.states.get(t) == SAME),
-        wholes=assumed.wholes,
-    )
-
-
-def _differ(walk: Walk, found: Assumed) -> bool:
-    """Whether a walk that assumes what was found may come to something else."""
-    assumed = walk.assumed
-    is_new = found.table_of.keys() != assumed.table_of.keys() or found.own != assumed.own
-    marks = marked_by(walk, found.kinds) != marked_by(walk, assumed.kinds)
-    return is_new or marks or found.alike != assumed.alike
 
 
 def _expected_slots(captured: Captured, tables: Mapping[str, Table]) -> dict[str, str]:
     """Variable op -> table op, of the variables that by name and shape are slots of a table; a walk must confirm it."""
     named = {op: followed_variable(captured, op) for op in captured.variables}
     return {op: table for op, table in named.items() if table in tables}
-
-
-def _with_place(walk: Walk, refusal: ParallaxError, unproven: str) -> ParallaxError:
-    """The error, with the op that is in the way."""
-    if not unproven or not isinstance(refusal, GraphError):
-        return refusal
-    op = walk.view.op(split_tensor(unproven)[0])
-    return GraphError(f"{refusal} It cannot be seen what one process has of {op} {unproven!r}.")
 
 
 def _table(captured: Captured, part: str, placement: Placement) -> Table:

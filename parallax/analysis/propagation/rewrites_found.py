@@ -11,24 +11,8 @@ from dataclasses import replace
 
 from parallax.analysis.layouts.batch_sources import name_batches
 from parallax.analysis.layouts.notes import notes_of_layouts
-from parallax.analysis.propagation import (
-    bent_backward,
-    example_gradients,
-    examples_apart,
-    kept_batches,
-    moving,
-    own_state,
-    padded_rows,
-    part_sums,
-    stand_ins,
-    sums,
-    uneven,
-    visit_node,
-    whole_batch,
-)
-from parallax.analysis.propagation.denominators import Denominators, notes_of
+from parallax.analysis.propagation import kept_batches, own_state, stand_ins, visit_node
 from parallax.analysis.propagation.gradient_pieces import keeps_of, outside_edges
-from parallax.analysis.propagation.passages import check_kept
 from parallax.analysis.propagation.server_nodes import owned_nodes
 from parallax.analysis.propagation.server_order import check_reads
 from parallax.analysis.propagation.states import AtOwners, Rows
@@ -36,7 +20,6 @@ from parallax.analysis.propagation.walk import Merge, Walk
 from parallax.errors import GraphError
 from parallax.graph.batches import batch_by_node, is_of_script
 from parallax.graph.view import split_tensor
-from parallax.plans.losses import PaddedRows
 from parallax.plans.rewrites import (
     Broadcast,
     Collect,
@@ -61,10 +44,7 @@ def rewrites_found(walk: Walk, terms: TrainingMode) -> Rewrites:
     if layouts is not None:
         _check_layouts(walk, terms)
     is_kept = terms.accumulate_steps > 1
-    if is_kept and layouts is None:
-        check_kept(walk)
-        whole_batch.check_kept(walk)
-    elif is_kept:
+    if is_kept:
         kept_batches.check_kept(walk)
     is_pushed = {key: _is_pushed(walk, merge) for key, merge in walk.merges.items()}
     pushes = tuple(_push(walk, merge) for key, merge in walk.merges.items() if is_pushed[key])
@@ -92,10 +72,8 @@ def rewrites_found(walk: Walk, terms: TrainingMode) -> Rewrites:
         scatters=tuple(walk.scatters),
         owned=owned,
         terms=terms,
-        divided=walk.assumed.denominators.divided,
-        selected=walk.assumed.denominators.selected,
-        padded=_find_padded(walk, terms),
-        notes=_notes(walk) if layouts is None else notes_of_layouts(walk.view, layouts.rewrites),
+        padded=layouts.padded if layouts is not None else (),
+        notes=_notes_of_means(walk) if layouts is None else notes_of_layouts(walk.view, layouts.rewrites),
         keeps=keeps_of(walk) if is_kept else (),
         alike_rows=tuple(walk.alike_rows) if is_kept else (),
     )
@@ -107,7 +85,7 @@ def rewrites_found(walk: Walk, terms: TrainingMode) -> Rewrites:
         if not is_kept:  # what is kept leaves them out
             rewrites = stand_ins.leave_out_stand_ins(walk, rewrites, layouts)
         return name_batches(walk.view, rewrites) if is_of_script(walk.view) else rewrites
-    return uneven.weighed(walk, rewrites)
+    return rewrites
 
 
 def _check_layouts(walk: Walk, terms: TrainingMode) -> None:
@@ -151,14 +129,7 @@ def _broadcasts(walk: Walk) -> Iterator[Broadcast]:
 
 def _is_pushed(walk: Walk, merge: Merge) -> bool:
     """Whether the rows of a merge go to owners; the others, to all workers."""
-    return merge.part in walk.assumed.table_of and not merge.of_batch
-
-
-def _find_padded(walk: Walk, terms: TrainingMode) -> tuple[PaddedRows, ...]:
-    """Ragged rows that are filled up to the longest of all workers'."""
-    if walk.known.layouts is not None:
-        return walk.known.layouts.padded
-    return padded_rows.find_padded(walk) if terms.synchronous else ()
+    return merge.part in walk.assumed.table_of
 
 
 def _push(walk: Walk, merge: Merge) -> Push:
@@ -179,7 +150,7 @@ def _collect(walk: Walk, merge: Merge) -> Collect:
         variable=variable.logical_name,
         op=merge.part,
         rows=variable.part.rows,
-        route="raw" if merge.of_batch else walk.known.routes[merge.part],
+        route=walk.known.routes[merge.part],
         values=tuple(merge.values),
         indices=tuple(merge.indices),
         merge=not merge.merges_equal_rows,
@@ -223,26 +194,6 @@ def _initial_random_ops(walk: Walk) -> tuple[str, ...]:
     return tuple(sorted(n for n in walk.known.initial if visit_node.is_random(walk.view.op(n))))
 
 
-def _notes(walk: Walk) -> tuple[str, ...]:
-    reason = walk.known.without_layouts
-    return (
-        *((f"losses are taken for means over the batch: {reason[0].lower()}{reason[1:-1]}",) if reason else ()),
-        *notes_of(walk.view, _told_of_denominators(walk)),
-        *own_state.notes_of(walk),
-        *moving.notes_of(walk),
-        *uneven.notes_of(walk),
-        *whole_batch.notes_of(walk),
-        *padded_rows.notes_of(walk),
-        *part_sums.notes_of(walk),
-        *examples_apart.notes_of(walk),
-        *example_gradients.notes_of(walk),
-        *bent_backward.notes_of(walk),
-    )
-
-
-def _told_of_denominators(walk: Walk) -> Denominators:
-    """What losses are divided by, without the sums that count in full where batches may be uneven."""
-    found = walk.assumed.denominators
-    if not batch_by_node(walk.view):
-        return found
-    return replace(found, summed=tuple(node for node in found.summed if not sums.is_counted_in_full(walk, node)))
+def _notes_of_means(walk: Walk) -> tuple[str, ...]:
+    """What the plan says where losses are not followed by layouts."""
+    return walk.known.captured.note_of_means, *own_state.notes_of(walk)

@@ -29,7 +29,6 @@ def switch(walk: Walk, node: str, states: list[State]) -> bool:
     if isinstance(state, Plain):
         return False
     if not walk.agrees((*walk.known.branches[node], Branch(predicate_of(walk.view, node), 1))):
-        walk.decisive += [Edge(node, 1)] if node in walk.known.training else []
         return False
     walk.set_all(node, state)
     return True

@@ -44,7 +44,6 @@ def elementwise(walk: Walk, node: str, states: list[State]) -> bool:
         if other == state:
             continue
         if walk.require_same(other) != SAME:
-            walk.decisive += [Edge(node, slot)] if node in walk.known.training else []
             return False
         shape = walk.view.shape(walk.view.inputs(node)[slot])
         if shape is None:

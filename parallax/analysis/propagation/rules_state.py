@@ -12,8 +12,6 @@ takes only what the global batch gives, or rows of each worker's own examples.
 
 from __future__ import annotations
 
-from parallax.analysis.propagation import moving
-from parallax.analysis.propagation.batch_axis import BatchAxes
 from parallax.analysis.propagation.own_state import check_read_by_training
 from parallax.analysis.propagation.states import (
     SAME,
@@ -35,7 +33,6 @@ from parallax.errors import GraphError
 from parallax.graph.ops import ADDITIVE_SCATTERS, StateOp, state_op, takes_state
 from parallax.graph.row_updates import UPDATES_OF_ROWS
 from parallax.graph.view import Edge, split_tensor
-from parallax.plans.gradient_rows import GradientPiece
 from parallax.plans.rewrites import Broadcast
 
 _RESOURCE = 20  # types.proto
@@ -80,7 +77,6 @@ def _check_condition(walk: Walk, node: str, variables: list[str]) -> None:
     _refuse_opaque(walk, walk.condition(branches))
     for branch in branches:
         if not walk.agrees((branch,)):
-            walk.decisive.append(walk.view.consumers(branch.predicate)[0])
             raise GraphError(
                 f"A trained variable must be updated by all workers or by none: {op} {node!r} writes {variables[0]!r} "
                 f"if {branch.predicate!r}, which depends on each worker's own batch. Compute the condition from "
@@ -152,7 +148,6 @@ def _hyperparameters(walk: Walk, node: str, state: StateOp, variables: list[str]
         other = walk.require_same(_value(walk, node, slot))
         if state.kind == "unknown" or other == SAME:
             continue
-        walk.decisive.append(Edge(node, slot))
         _refuse_opaque(walk, other)
         tensor = walk.view.inputs(node)[slot]
         raise GraphError(
@@ -230,23 +225,14 @@ def _write_whole(walk: Walk, node: str, state: StateOp, variables: list[str]) ->
             raise NoRule(part_of(walk, value), f"{walk.view.op(node)} {node!r} has no rule for its gradient rows")
     if node in walk.known.initializers or (all(v == SAME for v in values) and walk.agrees(walk.known.branches[node])):
         return
-    if (
-        state.kind == "scatter"
-        and variables[0] in walk.known.shared
-        and _collect_batch(walk, node, state, variables[0])
-    ):
-        return
     is_kept_by_each = check_read_by_training(walk, node, slots, variables[0])
     if is_kept_by_each:
         walk.new_own.update(variables)
-        return
-    if moving.take_mean(walk, node, state, variables[0]):
         return
     if state.kind == "assign" and values[0].kind == "batch" and not _reads_itself(walk, node, variables[0]):
         _take_worker_0(walk, node, Edge(node, state.value or 0), variables[0])
         return
     if variables[0] in walk.known.shared:
-        walk.decisive += [Edge(node, slot) for slot in slots]
         op, tensor = walk.view.op(node), walk.view.inputs(node)[slots[0]]
         raise GraphError(
             "A trained variable must take its gradient, or what is equal on all workers: "
@@ -271,21 +257,6 @@ def _gradient_of(walk: Walk, values: State, variable: str) -> str:
     Autodiff may give two variables one gradient, as for rows of a sum.
     """
     return variable if variable in walk.known.routes else part_of(walk, values)
-
-
-def _collect_batch(walk: Walk, node: str, state: StateOp, variable: str) -> bool:
-    """Rows of the batch are written, as renormalised ones are: every worker writes all workers' rows, in order."""
-    if state.value is None or state.indices is None or not walk.agrees(walk.known.branches[node]):
-        return False
-    view, axes = walk.view, BatchAxes(walk.view, walk.states)
-    indices, values = view.inputs(node)[state.indices], view.inputs(node)[state.value]
-    one_for_all = _is_scalar(walk, Edge(node, state.value)) and walk.states[values] == SAME
-    if axes.of(indices) != 0 or not (axes.of(values) == 0 or one_for_all):
-        return False
-    taken = [] if one_for_all else [Edge(node, state.value)]
-    pieces = (GradientPiece(indices, "joined"),)
-    walk.merges[node] = Merge(variable, (), [Edge(node, state.indices)], taken, pieces=pieces, of_batch=True)
-    return True
 
 
 def _unknown(walk: Walk, node: str, state: StateOp, variable: str) -> None:

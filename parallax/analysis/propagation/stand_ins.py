@@ -6,7 +6,7 @@ batch, which many kernels do not take. It is left out of sums and extremes, and 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import TypeVar
 
@@ -24,10 +24,9 @@ from parallax.graph.batches import (
     length_by_step,
 )
 from parallax.graph.view import Edge, GraphView, split_tensor
-from parallax.plans.losses import UnevenBatch
-from parallax.plans.rewrites import AllReduce, Collect, Push, Rewrites, Scale, Scatter
+from parallax.plans.rewrites import AllReduce, Collect, Push, Rewrites
+from parallax.plans.uneven_batches import UnevenBatch
 
-_Weighted = TypeVar("_Weighted", Scale, Scatter)
 _Rows = TypeVar("_Rows", Push, Collect)
 
 
@@ -41,15 +40,18 @@ def leave_out_stand_ins(walk: Walk, rewrites: Rewrites, layouts: Layouts) -> Rew
     """
     batches = batch_by_node(walk.view)
     is_counted = {tensor for tensor, fact in layouts.facts.items() if fact.is_counted}
-    reduced = [one if one.tensor in is_counted else of_batch(walk, one, batches) for one in rewrites.all_reduces]
-    scatters = [one if one.tensor in is_counted else of_batches([one], batches)[0] for one in rewrites.scatters]
+    reduced = [one if one.tensor in is_counted else _of_batch(walk, one, batches) for one in rewrites.all_reduces]
+    scatters = [
+        one if one.tensor in is_counted else replace(one, batch=_batch_of_tensor(batches, one.tensor))
+        for one in rewrites.scatters
+    ]
     rewrites = replace(rewrites, all_reduces=tuple(reduced), scatters=tuple(scatters))
     if is_of_script(walk.view):  # its batch is empty then, and has no rows but those that the last worker has for all
         return rewrites
     return replace(
         rewrites,
-        pushes=tuple(of_rows(one, batches) for one in rewrites.pushes),
-        collects=tuple(of_rows(one, batches) for one in rewrites.collects),
+        pushes=tuple(_of_rows(one, batches) for one in rewrites.pushes),
+        collects=tuple(_of_rows(one, batches) for one in rewrites.collects),
     )
 
 
@@ -81,12 +83,12 @@ def _alike(view: GraphView, first: str) -> tuple[str, ...]:
     return tuple(tensor for node in marked for tensor in batch_tensors(view, node) if tensor != first)
 
 
-def of_batch(walk: Walk, one: AllReduce, batches: Mapping[str, str]) -> AllReduce:
+def _of_batch(walk: Walk, one: AllReduce, batches: Mapping[str, str]) -> AllReduce:
     """A reduction with its batch, by which a worker without examples is left out.
 
     What owners of rows have a part of, they have of all workers' examples: it is left as it is.
     """
-    batch = batch_of_tensor(batches, one.tensor)
+    batch = _batch_of_tensor(batches, one.tensor)
     return replace(one, batch=batch) if batch and not _is_at_owners(walk, one.tensor) else one
 
 
@@ -96,17 +98,12 @@ def _is_at_owners(walk: Walk, tensor: str) -> bool:
     return any(isinstance(s.along if isinstance(s, Extent) else s, AtOwners) for s in states)
 
 
-def of_batches(found: Sequence[_Weighted], batches: Mapping[str, str]) -> tuple[_Weighted, ...]:
-    """Scales and scatters with their batches."""
-    return tuple(replace(one, batch=batch_of_tensor(batches, one.tensor)) for one in found)
-
-
-def of_rows(one: _Rows, batches: Mapping[str, str]) -> _Rows:
+def _of_rows(one: _Rows, batches: Mapping[str, str]) -> _Rows:
     """A push or a collection with its batch."""
     nodes = [edge.node for edge in (*one.values, *one.indices)]
     return replace(one, batch=next((batches[node] for node in nodes if node in batches), ""))
 
 
-def batch_of_tensor(batches: Mapping[str, str], tensor: str) -> str:
+def _batch_of_tensor(batches: Mapping[str, str], tensor: str) -> str:
     """The batch of which a tensor is computed; empty where there is none."""
     return batches.get(split_tensor(tensor)[0], "")

@@ -1,39 +1,20 @@
-"""Says what of a graph is allowed and yet may not be meant: what trains nothing, or trains otherwise than it looks.
-
-A loss is found where autodiff began, and followed back to what sums it up: through sums, products with what no batch
-has a part in, and quotients. A mean, or a sum over the batch that is divided by its size, is what Parallax takes losses
-for; a sum that is not divided, or is divided by what the batch holds (a mask's sum), is told.
-"""
+"""Says what of a graph is allowed and yet may not be meant: what trains nothing, or trains otherwise than it looks."""
 
 from __future__ import annotations
 
-import math
-import re
 from collections.abc import Iterable
 from typing import NamedTuple
-
-import numpy as np
 
 from parallax.analysis.propagation.train_ops import train_ops
 from parallax.analysis.reading.capture import Captured
 from parallax.analysis.reading.gradients import RECORDED, gradient_updates
 from parallax.graph.spec import GradientSource, GraphSpec, VariableClass
-from parallax.graph.view import GraphView, once_per_view, split_tensor
+from parallax.graph.view import GraphView
 
 _SHOWN = 5
 _PLACEHOLDERS = ("Placeholder", "PlaceholderV2")
 _DATA = (*_PLACEHOLDERS, "PlaceholderWithDefault", "IteratorGetNext", "OneShotIterator")
 _DATA_BEGINS = ("QueueDequeue", "ReaderRead")
-_OF_SHAPE = ("Shape", "ShapeN", "Size", "Rank", "ZerosLike", "OnesLike")
-_PASSES_ON = ("Identity", "StopGradient", "Reshape", "Squeeze", "ExpandDims", "Cast", "CheckNumerics", "Neg")
-_ADDS = ("Add", "AddV2", "AddN", "Sub")
-_DIVIDES = ("RealDiv", "Div", "DivNoNan")
-_CURVES = ("Sqrt", "Rsqrt", "Log", "Log1p", "Exp", "Square", "Pow", "Maximum", "Minimum", "Abs", "Relu", "Softplus")
-_TAKES_ALL = ("Sum", "L2Loss", "EuclideanNorm")
-_REDUCES = (*_TAKES_ALL, "Mean", "Max", "Min", "Prod", "All", "Any")
-_MOVES_AXES = ("Transpose", "ReverseV2", "Pack", "Tile", "Unique", "UniqueV2")
-_MEAN_TOLERANCE = 1e-3
-"""A constant that is the inverse of a number of elements is so within the rounding of the script's own types."""
 
 
 class Suspicion(NamedTuple):
@@ -54,8 +35,6 @@ def suspicions(captured: Captured, spec: GraphSpec, sources: tuple[GradientSourc
     updates = gradient_updates(captured, sources)
     step = captured.view.ancestors(updates)
     found = [*_of_updates(captured, sources), *_of_variables(spec)]
-    losses = (sums_of_losses(captured.view, divided) for divided in (False, True))
-    found += [Suspicion(text) for of_losses in losses for text in of_losses]
     parts = sorted({s.part for s in sources if s.found_by != RECORDED})
     if parts:
         found.append(
@@ -119,182 +98,15 @@ def _of_step(view: GraphView, step: set[str]) -> list[Suspicion]:
     return found
 
 
-def sums_of_losses(view: GraphView, divided: bool = False) -> list[str]:
-    """What is to be said of losses that are sums over the batch, once for each loss.
-
-    Args:
-        view: the graph.
-        divided: whether to speak of sums that are divided by what the batch determines, in place of those that are not.
-    """
-    found = []
-    for loss, sums in _sums_by_loss(view):
-        if divided:
-            found += [
-                f"The loss {loss} is a sum over the batch ({node}), divided by {divisor}, which the batch determines: "
-                "one process would divide by that of all workers' batches together. Where they differ between workers, "
-                "losses must be weighed."
-                for node, divisor in sums
-                if divisor
-            ]
-        elif plain := sorted(node for node, divisor in sums if not divisor):
-            found.append(
-                f"The loss {loss} is a sum over the batch ({_some(plain)}) and not a mean: gradients are the mean over "
-                "the workers, so one process would take steps as many times as large as there are workers. "
-                "Use reduce_mean."
-            )
-    return found
-
-
-@once_per_view
-def _sums_by_loss(view: GraphView) -> list[tuple[str, list[tuple[str, str]]]]:
-    content = _after(view, [n for n in view.nodes if _gives_data(view, n)], frozenset(_OF_SHAPE))
-    fixed = _along_fixed_batches(view, content)
-    return [(loss, sorted(_sums(view, loss, content, fixed))) for loss in _losses(view)]
-
-
-def _losses(view: GraphView) -> list[str]:
-    """The ops at which `tf.gradients` began: those whose gradient functions take its first gradients.
-
-    What only leads to a gradient that another loss is made of, as a penalty for its length is, is none.
-    """
-    found: dict[str, str] = {}
-    for node in view.nodes:
-        begins = re.fullmatch(r"(.*/)?grad_ys_\d+", node)
-        for edge in view.consumers(f"{node}:0") if begins else ():
-            scope = begins[1] or "" if begins else ""
-            forward = re.match(rf"{re.escape(scope)}(.+?)_grad/", edge.node)
-            if forward and forward[1] in view.nodes:
-                found[forward[1]] = node
-    return [loss for loss in found if not any(found[loss] in view.ancestors([o]) for o in found if o != loss)]
-
-
-def _sums(view: GraphView, loss: str, content: set[str], fixed: set[str]) -> set[tuple[str, str]]:
-    """(sum over the batch, what the batch determines and it is divided by, or empty) that a loss is made of."""
-    found: set[tuple[str, str]] = set()
-    waiting: list[tuple[str, str, tuple[float, ...]]] = [(loss, "", ())]
-    seen = set()
-    while waiting:
-        node, divisor, factors = waiting.pop()
-        if node in seen or node not in content:
-            continue
-        seen.add(node)
-        tensors = view.inputs(node)
-        needs = [split_tensor(t)[0] for t in tensors]
-        op = view.op(node)
-        if op in _PASSES_ON or (op in ("Sum", "Mean") and _is_one(view, tensors[0])):
-            waiting.append((needs[0], divisor, factors))
-        elif op in _ADDS or op in _CURVES:
-            waiting += [(n, divisor, factors) for n in needs]
-        elif op == "Mul":
-            pairs = ((needs[0], tensors[1]), (needs[1], tensors[0]))
-            waiting += [
-                (n, divisor, (*factors, _number(view, by)))
-                for n, by in pairs
-                if split_tensor(by)[0] not in content and not _is_of_length(view, by, content)
-            ]
-        elif op in _DIVIDES and needs[1] in content:
-            waiting.append((needs[0], needs[1], factors))
-        elif op in _TAKES_ALL and _is_open(view, tensors[0]):
-            if not _is_divided_by_length(view, needs[0], content):
-                found.add((node, divisor))
-        elif op in _TAKES_ALL and tensors[0] in fixed and _takes_first_axis(view, node):
-            if not _is_mean(view, tensors[0], factors):
-                found.add((node, divisor))
-    return found
-
-
-def _is_of_length(view: GraphView, tensor: str, content: set[str]) -> bool:
-    """Whether a tensor is computed of the shape of what the batch determines."""
-    nodes = view.ancestors([split_tensor(tensor)[0]])
-    return any(view.op(n) in _OF_SHAPE and split_tensor(view.inputs(n)[0])[0] in content for n in nodes)
-
-
-def _is_divided_by_length(view: GraphView, node: str, content: set[str]) -> bool:
-    """Whether the elements of a sum are divided by a length, one by one."""
-    by = view.inputs(node)[1:2] if view.op(node) in _DIVIDES else view.inputs(node) if view.op(node) == "Mul" else ()
-    return any(split_tensor(t)[0] not in content and _is_of_length(view, t, content) for t in by)
-
-
-def _along_fixed_batches(view: GraphView, content: set[str]) -> set[str]:
-    """The tensors whose first axis is that of a fed batch of a fixed length, as far as lengths and ops tell."""
-    found: set[str] = set()
-    for node in view.topological_order() if any(_fixed_rows(view, n) > 1 for n in content) else ():
-        if node not in content:
-            continue
-        if view.op(node) in _PLACEHOLDERS:
-            lengths = {_fixed_rows(view, node)} - {0, 1}
-        elif view.op(node) in _MOVES_AXES or (view.op(node) in _REDUCES and _takes_first_axis(view, node)):
-            continue
-        else:
-            taken = tuple(view.inputs(node))
-            if view.op(node) in ("MatMul", "BatchMatMulV2"):
-                is_turned = view.flag(node, "transpose_a") or view.flag(node, "adj_x")
-                taken = () if is_turned else taken[:1]
-            lengths = {_rows(view, tensor) for tensor in taken if tensor in found}
-        found.update(t for t in view.outputs(node) if _rows(view, t) in lengths)
-    return found
-
-
-def _takes_first_axis(view: GraphView, node: str) -> bool:
-    """Whether a reduction is over the first axis too."""
-    tensors = view.inputs(node)
-    if len(tensors) < 2:
-        return True
-    axes, shape = view.constant(tensors[1]), view.shape(tensors[0])
-    return axes is None or shape is None or any(int(axis) in (0, -len(shape)) for axis in np.ravel(axes))
-
-
-def _is_mean(view: GraphView, tensor: str, factors: tuple[float, ...]) -> bool:
-    """Whether one of the constants that a sum is multiplied by, or all, make it a mean over the first axis or more."""
-    shape = [length or 1 for length in view.shape(tensor) or ()]
-    numbers = [math.prod(shape[:count]) for count in range(1, len(shape) + 1)]
-    tried = (*factors, math.prod(factors))
-    return any(abs(abs(factor) * number - 1.0) < _MEAN_TOLERANCE for factor in tried for number in numbers)
-
-
-def _number(view: GraphView, tensor: str) -> float:
-    """The value of a constant of one element; 1 for all other tensors."""
-    value = view.constant(tensor)
-    return float(np.ravel(value)[0]) if value is not None and np.size(value) == 1 else 1.0
-
-
 def _rows(view: GraphView, tensor: str) -> int:
     """The static length of the first axis; 0 where there is none."""
     shape = view.shape(tensor)
     return (shape[0] or 0) if shape else 0
 
 
-def _is_one(view: GraphView, tensor: str) -> bool:
-    shape = view.shape(tensor)
-    return shape is not None and all(length == 1 for length in shape)
-
-
-def _is_open(view: GraphView, tensor: str) -> bool:
-    """Whether the first dimension of a tensor is that of an open batch."""
-    shape = view.shape(tensor)
-    return shape is None or (len(shape) > 0 and shape[0] is None)
-
-
-def _gives_data(view: GraphView, node: str) -> bool:
-    return view.op(node) in _DATA or view.op(node).startswith(_DATA_BEGINS)
-
-
 def _fixed_rows(view: GraphView, placeholder: str) -> int:
     """The static length of a placeholder's batch; 0 for other nodes."""
     return _rows(view, f"{placeholder}:0") if view.op(placeholder) in _PLACEHOLDERS else 0
-
-
-def _after(view: GraphView, nodes: Iterable[str], stops: frozenset[str]) -> set[str]:
-    """Some nodes and what is made of their tensors, but not of what ops of the types `stops` give."""
-    found, waiting = set(nodes), list(nodes)
-    while waiting:
-        node = waiting.pop()
-        for tensor in view.outputs(node):
-            for edge in view.consumers(tensor):
-                if edge.node not in found and view.op(edge.node) not in stops:
-                    found.add(edge.node)
-                    waiting.append(edge.node)
-    return found
 
 
 def _some(names: list[str]) -> str:

@@ -14,10 +14,9 @@ from collections.abc import Set
 from functools import cache
 
 from parallax.analysis.layouts.find_layouts import Layouts
-from parallax.analysis.propagation import denominators, passages, rule_of_op, rules_state, whole_batch
+from parallax.analysis.propagation import rule_of_op, rules_state
 from parallax.analysis.propagation.distinct_ids import merged_ids, root
 from parallax.analysis.propagation.gradient_pieces import concatenated
-from parallax.analysis.propagation.moving import is_fed
 from parallax.analysis.propagation.states import BATCH, LOCAL, SAME, Fed, Handle, Opaque, Plain, Rows, State, worst
 from parallax.analysis.propagation.walk import Merge, NoRule, Walk, part_of, set_handle
 from parallax.analysis.reading.capture import Captured, variable_of_tensor
@@ -27,13 +26,14 @@ from parallax.graph.batches import is_part
 from parallax.graph.control_flow import MERGES, SWITCHES, Branch, Branches, is_loop_merge, predicate_of
 from parallax.graph.ops import seed_slots, state_op
 from parallax.graph.spec import GradientSource
-from parallax.graph.view import NEXT_ITERATIONS, Edge, split_tensor
+from parallax.graph.view import NEXT_ITERATIONS, Edge, GraphView, split_tensor
 from parallax.plans.rewrites import AllReduce, Scatter
 
 _RANDOM = re.compile(
     r"^(Random(?!ShuffleQueue).*|TruncatedNormal|ParameterizedTruncatedNormal|Multinomial|.*CandidateSampler)$"
 )
 _PLACEHOLDERS = ("Placeholder", "PlaceholderV2", "PlaceholderWithDefault")
+_COPIES = ("Identity", "Cast", "Reshape")
 _STRING = 7  # types.proto
 _RESTORES = ("RestoreV2", "Restore", "RestoreSlice")
 _TABLES = ("HashTable", "HashTableV2")
@@ -137,23 +137,25 @@ def visit(walk: Walk, node: str) -> None:
     if walk.known.layouts is not None:
         _take_layouts(walk, node, walk.known.layouts)
     _all_reduce_gradient(walk, node)
-    if walk.known.layouts is not None:
-        return
-    passages.visit(walk, node)
-    denominators.visit(walk, node)
-    whole_batch.visit(walk, node)
 
 
 def _take_layouts(walk: Walk, node: str, layouts: Layouts) -> None:
     """The results of a node are as their layouts say; those that a node takes whole are the same for that node."""
     for tensor in walk.view.outputs(node):
         fact = layouts.facts.get(tensor)
-        is_followed = fact is not None and not is_fed(walk.view, tensor)
+        is_followed = fact is not None and not _is_fed(walk.view, tensor)
         if fact is not None and is_followed and walk.states[tensor].kind in ("same", "batch", "local"):
             walk.states[tensor] = SAME if fact.is_same else BATCH
         for edge in walk.view.consumers(tensor):
             if (tensor, edge.node) in layouts.whole:
                 walk.marked.setdefault((tensor, edge.node), SAME)
+
+
+def _is_fed(view: GraphView, tensor: str) -> bool:
+    """Whether a tensor is what a placeholder is fed, as it is."""
+    while view.op(split_tensor(tensor)[0]) in _COPIES:
+        tensor = view.inputs(split_tensor(tensor)[0])[0]
+    return view.op(split_tensor(tensor)[0]).startswith("Placeholder")
 
 
 def lookups_of_indices(walk: Walk, merge: Merge) -> tuple[tuple[str, ...], tuple[str, ...]]:

@@ -30,9 +30,6 @@ from parallax.plans.rewrites import AllReduce, Broadcast, CountRows, Lookup, Sca
 
 if TYPE_CHECKING:
     from parallax.analysis.layouts.find_layouts import Layouts
-    from parallax.analysis.propagation.denominators import Denominators
-    from parallax.analysis.propagation.passages import Passage
-    from parallax.analysis.propagation.whole_batch import Whole
 
 
 class NoRule(ParallaxError):
@@ -46,10 +43,7 @@ class NoRule(ParallaxError):
 
 @dataclass
 class Merge:
-    """Where joined rows meet their update: the edges to be exchanged, and how the update treats equal rows.
-
-    Rows `of_batch` are no gradient: they are written as they are, each of them, in the order of the workers.
-    """
+    """Where joined rows meet their update: the edges to be exchanged, and how the update treats equal rows."""
 
     part: str
     indices_token: tuple[str, ...]
@@ -57,7 +51,6 @@ class Merge:
     values: list[Edge] = field(default_factory=list)
     merges_equal_rows: bool = True
     pieces: tuple[GradientPiece, ...] = ()
-    of_batch: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,9 +72,8 @@ class Known:
         after_gradients: nodes of training that no gradient needs: the one process draws there once for all.
         branches: node -> the conditionals and loops that it is inside of.
         functions: what functions write and draw.
-        passages: what autodiff made that is the workers' mean besides, by tensor (passages.py).
-        layouts: the layouts of a step's tensors, where they are asked for; nothing else is then assumed of losses.
-        without_layouts: why there are none, where there might be.
+        layouts: the layouts of a step's tensors; where there are none, each worker's loss is taken for a mean over its
+            batch.
     """
 
     captured: Captured
@@ -98,9 +90,7 @@ class Known:
     after_gradients: Set[str]
     branches: Mapping[str, Branches]
     functions: Functions
-    passages: Mapping[str, Sequence[Passage]]
     layouts: Layouts | None = None
-    without_layouts: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,19 +99,13 @@ class Assumed:
 
     Attributes:
         table_of: variable op -> table op, slot variables included.
-        denominators: what losses are divided by (denominators.py).
         own: variable ops that each worker keeps for itself.
         kinds: the pieces of sparse gradients; all are joined where nothing is known.
-        alike: tensors that are equal on all workers.
-        wholes: parts of what the one process has that are put together (whole_batch.py), by tensor.
     """
 
     table_of: Mapping[str, str]
-    denominators: Denominators
     own: Set[str] = frozenset()
     kinds: Mapping[str, tuple[GradientPiece, ...]] = field(default_factory=dict)
-    alike: Set[str] = frozenset()
-    wholes: Mapping[str, Whole] = field(default_factory=dict)
 
 
 @dataclass
@@ -135,10 +119,6 @@ class Walk:
         marked: (tensor, node) -> how that node takes it, where that is not as the others do.
         pairs: row numbers of gradient rows -> the rows they belong to.
         part_of_token: where autodiff delivers rows or row numbers -> the variable op.
-        decisive: inputs on which shared state depends and that differ between workers, as far as they are.
-        asked: tensors that a passage asked for before the walk came to them.
-        passed: the passages of which the mean is taken.
-        averaged: moving averages that take the workers' mean (moving.py).
         new_members: variable op -> table op, of the slots that were met.
         confirmed: variables that were assumed to be slots, and are.
         new_own: variables that turned out to be each worker's own.
@@ -152,10 +132,6 @@ class Walk:
     marked: dict[tuple[str, str], State] = field(default_factory=dict)
     pairs: dict[str, list[str]] = field(default_factory=dict)
     part_of_token: dict[str, str] = field(default_factory=dict)
-    decisive: list[Edge] = field(default_factory=list)
-    asked: set[str] = field(default_factory=set)
-    passed: list[str] = field(default_factory=list)
-    averaged: list[str] = field(default_factory=list)
     new_members: dict[str, str] = field(default_factory=dict)
     confirmed: set[str] = field(default_factory=set)
     new_own: set[str] = field(default_factory=set)

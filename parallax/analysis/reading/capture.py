@@ -16,7 +16,7 @@ from typing import Any
 import tensorflow as tf
 
 from parallax.analysis.reading.digests import fingerprint
-from parallax.analysis.reading.fixed_batch import open_fixed_batch
+from parallax.analysis.reading.fixed_batch import OpenedGraph, open_fixed_batch
 from parallax.analysis.reading.inline import InlinedCall, inline_calls
 from parallax.analysis.reading.launcher_graph import meant
 from parallax.analysis.reading.lazy.row_sums import with_rows_added_once
@@ -26,6 +26,7 @@ from parallax.analysis.reading.normalizations import with_plain_normalizations
 from parallax.analysis.reading.open_batches import mark_open_batches
 from parallax.analysis.reading.recorded import Hidden, Record, losses_of, records_in
 from parallax.analysis.reading.row_reads import take_rows_of_variables
+from parallax.errors import GraphError
 from parallax.graph.batches import is_of_front_end, is_of_script
 from parallax.graph.garbage import cycles_wait
 from parallax.graph.row_updates import row_update_ops
@@ -33,6 +34,11 @@ from parallax.graph.spec import OPEN_SHAPE, Part
 from parallax.graph.view import GraphView, Shape, split_tensor
 from parallax.types import Graph, GraphDef, NodeDef, Variable
 
+_HIDDEN = "gradients are derived in the body of a loop or a conditional"
+_FOLLOWED = (
+    "Config(layouts=False) is for the graphs of scripts. The batches of Keras and of parallax.function are known, and "
+    "what N workers compute of them is what one process does. Leave layouts out."
+)
 VARIABLES = ("VarHandleOp", "VariableV2", "Variable")
 _SHAPES = "_output_shapes"
 _MAX_DEPTH = 50
@@ -79,10 +85,11 @@ class Captured:
         hidden: what autodiff delivered in bodies of loops and conditionals, which are not inlined.
         lazy: the tables whose updates change more rows than a gradient has, if that was asked for.
         by_row: whether it was.
-        by_layouts: whether losses are followed by the layouts of tensors (analysis/layouts); None, of front ends alone:
-            where that can be. Of a script's graph False where its batch cannot be told.
+        by_layouts: whether losses are followed by the layouts of tensors (analysis/layouts); of a script's graph False
+            where its batch cannot be told.
         synchronous: whether every step takes the gradients of all workers; else a worker's batch is its own, and no
             batch is marked.
+        means: why each worker's loss is taken for a mean over its batch; empty where losses are followed by layouts.
         fixed: the graph with the fixed batch that it was built for, where that was opened (fixed_batch.py).
         sums: table -> how many functions of its gradient rows are added up, if several.
         gradients: tensor of an opened graph that autodiff delivered -> that of the script's graph.
@@ -96,9 +103,10 @@ class Captured:
     hidden: tuple[Hidden, ...] = ()
     lazy: tuple[LazyTable, ...] = ()
     by_row: bool = False
-    by_layouts: bool | None = None
+    by_layouts: bool = True
     synchronous: bool = True
     fixed: GraphView | None = None
+    means: str = ""
     sums: Mapping[str, int] = field(default_factory=dict)
     gradients: Mapping[str, str] = field(default_factory=dict)
     remembered: dict[Any, Any] = field(init=False, default_factory=dict, repr=False, compare=False)
@@ -107,6 +115,12 @@ class Captured:
     def is_opened(self) -> bool:
         """Whether it was built for a fixed batch, which was opened."""
         return self.fixed is not None
+
+    @property
+    def note_of_means(self) -> str:
+        """What a plan says where losses are not followed by layouts, a clause; empty where they are."""
+        said = "each worker's loss is taken for a mean over its batch, and gradients are averaged"
+        return f"{said}: {self.means}" if self.means else ""
 
     def gradient_of_script(self, tensor: str) -> str:
         """A tensor that autodiff delivered, by the name that it has in the graph that the user has built."""
@@ -125,6 +139,7 @@ def capture(
     by_row: bool = False,
     by_layouts: bool | None = None,
     synchronous: bool = True,
+    means: str = "Config(layouts=False) says so",
 ) -> Captured:
     """Captures a TF1-style graph, whether built or imported, before or after Parallax was imported.
 
@@ -134,9 +149,15 @@ def capture(
         by_row: whether updates of whole tables become updates by row, where they are proven the same.
         by_layouts: whether losses are followed by the layouts of tensors; None: where that can be.
         synchronous: whether every step takes the gradients of all workers.
+        means: why losses are taken for means over each worker's batch, where they are not followed by layouts.
+
+    Raises:
+        GraphError: the graph of a front end is not to be followed by layouts.
     """
+    if by_layouts is False and is_of_front_end(graph):
+        raise GraphError(_FOLLOWED)
     asked = by_layouts
-    if by_layouts is None and not synchronous and not is_of_front_end(graph):
+    if by_layouts is None and (is_of_front_end(graph) or not synchronous):
         by_layouts = True
     graph_def = meant(graph)
     digest = fingerprint(graph_def) if digest is None else digest
@@ -164,14 +185,27 @@ def capture(
         initial = view.ancestors(v.initializer for v in variables.values() if v.initializer)
         view = GraphView(_copy(view.graph_def))
         by_layouts = _mark_batches(view, initial, records)
-        opened = None if by_layouts or hidden else open_fixed_batch(view, records, initial)
-        if opened is not None:
+        opened = _HIDDEN if by_layouts or hidden else open_fixed_batch(view, records, initial)
+        if isinstance(opened, OpenedGraph):
             fixed, view, records, gradients = view, opened.view, opened.records, opened.gradients
             by_layouts = _mark_batches(view, initial, records)
+        means = opened if isinstance(opened, str) else means
         if asked is None and not by_layouts and has_plain:
-            return capture(graph, digest, by_row, by_layouts=False)
+            return capture(graph, digest, by_row, by_layouts=False, means=means)
     return Captured(
-        view, digest, variables, records, hidden, lazy, by_row, by_layouts, synchronous, fixed, sums, gradients
+        view=view,
+        fingerprint=digest,
+        variables=variables,
+        records=records,
+        hidden=hidden,
+        lazy=lazy,
+        by_row=by_row,
+        by_layouts=bool(by_layouts),
+        synchronous=synchronous,
+        fixed=fixed,
+        means=means if by_layouts is False else "",
+        sums=sums,
+        gradients=gradients,
     )
 
 

@@ -3,8 +3,8 @@
 Autodiff folds a fixed batch into constants, which nothing tells from widths. So what gives batches is seen with an open
 first dimension, constants of the forward pass that lie along it are made as long as the batch, and `tf.gradients` is
 asked again for what the script asked, which gives Shape and Size ops in place of constants. What the script built on
-the old gradients takes the new ones. Where anything of this cannot be told there is no such graph, and losses are taken
-for means of each worker's batch.
+the old gradients takes the new ones. Where anything of this cannot be told there is no such graph, and the reason is
+given: losses are then taken for means of each worker's batch.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ class OpenedGraph:
     gradients: Mapping[str, str]
 
 
-def open_fixed_batch(view: GraphView, records: Sequence[Record], initial: Set[str]) -> OpenedGraph | None:
-    """The graph with its batch open; None where that cannot be had.
+def open_fixed_batch(view: GraphView, records: Sequence[Record], initial: Set[str]) -> OpenedGraph | str:
+    """The graph with its batch open; or why that cannot be had, a sentence without its stop.
 
     Args:
         view: the captured graph.
@@ -53,7 +53,7 @@ def open_fixed_batch(view: GraphView, records: Sequence[Record], initial: Set[st
         initial: nodes that initial values need.
     """
     if not records or not all(record.is_plain for record in records):
-        return None
+        return "not all gradients were asked of tf.gradients, by tensors, after parallax was imported"
     autodiff = frozenset[str]().union(*(record.ops for record in records))
     losses = losses_of(records)
     delivered = {split_tensor(t)[0] for record in records for _, *found in record.gradients for t in found if t}
@@ -68,8 +68,13 @@ def open_fixed_batch(view: GraphView, records: Sequence[Record], initial: Set[st
     ]
     lengths = {(view.shape(tensor) or (None,))[0] for tensor in sources if split_tensor(tensor)[0] in of_losses}
     length = lengths.pop() if len(lengths) == 1 else None
-    if length is None or length < 2 or any(_is_loop_or_call(view, node) for node in of_losses):
-        return None
+    if length is None or length < 2:
+        several = ", ".join(sorted(map(str, {*lengths, length} - {None})))
+        return f"no input of its losses says what their batch is{f' (first dimensions: {several})' if several else ''}"
+    fixed = f"the batch is built for {length} examples, and cannot be opened"
+    called = next((node for node in view.topological_order() if node in of_losses and _is_loop_or_call(view, node)), "")
+    if called:
+        return f"{fixed} through {view.op(called)} {called!r}"
     sources = [t for t in sources if (view.shape(t) or (None,))[0] == length and not is_assigned(view, t)]
     try:
         opened = _with_open_sources(view, sources, length, initial)
@@ -78,10 +83,11 @@ def open_fixed_batch(view: GraphView, records: Sequence[Record], initial: Set[st
             seen = GraphView(_with_new_shapes(opened))
             if not constants.change(seen, opened):
                 is_told = constants.are_told and not constants.has_left(seen, delivered)
-                return _derive_gradients(opened, records) if is_told else None
-        return None
-    except _NOT_DERIVED:
-        return None
+                derived = _derive_gradients(opened, records) if is_told else None
+                return derived or f"{fixed}, as constants of that size may be the batch or a width"
+        return f"{fixed} in {_MOST_PASSES} passes"
+    except _NOT_DERIVED as error:
+        return f"{fixed}: {type(error).__name__}"
 
 
 def _is_loop_or_call(view: GraphView, node: str) -> bool:

@@ -40,8 +40,9 @@ def report(first: FirstBuild, second: SecondBuild) -> int:
     found += _of_builds(first, second)
     if first.analysed is not None:
         found += _of_graph(first.graph, first.analysed)
-    if first.analysed is not None and first.plan is not None:
-        found += _of_losses(first.analysed, first.plan)
+    if first.analysed is not None and first.analysed.captured.means:
+        note = first.analysed.captured.note_of_means
+        found.append((_NOTE, f"{note[0].upper()}{note[1:]}."))
     order = (_REFUSED, _SUSPICIOUS, _NOTE)
     width = max(map(len, order))
     for kind, text in sorted(found, key=lambda pair: order.index(pair[0])):
@@ -64,21 +65,6 @@ def _of_builds(first: FirstBuild, second: SecondBuild) -> list[tuple[str, str]]:
         return [(_REFUSED, text)]
     values = differing_values(first.graph, other)
     return [(_NOTE, values)] if values else []
-
-
-def _of_losses(analysed: Analysed, plan: Plan) -> list[tuple[str, str]]:
-    """Where examples of a batch meet, or may meet."""
-    from parallax.analysis.planner import part_routes, placements
-    from parallax.analysis.propagation import examples_apart
-    from parallax.analysis.propagation.propagate import walked
-
-    captured, spec = analysed.captured, analysed.spec
-    routes, placed = part_routes(spec, plan), placements(spec, plan)
-    walk = walked(captured, analysed.sources, routes, placed=placed)
-    if walk.known.layouts is not None:
-        return []  # examples that interact are gathered
-    kinds = ((_NOTE if "not proven" in note else _SUSPICIOUS, note) for note in examples_apart.notes_of(walk))
-    return [(kind, f"{note[0].upper()}{note[1:]}.") for kind, note in kinds]
 
 
 def _of_graph(graph: Graph, analysed: Analysed) -> list[tuple[str, str]]:

@@ -15,14 +15,13 @@ is replicated is the same on all workers, a partial tensor is a part of a reduct
 one behind the other in the one process's value.
 
 Other states claim nothing. Not looked at are tensors inside of conditionals and loops; references to variables, which
-change while a run goes on; what is behind the exchange of gradient rows whose variable all workers hold, as these rows
-come in another order than in one process; and from the division by a mask's sum to where gradients leave autodiff what
-is the same on all workers, as it is W times the one process's there.
+change while a run goes on; and what is behind the exchange of gradient rows whose variable all workers hold, as these
+rows come in another order than in one process.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -109,12 +108,6 @@ class Claims:
         edges = [e for m in merges for e in m.indices]
         edges += [e for m in merges if m.part not in walk.assumed.table_of for e in m.values]
         self._unordered = _behind(walk.view, {edge.node for edge in edges})
-        losses = walk.assumed.denominators
-        weighed = [e for d in losses.divided for e in d.edges] + [e for d in losses.selected for e in d.counted]
-        weighed += [
-            e for d in losses.selected for tensor in walk.view.outputs(d.node) for e in walk.view.consumers(tensor)
-        ]
-        self._weighed = _behind(walk.view, {e.node for e in weighed}, self._reductions.keys() | self._scaled)
 
     def op(self, tensor: str) -> str:
         """The type of the op that gives a tensor."""
@@ -131,7 +124,7 @@ class Claims:
             return PART.format(kind=self._reductions[tensor].kind)
         if tensor in self._scaled:
             return GRADIENT
-        if state is None or (state.kind == "same" and node in self._weighed):
+        if state is None:
             return ""
         if state.kind == "values" and self._walk.shared_rows:
             return ""
@@ -221,11 +214,11 @@ def false_claim(claims: Claims, tensor: str, tried: Tried) -> Claim:
     return Claim(tensor, claims.op(tensor), tried.said, f"is off by {tried.gap:.2g} of its size")
 
 
-def _behind(view: GraphView, nodes: set[str], until: Set[str] = frozenset()) -> set[str]:
-    """Some nodes, and all that take anything of them, but for what takes it by way of the tensors `until`."""
+def _behind(view: GraphView, nodes: set[str]) -> set[str]:
+    """Some nodes, and all that take anything of them."""
     found = set(nodes)
     for node in view.topological_order():
-        if any(split_tensor(tensor)[0] in found and tensor not in until for tensor in view.inputs(node)):
+        if any(split_tensor(tensor)[0] in found for tensor in view.inputs(node)):
             found.add(node)
     return found
 
@@ -248,7 +241,6 @@ def _relative(found: Any, expected: Any, size: Any = None) -> float:
 _PUT_TOGETHER: dict[str, Callable[[list[Array], list[int] | None], Value]] = {
     "sum": lambda parts, _: np.sum(parts, 0),
     "mean": lambda parts, _: np.mean(parts, 0),
-    "workers_mean": lambda parts, _: np.mean(parts, 0),
     "min": lambda parts, _: np.min(parts, 0),
     "max": lambda parts, _: np.max(parts, 0),
     "rows_mean": lambda parts, weights: np.average(parts, 0, weights),

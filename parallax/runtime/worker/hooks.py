@@ -208,11 +208,6 @@ class PlainSession(SessionInterface):  # type: ignore[misc]
         return self._worker.graph
 
     @property
-    def uncounted(self) -> tuple[str, ...]:
-        """Names of variables to which a worker would add where it has no examples of a batch."""
-        return self._worker.names.uncounted
-
-    @property
     def sess_str(self) -> str:
         """The TensorFlow target; workers run in their own process."""
         return ""

@@ -92,11 +92,6 @@ class Names:
         """The graph that this worker runs."""
         return self._worker_view
 
-    @property
-    def uncounted(self) -> tuple[str, ...]:
-        """Names of variables to which this worker would add where it has no examples."""
-        return self._worker_graph.uncounted
-
     def here(self, name: str) -> str:
         """A node or tensor of the user's graph by the name that it has in this worker's."""
         return renamed_tensor(name, self._renamed)

@@ -11,10 +11,7 @@ from dataclasses import dataclass
 
 import tensorflow as tf
 
-from parallax.types import DType, Tensor
-
-REDUCED = ("sum", "min", "max", "rows_mean", "gradient")
-"""The kinds of rewrites.AllReduce that are no mean over the workers."""
+from parallax.types import Tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,14 +42,9 @@ class BatchShare:
         share = tf.math.divide_no_nan(tf.cast(own, tf.float64), tf.cast(rows, tf.float64))
         return BatchShare(source, rows, share, own > 0, own, local, first)
 
-    def times(self, factor: float, dtype: DType) -> Tensor:
-        """The share, times a number, as a scalar of some type."""
-        share = self.own if factor == 1.0 else self.own * tf.constant(factor, tf.float64)
-        return tf.cast(share, dtype)
-
-    def weigh(self, tensor: Tensor, factor: float = 1.0) -> Tensor:
-        """A tensor times the share, and times a number."""
-        return tf.math.multiply_no_nan(tensor, self.times(factor, tensor.dtype))
+    def weigh(self, tensor: Tensor) -> Tensor:
+        """A tensor times the share."""
+        return tf.math.multiply_no_nan(tensor, tf.cast(self.own, tensor.dtype))
 
     def counted(self, tensor: Tensor) -> Tensor:
         """A tensor where this worker has examples, and zeros of its shape elsewhere."""
@@ -62,11 +54,6 @@ class BatchShare:
         """A tensor `[n, ...]` where this worker has examples, and none of its rows elsewhere."""
         rows = tf.shape(tensor)[0]
         return tensor[: tf.where(self.is_counted, rows, tf.zeros_like(rows))]
-
-    def part_of(self, total: Tensor, workers: int) -> Tensor:
-        """The share's part of a positive scalar; a W-th of it where this worker has none, so that it can divide."""
-        equal = tf.constant(1.0 / workers, tf.float64)
-        return total * tf.cast(tf.where(self.own > 0, self.own, equal), total.dtype)
 
 
 def counted(is_counted: Tensor, tensor: Tensor, kind: str = "sum") -> Tensor:

@@ -17,9 +17,9 @@ from parallax.transform.building.deduplicated_ids import INT32_ROWS
 from parallax.transform.building.editor import SCOPE, Counter, Editor
 from parallax.transform.building.merge_equal_rows import merge_equal_rows, merge_rows_of_equal_keys
 from parallax.transform.building.reduce_and_broadcast import Reducer
-from parallax.transform.building.shares import REDUCED, BatchShare, counted
+from parallax.transform.building.shares import counted
 from parallax.transform.building.wire import GRADIENTS
-from parallax.types import DType, Operation, Tensor
+from parallax.types import Operation, Tensor
 
 
 def reduce_gradients(editor: Editor, rewrites: Rewrites) -> None:
@@ -27,7 +27,7 @@ def reduce_gradients(editor: Editor, rewrites: Rewrites) -> None:
     for scale in rewrites.scales:
         values = editor.at(scale.edges[0]) if rewrites.layouts else editor.leaving(scale.tensor)
         with tf.name_scope(f"{SCOPE}/scale/"):
-            editor.redirect(scale.edges, _scaled(editor, rewrites, values, scale.batch))
+            editor.redirect(scale.edges, _scaled(editor, rewrites, values))
     for shared in rewrites.shared_rows:
         if not rewrites.terms.synchronous:
             continue  # a worker by itself has the one process's rows
@@ -55,23 +55,18 @@ def _reduced(editor: Editor, reduction: AllReduce) -> NamedTensor | Tensor:
         return _mean_of_rows(editor, reduction)
     became_dense = editor.view.op(split_tensor(reduction.tensor)[0]) == "UnsortedSegmentSum"
     build = partial(_built, editor.together, editor.worker.size, reduction.kind, became_dense)
-    shares = [_weight(editor.shares[reduction.batch], reduction.kind, named.dtype)] if reduction.batch else []
+    shares = [editor.shares[reduction.batch].is_counted] if reduction.batch else []
     if reduction.tensor in editor.kept or not editor.together.can_be_copied(named.dtype):
         return build(editor.leaving(reduction.tensor), *shares)
     return editor.copies.copy((_built, reduction.kind, became_dense), build, [named, *shares])
 
 
 def _built(
-    together: Reducer, workers: int, kind: str, became_dense: bool, tensor: Tensor, weight: Tensor | None = None
+    together: Reducer, workers: int, kind: str, became_dense: bool, tensor: Tensor, is_counted: Tensor | None = None
 ) -> Tensor:
     """One reduction by its kind (rewrites.AllReduce); gradients may travel in half precision."""
-    if weight is not None and kind in REDUCED:
-        tensor = counted(weight, tensor, "sum" if kind == "gradient" else kind)
-    elif weight is not None:
-        weighed = tf.math.multiply_no_nan(tensor, weight)
-        return together.add_gradients(weighed) if kind == "mean" else together.all_reduce(weighed)
-    if kind == "workers_mean":
-        return together.all_reduce(tensor, "sum", 1.0 / workers)
+    if is_counted is not None:
+        tensor = counted(is_counted, tensor, "sum" if kind == "gradient" else kind)
     if kind == "mean":
         return together.add_gradients(tensor, 1.0 / workers)
     if kind == "gradient" or (kind == "sum" and became_dense):
@@ -101,19 +96,12 @@ def _split(editor: Editor, rows: Tensor, pieces: tuple[GradientPiece, ...]) -> l
     return list(tf.split(rows, [editor.rows_of(piece) for piece in pieces]))
 
 
-def _scaled(editor: Editor, rewrites: Rewrites, values: Tensor, batch: str) -> Tensor:
+def _scaled(editor: Editor, rewrites: Rewrites, values: Tensor) -> Tensor:
     """Gradient rows times what a worker's count for among all workers'."""
     terms, size = rewrites.terms, editor.worker.size
     if rewrites.layouts:  # parts of the global batch's
         return values * tf.constant(size, values.dtype)
-    if batch:
-        return editor.shares[batch].weigh(values, 1.0 if terms.average_sparse else size)
     return values * tf.constant(1.0 / size if terms.synchronous and terms.average_sparse else 1.0, values.dtype)
-
-
-def _weight(share: BatchShare, kind: str, dtype: DType) -> Tensor:
-    """What a worker's part counts for: its share of all examples in a mean, all or nothing in other reductions."""
-    return share.is_counted if kind in REDUCED else share.times(1.0, dtype)
 
 
 def _mean_of_rows(editor: Editor, reduction: AllReduce) -> Tensor:

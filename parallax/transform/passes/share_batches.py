@@ -1,0 +1,63 @@
+"""Pass: each worker has its share of the batches that may be of unequal length."""
+
+from __future__ import annotations
+
+import tensorflow as tf
+
+from parallax.plans.rewrites import Rewrites
+from parallax.plans.uneven_batches import UnevenBatch
+from parallax.transform.building.editor import SCOPE, Editor
+from parallax.transform.building.shares import BatchShare
+from parallax.types import Tensor
+
+
+def share_batches(editor: Editor, rewrites: Rewrites) -> None:
+    """Has each worker know its share of all examples, for the batches that may be uneven."""
+    by_source: dict[str, BatchShare] = {}
+    for batch in rewrites.batches:
+        with tf.name_scope(f"{SCOPE}/batch/"):
+            if batch.placeholder not in by_source:
+                by_source[batch.placeholder] = _share(editor, batch)
+            editor.shares[batch.name] = _with_equal_lengths(editor, batch, by_source[batch.placeholder])
+    for scatter in rewrites.scatters:
+        if scatter.batch:
+            with tf.name_scope(f"{SCOPE}/batch/"):
+                share = editor.shares[scatter.batch]
+                editor.kept[scatter.tensor] = share.counted(editor.leaving(scatter.tensor))
+
+
+def _share(editor: Editor, batch: UnevenBatch) -> BatchShare:
+    if batch.examples:
+        counts = (1, editor.worker.size, editor.worker.rank)
+        own, rows, first = (tf.constant(batch.examples * workers, tf.int64) for workers in counts)
+        return BatchShare.of(batch.placeholder, own, rows, own, first)
+    local = _length(editor, batch.placeholder) - (1 if batch.has_end else 0)
+    if batch.length is None:
+        own = editor.shares[batch.examples_of].counted(local) if batch.examples_of else local
+        return BatchShare.of(batch.placeholder, own, editor.together.all_reduce(own), local)
+    own = editor.at(batch.length)
+    editor.redirect([batch.length], editor.together.all_reduce(own))
+    rows = editor.tensor(f"{batch.length.node}:0")  # where that is fed, nobody waits for the sum
+    return BatchShare.of(batch.placeholder, own, rows, local)
+
+
+def _with_equal_lengths(editor: Editor, batch: UnevenBatch, share: BatchShare) -> BatchShare:
+    """The share, where other sources of the batch are found to be as long."""
+    checks = [
+        tf.raw_ops.Assert(
+            condition=tf.equal(_length(editor, other), share.count), data=[_unequal(other, batch.placeholder)]
+        )
+        for other in batch.alike
+    ]
+    if not checks:
+        return share
+    with tf.control_dependencies(checks):
+        return BatchShare.of(share.source, tf.identity(share.count), share.rows, share.local, share.first)
+
+
+def _unequal(one: str, other: str) -> str:
+    return f"The batches of one step must be of one length on a worker, and those of {one} and {other} are not."
+
+
+def _length(editor: Editor, batch: str) -> Tensor:
+    return tf.raw_ops.Shape(input=editor.tensor(batch), out_type=tf.int64)[0]
