@@ -20,7 +20,16 @@ WIRE_MODELS = ("Adagrad, clipped, resource", "sampled softmax, resource")
 MOST_KEPT = 3
 """Of at most so many batches gradients are kept before an update."""
 KEPT_ROUTES = ("alltoall over 3", "allgather over 2", "allreduce over 3", "unequal by host over 2")
-NEVER_KEPT = ("chained", "sampled softmax", "nce", *gradient_models.OF_GRADIENTS, *program_models.KEEP_THEIRS)
+NEVER_KEPT = (
+    "chained",
+    "gradient in a branch",
+    "sampled softmax",
+    "nce",
+    *gradient_models.OF_GRADIENTS,
+    *program_models.KEEP_THEIRS,
+)
+OF_EACH_BATCH = ("bags, clipped", "bags and rows", "unique", "masked", "divide by mean of some", "renormalised")
+"""Begins the names of what a batch gives no part of the mean over all batches of an update: each has its own mean."""
 """A gradient of the first is computed after another's update; the next two draw a sample for every batch; the others
 need a gradient of all batches within each, or keep gradients themselves."""
 IN_SHORT = (

@@ -44,7 +44,7 @@ class InMemory:
         """
         updates = updates_of(self._batches, case.kept)
         if case.kept not in self._expected:
-            self._expected[case.kept] = one_process(case.build, case.resource, updates, self._size)
+            self._expected[case.kept] = one_process(case, updates, self._size)
         plan, rewrites, worker = self._analysed.decided(case.route, 0, self._size, servers)
         key = (rewrites, worker, plan.accumulate_steps)
         if key not in self._analysed.trained:

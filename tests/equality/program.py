@@ -161,7 +161,7 @@ def main():
             if case.graph not in analysed:
                 analysed, expected = {case.graph: Analysed(case)}, {}
             if rank == 0 and case.kept not in expected:
-                expected[case.kept] = one_process(case.build, case.resource, updates, size)
+                expected[case.kept] = one_process(case, updates, size)
             found, routes = workers(analysed[case.graph], case.route, updates, rank, size, servers)
             if rank == 0:
                 result = {n: difference(found[n], e) for n, e in expected[case.kept].items()}

@@ -10,7 +10,9 @@ from dataclasses import replace
 import numpy as np
 import tensorflow as tf
 
+from ops.exactness.runs import JobInMemory
 from ops.exactness.session import NamedSession, as_written
+from ops.exactness.transport import together
 from parallax.analysis.planner import make_plan
 from parallax.analysis.reading.capture import capture, initialization_phases
 from parallax.analysis.stages import analyse, feasible, rewrites_of
@@ -18,8 +20,9 @@ from parallax.errors import PlanError
 from parallax.plans.plan import PlanConstraints, one_host
 from parallax.transform.building.editor import Worker
 from parallax.transform.passes.seeds import set_seeds
+from parallax.transform.pipeline import transform
 from tests.equality import models
-from tests.equality.cases import MOST_KEPT
+from tests.equality.cases import MOST_KEPT, OF_EACH_BATCH
 
 v1 = tf.compat.v1
 STEPS, ROWS_PER_WORKER, SEED = 5, 6, 7
@@ -64,7 +67,11 @@ def joined(draws):
     return {k: np.concatenate([batch[k] for batch in every]) for k in models.FEEDS}
 
 
-def one_process(builder, resource, updates, size):
+def one_process(case, updates, size):
+    """The one process's variables: trained on all batches of an update as one, or, where each counts alone, on each."""
+    if case.kept > 1 and case.name.startswith(OF_EACH_BATCH):
+        return _one_worker(case, updates, size)
+    builder, resource = case.build, case.resource
     graph, ops = build(builder, ROWS_PER_WORKER * size * len(updates[0]), resource)
     graph_def = graph.as_graph_def()
     set_seeds(graph_def, frozenset(), Worker(0, 1, SEED, equal_randomness=True))
@@ -75,6 +82,28 @@ def one_process(builder, resource, updates, size):
             session.run([ops[step % len(ops)].name], feeds(graph, joined(draws)))
         reads = reads_of(graph)
         return dict(zip(reads, session.run(list(reads.values())), strict=True))
+
+
+def _one_worker(case, updates, size):
+    """As `one_process`, by a single worker that keeps the gradients of global batches."""
+    graph, ops = build(case.build, ROWS_PER_WORKER * size, case.resource)
+    analysed = analyse(graph)
+    plan = plan_of(analysed, f"allgather over {case.kept}", 1, 0)
+    made = transform(
+        analysed.captured.view,
+        rewrites_of(analysed, plan, equal_randomness=True),
+        Worker(0, 1, SEED, equal_randomness=True),
+    )
+    with NamedSession(together([made.graph_def], [op.name for op in ops]), as_written()) as session:
+        job = JobInMemory(session, analysed, [made])
+        for phase in [*initialization_phases(analysed.captured), list(made.counter_initializers)]:
+            job.run_ops([phase])
+        for step, draws in enumerate(updates):
+            for draw in draws:
+                job.run([ops[step % len(ops)].name], [feeds(graph, joined([draw]))])
+        reads = reads_of(graph)
+        (found,) = job.run(list(reads.values()), [{}])
+    return dict(zip(reads, found, strict=True))
 
 
 def reads_of(graph):
