@@ -235,6 +235,7 @@ class LayoutRewrites:
         ends: tensor -> its layout, of those that have where rows end.
         concatenated: tensor -> its layout, of those whose pieces have layouts of their own.
         lengths: the tensors of layout LengthValue.
+        of_worker_0: the tensors of which all workers take worker 0's, for each computes another.
     """
 
     changes: tuple[Change, ...] = ()
@@ -246,3 +247,4 @@ class LayoutRewrites:
     ends: Mapping[str, RowEnds] = field(default_factory=dict, hash=False)
     concatenated: Mapping[str, Concatenated] = field(default_factory=dict, hash=False)
     lengths: tuple[str, ...] = ()
+    of_worker_0: tuple[str, ...] = ()

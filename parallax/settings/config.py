@@ -125,13 +125,12 @@ class Config:
         lazy_updates: True: where an optimizer's update of a table changes rows that no gradient touched, these rows are
             brought up to date when they are read; the numbers are the same, and a step takes the time of the rows that
             it touches. False: as the graph has it.
-        layouts: True: every tensor of a step has a layout (replicated, sharded by example, partial sum), so that batch
-            statistics, losses in which examples interact, and whatever else a loss makes of a batch are those of the
-            global batch. In a script's graph the batches are what placeholders, iterators and queues give with an open
-            first dimension (None): workers may have unequal shares. A batch of fixed length is opened where it can be
-            told which constants are the batch's. False: a loss is taken for a mean over the batch, and the plan names
-            what is not. None, the default: True where every op can be followed, and a fixed batch opened, but for a
-            script's graph with accumulate_steps; otherwise False.
+        layouts: every tensor of a step has a layout (replicated, sharded by example, partial sum), so that whatever a
+            loss makes of a batch is that of the global batch. In a script's graph the batches are what placeholders,
+            iterators and queues give with an open first dimension (None): workers may have unequal shares. A batch of
+            fixed length is opened where it can be told which constants are the batch's. None, the default: where that
+            cannot be done in a script's graph, each worker's loss is taken for a mean over its batch, gradients are
+            averaged, and the plan says why. True: such a graph is refused. False: every script's graph is taken so.
         gather_limit: how many bytes of tensors of the global batch a step may all-gather, as ops need them in which
             examples interact; a plan with more is refused, by the ops. None, the default: any number. What is as long
             as no batch tells before the run is not counted.

@@ -109,6 +109,19 @@ def test_zeros_before_the_ids_of_a_batch_are_ids_too() -> None:
     assert try_program(program.source(), ROUTES, layouts=True)[ROUTES[0]].kind == "equal"
 
 
+BY_PYTHON = """
+errors = tf.reduce_mean(tf.square(h), [1, 2])
+count = lambda found: np.float64(np.median(found) + 0.1 * len(found))
+weight = tf.reshape(tf.numpy_function(count, [errors], F), [])
+loss = tf.reduce_mean(errors * (1.0 + tf.stop_gradient(weight)))
+""".strip()
+
+
+def test_python_code_of_a_step_computes_of_the_global_batch() -> None:
+    program = program_of(BY_PYTHON)
+    assert try_program(program.source(), ROUTES, layouts=True)[ROUTES[0]].kind == "equal"
+
+
 def test_samples_of_partitioned_classes_are_gathered_and_equal() -> None:
     program = program_of(*sampled("sampled_softmax_loss", False, BY_PARTS), parts=BY_PARTS)
     assert try_program(program.source(), ROUTES, layouts=True)[ROUTES[0]].kind == "equal"

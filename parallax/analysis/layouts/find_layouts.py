@@ -272,6 +272,7 @@ def _layouts(program: VisitedGraph, step: StepWalk) -> Layouts:
         lengths=tuple(
             tensor for tensor, fact in step.facts.items() if fact.is_lengths or step.reduced.get(tensor) == LENGTHS
         ),
+        of_worker_0=tuple(step.of_worker_0),
     )
     whole = {(change.tensor, edge.node) for change in changes if change.after == REPLICATED for edge in change.edges}
     padded = tuple(map(PaddedRows, step.padded))

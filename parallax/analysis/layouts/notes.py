@@ -87,7 +87,7 @@ def check_gather_limit(view: GraphView, layouts: LayoutRewrites, workers: int, l
         raise PlanError(
             f"gather_limit is {limit_bytes}, and {total} bytes of tensors of the global batch are all-gathered in "
             f"every step: {_list_ops(view, largest)} take them. Compute from one example what these ops take from all, "
-            "raise gather_limit, or set layouts=False."
+            "or raise gather_limit."
         )
 
 

@@ -24,7 +24,7 @@ from parallax.plans.layouts import (
 
 _Key = tuple[str, Layout]
 _STRING, _VARIANT = 7, 21  # types.proto
-REMEDY = "Set Config(layouts=False)."
+REMEDY = "Compute it outside of the step, and give the step what it gives."
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +78,7 @@ class StepWalk:
         ranges: counted entries of sharded axes.
         shapes: shapes of which one axis is the worker's.
         alike: random ops that draw the same on all workers.
+        of_worker_0: tensors of which all workers take worker 0's.
         mixing: node that mixes examples, or has no rule -> the sharded tensors that it takes whole.
         bodies: the functions that loops and conditionals run.
         prefix: of the symbols of open lengths, of which those of bodies differ.
@@ -107,6 +108,7 @@ class StepWalk:
     ranges: list[OffsetRange] = field(default_factory=list)
     shapes: list[LocalShape] = field(default_factory=list)
     alike: list[str] = field(default_factory=list)
+    of_worker_0: list[str] = field(default_factory=list)
     mixing: dict[str, list[str]] = field(default_factory=dict)
     local: set[Edge] = field(default_factory=set)
     padded: list[str] = field(default_factory=list)

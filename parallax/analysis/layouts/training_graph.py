@@ -12,7 +12,7 @@ from parallax.graph.ops import state_op
 from parallax.graph.spec import GradientSource
 from parallax.graph.view import Edge, GraphView, split_tensor
 
-_NO_ARRAYS = (20, 21)  # types.proto: resource, variant
+NO_ARRAYS = (20, 21)  # types.proto: resource, variant
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +71,7 @@ class VisitedGraph(TrainingGraph):
         """Whether a node calls functions, or gives what is no array, as lists of tensors."""
         outputs = self.view.outputs(node)
         calls = bool(self.functions.of_node(self.view.nodes[node]))
-        return calls or any(self.view.dtype(tensor) in _NO_ARRAYS for tensor in outputs)
+        return calls or any(self.view.dtype(tensor) in NO_ARRAYS for tensor in outputs)
 
     def writes(self, node: str, part_variables: Set[str]) -> bool:
         """Whether functions that a node calls write variables, or may read those of which each worker has a part."""

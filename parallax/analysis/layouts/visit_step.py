@@ -14,18 +14,21 @@ from parallax.analysis.layouts.loops import are_zeros
 from parallax.analysis.layouts.op_rules import RULES, TAKE_CONCATENATED
 from parallax.analysis.layouts.ragged import TAKE_ENDS
 from parallax.analysis.layouts.step_walk import REMEDY, Followed, StepWalk, is_partial
-from parallax.analysis.layouts.training_graph import VisitedGraph
+from parallax.analysis.layouts.training_graph import NO_ARRAYS, VisitedGraph
 from parallax.analysis.layouts.values import constant_value
 from parallax.analysis.reading.bodies import ARGUMENT, Body, body_of
 from parallax.analysis.reading.capture import VARIABLES, variable_of_tensor
 from parallax.errors import GraphError
 from parallax.graph.batches import batch_tensors
+from parallax.graph.control_flow import branches_of
 from parallax.graph.lengths import ONE, Length
 from parallax.graph.loop_frames import Unit, units_of
 from parallax.graph.ops import state_op
 from parallax.graph.own_batch import is_of_own_batch
 from parallax.graph.view import split_tensor
 from parallax.plans.layouts import Concatenated, Pieces, RowEnds, Sharded, ShardedAxis
+
+_TEXT = 7  # types.proto
 
 
 def visit_all(program: VisitedGraph, step: StepWalk, units: Sequence[Unit]) -> None:
@@ -124,8 +127,24 @@ def _whole(program: VisitedGraph, step: StepWalk, node: str) -> list[Fact]:
     return step.all_outputs(node, REPLICATED)
 
 
+def _take_worker_0(program: VisitedGraph, step: StepWalk, node: str) -> None:
+    """An op that may give every worker something else for the same inputs: all take what worker 0's gives.
+
+    One that takes nothing of a batch may be where a worker's own examples come from.
+    """
+    view = program.view
+    is_of_batch = any(not fact.is_same for fact in step.inputs(node))
+    is_in_loop = bool(step.prefix) or any(branch.is_loop for branch in branches_of(view)[node])
+    if not is_of_batch or is_in_loop or any(view.dtype(tensor) in (*NO_ARRAYS, _TEXT) for tensor in view.outputs(node)):
+        raise GraphError(
+            f"N workers must compute what one process computes, and {view.op(node)} {node!r} may give every worker "
+            f"something else, of no batch, in a loop, or what cannot be sent. {REMEDY}"
+        )
+    step.of_worker_0 += view.outputs(node)
+
+
 def _check_whole(program: VisitedGraph, step: StepWalk, node: str) -> None:
-    """Refuses a node that does not give all workers the same of whole inputs; has those that draw draw alike."""
+    """Has a node give all workers the same of whole inputs, or refuses it; has those that draw draw alike."""
     view, op = program.view, program.view.op(node)
     called = program.functions.of_node(view.nodes[node])
     if program.functions.written_slots(view.nodes[node]):
@@ -133,10 +152,7 @@ def _check_whole(program: VisitedGraph, step: StepWalk, node: str) -> None:
     if called or program.draws(op):
         step.alike += [node] if program.differs_in(node) else []
     elif op not in RULES and program.differs(op):
-        raise GraphError(
-            f"N workers must compute what one process computes, and {op} {node!r} may give every worker something "
-            f"else: layouts have no rule for it. {REMEDY}"
-        )
+        _take_worker_0(program, step, node)
 
 
 def _write(program: VisitedGraph, step: StepWalk, node: str) -> list[Fact]:

@@ -101,8 +101,8 @@ def _check_layouts(walk: Walk, terms: TrainingMode) -> None:
         )
     if terms.synchronous and not batch_by_node(walk.view):
         raise GraphError(
-            "Config(layouts=True) is for steps of Keras and of parallax.function, whose batches are known, and this "
-            "graph marks none. Set layouts=False."
+            "Config(layouts=True) follows the batches of a step, and this graph has no placeholder, iterator or queue "
+            "with an open first dimension. Give it one (None), or leave layouts out."
         )
 
 

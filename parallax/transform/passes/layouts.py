@@ -42,6 +42,10 @@ def change_layouts(editor: Editor, rewrites: Rewrites) -> None:
 def _change_layouts(editor: Editor, layouts: LayoutRewrites) -> None:
     build = _Build(editor, layouts)
     with tf.name_scope(f"{SCOPE}/layouts/"):
+        for tensor in layouts.of_worker_0:
+            given = editor.together.broadcast(editor.tensor(tensor))
+            editor.redirect(editor.view.consumers(tensor), given)
+            editor.whole[tensor] = str(given.name)
         for mean in layouts.means:
             tensor = f"{mean.node}:0"
             weighed = editor.shares[mean.batch].weigh(editor.tensor(tensor))
