@@ -6,9 +6,9 @@ The rows of IndexedSlices come in pieces, one for each lookup, and what the one 
   every row once, so rows of several workers are merged before anything else, such as a clip, sees them (`touched`).
   Merged ids that are looked up in several cuts, none of them in two, are pieces that are merged together.
 - `shared`: the same ids on all workers whatever the batch (positions, equal samples); the one process has these rows
-  once, each worker a part of their sum, which the last worker keeps (equal_ids.py).
-- `unknown`: it cannot be seen how many rows a larger batch has: ids equal on all workers, or some of merged ids. The
-  graph is refused where such rows are looked at before the update.
+  once, each worker a part of their sum, which the last worker keeps.
+- `unknown`: it cannot be seen how many rows a larger batch has of some merged ids. The graph is refused where such
+  rows are looked at before the update.
 """
 
 from __future__ import annotations

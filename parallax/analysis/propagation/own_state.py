@@ -53,14 +53,11 @@ def check_parts(known: Known) -> None:
 def check_read_by_training(walk: Walk, node: str, slots: Iterable[int], variable: str) -> bool:
     """Untrained state that gradients depend on must be written with what all workers' batches give together.
 
-    Inputs and predicates that are computed of the per-worker batch are asked for as those of the global batch
-    (whole_batch.py).
-
     Returns:
         Whether the variable keeps rows of each worker's own examples; False where nothing of the batch is written.
 
     Raises:
-        GraphError: it keeps no rows, and an input or a predicate cannot be had of the global batch.
+        GraphError: it keeps no rows, and an input or a predicate is of the per-worker batch.
     """
     view, known = walk.view, walk.known
     if variable in known.shared or variable not in known.read - known.after_gradients or node in known.initial:

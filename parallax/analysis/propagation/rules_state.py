@@ -3,11 +3,9 @@
 Shared state (trained variables and their slots) takes only what is equal on all workers, or the local rows of a table
 it is spread with. An update of a table takes `touched` rows as they are; joined rows are pushed there, and its other
 variables become slots of the table. A whole value that is assigned to a table is cut. For any other variable joined
-rows are collected, an assigned value that is fed and not made of the old one becomes worker 0's, and rows of the batch
-scattered into a trained variable are gathered and written by all in the order of the workers. A moving average takes
-the workers' mean where batches may be uneven (moving.py). Any other writer makes an
-untrained variable each worker's own, and is refused for a trained one. An untrained variable that gradients depend on
-takes only what the global batch gives, or rows of each worker's own examples.
+rows are collected, and an assigned value that is fed and not made of the old one becomes worker 0's. Any other writer
+makes an untrained variable each worker's own, and is refused for a trained one. An untrained variable that gradients
+depend on takes only what the global batch gives, or rows of each worker's own examples.
 """
 
 from __future__ import annotations
