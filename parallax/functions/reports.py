@@ -4,7 +4,7 @@ Keras counts losses with `Mean` metrics, of the total loss and of each output's,
 or with none. Every scalar that a `Mean` is updated with is taken for a mean over the batch, as losses are, of trackers
 in a `train_step` or `test_step` of the user's own too. In the workers' graphs each then counts by the worker's share of
 all examples, and a weight is that of all workers together; what all have alike is counted by one of them
-(analysis/propagation/part_sums.py). So the workers' states, added up, are the one process's.
+(analysis/layouts/visit_step.py). So the workers' states, added up, are the one process's.
 
 Metrics that are updated with values of the examples (accuracy, mean absolute error) are as they were: each worker
 counts its own, and the states added up over the workers are those of one process.

@@ -40,6 +40,23 @@ SEGMENT_LOOKUPS = tuple(
 """Ops that gather rows by number and add them up by segment."""
 LOOKUPS = ("ResourceGather", "GatherV2", "Gather", "ResourceGatherNd", "GatherNd", *SEGMENT_LOOKUPS)
 """Ops that gather rows of their first input by the numbers in their second."""
+ELEMENTWISE = frozenset(
+    """
+    Abs Acos Acosh Add AddV2 Angle AsString Asin Asinh Atan Atan2 Atanh BesselI0e BesselI1e Bitcast BitwiseAnd
+    BitwiseOr BitwiseXor Bucketize Cast Ceil CheckNumerics ClipByValue Complex ComplexAbs Conj Cos Cosh Digamma Div
+    DivNoNan Elu EluGrad EnsureShape Equal Erf Erfc Erfinv Exp Expm1 Floor FloorDiv FloorMod Greater GreaterEqual
+    Identity Imag Inv InvGrad IsFinite IsInf IsNan LeakyRelu LeakyReluGrad LeftShift Less LessEqual Lgamma Log Log1p
+    LogicalAnd LogicalNot LogicalOr Maximum Minimum Mod Mul MulNoNan Ndtri Neg NextAfter NotEqual OnesLike Pow
+    PreventGradient Real RealDiv Reciprocal ReciprocalGrad Relu Relu6 Relu6Grad ReluGrad RightShift Rint Round Rsqrt
+    RsqrtGrad Select SelectV2 Selu SeluGrad Sigmoid SigmoidGrad Sign Sin Sinh Snapshot Softplus SoftplusGrad
+    Softsign SoftsignGrad Sqrt SqrtGrad Square SquaredDifference StaticRegexFullMatch StaticRegexReplace
+    StopGradient StringLength StringLower StringStrip StringToHashBucket StringToHashBucketFast
+    StringToHashBucketStrong StringToNumber StringUpper Sub Tan Tanh TanhGrad TruncateDiv TruncateMod Xdivy Xlog1py
+    Xlogy
+    """.split()
+)
+"""An element of the result is a function of the elements in its place, with broadcasting from the right, and of nothing
+else. `Select` with a condition of lower rank than its branches broadcasts from the left."""
 READS = frozenset(
     """
     ReadVariableOp ResourceGather ResourceGatherNd VarIsInitializedOp IsVariableInitialized VariableShape

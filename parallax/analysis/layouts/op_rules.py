@@ -21,22 +21,9 @@ from parallax.analysis.layouts import (
 from parallax.analysis.layouts.elementwise import elementwise
 from parallax.analysis.layouts.facts import Fact
 from parallax.analysis.layouts.step_walk import StepWalk
+from parallax.graph.ops import ELEMENTWISE
 
 Rule = Callable[[StepWalk, str], list[Fact] | None]
-
-_ELEMENTWISE = """
-    Abs Acos Acosh Add AddV2 Angle AsString Asin Asinh Atan Atan2 Atanh BesselI0e BesselI1e Bitcast BitwiseAnd
-    BitwiseOr BitwiseXor Bucketize Cast Ceil CheckNumerics ClipByValue Complex ComplexAbs Conj Cos Cosh Digamma Div
-    DivNoNan Elu EluGrad EnsureShape Equal Erf Erfc Erfinv Exp Expm1 Floor FloorDiv FloorMod Greater GreaterEqual
-    Identity Imag Inv InvGrad IsFinite IsInf IsNan LeakyRelu LeakyReluGrad LeftShift Less LessEqual Lgamma Log Log1p
-    LogicalAnd LogicalNot LogicalOr Maximum Minimum Mod Mul MulNoNan Ndtri Neg NextAfter NotEqual OnesLike Pow
-    PreventGradient Real RealDiv Reciprocal ReciprocalGrad Relu Relu6 Relu6Grad ReluGrad RightShift Rint Round Rsqrt
-    RsqrtGrad Select SelectV2 Selu SeluGrad Sigmoid SigmoidGrad Sign Sin Sinh Snapshot Softplus SoftplusGrad
-    Softsign SoftsignGrad Sqrt SqrtGrad Square SquaredDifference StaticRegexFullMatch StaticRegexReplace
-    StopGradient StringLength StringLower StringStrip StringToHashBucket StringToHashBucketFast
-    StringToHashBucketStrong StringToNumber StringUpper Sub Tan Tanh TanhGrad TruncateDiv TruncateMod Xdivy Xlog1py
-    Xlogy
-    """.split()
 
 _BY_EXAMPLE: dict[tuple[int, ...], list[str]] = {
     (0,): """
@@ -65,7 +52,7 @@ _DRAWS = """
 _SAMPLERS = ("LogUniformCandidateSampler", "UniformCandidateSampler", "FixedUnigramCandidateSampler")
 
 RULES: dict[str, Rule] = {
-    **dict.fromkeys(_ELEMENTWISE, elementwise),
+    **dict.fromkeys(sorted(ELEMENTWISE), elementwise),
     "BiasAdd": elementwise,
     "AddN": lists.add_all,
     "ZerosLike": lists.zeros_like,

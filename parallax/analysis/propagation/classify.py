@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from parallax.analysis.propagation.lazy_notes import lazy_notes
-from parallax.analysis.propagation.op_lists import ELEMENTWISE
 from parallax.analysis.propagation.propagate import propagate
 from parallax.analysis.propagation.walk import NoRule
 from parallax.analysis.reading.capture import Captured, CapturedVariable, variable_of_tensor
@@ -28,7 +27,7 @@ from parallax.analysis.reading.gradients import (
 from parallax.analysis.reading.row_reads import lookup_edges
 from parallax.errors import GraphError
 from parallax.graph.garbage import cycles_wait
-from parallax.graph.ops import state_op
+from parallax.graph.ops import ELEMENTWISE, state_op
 from parallax.graph.spec import OPEN_SHAPE, GradientSource, GraphSpec, Slot, VariableClass, VariableSpec, model_key
 from parallax.graph.view import EXAMPLES, GraphView, split_tensor
 from parallax.plans.rewrites import Rewrites, TrainingMode

@@ -10,9 +10,19 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
-from parallax.analysis.propagation.op_lists import ELEMENTWISE, KEEPS_IDS, ONE_TO_ONE
+from parallax.graph.ops import ELEMENTWISE
 from parallax.graph.view import GraphView, split_tensor
 
+_KEEPS_IDS = (
+    *("Identity", "Reshape", "Cast", "ExpandDims", "Squeeze", "StopGradient", "PreventGradient", "Snapshot"),
+    *("Switch", "RefSwitch"),
+)
+"""The result has the elements of the first input, all of them and in their order (row-major); a Cast of ids is taken to
+lose none, as an id that does not fit would be outside of its table; in a branch that is taken a Switch loses none."""
+
+_ONE_TO_ONE = ("Neg", "Add", "AddV2", "Sub", "BitwiseXor", "Invert")
+"""With one operand that is equal on all workers and a scalar, distinct integers give distinct results (they wrap around
+and do not saturate)."""
 _UNIQUE = ("Unique", "UniqueV2", "UniqueWithCounts", "UniqueWithCountsV2")
 
 
@@ -87,7 +97,7 @@ class DistinctIds:
         op, inputs = self._view.op(node), self._view.inputs(node)
         if op in _UNIQUE or merged_ids(self._view, tensor):
             return node if number == (1 if merged_ids(self._view, tensor) else 0) else ""
-        if op in ONE_TO_ONE or op == "Mul":
+        if op in _ONE_TO_ONE or op == "Mul":
             moving = [t for t in inputs if not self._is_equal(t)]
             fixed = [t for t in inputs if self._is_equal(t)]
             if len(moving) != 1 or not all(self._is_scalar(t) for t in fixed):
@@ -215,7 +225,7 @@ def root(view: GraphView, tensor: str) -> str:
     """The tensor behind ops that leave ids and their order alone."""
     while True:
         node, number = split_tensor(tensor)
-        if view.op(node) in KEEPS_IDS:
+        if view.op(node) in _KEEPS_IDS:
             tensor = view.inputs(node)[0]
         elif view.op(node) == "IdentityN":
             tensor = view.inputs(node)[number]

@@ -17,7 +17,6 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import tensorflow as tf
 
-from parallax.analysis.propagation.op_lists import ELEMENTWISE
 from parallax.analysis.propagation.states import (
     LOCAL,
     Extent,
@@ -30,6 +29,7 @@ from parallax.analysis.propagation.states import (
 )
 from parallax.analysis.propagation.walk import Walk
 from parallax.analysis.reading.capture import variable_of_tensor
+from parallax.graph.ops import ELEMENTWISE
 from parallax.graph.view import EXAMPLES, split_tensor
 from parallax.plans.step_bytes import BATCH, FIXED, GRADIENTS, LiveBytes
 

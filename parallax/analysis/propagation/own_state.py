@@ -79,9 +79,9 @@ def check_read_by_training(walk: Walk, node: str, slots: Iterable[int], variable
         return False
     raise GraphError(
         f"What gradients depend on must be what one process would have: {view.op(node)} {node!r} writes "
-        f"{known.captured.variables[variable].logical_name!r} {how} put together of all of them. Write a mean, maximum "
-        "or minimum over the batch (tf.reduce_mean along it), train the variable by a gradient, or compute the loss "
-        "without it. State that keeps rows of the examples needs batches of a fixed length."
+        f"{known.captured.variables[variable].logical_name!r} {how} put together of all of them. Leave the first "
+        "dimension of the batch open (None), so that it can be followed, train the variable by a gradient, or compute "
+        "the loss without it."
     )
 
 

@@ -1,9 +1,8 @@
 """Which rule an op has for tensors along rows: the table from op to rule.
 
 The rules stand in rules_rows.py, and those for lookups and merges in rules_exchange.py, for conditionals in
-rules_branches.py. An op that is not in the table, nor elementwise (op_lists.py), has none: what visit_node.py does then
-is told there. A rule that says False does not apply to these inputs. Which axis of a model's tensors is that of the
-batch has a table of its own, in batch_axis.py.
+rules_branches.py. An op that is not in the table, nor elementwise (graph/ops.py), has none: what visit_node.py does
+then is told there. A rule that says False does not apply to these inputs.
 """
 
 from __future__ import annotations
@@ -11,10 +10,9 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from parallax.analysis.propagation import rules_branches, rules_exchange, rules_rows
-from parallax.analysis.propagation.op_lists import ELEMENTWISE
 from parallax.analysis.propagation.states import Plain, State
 from parallax.analysis.propagation.walk import Walk
-from parallax.graph.ops import SEGMENT_LOOKUPS
+from parallax.graph.ops import ELEMENTWISE, SEGMENT_LOOKUPS
 from parallax.graph.view import NEXT_ITERATIONS
 
 Rule = Callable[[Walk, str, list[State]], bool]
@@ -23,6 +21,7 @@ Rule = Callable[[Walk, str, list[State]], bool]
 _PASS_ON = ("Identity", "RefIdentity", "Enter", "RefEnter", *NEXT_ITERATIONS, "Exit", "RefExit")
 
 RULES: dict[str, Rule] = {
+    **dict.fromkeys(("AddN", "Print"), rules_rows.elementwise),
     "ReadVariableOp": rules_rows.read_variable,
     "ResourceGather": rules_exchange.gather,
     "GatherV2": rules_exchange.gather,

@@ -78,8 +78,7 @@ def _check_condition(walk: Walk, node: str, variables: list[str]) -> None:
             raise GraphError(
                 f"A trained variable must be updated by all workers or by none: {op} {node!r} writes {variables[0]!r} "
                 f"if {branch.predicate!r}, which depends on each worker's own batch. Compute the condition from "
-                "gradients, variables or counters, which are equal on all workers, or of means, maxima or minima over "
-                "the batch, or feed it as a scalar."
+                "gradients, variables or counters, which are equal on all workers, or feed it as a scalar."
             )
     for variable in variables:
         table = walk.known.tables.get(walk.assumed.table_of.get(variable, ""))
@@ -151,7 +150,7 @@ def _hyperparameters(walk: Walk, node: str, state: StateOp, variables: list[str]
         raise GraphError(
             f"What sets how a shared variable is updated must be equal on all workers: {walk.view.op(node)} {node!r} "
             f"updates {variables[0]!r} with {tensor!r}, which depends on each worker's own batch. "
-            "Compute it from variables, constants, scalar placeholders, or means, maxima or minima over the batch."
+            "Compute it from variables, constants or scalar placeholders."
         )
 
 
