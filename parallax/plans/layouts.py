@@ -15,6 +15,8 @@ from parallax.graph.view import Edge
 
 UNEVEN = " (uneven)"
 """At the end of a symbol that is no factor of each worker's examples alike."""
+DISTINCT = " (distinct)"
+"""At the end of a symbol that stands, on each worker, for how many distinct ids it has."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,6 +119,35 @@ class ExampleNumbers:
 
 
 @dataclass(frozen=True, slots=True)
+class Distinct:
+    """Rows along the first axis of which a worker has one for each distinct id of its piece of a vector.
+
+    The one process has one for each distinct id of the whole vector: no reduction of the tensor gives that. Gradients
+    of such rows are added up by id where they are exchanged.
+
+    Attributes:
+        of: the node that made the ids distinct.
+        is_sum: whether rows are parts, of which those of equal ids are to be added up.
+    """
+
+    of: str
+    is_sum: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Positions:
+    """As sharded along the first axis; the numbers are positions among the distinct ids that a worker has.
+
+    Attributes:
+        of: the node that made the ids distinct.
+        part: how the axis is shared.
+    """
+
+    of: str
+    part: ShardedAxis
+
+
+@dataclass(frozen=True, slots=True)
 class Concatenated:
     """Tensors one behind the other along the first axis, each in a layout of its own.
 
@@ -137,7 +168,8 @@ class Concatenated:
         return total
 
 
-Layout = Replicated | Sharded | Partial | LengthValue | Pieces | Blank | RowEnds | ExampleNumbers | Concatenated
+_OfOneTensor = Replicated | Sharded | Partial | LengthValue | Pieces | Blank
+Layout = _OfOneTensor | RowEnds | ExampleNumbers | Distinct | Positions | Concatenated
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,6 +254,21 @@ class Reported:
 
 
 @dataclass(frozen=True, slots=True)
+class FilledRows:
+    """`node` gives a row for each example up to the last that has entries: rows of zeros follow for the others.
+
+    Attributes:
+        node: of the user's graph.
+        batch: of which the rows are the examples.
+        edges: take the rows.
+    """
+
+    node: str
+    batch: str
+    edges: tuple[Edge, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class LayoutRewrites:
     """What must be changed so that every tensor of a step has its layout.
 
@@ -229,6 +276,7 @@ class LayoutRewrites:
         changes: changes of layout.
         means: means over sharded axes.
         ranges: numbers along sharded axes.
+        filled: rows of bags, to be as many as a worker has examples.
         shapes: shapes of which one axis is the worker's.
         reported: partial sums that are reported as means over the workers.
         sharded: tensor -> its layout, of those whose shapes are asked for.
@@ -241,6 +289,7 @@ class LayoutRewrites:
     changes: tuple[Change, ...] = ()
     means: tuple[ScaledMean, ...] = ()
     ranges: tuple[OffsetRange, ...] = ()
+    filled: tuple[FilledRows, ...] = ()
     shapes: tuple[LocalShape, ...] = ()
     reported: tuple[Reported, ...] = ()
     sharded: Mapping[str, Sharded] = field(default_factory=dict, hash=False)

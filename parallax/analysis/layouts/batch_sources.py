@@ -83,12 +83,13 @@ class _BatchNames:
             ranges=tuple(
                 replace(one, part=replace(one.part, batch=self.at(one.node, one.part.batch))) for one in layouts.ranges
             ),
+            filled=tuple(replace(one, batch=self.at(one.node, one.batch)) for one in layouts.filled),
             shapes=tuple(replace(one, batch=self.at(one.edge.node, one.batch)) for one in layouts.shapes),
             reported=tuple(replace(one, batch=self.of_tensor(one.tensor, one.batch)) for one in layouts.reported),
             sharded={
                 tensor: self._of_sharded(_node(tensor), layout)
                 for tensor, layout in layouts.sharded.items()
-                if _is_measured(self._view, tensor)
+                if _is_measured(self._view, tensor) or not layout.part.is_even
             },
         )
 

@@ -10,11 +10,11 @@ from parallax.analysis.layouts.values import compute_value
 from parallax.graph.lengths import ONE, Length, broadcast
 from parallax.plans.layouts import Layout, RowEnds, Sharded, ShardedAxis
 
-_COPIES = ("Identity", "StopGradient", "PreventGradient", "Snapshot", "EnsureShape")
-_LINEAR = ("Neg", "Conj", "Real", "Imag")
-_ADDS = ("Add", "AddV2", "AddN", "Sub", "BiasAdd")
-_DIVIDES = ("RealDiv", "Div", "DivNoNan", "Xdivy")
-_MULTIPLIES = ("Mul", "MulNoNan")
+COPIES = ("Identity", "StopGradient", "PreventGradient", "Snapshot", "EnsureShape")
+LINEAR = ("Neg", "Conj", "Real", "Imag")
+ADDS = ("Add", "AddV2", "AddN", "Sub", "BiasAdd")
+DIVIDES = ("RealDiv", "Div", "DivNoNan", "Xdivy")
+MULTIPLIES = ("Mul", "MulNoNan")
 _CHOOSES = ("Select", "SelectV2")
 _FLOATS = (1, 2, 14, 19)  # types.proto: float32, float64, bfloat16, float16
 _OF_SHAPE_ALONE = ("ZerosLike", "OnesLike")
@@ -23,7 +23,7 @@ _OF_SHAPE_ALONE = ("ZerosLike", "OnesLike")
 def elementwise(step: StepWalk, node: str) -> list[Fact] | None:
     """The rule of them all; which of them are linear in what is listed above."""
     op, facts = step.view.op(node), step.inputs(node)
-    is_copy = op in _COPIES or (op == "Cast" and isinstance(facts[0].layout, RowEnds))
+    is_copy = op in COPIES or (op == "Cast" and isinstance(facts[0].layout, RowEnds))
     if is_copy and facts[0].layout not in (REPLICATED, LENGTHS):
         return step.all_outputs(node, facts[0].layout, facts[0].dims)
     if all(f.is_same or f.is_lengths for f in facts):
@@ -56,11 +56,11 @@ def _linear_layout(step: StepWalk, node: str, facts: list[Fact]) -> Layout | Non
     if any(is_partial(f) and not f.is_sum for f in facts) or any(f.axis is not None for f in facts):
         return None
     others = [slot for slot, is_sum in enumerate(sums) if not is_sum]
-    if op in _LINEAR or (op == "Cast" and _is_real(step, node)):
+    if op in LINEAR or (op == "Cast" and _is_real(step, node)):
         return facts[0].layout
-    if op in _ADDS:
+    if op in ADDS:
         return add_up(step, node, range(len(facts)))
-    if (op in _MULTIPLIES and sum(sums) == 1) or (op in _DIVIDES and sums == [True, False]):
+    if (op in MULTIPLIES and sum(sums) == 1) or (op in DIVIDES and sums == [True, False]):
         step.replicate(node, others)
         return facts[sums.index(True)].layout
     if op in _CHOOSES and not sums[0]:

@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 
 from parallax.analysis.layouts.facts import COUNTED, LENGTHS, REPLICATED, SUM, Fact
+from parallax.analysis.layouts.sparse_tensors import find_counted_lengths
 from parallax.analysis.layouts.step_walk import REMEDY, StepWalk, is_partial
 from parallax.analysis.layouts.training_graph import TrainingGraph, VisitedGraph, after_gradients, find_step
 from parallax.analysis.layouts.visit_step import FunctionWalks, visit_all
@@ -23,7 +24,17 @@ from parallax.graph.loop_frames import units_of
 from parallax.graph.ops import state_op
 from parallax.graph.spec import GradientSource
 from parallax.graph.view import Edge, GraphView, split_tensor
-from parallax.plans.layouts import Change, Concatenated, Layout, LayoutRewrites, Pieces, Reported, RowEnds, Sharded
+from parallax.plans.layouts import (
+    Change,
+    Concatenated,
+    Distinct,
+    Layout,
+    LayoutRewrites,
+    Pieces,
+    Reported,
+    RowEnds,
+    Sharded,
+)
 from parallax.plans.uneven_batches import PaddedRows
 
 _MOST_WALKS = 30
@@ -100,6 +111,7 @@ def find_layouts(graph: TrainingGraph) -> Layouts:
         needed = [
             t for (t, to), edges in step.changes.items() if edges and to == REPLICATED and is_partial(step.facts[t])
         ]
+        step.gathered |= find_counted_lengths(step)
         found = completed | {tensor: step.facts[tensor].layout for tensor in needed}
         if found == completed and step.gathered == gathered:
             if program.steps is not None:  # a worker's batch is what the script has made its constants for
@@ -222,9 +234,11 @@ def _finish_piece(step: StepWalk, pair: tuple[str, str], edges: tuple[list[Edge]
             for edge in (*edges[0], *edges[1]):
                 step.take(edge.node, edge.slot, REPLICATED)
         return
+    if isinstance(numbers.layout, Distinct) and rows.layout == Distinct(numbers.layout.of, is_sum=True):
+        return  # added up by id where they are exchanged
     if numbers.axis == 0 and numbers.part is not None:
         wanted: Sharded | None = Sharded(0, numbers.part)
-    elif numbers.is_same or numbers.is_lengths or is_partial(numbers):
+    elif numbers.is_same or numbers.is_lengths or is_partial(numbers) or isinstance(numbers.layout, Distinct):
         for edge in edges[1]:
             step.take(edge.node, edge.slot, REPLICATED)
         wanted = None
@@ -264,6 +278,7 @@ def _layouts(program: VisitedGraph, step: StepWalk) -> Layouts:
         changes=tuple(changes),
         means=tuple(replace(one, edges=tuple(program.takers(f"{one.node}:0"))) for one in step.means),
         ranges=tuple(replace(one, edges=tuple(program.takers(f"{one.node}:0"))) for one in step.ranges),
+        filled=tuple(replace(one, edges=tuple(program.takers(f"{one.node}:0"))) for one in step.filled),
         shapes=tuple(step.shapes),
         reported=tuple(sums),
         sharded={t: f.layout for t, f in step.facts.items() if isinstance(f.layout, Sharded)},

@@ -6,7 +6,7 @@ from parallax.analysis.layouts.along import lookup, plain, scatter_rows
 from parallax.analysis.layouts.elementwise import align
 from parallax.analysis.layouts.facts import REPLICATED, Fact
 from parallax.analysis.layouts.step_walk import StepWalk
-from parallax.graph.lengths import Length
+from parallax.graph.lengths import ONE, Length
 from parallax.graph.view import split_tensor
 from parallax.plans.layouts import UNEVEN, ExampleNumbers, OffsetRange, Sharded, ShardedAxis
 
@@ -22,7 +22,8 @@ _MOVES = (
     "Transpose",
 )
 """Ops that leave each entry with its example, if their results are sharded as what they move."""
-_HITS = "ComputeAccidentalHits"
+_GIVE_PLACES = ("Where", "SparseFillEmptyRows")
+_COUNT = ("ComputeAccidentalHits", *_GIVE_PLACES)
 
 
 def look_up_nested(step: StepWalk, node: str) -> list[Fact] | None:
@@ -34,11 +35,11 @@ def look_up_nested(step: StepWalk, node: str) -> list[Fact] | None:
         return None
     if params.is_same:
         return step.all_outputs(node, Sharded(indices.axis or 0, indices.part))
-    is_own = params.axis == 0 and params.part == indices.part == ShardedAxis(indices.part.batch)
-    counter = _find_first_counter(step, node, 1, indices.part)
-    if not is_own or counter is None:
+    is_own = params.axis == 0 and params.part == ShardedAxis(indices.part.batch)
+    counter = find_first_counter(step, node, 1, params.part) if is_own and params.part is not None else None
+    if params.part is None or counter is None:
         return None
-    step.take(node, 1, ExampleNumbers(indices.part, counter))
+    step.take(node, 1, ExampleNumbers(params.part, counter))
     return step.all_outputs(node, Sharded(0, indices.part))
 
 
@@ -48,7 +49,7 @@ def scatter_nested(step: StepWalk, node: str) -> list[Fact] | None:
     dims, part = shape.values(), places.part
     is_own = part and dims and dims[0] == part.length and rows.part == part == ShardedAxis(part.batch)
     is_own = is_own and rows.axis == 0
-    counter = _find_first_counter(step, node, 0, part) if part is not None else None
+    counter = find_first_counter(step, node, 0, part) if part is not None else None
     if part is None or dims is None or not is_own or counter is None:
         return scatter_rows(step, node)
     step.take(node, 0, ExampleNumbers(part, counter))
@@ -86,7 +87,7 @@ def fill_places(step: StepWalk, node: str) -> list[Fact] | None:
     example = step.part_of(dims[0]) if dims else None
     if part is None or example is None or dims is None or values.part != part:
         return plain(step, node)
-    counter = _find_first_counter(step, node, 0, example)
+    counter = find_first_counter(step, node, 0, example)
     if not default.is_same or counter is None:
         return None
     step.take(node, 0, ExampleNumbers(example, counter))
@@ -116,7 +117,7 @@ def stitch(step: StepWalk, node: str) -> list[Fact] | None:
     if view.op(dealt) != "DynamicPartition" or makers != [(dealt, n) for n in range(len(view.outputs(dealt)))]:
         return plain(step, node)
     numbers = step.facts[view.inputs(dealt)[0]]
-    counter = None if numbers.part is None else _find_counter(step, view.inputs(dealt)[0], numbers.part)
+    counter = None if numbers.part is None else find_counter(step, view.inputs(dealt)[0], numbers.part)
     if numbers.part is None or counter is None or numbers.rank != 1:
         return plain(step, node)
     for places, rows in zip(facts[:count], facts[count:], strict=True):
@@ -133,7 +134,7 @@ def look_up(step: StepWalk, node: str) -> list[Fact] | None:
     params, indices = step.inputs(node)[:2]
     counter = None
     if params.axis == 0 and params.part is not None and indices.axis == 0 and indices.rank == 1:
-        counter = _find_counter(step, step.view.inputs(node)[1], params.part)
+        counter = find_counter(step, step.view.inputs(node)[1], params.part)
     axis = step.inputs(node)[2].numbers() if step.view.op(node) == "GatherV2" else [0]
     if params.part is None or indices.part is None or counter is None or axis != [0]:
         return lookup(step, node)
@@ -142,7 +143,7 @@ def look_up(step: StepWalk, node: str) -> list[Fact] | None:
     return step.all_outputs(node, Sharded(0, indices.part), dims)
 
 
-def _find_first_counter(step: StepWalk, node: str, slot: int, part: ShardedAxis) -> str | None:
+def find_first_counter(step: StepWalk, node: str, slot: int, part: ShardedAxis) -> str | None:
     """What has counted the first of an input's numbers, along its last axis, if these are the entries' of an axis."""
     view, tensor = step.view, step.view.inputs(node)[slot]
     fact = step.facts[tensor]
@@ -150,7 +151,7 @@ def _find_first_counter(step: StepWalk, node: str, slot: int, part: ShardedAxis)
         return None
     joined = split_tensor(view.source(tensor))[0]
     is_joined = view.op(joined) in ("ConcatV2", "Pack") and _is_along_last(step, joined, fact.rank)
-    return _find_counter(step, view.inputs(joined)[0] if is_joined else tensor, part)
+    return find_counter(step, view.inputs(joined)[0] if is_joined else tensor, part, not is_joined)
 
 
 def _is_along_last(step: StepWalk, node: str, rank: int) -> bool:
@@ -161,23 +162,56 @@ def _is_along_last(step: StepWalk, node: str, rank: int) -> bool:
     return axis is not None and axis[0] in (-1, rank - 1)
 
 
-def _find_counter(step: StepWalk, tensor: str, part: ShardedAxis) -> str | None:
-    """What has counted the entries of a tensor, if each is the number along an axis of a part of what it is of."""
+def find_counter(step: StepWalk, tensor: str, part: ShardedAxis, is_first: bool = False) -> str | None:
+    """What has counted the entries of a tensor, if each is the number along an axis of a part of what it is of.
+
+    Args:
+        step: the walk.
+        tensor: numbers.
+        part: how the axis is shared.
+        is_first: whether of places, along the last axis, the first alone is the number.
+    """
     view = step.view
     while True:
-        node, fact = split_tensor(tensor)[0], step.facts[tensor]
-        if view.op(node) in ("Range", _HITS):
-            is_counted = any((one.node, one.part) == (node, part) for one in step.ranges)
-            return node if is_counted and split_tensor(tensor)[1] == 0 else None
+        (node, output), fact = split_tensor(tensor), step.facts[tensor]
+        op, inputs = view.op(node), view.inputs(node)
+        if op in ("Range", *_COUNT):
+            is_counted = output == 0 and any((one.node, one.part) == (node, part) for one in step.ranges)
+            is_number = is_first or op not in _GIVE_PLACES or (fact.dims or (ONE,))[-1] == ONE
+            return node if is_counted and is_number else None
         if fact.part is None:
             return None
-        inputs = view.inputs(node)
-        if view.op(node) in _MOVES or (view.op(node) == "Pack" and len(inputs) == 1):
+        is_of_places = is_first and op in ("Reshape", "Transpose", "Tile", "BroadcastTo", "ExpandDims", "Squeeze")
+        if is_of_places and (fact.dims or ())[-1:] != (step.facts[inputs[0]].dims or (ONE,))[-1:]:
+            return None
+        if op == "StridedSlice" and _takes_first_column(step, node):
+            tensor, is_first = inputs[0], True
+        elif op in _MOVES or (op == "Pack" and len(inputs) == 1):
             tensor = inputs[0]
-        elif view.op(node) == "Mul" and any(_is_of_ones(step, one) for one in inputs):
+        elif op == "SparseReshape" and output == 0:
+            tensor = inputs[0]
+        elif op in ("GatherV2", "Gather") and step.facts[inputs[0]].axis == 0:
+            tensor = inputs[0]  # its rows are such of numbers
+        elif op == "Mul" and any(_is_of_ones(step, one) for one in inputs):
             tensor = next((one for one in inputs if not _is_of_ones(step, one)), inputs[0])
         else:
             return None
+
+
+def _takes_first_column(step: StepWalk, node: str) -> bool:
+    """Whether a StridedSlice takes the first column of a matrix, as a vector or a matrix."""
+    view, attributes = step.view, step.view.nodes[node].attr
+    if step.facts[view.inputs(node)[0]].rank != 2:
+        return False
+    begin, end, strides = (view.constant(tensor) for tensor in view.inputs(node)[1:4])
+    masks = [attributes[f"{name}_mask"].i for name in ("begin", "end", "ellipsis", "new_axis")]
+    if begin is None or end is None or strides is None or len(begin) != 2 or masks[2:] != [0, 0]:
+        return False
+    is_all = bool(masks[0] & 1) and bool(masks[1] & 1)
+    is_all = is_all or (int(begin[0]) == 0 and bool(masks[1] & 1))
+    is_first = (int(begin[1]) == 0 or bool(masks[0] & 2)) and int(end[1]) == 1 and not masks[1] & 2
+    is_shrunk = attributes["shrink_axis_mask"].i in (0, 2)
+    return is_all and is_first and is_shrunk and [int(one) for one in strides] == [1, 1]
 
 
 def _is_of_ones(step: StepWalk, tensor: str) -> bool:

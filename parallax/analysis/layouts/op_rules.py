@@ -16,12 +16,13 @@ from parallax.analysis.layouts import (
     numbered,
     ragged,
     reductions,
+    sparse_tensors,
     stacks,
 )
 from parallax.analysis.layouts.elementwise import elementwise
 from parallax.analysis.layouts.facts import Fact
 from parallax.analysis.layouts.step_walk import StepWalk
-from parallax.graph.ops import ELEMENTWISE
+from parallax.graph.ops import ELEMENTWISE, SEGMENT_LOOKUPS
 
 Rule = Callable[[StepWalk, str], list[Fact] | None]
 
@@ -49,6 +50,7 @@ _DRAWS = """
     StatelessRandomUniformFullIntV2
     """.split()
 
+_BAG_GRADIENTS = tuple(f"SparseSegment{how}Grad{form}" for how in ("Sum", "Mean", "SqrtN") for form in ("", "V2"))
 _SAMPLERS = ("LogUniformCandidateSampler", "UniformCandidateSampler", "FixedUnigramCandidateSampler")
 
 RULES: dict[str, Rule] = {
@@ -140,6 +142,12 @@ RULES: dict[str, Rule] = {
     "SparseToDense": numbered.fill_places,
     "DynamicPartition": numbered.partition,
     **dict.fromkeys(("DynamicStitch", "ParallelDynamicStitch"), numbered.stitch),
+    "Where": sparse_tensors.find_places,
+    "SparseReshape": sparse_tensors.reshape_places,
+    "SparseFillEmptyRows": sparse_tensors.fill_empty_rows,
+    **dict.fromkeys(("SegmentSum", *SEGMENT_LOOKUPS), sparse_tensors.add_up_bags),
+    **dict.fromkeys(_BAG_GRADIENTS, sparse_tensors.bag_gradient),
+    **dict.fromkeys(("Unique", "UniqueV2"), sparse_tensors.take_distinct),
     **dict.fromkeys(("Switch", "RefSwitch"), loops.choose_branch),
     **dict.fromkeys(("Merge", "RefMerge"), loops.join_branches),
     **dict.fromkeys(("NextIteration", "RefNextIteration"), frame_walk.pass_on),
@@ -171,3 +179,16 @@ _OF_CONCATENATED: dict[str, Rule] = {
 TAKE_CONCATENATED = frozenset(_OF_CONCATENATED)
 """Ops whose rules take tensors as they are concatenated; all others take them replicated."""
 RULES |= {op: concatenated.either(rule, RULES[op]) for op, rule in _OF_CONCATENATED.items()}
+
+_OF_DISTINCT: dict[str, Rule] = {
+    **dict.fromkeys(sorted(ELEMENTWISE | {"AddN", "ZerosLike"}), sparse_tensors.combine),
+    **dict.fromkeys(("ResourceGather", "Gather", "GatherV2"), sparse_tensors.look_up),
+    **dict.fromkeys(("SegmentSum", *SEGMENT_LOOKUPS), sparse_tensors.add_up_bags),
+    **dict.fromkeys(_BAG_GRADIENTS, sparse_tensors.bag_gradient),
+    "UnsortedSegmentSum": sparse_tensors.add_up_positions,
+    "Reshape": sparse_tensors.reshape,
+    **dict.fromkeys(("Shape", "Size"), sparse_tensors.measure),
+}
+TAKE_DISTINCT = frozenset(_OF_DISTINCT)
+"""Ops whose rules take rows of distinct ids as they are; all others have the ids of all workers made distinct."""
+RULES |= {op: sparse_tensors.either(rule, RULES[op]) for op, rule in _OF_DISTINCT.items()}

@@ -11,11 +11,15 @@ from parallax.errors import GraphError
 from parallax.graph.lengths import Length
 from parallax.graph.view import Edge, GraphView, split_tensor
 from parallax.plans.layouts import (
+    DISTINCT,
     Concatenated,
+    Distinct,
+    FilledRows,
     Layout,
     LocalShape,
     OffsetRange,
     Partial,
+    Positions,
     RowEnds,
     ScaledMean,
     Sharded,
@@ -76,6 +80,7 @@ class StepWalk:
         taken: edge -> the layout in which it takes its tensor, where that is changed for it.
         means: means over sharded axes.
         ranges: counted entries of sharded axes.
+        filled: rows of bags, to be as many as a worker has examples.
         shapes: shapes of which one axis is the worker's.
         alike: random ops that draw the same on all workers.
         of_worker_0: tensors of which all workers take worker 0's.
@@ -106,6 +111,7 @@ class StepWalk:
     taken: dict[Edge, Layout] = field(default_factory=dict)
     means: list[ScaledMean] = field(default_factory=list)
     ranges: list[OffsetRange] = field(default_factory=list)
+    filled: list[FilledRows] = field(default_factory=list)
     shapes: list[LocalShape] = field(default_factory=list)
     alike: list[str] = field(default_factory=list)
     of_worker_0: list[str] = field(default_factory=list)
@@ -120,7 +126,7 @@ class StepWalk:
         """What is known of a node's inputs."""
         found = [self.facts[tensor] for tensor in self.view.inputs(node)]
         for slot, fact in enumerate(found):
-            if isinstance(fact.layout, RowEnds | Concatenated):
+            if isinstance(fact.layout, RowEnds | Concatenated | Distinct | Positions):
                 found[slot] = replace(fact, layout=self.taken.get(Edge(node, slot), fact.layout))
         return found
 
@@ -141,6 +147,10 @@ class StepWalk:
             edges[:] = [one for one in edges if one != edge]
         if fact.layout == layout:
             return fact
+        if isinstance(fact.layout, Distinct | Positions):
+            self.gathered.add(fact.layout.of)
+            self.taken[edge] = layout
+            return Fact(layout, fact.dims)
         if self.is_list(tensor) or (isinstance(fact.layout, Concatenated) and layout == REPLICATED):
             if fact.layout != BLANK:
                 self.gathered.add(split_tensor(tensor)[0])
@@ -161,7 +171,7 @@ class StepWalk:
         for slot in range(len(self.view.inputs(node))) if slots is None else slots:
             self.take(node, slot, REPLICATED)
 
-    def replicate_layouts(self, node: str, layouts: type[RowEnds] | type[Concatenated]) -> None:
+    def replicate_layouts(self, node: str, *layouts: type[Layout]) -> None:
         """Has all inputs of such layouts come replicated."""
         for slot, fact in enumerate(self.inputs(node)):
             if isinstance(fact.layout, layouts):
@@ -251,7 +261,7 @@ class StepWalk:
     def needs_changes(self) -> bool:
         """Whether the graph must be changed so that its tensors have their layouts."""
         return any(self.changes.values()) or bool(
-            self.means or self.ranges or self.shapes or self.alike or self.gathered or self.padded
+            self.means or self.ranges or self.shapes or self.alike or self.gathered or self.padded or self.filled
         )
 
     def is_list(self, tensor: str) -> bool:
@@ -282,6 +292,8 @@ class StepWalk:
     def part_of(self, length: Length | None) -> ShardedAxis | None:
         """How an axis of a length is shared, where the length is a multiple of a batch's."""
         if length is None or not length.terms:
+            return None
+        if any(symbol.endswith(DISTINCT) for symbols, _ in length.terms for symbol in symbols):
             return None
         batches = [[s for s in symbols if s in self.batches.values()] for symbols, _ in length.terms]
         if len(batches[0]) != 1 or any(one != batches[0] for one in batches):

@@ -11,7 +11,7 @@ from parallax.analysis.layouts.completions import find_completions, find_incompl
 from parallax.analysis.layouts.facts import COUNTED, REPLICATED, Fact
 from parallax.analysis.layouts.frame_walk import visit_frame
 from parallax.analysis.layouts.loops import are_zeros
-from parallax.analysis.layouts.op_rules import RULES, TAKE_CONCATENATED
+from parallax.analysis.layouts.op_rules import RULES, TAKE_CONCATENATED, TAKE_DISTINCT
 from parallax.analysis.layouts.ragged import TAKE_ENDS
 from parallax.analysis.layouts.step_walk import REMEDY, Followed, StepWalk, is_partial
 from parallax.analysis.layouts.training_graph import NO_ARRAYS, VisitedGraph
@@ -26,7 +26,7 @@ from parallax.graph.loop_frames import Unit, units_of
 from parallax.graph.ops import state_op
 from parallax.graph.own_batch import is_of_own_batch
 from parallax.graph.view import split_tensor
-from parallax.plans.layouts import Concatenated, Pieces, RowEnds, Sharded, ShardedAxis
+from parallax.plans.layouts import Concatenated, Distinct, Pieces, Positions, RowEnds, Sharded, ShardedAxis
 
 _TEXT = 7  # types.proto
 
@@ -86,6 +86,8 @@ def _facts_of(program: VisitedGraph, step: StepWalk, node: str) -> list[Fact]:
         step.replicate_layouts(node, RowEnds)
     if op not in TAKE_CONCATENATED:
         step.replicate_layouts(node, Concatenated)
+    if op not in TAKE_DISTINCT:
+        step.replicate_layouts(node, Distinct, Positions)
     is_opaque = op not in RULES and (program.differs_in(node) or program.is_opaque(node))
     is_whole = is_opaque or node in step.gathered or program.writes(node, step.part_variables)
     found = None if is_whole else RULES.get(op, plain)(step, node)

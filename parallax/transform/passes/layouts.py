@@ -13,6 +13,7 @@ from parallax.plans.layouts import (
     Change,
     Concatenated,
     ExampleNumbers,
+    FilledRows,
     Layout,
     LayoutRewrites,
     LengthValue,
@@ -50,6 +51,8 @@ def _change_layouts(editor: Editor, layouts: LayoutRewrites) -> None:
             tensor = f"{mean.node}:0"
             weighed = editor.shares[mean.batch].weigh(editor.tensor(tensor))
             editor.redirect(mean.edges, weighed)
+        for filled in layouts.filled:
+            build.fill_rows(filled)
         for counted_up in layouts.ranges:
             build.offset(counted_up)
         for change in layouts.changes:
@@ -111,11 +114,7 @@ class _Build:
         if before == after:
             return tensor
         if isinstance(after, ExampleNumbers):
-            first = self._firsts[after.of]
-            if tensor.shape.rank == 1:
-                return tensor - tf.cast(first, tensor.dtype)
-            first, others = first[None], tf.shape(tensor, out_type=tf.int64)[-1:] - 1
-            return tensor - tf.cast(tf.concat([first, tf.zeros(others, tf.int64)], 0), tensor.dtype)
+            return _add_to_first(tensor, -self._firsts[after.of])
         if not isinstance(before, Replicated):
             tensor = self._replicate(tensor, before)
         if isinstance(after, Sharded):
@@ -186,7 +185,9 @@ class _Build:
         """Where this worker's entries begin along an axis of which it has any number, and how many they are."""
         if part not in self._dealt:
             worker, share = self._editor.worker, self._editor.shares[part.batch]
-            found = ((tensor, one.axis) for tensor, one in self._layouts.sharded.items() if one.part == part)
+            found = (
+                (tensor, one.axis) for tensor, one in self._layouts.sharded.items() if one.part.factor == part.factor
+            )
             tensor, axis = next(found)
             own = tf.shape(self._editor.tensor(tensor), out_type=tf.int64)[axis]
             mine = share.counted(own) * tf.one_hot(worker.rank, worker.size, dtype=tf.int64)
@@ -216,14 +217,26 @@ class _Build:
         """Has a range begin where this worker's piece does."""
         editor, tensor = self._editor, f"{one.node}:0"
         counted = editor.tensor(tensor)
+        if not one.part.is_even:
+            first = self._firsts[one.node] = self._find_dealt(one.part)[0]
+            editor.redirect(one.edges, _add_to_first(counted, first))
+            return
         factor: int | Tensor | None = one.part.factor.number
         if factor is None:
             local = editor.shares[one.part.batch].local
             entries = editor.tensor(one.along) if one.along else counted
             factor = tf.shape(entries, out_type=tf.int64)[0] // tf.maximum(local, 1)
         first = self._firsts[one.node] = self._offset(one.part.batch) * factor
-        moved = counted + tf.cast(first, counted.dtype)
-        editor.redirect(one.edges, moved)
+        editor.redirect(one.edges, _add_to_first(counted, tf.convert_to_tensor(first)))
+
+    def fill_rows(self, one: FilledRows) -> None:
+        """Has rows be as many as this worker has examples: the last of them may have had no entries."""
+        rows = self._editor.tensor(f"{one.node}:0")
+        missing = self._editor.shares[one.batch].local - tf.shape(rows, out_type=tf.int64)[0]
+        others = tf.zeros([tf.rank(rows) - 1, 2], tf.int64)
+        filled = tf.pad(rows, tf.concat([[[0, missing]], others], 0))
+        filled.set_shape([None, *rows.shape[1:]])
+        self._editor.redirect(one.edges, filled)
 
     def local_shape(self, one: LocalShape) -> None:
         """Has an edge take a shape whose one axis is this worker's, and all others the one process's."""
@@ -306,6 +319,14 @@ class _Build:
 
 def _with_axis_first(tensor: Tensor, axis: int) -> Tensor:
     return _transpose(tensor, axis, [axis, *range(axis)])
+
+
+def _add_to_first(numbers: Tensor, first: Tensor) -> Tensor:
+    """Numbers `[n]`, or places `[..., k]` of which the first along the last axis is a number, from another one on."""
+    if numbers.shape.rank != 1:
+        others = tf.shape(numbers, out_type=tf.int64)[-1:] - 1
+        first = tf.concat([tf.cast(first, tf.int64)[None], tf.zeros(others, tf.int64)], 0)
+    return numbers + tf.cast(first, numbers.dtype)
 
 
 def _with_axis_back(tensor: Tensor, axis: int) -> Tensor:

@@ -1,0 +1,291 @@
+"""Rules of sparse tensors: places of a batch's entries, bags of rows, and what each worker has once of equal ids.
+
+The places that Where gives begin with the number of the example, so that rows added up by these numbers are the
+examples' (`find_counter` of numbered.py). tf.unique over ids of a batch gives each worker its own distinct ones, of
+which the one process has each once, too: rows of them are looked up by their positions, and their gradients are parts
+of a sum, which the exchange of rows completes by value. Any other op has tf.unique take the ids of all workers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from parallax.analysis.layouts.along import plain
+from parallax.analysis.layouts.elementwise import ADDS, COPIES, DIVIDES, LINEAR, MULTIPLIES
+from parallax.analysis.layouts.facts import COUNTED, LENGTHS, REPLICATED, Dims, Fact
+from parallax.analysis.layouts.numbered import find_counter, find_first_counter
+from parallax.analysis.layouts.step_walk import StepWalk
+from parallax.graph.lengths import ONE, Length
+from parallax.graph.view import split_tensor
+from parallax.plans.layouts import (
+    DISTINCT,
+    UNEVEN,
+    Distinct,
+    ExampleNumbers,
+    FilledRows,
+    OffsetRange,
+    Positions,
+    Sharded,
+    ShardedAxis,
+)
+
+Rule = Callable[[StepWalk, str], list[Fact] | None]
+
+
+def find_places(step: StepWalk, node: str) -> list[Fact] | None:
+    """Where: a row for each entry that is true, which begins with the number of the example."""
+    fact = step.inputs(node)[0]
+    if fact.axis != 0 or fact.part is None or fact.part.blocks > 1 or fact.rank is None:
+        return plain(step, node)
+    step.ranges.append(OffsetRange(node, fact.part))
+    found = ShardedAxis(fact.part.batch, Length.of(f"{step.prefix}{node}[0]{UNEVEN}"))
+    return step.all_outputs(node, Sharded(0, found), (found.length, Length.of(fact.rank)))
+
+
+def reshape_places(step: StepWalk, node: str) -> list[Fact] | None:
+    """SparseReshape to the same shape, as lookups of bags begin with."""
+    places, before, after = step.inputs(node)
+    if places.part is None:
+        return plain(step, node)
+    if before.values() is None or None in (before.values() or ()) or before.values() != after.values():
+        return None
+    step.keep_local(node)
+    first, second = step.view.outputs(node)
+    return [step.fact(first, places.layout, places.dims), step.fact(second, LENGTHS, None, before.value)]
+
+
+def fill_empty_rows(step: StepWalk, node: str) -> list[Fact] | None:
+    """SparseFillEmptyRows: an entry for each example that has none."""
+    places, values, shape, default = step.inputs(node)
+    dims, part = shape.values(), places.part
+    example = step.part_of(dims[0]) if dims else None
+    if part is None or example is None or dims is None or values.part != part or not default.is_same:
+        return plain(step, node)
+    counter = find_first_counter(step, node, 0, example)
+    if counter is None:
+        return None
+    step.take(node, 0, ExampleNumbers(example, counter))
+    step.localize(node, 2, 0, dims)
+    step.ranges.append(OffsetRange(node, example))
+    found = ShardedAxis(part.batch, Length.of(f"{step.prefix}{node}[0]{UNEVEN}"))
+    of_places, of_values, are_empty, back = step.view.outputs(node)
+    return [
+        step.fact(of_places, Sharded(0, found), None if places.dims is None else (found.length, *places.dims[1:])),
+        step.fact(of_values, Sharded(0, found)),
+        step.fact(are_empty, Sharded(0, example)),
+        step.fact(back, Positions(node, part), (part.length,)),
+    ]
+
+
+def add_up_bags(step: StepWalk, node: str) -> list[Fact] | None:
+    """SegmentSum, SparseSegmentSum and its like: for each example a function of the rows that bear its number."""
+    data, *others = step.inputs(node)
+    if step.view.op(node).startswith("Sparse"):
+        positions = others[0]
+        is_own = data.is_same and positions.part is not None
+        is_own = is_own or _are_positions_of(positions, data)
+    else:
+        positions, is_own = data, data.axis == 0 and data.part is not None
+    if not is_own:
+        return plain(step, node) if data.part is None and not isinstance(data.layout, Distinct) else None
+    example = _take_numbers(step, node, len(others), _part_of(positions))
+    if example is None:
+        return None
+    step.filled.append(FilledRows(node, example.batch))
+    row = (step.fact(f"{node}:0", REPLICATED).dims or (ONE,))[1:]
+    return step.all_outputs(node, Sharded(0, example), (example.length, *row))
+
+
+def bag_gradient(step: StepWalk, node: str) -> list[Fact] | None:
+    """SparseSegmentSumGrad and its like: what each row that was looked up has of the examples' gradients."""
+    gradient, positions, numbers, count = step.inputs(node)
+    if gradient.axis != 0 or gradient.part is None:
+        return plain(step, node)
+    of = positions.layout.of if isinstance(positions.layout, Positions) else None
+    example = _take_numbers(step, node, 2, _part_of(positions)) if of or positions.part is not None else None
+    if example is None or gradient.part != example:
+        return None
+    row = (gradient.dims or (ONE,))[1:]
+    if step.view.op(node).endswith("V2"):
+        if of is not None:
+            return None
+        step.replicate(node, [3])
+        length = _length(step, node, example.batch)
+        values, ids = step.view.outputs(node)
+        return [
+            step.fact(values, Distinct(node, is_sum=True), (length, *row)),
+            step.fact(ids, Distinct(node), (length,)),
+        ]
+    if of is None:
+        step.replicate(node, [3])
+        return step.all_outputs(node, COUNTED)
+    length = _length(step, of, example.batch)
+    if count.value != length:
+        return None
+    step.keep_local(node, [3])
+    return step.all_outputs(node, Distinct(of, is_sum=True), (length, *row))
+
+
+def take_distinct(step: StepWalk, node: str) -> list[Fact] | None:
+    """Unique: of the ids of a batch each worker has its own distinct ones, and the positions of all ids in them."""
+    ids = step.inputs(node)[0]
+    outputs = step.view.outputs(node)
+    is_vector = ids.rank == 1 and ids.axis == 0 and ids.part is not None and ids.part.blocks == 1
+    if not is_vector or ids.part is None or step.prefix or len(outputs) > 2:
+        return plain(step, node)
+    return [
+        step.fact(outputs[0], Distinct(node), (_length(step, node, ids.part.batch),)),
+        step.fact(outputs[1], Positions(node, ids.part), (ids.part.length,)),
+    ]
+
+
+def look_up(step: StepWalk, node: str) -> list[Fact] | None:
+    """Gather: rows of distinct ids, in what all workers have; and what each id has of those, by its position."""
+    params, ids, *others = step.inputs(node)
+    if others and others[0].numbers() != [0]:
+        return None
+    row = (step.fact(f"{node}:0", REPLICATED).dims or (ONE,))[1:]
+    if isinstance(ids.layout, Positions) and _are_positions_of(ids, params) and ids.rank == 1:
+        return step.all_outputs(node, Sharded(0, ids.layout.part), (ids.layout.part.length, *row))
+    if not isinstance(ids.layout, Distinct) or ids.layout.is_sum or ids.rank != 1 or ids.dims is None:
+        return None
+    step.replicate(node, [0])
+    return step.all_outputs(node, ids.layout, (ids.dims[0], *row))
+
+
+def add_up_positions(step: StepWalk, node: str) -> list[Fact] | None:
+    """UnsortedSegmentSum by positions: the gradients of rows that were looked up several times, added up."""
+    data, positions, count = step.inputs(node)
+    layout = positions.layout
+    if not isinstance(layout, Positions) or data.axis != 0 or data.part != layout.part or positions.rank != 1:
+        return None
+    length = _length(step, layout.of, layout.part.batch)
+    if count.value != length:
+        return None
+    step.keep_local(node, [2])
+    return step.all_outputs(node, Distinct(layout.of, is_sum=True), (length, *(data.dims or (ONE,))[1:]))
+
+
+def combine(step: StepWalk, node: str) -> list[Fact] | None:
+    """Ops entry by entry, of rows of the same distinct ids and of what is broadcast over them."""
+    facts, op = step.inputs(node), step.view.op(node)
+    if op in COPIES or op == "Cast":
+        return step.all_outputs(node, facts[0].layout, facts[0].dims)
+    layouts = {f.layout.of: f for f in facts if isinstance(f.layout, Distinct)}
+    rank = max((f.rank or 0 for f in layouts.values()), default=0)
+    if len(layouts) != 1 or any(isinstance(f.layout, Positions) for f in facts):
+        return None
+    ((of, first),) = layouts.items()
+    if any(not isinstance(f.layout, Distinct) and not _is_broadcast(f, rank) for f in facts):
+        return None
+    sums = [isinstance(f.layout, Distinct) and f.layout.is_sum for f in facts]
+    is_linear = (
+        op in LINEAR
+        or (op in ADDS and all(sums))
+        or (op in MULTIPLIES and sum(sums) == 1)
+        or (op in DIVIDES and sums == [True, False])
+    )
+    if any(sums) and not is_linear:
+        return None
+    found = next(f.dims for f in layouts.values() if f.rank == rank) if first.dims is not None else None
+    return step.all_outputs(node, Distinct(of, is_sum=any(sums)), found)
+
+
+def measure(step: StepWalk, node: str) -> list[Fact] | None:
+    """Shape and Size: of rows of distinct ids a worker's own."""
+    (fact,) = step.inputs(node)
+    if fact.dims is None or step.view.op(node) not in ("Shape", "Size"):
+        return None
+    step.keep_local(node)
+    if step.view.op(node) == "Shape":
+        return step.all_outputs(node, LENGTHS, None, fact.dims)
+    return step.all_outputs(node, LENGTHS, (), fact.dims[0]) if fact.rank == 1 else None
+
+
+def reshape(step: StepWalk, node: str) -> list[Fact] | None:
+    """Reshape of what lies within a row."""
+    fact, shape = step.inputs(node)
+    asked = shape.values()
+    if fact.dims is None or not asked or asked[0] not in (fact.dims[0], Length.of(-1)):
+        return None
+    rest = asked[1:]
+    if any(length is None or length == Length.of(-1) for length in rest) or _product(rest) != _product(fact.dims[1:]):
+        return None
+    step.keep_local(node, [1])
+    return step.all_outputs(node, fact.layout, (fact.dims[0], *(length for length in rest if length is not None)))
+
+
+def either(of_distinct: Rule, of_others: Rule) -> Rule:
+    """The rule of an op that takes rows of distinct ids, or positions in them, as they are."""
+
+    def rule(step: StepWalk, node: str) -> list[Fact] | None:
+        is_distinct = any(isinstance(fact.layout, Distinct | Positions) for fact in step.inputs(node))
+        return (of_distinct if is_distinct else of_others)(step, node)
+
+    return rule
+
+
+def _product(lengths: Dims | list[Length | None]) -> Length:
+    total = ONE
+    for length in lengths:
+        total = total * (length or ONE)
+    return total
+
+
+def _length(step: StepWalk, of: str, batch: str) -> Length:
+    """How many distinct ids a worker has: a number of its own."""
+    return Length.of(batch) * Length.of(f"{of}{DISTINCT}")
+
+
+def _part_of(positions: Fact) -> ShardedAxis | None:
+    return positions.layout.part if isinstance(positions.layout, Positions) else positions.part
+
+
+def _are_positions_of(positions: Fact, rows: Fact) -> bool:
+    """Whether numbers are positions in what rows are of."""
+    if not isinstance(positions.layout, Positions) or not isinstance(rows.layout, Distinct):
+        return False
+    return positions.layout.of == rows.layout.of and not rows.layout.is_sum
+
+
+def _take_numbers(step: StepWalk, node: str, slot: int, along: ShardedAxis | None) -> ShardedAxis | None:
+    """Has an input of numbers of examples come as a worker's own; gives the axis of which they are numbers."""
+    numbers = step.inputs(node)[slot]
+    if numbers.part is None or numbers.part != along or numbers.rank != 1:
+        return None
+    tensor = step.view.inputs(node)[slot]
+    for example in {one.part for one in step.ranges}:
+        counter = find_counter(step, tensor, example)
+        if counter is not None and example == ShardedAxis(example.batch):
+            step.take(node, slot, ExampleNumbers(example, counter))
+            return example
+    return None
+
+
+def _is_broadcast(fact: Fact, rank: int) -> bool:
+    """Whether a tensor is the same for all rows of one with so many axes."""
+    if not fact.is_same or fact.rank is None or fact.dims is None:
+        return False
+    return fact.rank < rank or (fact.rank == rank and fact.dims[0] == ONE)
+
+
+def find_counted_lengths(step: StepWalk) -> set[str]:
+    """What made ids distinct, and should not: their number on all workers is asked for."""
+    taken = [
+        tensor
+        for (tensor, layout), edges in step.changes.items()
+        if edges and layout == REPLICATED and step.facts[tensor].is_lengths
+    ]
+    taken += [step.view.inputs(one.edge.node)[one.edge.slot] for one in step.shapes]
+    found, seen = set[str](), set[str]()
+    while taken:
+        tensor = taken.pop()
+        if tensor in seen or tensor not in step.facts:
+            continue
+        seen.add(tensor)
+        layout = step.facts[tensor].layout
+        if isinstance(layout, Distinct | Positions):
+            found.add(layout.of)
+        elif layout == LENGTHS:
+            taken += step.view.inputs(split_tensor(tensor)[0])
+    return found
