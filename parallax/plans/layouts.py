@@ -201,11 +201,13 @@ class ScaledMean:
         node: of the user's graph.
         batch: whose share.
         edges: take the partial sum.
+        dealt: how the axis is shared, where examples have unequally many entries: these are counted then.
     """
 
     node: str
     batch: str
     edges: tuple[Edge, ...] = ()
+    dealt: ShardedAxis | None = None
 
 
 @dataclass(frozen=True, slots=True)

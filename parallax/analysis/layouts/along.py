@@ -292,7 +292,7 @@ def _can_be_local(step: StepWalk, one: Fact, other: Fact) -> bool:
     for a, b in zip(reversed(left), reversed(right), strict=False):
         if a is None or b is None:
             return False
-        is_one_batch = step.batch_of(a) == step.batch_of(b) is not None and one.layout == other.layout
+        is_one_batch = (a == b or step.batch_of(a) == step.batch_of(b) is not None) and one.layout == other.layout
         if (step.has_batch(a) or step.has_batch(b)) and ONE not in (a, b) and not is_one_batch:
             return False
     return True

@@ -15,6 +15,10 @@ LINEAR = ("Neg", "Conj", "Real", "Imag")
 ADDS = ("Add", "AddV2", "AddN", "Sub", "BiasAdd")
 DIVIDES = ("RealDiv", "Div", "DivNoNan", "Xdivy")
 MULTIPLIES = ("Mul", "MulNoNan")
+_OF_OUTPUTS = ("TanhGrad", "SigmoidGrad", "SqrtGrad", "RsqrtGrad", "InvGrad", "ReciprocalGrad")
+_OF_GRADIENTS = ("ReluGrad", "Relu6Grad", "LeakyReluGrad", "EluGrad", "SeluGrad", "SoftplusGrad", "SoftsignGrad")
+LINEAR_IN = {**dict.fromkeys(_OF_OUTPUTS, 1), **dict.fromkeys(_OF_GRADIENTS, 0)}
+"""Op -> the one input in which it is linear: the gradient that arrives."""
 _CHOOSES = ("Select", "SelectV2")
 _FLOATS = (1, 2, 14, 19)  # types.proto: float32, float64, bfloat16, float16
 _OF_SHAPE_ALONE = ("ZerosLike", "OnesLike")
@@ -63,6 +67,9 @@ def _linear_layout(step: StepWalk, node: str, facts: list[Fact]) -> Layout | Non
     if (op in MULTIPLIES and sum(sums) == 1) or (op in DIVIDES and sums == [True, False]):
         step.replicate(node, others)
         return facts[sums.index(True)].layout
+    if op in LINEAR_IN and sums[LINEAR_IN[op]] and sum(sums) == 1:
+        step.replicate(node, others)
+        return facts[LINEAR_IN[op]].layout
     if op in _CHOOSES and not sums[0]:
         step.take(node, 0, REPLICATED)
         return add_up(step, node, (1, 2))

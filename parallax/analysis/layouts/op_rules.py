@@ -186,6 +186,7 @@ _OF_DISTINCT: dict[str, Rule] = {
     **dict.fromkeys(("SegmentSum", *SEGMENT_LOOKUPS), sparse_tensors.add_up_bags),
     **dict.fromkeys(_BAG_GRADIENTS, sparse_tensors.bag_gradient),
     "UnsortedSegmentSum": sparse_tensors.add_up_positions,
+    **dict.fromkeys(("Sum", "Mean", "Max", "Min", "Prod"), sparse_tensors.reduce_rows),
     "Reshape": sparse_tensors.reshape,
     **dict.fromkeys(("Shape", "Size"), sparse_tensors.measure),
 }

@@ -22,27 +22,27 @@ def reduce_axes(step: StepWalk, node: str) -> list[Fact] | None:
         layout = REPLICATED if fact.is_same and axes.is_same else LENGTHS
         picked = axes.numbers()
         value = compute_value(step.view, node, (fact, axes))
-        return step.all_outputs(node, layout, _without(step, node, fact, picked), value)
+        return step.all_outputs(node, layout, without_axes(step, node, fact, picked), value)
     step.take(node, 1, REPLICATED)
     picked = axes.numbers()
     if fact.is_sum and op in ("Sum", "Mean"):
-        return step.all_outputs(node, fact.layout, _without(step, node, fact, picked))
+        return step.all_outputs(node, fact.layout, without_axes(step, node, fact, picked))
     if is_partial(fact):
         fact = step.take(node, 0, REPLICATED)
-        return step.all_outputs(node, REPLICATED, _without(step, node, fact, picked))
+        return step.all_outputs(node, REPLICATED, without_axes(step, node, fact, picked))
     if fact.part is None or fact.axis is None or fact.rank is None:
         return None
     if picked is None:
         return _sum_broadcast(step, node, fact, fact.axis, fact.part) if op == "Sum" else None
     over = {axis % fact.rank for axis in picked} if fact.rank else set[int]()
-    dims = _without(step, node, fact, picked)
+    dims = without_axes(step, node, fact, picked)
     if fact.axis not in over:
         axis = fact.axis if step.view.flag(node, "keep_dims") else fact.axis - sum(a < fact.axis for a in over)
         return step.all_outputs(node, Sharded(axis, fact.part), dims)
-    if op not in _KINDS or (op == "Mean" and not fact.part.is_even):
+    if op not in _KINDS:
         return None
     if op == "Mean":
-        step.means.append(ScaledMean(node, fact.part.batch))
+        step.means.append(ScaledMean(node, fact.part.batch, dealt=None if fact.part.is_even else fact.part))
         return step.all_outputs(node, COUNTED, dims)
     return step.all_outputs(node, Partial(_KINDS[op]), dims)
 
@@ -71,7 +71,7 @@ def _sum_broadcast(step: StepWalk, node: str, fact: Fact, axis: int, part: Shard
     return step.all_outputs(node, Sharded(axis, part), tuple(dims))
 
 
-def _without(step: StepWalk, node: str, fact: Fact, axes: list[int] | None) -> Dims | None:
+def without_axes(step: StepWalk, node: str, fact: Fact, axes: list[int] | None) -> Dims | None:
     """The lengths that are left."""
     if fact.dims is None or axes is None:
         return None

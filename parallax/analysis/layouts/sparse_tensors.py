@@ -11,9 +11,10 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from parallax.analysis.layouts.along import plain
-from parallax.analysis.layouts.elementwise import ADDS, COPIES, DIVIDES, LINEAR, MULTIPLIES
-from parallax.analysis.layouts.facts import COUNTED, LENGTHS, REPLICATED, Dims, Fact
+from parallax.analysis.layouts.elementwise import ADDS, COPIES, DIVIDES, LINEAR, LINEAR_IN, MULTIPLIES
+from parallax.analysis.layouts.facts import COUNTED, LENGTHS, REPLICATED, SUM, Dims, Fact
 from parallax.analysis.layouts.numbered import find_counter, find_first_counter
+from parallax.analysis.layouts.reductions import without_axes
 from parallax.analysis.layouts.step_walk import StepWalk
 from parallax.graph.lengths import ONE, Length
 from parallax.graph.view import split_tensor
@@ -184,11 +185,27 @@ def combine(step: StepWalk, node: str) -> list[Fact] | None:
         or (op in ADDS and all(sums))
         or (op in MULTIPLIES and sum(sums) == 1)
         or (op in DIVIDES and sums == [True, False])
+        or (op in LINEAR_IN and sum(sums) == 1 and sums[LINEAR_IN[op]])
     )
     if any(sums) and not is_linear:
         return None
     found = next(f.dims for f in layouts.values() if f.rank == rank) if first.dims is not None else None
     return step.all_outputs(node, Distinct(of, is_sum=any(sums)), found)
+
+
+def reduce_rows(step: StepWalk, node: str) -> list[Fact] | None:
+    """Reductions within rows; a sum of all rows that are parts is a part of the sum."""
+    fact, axes = step.inputs(node)
+    picked = axes.numbers()
+    if not isinstance(fact.layout, Distinct) or picked is None or not fact.rank:
+        return None
+    over, op = {axis % fact.rank for axis in picked}, step.view.op(node)
+    if fact.layout.is_sum and not (op == "Sum" or (op == "Mean" and 0 not in over)):
+        return None
+    found = without_axes(step, node, fact, picked)
+    if 0 not in over:
+        return step.all_outputs(node, fact.layout, found)
+    return step.all_outputs(node, SUM, found) if fact.layout.is_sum else None
 
 
 def measure(step: StepWalk, node: str) -> list[Fact] | None:

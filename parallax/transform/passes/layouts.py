@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import NamedTuple
 
 import tensorflow as tf
 
 from parallax.errors import TransformError
+from parallax.graph.lengths import Length
 from parallax.graph.view import Edge, split_tensor
 from parallax.plans.layouts import (
     Change,
@@ -22,6 +24,7 @@ from parallax.plans.layouts import (
     Partial,
     Replicated,
     RowEnds,
+    ScaledMean,
     Sharded,
     ShardedAxis,
 )
@@ -48,9 +51,7 @@ def _change_layouts(editor: Editor, layouts: LayoutRewrites) -> None:
             editor.redirect(editor.view.consumers(tensor), given)
             editor.whole[tensor] = str(given.name)
         for mean in layouts.means:
-            tensor = f"{mean.node}:0"
-            weighed = editor.shares[mean.batch].weigh(editor.tensor(tensor))
-            editor.redirect(mean.edges, weighed)
+            build.weigh(mean)
         for filled in layouts.filled:
             build.fill_rows(filled)
         for counted_up in layouts.ranges:
@@ -65,6 +66,22 @@ def _change_layouts(editor: Editor, layouts: LayoutRewrites) -> None:
             value = value * tf.constant(editor.worker.size, value.dtype)
             editor.redirect(editor.view.consumers(one.tensor), value)
             editor.whole[one.tensor] = str(value.name)
+
+
+class _Dealt(NamedTuple):
+    """Of an axis of which workers have any number of entries: scalars of type int64.
+
+    Attributes:
+        first: where this worker's begin.
+        own: how many it computes on, a stand-in's too.
+        counted: how many it has.
+        total: how many all workers have.
+    """
+
+    first: Tensor
+    own: Tensor
+    counted: Tensor
+    total: Tensor
 
 
 class _Build:
@@ -82,7 +99,7 @@ class _Build:
         self._global: dict[str, Tensor] = {}
         self._offsets: dict[str, Tensor] = {}
         self._firsts: dict[str, Tensor] = {}
-        self._dealt: dict[ShardedAxis, tuple[Tensor, Tensor]] = {}
+        self._dealt: dict[Length, _Dealt] = {}
 
     def change(self, change: Change) -> None:
         """Has the edges of a change take the tensor in its new layout."""
@@ -158,7 +175,8 @@ class _Build:
         """This worker's piece; an axis of length 1 is broadcast, and stays."""
         axis, part = layout.axis, layout.part
         if not part.is_even:
-            return _slice_axis(tensor, axis, *self._find_dealt(part))
+            dealt = self._find_dealt(part)
+            return _slice_axis(tensor, axis, dealt.first, dealt.own)
         share = self._editor.shares[part.batch]
         length = tf.shape(tensor, out_type=tf.int64)[axis]
         factor = length // tf.maximum(share.rows * part.blocks, 1)
@@ -181,9 +199,9 @@ class _Build:
             cut.set_shape(static)
         return cut
 
-    def _find_dealt(self, part: ShardedAxis) -> tuple[Tensor, Tensor]:
-        """Where this worker's entries begin along an axis of which it has any number, and how many they are."""
-        if part not in self._dealt:
+    def _find_dealt(self, part: ShardedAxis) -> _Dealt:
+        """What this worker has of an axis of which it has any number of entries."""
+        if part.factor not in self._dealt:
             worker, share = self._editor.worker, self._editor.shares[part.batch]
             found = (
                 (tensor, one.axis) for tensor, one in self._layouts.sharded.items() if one.part.factor == part.factor
@@ -192,9 +210,10 @@ class _Build:
             own = tf.shape(self._editor.tensor(tensor), out_type=tf.int64)[axis]
             mine = share.counted(own) * tf.one_hot(worker.rank, worker.size, dtype=tf.int64)
             every = self._editor.together.all_reduce(mine) if worker.size > 1 else mine
-            first = tf.minimum(tf.reduce_sum(every[: worker.rank]), tf.reduce_sum(every) - own)
-            self._dealt[part] = (first, own)
-        return self._dealt[part]
+            total = tf.reduce_sum(every)
+            first = tf.minimum(tf.reduce_sum(every[: worker.rank]), total - own)
+            self._dealt[part.factor] = _Dealt(first, own, share.counted(own), total)
+        return self._dealt[part.factor]
 
     def _keep_on_worker_0(self, tensor: Tensor) -> Tensor:
         """The tensor on worker 0 and zeros elsewhere; the open end keeps TensorFlow from folding the zeros."""
@@ -213,12 +232,22 @@ class _Build:
             self._offsets[share.source] = tf.reduce_sum(rows[: worker.rank])
         return self._offsets[share.source]
 
+    def weigh(self, mean: ScaledMean) -> None:
+        """Has a mean count by what this worker has of all that is averaged."""
+        value = self._editor.tensor(f"{mean.node}:0")
+        if mean.dealt is None:
+            self._editor.redirect(mean.edges, self._editor.shares[mean.batch].weigh(value))
+            return
+        dealt = self._find_dealt(mean.dealt)
+        share = tf.math.divide_no_nan(tf.cast(dealt.counted, value.dtype), tf.cast(dealt.total, value.dtype))
+        self._editor.redirect(mean.edges, tf.math.multiply_no_nan(value, share))
+
     def offset(self, one: OffsetRange) -> None:
         """Has a range begin where this worker's piece does."""
         editor, tensor = self._editor, f"{one.node}:0"
         counted = editor.tensor(tensor)
         if not one.part.is_even:
-            first = self._firsts[one.node] = self._find_dealt(one.part)[0]
+            first = self._firsts[one.node] = self._find_dealt(one.part).first
             editor.redirect(one.edges, _add_to_first(counted, first))
             return
         factor: int | Tensor | None = one.part.factor.number

@@ -13,7 +13,7 @@ from parallax.analysis.reading.functions import functions_of
 from parallax.errors import GraphError
 from parallax.graph.batches import mark_batch
 from parallax.graph.lengths import Length
-from parallax.plans.layouts import LengthValue, Partial, Replicated, Sharded, ShardedAxis
+from parallax.plans.layouts import UNEVEN, LengthValue, Partial, Replicated, Sharded, ShardedAxis
 
 v1 = tf.compat.v1
 BATCH = "x:0"
@@ -101,7 +101,7 @@ def repeated(step, start):
         (lambda x, w: tf.cast(tf.shape(x)[0], tf.float32) * tf.reduce_sum(x), SUM),
         (lambda x, w: tf.random.uniform(tf.shape(x)), rows()),
         (lambda x, w: tf.eye(tf.shape(x)[0]), SAME),
-        (lambda x, w: tf.where(x[:, 0] > 0), SAME),
+        (lambda x, w: tf.where(x[:, 0] > 0), Sharded(0, ShardedAxis(BATCH, Length.of(f"Where[0]{UNEVEN}")))),
         (lambda x, w: tf.linalg.svd(x, compute_uv=False), SAME),
         (lambda x, w: tf.roll(x, 1, 1), rows()),
         (lambda x, w: tf.reverse_sequence(x, tf.argmax(x, 1), 1), rows()),
@@ -194,7 +194,8 @@ def test_loops_of_both_styles_have_the_layouts_that_follow_from_their_inputs(pro
         (lambda x, w: repeated(tf.cumsum, x), "while"),
         (lambda x, w: tf.reshape(x, [4, -1]), "Reshape"),
         (lambda x, w: x[1:], "StridedSlice"),
-        (lambda x, w: tf.unique(tf.argmax(x, 1))[0], "Unique"),
+        (lambda x, w: tf.unique_with_counts(tf.argmax(x, 1))[0], "UniqueWithCounts"),
+        (lambda x, w: tf.sort(tf.unique(tf.argmax(x, 1))[0]), "Unique"),
     ],
 )
 def test_an_op_that_mixes_examples_is_named(program, op):

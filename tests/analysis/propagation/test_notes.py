@@ -75,7 +75,7 @@ REFUSED = {
 
 @pytest.mark.parametrize("write", REFUSED)
 def test_what_training_reads_and_each_worker_writes_from_its_batch_is_refused(write):
-    with pytest.raises(GraphError, match="writes 'centers' (with|if) .*each worker computes of its own.*dimension of the batch open"):
+    with pytest.raises(GraphError, match="writes 'centers' (with|if) .*each worker computes.*the batch open"):
         notes(centers(REFUSED[write]))
 
 

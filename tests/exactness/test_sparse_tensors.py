@@ -1,0 +1,108 @@
+"""Bags of ids as sparse tensors, and ids that are made distinct, are one process's; each worker keeps its own."""
+
+from __future__ import annotations
+
+import pytest
+
+from ops.exactness.runs import Built
+from ops.exactness.trial import try_program
+from parallax.analysis.stages import analyse
+from tests.exactness.test_lookups_by_layouts import program_of
+
+BAGS = """
+filled = tf.where(weights > 0.4, words, -tf.ones_like(words))
+places = tf.where(filled >= 0)
+shape = tf.shape(words, out_type=tf.int64)
+bags = tf.SparseTensor(places, tf.gather_nd(filled, places), shape)
+shares = tf.SparseTensor(places, tf.gather_nd(weights, places) + 0.1, shape)
+""".strip()
+EACH_HAS_ONE = "words = tf.concat([words, words[:, :1]], 1); weights = tf.concat([weights, weights[:, :1] + 1.0], 1)"
+OF_BAGS = "loss = tf.reduce_mean(tf.square(tf.tanh(found) - weights[:, :1]))"
+DISTINCT = """
+ids, at = tf.unique(tf.reshape(words, [-1]))
+rows = tf.gather(emb, ids)
+""".strip()
+OF_ROWS = "loss = tf.reduce_mean(tf.square(tf.gather(tf.tanh(rows * 2.0), at)) * tf.reshape(weights, [-1, 1]))"
+
+KEPT = {
+    **{
+        f"bags, {combiner}": (
+            EACH_HAS_ONE,
+            BAGS,
+            f'found = v1.nn.embedding_lookup_sparse(emb, bags, None, combiner="{combiner}")',
+            OF_BAGS,
+        )
+        for combiner in ("sum", "mean", "sqrtn")
+    },
+    "bags with weights": (
+        EACH_HAS_ONE,
+        BAGS,
+        'found = v1.nn.embedding_lookup_sparse(emb, bags, shares, combiner="sum")',
+        OF_BAGS,
+    ),
+    "bags that may be empty": (BAGS, "found = v1.nn.safe_embedding_lookup_sparse(emb, bags)", OF_BAGS),
+    "bags of sums by segment": (
+        EACH_HAS_ONE,
+        BAGS,
+        "found = tf.math.segment_sum(tf.gather(emb, bags.values), bags.indices[:, 0])",
+        OF_BAGS,
+    ),
+    "bags without merging": (
+        EACH_HAS_ONE,
+        BAGS,
+        "found = tf.sparse.segment_mean(tf.tanh(emb), bags.values, bags.indices[:, 0])",
+        OF_BAGS,
+    ),
+    "a feature column": (
+        'column = tf.feature_column.categorical_column_with_identity("words", 13)',
+        "found = v1.feature_column.input_layer("
+        '{"words": tf.where(weights > 0.4, words, -tf.ones_like(words))}, [tf.feature_column.embedding_column('
+        "column, 4, initializer=lambda *_, **__: tf.reshape(tf.range(52.0) / 30.0 - 0.7, [13, 4]))])",
+        "found = tf.cast(found, F)",
+        OF_BAGS,
+    ),
+    "distinct ids": (DISTINCT, OF_ROWS),
+    "rows of distinct ids that are added up": (
+        DISTINCT,
+        "found = tf.reduce_sum(tf.reshape(tf.gather(rows, at), [-1, tf.shape(words)[1], 4]), 1)",
+        OF_BAGS,
+    ),
+}
+MASKED = "chosen = tf.boolean_mask(tf.reduce_sum(h, [1, 2]), weights[:, 0] > 0.4)"
+KEPT |= {
+    "a mean of what a mask chooses": (MASKED, "loss = tf.reduce_mean(tf.square(chosen - 0.3))"),
+    "a sum of what a mask chooses by their number": (
+        MASKED,
+        "loss = tf.reduce_sum(tf.square(chosen)) / tf.cast(tf.shape(chosen)[0], F)",
+    ),
+    "a mean that some worker has nothing of": (
+        "chosen = tf.boolean_mask(h, tf.reduce_sum(words, 1) > 20)",
+        "loss = tf.reduce_mean(tf.square(chosen)) + tf.reduce_mean(h)",
+    ),
+}
+GATHERED = {
+    "how many distinct ids there are": (DISTINCT, OF_ROWS, "loss += 0.01 * tf.cast(tf.size(ids), F)"),
+    "a mean over distinct ids": (DISTINCT, OF_ROWS, "loss += tf.reduce_mean(rows)"),
+    "distinct ids in order": (DISTINCT, OF_ROWS, "loss += 0.01 * tf.reduce_sum(tf.gather(emb, tf.sort(ids)[:2]))"),
+    "positions as numbers": (DISTINCT, OF_ROWS, "loss += 0.01 * tf.reduce_mean(tf.cast(at, F) * emb[0, 0])"),
+    "zeros for distinct ids": (DISTINCT, OF_ROWS, "loss += tf.reduce_mean(tf.zeros([tf.size(ids), 2], F) + emb[0, 0])"),
+    "counts of distinct ids": (
+        "ids, at, counts = tf.unique_with_counts(words[:, 0])",
+        "loss = tf.reduce_mean(tf.gather(emb, ids) * tf.cast(counts, F)[:, None])",
+    ),
+    "places of entries": (BAGS, "loss = tf.reduce_mean(h * h) + 0.01 * emb[0, 0] * tf.cast(tf.reduce_sum(places), F)"),
+}
+
+
+@pytest.mark.parametrize("case", KEPT)
+def test_bags_and_distinct_ids_stay_with_their_worker(case: str) -> None:
+    source = program_of(*KEPT[case]).source()
+    analysed = analyse(Built.of(source).graph)
+    assert analysed.captured.by_layouts and not any("all-gathered" in note for note in analysed.spec.notes)
+    assert try_program(source, ["alltoall"], layouts=True)["alltoall"].kind == "equal"
+
+
+@pytest.mark.parametrize("case", GATHERED)
+def test_what_depends_on_all_distinct_ids_has_those_of_the_global_batch(case: str) -> None:
+    source = program_of(*GATHERED[case]).source()
+    assert try_program(source, ["alltoall"], layouts=True)["alltoall"].kind == "equal"
