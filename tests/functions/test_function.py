@@ -87,9 +87,9 @@ def test_a_loss_with_an_entry_for_each_example_counts_as_the_sum_that_autodiff_t
         given = tape.gradient(loss, [kernel]) if by_tape else tf.gradients(loss, [kernel])
         optimizer.apply(given, [kernel])
 
-    analysed = analyse(DistributedStep(step, None, parallax.Config(), None, True).graph_of(IDS, TARGETS), layouts=False)
-    (summed,) = rewrites_of(analysed, plan_for(analysed, one_host(2), parallax.Config())).summed
-    assert summed.node.endswith("summed_loss")
+    analysed = analyse(DistributedStep(step, None, parallax.Config(), None, True).graph_of(IDS, TARGETS))
+    (reduced,) = rewrites_of(analysed, plan_for(analysed, one_host(2), parallax.Config())).all_reduces
+    assert reduced.kind == "gradient"  # a sum over the workers, and not their mean
 
 
 @pytest.mark.parametrize(("workers", "touched"), [(2, 12), (3, 9)])

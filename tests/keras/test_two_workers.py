@@ -606,6 +606,6 @@ def test_a_loss_may_be_another_one_by_what_the_whole_batch_is_like(case):
     assert case == "a branch" or plan_of_fit(compiled(Chooses(CHOICES[case])), X, Y).notes == ()
 
 
-def test_the_plan_says_where_workers_update_a_metric_by_themselves():
-    notes = plan_of_fit(compiled(Branches(in_a_loop)), X, Y).notes
-    assert any("adds to 'steps/total'" in note and "one process would add it once" in note for note in notes)
+def test_a_metric_that_a_loop_updates_is_refused_with_a_remedy():
+    with pytest.raises(GraphError, match="While 'train/.*' updates one in a function. Update it after the loop"):
+        plan_of_fit(compiled(Branches(in_a_loop)), X, Y)

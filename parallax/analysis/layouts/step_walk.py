@@ -27,7 +27,7 @@ from parallax.plans.layouts import (
 )
 
 _Key = tuple[str, Layout]
-_STRING, _VARIANT = 7, 21  # types.proto
+_VARIANT = 21  # types.proto
 REMEDY = "Compute it outside of the step, and give the step what it gives."
 
 
@@ -156,8 +156,6 @@ class StepWalk:
                 self.gathered.add(split_tensor(tensor)[0])
             self.taken[edge] = layout
             return Fact(layout, fact.dims)
-        if isinstance(fact.layout, Sharded) and layout == REPLICATED and self.view.dtype(tensor) == _STRING:
-            raise GraphError(f"{self.view.op(node)} {node!r} needs the texts {tensor!r} of all workers. {REMEDY}")
         self.changes.setdefault((tensor, layout), []).append(edge)
         self.taken[edge] = layout
         if isinstance(layout, Sharded) and fact.dims is not None:

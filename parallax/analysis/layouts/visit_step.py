@@ -149,8 +149,13 @@ def _check_whole(program: VisitedGraph, step: StepWalk, node: str) -> None:
     """Has a node give all workers the same of whole inputs, or refuses it; has those that draw draw alike."""
     view, op = program.view, program.view.op(node)
     called = program.functions.of_node(view.nodes[node])
-    if program.functions.written_slots(view.nodes[node]):
-        raise GraphError(f"Layouts have no rule for variables that functions write: {op} {node!r}. {REMEDY}")
+    inputs = view.inputs(node)
+    written = (inputs[slot] for slot in program.functions.written_slots(view.nodes[node]))
+    if any(variable_of_tensor(view, program.variables, tensor) in step.part_variables for tensor in written):
+        raise GraphError(
+            f"A metric must be updated where each worker can add its part: {op} {node!r} updates one in a function. "
+            "Update it after the loop, times 0 or 1 where a condition decides."
+        )
     if called or program.draws(op):
         step.alike += [node] if program.differs_in(node) else []
     elif op not in RULES and program.differs(op):

@@ -164,12 +164,26 @@ class _Build:
             first = tf.reshape(first, tf.stack([tf.shape(first)[0], tf.reduce_prod(others)]))
         pieces = tf.split(first, blocks) if blocks > 1 else [first]
         pieces = [self._editor.shares[layout.part.batch].counted_rows(piece) for piece in pieces]
-        wire = tf.uint8 if tensor.dtype == tf.bool else tensor.dtype
-        gathered = [tf.cast(self._editor.together.all_gather(tf.cast(piece, wire)), tensor.dtype) for piece in pieces]
+        gathered = [self._gather_rows(piece) for piece in pieces]
         whole = tf.concat(gathered, 0) if blocks > 1 else gathered[0]
         if tensor.shape.rank is None:
             whole = tf.reshape(whole, tf.concat([tf.shape(whole)[:1], others], 0))
         return _with_axis_back(whole, axis)
+
+    def _gather_rows(self, rows: Tensor) -> Tensor:
+        """The rows `[n, ...]` of all workers; texts travel as their bytes."""
+        together = self._editor.together
+        if rows.dtype != tf.string:
+            wire = tf.uint8 if rows.dtype == tf.bool else rows.dtype
+            return tf.cast(together.all_gather(tf.cast(rows, wire)), rows.dtype)
+        texts = tf.reshape(rows, [-1])
+        sizes = together.all_gather(tf.strings.length(texts))
+        found = together.all_gather(tf.io.decode_raw(tf.strings.reduce_join(texts), tf.uint8))
+        bytes_of = tf.constant([bytes([number]) for number in range(256)])
+        joined = tf.strings.unsorted_segment_join(
+            tf.gather(bytes_of, tf.cast(found, tf.int32)), tf.repeat(tf.range(tf.size(sizes)), sizes), tf.size(sizes)
+        )
+        return tf.reshape(joined, tf.concat([[-1], tf.shape(rows)[1:]], 0))
 
     def _cut(self, tensor: Tensor, layout: Sharded) -> Tensor:
         """This worker's piece; an axis of length 1 is broadcast, and stays."""
