@@ -86,6 +86,23 @@ GATHERED = {
     "distinct ids in order": (DISTINCT, OF_ROWS, "loss += 0.01 * tf.reduce_sum(tf.gather(emb, tf.sort(ids)[:2]))"),
     "positions as numbers": (DISTINCT, OF_ROWS, "loss += 0.01 * tf.reduce_mean(tf.cast(at, F) * emb[0, 0])"),
     "zeros for distinct ids": (DISTINCT, OF_ROWS, "loss += tf.reduce_mean(tf.zeros([tf.size(ids), 2], F) + emb[0, 0])"),
+    "a loop over distinct ids": (
+        DISTINCT,
+        OF_ROWS,
+        "steps = tf.while_loop(lambda i, r: i < 2, lambda i, r: (i + 1, r + tf.tanh(rows)), [0, tf.zeros_like(rows)])",
+        "loss += tf.reduce_mean(tf.gather(steps[1], at))",
+    ),
+    "a mask in a loop": (
+        MASKED,
+        "total = tf.while_loop(lambda i, s: i < 2, lambda i, s: (i + 1, s + tf.reduce_mean(tf.boolean_mask(h, "
+        "weights[:, 0] * tf.cast(i + 1, F) > 0.4))), [0, tf.zeros([], F)])[1]",
+        "loss = tf.reduce_mean(h * h) + 0.1 * total",
+    ),
+    "a branch of distinct ids": (
+        DISTINCT,
+        OF_ROWS,
+        "loss += tf.reduce_mean(tf.cond(tf.size(words) > 3, lambda: rows * 2.0, lambda: rows))",
+    ),
     "counts of distinct ids": (
         "ids, at, counts = tf.unique_with_counts(words[:, 0])",
         "loss = tf.reduce_mean(tf.gather(emb, ids) * tf.cast(counts, F)[:, None])",

@@ -20,7 +20,7 @@ from parallax.graph.lengths import Length
 from parallax.graph.loop_frames import LoopFrame, Unit
 from parallax.graph.tensor_stores import store_of
 from parallax.graph.view import NEXT_ITERATIONS, split_tensor
-from parallax.plans.layouts import Layout, Pieces, Sharded
+from parallax.plans.layouts import Distinct, Layout, Pieces, Positions, Sharded
 
 _MOST_ROUNDS = 8
 _INSIDE = "loop "
@@ -57,6 +57,8 @@ def visit_frame(step: StepWalk, frame: LoopFrame, walk: Walk, check_whole: Calla
         walk: visits the units of a loop.
         check_whole: refuses a node that would not give all workers the same of whole inputs.
     """
+    for enter in frame.enters:
+        step.replicate_layouts(enter, Distinct, Positions)
     brought = set[str]()
     if frame.nodes.isdisjoint(step.gathered):
         while (inner := _settle(step, frame, walk, brought)) is not None:
