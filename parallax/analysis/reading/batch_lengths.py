@@ -5,17 +5,20 @@ from __future__ import annotations
 import numpy as np
 import tensorflow as tf
 
-from parallax.graph.view import split_tensor
+from parallax.graph.view import split_tensor, tensor_name
 from parallax.types import Array, GraphDef
 
 Dims = tuple[int, ...]
 
 
-def add_constant(opened: GraphDef, name: str, value: Array) -> str:
-    """Another constant; gives its tensor, as all of these do."""
+def add_constant(opened: GraphDef, name: str, value: Array, instead: str) -> str:
+    """A constant in place of another, in the same loops and branches; gives its tensor, as all of these do."""
     with tf.Graph().as_default() as graph:
         tf.constant(value, name="value")
-    return _move_in(opened, graph.as_graph_def(), "", name)
+    made = _move_in(opened, graph.as_graph_def(), "", name)
+    before = next(one for one in opened.node if one.name == split_tensor(tensor_name(instead))[0])
+    opened.node[-1].input.extend(waited for waited in before.input if waited.startswith("^"))
+    return made
 
 
 def add_shape(opened: GraphDef, batch: str, name: str, asked: Array, axis: int, factor: int) -> str:

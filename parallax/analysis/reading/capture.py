@@ -23,6 +23,7 @@ from parallax.analysis.reading.lazy.row_sums import with_rows_added_once
 from parallax.analysis.reading.lazy.updates import LazyTable, lazy_updates
 from parallax.analysis.reading.lower import lower_conditionals
 from parallax.analysis.reading.normalizations import with_plain_normalizations
+from parallax.analysis.reading.old_contexts import contexts_of
 from parallax.analysis.reading.open_batches import mark_open_batches
 from parallax.analysis.reading.recorded import Hidden, Record, losses_of, records_in
 from parallax.analysis.reading.row_reads import take_rows_of_variables
@@ -185,7 +186,7 @@ def capture(
         initial = view.ancestors(v.initializer for v in variables.values() if v.initializer)
         view = GraphView(_copy(view.graph_def))
         by_layouts = _mark_batches(view, initial, records)
-        opened = _HIDDEN if by_layouts or hidden else open_fixed_batch(view, records, initial)
+        opened = _HIDDEN if by_layouts or hidden else open_fixed_batch(view, records, initial, contexts_of(graph))
         if isinstance(opened, OpenedGraph):
             fixed, view, records, gradients = view, opened.view, opened.records, opened.gradients
             by_layouts = _mark_batches(view, initial, records)

@@ -16,16 +16,19 @@ import tensorflow as tf
 
 from parallax.analysis.reading.batch_constants import BatchConstants
 from parallax.analysis.reading.functions import takes_functions
+from parallax.analysis.reading.old_contexts import Contexts, import_with_contexts, in_style_of, is_whole
 from parallax.analysis.reading.open_batches import SOURCES, is_assigned
 from parallax.analysis.reading.recorded import Record, losses_of, records_in
 from parallax.graph.batches import mark_opened
-from parallax.graph.control_flow import is_loop_merge
 from parallax.graph.view import GraphView, split_tensor
 from parallax.types import Graph, GraphDef
 
 SCOPE = "parallax_opened"
 _MOST_PASSES = 12
-_NOT_DERIVED = (ValueError, TypeError, LookupError, AttributeError, NotImplementedError, tf.errors.OpError)
+_NOT_DERIVED = (
+    *(ValueError, TypeError, LookupError, AttributeError, AssertionError, NotImplementedError),
+    tf.errors.OpError,
+)
 """What TensorFlow raises of shapes that do not agree, and of ops that it cannot differentiate in a graph as read."""
 
 
@@ -44,13 +47,16 @@ class OpenedGraph:
     gradients: Mapping[str, str]
 
 
-def open_fixed_batch(view: GraphView, records: Sequence[Record], initial: Set[str]) -> OpenedGraph | str:
+def open_fixed_batch(
+    view: GraphView, records: Sequence[Record], initial: Set[str], contexts: Contexts
+) -> OpenedGraph | str:
     """The graph with its batch open; or why that cannot be had, a sentence without its stop.
 
     Args:
         view: the captured graph.
         records: what autodiff delivered.
         initial: nodes that initial values need.
+        contexts: of its loops and conditionals of the old style.
     """
     if not records or not all(record.is_plain for record in records):
         return "not all gradients were asked of tf.gradients, by tensors, after parallax was imported"
@@ -83,7 +89,7 @@ def open_fixed_batch(view: GraphView, records: Sequence[Record], initial: Set[st
             seen = GraphView(_with_new_shapes(opened))
             if not constants.change(seen, opened):
                 is_told = constants.are_told and not constants.has_left(seen, delivered)
-                derived = _derive_gradients(opened, records) if is_told else None
+                derived = _derive_gradients(opened, records, contexts) if is_told else None
                 return derived or f"{fixed}, as constants of that size may be the batch or a width"
         return f"{fixed} in {_MOST_PASSES} passes"
     except _NOT_DERIVED as error:
@@ -91,7 +97,7 @@ def open_fixed_batch(view: GraphView, records: Sequence[Record], initial: Set[st
 
 
 def _is_loop_or_call(view: GraphView, node: str) -> bool:
-    return takes_functions(view.op(node)) or is_loop_merge(view, node)
+    return takes_functions(view.op(node))
 
 
 def _with_open_sources(view: GraphView, sources: Sequence[str], length: int, initial: Set[str]) -> GraphDef:
@@ -120,21 +126,21 @@ def _with_new_shapes(graph_def: GraphDef) -> GraphDef:
     return _import_graph(graph_def).as_graph_def(add_shapes=True)
 
 
-def _import_graph(graph_def: GraphDef) -> Graph:
+def _import_graph(graph_def: GraphDef, contexts: Contexts | None = None) -> Graph:
     bare = type(graph_def)()
     bare.CopyFrom(graph_def)
     for node in bare.node:
         node.attr.pop("_output_shapes", None)
-    graph = tf.Graph()
-    with graph.as_default():
-        tf.graph_util.import_graph_def(bare, name="")
-    return graph
+    return import_with_contexts(bare, contexts or Contexts(frozenset(), {}))
 
 
-def _derive_gradients(opened: GraphDef, records: Sequence[Record]) -> OpenedGraph | None:
+def _derive_gradients(opened: GraphDef, records: Sequence[Record], contexts: Contexts) -> OpenedGraph | None:
     """The graph with all gradients derived again, in the order in which the script asked for them."""
-    graph, instead, gradients = _import_graph(opened), dict[str, str](), dict[str, str]()
-    with graph.as_default():
+    graph, instead, gradients = _import_graph(opened, contexts), dict[str, str](), dict[str, str]()
+    autodiff = frozenset[str]().union(*(record.ops for record in records))
+    if not is_whole(graph, GraphView(opened).ancestors(losses_of(records)) - autodiff):
+        return None
+    with graph.as_default(), in_style_of(graph):
         for number, record in enumerate(records):
             ys = [graph.get_tensor_by_name(tensor) for tensor in record.of]
             xs = [graph.get_tensor_by_name(target) for target, _, _ in record.gradients]
@@ -150,7 +156,6 @@ def _derive_gradients(opened: GraphDef, records: Sequence[Record]) -> OpenedGrap
                     instead[split_tensor(str(old))[0]] = str(new.op.name)
                     gradients[str(new.name)] = str(old)
     changed = graph.as_graph_def()
-    autodiff = frozenset[str]().union(*(record.ops for record in records))
     for node in changed.node:  # what waits for an old gradient waits for the new one
         for slot, taken in enumerate(node.input if node.name not in autodiff else ()):
             if taken.startswith("^") and taken[1:] in instead:

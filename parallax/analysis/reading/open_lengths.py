@@ -55,6 +55,15 @@ def find_open_lengths(view: GraphView, seen: GraphView, forward: Set[str]) -> Op
     return OpenLengths(of_batch, others)
 
 
+def find_open_axis(view: GraphView, seen: GraphView, tensor: str) -> int | None:
+    """The axis of a tensor that is open and has a known length in the graph for the fixed batch."""
+    before = view.shape(tensor) if split_tensor(tensor)[0] in view.nodes else seen.shape(tensor)
+    now = seen.shape(tensor)
+    if now is None or before is None or len(now) != len(before):
+        return None
+    return next((axis for axis, n in enumerate(now) if n is None), None)
+
+
 def fixed_shape(view: GraphView, tensor: str) -> Dims | None:
     """The shape of a tensor in the graph for the fixed batch."""
     shape = view.shape(tensor)

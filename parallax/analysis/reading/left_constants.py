@@ -1,0 +1,87 @@
+"""Finds the constants of an opened graph that are as long as its fixed batch was, or have that length in them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence, Set
+from typing import Any
+
+from parallax.analysis.reading.batch_numbers import BatchNumbers
+from parallax.analysis.reading.open_lengths import find_open_axis
+from parallax.graph.view import GraphView, split_tensor
+from parallax.types import NodeDef
+
+SHAPE_SLOT = {
+    "Fill": 0,
+    "RandomUniform": 0,
+    "RandomStandardNormal": 0,
+    "TruncatedNormal": 0,
+    "BroadcastTo": 1,
+    "Tile": 1,
+}
+"""Of what makes tensors, the input that is their shape, or says how often they are repeated."""
+CUTS = {"Slice": (1, 2), "StridedSlice": (1, 2)}
+ARRAYS = ("TensorArrayV3", "TensorArrayGatherV3")
+_DECLARED = {"EnsureShape": ("shape",), **dict.fromkeys(ARRAYS, ("element_shape",))}
+_DECLARED["TensorArrayConcatV3"] = ("element_shape_except0",)
+"""Of ops, the attributes with lengths that they promise of a tensor."""
+
+
+class LeftConstants:
+    """The constants of a graph for a fixed batch that nothing has told apart.
+
+    Args:
+        view: the graph for the fixed batch.
+        forward: the nodes that are not autodiff's, and not of initial values.
+        numbers: what its numbers may be.
+        changed: what was changed: nodes, or `node@slot` for one of their inputs.
+    """
+
+    def __init__(self, view: GraphView, forward: Set[str], numbers: BatchNumbers, changed: Set[str]) -> None:
+        self._view, self._forward, self._numbers, self._changed = view, forward, numbers, changed
+
+    def are_of_gradients(self, seen: GraphView, gradients: Set[str]) -> bool:
+        """Whether what is computed of gradients takes any with an axis as long as the batch was."""
+        reached = self._reach(seen, gradients) & self._forward
+        return any(self._is_made_for_batch(tensor) for node in reached for tensor in self._view.inputs(node))
+
+    def are_of_losses(self, seen: GraphView, losses: Set[str]) -> bool:
+        """Whether losses, or what else is computed of batches, take any that may be of the batch."""
+        reached = self._reach(seen, {node for node in seen.nodes if node not in self._view.nodes})
+        reached |= seen.ancestors(losses) & self._forward
+        return any(self._is_left(seen, node) for node in seen.nodes if node in reached)
+
+    def _is_left(self, seen: GraphView, node: str) -> bool:
+        if any(self._numbers.is_multiple(float(dim.size)) for dim in find_declared_dims(seen.nodes[node])):
+            return True
+        is_cut = seen.op(node) in CUTS and find_open_axis(self._view, seen, seen.inputs(node)[0]) is not None
+        is_told = is_cut or seen.op(node) == "Assert"
+        for slot, tensor in () if is_told else enumerate(seen.inputs(node)):
+            maker = split_tensor(tensor)[0]
+            is_own = seen.op(maker) == "Const" and maker in self._forward and f"{node}@{slot}" not in self._changed
+            value = seen.constant(tensor) if is_own else None
+            is_number = value is not None and value.ndim == 0 and seen.op(node) == "Cast"
+            if self._numbers.may_be_of_batch(value):
+                return True
+            if is_number and self._numbers.is_multiple(float(value or 0)):
+                return True
+        return False
+
+    def _is_made_for_batch(self, tensor: str) -> bool:
+        """Whether a tensor is made of constants, with an axis, or an entry, that may be as long as the batch."""
+        if self._view.op(split_tensor(tensor)[0]) in SHAPE_SLOT:
+            return any(n and self._numbers.is_multiple(float(n)) for n in self._view.shape(tensor) or ())
+        value = self._view.constant(tensor)
+        return value is not None and value.ndim > 0 and self._numbers.may_be_of_batch(value)
+
+    def _reach(self, seen: GraphView, begin: Set[str]) -> set[str]:
+        """Some nodes, and all that is computed of them outside of autodiff."""
+        reached = set(begin)
+        for node in seen.topological_order():
+            if node in self._forward and any(split_tensor(t)[0] in reached for t in seen.inputs(node)):
+                reached.add(node)
+        return reached
+
+
+def find_declared_dims(node: NodeDef) -> Sequence[Any]:
+    """The lengths of axes that a node promises of tensors."""
+    return [dim for name in _DECLARED.get(node.op, ()) for dim in node.attr[name].shape.dim]

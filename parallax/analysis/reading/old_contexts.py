@@ -1,0 +1,108 @@
+"""What autodiff needs to know of loops and conditionals of the old style, which a GraphDef does not say.
+
+TensorFlow keeps it in two collections of the graph, and a MetaGraphDef has these.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence, Set
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import tensorflow as tf
+
+from parallax.graph.view import split_tensor, tensor_name
+from parallax.types import Graph, GraphDef, NodeDef, Operation
+
+_KEYS = (tf.compat.v1.GraphKeys.WHILE_CONTEXT, tf.compat.v1.GraphKeys.COND_CONTEXT)
+_LEAVES = ("Exit", "RefExit")
+_JOINS = ("Merge", "RefMerge")
+
+
+@dataclass(frozen=True, slots=True)
+class Contexts:
+    """The contexts of a graph's loops and conditionals.
+
+    Attributes:
+        nodes: all nodes of the graph.
+        collected: collection -> WhileContextDef or CondContextDef of each.
+    """
+
+    nodes: Set[str]
+    collected: Mapping[str, Sequence[Any]]
+
+
+def contexts_of(graph: Graph) -> Contexts:
+    """The contexts of a user's graph."""
+    collected = {key: [one.to_proto() for one in graph.get_collection(key)] for key in _KEYS}
+    return Contexts({op.name for op in graph.get_operations()}, collected)
+
+
+def import_with_contexts(graph_def: GraphDef, contexts: Contexts) -> Graph:
+    """A graph in which loops and conditionals can be differentiated; its nodes are those of a GraphDef.
+
+    Nodes that were added to the user's graph are where what they take, or wait for, is.
+
+    Raises:
+        KeyError, ValueError: a context is of nodes that are not there.
+    """
+    meta = tf.compat.v1.MetaGraphDef()
+    meta.graph_def.CopyFrom(graph_def)
+    added = [node for node in graph_def.node if node.name not in contexts.nodes]
+    for key, collected in contexts.collected.items():
+        for one in collected:
+            context = type(one).FromString(one.SerializeToString())
+            _add_nodes(context, added)
+            meta.collection_def[key].bytes_list.value.append(context.SerializeToString())
+    graph = tf.Graph()
+    with graph.as_default():
+        tf.compat.v1.train.import_meta_graph(meta)
+    return graph
+
+
+def _add_nodes(context: Any, added: Sequence[NodeDef]) -> None:
+    values = context.values_def
+    within = {split_tensor(name)[0] for name in {*values.values} - values.external_values.keys()}
+    for _ in added:
+        found = [n for n in added if n.name not in within and any(_node_of(taken) in within for taken in n.input)]
+        if not found:
+            break
+        within.update(node.name for node in found)
+        values.values.extend(f"{node.name}:0" for node in found)
+    for nested in context.nested_contexts:
+        _add_nodes(getattr(nested, nested.WhichOneof("ctxt")), added)
+
+
+def _node_of(taken: str) -> str:
+    return split_tensor(tensor_name(taken.removeprefix("^")))[0]
+
+
+@contextmanager
+def in_style_of(graph: Graph) -> Iterator[None]:
+    """Within it, what is built is of the style of a graph's arrays of tensors."""
+    v1 = tf.compat.v1
+    is_old = any(op.type.startswith("TensorArray") for op in graph.get_operations()) and v1.control_flow_v2_enabled()
+    if is_old:
+        v1.disable_control_flow_v2()
+    try:
+        yield
+    finally:
+        if is_old:
+            v1.enable_control_flow_v2()
+
+
+def is_whole(graph: Graph, nodes: Set[str]) -> bool:
+    """Whether those of some nodes that are within loops and conditionals are known to be there."""
+    return not any(
+        _context(op) is None and op.type not in (*_LEAVES, *_JOINS) and any(map(_is_within, op.inputs))
+        for op in map(graph.get_operation_by_name, nodes)
+    )
+
+
+def _is_within(tensor: tf.Tensor) -> bool:
+    return tensor.op.type not in _LEAVES and _context(tensor.op) is not None
+
+
+def _context(op: Operation) -> Any:
+    return op._get_control_flow_context()

@@ -1,0 +1,99 @@
+"""Graphs with loops and branches that were built for a fixed batch are opened: N workers are one process."""
+
+from __future__ import annotations
+
+import textwrap
+
+import pytest
+
+from ops.exactness.draft import Program, Statement
+from ops.exactness.runs import Built
+from ops.exactness.trial import try_program
+from parallax.analysis.reading import record
+from parallax.analysis.reading.capture import capture
+
+record.install()
+
+ROUTE = "allgather"
+CELL = """
+class Cell:
+    state_size = output_size = 4
+
+    def zero_state(self, batch, dtype):
+        return tf.zeros([batch, 4], dtype)
+
+    def get_initial_state(self, inputs=None, batch_size=None, dtype=None):
+        return tf.zeros([batch_size, 4], dtype)
+
+    def __call__(self, inputs, state, scope=None):
+        state = tf.tanh(inputs + state @ w)
+        return state, state
+"""
+
+
+def repeated(turn: str, start: str = "e[:, 0]") -> str:
+    """A feature after some turns of a loop."""
+    return f"_, h = tf.while_loop(lambda t, s: t < 4, lambda t, s: (t + 1, {turn}), [tf.constant(0), {start}])"
+
+
+FEATURES = {
+    "a cell along sequences of any length": CELL
+    + "_, h = v1.nn.dynamic_rnn(Cell(), e, sequence_length=ids[:, 0] % 4 + 1, dtype=F)",
+    "a cell with a state of zeros": CELL + "_, h = v1.nn.dynamic_rnn(Cell(), e, initial_state=Cell().zero_state(n, F))",
+    "the outputs of a cell": CELL + "h = tf.reduce_mean(v1.nn.dynamic_rnn(Cell(), e, dtype=F)[0], 1)",
+    "cells in both directions": CELL
+    + "_, (s, r) = v1.nn.bidirectional_dynamic_rnn(Cell(), Cell(), e, sequence_length=ids[:, 0] % 4 + 1, dtype=F)\n"
+    + "h = s + 2.0 * r",
+    "a loop in a branch": """
+        turns = [lambda t, s: t < 2, lambda t, s: (t + 1, tf.tanh(s @ w)), [tf.constant(0), x[0]]]
+        h = tf.cond(tf.reduce_sum(e) > 0.0, lambda: tf.while_loop(*turns)[1], lambda: x[1])
+    """,
+    "a branch": "h = tf.cond(tf.reduce_sum(e) > 0.0, lambda: e[:, 0] @ w, lambda: e[:, 1])",
+    "a sum beside examples": """
+        turn = lambda t, s, a: (t + 1, s @ w, a + tf.reduce_sum(s, 0))
+        _, h, total = tf.while_loop(lambda t, s, a: t < 3, turn, [tf.constant(0), e[:, 0], w[1]])
+        h = h * tf.tanh(total)
+    """,
+    "a recurrence from zeros": repeated("tf.tanh(x[t] + s @ w)", "tf.zeros([n, 4], F)"),
+    "a reshape to the batch": repeated("tf.reshape(tf.tanh(x[t] + s @ w), [n, 4])", "tf.zeros([n, 4], F)"),
+    "a scan": "h = tf.reduce_mean(tf.scan(lambda s, r: tf.tanh(r + s @ w), x, tf.zeros([n, 4], F)), 0)",
+    "a loop in a loop": repeated(
+        "tf.while_loop(lambda u, r: u < 2, lambda u, r: (u + 1, tf.tanh(r @ w + x[t])), [tf.constant(0), s])[1]"
+    ),
+    "a function in a loop": "f = tf.function(lambda a: tf.tanh(a @ w))\n" + repeated("f(s)"),
+}
+
+
+def source_of(features: str, is_old: bool) -> str:
+    """A program of three workers with a feature `h` `[batch, 4]`, clipped, with a loss that is no plain mean."""
+    return Program(
+        title="A program.",
+        workers=3,
+        rows=6,
+        is_open=False,
+        control_flow_v2=not is_old,
+        feeds=(("ids", "rng.randint(0, 13, [rows, 4])"), ("y", "rng.randn(rows)")),
+        statements=(
+            Statement('ids = v1.placeholder(tf.int64, [rows, 4], name="ids")'),
+            Statement('y = v1.placeholder(F, [rows], name="y")'),
+            Statement("n = rows"),
+            Statement('emb = v1.get_variable("emb", [13, 4], F)'),
+            Statement('w = v1.get_variable("w", [4, 4], F)'),
+            Statement("e = tf.gather(emb, ids)"),
+            Statement("x = tf.transpose(e, [1, 0, 2])"),
+            Statement(textwrap.dedent(features).strip()),
+            Statement("per_row = tf.square(tf.reduce_sum(h, 1) - y)"),
+            Statement("loss = tf.reduce_mean(per_row) + tf.sqrt(tf.reduce_mean(per_row) + 1.0)"),
+            Statement("gradients, variables = zip(*v1.train.AdagradOptimizer(0.3).compute_gradients(loss))"),
+            Statement("clipped, _ = tf.clip_by_global_norm(gradients, 0.1)"),
+            Statement("train = v1.train.AdagradOptimizer(0.3).apply_gradients(zip(clipped, variables))"),
+        ),
+    ).source()
+
+
+@pytest.mark.parametrize("features", FEATURES)
+def test_loops_of_the_old_style_are_opened(features: str) -> None:
+    source = source_of(FEATURES[features], is_old=True)
+    assert capture(Built.of(source).graph).means == ""
+    (found,) = try_program(source, [ROUTE]).values()
+    assert (found.kind, found.message) == ("equal", "")
