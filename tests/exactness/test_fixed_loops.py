@@ -91,9 +91,28 @@ def source_of(features: str, is_old: bool) -> str:
     ).source()
 
 
+STAY_CLOSED = ("a function in a loop",)
+"""With functional loops: a call in the body of a function is none of the ops that are looked at."""
+
+
 @pytest.mark.parametrize("features", FEATURES)
 def test_loops_of_the_old_style_are_opened(features: str) -> None:
     source = source_of(FEATURES[features], is_old=True)
     assert capture(Built.of(source).graph).means == ""
     (found,) = try_program(source, [ROUTE]).values()
     assert (found.kind, found.message) == ("equal", "")
+
+
+@pytest.mark.parametrize("features", [one for one in FEATURES if one not in STAY_CLOSED])
+def test_functional_loops_are_opened(features: str) -> None:
+    source = source_of(FEATURES[features], is_old=False)
+    assert capture(Built.of(source).graph).means == ""
+    (found,) = try_program(source, [ROUTE]).values()
+    assert (found.kind, found.message) == ("equal", "")
+
+
+@pytest.mark.parametrize("is_old", [True, False])
+@pytest.mark.parametrize("turn", ["s @ w + tf.zeros([n, 4], F)", "s @ w / n", "tf.gather(s, tf.range(n)) @ w"])
+def test_lengths_of_the_batch_that_a_turn_makes_keep_it_closed(turn: str, is_old: bool) -> None:
+    source = source_of(repeated(turn), is_old)
+    assert "cannot be opened" in capture(Built.of(source).graph).means

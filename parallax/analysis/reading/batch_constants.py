@@ -17,7 +17,7 @@ import numpy as np
 
 from parallax.analysis.reading.batch_lengths import Dims, add_constant, add_length, add_rows, add_shape
 from parallax.analysis.reading.batch_numbers import BatchNumbers
-from parallax.analysis.reading.left_constants import ARRAYS, CUTS, SHAPE_SLOT, LeftConstants
+from parallax.analysis.reading.left_constants import ARRAYS, CUTS, LISTS, SHAPE_SLOT, LeftConstants
 from parallax.analysis.reading.open_lengths import find_open_axis, find_open_lengths, fixed_shape
 from parallax.graph.control_flow import branches_of
 from parallax.graph.view import GraphView, split_tensor
@@ -40,18 +40,21 @@ class BatchConstants:
         forward: the nodes that are not autodiff's, and not of initial values.
         losses: those of them that are differentiated.
         length: of the batch.
-        batch: the tensor of open length that a batch is.
+        batch: the tensor of open length that a batch is; empty in the body of a function.
+        numbers: what numbers may be.
 
     Attributes:
         are_told: whether all constants that meet the batch were told apart.
     """
 
-    def __init__(self, view: GraphView, forward: Set[str], losses: Set[str], length: int, batch: str) -> None:
+    def __init__(
+        self, view: GraphView, forward: Set[str], losses: Set[str], length: int, batch: str, numbers: BatchNumbers
+    ) -> None:
         self._losses = losses
         self._view, self._forward, self._length, self._batch = view, forward, length, batch
         self._changed: set[str] = set()
-        self._within = {node for node, branches in branches_of(view).items() if branches}
-        self._numbers = BatchNumbers(view, forward, length)
+        self._within = {node for node, branches in branches_of(view).items() if branches or not batch}
+        self._numbers = numbers
         self.are_told = True
 
     def change(self, seen: GraphView, opened: GraphDef) -> bool:
@@ -99,16 +102,12 @@ class BatchConstants:
             self._open_compared(seen, node)
         elif node.op in CUTS:
             self._open_cut(seen, opened, node)
-        elif (
-            node.op in (*_DIVIDES, *_MULTIPLIES)
-            and (factor := self._find_divisor(seen, node))
-            and self._is_outside(node.name)
-        ):
-            self._changed.add(node.name)
-            dtype, is_reciprocal = seen.dtype(f"{node.name}:0"), node.op in _MULTIPLIES
-            node.input[1] = add_length(opened, self._batch, node.name, dtype, factor, is_reciprocal)
+        elif node.op in (*_DIVIDES, *_MULTIPLIES):
+            self._open_divisor(seen, opened, node)
+        elif node.op in LISTS:
+            self.open_list(opened, node)
         for slot, axis in self._meets(seen, node):
-            self._open(opened, node, slot, axis)
+            self.open_input(opened, node, slot, axis)
 
     def _iterate_inputs(self, seen: GraphView, node: NodeDef) -> Iterator[tuple[int, Dims, int | None]]:
         """Of each input: its place, its shape for the fixed batch, and its open axis."""
@@ -153,6 +152,16 @@ class BatchConstants:
             self._changed.add(node.name)
             dims[axis].size = -1
 
+    def open_list(self, opened: GraphDef, node: NodeDef) -> None:
+        """Has a list of tensors, or what reads it, promise no length of its elements that is the batch's."""
+        slot = LISTS[node.op]
+        asked = self._view.constant(self._view.inputs(node.name)[slot])
+        axis = self._numbers.find_axis(asked) if asked is not None and asked.ndim == 1 else None
+        if asked is not None and axis is not None and node.name not in self._changed:
+            self._changed.add(node.name)
+            wanted = [-1 if place == axis else n for place, n in enumerate(asked)]
+            node.input[slot] = add_constant(opened, node.name, np.asarray(wanted, asked.dtype), node.input[slot])
+
     def _open_compared(self, seen: GraphView, node: NodeDef) -> None:
         """Has a length that is compared with the batch's, and is equal to it, be that."""
         one, other = (self._view.constant(tensor) for tensor in self._view.inputs(node.name))
@@ -181,13 +190,14 @@ class BatchConstants:
                 node.input[slot] = add_shape(opened, self._batch, name, asked, axis, place // self._length)
 
     def _value(self, seen: GraphView, tensor: str) -> Array | None:
-        """A constant, or what a Pack has of constants."""
+        """A constant, or a vector that a Pack or a ConcatV2 has of constants."""
         node = split_tensor(tensor)[0]
-        if seen.op(node) != "Pack":
+        if seen.op(node) not in _JOINS:
             return seen.constant(tensor)
         parts = [seen.constant(part) for part in seen.inputs(node)]
-        known = [part for part in parts if part is not None]
-        return np.stack(known) if len(known) == len(parts) else None
+        known = [part for part in parts[: len(parts) - (seen.op(node) == "ConcatV2")] if part is not None]
+        is_vector = len(known) + (seen.op(node) == "ConcatV2") == len(parts) and all(one.ndim < 2 for one in known)
+        return np.concatenate([np.reshape(one, [-1]) for one in known]) if is_vector else None
 
     def _open_divisor(self, seen: GraphView, opened: GraphDef, node: NodeDef) -> None:
         factor = self._find_divisor(seen, node)
@@ -229,7 +239,7 @@ class BatchConstants:
             if is_open is None and 0 <= place < len(other) and other[place] == fixed[axis] != 1:
                 yield slot, place
 
-    def _open(self, opened: GraphDef, node: NodeDef, slot: int, axis: int) -> None:
+    def open_input(self, opened: GraphDef, node: NodeDef, slot: int, axis: int) -> None:
         """Has a node take a constant as long as the batch along an axis."""
         maker = split_tensor(self._view.inputs(node.name)[slot])[0]
         while self._view.op(maker) in ("Identity", "Cast") and maker in self._forward:
@@ -254,8 +264,10 @@ class BatchConstants:
         """Has what makes a tensor of a shape make it as long as the batch along an axis."""
         if maker.name in self._changed:
             return
-        asked = self._view.constant(self._view.inputs(maker.name)[slot])
-        if asked is None or asked[axis] <= 0 or asked[axis] % self._length:
+        asked = self._value(self._view, self._view.inputs(maker.name)[slot])
+        if asked is None:
+            return  # constants that it is computed of are told apart, or left
+        if asked[axis] <= 0 or asked[axis] % self._length:
             self.are_told = False
             return
         if not self._is_outside(maker.name):
@@ -269,7 +281,7 @@ class BatchConstants:
         if maker.name in self._changed:
             return
         if maker.op in SHAPE_SLOT:
-            asked = self._view.constant(self._view.inputs(maker.name)[SHAPE_SLOT[maker.op]])
+            asked = self._value(self._view, self._view.inputs(maker.name)[SHAPE_SLOT[maker.op]])
             axis = self._numbers.find_axis(asked) if asked is not None and asked.ndim == 1 else None
             if axis is not None:
                 self._open_maker(opened, maker, SHAPE_SLOT[maker.op], axis)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Set
+from copy import copy
 
 import numpy as np
 
@@ -38,6 +39,12 @@ class BatchNumbers:
         self.is_batch_alone = not any(length in dims for dims in widths)
         self._widths = {n for dims in widths for n in dims if n is not None}
         self.lengths = OpenLengths(frozenset(), frozenset())
+
+    def of_body(self) -> BatchNumbers:
+        """The numbers of a function's body, which has the variables and batches of its graph."""
+        found = copy(self)
+        found.lengths = OpenLengths(frozenset(), frozenset())
+        return found
 
     def find_factor(self, n: int) -> int:
         """How many times the batch's length a length is that can but be the batch's; else 0."""

@@ -15,9 +15,10 @@ from dataclasses import dataclass
 import tensorflow as tf
 
 from parallax.analysis.reading.batch_constants import BatchConstants
-from parallax.analysis.reading.functions import takes_functions
+from parallax.analysis.reading.batch_numbers import BatchNumbers
 from parallax.analysis.reading.old_contexts import Contexts, import_with_contexts, in_style_of, is_whole
 from parallax.analysis.reading.open_batches import SOURCES, is_assigned
+from parallax.analysis.reading.open_bodies import OpenBodies, drop_shapes, infer_shapes
 from parallax.analysis.reading.recorded import Record, losses_of, records_in
 from parallax.graph.batches import mark_opened
 from parallax.graph.view import GraphView, split_tensor
@@ -78,17 +79,16 @@ def open_fixed_batch(
         several = ", ".join(sorted(map(str, {*lengths, length} - {None})))
         return f"no input of its losses says what their batch is{f' (first dimensions: {several})' if several else ''}"
     fixed = f"the batch is built for {length} examples, and cannot be opened"
-    called = next((node for node in view.topological_order() if node in of_losses and _is_loop_or_call(view, node)), "")
-    if called:
-        return f"{fixed} through {view.op(called)} {called!r}"
     sources = [t for t in sources if (view.shape(t) or (None,))[0] == length and not is_assigned(view, t)]
     try:
         opened = _with_open_sources(view, sources, length, initial)
-        constants = BatchConstants(view, forward, losses & forward, length, f"{SCOPE}_0:0")
+        numbers = BatchNumbers(view, forward, length)
+        constants = BatchConstants(view, forward, losses & forward, length, f"{SCOPE}_0:0", numbers)
+        bodies, running = OpenBodies(view, length, numbers), [node for node in view.nodes if node in of_losses]
         for _ in range(_MOST_PASSES):
-            seen = GraphView(_with_new_shapes(opened))
-            if not constants.change(seen, opened):
-                is_told = constants.are_told and not constants.has_left(seen, delivered)
+            seen = infer_shapes(opened)
+            if not constants.change(seen, opened) and not bodies.change(seen, opened, running, constants):
+                is_told = constants.are_told and bodies.are_told and not constants.has_left(seen, delivered)
                 derived = _derive_gradients(opened, records, contexts) if is_told else None
                 return derived or f"{fixed}, as constants of that size may be the batch or a width"
         return f"{fixed} in {_MOST_PASSES} passes"
@@ -96,15 +96,13 @@ def open_fixed_batch(
         return f"{fixed}: {type(error).__name__}"
 
 
-def _is_loop_or_call(view: GraphView, node: str) -> bool:
-    return takes_functions(view.op(node))
-
-
 def _with_open_sources(view: GraphView, sources: Sequence[str], length: int, initial: Set[str]) -> GraphDef:
     """The graph, in which all takes what gives batches with an open first dimension."""
     opened = {tensor: f"{SCOPE}_{number}" for number, tensor in enumerate(sources)}
     changed = type(view.graph_def)()
     changed.library.CopyFrom(view.graph_def.library)
+    for function in changed.library.function:
+        drop_shapes(function.node_def)
     changed.versions.CopyFrom(view.graph_def.versions)
     for node in view.graph_def.node:
         copy = changed.node.add()
@@ -121,17 +119,11 @@ def _with_open_sources(view: GraphView, sources: Sequence[str], length: int, ini
     return changed
 
 
-def _with_new_shapes(graph_def: GraphDef) -> GraphDef:
-    """Has TensorFlow infer all shapes anew."""
-    return _import_graph(graph_def).as_graph_def(add_shapes=True)
-
-
-def _import_graph(graph_def: GraphDef, contexts: Contexts | None = None) -> Graph:
+def _import_graph(graph_def: GraphDef, contexts: Contexts) -> Graph:
     bare = type(graph_def)()
     bare.CopyFrom(graph_def)
-    for node in bare.node:
-        node.attr.pop("_output_shapes", None)
-    return import_with_contexts(bare, contexts or Contexts(frozenset(), {}))
+    drop_shapes(bare.node)
+    return import_with_contexts(bare, contexts)
 
 
 def _derive_gradients(opened: GraphDef, records: Sequence[Record], contexts: Contexts) -> OpenedGraph | None:
@@ -160,8 +152,7 @@ def _derive_gradients(opened: GraphDef, records: Sequence[Record], contexts: Con
         for slot, taken in enumerate(node.input if node.name not in autodiff else ()):
             if taken.startswith("^") and taken[1:] in instead:
                 node.input[slot] = f"^{instead[taken[1:]]}"
-    changed = _with_new_shapes(changed)
-    view = GraphView(changed)
+    view = infer_shapes(changed)
     again, hidden = records_in(graph, [op.name for op in graph.get_operations()], (), view)
     return None if hidden else OpenedGraph(view, again, gradients)
 

@@ -21,6 +21,12 @@ SHAPE_SLOT = {
 """Of what makes tensors, the input that is their shape, or says how often they are repeated."""
 CUTS = {"Slice": (1, 2), "StridedSlice": (1, 2)}
 ARRAYS = ("TensorArrayV3", "TensorArrayGatherV3")
+LISTS = {
+    **dict.fromkeys(("TensorListReserve", "EmptyTensorList"), 0),
+    **dict.fromkeys(("TensorListStack", "TensorListFromTensor", "TensorListPopBack", "TensorListConcatV2"), 1),
+    **dict.fromkeys(("TensorListGetItem", "TensorListGather"), 2),
+}
+"""Of what makes or reads a list of tensors, the input that is the shape of its elements."""
 _DECLARED = {"EnsureShape": ("shape",), **dict.fromkeys(ARRAYS, ("element_shape",))}
 _DECLARED["TensorArrayConcatV3"] = ("element_shape_except0",)
 """Of ops, the attributes with lengths that they promise of a tensor."""

@@ -1,0 +1,236 @@
+"""Opens the functions that loops and conditionals of a graph for a fixed batch run, by the shapes of what they take.
+
+A body is a graph, whose constants are told apart as those of the graph around it are; but nothing in it can be as long
+as the batch beside what it takes. A loop's variable is open where it begins open or where a turn gives it open, and so
+is a result of a conditional where any branch gives it open.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import tensorflow as tf
+from tensorflow.python.framework.function_def_to_graph import function_def_to_graph_def
+
+from parallax.analysis.reading.batch_constants import BatchConstants
+from parallax.analysis.reading.batch_numbers import BatchNumbers
+from parallax.analysis.reading.functions import takes_functions
+from parallax.analysis.reading.inline import knowing
+from parallax.analysis.reading.left_constants import LISTS
+from parallax.graph.view import GraphView, Shape, split_tensor, tensor_name
+from parallax.types import FunctionDef, GraphDef, NodeDef
+
+LOOPS = ("While", "StatelessWhile")
+CONDITIONALS = {"If": ("then_branch", "else_branch"), "StatelessIf": ("then_branch", "else_branch")}
+_SHAPES = "_output_shapes"
+_MOST_PASSES = 12
+
+
+def infer_shapes(graph_def: GraphDef) -> GraphView:
+    """Has TensorFlow infer all shapes anew."""
+    bare = type(graph_def)()
+    bare.CopyFrom(graph_def)
+    drop_shapes(bare.node)
+    with tf.Graph().as_default() as graph:
+        tf.graph_util.import_graph_def(bare, name="")
+    return GraphView(graph.as_graph_def(add_shapes=True))
+
+
+def drop_shapes(nodes: Sequence[NodeDef]) -> None:
+    """Forgets the shapes that were inferred."""
+    for node in nodes:
+        node.attr.pop(_SHAPES, None)
+
+
+@dataclass(frozen=True, slots=True)
+class _Opened:
+    """What a function gives for arguments of some shapes, and whether all its constants were told apart."""
+
+    function: FunctionDef
+    results: tuple[Shape, ...]
+    is_told: bool
+
+
+class OpenBodies:
+    """The functions of one graph, or of a body in it.
+
+    Args:
+        view: the graph for the fixed batch.
+        length: of the batch.
+        numbers: what numbers may be.
+
+    Attributes:
+        are_told: whether all constants of the functions were told apart, when they were opened last.
+    """
+
+    def __init__(self, view: GraphView, length: int, numbers: BatchNumbers) -> None:
+        self._view, self._length, self._numbers = view, length, numbers
+        self._known: dict[tuple[str, tuple[Shape, ...]], _Opened] = {}
+        self.are_told = True
+
+    def change(self, seen: GraphView, opened: GraphDef, nodes: Sequence[str], constants: BatchConstants) -> bool:
+        """Opens the functions that some nodes run, and says of the nodes which results are open.
+
+        Args:
+            seen: the graph with an open batch, with its shapes as they are now.
+            opened: the same, which is changed.
+            nodes: of the graph, some of which run functions.
+            constants: those of the graph.
+
+        Returns:
+            Whether shapes have changed.
+        """
+        by_name = {node.name: node for node in opened.node}
+        self.are_told, is_changed = True, False
+        for name in nodes:
+            node = by_name[name]
+            if node.op in LOOPS:
+                is_changed |= self._open_loop(seen, opened, node, constants)
+            elif node.op in CONDITIONALS:
+                is_changed |= self._open_conditional(seen, opened, node)
+            elif takes_functions(node.op):
+                self.are_told = False
+        return is_changed
+
+    def _open_loop(self, seen: GraphView, opened: GraphDef, node: NodeDef, constants: BatchConstants) -> bool:
+        given = [seen.shape(tensor) for tensor in seen.inputs(node.name)]
+        declared = [_dims(shape) for shape in node.attr["output_shapes"].list.shape] or given
+        wanted = [_opened_as(one, now) for one, now in zip(declared, given, strict=True)]
+        turned = self._open_function(opened, node.attr["body"].func.name, wanted)
+        decided = self._open_function(opened, node.attr["cond"].func.name, wanted)
+        self.are_told &= turned.is_told and decided.is_told
+        for slot, (shape, now) in enumerate(zip(wanted, turned.results, strict=True)):
+            wanted[slot] = self._joined(shape, [now])
+            for axis in _opened_axes(given[slot], wanted[slot]):
+                maker = opened_node(opened, seen.inputs(node.name)[slot])
+                if maker is not None and maker.op in LISTS:
+                    continue
+                constants.open_input(opened, node, slot, axis)
+                self.are_told = False  # told in the next pass, if it is open then
+        for tensor in seen.inputs(node.name):  # what keeps what the old gradients took of each turn
+            maker = opened_node(opened, tensor)
+            if maker is not None and maker.op in LISTS:
+                constants.open_list(opened, maker)
+        return _declare(node, declared, wanted)
+
+    def _open_conditional(self, seen: GraphView, opened: GraphDef, node: NodeDef) -> bool:
+        given = [seen.shape(tensor) for tensor in seen.inputs(node.name)[1:]]
+        declared = [_dims(shape) for shape in node.attr["output_shapes"].list.shape]
+        branches = [self._open_function(opened, node.attr[name].func.name, given) for name in CONDITIONALS[node.op]]
+        self.are_told &= all(branch.is_told for branch in branches)
+        results = list(zip(*(branch.results for branch in branches), strict=True))
+        declared = declared or [None] * len(results)
+        wanted = [self._joined(one, found) for one, found in zip(declared, results, strict=True)]
+        return _declare(node, declared, wanted)
+
+    def _joined(self, declared: Shape, results: Sequence[Shape]) -> Shape:
+        """A shape, open where a result is, if it may be the batch's length there."""
+        if declared is None:
+            return None
+        may_be = [n is not None and self._numbers.may_be_length(n) for n in declared]
+        if any(result is None or len(result) != len(declared) for result in results):
+            self.are_told &= not any(may_be)
+            return declared
+        is_open = [
+            any(result is not None and result[axis] is None for result in results) for axis in range(len(may_be))
+        ]
+        return tuple(None if is_open[axis] and may_be[axis] else n for axis, n in enumerate(declared))
+
+    def _open_function(self, opened: GraphDef, name: str, shapes: Sequence[Shape]) -> _Opened:
+        """A function for arguments of some shapes, which takes its place in the library."""
+        key = name, tuple(shapes)
+        place = next(n for n, one in enumerate(opened.library.function) if one.signature.name == name)
+        if key not in self._known:
+            self._known[key] = self._opened_function(opened, name, shapes)
+        opened.library.function[place].CopyFrom(self._known[key].function)
+        return self._known[key]
+
+    def _opened_function(self, opened: GraphDef, name: str, shapes: Sequence[Shape]) -> _Opened:
+        fixed = next(one for one in self._view.graph_def.library.function if one.signature.name == name)
+        function = type(fixed)()
+        function.CopyFrom(fixed)
+        for number, shape in enumerate(shapes):
+            _set_argument(function, number, shape)
+        drop_shapes(function.node_def)
+        before, _ = _graph_of(fixed, self._view.graph_def)
+        body, flat_names = _graph_of(function, opened)
+        view = infer_shapes(before)
+        numbers = self._numbers.of_body()
+        nodes = [node.name for node in before.node]
+        constants = BatchConstants(view, frozenset(nodes), frozenset(nodes), self._length, "", numbers)
+        inner = OpenBodies(view, self._length, numbers)
+        seen = infer_shapes(body)
+        for _ in range(_MOST_PASSES):
+            if not constants.change(seen, body) and not inner.change(seen, body, nodes, constants):
+                break
+            seen = infer_shapes(body)
+        is_told = constants.are_told and inner.are_told and not constants.has_left(seen, frozenset())
+        _write_back(function, before, body)
+        opened.library.CopyFrom(body.library)
+        results = [tensor_name(flat_names[function.ret[arg.name]]) for arg in function.signature.output_arg]
+        return _Opened(function, tuple(seen.shape(tensor) for tensor in results), is_told)
+
+
+def _graph_of(function: FunctionDef, around: GraphDef) -> tuple[GraphDef, dict[str, str]]:
+    with knowing(around.library):
+        graph_def, flat_names = function_def_to_graph_def(function)
+    graph_def.library.CopyFrom(around.library)
+    for node in graph_def.node:
+        node.attr.pop("_class", None)  # the places of other graphs' nodes
+    return graph_def, flat_names
+
+
+def _write_back(function: FunctionDef, before: GraphDef, body: GraphDef) -> None:
+    """Has a function do what its graph does, in which nodes take other constants, and promise other shapes."""
+    nodes = {node.name: node for node in function.node_def}
+    inputs = {node.name: list(node.input) for node in before.node}
+    for node in body.node:
+        if node.name not in inputs:
+            function.node_def.add().CopyFrom(node)
+        elif node.name in nodes:
+            for key in ("output_shapes", "shape", "element_shape"):
+                if key in node.attr:
+                    nodes[node.name].attr[key].CopyFrom(node.attr[key])
+            for slot, taken in enumerate(node.input):
+                if taken != inputs[node.name][slot]:
+                    nodes[node.name].input[slot] = f"{split_tensor(tensor_name(taken))[0]}:output:0"
+
+
+def _set_argument(function: FunctionDef, number: int, shape: Shape) -> None:
+    attributes = function.arg_attr[number].attr
+    attributes.pop(_SHAPES, None)
+    if shape is not None:
+        attributes[_SHAPES].list.shape.add().CopyFrom(tf.TensorShape(shape).as_proto())
+
+
+def opened_node(opened: GraphDef, tensor: str) -> NodeDef | None:
+    """The node that gives a tensor."""
+    name = split_tensor(tensor)[0]
+    return next((node for node in opened.node if node.name == name), None)
+
+
+def _dims(shape: tf.TensorShape) -> Shape:
+    return None if shape.unknown_rank else tuple(None if dim.size < 0 else int(dim.size) for dim in shape.dim)
+
+
+def _opened_as(declared: Shape, now: Shape) -> Shape:
+    """A shape that is declared, open where what begins so is."""
+    if declared is None or now is None or len(declared) != len(now):
+        return declared
+    return tuple(None if is_open is None else n for n, is_open in zip(declared, now, strict=True))
+
+
+def _opened_axes(given: Shape, wanted: Shape) -> Iterator[int]:
+    if given is not None and wanted is not None:
+        yield from (axis for axis, n in enumerate(wanted) if n is None and given[axis] is not None)
+
+
+def _declare(node: NodeDef, declared: Sequence[Shape], wanted: Sequence[Shape]) -> bool:
+    """Has a node promise results of some shapes; gives whether they are others."""
+    if list(declared) == list(wanted):
+        return False
+    shapes = node.attr["output_shapes"].list
+    del shapes.shape[:]
+    shapes.shape.extend(tf.TensorShape(shape).as_proto() for shape in wanted)
+    return True
