@@ -66,7 +66,7 @@ class OpenBodies:
 
     def __init__(self, view: GraphView, length: int, numbers: BatchNumbers) -> None:
         self._view, self._length, self._numbers = view, length, numbers
-        self._known: dict[tuple[str, tuple[Shape, ...]], _Opened] = {}
+        self._known: dict[tuple[str, tuple[Shape, ...], tuple[str, ...]], _Opened] = {}
         self.are_told = True
 
     def change(self, seen: GraphView, opened: GraphDef, nodes: Sequence[str], constants: BatchConstants) -> bool:
@@ -94,30 +94,31 @@ class OpenBodies:
         return is_changed
 
     def _open_loop(self, seen: GraphView, opened: GraphDef, node: NodeDef, constants: BatchConstants) -> bool:
+        by_name = {one.name: one for one in opened.node}
         given = [seen.shape(tensor) for tensor in seen.inputs(node.name)]
         declared = [_dims(shape) for shape in node.attr["output_shapes"].list.shape] or given
         wanted = [_opened_as(one, now) for one, now in zip(declared, given, strict=True)]
-        turned = self._open_function(opened, node.attr["body"].func.name, wanted)
-        decided = self._open_function(opened, node.attr["cond"].func.name, wanted)
+        handles = _variables(seen, seen.inputs(node.name))
+        turned = self._open_function(opened, node.attr["body"].func.name, wanted, handles)
+        decided = self._open_function(opened, node.attr["cond"].func.name, wanted, handles)
         self.are_told &= turned.is_told and decided.is_told
         for slot, (shape, now) in enumerate(zip(wanted, turned.results, strict=True)):
             wanted[slot] = self._joined(shape, [now])
             for axis in _opened_axes(given[slot], wanted[slot]):
-                maker = opened_node(opened, seen.inputs(node.name)[slot])
-                if maker is not None and maker.op in LISTS:
-                    continue
                 constants.open_input(opened, node, slot, axis)
                 self.are_told = False  # told in the next pass, if it is open then
         for tensor in seen.inputs(node.name):  # what keeps what the old gradients took of each turn
-            maker = opened_node(opened, tensor)
-            if maker is not None and maker.op in LISTS:
+            maker = by_name[split_tensor(tensor)[0]]
+            if maker.op in LISTS:
                 constants.open_list(opened, maker)
         return _declare(node, declared, wanted)
 
     def _open_conditional(self, seen: GraphView, opened: GraphDef, node: NodeDef) -> bool:
         given = [seen.shape(tensor) for tensor in seen.inputs(node.name)[1:]]
         declared = [_dims(shape) for shape in node.attr["output_shapes"].list.shape]
-        branches = [self._open_function(opened, node.attr[name].func.name, given) for name in CONDITIONALS[node.op]]
+        handles = _variables(seen, seen.inputs(node.name)[1:])
+        names = [node.attr[name].func.name for name in CONDITIONALS[node.op]]
+        branches = [self._open_function(opened, name, given, handles) for name in names]
         self.are_told &= all(branch.is_told for branch in branches)
         results = list(zip(*(branch.results for branch in branches), strict=True))
         declared = declared or [None] * len(results)
@@ -137,24 +138,28 @@ class OpenBodies:
         ]
         return tuple(None if is_open[axis] and may_be[axis] else n for axis, n in enumerate(declared))
 
-    def _open_function(self, opened: GraphDef, name: str, shapes: Sequence[Shape]) -> _Opened:
-        """A function for arguments of some shapes, which takes its place in the library."""
-        key = name, tuple(shapes)
+    def _open_function(
+        self, opened: GraphDef, name: str, shapes: Sequence[Shape], handles: Sequence[NodeDef | None]
+    ) -> _Opened:
+        """A function for arguments of some shapes, or that are variables, which takes its place in the library."""
+        key = name, tuple(shapes), tuple(str(one.name) if one is not None else "" for one in handles)
         place = next(n for n, one in enumerate(opened.library.function) if one.signature.name == name)
         if key not in self._known:
-            self._known[key] = self._opened_function(opened, name, shapes)
+            self._known[key] = self._opened_function(opened, name, shapes, handles)
         opened.library.function[place].CopyFrom(self._known[key].function)
         return self._known[key]
 
-    def _opened_function(self, opened: GraphDef, name: str, shapes: Sequence[Shape]) -> _Opened:
+    def _opened_function(
+        self, opened: GraphDef, name: str, shapes: Sequence[Shape], handles: Sequence[NodeDef | None]
+    ) -> _Opened:
         fixed = next(one for one in self._view.graph_def.library.function if one.signature.name == name)
         function = type(fixed)()
         function.CopyFrom(fixed)
         for number, shape in enumerate(shapes):
             _set_argument(function, number, shape)
         drop_shapes(function.node_def)
-        before, _ = _graph_of(fixed, self._view.graph_def)
-        body, flat_names = _graph_of(function, opened)
+        before, _ = _graph_of(fixed, self._view.graph_def, handles)
+        body, flat_names = _graph_of(function, opened, handles)
         view = infer_shapes(before)
         numbers = self._numbers.of_body()
         nodes = [node.name for node in before.node]
@@ -167,17 +172,35 @@ class OpenBodies:
             seen = infer_shapes(body)
         is_told = constants.are_told and inner.are_told and not constants.has_left(seen, frozenset())
         _write_back(function, before, body)
+        for node in function.node_def:
+            node.attr[_SHAPES].CopyFrom(seen.nodes[node.name].attr[_SHAPES])
         opened.library.CopyFrom(body.library)
         results = [tensor_name(flat_names[function.ret[arg.name]]) for arg in function.signature.output_arg]
         return _Opened(function, tuple(seen.shape(tensor) for tensor in results), is_told)
 
 
-def _graph_of(function: FunctionDef, around: GraphDef) -> tuple[GraphDef, dict[str, str]]:
+def _variables(seen: GraphView, tensors: Sequence[str]) -> list[NodeDef | None]:
+    """The variables among some tensors, which are handles of them."""
+    nodes = [seen.nodes[split_tensor(tensor)[0]] for tensor in tensors]
+    return [node if node.op == "VarHandleOp" else None for node in nodes]
+
+
+def _graph_of(
+    function: FunctionDef, around: GraphDef, handles: Sequence[NodeDef | None]
+) -> tuple[GraphDef, dict[str, str]]:
+    """A function's body as a graph, in which variables are its own: their handles then say what shapes they have."""
     with knowing(around.library):
         graph_def, flat_names = function_def_to_graph_def(function)
     graph_def.library.CopyFrom(around.library)
+    variables = dict(zip((arg.name for arg in function.signature.input_arg), handles, strict=True))
     for node in graph_def.node:
         node.attr.pop("_class", None)  # the places of other graphs' nodes
+        variable = variables.get(node.name)
+        if variable is not None:
+            node.op = variable.op
+            node.attr.clear()
+            for key in ("dtype", "shape"):
+                node.attr[key].CopyFrom(variable.attr[key])
     return graph_def, flat_names
 
 
@@ -202,12 +225,6 @@ def _set_argument(function: FunctionDef, number: int, shape: Shape) -> None:
     attributes.pop(_SHAPES, None)
     if shape is not None:
         attributes[_SHAPES].list.shape.add().CopyFrom(tf.TensorShape(shape).as_proto())
-
-
-def opened_node(opened: GraphDef, tensor: str) -> NodeDef | None:
-    """The node that gives a tensor."""
-    name = split_tensor(tensor)[0]
-    return next((node for node in opened.node if node.name == name), None)
 
 
 def _dims(shape: tf.TensorShape) -> Shape:
