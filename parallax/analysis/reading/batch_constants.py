@@ -265,7 +265,7 @@ class BatchConstants:
         if maker.name in self._changed:
             return
         asked = self._value(self._view, self._view.inputs(maker.name)[slot])
-        if asked is None:
+        if asked is None or (maker.op == "Tile" and asked[axis] == 1):
             return  # constants that it is computed of are told apart, or left
         if asked[axis] <= 0 or asked[axis] % self._length:
             self.are_told = False

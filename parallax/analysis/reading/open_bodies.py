@@ -166,11 +166,11 @@ class OpenBodies:
         constants = BatchConstants(view, frozenset(nodes), frozenset(nodes), self._length, "", numbers)
         inner = OpenBodies(view, self._length, numbers)
         seen = infer_shapes(body)
-        for _ in range(_MOST_PASSES):
-            if not constants.change(seen, body) and not inner.change(seen, body, nodes, constants):
-                break
-            seen = infer_shapes(body)
-        is_told = constants.are_told and inner.are_told and not constants.has_left(seen, frozenset())
+        is_settled, passes = False, 0
+        while not is_settled and passes < _MOST_PASSES:
+            is_settled = not constants.change(seen, body) and not inner.change(seen, body, nodes, constants)
+            seen, passes = seen if is_settled else infer_shapes(body), passes + 1
+        is_told = is_settled and constants.are_told and inner.are_told and not constants.has_left(seen, frozenset())
         _write_back(function, before, body)
         for node in function.node_def:
             node.attr[_SHAPES].CopyFrom(seen.nodes[node.name].attr[_SHAPES])
