@@ -35,6 +35,11 @@ class InMemory:
         self._analysed, self._size, self._batches = Analysed(case, layouts), size, all_batches(size)
         self._expected = {}
 
+    @property
+    def reason_for_means(self):
+        """Why each worker's loss is taken for a mean over its batch; empty where losses are followed by layouts."""
+        return self._analysed.found.captured.means
+
     def result(self, case, servers=0):
         """The largest relative difference of each variable on any worker; what workers hold unequal; the routes.
 

@@ -123,6 +123,25 @@ def test_a_graph_for_a_fixed_batch_equals_one_process_by_layouts(name: str) -> N
     check(found)
 
 
+OPENED = [
+    "loop, resource, alltoall",
+    "conditional, resource, alltoall",
+    "old conditional, reference, alltoall",
+    "gradient penalty in a function, resource, alltoall",  # TensorFlow itself asks for gradients of a function
+    "translation, resource, alltoall",
+    "recommender, resource, alltoall",  # thresholds that are repeated over the batch
+]
+
+
+@pytest.mark.parametrize("name", OPENED)
+def test_a_graph_for_a_fixed_batch_is_opened(name: str) -> None:
+    (case,) = [one for one in cases("models") if one.name == name]
+    of_case = InMemory(case, 2)
+    found = of_case.result(case)
+    assert (of_case.reason_for_means, found["unequal"]) == ("", [])
+    check(found)
+
+
 KEPT_BY_LAYOUTS = [
     "sums of tables, resource, alltoall over 3",  # two gradients with pieces of the same ids
     "bags, sum, resource, allgather over 2",  # row numbers that all workers gather

@@ -59,7 +59,7 @@ def open_fixed_batch(
         initial: nodes that initial values need.
         contexts: of its loops and conditionals of the old style.
     """
-    if not records or not all(record.is_plain for record in records):
+    if not records or not all(record.is_plain for record in records if record.gradients):
         return "not all gradients were asked of tf.gradients, by tensors, after parallax was imported"
     autodiff = frozenset[str]().union(*(record.ops for record in records))
     losses = losses_of(records)
@@ -133,7 +133,7 @@ def _derive_gradients(opened: GraphDef, records: Sequence[Record], contexts: Con
     if not is_whole(graph, GraphView(opened).ancestors(losses_of(records)) - autodiff):
         return None
     with graph.as_default(), in_style_of(graph):
-        for number, record in enumerate(records):
+        for number, record in enumerate(one for one in records if one.gradients):  # the rest TensorFlow asked itself
             ys = [graph.get_tensor_by_name(tensor) for tensor in record.of]
             xs = [graph.get_tensor_by_name(target) for target, _, _ in record.gradients]
             with tf.name_scope(f"{SCOPE}_gradients_{number}/"):
