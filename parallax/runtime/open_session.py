@@ -45,7 +45,7 @@ from parallax.runtime.worker.job_message import JobMessage
 from parallax.runtime.worker.names import Names
 from parallax.runtime.worker.nan_report import NanReport
 from parallax.runtime.worker.one_graph import launchers_graph, take_launchers_graph
-from parallax.runtime.worker.positions import Positions
+from parallax.runtime.worker.positions import InputPositions
 from parallax.runtime.worker.profile import ProfileHook
 from parallax.runtime.worker.ranks import ProcessGroup, current_process_group
 from parallax.runtime.worker.run_log import RunLog
@@ -218,7 +218,7 @@ def _training(worker: WorkerContext, made: _Made, members: ProcessGroup, extras:
     updates = training_updates(made.analysed.captured, made.analysed.sources)
     training = TrainingRuns(worker, updates)
     inputs = {one.name: one for one in made.worker_graph.inputs.kept}
-    worker.positions = Positions(members.rank, members.size, training.trains, inputs, made.plan.synchronous)
+    worker.positions = InputPositions(members.rank, members.size, training.trains, inputs, made.plan.synchronous)
     view = made.analysed.captured.view
     if not extras.equal_randomness:  # whoever compares fetches what was asked for
         worker.log = RunLog(view, updates, tells=members.rank == 0)

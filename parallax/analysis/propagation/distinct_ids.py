@@ -26,7 +26,7 @@ and do not saturate)."""
 _UNIQUE = ("Unique", "UniqueV2", "UniqueWithCounts", "UniqueWithCountsV2")
 
 
-class Distinct(NamedTuple):
+class SameRows(NamedTuple):
     """What makes row numbers say which rows are the same.
 
     Attributes:
@@ -50,14 +50,14 @@ class DistinctIds:
         self._view = view
         self._is_equal = is_equal
 
-    def of(self, tensor: str) -> Distinct | None:
+    def of(self, tensor: str) -> SameRows | None:
         """What says which rows are the same; None where nothing is proven."""
         merged = self._distinct(tensor)
         if merged:
-            return Distinct("", merged)
+            return SameRows("", merged)
         before = self.source(tensor)
         merged = self._distinct(before) if before != root(self._view, tensor) else ""
-        return Distinct(before, merged) if merged else None
+        return SameRows(before, merged) if merged else None
 
     def are_apart(self, tensors: list[str]) -> bool:
         """Whether these are cut out of one vector of distinct ids, each element into one of them at most."""

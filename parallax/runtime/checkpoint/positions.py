@@ -26,7 +26,7 @@ from parallax.runtime.checkpoint.held import Places, StoredVariable, hold
 from parallax.runtime.checkpoint.sorted_string_table import DamagedCheckpoint
 from parallax.runtime.checkpoint.stored import OWN_KEYS, Stored
 from parallax.runtime.checkpoint.stored_rows import Readable
-from parallax.runtime.worker.positions import Positions, Taken
+from parallax.runtime.worker.positions import InputPositions, Taken
 from parallax.transform.passes.inputs import Maker
 from parallax.transform.pipeline import WorkerGraph
 from parallax.types import Array, Comm, Operation, Session, Tensor
@@ -153,7 +153,7 @@ class KeptPositions:
         move: puts the streams there.
     """
 
-    positions: Positions
+    positions: InputPositions
     held: tuple[StoredVariable, ...]
     streams: tuple[str, ...]
     comm: Comm
@@ -268,7 +268,7 @@ def _number(name: str, maker: Maker, numbers: Sequence[int], rank: int, size: in
 
 
 def keep_positions(
-    worker_graph: WorkerGraph, positions: Positions, comm: Comm, seed: int, shares: int
+    worker_graph: WorkerGraph, positions: InputPositions, comm: Comm, seed: int, shares: int
 ) -> KeptPositions:
     """Builds the variables in the default graph, a worker's.
 

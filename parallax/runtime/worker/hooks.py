@@ -25,7 +25,7 @@ from parallax.runtime.worker.heartbeat import Heartbeat
 from parallax.runtime.worker.names import Names, fetch_text
 from parallax.runtime.worker.nan_report import NanReport
 from parallax.runtime.worker.one_graph import place_of
-from parallax.runtime.worker.positions import Positions
+from parallax.runtime.worker.positions import InputPositions
 from parallax.runtime.worker.run_log import RunLog, RunTimes
 from parallax.runtime.worker.runs import Runs
 from parallax.transform.building.editor import Counter
@@ -107,7 +107,7 @@ class WorkerContext:
     accumulation: Accumulation = field(default_factory=Accumulation)
     runs: Runs | None = None
     log: RunLog | None = None
-    positions: Positions | None = None
+    positions: InputPositions | None = None
     batches: BatchComparison | None = None
     nan_report: NanReport | None = None
 

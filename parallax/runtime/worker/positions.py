@@ -50,7 +50,7 @@ class Taken:
 
 
 @dataclass
-class Positions:
+class InputPositions:
     """How far one worker is.
 
     Attributes:
