@@ -1,6 +1,4 @@
-"""What a step that uses Keras 3 needs while it is traced.
-
-Its optimizers see merged rows, its variables are named, and what its metrics count is marked (reports.py).
+"""What a step that uses Keras 3 needs while it is traced: its optimizers see merged rows, and its variables are named.
 
 Optimizers are met in the step itself, wherever it has them from, when they are first applied. A variable goes by the
 path that Keras gives it, and a slot below its variable.
@@ -13,13 +11,11 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager
 
 import tensorflow as tf
 from keras.src.backend.common.variables import Variable
-from keras.src.metrics.reduction_metrics import Mean
 from keras.src.optimizers.base_optimizer import BaseOptimizer
 
 from parallax.functions.batch_statistics import normalizations_of_keras
 from parallax.functions.keras_optimizers import merged_rows, rows_apart, taken_by_row
 from parallax.functions.libraries import Seen
-from parallax.functions.reports import reported_means
 from parallax.types import Gradient, KerasOptimizer, KerasVariable, TensorLike
 
 
@@ -34,7 +30,7 @@ def seen(merges_rows: bool) -> Iterator[Callable[[], dict[int, Seen]]]:
         In a context: a function that gives, by the id of a tf.Variable, what Keras knows about it.
     """
     used: dict[int, KerasVariable] = {}
-    with _reads_noted(used), reported_means(Mean), optimizers_seen(merges_rows) as optimizers:
+    with _reads_noted(used), optimizers_seen(merges_rows) as optimizers:
         yield lambda: _seen(used, list(optimizers.values()))
 
 

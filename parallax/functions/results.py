@@ -2,7 +2,7 @@
 
 Each worker has the result of its rows. A scalar of a floating type is taken for a mean over the batch, a tensor whose
 first dimension is open for one of the batch's rows; of all others the script says which they are. Means are marked
-while the step is traced (reports.py), so that each is made what the plain mean over the workers is the whole one of.
+while the step is traced (reports.py), so that each is what one process returns.
 """
 
 from __future__ import annotations

@@ -16,7 +16,6 @@ from parallax.functions.libraries import Seen, libraries_seen
 from parallax.functions.results import marked_means
 from parallax.functions.step_graph import StepVariable
 from parallax.functions.traced import handle_of
-from parallax.functions.vector_losses import losses_summed
 from parallax.types import ConcreteFunction, Handle, Nest, Tensor, TypeSpec, Variable
 
 
@@ -76,7 +75,7 @@ def traced_step(
         with fused_normalizations():
             return marked_means(step(*args, **kwargs), returns)
 
-    with libraries_seen(merges_rows) as seen, handles_noted() as by_handle, losses_summed():
+    with libraries_seen(merges_rows) as seen, handles_noted() as by_handle:
         traced = tf.function(
             call, autograph=tracing.autograph, experimental_autograph_options=tracing.autograph_options
         )

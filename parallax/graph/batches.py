@@ -19,12 +19,11 @@ _BATCH, _LENGTH, _ELEMENTS = "_parallax_batch", "_parallax_length", "_parallax_e
 _ROW_ENDS = "_parallax_row_ends"
 _OPENED, _SCRIPT = "_parallax_opened", "script/"
 """How steps of scripts begin: they are what the analysis takes for one, and no front end has named them."""
-_REPORTED, _PART, _VECTOR_LOSS = "_parallax_reported", "_parallax_part", "_parallax_vector_loss"
+_REPORTED, _PART = "_parallax_reported", "_parallax_part"
 FULL = "_parallax_full"
 """How long batches will be: a graph is the same whatever it says."""
-VALUE, COUNTED, WEIGHT, ADDED = "value", "counted", "weight", "added"
-"""What is reported: a scalar that is a mean over the batch, as a loss is, of which the workers' mean is taken, or which
-a metric adds to its part; the weight with which a metric counts it; or what is a sum over the batch."""
+VALUE, ADDED = "value", "added"
+"""What a step reports: a scalar of which the workers' mean is taken, or of which their sum is."""
 
 
 def mark_batch(placeholder: Tensor, step: str) -> None:
@@ -130,7 +129,7 @@ def mark_reported(identity: Tensor, kind: str) -> None:
 
     Args:
         identity: the result of an Identity.
-        kind: VALUE, COUNTED, WEIGHT or ADDED.
+        kind: VALUE or ADDED.
     """
     _set(identity.op, _REPORTED, kind)
 
@@ -142,20 +141,6 @@ def mark_part(variable: Variable) -> None:
         variable: a resource variable.
     """
     _set(variable.handle.op, _PART, "sum")
-
-
-def mark_vector_loss(total: Tensor) -> None:
-    """Says that a scalar is the sum of a loss that has an entry for each example of a batch.
-
-    Args:
-        total: the result of a Sum.
-    """
-    _set(total.op, _VECTOR_LOSS, "sum")
-
-
-def is_of_vector_loss(node: NodeDef) -> bool:
-    """Whether a node adds up a loss that has an entry for each example of a batch."""
-    return bool(_mark(node, _VECTOR_LOSS))
 
 
 def is_part(node: NodeDef) -> bool:
@@ -233,13 +218,8 @@ def length_by_step(view: GraphView) -> dict[str, str]:
 
 
 def reported_as(node: NodeDef) -> str:
-    """What a node reports: VALUE, COUNTED, WEIGHT, ADDED, or empty."""
+    """What a node reports: VALUE, ADDED, or empty."""
     return _mark(node, _REPORTED)
-
-
-def reported_values(view: GraphView) -> list[str]:
-    """The tensors that steps of a graph report as values, to metrics too."""
-    return [f"{node}:0" for node in view.nodes if reported_as(view.nodes[node]) in (VALUE, COUNTED)]
 
 
 def _set(op: Operation, name: str, value: str) -> None:

@@ -17,7 +17,6 @@ from keras.src.trainers.data_adapters import array_slicing, data_adapter_utils, 
 from keras.src.utils.python_utils import pythonify_logs
 
 from parallax.functions.keras_steps import optimizers_seen, slot_name
-from parallax.functions.reports import reported_means
 from parallax.keras.epochs import NumberedEpochs
 from parallax.keras.logs import LateLogs
 from parallax.keras.progress import FitProgress
@@ -83,11 +82,6 @@ def tracing(model: KerasModel, merges_rows: bool) -> AbstractContextManager[obje
 def check_compiled(model: KerasModel, call: str) -> None:
     """Raises Keras's own error where a model was not compiled."""
     model._assert_compile_called(call)
-
-
-def reported(model: KerasModel) -> AbstractContextManager[None]:
-    """See `reported_means`."""
-    return reported_means(keras.metrics.Mean)
 
 
 def optimizer_variables(model: KerasModel) -> list[KerasVariable]:

@@ -15,7 +15,6 @@ from parallax.functions.batch_statistics import fused_normalizations
 from parallax.functions.reports import reported_value
 from parallax.functions.step_graph import GraphStep, StepGraph, StepVariable
 from parallax.functions.tracing import captured_variables, handles_noted
-from parallax.functions.vector_losses import losses_summed
 from parallax.keras.libraries import library_of
 from parallax.keras.logs import check_log, flat_logs
 from parallax.keras.metrics import is_of_metrics
@@ -49,7 +48,7 @@ def traced_training(model: KerasModel, spec: Nest, merges_rows: bool = False) ->
         spec: the structure that `train_step` takes, of tf.TensorSpec; the first dimension is that of the batch.
         merges_rows: whether equal rows of sparse gradients are added up before the optimizer sees them.
     """
-    with library_of(model).tracing(model, merges_rows), losses_summed():
+    with library_of(model).tracing(model, merges_rows):
         return _traced(model, model.train_step, spec)
 
 
@@ -76,7 +75,7 @@ def step_graph(
 
     Returns:
         The graph, and the steps in it by their scope. Where the batch's dimension is open, workers may have unequally
-        many examples of it, or none (parallax/graph/batches.py); what losses and metrics then are is in reports.py.
+        many examples of it, or none (parallax/graph/batches.py).
     """
     graph = StepGraph(variables_of(model, [variable for one in traced.values() for variable in one.captured]))
     lengths = {name: full.get(name, 0) for name in traced}
@@ -116,7 +115,7 @@ def _traced(model: KerasModel, step: Callable[[Nest], Logs], spec: Nest) -> Mode
     metrics: list[Variable] = []
 
     def traced(data: Nest) -> tuple[Logs, list[Tensor]]:
-        with library_of(model).reported(model), library_of(model).converting_layers(), fused_normalizations():
+        with library_of(model).converting_layers(), fused_normalizations():
             logs = step(data)
         metrics[:] = _metric_variables(model)
         logs = {name: _told(name, value, metrics) for name, value in flat_logs(logs).items()}

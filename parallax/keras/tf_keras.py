@@ -7,7 +7,7 @@ that they were made with, so what Means are told is marked by each of them.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from types import ModuleType
 from typing import Any
 
@@ -19,7 +19,6 @@ from tf_keras.src.engine import base_layer_utils, data_adapter
 from tf_keras.src.optimizers.optimizer import Optimizer
 
 from parallax.errors import ConfigError
-from parallax.functions.reports import reported_means
 from parallax.keras.progress import FitProgress
 from parallax.keras.traced import making_large
 from parallax.types import (
@@ -107,16 +106,6 @@ def tracing(model: KerasModel, merges_rows: bool) -> AbstractContextManager[obje
 def check_compiled(model: KerasModel, call: str) -> None:
     """Raises Keras's own error where a model was not compiled."""
     model._assert_compile_was_called()
-
-
-@contextmanager
-def reported(model: KerasModel) -> Iterator[None]:
-    """See `reported_means`."""
-    with ExitStack() as stack:
-        for metric in model.metrics:
-            if type(metric) is tf_keras.metrics.Mean:
-                stack.enter_context(reported_means(metric))
-        yield
 
 
 def optimizer_variables(model: KerasModel) -> list[Variable]:
