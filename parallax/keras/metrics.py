@@ -1,8 +1,8 @@
 """What Keras reports of a step: logs of the global batch, put together of what each worker has.
 
 The variables of a metric are sums over examples (Keras's own `aggregation="sum"`): each worker adds up its own, and the
-sum over the workers is the one process's. Logs are computed again of the whole sums. What a step logs beside its metrics is a mean over the workers, or has their rows
-one after the other.
+sum over the workers is the one process's. Logs are computed again of the whole sums. What a step logs beside its
+metrics is a mean over the workers, or has their rows one after the other.
 """
 
 from __future__ import annotations

@@ -38,7 +38,7 @@ def find_places(step: StepWalk, node: str) -> list[Fact] | None:
     fact = step.inputs(node)[0]
     if fact.axis != 0 or fact.part is None or fact.part.blocks > 1 or fact.rank is None:
         return plain(step, node)
-    step.ranges.append(OffsetRange(node, fact.part))
+    step.ranges.append(OffsetRange(node, fact.part, along=step.view.inputs(node)[0]))
     found = ShardedAxis(fact.part.batch, Length.of(f"{step.prefix}{node}[0]{UNEVEN}"))
     return step.all_outputs(node, Sharded(0, found), (found.length, Length.of(fact.rank)))
 
@@ -67,7 +67,7 @@ def fill_empty_rows(step: StepWalk, node: str) -> list[Fact] | None:
         return None
     step.take(node, 0, ExampleNumbers(example, counter))
     step.localize(node, 2, 0, dims)
-    step.ranges.append(OffsetRange(node, example))
+    step.ranges.append(OffsetRange(node, example, along=f"{node}:2"))
     found = ShardedAxis(part.batch, Length.of(f"{step.prefix}{node}[0]{UNEVEN}"))
     of_places, of_values, are_empty, back = step.view.outputs(node)
     return [
