@@ -120,7 +120,7 @@ def part(name: str, number: int, width: int) -> Stored:
 
 
 def positions_of(workers: int) -> tuple[Array, ...]:
-    """InputPositions of the job and of one random op, for so many workers; none for none."""
+    """Positions of the job and of one random op, for so many workers; none for none."""
     if not workers:
         return ()
     shape = (workers, 2, 4)
