@@ -13,9 +13,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from parallax.analysis.layouts.notes import check_gather_limit, notes_of_kept
+from parallax.analysis.measuring.live_bytes import live_bytes
 from parallax.analysis.planner import make_plan, part_routes, placements, terms_of
 from parallax.analysis.propagation.classify import classify
-from parallax.analysis.propagation.live_bytes import live_bytes
 from parallax.analysis.propagation.propagate import propagate, walked
 from parallax.analysis.propagation.walk import NoRule
 from parallax.analysis.reading.capture import Captured, capture

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from parallax.analysis.layouts.batch_sources import name_batches
+from parallax.analysis.layouts.batch_names import name_batches
 from parallax.analysis.layouts.notes import notes_of_layouts
 from parallax.analysis.propagation import kept_batches, own_state, stand_ins, visit_node
 from parallax.analysis.propagation.gradient_pieces import keeps_of, outside_edges

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from parallax.analysis.propagation.batch_sources import BatchSource, batch_sources
+from parallax.analysis.reading.batch_sources import BatchSource, batch_sources
 from parallax.analysis.stages import Analysed
 from parallax.errors import ParallaxError
 from parallax.graph.view import GraphView
@@ -68,8 +68,8 @@ def _of_builds(first: FirstBuild, second: SecondBuild) -> list[tuple[str, str]]:
 
 
 def _of_graph(graph: Graph, analysed: Analysed) -> list[tuple[str, str]]:
-    from parallax.analysis.propagation.suspicious import suspicions
     from parallax.analysis.reading.gradients import training_updates
+    from parallax.runtime.check.suspicious import suspicions
 
     captured = analysed.captured
     found = suspicions(captured, analysed.spec, analysed.sources)

@@ -12,7 +12,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from parallax.analysis.propagation.suspicious import data_ops, random_ops
+from parallax.analysis.reading.batch_sources import data_ops, random_ops
 from parallax.analysis.reading.gradients import training_updates
 from parallax.analysis.stages import Analysed
 from parallax.errors import ConfigError, GraphError

@@ -13,7 +13,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from parallax.analysis.propagation.batch_sources import BatchSource, batch_sources
+from parallax.analysis.reading.batch_sources import BatchSource, batch_sources
 from parallax.graph.view import GraphView, split_tensor
 from parallax.logger import log
 from parallax.report.text import counted, name_ranks

@@ -10,7 +10,7 @@ from types import ModuleType
 
 import numpy as np
 
-from parallax.analysis.propagation.train_ops import last_of, train_ops
+from parallax.analysis.reading.train_ops import last_of, train_ops
 from parallax.errors import ConfigError
 from parallax.graph.view import GraphView
 from parallax.strict import shown

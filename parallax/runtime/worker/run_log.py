@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Set
 from dataclasses import dataclass
 
-from parallax.analysis.propagation.train_ops import ops_after
+from parallax.analysis.reading.train_ops import ops_after
 from parallax.graph.view import GraphView
 from parallax.logger import log
 from parallax.plans.plan import Plan

@@ -3,9 +3,9 @@
 import pytest
 import tensorflow as tf
 
-from parallax.analysis.propagation.suspicious import suspicions
 from parallax.analysis.reading import record
 from parallax.analysis.stages import analyse
+from parallax.runtime.check.suspicious import suspicions
 
 v1 = tf.compat.v1
 

@@ -3,7 +3,7 @@
 import pytest
 import tensorflow as tf
 
-from parallax.analysis.propagation.live_bytes import live_bytes
+from parallax.analysis.measuring.live_bytes import live_bytes
 from parallax.analysis.propagation.propagate import walked
 from parallax.analysis.stages import analyse, memory_of, plan_for
 from parallax.analysis.whatif.memory import FixedMemory, HostMemory

@@ -11,7 +11,7 @@ import pytest
 import tensorflow.compat.v1 as tf
 
 import parallax
-from parallax.analysis.propagation.batch_sources import batch_sources
+from parallax.analysis.reading.batch_sources import batch_sources
 from parallax.graph.view import GraphView
 from parallax.logger import log
 from parallax.runtime.check.command import of_unsharded

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 import tensorflow.compat.v1 as tf
 
-from parallax.analysis.propagation.train_ops import ops_after
+from parallax.analysis.reading.train_ops import ops_after
 from parallax.graph.view import GraphView
 from parallax.logger import log
 from parallax.runtime.worker.run_log import FIRST_STEPS, IDLE_RUNS, RunLog, StepTimes, times_text

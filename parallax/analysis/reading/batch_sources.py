@@ -17,6 +17,7 @@ from parallax.types import NodeDef
 
 _ITERATOR_GETS = ("IteratorGetNext", "IteratorGetNextSync", "IteratorGetNextAsOptional")
 _QUEUE_GETS = ("QueueDequeue", "ReaderRead")
+_DATA = ("IteratorGetNext", "OneShotIterator")
 _PYTHON = ("PyFunc", "PyFuncStateless", "EagerPyFunc")
 _BY_NAME = ("IteratorFromStringHandle", "IteratorFromStringHandleV2")
 _FILLS = ("MakeIterator", "QueueEnqueue")
@@ -43,6 +44,16 @@ class BatchSource:
     is_sharded: bool
     is_opaque: bool
     is_shuffled: bool
+
+
+def random_ops(view: GraphView, nodes: Iterable[str]) -> list[str]:
+    """Those of some nodes that draw random numbers from their own state, sorted."""
+    return sorted(n for n in nodes if "seed" in view.nodes[n].attr and "seed2" in view.nodes[n].attr)
+
+
+def data_ops(view: GraphView, nodes: Iterable[str]) -> list[str]:
+    """Those of some nodes that give batches which nobody feeds: iterators, queues and readers, sorted."""
+    return sorted(n for n in nodes if view.op(n) in _DATA or view.op(n).startswith(_QUEUE_GETS))
 
 
 def batch_sources(view: GraphView, updates: Iterable[str]) -> tuple[BatchSource, ...]:

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import NamedTuple
 
-from parallax.analysis.propagation.train_ops import train_ops
+from parallax.analysis.reading.batch_sources import random_ops
 from parallax.analysis.reading.capture import Captured
 from parallax.analysis.reading.gradients import RECORDED, gradient_updates
+from parallax.analysis.reading.train_ops import train_ops
 from parallax.graph.spec import GradientSource, GraphSpec, VariableClass
 from parallax.graph.view import GraphView
 
 _SHOWN = 5
 _PLACEHOLDERS = ("Placeholder", "PlaceholderV2")
-_DATA = (*_PLACEHOLDERS, "PlaceholderWithDefault", "IteratorGetNext", "OneShotIterator")
-_DATA_BEGINS = ("QueueDequeue", "ReaderRead")
 
 
 class Suspicion(NamedTuple):
@@ -44,17 +42,6 @@ def suspicions(captured: Captured, spec: GraphSpec, sources: tuple[GradientSourc
             )
         )
     return [*found, *_of_step(captured.view, step)]
-
-
-def random_ops(view: GraphView, nodes: Iterable[str]) -> list[str]:
-    """Those of some nodes that draw random numbers from their own state, sorted."""
-    return sorted(n for n in nodes if "seed" in view.nodes[n].attr and "seed2" in view.nodes[n].attr)
-
-
-def data_ops(view: GraphView, nodes: Iterable[str]) -> list[str]:
-    """Those of some nodes that give batches which nobody feeds: iterators, queues and readers, sorted."""
-    kinds = tuple(kind for kind in _DATA if "Placeholder" not in kind)
-    return sorted(n for n in nodes if view.op(n) in kinds or view.op(n).startswith(_DATA_BEGINS))
 
 
 def _of_updates(captured: Captured, sources: tuple[GradientSource, ...]) -> list[Suspicion]:
