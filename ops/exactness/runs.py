@@ -50,9 +50,9 @@ class Built:
     batches: list[list[dict[str, Any]]]
 
     @staticmethod
-    def of(source: str, are_uneven: bool = False) -> Built:
-        """Loads and builds a program; `are_uneven`: whether workers have unequal shares of an open batch."""
-        script = Script.load(source)
+    def of(source: str | Script, are_uneven: bool = False) -> Built:
+        """Builds a program, given as text or loaded; `are_uneven`: whether workers have unequal shares of a batch."""
+        script = Script.load(source) if isinstance(source, str) else source
         graph, ops = script.graph(script.rows)
         whole, whole_ops = (graph, ops) if script.is_open else script.graph(script.rows * script.workers)
         return Built(script, graph, ops, whole, whole_ops, script.batches(len(ops), are_uneven and script.is_open))

@@ -29,6 +29,7 @@ import tensorflow as tf
 
 from ops.exactness.claims import first_false
 from ops.exactness.runs import SEED, Built, NotFinite, Ran, Watched, one_process, workers
+from ops.exactness.script import Script
 from parallax.analysis.planner import make_plan, part_routes, placements
 from parallax.analysis.propagation.propagate import walked
 from parallax.analysis.stages import Analysed, analyse, feasible, rewrites_of
@@ -73,6 +74,7 @@ class Outcome:
         routes: variable -> class and route.
         seconds: of this process's processor time.
         notes: what the plan says of differences from one process.
+        gathers: what the plan says of tensors of the global batch, where losses go by the layouts of tensors.
         claim: the first op of which the analysis says what is not so, where claims are tried and one is false.
     """
 
@@ -83,6 +85,7 @@ class Outcome:
     seconds: float = 0.0
     claim: str = ""
     notes: tuple[str, ...] = ()
+    gathers: tuple[str, ...] = ()
 
     @property
     def is_fault(self) -> bool:
@@ -102,7 +105,7 @@ class _Subject:
 
 
 def try_program(
-    source: str,
+    source: str | Script,
     routes: Sequence[str] = ROUTES,
     break_on_purpose: Callable[[Rewrites], Rewrites] | None = None,
     claims: bool = False,
@@ -111,7 +114,7 @@ def try_program(
     """Tries a program by each of some routes; one whose plan is that of a route before has that one's outcome.
 
     Args:
-        source: the program.
+        source: the program, as text or loaded.
         routes: of ROUTES.
         break_on_purpose: changes the decisions, to see that a fault is noticed.
         claims: whether what the analysis says of single tensors is tried too. Of programs with a fixed batch it is not:
@@ -145,7 +148,7 @@ def _no_collections() -> Iterator[None]:
             gc.enable()
 
 
-def _subject(source: str, break_on_purpose: Any, claims: bool, layouts: bool | None) -> _Subject | Outcome:
+def _subject(source: str | Script, break_on_purpose: Any, claims: bool, layouts: bool | None) -> _Subject | Outcome:
     native_ops()
     try:
         built = Built.of(source, are_uneven=bool(layouts))
@@ -212,7 +215,8 @@ def _outcome(subject: _Subject, route: str, tried: dict[Any, Outcome]) -> Outcom
             outcome = replace(outcome, kind="unstable") if moved.kind == "equal" else outcome
         outcome = _with_claim(outcome, _false_claim(subject, plan, found))
     routes = tuple(f"{v.name}: {v.cls.value} by {v.route}" for v in plan.variables)
-    tried[rewrites] = outcome = replace(outcome, routes=routes, notes=() if rewrites.layouts else rewrites.notes)
+    notes, gathers = ((), rewrites.notes) if rewrites.layouts else (rewrites.notes, ())
+    tried[rewrites] = outcome = replace(outcome, routes=routes, notes=notes, gathers=gathers)
     return outcome
 
 

@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 import tensorflow as tf
+from tensorflow.python.framework import op_def_registry
 
 from parallax.analysis.planner import part_routes
 from parallax.analysis.propagation import propagate as walks
@@ -69,3 +70,17 @@ def test_a_variable_that_is_only_named_like_a_slot_is_none(monkeypatch) -> None:
     assert found.captured.variables["emb/seen"].part.shape[0] == ROWS
     walk = walked(found.captured, found.sources, routes_of(found))
     assert sorted(walk.assumed.table_of) == ["emb", "emb/Adam", "emb/Adam_1"]
+
+
+def test_looking_at_a_graph_adds_no_attribute_to_its_nodes() -> None:
+    graph = tf.Graph()
+    with graph.as_default():
+        emb, taken = v1.get_variable("table", [11, 4, 4], use_resource=False), v1.placeholder(tf.int64, [None])
+        rows = tf.raw_ops.Gather(params=emb, indices=taken)
+        products = tf.matmul(rows, tf.raw_ops.BatchMatMul(x=rows, y=tf.reverse(rows, [0]), adj_y=True))
+        v1.train.GradientDescentOptimizer(0.1).minimize(tf.reduce_mean(products))
+    found = analyse(graph)
+    walked(found.captured, found.sources, {"table": "allgather"})
+    for node in found.captured.view.nodes.values():
+        known = {attribute.name for attribute in op_def_registry.get(node.op).attr}
+        assert {name for name in node.attr if not name.startswith("_")} <= known, node.name

@@ -1,0 +1,100 @@
+"""Sparse, ragged and parsed batches: what is added up by example, or put into groups, is the one process's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import tensorflow as tf
+
+from ops.exactness.trial import Outcome
+from tests.exactness.loss_trials import tried
+
+v1 = tf.compat.v1
+WORDS, WIDTH = 11, 4
+Rows = Callable[[Any, Any, Any], Any]
+"""(a table, ids `[batch, 3]` with zeros for none, targets `[batch]`) -> rows of examples `[batch, WIDTH]`."""
+
+
+def sparse(ids: Any) -> Any:
+    return tf.sparse.from_dense(ids)
+
+
+def safely(table: Any, ids: Any, weights: Any = None, combiner: str = "mean") -> Any:
+    found = v1.nn.safe_embedding_lookup_sparse(table, ids, weights, combiner=combiner)
+    return tf.reshape(found, [-1, WIDTH])
+
+
+def weighted(table: Any, ids: Any, y: Any) -> Any:
+    found = sparse(ids)
+    weights = 1.0 + tf.cast(found.values, tf.float32) % 3.0
+    return safely(table, found, tf.SparseTensor(found.indices, weights, found.dense_shape))
+
+
+def ragged(table: Any, ids: Any, reduce: Callable[..., Any]) -> Any:
+    lengths = 1 + ids[:, 0] % 3
+    return tf.reshape(reduce(tf.nn.embedding_lookup(table, tf.RaggedTensor.from_tensor(ids, lengths)), axis=1), [-1, 4])
+
+
+APART: dict[str, Rows] = {
+    "sparse": lambda table, ids, y: tf.nn.embedding_lookup_sparse(table, sparse(ids + 1), None, "mean"),
+    "sparse, with rows that have none": lambda table, ids, y: safely(table, sparse(ids)),
+    "sparse, summed": lambda table, ids, y: safely(table, sparse(ids), combiner="sum"),
+    "sparse, weighted": weighted,
+    "a sparse matrix": lambda table, ids, y: tf.sparse.sparse_dense_matmul(sparse(tf.one_hot(ids[:, 0], WORDS)), table),
+    "ragged means": lambda table, ids, y: ragged(table, ids, tf.reduce_mean),
+    "ragged sums": lambda table, ids, y: ragged(table, ids, tf.reduce_sum),
+    "ragged maxima": lambda table, ids, y: ragged(table, ids, tf.reduce_max),
+}
+
+
+def every_other(rows: Any) -> Any:
+    return tf.math.unsorted_segment_sum(rows, tf.range(tf.shape(rows)[0]) % 2, 2)
+
+
+def by_classes(rows: Any, y: Any) -> Any:
+    """Rows that are put in order by class, and added up by classes that are counted off."""
+    classes = tf.cast(y > 0, tf.int32) + tf.cast(y > 1, tf.int32)
+    counts = tf.math.bincount(classes, minlength=3)
+    return tf.math.unsorted_segment_sum(tf.gather(rows, tf.argsort(classes)), tf.repeat(tf.range(3), counts), 3)
+
+
+def turned(rows: Any) -> Any:
+    return tf.math.unsorted_segment_sum(rows, tf.range(tf.shape(rows)[0])[::-1], tf.shape(rows)[0])
+
+
+def negatives(rows: Any) -> Any:
+    return tf.nn.softmax(rows @ tf.transpose(rows)) @ rows
+
+
+MEET: dict[str, Rows] = {
+    "examples that a mask chooses": lambda table, ids, y: tf.boolean_mask(safely(table, sparse(ids)), y > 0),
+    "sums of classes": lambda table, ids, y: by_classes(tf.gather(table, ids[:, 0]), y),
+    "sums of every other row": lambda table, ids, y: every_other(safely(table, sparse(ids))),
+    "rows that are turned round": lambda table, ids, y: turned(tf.gather(table, ids[:, 0])),
+    "negatives of the batch": lambda table, ids, y: negatives(safely(table, sparse(ids))),
+    "negatives of a batch of ragged ids": lambda table, ids, y: negatives(ragged(table, ids, tf.reduce_mean)),
+}
+
+
+def outcome_of(rows: Rows) -> Outcome:
+    def build(length: int | None) -> Any:
+        ids = v1.placeholder(tf.int64, [length, 3], name="ids")
+        y = v1.placeholder(tf.float32, [length], name="y")
+        found = rows(v1.get_variable("table", [WORDS, WIDTH]), ids, y)
+        scores = tf.reshape(found @ v1.get_variable("weights", [WIDTH, 1]), [-1])
+        of_targets = tf.reduce_mean(tf.square(y)) * tf.reduce_mean(scores)
+        return v1.train.AdagradOptimizer(0.1).minimize(tf.reduce_mean(tf.square(scores - 1.0)) + 0.1 * of_targets)
+
+    feeds = {
+        "ids": lambda rng, length: rng.randint(0, WORDS - 1, [length, 3]) * rng.randint(0, 2, [length, 3]),
+        "y": lambda rng, length: rng.randn(length),
+    }
+    return tried(build, feeds)
+
+
+@pytest.mark.parametrize("case", [*APART, *MEET])
+def test_elements_are_added_up_by_the_examples_of_the_global_batch(case: str) -> None:
+    found = outcome_of({**APART, **MEET}[case])
+    assert (found.kind, found.message) == ("equal", "")
