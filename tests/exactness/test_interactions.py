@@ -61,6 +61,9 @@ MEET: dict[str, Loss] = {
     "the largest": lambda u, i, y: tf.reduce_max(per_row(u, i, y)),
     "a rank": lambda u, i, y: at_rank(per_row(u, i, y)),
     "a running sum": lambda u, i, y: tf.reduce_mean(tf.square(tf.cumsum(predicted(u, i)) - y)),
+    "a running sum of what is chosen": lambda u, i, y: tf.reduce_mean(
+        tf.cumsum(tf.boolean_mask(per_row(u, i, y), y > -0.5))
+    ),
     "a softmax over the batch": lambda u, i, y: tf.reduce_mean(tf.nn.softmax(y) * per_row(u, i, y)),
     "a norm over the batch": lambda u, i, y: tf.reduce_mean(per_row(tf.nn.l2_normalize(u), i, y)),
     "a baseline that is not trained": lambda u, i, y: tf.reduce_mean(

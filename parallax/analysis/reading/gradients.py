@@ -11,7 +11,6 @@ from collections.abc import Callable
 from functools import partial
 
 from parallax.analysis.reading.capture import Captured, variable_of_tensor
-from parallax.analysis.reading.recorded import downstream
 from parallax.errors import GraphError
 from parallax.graph.control_flow import SWITCHES
 from parallax.graph.ops import ADDITIVE_SCATTERS, StateOp, state_op
@@ -47,19 +46,6 @@ def find_gradients(captured: Captured) -> tuple[GradientSource, ...]:
         if part not in accounted or (state.kind == "apply" and found[0].found_by == NAME_SCOPE):
             sources += found
     return tuple(dict.fromkeys(sources))
-
-
-def inside_of(captured: Captured) -> tuple[frozenset[str], ...]:
-    """For each record the nodes that take its gradients as a worker has them: its own, and their adjoints."""
-    view, found = captured.view, []
-    for record in captured.records:
-        delivered = {values for _, values, _ in record.gradients}
-        inside = set(record.ops)
-        for later in captured.records:
-            starts = [cotangent for gradient, cotangent in later.cotangents if gradient in delivered]
-            inside |= downstream(view, starts, later.ops)
-        found.append(frozenset(inside))
-    return tuple(found)
 
 
 def written_variable(captured: Captured, node: str) -> str:
@@ -133,7 +119,8 @@ def _writes_after(view: GraphView, node: str) -> bool:
 
 def _recorded(captured: Captured) -> list[GradientSource]:
     view, sources = captured.view, []
-    for record, inside in zip(captured.records, inside_of(captured), strict=True):
+    inside = autodiff_ops(captured)  # a later call that goes back through a gradient takes it as a worker has it
+    for record in captured.records:
         for target, values, indices in record.gradients:
             part = variable_of_tensor(view, captured.variables, target)
             if not part:

@@ -227,15 +227,3 @@ def _outermost(target: record.Place, places: Sequence[_Place]) -> str:
             return next((name for place, inner in around if (name := place.tensor(inner.name))), ":0")
         graph, tensor = outer.graph, outer
     return str(tensor.name)
-
-
-def downstream(view: GraphView, tensors: list[str], within: frozenset[str]) -> set[str]:
-    """The nodes among some that tensors reach through nodes among them."""
-    found: set[str] = set()
-    waiting = list(tensors)
-    while waiting:
-        for edge in view.consumers(waiting.pop()):
-            if edge.node in within and edge.node not in found:
-                found.add(edge.node)
-                waiting += view.outputs(edge.node)
-    return found

@@ -1,0 +1,88 @@
+"""State that training reads and a batch writes: by layouts it is written from the global batch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import tensorflow as tf
+
+from ops.exactness.trial import Outcome
+from tests.exactness.loss_trials import tried
+
+v1 = tf.compat.v1
+F = tf.float64
+CLASSES, WIDTH = 7, 4
+Write = Callable[[Any, Any, Any], Any]
+"""(centers `[CLASSES, WIDTH]` or `[WIDTH]`, labels `[batch]`, outputs `[batch, WIDTH]`) -> what writes the centers."""
+
+
+def scatter_each(centers: Any, labels: Any, h: Any) -> Any:
+    def body(number: Any) -> Any:
+        centers.scatter_sub(tf.IndexedSlices(0.1 * h[number : number + 1], labels[number : number + 1]))
+        return number + 1
+
+    return tf.while_loop(lambda number: number < tf.shape(h)[0], body, [tf.constant(0)])
+
+
+CENTERS: dict[str, Write] = {
+    "rows by number": lambda c, labels, h: v1.scatter_sub(c, labels, 0.1 * (tf.gather(c, labels) - h)),
+    "rows of more numbers": lambda c, labels, h: tf.raw_ops.ResourceScatterNdAdd(
+        ref=c.handle, indices=labels[:, None], updates=h
+    ),
+    "a slice": lambda c, labels, h: c[:1].assign(h[:1]),
+    "sums by label": lambda c, labels, h: c.assign(0.9 * c + tf.math.unsorted_segment_sum(h, labels, CLASSES)),
+    "a product along the batch": lambda c, labels, h: c.assign(
+        0.9 * c + tf.matmul(tf.one_hot(labels, CLASSES, dtype=F), h, transpose_a=True)
+    ),
+    "rows in a loop": scatter_each,
+    "a condition of one example": lambda c, labels, h: tf.cond(
+        labels[0] > 2, lambda: c.assign_add(tf.ones([CLASSES, WIDTH], F)), lambda: tf.identity(c)
+    ),
+}
+CENTER: dict[str, Write] = {
+    "one example": lambda c, labels, h: c.assign(h[0]),
+    "a moving mean": lambda c, labels, h: c.assign(0.9 * c + 0.1 * tf.reduce_mean(h, 0)),
+    "a moving mean of squares": lambda c, labels, h: c.assign_sub(0.1 * (c - tf.reduce_mean(h * h, [0]) / 2.0)),
+    "the square of a mean": lambda c, labels, h: c.assign_sub(0.1 * (c - tf.square(tf.reduce_mean(h, 0)))),
+    "a maximum": lambda c, labels, h: c.assign(tf.reduce_max(h, 0)),
+    "a sum": lambda c, labels, h: c.assign_add(tf.reduce_sum(h, 0)),
+    "the second of a rank": lambda c, labels, h: c.assign(tf.sort(h, 0)[1]),
+    "what is made of weights": lambda c, labels, h: c.assign(0.9 * c + 0.1),
+}
+BESIDE: dict[str, Write] = {
+    "a loss": lambda c, labels, h: v1.assign(v1.get_variable("seen", [], F, trainable=False), tf.reduce_sum(h)),
+    "a count": lambda c, labels, h: v1.assign_add(
+        v1.get_variable("seen", [], tf.int64, trainable=False), tf.reduce_sum(labels)
+    ),
+}
+
+
+def outcome_of(case: str) -> Outcome:
+    write = {**CENTERS, **CENTER, **BESIDE}[case]
+
+    def build(rows: int | None) -> list[Any]:
+        x, labels = v1.placeholder(F, [rows, 3], name="x"), v1.placeholder(tf.int64, [rows], name="labels")
+        shape = [CLASSES, WIDTH] if case in CENTERS else [WIDTH]
+        centers = v1.get_variable("centers", shape, F, trainable=False, use_resource=True)
+        h = tf.matmul(x, v1.get_variable("w", [3, WIDTH], F, use_resource=True))
+        read = tf.gather(centers.read_value(), labels) if case in CENTERS else centers.read_value()
+        loss = tf.reduce_mean(tf.square(h - tf.stop_gradient(read) - 1.0))
+        train = v1.train.GradientDescentOptimizer(0.1).minimize(loss)
+        with v1.control_dependencies([train]):
+            return [tf.group(write(centers, labels, tf.identity(h)))]
+
+    feeds = {"x": lambda rng, rows: rng.randn(rows, 3), "labels": lambda rng, rows: rng.randint(0, CLASSES, [rows])}
+    return tried(build, feeds, dtype="float64")
+
+
+@pytest.mark.parametrize("case", sorted({*CENTERS, *CENTER, *BESIDE} - {"rows in a loop"}))
+def test_state_is_written_from_the_global_batch(case: str) -> None:
+    found = outcome_of(case)
+    assert (found.kind, found.message) == ("equal", "")
+
+
+def test_state_that_a_loop_over_the_batch_writes_is_refused() -> None:
+    found = outcome_of("rows in a loop")
+    assert (found.kind, "While 'while' writes 'centers' with" in found.message) == ("refused", True)
