@@ -88,9 +88,9 @@ def test_programs_equal_one_process(text: str) -> None:
     assert outcome(text, dtype="float32") == ("equal", "")
 
 
-def test_ids_that_autodiff_puts_together_of_branches_are_not_taken_for_shared() -> None:
-    kind, message = outcome(_IN_COND, is_open=False, control_flow_v2=False)
-    assert (kind, "cond_grad/Merge" in message) == ("refused", True)
+def test_ids_that_autodiff_puts_together_of_branches_are_those_of_every_example() -> None:
+    assert outcome(_IN_COND) == ("equal", "")
+    assert outcome(_IN_COND, control_flow_v2=False) == ("equal", "")
 
 
 def test_rows_of_a_gradient_that_are_rows_again_are_refused() -> None:

@@ -1,4 +1,4 @@
-"""Updates under conditions and with rates that are computed from the batch: those of one process, or refused."""
+"""Updates under conditions and with rates that are computed from the batch: those of one process."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ WHOLE = {
         train = tf.cond(loss < 0.9, lambda: opt.apply_gradients(pairs), tf.no_op).op
     """,
 }
-REFUSED = {
+OF_ALL_EXAMPLES = {
     "a rate from a token of each row that the loss takes too": """
         token = tf.gather(emb, tf.tile([2], [tf.shape(y)[0]]))
         loss = tf.reduce_mean(tf.square(((tf.gather(emb, ids) + token) @ w)[:, 0] - y))
@@ -64,7 +64,7 @@ REFUSED = {
     """,
     "if the first row is near": _SKIPPED.format("y[0] < 0.9"),
     "a rate from a median": _WITH_RATE.format("0.1 + tf.square(tf.sort(y)[0])"),
-    "a rate from this worker's gradient": """
+    "a rate from a gradient of each example": """
         loss = tf.reduce_mean(tf.square((features := tf.gather(emb, ids)) @ w))
         rate = tf.reduce_max(tf.abs(tf.gradients(loss, features)[0]))
         train = v1.train.AdagradOptimizer(rate).apply_gradients(pairs)
@@ -73,6 +73,11 @@ REFUSED = {
 
 
 def outcome(text: str, is_open: bool, route: str, **others: Any) -> tuple[str, str]:
+    (found,) = try_program(source_of(text, is_open, **others), [route], layouts=True).values()
+    return found.kind, found.message
+
+
+def source_of(text: str, is_open: bool, **others: Any) -> str:
     program = Program(
         title="A batch decides.",
         workers=3,
@@ -91,8 +96,7 @@ def outcome(text: str, is_open: bool, route: str, **others: Any) -> tuple[str, s
             Statement("\n".join(_dedented(text))),
         ),
     )
-    (found,) = try_program(program.source(), [route], layouts=False).values()
-    return found.kind, found.message
+    return program.source()
 
 
 def _dedented(text: str) -> list[str]:
@@ -101,10 +105,14 @@ def _dedented(text: str) -> list[str]:
     return [line[indent:] for line in lines]
 
 
-@pytest.mark.parametrize("case", WHOLE)
-@pytest.mark.parametrize("route", ["hybrid", "allgather"])
-def test_what_is_reduced_over_the_batch_is_reduced_over_all_workers(case: str, route: str) -> None:
-    assert outcome(WHOLE[case], True, route) == ("equal", "")
+@pytest.mark.parametrize("case", WHOLE | OF_ALL_EXAMPLES)
+def test_what_is_computed_from_the_batch_is_computed_from_the_global_batch(case: str) -> None:
+    assert outcome((WHOLE | OF_ALL_EXAMPLES)[case], True, "hybrid") == ("equal", "")
+
+
+@pytest.mark.parametrize("case", ["a rate from rows by numbers", "if any row is far", "gradients by a mean"])
+def test_rows_that_all_workers_gather_are_no_different(case: str) -> None:
+    assert outcome(WHOLE[case], True, "allgather") == ("equal", "")
 
 
 @pytest.mark.parametrize("case", ["if the loss is small", "if every row is near", "clipped by the loss"])
@@ -126,22 +134,14 @@ def test_a_mask_that_comes_out_of_a_queue_batch_by_batch_is_put_together() -> No
     assert outcome(queued, True, "hybrid", result="[feeding, train]") == ("equal", "")
 
 
-@pytest.mark.parametrize("case", REFUSED)
-def test_what_is_no_part_of_the_whole_batch_is_refused(case: str) -> None:
-    kind, message = outcome(REFUSED[case], True, "hybrid")
-    assert (kind, "It cannot be seen what one process has of" in message) == ("refused", True)
-
-
-@pytest.mark.parametrize("case", ["if the loss is small", "if every row is near", "clipped by the loss"])
+@pytest.mark.parametrize(
+    "case", ["if the loss is small", "if every row is near", "if the sum is positive", "clipped by the loss"]
+)
 def test_a_batch_of_fixed_size_decides_as_well(case: str) -> None:
     assert outcome(WHOLE[case], False, "hybrid") == ("equal", "")
 
 
-def test_a_sum_over_a_batch_of_fixed_size_is_refused() -> None:
-    assert outcome(WHOLE["if the sum is positive"], False, "hybrid")[0] == "refused"
-
-
-def test_a_gradient_by_what_goes_round_in_a_loop_is_refused() -> None:
+def test_a_gradient_by_what_goes_round_in_a_loop_is_of_the_global_batch() -> None:
     descent = """
         def body(t, f):
             inner = tf.reduce_mean(tf.square((tf.gather(emb, ids) @ f)[:, 0] - y))
@@ -150,5 +150,10 @@ def test_a_gradient_by_what_goes_round_in_a_loop_is_refused() -> None:
         loss = tf.reduce_mean(tf.square((tf.gather(emb, ids) @ fast)[:, 0] - y))
         train = opt.minimize(loss, var_list=[w])
     """
-    kind, message = outcome(descent, True, "hybrid", control_flow_v2=False)
-    assert (kind, "Unroll the loop in Python" in message) == ("refused", True)
+    assert outcome(descent, True, "hybrid", control_flow_v2=False) == ("equal", "")
+
+
+def test_what_one_process_has_of_the_batch_is_refused_where_losses_are_means() -> None:
+    program = source_of(WHOLE["if the loss is small"], True)
+    (found,) = try_program(program, ["hybrid"], layouts=False).values()
+    assert (found.kind, "updated by all workers or by none" in found.message) == ("refused", True)

@@ -22,7 +22,7 @@ from parallax.analysis.propagation.states import (
 from parallax.analysis.reading.capture import Captured
 from parallax.analysis.reading.functions import Functions
 from parallax.errors import ParallaxError
-from parallax.graph.control_flow import Branches
+from parallax.graph.control_flow import SWITCHES, Branches
 from parallax.graph.spec import GradientSource
 from parallax.graph.view import Edge, GraphView
 from parallax.plans.gradient_rows import AlikeRows, GradientPiece, SharedRows
@@ -192,7 +192,18 @@ class Walk:
 
     def condition(self, branches: Branches) -> State:
         """The state of whether branches are taken; how often a loop's body runs may differ between workers."""
-        return worst([LOCAL if b.is_loop else self.states.get(b.predicate, LOCAL) for b in branches])
+        return worst([LOCAL if b.is_loop else self._predicate(b.predicate) for b in branches])
+
+    def _predicate(self, tensor: str) -> State:
+        """The state of a predicate as the ops take it that decide by it, or by a copy of it."""
+        states = []
+        for edge in self.view.consumers(tensor):
+            op = self.view.op(edge.node)
+            if op in SWITCHES and edge.slot == 1:
+                states.append(self.state_at(*edge))
+            elif op == "Identity":
+                states.append(self.marked.get((tensor, edge.node)) or self._predicate(f"{edge.node}:0"))
+        return worst(states) if states else self.states.get(tensor, LOCAL)
 
     def agrees(self, branches: Branches) -> bool:
         """Whether all workers enter these branches or none; a fed predicate becomes worker 0's."""
