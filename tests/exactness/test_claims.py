@@ -27,7 +27,6 @@ class Said:
     merges: dict[str, Any] = field(default_factory=dict)
     tables: dict[str, Table] = field(default_factory=dict)
     table_of: dict[str, str] = field(default_factory=dict)
-    denominators: Denominators = Denominators()
     layouts: Any = None
 
     @property

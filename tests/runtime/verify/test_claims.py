@@ -60,7 +60,7 @@ def graph():
 def claims(graph, **said):
     nothing = {"states": {}, "all_reduces": [], "scales": [], "shared_rows": [], "merges": {}}
     known = SimpleNamespace(tables=said.pop("tables", {}), layouts=None)
-    assumed = SimpleNamespace(table_of=said.pop("table_of", {}), denominators=said.pop("denominators", Denominators()))
+    assumed = SimpleNamespace(table_of=said.pop("table_of", {}))
     view = GraphView(graph.as_graph_def(add_shapes=True))
     return Claims(SimpleNamespace(view=view, known=known, assumed=assumed, **{**nothing, **said}))
 
