@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from parallax.analysis.propagation.denominators import Denominators
 
 from ops.exactness.claims import first_false
 from parallax.analysis.propagation.states import SAME, Rows, State, Values

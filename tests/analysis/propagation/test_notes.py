@@ -1,4 +1,4 @@
-"""What a plan says of what it takes for granted about each worker's own batch."""
+"""Where each worker's loss is taken for a mean: what a plan says of state of its own batch, and what is refused."""
 
 import pytest
 import tensorflow as tf
@@ -18,7 +18,9 @@ def notes(build):
     graph = tf.Graph()
     with graph.as_default(), v1.variable_scope("", use_resource=True):
         build()
-    return feasible(analyse(graph, layouts=False), LAYOUT, PlanConstraints()).notes
+    of_means, *others = feasible(analyse(graph, layouts=False), LAYOUT, PlanConstraints()).notes
+    assert of_means.startswith("each worker's loss is taken for a mean over its batch")
+    return tuple(others)
 
 
 def losses():
@@ -93,13 +95,13 @@ def test_one_example_of_the_batch_is_no_state_for_all():
     ],
     ids=["a moving mean", "a maximum", "a sum"],
 )
-def test_what_training_reads_is_written_of_the_global_batch(write):
-    (note,) = notes(centers(write, (WIDTH,)))
-    assert note.startswith("an update depends on") and "put together over the workers" in note
+def test_a_statistic_of_a_worker_s_own_batch_is_no_state_for_all(write):
+    with pytest.raises(GraphError, match="writes 'centers' with .*each worker computes of its own"):
+        notes(centers(write, (WIDTH,)))
 
 
 def test_state_of_each_worker_s_own_examples_is_told():
-    note, *_ = notes(centers(lambda c, labels, h: c.assign(0.5 * c + h), (6, WIDTH), 6))
+    (note,) = notes(centers(lambda c, labels, h: c.assign(0.5 * c + h), (6, WIDTH), 6))
     assert note.startswith("training can read centers, which each worker writes from its own batch")
 
 
@@ -116,28 +118,6 @@ def test_what_is_written_beside_training_or_comes_before_it_alone_is_not_told():
             train(loss)
 
     assert notes(build) == ()
-
-
-def test_a_mean_that_may_be_over_what_a_batch_chooses_is_told():
-    def build():
-        per_row = losses()
-        train(tf.reduce_mean(tf.cumsum(tf.boolean_mask(per_row, ids(6, "others") > 3))))
-
-    note, others = notes(build)
-    assert note.startswith("Mean may be a mean over what each worker's batch chooses")
-    assert others.startswith("examples of a batch meet at Cumsum")
-
-
-def test_what_worker_0_computes_of_its_batch_for_all_is_told_and_what_is_fed_is_not():
-    def build(fed):
-        each = losses()
-        train(tf.reduce_mean(each))
-        last = v1.get_variable("last", [6], trainable=False)
-        v1.assign(last, v1.placeholder(tf.float32, [6]) if fed else tf.square(each))
-
-    (note,) = notes(lambda: build(False))
-    assert note.startswith("last take on all workers what worker 0 computes of its own batch")
-    assert notes(lambda: build(True)) == ()
 
 
 def test_what_is_computed_of_a_value_that_no_step_takes_is_not_told():

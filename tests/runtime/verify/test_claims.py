@@ -5,7 +5,6 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import tensorflow as tf
-from parallax.analysis.propagation.denominators import Denominators
 
 from parallax.analysis.planner import make_plan
 from parallax.analysis.propagation.states import SAME, Rows, Values
