@@ -34,7 +34,9 @@ SERVED = ("tests/equality/test_equality.py", "-k", "optimizer_on_servers")
 OWNERSHIP = ("tests/graph/test_ownership.py",)
 JOINED = ("tests/transform/test_joined_messages.py",)
 OVERLAPPING = ("tests/runtime/worker/test_overlapping.py",)
-RESULTS = ("tests/keras/test_two_workers.py",)
+LAYOUTS = ("tests/analysis/layouts/test_rules.py",)
+MIXED = ("tests/exactness/test_mixed_examples.py",)
+LOOKUPS = ("tests/exactness/test_lookups_by_layouts.py",)
 FULL_BATCHES = ("tests/transform/passes/test_full_batches.py",)
 STALLS = ("tests/runtime/launcher/test_stall.py",)
 
@@ -60,32 +62,95 @@ class Mutant:
 
 MUTANTS = (
     Mutant(
-        "what all workers have alike is added to a metric by each of them",
-        "transform/passes/losses.py",
-        "elif editor.worker.rank:",
-        "elif editor.worker.rank > 1:",
-        (*RESULTS, "-k", "added_once"),
+        "a sum over the batch is taken for one of all workers",
+        "analysis/layouts/reductions.py",
+        "return step.all_outputs(node, Partial(_KINDS[op]), dims)",
+        "return step.all_outputs(node, REPLICATED, dims)",
+        LAYOUTS,
     ),
     Mutant(
-        "what a loss is made of is put together on the way of its gradient",
-        "analysis/propagation/part_sums.py",
-        "if any(nodes & apart for nodes in takers.values()):",
-        "if False:",
-        (*RESULTS, "-k", "on_its_way"),
+        "a product that contracts the batch is taken for one of all workers",
+        "analysis/layouts/reductions.py",
+        "if letter in result else SUM, dims)",
+        "if letter in result else REPLICATED, dims)",
+        LAYOUTS,
     ),
     Mutant(
-        "what a loss is made of is put together for a choice",
-        "analysis/propagation/part_sums.py",
-        "apart = differentiated(walk) if compared else frozenset()",
-        "apart = frozenset[str]()",
-        (*RESULTS, "-k", "not_put_together_for_a_choice"),
+        "a part of a sum passes through an op that is not linear",
+        "analysis/layouts/elementwise.py",
+        'LINEAR = ("Neg", "Conj", "Real", "Imag")',
+        'LINEAR = ("Neg", "Conj", "Real", "Imag", "Square", "Sqrt")',
+        (*MIXED, "-k", "losses"),
     ),
     Mutant(
-        "a mean that a metric adds counts as a sum",
-        "analysis/propagation/part_sums.py",
-        "is_mean=kind == _MEAN)",
-        "is_mean=kind == _PART)",
-        (*RESULTS, "-k", "metrics_of_keras or added_once"),
+        "the largest of segments are added up",
+        "analysis/layouts/along.py",
+        "    return step.all_outputs(node, Partial(kind))",
+        "    return step.all_outputs(node, SUM)",
+        ("tests/exactness/test_sparse_batches.py", "-k", "maxima"),
+    ),
+    Mutant(
+        "what counts the examples begins at 0 on every worker",
+        "transform/passes/layouts.py",
+        "first = self._firsts[one.node] = self._offset(one.part.batch) * factor",
+        "first = self._firsts[one.node] = self._offset(one.part.batch) * factor * 0",
+        (*MIXED, "-k", "losses"),
+    ),
+    Mutant(
+        "a piece of concatenated tensors begins where the one before it does",
+        "analysis/layouts/concatenated.py",
+        "        found.append((first, first + length, one))\n        first = first + length",
+        "        found.append((first, first + length, one))",
+        LOOKUPS,
+    ),
+    Mutant(
+        "a mean of what is dealt out by its values counts by examples",
+        "analysis/layouts/reductions.py",
+        "dealt=None if fact.part.is_even else fact.part)",
+        "dealt=None)",
+        (*LOOKUPS, "-k", "dealt_out"),
+    ),
+    Mutant(
+        "the largest of a worker without examples is 0",
+        "transform/building/shares.py",
+        '    if kind == "sum":\n        return tf.where(is_counted',
+        '    if kind in ("sum", "max"):\n        return tf.where(is_counted',
+        ("tests/keras/test_layouts.py", "-k", "without_examples"),
+    ),
+    Mutant(
+        "what all workers have is added up by each of them",
+        "transform/passes/layouts.py",
+        "tf.constant(1 if self._editor.worker.rank == 0 else 0, tensor.dtype)",
+        "tf.constant(1, tensor.dtype)",
+        (*MIXED, "-k", "losses"),
+    ),
+    Mutant(
+        "a worker's piece of a whole tensor is the first worker's",
+        "transform/passes/layouts.py",
+        "first = tf.minimum(self._offset(part.batch), share.rows - local)",
+        "first = tf.zeros_like(self._offset(part.batch))",
+        (*MIXED, "-k", "features"),
+    ),
+    Mutant(
+        "a sum is divided by the fixed batch of a worker",
+        "analysis/reading/batch_constants.py",
+        "        if factor and self._is_outside(node.name):",
+        "        if False and self._is_outside(node.name):",
+        (*MIXED, "-k", "fixed_batch"),
+    ),
+    Mutant(
+        "rows of a constant that differ are taken for those of any example",
+        "analysis/reading/batch_constants.py",
+        "            self.are_told &= _is_alike(value, axis)\n            if not _is_alike(value, axis) or not",
+        "            if not",
+        (*MIXED, "-k", "stay_means"),
+    ),
+    Mutant(
+        "an update waits for a predicate of each worker's own batch",
+        "analysis/propagation/walk.py",
+        'states.append(self.marked.get((tensor, edge.node)) or self._predicate(f"{edge.node}:0"))',
+        "states.append(self.states.get(tensor, LOCAL))",
+        ("tests/exactness/test_whole_batch.py", "-k", "computed_from_the_global and every"),
     ),
     Mutant(
         "a batch that is shorter is fed as a full one",
@@ -111,7 +176,7 @@ MUTANTS = (
     Mutant(
         "a worker's share of an uneven batch is left out",
         "transform/building/shares.py",
-        "return tf.math.multiply_no_nan(tensor, self.times(factor, tensor.dtype))",
+        "return tf.math.multiply_no_nan(tensor, tf.cast(self.own, tensor.dtype))",
         "return tensor",
         UNEVEN,
     ),
@@ -183,13 +248,6 @@ MUTANTS = (
         "transform/passes/dense_and_gathered.py",
         "return editor.together.all_reduce(total) / editor.together.all_reduce(weight)",
         "return editor.together.all_reduce(mean) / editor.worker.size",
-        GRAPHS,
-    ),
-    Mutant(
-        "a denominator of all workers is not shared out",
-        "transform/passes/losses.py",
-        "else whole / tf.constant(size, whole.dtype)",
-        "else whole",
         GRAPHS,
     ),
     Mutant(
