@@ -103,6 +103,11 @@ GATHERED = {
         OF_ROWS,
         "loss += tf.reduce_mean(tf.cond(tf.size(words) > 3, lambda: rows * 2.0, lambda: rows))",
     ),
+    "rows of examples that others name": (
+        "numbers = tf.where(weights[:, 0] > 0.2)[:, 0]",
+        "others = tf.gather(numbers, tf.minimum(numbers, 2))",
+        "loss = tf.reduce_mean(tf.tanh(tf.gather(h, others)) * tf.gather(weights, numbers)[:, :1, None])",
+    ),
     "counts of distinct ids": (
         "ids, at, counts = tf.unique_with_counts(words[:, 0])",
         "loss = tf.reduce_mean(tf.gather(emb, ids) * tf.cast(counts, F)[:, None])",

@@ -7,7 +7,7 @@ from parallax.analysis.layouts.elementwise import align
 from parallax.analysis.layouts.facts import REPLICATED, Fact
 from parallax.analysis.layouts.step_walk import StepWalk
 from parallax.graph.lengths import ONE, Length
-from parallax.graph.view import split_tensor
+from parallax.graph.view import Edge, split_tensor
 from parallax.plans.layouts import UNEVEN, ExampleNumbers, OffsetRange, Sharded, ShardedAxis
 
 _MOVES = (
@@ -190,8 +190,8 @@ def find_counter(step: StepWalk, tensor: str, part: ShardedAxis, is_first: bool 
             tensor = inputs[0]
         elif op == "SparseReshape" and output == 0:
             tensor = inputs[0]
-        elif op in ("GatherV2", "Gather") and step.facts[inputs[0]].axis == 0:
-            tensor = inputs[0]  # its rows are such of numbers
+        elif op in ("GatherV2", "Gather") and isinstance(step.taken.get(Edge(node, 1)), ExampleNumbers):
+            tensor = inputs[0]  # some of a worker's own
         elif op == "Mul" and any(_is_of_ones(step, one) for one in inputs):
             tensor = next((one for one in inputs if not _is_of_ones(step, one)), inputs[0])
         else:
