@@ -262,6 +262,13 @@ def measure(step: StepWalk, node: str) -> list[Fact] | None:
     return found
 
 
+def print_out(step: StepWalk, node: str) -> list[Fact] | None:
+    """Print gives on its first input; each worker prints what it has of the others."""
+    fact = step.inputs(node)[0]
+    step.keep_local(node)
+    return step.all_outputs(node, fact.layout, fact.dims, fact.value)
+
+
 def rank_of(step: StepWalk, node: str) -> list[Fact] | None:
     """Rank is the same everywhere."""
     rank = step.inputs(node)[0].rank

@@ -122,6 +122,7 @@ RULES: dict[str, Rule] = {
     **dict.fromkeys(("Shape", "ShapeN", "Size"), along.measure),
     "ConcatOffset": along.offsets_of_pieces,
     "Rank": along.rank_of,
+    "Print": along.print_out,
     "BroadcastGradientArgs": along.gradient_axes,
     **dict.fromkeys(_DRAWS, along.draw),
     "IdentityN": along.pass_each,
