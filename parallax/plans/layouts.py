@@ -219,12 +219,14 @@ class OffsetRange:
         part: how the axis is shared.
         edges: take the worker's numbers.
         along: a tensor that has the axis as its first one, where `node` has it not.
+        output: which of the node's results has the numbers.
     """
 
     node: str
     part: ShardedAxis
     edges: tuple[Edge, ...] = ()
     along: str = ""
+    output: int = 0
 
 
 @dataclass(frozen=True, slots=True)

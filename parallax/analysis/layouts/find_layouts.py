@@ -277,7 +277,7 @@ def _layouts(program: VisitedGraph, step: StepWalk) -> Layouts:
     rewrites = LayoutRewrites(
         changes=tuple(changes),
         means=tuple(replace(one, edges=tuple(program.takers(f"{one.node}:0"))) for one in step.means),
-        ranges=tuple(replace(one, edges=tuple(program.takers(f"{one.node}:0"))) for one in step.ranges),
+        ranges=tuple(replace(one, edges=tuple(program.takers(f"{one.node}:{one.output}"))) for one in step.ranges),
         filled=tuple(replace(one, edges=tuple(program.takers(f"{one.node}:0"))) for one in step.filled),
         shapes=tuple(step.shapes),
         reported=tuple(sums),

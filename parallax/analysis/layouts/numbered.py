@@ -22,7 +22,7 @@ _MOVES = (
     "Transpose",
 )
 """Ops that leave each entry with its example, if their results are sharded as what they move."""
-_GIVE_PLACES = ("Where", "SparseFillEmptyRows")
+_GIVE_PLACES = ("Where", "SparseFillEmptyRows", "ParseExample", "ParseExampleV2")
 _COUNT = ("ComputeAccidentalHits", *_GIVE_PLACES)
 
 
@@ -176,7 +176,7 @@ def find_counter(step: StepWalk, tensor: str, part: ShardedAxis, is_first: bool 
         (node, output), fact = split_tensor(tensor), step.facts[tensor]
         op, inputs = view.op(node), view.inputs(node)
         if op in ("Range", *_COUNT):
-            is_counted = output == 0 and any((one.node, one.part) == (node, part) for one in step.ranges)
+            is_counted = any((one.node, one.output, one.part) == (node, output, part) for one in step.ranges)
             is_number = is_first or op not in _GIVE_PLACES or (fact.dims or (ONE,))[-1] == ONE
             return node if is_counted and is_number else None
         if fact.part is None:

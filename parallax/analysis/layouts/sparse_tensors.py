@@ -30,6 +30,7 @@ from parallax.plans.layouts import (
     ShardedAxis,
 )
 
+_PARSE = ("ParseExample", "ParseExampleV2")
 Rule = Callable[[StepWalk, str], list[Fact] | None]
 
 
@@ -41,6 +42,33 @@ def find_places(step: StepWalk, node: str) -> list[Fact] | None:
     step.ranges.append(OffsetRange(node, fact.part, along=step.view.inputs(node)[0]))
     found = ShardedAxis(fact.part.batch, Length.of(f"{step.prefix}{node}[0]{UNEVEN}"))
     return step.all_outputs(node, Sharded(0, found), (found.length, Length.of(fact.rank)))
+
+
+def parse_examples(step: StepWalk, node: str) -> list[Fact] | None:
+    """ParseExample: dense features by example; of sparse ones the places, which begin with its number, and values."""
+    texts, *others = step.inputs(node)
+    attributes = step.view.nodes[node].attr
+    count = int(attributes["num_sparse" if step.view.op(node).endswith("V2") else "Nsparse"].i)
+    is_ragged = bool(attributes["ragged_value_types"].list.type)
+    if texts.axis != 0 or texts.part is None or texts.part != ShardedAxis(texts.part.batch) or is_ragged or step.prefix:
+        return plain(step, node)
+    if not all(fact.is_same for fact in others):
+        return None
+    found = list[Fact]()
+    for number, tensor in enumerate(step.view.outputs(node)):
+        kind, feature = divmod(number, count) if number < 3 * count else (3, 0)
+        entries = ShardedAxis(texts.part.batch, Length.of(f"{node}[{feature}]{UNEVEN}"))
+        if kind == 0:
+            step.ranges.append(OffsetRange(node, texts.part, along=step.view.inputs(node)[0], output=number))
+            found.append(step.fact(tensor, Sharded(0, entries), (entries.length, Length.of(2))))
+        elif kind == 1:
+            found.append(step.fact(tensor, Sharded(0, entries)))
+        elif kind == 2:  # as many columns as the longest of a worker's examples has entries
+            longest = Length.of(texts.part.batch) * Length.of(f"{node}[{feature}]{DISTINCT}")
+            found.append(step.fact(tensor, LENGTHS, (Length.of(2),), (texts.part.length, longest)))
+        else:
+            found.append(step.fact(tensor, Sharded(0, texts.part)))
+    return found
 
 
 def reshape_places(step: StepWalk, node: str) -> list[Fact] | None:
@@ -287,7 +315,7 @@ def _is_broadcast(fact: Fact, rank: int) -> bool:
 
 
 def find_counted_lengths(step: StepWalk) -> set[str]:
-    """What made ids distinct, and should not: their number on all workers is asked for."""
+    """What gives each worker lengths of its own, and should not, as those of the global batch are asked for."""
     taken = [
         tensor
         for (tensor, layout), edges in step.changes.items()
@@ -304,5 +332,7 @@ def find_counted_lengths(step: StepWalk) -> set[str]:
         if isinstance(layout, Distinct | Positions):
             found.add(layout.of)
         elif layout == LENGTHS:
-            taken += step.view.inputs(split_tensor(tensor)[0])
+            node = split_tensor(tensor)[0]
+            found |= {node} if step.view.op(node) in _PARSE else set()
+            taken += step.view.inputs(node)
     return found

@@ -258,8 +258,8 @@ class _Build:
 
     def offset(self, one: OffsetRange) -> None:
         """Has a range begin where this worker's piece does."""
-        editor, tensor = self._editor, f"{one.node}:0"
-        counted = editor.tensor(tensor)
+        editor = self._editor
+        counted = editor.tensor(f"{one.node}:{one.output}")
         if not one.part.is_even:
             first = self._firsts[one.node] = self._find_dealt(one.part).first
             editor.redirect(one.edges, _add_to_first(counted, first))
