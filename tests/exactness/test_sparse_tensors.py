@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import numpy as np
 import pytest
+import tensorflow as tf
 
 from ops.exactness.runs import Built
 from ops.exactness.trial import try_program
 from parallax.analysis.stages import analyse
+from tests.exactness.loss_trials import tried
 from tests.exactness.test_lookups_by_layouts import program_of
+
+v1 = tf.compat.v1
 
 BAGS = """
 filled = tf.where(weights > 0.4, words, -tf.ones_like(words))
@@ -128,3 +135,33 @@ def test_bags_and_distinct_ids_stay_with_their_worker(case: str) -> None:
 def test_what_depends_on_all_distinct_ids_has_those_of_the_global_batch(case: str) -> None:
     source = program_of(*GATHERED[case]).source()
     assert try_program(source, ["alltoall"], layouts=True)["alltoall"].kind == "equal"
+
+
+def serialized(rng: np.random.RandomState, rows: int) -> np.ndarray[Any, Any]:
+    """Examples with up to three ids, often none, and a target."""
+
+    def example() -> bytes:
+        ids = tf.train.Feature(int64_list=tf.train.Int64List(value=rng.randint(0, 11, rng.randint(0, 4))))
+        target = tf.train.Feature(float_list=tf.train.FloatList(value=rng.rand(1)))
+        features = tf.train.Features(feature={"ids": ids, "target": target})
+        return bytes(tf.train.Example(features=features).SerializeToString())
+
+    return np.array([example() for _ in range(rows)], object)
+
+
+def parsed(length: int | None, takes_shape: bool) -> Any:
+    features = {"ids": tf.io.VarLenFeature(tf.int64), "target": tf.io.FixedLenFeature([1], tf.float32)}
+    found = v1.io.parse_example(v1.placeholder(tf.string, [length], name="texts"), features)
+    rows = v1.nn.safe_embedding_lookup_sparse(v1.get_variable("emb", [11, 4]), found["ids"], combiner="sum")
+    loss = tf.reduce_mean(tf.square(tf.reduce_sum(tf.tanh(rows), 1, True) - found["target"]))
+    longest = tf.cast(found["ids"].dense_shape[1], tf.float32)
+    made = v1.train.AdagradOptimizer(0.3).minimize(loss * longest if takes_shape else loss)
+    notes = analyse(tf.compat.v1.get_default_graph()).spec.notes
+    assert any("all-gathered" in note for note in notes) == takes_shape, notes
+    return made
+
+
+@pytest.mark.parametrize("takes_shape", [False, True])
+def test_examples_are_parsed_by_the_worker_that_has_them(takes_shape: bool) -> None:
+    found = tried(lambda length: parsed(length, takes_shape), {"texts": serialized})
+    assert (found.kind, found.message) == ("equal", "")
