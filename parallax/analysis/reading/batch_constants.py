@@ -76,15 +76,10 @@ class BatchConstants:
                 self._open_any(opened, by_name[node])
         return len(self._changed) > count
 
-    def has_left(self, seen: GraphView, gradients: Set[str]) -> bool:
-        """Whether constants are left that may be of the batch, by their lengths or values; of gradients, by lengths.
-
-        Args:
-            seen: the graph with an open batch, after all changes.
-            gradients: the nodes that autodiff delivers.
-        """
+    def has_left(self, seen: GraphView) -> bool:
+        """Whether losses take constants that may be of the batch, by their lengths or values, after all changes."""
         left = LeftConstants(self._view, self._forward, self._numbers, self._changed)
-        return left.are_of_losses(seen, self._losses) or left.are_of_gradients(seen, gradients)
+        return left.are_of_losses(seen, self._losses)
 
     def _is_outside(self, node: str) -> bool:
         """Whether a node is in no loop or branch: what is computed of the batch's length is not there."""

@@ -16,12 +16,13 @@ import tensorflow as tf
 
 from parallax.analysis.reading.batch_constants import BatchConstants
 from parallax.analysis.reading.batch_numbers import BatchNumbers
+from parallax.analysis.reading.left_constants import LeftConstants
 from parallax.analysis.reading.old_contexts import Contexts, import_with_contexts, in_style_of, is_whole
 from parallax.analysis.reading.open_batches import SOURCES, is_assigned
 from parallax.analysis.reading.open_bodies import OpenBodies, drop_shapes, infer_shapes
 from parallax.analysis.reading.recorded import Record, losses_of, records_in
 from parallax.graph.batches import mark_opened
-from parallax.graph.view import GraphView, split_tensor
+from parallax.graph.view import GraphView, split_tensor, tensor_name
 from parallax.types import Graph, GraphDef
 
 SCOPE = "parallax_opened"
@@ -82,14 +83,17 @@ def open_fixed_batch(
     sources = [t for t in sources if (view.shape(t) or (None,))[0] == length and not is_assigned(view, t)]
     try:
         opened = _with_open_sources(view, sources, length, initial)
+        needed = _find_needed(view, sources, losses, autodiff) if contexts.are_none else view.nodes.keys()
         numbers = BatchNumbers(view, forward, length)
-        constants = BatchConstants(view, forward, losses & forward, length, f"{SCOPE}_0:0", numbers)
+        constants = BatchConstants(view, forward & needed, losses & forward, length, f"{SCOPE}_0:0", numbers)
         bodies, running = OpenBodies(view, length, numbers), [node for node in view.nodes if node in of_losses]
         for _ in range(_MOST_PASSES):
-            seen = infer_shapes(opened)
+            beside = view.nodes.keys() - needed
+            seen = infer_shapes(_without(opened, beside))
             if not constants.change(seen, opened) and not bodies.change(seen, opened, running, constants):
-                is_told = constants.are_told and bodies.are_told and not constants.has_left(seen, delivered)
-                derived = _derive_gradients(opened, records, contexts) if is_told else None
+                is_told = constants.are_told and bodies.are_told and not constants.has_left(seen)
+                is_told = is_told and not LeftConstants(view, forward, numbers, set()).are_of_gradients(delivered)
+                derived = _derive_gradients(opened, beside, records, contexts) if is_told else None
                 return derived or f"{fixed}, as constants of that size may be the batch or a width"
         return f"{fixed} in {_MOST_PASSES} passes"
     except _NOT_DERIVED as error:
@@ -126,9 +130,58 @@ def _import_graph(graph_def: GraphDef, contexts: Contexts) -> Graph:
     return import_with_contexts(bare, contexts)
 
 
-def _derive_gradients(opened: GraphDef, records: Sequence[Record], contexts: Contexts) -> OpenedGraph | None:
-    """The graph with all gradients derived again, in the order in which the script asked for them."""
-    graph, instead, gradients = _import_graph(opened, contexts), dict[str, str](), dict[str, str]()
+def _find_needed(view: GraphView, sources: Sequence[str], losses: Set[str], autodiff: Set[str]) -> set[str]:
+    """What losses need, and what is computed of batches outside of autodiff, with what that needs."""
+    reached = {split_tensor(tensor)[0] for tensor in sources}
+    for node in view.topological_order():
+        if node not in autodiff and any(split_tensor(tensor)[0] in reached for tensor in view.inputs(node)):
+            reached.add(node)
+    return view.ancestors(losses | reached)
+
+
+def _without(opened: GraphDef, beside: Set[str]) -> GraphDef:
+    """A copy of a graph without some nodes, that none of the others need."""
+    part = type(opened)(versions=opened.versions, library=opened.library)
+    for node in opened.node:
+        if node.name not in beside:
+            part.node.add().CopyFrom(node)
+            part.node[-1].attr.pop("_class", None)  # a place may be that of a node that is not there
+    return part
+
+
+def _with_derived(opened: GraphDef, derived: GraphDef, instead: Mapping[str, str], autodiff: Set[str]) -> GraphDef:
+    """A graph with what was derived in a part of it; all but autodiff takes new gradients in place of old ones."""
+    changed = type(opened)(versions=opened.versions, library=derived.library)
+    known = {function.signature.name for function in derived.library.function}
+    changed.library.function.extend(one for one in opened.library.function if one.signature.name not in known)
+    made = {node.name: node for node in derived.node}
+    waited = {split_tensor(old)[0]: split_tensor(new)[0] for old, new in instead.items()}
+    for node in opened.node:
+        copy = changed.node.add()
+        copy.CopyFrom(made.pop(node.name, node))
+        if "_class" in node.attr:
+            copy.attr["_class"].CopyFrom(node.attr["_class"])
+        for slot, taken in enumerate(copy.input if node.name not in autodiff else ()):
+            if taken.startswith("^"):
+                copy.input[slot] = f"^{waited.get(taken[1:], taken[1:])}"
+            else:
+                copy.input[slot] = instead.get(tensor_name(taken), taken)
+    changed.node.extend(made.values())
+    return changed
+
+
+def _derive_gradients(
+    opened: GraphDef, beside: Set[str], records: Sequence[Record], contexts: Contexts
+) -> OpenedGraph | None:
+    """The graph with all gradients derived again, in the order in which the script asked for them.
+
+    Args:
+        opened: the graph with an open batch.
+        beside: nodes that gradients do not need.
+        records: what autodiff delivered.
+        contexts: of loops and conditionals of the old style.
+    """
+    graph, instead, gradients = _import_graph(_without(opened, beside), contexts), dict[str, str](), dict[str, str]()
     autodiff = frozenset[str]().union(*(record.ops for record in records))
     if not is_whole(graph, GraphView(opened).ancestors(losses_of(records)) - autodiff):
         return None
@@ -144,14 +197,11 @@ def _derive_gradients(opened: GraphDef, records: Sequence[Record], contexts: Con
                     return None
                 parts = [gradient.values, gradient.indices] if indices is not None else [gradient]
                 for old, new in zip([values, indices], parts, strict=False):
-                    _redirect(graph, record, str(old), new)
-                    instead[split_tensor(str(old))[0]] = str(new.op.name)
+                    if split_tensor(str(old))[0] not in beside:
+                        _redirect(graph, record, str(old), new)
+                    instead[str(old)] = str(new.name)
                     gradients[str(new.name)] = str(old)
-    changed = graph.as_graph_def()
-    for node in changed.node:  # what waits for an old gradient waits for the new one
-        for slot, taken in enumerate(node.input if node.name not in autodiff else ()):
-            if taken.startswith("^") and taken[1:] in instead:
-                node.input[slot] = f"^{instead[taken[1:]]}"
+    changed = _with_derived(opened, graph.as_graph_def(), instead, autodiff)
     view = infer_shapes(changed)
     again, hidden = records_in(graph, [op.name for op in graph.get_operations()], (), view)
     return None if hidden else OpenedGraph(view, again, gradients)

@@ -45,9 +45,9 @@ class LeftConstants:
     def __init__(self, view: GraphView, forward: Set[str], numbers: BatchNumbers, changed: Set[str]) -> None:
         self._view, self._forward, self._numbers, self._changed = view, forward, numbers, changed
 
-    def are_of_gradients(self, seen: GraphView, gradients: Set[str]) -> bool:
+    def are_of_gradients(self, gradients: Set[str]) -> bool:
         """Whether what is computed of gradients takes any with an axis as long as the batch was."""
-        reached = self._reach(seen, gradients) & self._forward
+        reached = self._reach(self._view, gradients) & self._forward
         return any(self._is_made_for_batch(tensor) for node in reached for tensor in self._view.inputs(node))
 
     def are_of_losses(self, seen: GraphView, losses: Set[str]) -> bool:

@@ -32,6 +32,11 @@ class Contexts:
     nodes: Set[str]
     collected: Mapping[str, Sequence[Any]]
 
+    @property
+    def are_none(self) -> bool:
+        """Whether there is no loop and no conditional of the old style."""
+        return not any(self.collected.values())
+
 
 def contexts_of(graph: Graph) -> Contexts:
     """The contexts of a user's graph."""

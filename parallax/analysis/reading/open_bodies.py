@@ -170,7 +170,7 @@ class OpenBodies:
         while not is_settled and passes < _MOST_PASSES:
             is_settled = not constants.change(seen, body) and not inner.change(seen, body, nodes, constants)
             seen, passes = seen if is_settled else infer_shapes(body), passes + 1
-        is_told = is_settled and constants.are_told and inner.are_told and not constants.has_left(seen, frozenset())
+        is_told = is_settled and constants.are_told and inner.are_told and not constants.has_left(seen)
         _write_back(function, before, body)
         for node in function.node_def:
             node.attr[_SHAPES].CopyFrom(seen.nodes[node.name].attr[_SHAPES])

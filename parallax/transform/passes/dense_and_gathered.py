@@ -131,9 +131,12 @@ def _collected(editor: Editor, collect: Collect) -> tuple[Tensor, Tensor]:
     """(values `[m, row...]`, indices `[m]`) over all workers; the same on all."""
     indices = open_end(editor.at(collect.indices[0]), [None])
     values = editor.at(collect.values[0]) if collect.values else None
-    row_shape = values.shape.as_list()[1:] if values is not None else []
-    if None in row_shape:  # the rows are the variable's, whatever TensorFlow has inferred of them
-        row_shape = [int(dim.size) for dim in editor.view.nodes[collect.op].attr["shape"].shape.dim][1:]
+    row_shape: list[int] = []
+    if values is not None:
+        is_known = values.shape.rank is not None and None not in values.shape.as_list()[1:]
+        # Whatever TensorFlow has inferred of the rows, they are the variable's.
+        dims = editor.view.nodes[collect.op].attr["shape"].shape.dim
+        row_shape = values.shape.as_list()[1:] if is_known else [int(dim.size) for dim in dims][1:]
     flat = open_end(tf.reshape(values, [-1, math.prod(row_shape)])) if values is not None else None
     if flat is None:
         flat = tf.zeros([tf.size(indices), 0])
