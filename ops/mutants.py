@@ -115,7 +115,7 @@ MUTANTS = (
         "transform/building/shares.py",
         '    if kind == "sum":\n        return tf.where(is_counted',
         '    if kind in ("sum", "max"):\n        return tf.where(is_counted',
-        ("tests/keras/test_layouts.py", "-k", "without_examples"),
+        ("tests/exactness/test_interactions.py", "-k", "without_examples"),
     ),
     Mutant(
         "what all workers have is added up by each of them",
@@ -137,13 +137,6 @@ MUTANTS = (
         "        if factor and self._is_outside(node.name):",
         "        if False and self._is_outside(node.name):",
         (*MIXED, "-k", "fixed_batch"),
-    ),
-    Mutant(
-        "rows of a constant that differ are taken for those of any example",
-        "analysis/reading/batch_constants.py",
-        "            self.are_told &= _is_alike(value, axis)\n            if not _is_alike(value, axis) or not",
-        "            if not",
-        (*MIXED, "-k", "stay_means"),
     ),
     Mutant(
         "an update waits for a predicate of each worker's own batch",

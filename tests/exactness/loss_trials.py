@@ -21,6 +21,7 @@ def tried(
     is_open: bool = True,
     dtype: str = "float32",
     control_flow_v2: bool = True,
+    rows: int = ROWS,
 ) -> Outcome:
     """What comes of a graph by layouts.
 
@@ -31,15 +32,16 @@ def tried(
         is_open: whether the batch dimension is left open.
         dtype: of the variables.
         control_flow_v2: whether conditionals and loops are functional.
+        rows: of the first worker; of an open batch the second has two more, and the third one less.
     """
     script = Script(
         workers=3,
-        rows=ROWS,
+        rows=rows,
         is_open=is_open,
         control_flow_v2=control_flow_v2,
         optimizes=True,
         dtype=dtype,
-        feeds=lambda rng, rows: {name: feed(rng, rows) for name, feed in feeds.items()},
+        feeds=lambda rng, length: {name: feed(rng, length) for name, feed in feeds.items()},
         build=build,
     )
     return try_program(script, [route], layouts=True)[route]

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 import tensorflow as tf
 
-from tests.exactness.loss_trials import tried
+from ops.exactness.trial import Outcome
+from tests.exactness.loss_trials import ROWS, tried
 
 v1 = tf.compat.v1
 
@@ -246,7 +247,7 @@ GATHERING = {
 """Case of APART -> the op that takes tensors of the global batch all the same: no rule follows examples through it."""
 
 
-def outcome_of(loss: Loss) -> Any:
+def outcome_of(loss: Loss, rows_of_first: int = ROWS) -> Outcome:
     def build(rows: int | None) -> Any:
         users, items = (v1.get_variable(name, [11, 4]) for name in ("users", "items"))
         ids = v1.placeholder(tf.int64, [rows, 2], name="ids")
@@ -254,9 +255,8 @@ def outcome_of(loss: Loss) -> Any:
         taken = [tf.nn.embedding_lookup(table, ids[:, place]) for place, table in enumerate((users, items))]
         return v1.train.AdagradOptimizer(0.1).minimize(loss(*taken, y))
 
-    return tried(
-        build, {"ids": lambda rng, rows: rng.randint(0, 11, [rows, 2]), "y": lambda rng, rows: rng.randn(rows)}
-    )
+    feeds = {"ids": lambda rng, rows: rng.randint(0, 11, [rows, 2]), "y": lambda rng, rows: rng.randn(rows)}
+    return tried(build, feeds, rows=rows_of_first)
 
 
 @pytest.mark.parametrize("case", MEET)
@@ -276,3 +276,20 @@ def test_examples_that_stay_apart_are_gathered_nowhere_but_at_ops_that_take_them
 def test_rows_that_are_dropped_at_random_are_not_gathered() -> None:
     found = outcome_of(lambda u, i, y: tf.reduce_mean(per_row(tf.nn.dropout(u, 0.5), i, y)))
     assert (found.kind, found.gathers) == ("wrong", ())  # each worker draws for its rows
+
+
+@pytest.mark.parametrize(
+    "loss",
+    [
+        lambda u, i, y: tf.reduce_max(-1.0 - per_row(u, i, y)),
+        lambda u, i, y: tf.reduce_mean(tf.math.log(2.0 + tf.reduce_min(per_row(u, i, y)) * per_row(u, i, y))),
+        MEET["negatives of the batch"],
+        MEET["means of classes"],
+        APART["put in order"],
+        APART["a branch's mean"],
+    ],
+    ids=["the largest", "the least", "negatives", "means of classes", "put in order", "a branch's mean"],
+)
+def test_a_worker_without_examples_changes_nothing(loss: Loss) -> None:
+    found = outcome_of(loss, rows_of_first=1)
+    assert (found.kind, found.message) == ("equal", "")

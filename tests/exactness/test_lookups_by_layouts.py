@@ -92,7 +92,7 @@ def test_examples_of_lookups_stay_with_their_worker(case: str) -> None:
 def test_means_of_what_is_dealt_out_by_its_values_are_equal() -> None:
     program = program_of(EXPERTS, MEANS_OF_PARTS)
     assert try_program(program.source(), ROUTES)[ROUTES[0]].kind == "equal"
-    means = program_of(EXPERTS, "loss += 0.1 * tf.add_n([tf.reduce_mean(part) for part in parts])")
+    means = program_of(EXPERTS, "loss += 0.1 * tf.add_n([tf.exp(tf.reduce_mean(part)) for part in parts])")
     assert try_program(means.source(), ROUTES, layouts=True)[ROUTES[0]].kind == "equal"
 
 

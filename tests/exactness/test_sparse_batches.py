@@ -94,7 +94,19 @@ def outcome_of(rows: Rows) -> Outcome:
     return tried(build, feeds)
 
 
+GATHERING = {
+    "sparse, weighted": "SegmentSum",
+    "a sparse matrix": "SparseTensorDenseMatMul",
+    "ragged means": "Cumsum",
+    "ragged sums": "Cumsum",
+    "ragged maxima": "Cumsum",
+}
+"""Case of APART -> the op that takes tensors of the global batch all the same: no rule follows examples through it."""
+
+
 @pytest.mark.parametrize("case", [*APART, *MEET])
 def test_elements_are_added_up_by_the_examples_of_the_global_batch(case: str) -> None:
     found = outcome_of({**APART, **MEET}[case])
     assert (found.kind, found.message) == ("equal", "")
+    said = "".join(found.gathers)
+    assert case in MEET or (case in GATHERING) == bool(said) and f"{GATHERING.get(case, '')} '" * bool(said) in said
