@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import tensorflow as tf
 
@@ -110,3 +111,35 @@ def test_elements_are_added_up_by_the_examples_of_the_global_batch(case: str) ->
     assert (found.kind, found.message) == ("equal", "")
     said = "".join(found.gathers)
     assert case in MEET or (case in GATHERING) == bool(said) and f"{GATHERING.get(case, '')} '" * bool(said) in said
+
+
+def column(words: Any, table: Any) -> Any:
+    hashed = tf.feature_column.categorical_column_with_hash_bucket("words", WORDS)
+    embedded = tf.feature_column.embedding_column(hashed, WIDTH, combiner="mean")
+    return v1.feature_column.input_layer({"words": words}, [embedded])
+
+
+def parsed(words: Any, table: Any) -> Any:
+    return safely(table, v1.io.parse_example(words, {"ids": tf.io.VarLenFeature(tf.int64)})["ids"])
+
+
+def draw_words(rng: Any, length: int) -> Any:
+    return np.array([b"abcdefgh"[at : at + 1] for at in rng.randint(0, 8, [length])], object)
+
+
+def draw_examples(rng: Any, length: int) -> Any:
+    drawn = [tf.train.Int64List(value=rng.randint(0, WORDS, [rng.randint(1, 4)])) for _ in range(length)]
+    features = [tf.train.Features(feature={"ids": tf.train.Feature(int64_list=one)}) for one in drawn]
+    return np.array([tf.train.Example(features=one).SerializeToString() for one in features], object)
+
+
+@pytest.mark.parametrize(("rows", "draw"), [(column, draw_words), (parsed, draw_examples)])
+def test_texts_are_those_of_the_global_batch(rows: Any, draw: Any) -> None:
+    def build(length: int | None) -> Any:
+        words, y = v1.placeholder(tf.string, [length], name="words"), v1.placeholder(tf.float32, [length], name="y")
+        found = rows(words, v1.get_variable("table", [WORDS, WIDTH]))
+        scores = tf.reshape(found @ v1.get_variable("weights", [WIDTH, 1]), [-1])
+        return v1.train.AdagradOptimizer(0.1).minimize(tf.reduce_mean(tf.square(scores - y)))
+
+    found = tried(build, {"words": draw, "y": lambda rng, length: rng.randn(length)})
+    assert (found.kind, found.message) == ("equal", "")
