@@ -96,7 +96,7 @@ def outcome_of(rows: Rows) -> Outcome:
 
 
 GATHERING = {
-    "sparse, weighted": "SegmentSum",
+    "sparse, weighted": "SparseFillEmptyRows",
     "a sparse matrix": "SparseTensorDenseMatMul",
     "ragged means": "Cumsum",
     "ragged sums": "Cumsum",
