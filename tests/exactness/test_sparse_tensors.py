@@ -165,3 +165,20 @@ def parsed(length: int | None, takes_shape: bool) -> Any:
 def test_examples_are_parsed_by_the_worker_that_has_them(takes_shape: bool) -> None:
     found = tried(lambda length: parsed(length, takes_shape), {"texts": serialized})
     assert (found.kind, found.message) == ("equal", "")
+
+
+def split(length: int | None) -> Any:
+    words = tf.strings.split(v1.placeholder(tf.string, [length], name="texts"), sep=" ")
+    ids = tf.strings.to_hash_bucket_fast(words.values, 11)
+    rows = tf.tanh(tf.gather(v1.get_variable("emb", [11, 4]), ids))
+    found = tf.math.segment_sum(rows, words.value_rowids())
+    longest = tf.cast(tf.reduce_max(words.bounding_shape()), tf.float32)
+    return v1.train.AdagradOptimizer(0.3).minimize(tf.reduce_mean(tf.square(tf.reduce_sum(found, 1) - longest)))
+
+
+def test_texts_are_split_by_the_worker_that_has_them() -> None:
+    found = tried(
+        split,
+        {"texts": lambda rng, rows: np.array([" ".join("abcdef"[: rng.randint(1, 6)]) for _ in range(rows)], object)},
+    )
+    assert (found.kind, found.message) == ("equal", "")

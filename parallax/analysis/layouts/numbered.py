@@ -22,7 +22,8 @@ _MOVES = (
     "Transpose",
 )
 """Ops that leave each entry with its example, if their results are sharded as what they move."""
-_GIVE_PLACES = ("Where", "SparseFillEmptyRows", "ParseExample", "ParseExampleV2")
+_PARSE = ("ParseExample", "ParseExampleV2", "StringSplit", "StringSplitV2")
+_GIVE_PLACES = ("Where", "SparseFillEmptyRows", *_PARSE)
 _COUNT = ("ComputeAccidentalHits", *_GIVE_PLACES)
 
 

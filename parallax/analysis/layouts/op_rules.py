@@ -145,6 +145,7 @@ RULES: dict[str, Rule] = {
     **dict.fromkeys(("DynamicStitch", "ParallelDynamicStitch"), numbered.stitch),
     "Where": sparse_tensors.find_places,
     **dict.fromkeys(("ParseExample", "ParseExampleV2"), sparse_tensors.parse_examples),
+    **dict.fromkeys(("StringSplit", "StringSplitV2"), sparse_tensors.split_texts),
     "SparseReshape": sparse_tensors.reshape_places,
     "SparseFillEmptyRows": sparse_tensors.fill_empty_rows,
     **dict.fromkeys(("SegmentSum", *SEGMENT_LOOKUPS), sparse_tensors.add_up_bags),

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from parallax.analysis.layouts.along import plain
 from parallax.analysis.layouts.cuts import slice_strided
 from parallax.analysis.layouts.facts import REPLICATED, Fact
+from parallax.analysis.layouts.numbered import find_counter
 from parallax.analysis.layouts.reductions import reduce_axes
 from parallax.analysis.layouts.step_walk import StepWalk
 from parallax.graph.lengths import Length
 from parallax.graph.view import split_tensor
-from parallax.plans.layouts import OffsetRange, RowEnds, Sharded, ShardedAxis
+from parallax.plans.layouts import ExampleNumbers, OffsetRange, RowEnds, Sharded, ShardedAxis
 
 TAKE_ENDS = ("Cast", "Identity", "RaggedTensorToTensor", "Shape", "StridedSlice")
 """Ops whose rules take where rows end as the worker has it; all others take it replicated."""
-_BY_ENDS = b"ROW_SPLITS"
+_BY_ENDS, _BY_NUMBERS = b"ROW_SPLITS", [b"FIRST_DIM_SIZE", b"VALUE_ROWIDS"]
 
 
 def slice_ends(step: StepWalk, node: str) -> list[Fact] | None:
@@ -67,6 +69,8 @@ def fill_up(step: StepWalk, node: str) -> list[Fact] | None:
     """RaggedTensorToTensor: rows as long as the longest of the global batch, or as a shape says."""
     shape, values, default, *partitions = step.inputs(node)
     kinds = list(step.view.nodes[node].attr["row_partition_types"].list.s)
+    if kinds == _BY_NUMBERS and not any(isinstance(one.layout, RowEnds) for one in partitions):
+        return _fill_up_by_numbers(step, node)
     ends = partitions[0].layout
     is_by_ends = kinds == [_BY_ENDS] and isinstance(ends, RowEnds)
     if not isinstance(ends, RowEnds) or not is_by_ends or values.axis != 0 or values.part != ShardedAxis(ends.elements):
@@ -89,3 +93,24 @@ def fill_up(step: StepWalk, node: str) -> list[Fact] | None:
     longest = _longest_of(ends) if given is None or given == Length.of(-1) else given
     inner = (values.dims or ())[1:]
     return step.all_outputs(node, Sharded(0, ShardedAxis(ends.rows)), (rows, longest, *inner))
+
+
+def _fill_up_by_numbers(step: StepWalk, node: str) -> list[Fact] | None:
+    """The same where each value bears the number of its example, and a shape says how long rows are."""
+    shape, values, default, rows, numbers = step.inputs(node)
+    lengths, example = shape.values(), step.part_of(rows.value if isinstance(rows.value, Length) else None)
+    if example is None or values.axis != 0 or values.part is None or numbers.part != values.part:
+        return plain(step, node)
+    counter = find_counter(step, step.view.inputs(node)[4], example)
+    is_given = lengths is not None and len(lengths) > 1 and lengths[1] not in (None, Length.of(-1))
+    if counter is None or lengths is None or not is_given or lengths[0] not in (Length.of(-1), example.length):
+        return None
+    if not (default.is_same or default.is_lengths):
+        return None
+    step.take(node, 4, ExampleNumbers(example, counter))
+    step.keep_local(node, [3])
+    if lengths[0] == example.length:
+        step.localize(node, 0, 0, lengths)
+    step.take(node, 2, REPLICATED)
+    inner = (values.dims or ())[1:]
+    return step.all_outputs(node, Sharded(0, example), (example.length, lengths[1] or Length.of(-1), *inner))

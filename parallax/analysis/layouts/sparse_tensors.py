@@ -30,7 +30,7 @@ from parallax.plans.layouts import (
     ShardedAxis,
 )
 
-_PARSE = ("ParseExample", "ParseExampleV2")
+_PARSE = ("ParseExample", "ParseExampleV2", "StringSplit", "StringSplitV2")
 Rule = Callable[[StepWalk, str], list[Fact] | None]
 
 
@@ -54,21 +54,33 @@ def parse_examples(step: StepWalk, node: str) -> list[Fact] | None:
         return plain(step, node)
     if not all(fact.is_same for fact in others):
         return None
-    found = list[Fact]()
-    for number, tensor in enumerate(step.view.outputs(node)):
-        kind, feature = divmod(number, count) if number < 3 * count else (3, 0)
-        entries = ShardedAxis(texts.part.batch, Length.of(f"{node}[{feature}]{UNEVEN}"))
-        if kind == 0:
-            step.ranges.append(OffsetRange(node, texts.part, along=step.view.inputs(node)[0], output=number))
-            found.append(step.fact(tensor, Sharded(0, entries), (entries.length, Length.of(2))))
-        elif kind == 1:
-            found.append(step.fact(tensor, Sharded(0, entries)))
-        elif kind == 2:  # as many columns as the longest of a worker's examples has entries
-            longest = Length.of(texts.part.batch) * Length.of(f"{node}[{feature}]{DISTINCT}")
-            found.append(step.fact(tensor, LENGTHS, (Length.of(2),), (texts.part.length, longest)))
-        else:
-            found.append(step.fact(tensor, Sharded(0, texts.part)))
+    found = [step.fact(tensor, Sharded(0, texts.part)) for tensor in step.view.outputs(node)]
+    for feature in range(count):
+        for place, fact in enumerate(_sparse_tensor(step, node, texts.part, feature, count)):
+            found[feature + place * count] = fact
     return found
+
+
+def split_texts(step: StepWalk, node: str) -> list[Fact] | None:
+    """StringSplit: a sparse tensor of the words of each text."""
+    texts, separator = step.inputs(node)
+    if texts.axis != 0 or texts.part is None or texts.part.blocks > 1 or not separator.is_same or step.prefix:
+        return plain(step, node)
+    return _sparse_tensor(step, node, texts.part)
+
+
+def _sparse_tensor(step: StepWalk, node: str, part: ShardedAxis, first: int = 0, apart: int = 1) -> list[Fact]:
+    """Places, which begin with the number of the example, values, and the shape: of every so many-th result."""
+    entries = ShardedAxis(part.batch, Length.of(f"{node}[{first}]{UNEVEN}"))
+    step.ranges.append(OffsetRange(node, part, along=step.view.inputs(node)[0], output=first))
+    places, values, shape = (f"{node}:{first + place * apart}" for place in range(3))
+    # As many columns as the longest of a worker's examples has entries.
+    longest = Length.of(part.batch) * Length.of(f"{node}[{first}]{DISTINCT}")
+    return [
+        step.fact(places, Sharded(0, entries), (entries.length, Length.of(2))),
+        step.fact(values, Sharded(0, entries)),
+        step.fact(shape, LENGTHS, (Length.of(2),), (part.length, longest)),
+    ]
 
 
 def reshape_places(step: StepWalk, node: str) -> list[Fact] | None:
@@ -314,12 +326,21 @@ def _is_broadcast(fact: Fact, rank: int) -> bool:
     return fact.rank < rank or (fact.rank == rank and fact.dims[0] == ONE)
 
 
+def _is_told(lengths: Fact) -> bool:
+    """Whether lengths of the global batch follow from those of its examples."""
+    values = lengths.values()
+    if values is None or None in values:
+        return False
+    symbols = {symbol for one in values if one is not None for product, _ in one.terms for symbol in product}
+    return not any(symbol.endswith(DISTINCT) for symbol in symbols)
+
+
 def find_counted_lengths(step: StepWalk) -> set[str]:
     """What gives each worker lengths of its own, and should not, as those of the global batch are asked for."""
     taken = [
         tensor
         for (tensor, layout), edges in step.changes.items()
-        if edges and layout == REPLICATED and step.facts[tensor].is_lengths
+        if edges and layout == REPLICATED and step.facts[tensor].is_lengths and not _is_told(step.facts[tensor])
     ]
     taken += [step.view.inputs(one.edge.node)[one.edge.slot] for one in step.shapes]
     found, seen = set[str](), set[str]()

@@ -301,12 +301,21 @@ class _Build:
             return self._editor.tensor(tensor)
         if tensor not in self._global:
             node, number = split_tensor(tensor)
-            if self._editor.view.op(node) in _MEASURES:
+            parsed = next((one for one in self._layouts.ranges if one.node == node and one.output < number), None)
+            if parsed is not None:
+                self._global[tensor] = self._measure_sparse(tensor, parsed.part)
+            elif self._editor.view.op(node) in _MEASURES:
                 self._global[tensor] = self._measure(node, number)
             else:
                 for place, output in enumerate(self._compute(node)):
                     self._global[f"{node}:{place}"] = output
         return self._global[tensor]
+
+    def _measure_sparse(self, tensor: str, part: ShardedAxis) -> Tensor:
+        """The shape `[examples, longest]` of a sparse tensor of the global batch."""
+        own = self._editor.tensor(tensor)
+        longest = self._editor.together.all_reduce(self._editor.shares[part.batch].counted(own[1:]), "max")
+        return tf.concat([tf.cast(self._length(own[0], part), own.dtype)[None], longest], 0)
 
     def _measure(self, node: str, number: int) -> Tensor:
         """The shape, or the size, that the one process's tensor has."""
