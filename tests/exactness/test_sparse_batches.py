@@ -96,7 +96,6 @@ def outcome_of(rows: Rows) -> Outcome:
 
 
 GATHERING = {
-    "sparse, weighted": "SparseFillEmptyRows",
     "a sparse matrix": "SparseTensorDenseMatMul",
     "ragged means": "Cumsum",
     "ragged sums": "Cumsum",

@@ -106,6 +106,7 @@ def find_layouts(graph: TrainingGraph) -> Layouts:
     units = units_of(view, program.order)
     for _ in range(_MOST_WALKS):
         step = StepWalk(view, bodies, program.batches, parts, completed, pieces, grown, gathered=set(gathered))
+        step.is_script = program.steps is not None
         visit_all(program, step, units)
         _finish(program, step)
         needed = [

@@ -16,6 +16,7 @@ from parallax.analysis.layouts.facts import COUNTED, LENGTHS, REPLICATED, SUM, D
 from parallax.analysis.layouts.numbered import find_counter, find_first_counter
 from parallax.analysis.layouts.reductions import without_axes
 from parallax.analysis.layouts.step_walk import StepWalk
+from parallax.errors import GraphError
 from parallax.graph.lengths import ONE, Length
 from parallax.graph.view import split_tensor
 from parallax.plans.layouts import (
@@ -31,6 +32,7 @@ from parallax.plans.layouts import (
 )
 
 _PARSE = ("ParseExample", "ParseExampleV2", "StringSplit", "StringSplitV2")
+_COPIES = ("Cast", "StridedSlice", "Reshape", "Squeeze")
 Rule = Callable[[StepWalk, str], list[Fact] | None]
 
 
@@ -40,7 +42,8 @@ def find_places(step: StepWalk, node: str) -> list[Fact] | None:
     if fact.axis != 0 or fact.part is None or fact.part.blocks > 1 or fact.rank is None:
         return plain(step, node)
     step.ranges.append(OffsetRange(node, fact.part, along=step.view.inputs(node)[0]))
-    found = ShardedAxis(fact.part.batch, Length.of(f"{step.prefix}{node}[0]{UNEVEN}"))
+    mask = step.view.source(step.view.inputs(node)[0])  # what is chosen alike is as long
+    found = ShardedAxis(fact.part.batch, Length.of(f"{step.prefix}true of {mask}{UNEVEN}"))
     return step.all_outputs(node, Sharded(0, found), (found.length, Length.of(fact.rank)))
 
 
@@ -108,7 +111,7 @@ def fill_empty_rows(step: StepWalk, node: str) -> list[Fact] | None:
     step.take(node, 0, ExampleNumbers(example, counter))
     step.localize(node, 2, 0, dims)
     step.ranges.append(OffsetRange(node, example, along=f"{node}:2"))
-    found = ShardedAxis(part.batch, Length.of(f"{step.prefix}{node}[0]{UNEVEN}"))
+    found = ShardedAxis(part.batch, Length.of(f"{step.prefix}filled of {part.factor}{UNEVEN}"))
     of_places, of_values, are_empty, back = step.view.outputs(node)
     return [
         step.fact(of_places, Sharded(0, found), None if places.dims is None else (found.length, *places.dims[1:])),
@@ -311,12 +314,25 @@ def _take_numbers(step: StepWalk, node: str, slot: int, along: ShardedAxis | Non
     if numbers.part is None or numbers.part != along or numbers.rank != 1:
         return None
     tensor = step.view.inputs(node)[slot]
+    if step.is_script and _is_fed(step, tensor):
+        raise GraphError(
+            f"{step.view.op(node)} {node!r} adds up rows by numbers that are fed: each worker's begin with its own "
+            "examples. Feed dense ids, or ragged ones to Keras or parallax.function."
+        )
     for example in {one.part for one in step.ranges}:
         counter = find_counter(step, tensor, example)
         if counter is not None and example == ShardedAxis(example.batch):
             step.take(node, slot, ExampleNumbers(example, counter))
             return example
     return None
+
+
+def _is_fed(step: StepWalk, tensor: str) -> bool:
+    """Whether numbers are what a batch is fed with, as it is or as a column of it."""
+    node = split_tensor(step.view.source(tensor))[0]
+    while step.view.op(node) in _COPIES:
+        node = split_tensor(step.view.source(step.view.inputs(node)[0]))[0]
+    return node in step.batches
 
 
 def _is_broadcast(fact: Fact, rank: int) -> bool:

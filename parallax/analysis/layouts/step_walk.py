@@ -92,6 +92,7 @@ class StepWalk:
         blocks: length -> how an axis of that length is shared by blocks, of those that were met.
         gathered: nodes that another walk found to take their inputs whole, as a list of tensors cannot be gathered;
             and stacks and arrays of tensors that hold whole ones.
+        is_script: whether each worker's script feeds its batches.
         stored: stack or array of tensors -> what is known of those that it holds.
         stored_before: the same, at the end of a loop's last turn.
     """
@@ -119,6 +120,7 @@ class StepWalk:
     local: set[Edge] = field(default_factory=set)
     padded: list[str] = field(default_factory=list)
     blocks: dict[Length, ShardedAxis] = field(default_factory=dict)
+    is_script: bool = False
     stored: dict[str, Fact] = field(default_factory=dict)
     stored_before: Mapping[str, Fact] = field(default_factory=dict)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -29,6 +28,7 @@ from parallax.plans.layouts import (
     ShardedAxis,
 )
 from parallax.plans.rewrites import Rewrites
+from parallax.transform.building.axes import add_to_first, slice_axis, with_axis_back, with_axis_first
 from parallax.transform.building.collectives import open_end
 from parallax.transform.building.editor import SCOPE, Editor
 from parallax.transform.building.shares import counted
@@ -131,7 +131,7 @@ class _Build:
         if before == after:
             return tensor
         if isinstance(after, ExampleNumbers):
-            return _add_to_first(tensor, -self._firsts[after.of])
+            return add_to_first(tensor, -self._firsts[after.of])
         if not isinstance(before, Replicated):
             tensor = self._replicate(tensor, before)
         if isinstance(after, Sharded):
@@ -158,7 +158,7 @@ class _Build:
         axis, blocks = layout.axis, layout.part.blocks
         if self._editor.worker.size == 1:
             return tf.identity(tensor)
-        first = _with_axis_first(tensor, axis)
+        first = with_axis_first(tensor, axis)
         others = tf.shape(first)[1:]
         if tensor.shape.rank is None:
             first = tf.reshape(first, tf.stack([tf.shape(first)[0], tf.reduce_prod(others)]))
@@ -168,7 +168,7 @@ class _Build:
         whole = tf.concat(gathered, 0) if blocks > 1 else gathered[0]
         if tensor.shape.rank is None:
             whole = tf.reshape(whole, tf.concat([tf.shape(whole)[:1], others], 0))
-        return _with_axis_back(whole, axis)
+        return with_axis_back(whole, axis)
 
     def _gather_rows(self, rows: Tensor) -> Tensor:
         """The rows `[n, ...]` of all workers; texts travel as their bytes."""
@@ -190,7 +190,7 @@ class _Build:
         axis, part = layout.axis, layout.part
         if not part.is_even:
             dealt = self._find_dealt(part)
-            return _slice_axis(tensor, axis, dealt.first, dealt.own)
+            return slice_axis(tensor, axis, dealt.first, dealt.own)
         share = self._editor.shares[part.batch]
         length = tf.shape(tensor, out_type=tf.int64)[axis]
         factor = length // tf.maximum(share.rows * part.blocks, 1)
@@ -205,7 +205,7 @@ class _Build:
             )
         else:
             count = local * factor
-        pieces = [_slice_axis(tensor, axis, start, count) for start in starts]
+        pieces = [slice_axis(tensor, axis, start, count) for start in starts]
         cut = tf.concat(pieces, axis) if len(pieces) > 1 else pieces[0]
         if tensor.shape.rank is not None:
             static = tensor.shape.as_list()
@@ -262,7 +262,7 @@ class _Build:
         counted = editor.tensor(f"{one.node}:{one.output}")
         if not one.part.is_even:
             first = self._firsts[one.node] = self._find_dealt(one.part).first
-            editor.redirect(one.edges, _add_to_first(counted, first))
+            editor.redirect(one.edges, add_to_first(counted, first))
             return
         factor: int | Tensor | None = one.part.factor.number
         if factor is None:
@@ -270,7 +270,7 @@ class _Build:
             entries = editor.tensor(one.along) if one.along else counted
             factor = tf.shape(entries, out_type=tf.int64)[0] // tf.maximum(local, 1)
         first = self._firsts[one.node] = self._offset(one.part.batch) * factor
-        editor.redirect(one.edges, _add_to_first(counted, tf.convert_to_tensor(first)))
+        editor.redirect(one.edges, add_to_first(counted, tf.convert_to_tensor(first)))
 
     def fill_rows(self, one: FilledRows) -> None:
         """Has rows be as many as this worker has examples: the last of them may have had no entries."""
@@ -367,35 +367,3 @@ class _Build:
         """What an edge takes; of a constant a copy, from which TensorFlow infers shapes."""
         value = self._editor.view.constant(self._editor.view.inputs(edge.node)[edge.slot])
         return self._editor.at(edge) if value is None else tf.constant(value)
-
-
-def _with_axis_first(tensor: Tensor, axis: int) -> Tensor:
-    return _transpose(tensor, axis, [axis, *range(axis)])
-
-
-def _add_to_first(numbers: Tensor, first: Tensor) -> Tensor:
-    """Numbers `[n]`, or places `[..., k]` of which the first along the last axis is a number, from another one on."""
-    if numbers.shape.rank != 1:
-        others = tf.shape(numbers, out_type=tf.int64)[-1:] - 1
-        first = tf.concat([tf.cast(first, tf.int64)[None], tf.zeros(others, tf.int64)], 0)
-    return numbers + tf.cast(first, numbers.dtype)
-
-
-def _with_axis_back(tensor: Tensor, axis: int) -> Tensor:
-    return _transpose(tensor, axis, [*range(1, axis + 1), 0])
-
-
-def _transpose(tensor: Tensor, axis: int, order: Sequence[int]) -> Tensor:
-    """A tensor whose axes up to one are in another order; its rank may be unknown."""
-    if axis == 0:
-        return tensor
-    rank = tensor.shape.rank
-    if rank is not None:
-        return tf.transpose(tensor, [*order, *range(axis + 1, rank)])
-    return tf.transpose(tensor, tf.concat([order, tf.range(axis + 1, tf.rank(tensor))], 0))
-
-
-def _slice_axis(tensor: Tensor, axis: int, start: Tensor, length: Tensor) -> Tensor:
-    is_axis = tf.equal(tf.range(tf.rank(tensor)), axis)  # the rank may be unknown
-    begin = tf.where(is_axis, start, tf.constant(0, tf.int64))
-    return tf.slice(tensor, begin, tf.where(is_axis, length, tf.constant(-1, tf.int64)))

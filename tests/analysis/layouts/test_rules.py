@@ -103,7 +103,7 @@ def repeated(step, start):
         (lambda x, w: tf.eye(tf.shape(x)[0]), SAME),
         (lambda x, w: v1.Print(x, [tf.reduce_sum(x), tf.shape(x)[0]]), rows()),
         (lambda x, w: v1.Print(w, [x]), SAME),
-        (lambda x, w: tf.where(x[:, 0] > 0), Sharded(0, ShardedAxis(BATCH, Length.of(f"Where[0]{UNEVEN}")))),
+        (lambda x, w: tf.where(x[:, 0] > 0), Sharded(0, ShardedAxis(BATCH, Length.of(f"true of Greater:0{UNEVEN}")))),
         (lambda x, w: tf.linalg.svd(x, compute_uv=False), SAME),
         (lambda x, w: tf.roll(x, 1, 1), rows()),
         (lambda x, w: tf.reverse_sequence(x, tf.argmax(x, 1), 1), rows()),
