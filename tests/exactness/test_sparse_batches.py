@@ -10,6 +10,8 @@ import pytest
 import tensorflow as tf
 
 from ops.exactness.trial import Outcome
+from parallax.analysis.stages import analyse
+from parallax.errors import GraphError
 from tests.exactness.loss_trials import tried
 
 v1 = tf.compat.v1
@@ -142,3 +144,24 @@ def test_texts_are_those_of_the_global_batch(rows: Any, draw: Any) -> None:
 
     found = tried(build, {"words": draw, "y": lambda rng, length: rng.randn(length)})
     assert (found.kind, found.message) == ("equal", "")
+
+
+def fed_bags(table: Any) -> Any:
+    places, values = v1.placeholder(tf.int64, [None, 2]), v1.placeholder(tf.int64, [None])
+    return tf.nn.embedding_lookup_sparse(table, tf.SparseTensor(places, values, [4, 3]), None, "mean")
+
+
+def fed_ragged(table: Any) -> Any:
+    values, splits = v1.placeholder(tf.int64, [None]), v1.placeholder(tf.int64, [None])
+    return tf.reduce_mean(tf.gather(table, tf.RaggedTensor.from_row_splits(values, splits, validate=False)), 1)
+
+
+@pytest.mark.parametrize(("rows", "said"), [(fed_bags, "numbers that are fed"), (fed_ragged, "where rows end")])
+def test_numbers_of_rows_that_each_worker_feeds_are_its_own(rows: Callable[[Any], Any], said: str) -> None:
+    graph = tf.Graph()
+    with graph.as_default():
+        v1.train.AdagradOptimizer(0.1).minimize(tf.reduce_mean(rows(v1.get_variable("table", [WORDS, WIDTH]))))
+    analysed = analyse(graph)
+    assert not analysed.captured.by_layouts and said in analysed.captured.means
+    with pytest.raises(GraphError, match=said):
+        analyse(graph, layouts=True)

@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 
 from parallax.analysis.layouts.facts import COUNTED, LENGTHS, REPLICATED, SUM, Fact
+from parallax.analysis.layouts.ragged import check_fed_ends
 from parallax.analysis.layouts.sparse_tensors import find_counted_lengths
 from parallax.analysis.layouts.step_walk import REMEDY, StepWalk, is_partial
 from parallax.analysis.layouts.training_graph import TrainingGraph, VisitedGraph, after_gradients, find_step
@@ -98,6 +99,8 @@ def find_layouts(graph: TrainingGraph) -> Layouts:
         GraphError: an op cannot be carried out so that N workers compute what one process computes.
     """
     program, view, sources, variables = find_step(graph), graph.view, graph.sources, graph.variables
+    if program.steps is not None:
+        check_fed_ends(view, program.batches)
     pieces = frozenset(t for source in sources for t in _pieces(view, source))
     grown = find_grown_rows(view, (pair for source in sources for pair in _pairs(view, source)))
     completed: dict[str, Layout] = {}

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
+
+import tensorflow as tf
 
 from parallax.analysis.layouts.along import plain
 from parallax.analysis.layouts.cuts import slice_strided
@@ -10,13 +13,39 @@ from parallax.analysis.layouts.facts import REPLICATED, Fact
 from parallax.analysis.layouts.numbered import find_counter
 from parallax.analysis.layouts.reductions import reduce_axes
 from parallax.analysis.layouts.step_walk import StepWalk
+from parallax.errors import GraphError
 from parallax.graph.lengths import Length
-from parallax.graph.view import split_tensor
+from parallax.graph.view import GraphView, split_tensor
 from parallax.plans.layouts import ExampleNumbers, OffsetRange, RowEnds, Sharded, ShardedAxis
 
 TAKE_ENDS = ("Cast", "Identity", "RaggedTensorToTensor", "Shape", "StridedSlice")
 """Ops whose rules take where rows end as the worker has it; all others take it replicated."""
 _BY_ENDS, _BY_NUMBERS = b"ROW_SPLITS", [b"FIRST_DIM_SIZE", b"VALUE_ROWIDS"]
+
+
+def check_fed_ends(view: GraphView, sources: Iterable[str]) -> None:
+    """Refuses a script's graph that feeds where rows end: each worker's are places among its own elements.
+
+    Args:
+        view: the graph.
+        sources: the nodes that give batches.
+    """
+    for node in sources:
+        tensor = f"{node}:0"
+        shape, dtype = view.shape(tensor), tf.as_dtype(view.dtype(tensor))
+        cuts = [one.node for one in view.consumers(tensor) if view.op(one.node) == "StridedSlice"]
+        begins = {_first_of(view, view.inputs(cut)[1]) for cut in cuts}
+        ends = {_first_of(view, view.inputs(cut)[2]) for cut in cuts}
+        if dtype.is_integer and shape is not None and len(shape) == 1 and 1 in begins and -1 in ends:
+            raise GraphError(
+                f"Layouts cannot tell whether {node!r} is fed with where rows end: what lies between its entries is "
+                "taken. Feed dense ids, or ragged ones to Keras or parallax.function."
+            )
+
+
+def _first_of(view: GraphView, tensor: str) -> int | None:
+    value = view.constant(tensor)
+    return int(value[0]) if value is not None and value.shape == (1,) else None
 
 
 def slice_ends(step: StepWalk, node: str) -> list[Fact] | None:
