@@ -91,8 +91,8 @@ class AllReduce:
 
     `kind` is `sum`, `mean` (of a gradient: sum divided by the number of workers), `min`, `max`, `rows_mean` (a mean
     over rows, weighted by those of `weight`, which was averaged), or `gradient` (a gradient's sum). `table` names the
-    table on servers whose owners have the parts; else the workers have them. If a worker `keeps_own`, a fetch of the
-    tensor gets this worker's part. A worker without rows of a named `batch` is left out.
+    table on servers whose owners have the parts; else the workers have them. A worker without rows of a named `batch`
+    is left out.
     """
 
     tensor: str
@@ -100,7 +100,6 @@ class AllReduce:
     kind: str
     weight: str = ""
     table: str = ""
-    keeps_own: bool = False
     batch: str = field(default="", repr=False)
 
 

@@ -42,9 +42,7 @@ def reduce_gradients(editor: Editor, rewrites: Rewrites) -> None:
         with tf.name_scope(f"{SCOPE}/all_reduce/"):
             reduced = _reduced(editor, reduction)
         editor.redirect(reduction.edges, reduced)
-        if (
-            reduction.kind not in ("mean", "gradient") and not reduction.keeps_own
-        ):  # a worker's own gradient may be fetched, its part of a sum over rows is nothing
+        if reduction.kind not in ("mean", "gradient"):  # a worker's own gradient may be fetched, its part of a sum not
             editor.whole[reduction.tensor] = str(reduced.name)
 
 
