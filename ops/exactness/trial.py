@@ -119,7 +119,8 @@ def try_program(
         break_on_purpose: changes the decisions, to see that a fault is noticed.
         claims: whether what the analysis says of single tensors is tried too. Of programs with a fixed batch it is not:
             the graph of the joined batch has other constants.
-        layouts: that of Config; if True, the workers' shares of an open batch are unequal.
+        layouts: that of Config; if True, the workers' shares of an open batch are unequal, and one of fixed length may
+            be left to means.
     """
     began = time.process_time()
     with _no_collections():
@@ -161,7 +162,8 @@ def _subject(source: str | Script, break_on_purpose: Any, claims: bool, layouts:
     except Exception as error:  # whatever the program's text raises is kept as the outcome
         return _failed("invalid", error)
     try:
-        analysed = analyse(built.graph, layouts=layouts)
+        is_left_to_means = bool(layouts) and not built.script.is_open  # where a fixed batch cannot be opened
+        analysed = analyse(built.graph, layouts=None if is_left_to_means else layouts)
     except Exception as error:
         return _before_steps(error)
     tries = claims and built.script.is_open

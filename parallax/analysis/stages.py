@@ -91,6 +91,11 @@ def analyse(graph: Graph, lazy_updates: bool = True, layouts: bool | None = None
             f"model `with graph.as_default()`. {_OTHER_DOORS}"
         )
     captured = capture(graph, by_row=lazy_updates, by_layouts=layouts, synchronous=synchronous)
+    if layouts and captured.means:
+        raise GraphError(
+            f"Config(layouts=True) is for graphs whose losses can be followed, and of this one they cannot: "
+            f"{captured.means}. Leave the first dimension of the batch open (None), or leave layouts out."
+        )
     try:
         spec, sources = classify(captured)
     except GraphError as error:

@@ -11,6 +11,7 @@ from ops.exactness.interactions import FEATURES, LOSSES
 from ops.exactness.runs import Built
 from ops.exactness.trial import Outcome, try_program
 from parallax.analysis.stages import analyse
+from parallax.errors import GraphError
 
 PLAIN, ROUTES = "tf.reduce_mean(per_row)", ["alltoall"]
 
@@ -111,5 +112,7 @@ def test_a_sum_by_a_multiple_of_a_fixed_batch_is_one_process_s(divisor: str) -> 
 
 def test_losses_of_a_fixed_batch_stay_means_where_a_constant_may_be_the_batch_s_or_none() -> None:
     program = replace(program_of(loss="tf.reduce_mean(per_row * tf.constant(np.arange(rows), F))"), is_open=False)
-    analysed = analyse(Built.of(program.source()).graph, layouts=True)
-    assert not analysed.captured.by_layouts
+    graph = Built.of(program.source()).graph
+    assert "may be the batch or a width" in analyse(graph).captured.means
+    with pytest.raises(GraphError, match="layouts=True.* cannot be opened, .*Leave the first dimension"):
+        analyse(graph, layouts=True)
