@@ -80,7 +80,7 @@ class Tally:
         return "\n".join(lines)
 
 
-_ORDER = ("equal", "infinite", "unstable", "refused", "unproven", "wrong", "foreign", "invalid")
+_ORDER = ("equal", "infinite", "unstable", "refused", "told", "unproven", "wrong", "foreign", "invalid")
 
 
 def _list_kinds(found: dict[str, list[int]]) -> list[str]:

@@ -4,6 +4,7 @@ A program is Python text (script.py says what it defines). Its outcome is one of
 - `equal`: on every worker every variable, slots included, ends as in the one process;
 - `refused`: a ParallaxError before the first step;
 - `wrong`: some variable ends with another value;
+- `told`: so it does, and the plan says that each worker's loss is taken for a mean over its batch, and why;
 - `unproven`: the values are equal, and yet the analysis says of some tensor what is not so (claims.py);
 - `foreign`: any other exception, or a ParallaxError in a step;
 - `infinite`: the one process itself ends with values that are not finite, so there is nothing to compare;
@@ -218,7 +219,8 @@ def _outcome(subject: _Subject, route: str, tried: dict[Any, Outcome]) -> Outcom
         outcome = _with_claim(outcome, _false_claim(subject, plan, found))
     routes = tuple(f"{v.name}: {v.cls.value} by {v.route}" for v in plan.variables)
     notes, gathers = ((), rewrites.notes) if rewrites.layouts else (rewrites.notes, ())
-    tried[rewrites] = outcome = replace(outcome, routes=routes, notes=notes, gathers=gathers)
+    kind = "told" if outcome.kind == "wrong" and analysed.captured.means else outcome.kind
+    tried[rewrites] = outcome = replace(outcome, kind=kind, routes=routes, notes=notes, gathers=gathers)
     return outcome
 
 

@@ -42,7 +42,7 @@ LOOKUPS = ("ResourceGather", "GatherV2", "Gather", "ResourceGatherNd", "GatherNd
 """Ops that gather rows of their first input by the numbers in their second."""
 ELEMENTWISE = frozenset(
     """
-    Abs Acos Acosh Add AddV2 Angle AsString Asin Asinh Atan Atan2 Atanh BesselI0e BesselI1e Bitcast BitwiseAnd
+    Abs Acos Acosh Add AddN AddV2 Angle AsString Asin Asinh Atan Atan2 Atanh BesselI0e BesselI1e Bitcast BitwiseAnd
     BitwiseOr BitwiseXor Bucketize Cast Ceil CheckNumerics ClipByValue Complex ComplexAbs Conj Cos Cosh Digamma Div
     DivNoNan Elu EluGrad EnsureShape Equal Erf Erfc Erfinv Exp Expm1 Floor FloorDiv FloorMod Greater GreaterEqual
     Identity Imag Inv InvGrad IsFinite IsInf IsNan LeakyRelu LeakyReluGrad LeftShift Less LessEqual Lgamma Log Log1p
@@ -52,7 +52,7 @@ ELEMENTWISE = frozenset(
     Softsign SoftsignGrad Sqrt SqrtGrad Square SquaredDifference StaticRegexFullMatch StaticRegexReplace
     StopGradient StringLength StringLower StringStrip StringToHashBucket StringToHashBucketFast
     StringToHashBucketStrong StringToNumber StringUpper Sub Tan Tanh TanhGrad TruncateDiv TruncateMod Xdivy Xlog1py
-    Xlogy
+    Xlogy ZerosLike
     """.split()
 )
 """An element of the result is a function of the elements in its place, with broadcasting from the right, and of nothing

@@ -1,5 +1,7 @@
 """Asynchronous workers: each step is one process's on that worker's own batch, whatever its examples have to do."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -137,7 +139,8 @@ def test_a_workers_steps_are_one_process_on_its_batches(case, rank):
 def test_rows_are_those_of_the_workers_own_batch(model):
     build = models.MODELS.get(model) or gradient_models.MODELS[model]
     steps = [draw[0] for draw in training.all_batches(1)[: training.STEPS]]
-    expected = training.one_process(build, True, [[[batch]] for batch in steps], 1)
+    case = SimpleNamespace(build=build, resource=True, kept=1, name=model)
+    expected = training.one_process(case, [[[batch]] for batch in steps], 1)
     graph, (op,) = training.build(build, training.ROWS_PER_WORKER, True)
     found = by_one_of_two(graph, op.name, 1, [training.feeds(graph, batch) for batch in steps])
     for name, value in expected.items():

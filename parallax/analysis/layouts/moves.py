@@ -7,6 +7,7 @@ from parallax.analysis.layouts.facts import LENGTHS, REPLICATED, Dims, Fact
 from parallax.analysis.layouts.matrices import flatten_matrix
 from parallax.analysis.layouts.step_walk import StepWalk, is_partial
 from parallax.analysis.layouts.values import compute_value
+from parallax.errors import GraphError
 from parallax.graph.lengths import ONE, Length, multiply
 from parallax.plans.layouts import Pieces, Sharded, ShardedAxis
 
@@ -52,6 +53,11 @@ def reshape(step: StepWalk, node: str) -> list[Fact] | None:
                 part = fact.part
             step.localize(node, 1, axis, dims)
             return step.all_outputs(node, Sharded(axis, part), dims)
+    if step.is_script and all(length.number is not None for length in dims):
+        raise GraphError(
+            f"Reshape {node!r} has a batch of open length be of a fixed one, as each worker's is: "
+            f"{[length.number for length in dims]}. Leave one dimension at -1."
+        )
     return None
 
 

@@ -184,7 +184,7 @@ TAKE_CONCATENATED = frozenset(_OF_CONCATENATED)
 RULES |= {op: concatenated.either(rule, RULES[op]) for op, rule in _OF_CONCATENATED.items()}
 
 _OF_DISTINCT: dict[str, Rule] = {
-    **dict.fromkeys(sorted(ELEMENTWISE | {"AddN", "ZerosLike"}), sparse_tensors.combine),
+    **dict.fromkeys(sorted(ELEMENTWISE), sparse_tensors.combine),
     **dict.fromkeys(("ResourceGather", "Gather", "GatherV2"), sparse_tensors.look_up),
     **dict.fromkeys(("SegmentSum", *SEGMENT_LOOKUPS), sparse_tensors.add_up_bags),
     **dict.fromkeys(_BAG_GRADIENTS, sparse_tensors.bag_gradient),

@@ -21,7 +21,7 @@ Rule = Callable[[Walk, str, list[State]], bool]
 _PASS_ON = ("Identity", "RefIdentity", "Enter", "RefEnter", *NEXT_ITERATIONS, "Exit", "RefExit")
 
 RULES: dict[str, Rule] = {
-    **dict.fromkeys(("AddN", "Print"), rules_rows.elementwise),
+    "Print": rules_rows.elementwise,
     "ReadVariableOp": rules_rows.read_variable,
     "ResourceGather": rules_exchange.gather,
     "GatherV2": rules_exchange.gather,
