@@ -50,6 +50,9 @@ _OTHER_DOORS = (
 )
 
 
+_KEPT = "an update takes several batches, which Config(layouts=True) follows, each global batch by itself"
+
+
 @dataclass(frozen=True, slots=True)
 class Analysed:
     """A graph, read once."""
@@ -109,6 +112,8 @@ def analyse(graph: Graph, lazy_updates: bool = True, layouts: bool | None = None
 def analyse_for(graph: Graph, config: Config, synchronous: bool = True) -> Analysed:
     """Captures and classifies a tf.Graph, by the layouts of tensors where the configuration allows for that.
 
+    Where an update of a script's graph takes several batches, layouts must be asked for.
+
     Args:
         graph: the tf.Graph.
         config: what the user wants.
@@ -117,7 +122,11 @@ def analyse_for(graph: Graph, config: Config, synchronous: bool = True) -> Analy
     Raises:
         GraphError: when it cannot be trained in parallel.
     """
-    return analyse(graph, config.lazy_updates, config.layouts, synchronous)
+    are_means = config.layouts is None and config.accumulate_steps > 1 and synchronous and not is_of_front_end(graph)
+    if not are_means:
+        return analyse(graph, config.lazy_updates, config.layouts, synchronous)
+    captured = capture(graph, by_row=config.lazy_updates, by_layouts=False, means=_KEPT)
+    return Analysed(captured, *classify(captured))
 
 
 def analysed_as(graph: Graph, text: str, digest: str, lazy_updates: bool = True, synchronous: bool = True) -> Analysed:
