@@ -131,7 +131,9 @@ class QueueReducer:
         if self._rank > 0:
             with tf.control_dependencies([_give(queues[self._rank], tensor)]):
                 return self.deliver(None, tensor.dtype, tensor.shape)
-        whole = put_together([tensor, *(_take(queue, tensor) for queue in queues[1:])])
+        with tf.control_dependencies([tensor]):  # nobody gives anything in a branch that is not taken
+            others = [_take(queue, tensor) for queue in queues[1:]]
+        whole = put_together([tensor, *others])
         return self.deliver(whole, tensor.dtype, tensor.shape)
 
     def add_gradients(self, tensor: Tensor, scale: float = 1.0) -> Tensor:
