@@ -17,9 +17,9 @@ def test_what_would_be_refused_is_told_all_at_once_with_its_place(start):
     done = start(*CLI, "check", "--workers", 3, SCRIPT, "--name", cold=True).finish()
     assert done.status == 1, str(done)
     *lines, verdict = done.stdout.splitlines()
-    assert [line.split()[0] for line in lines] == ["refused", "refused", "suspicious"], str(done)
+    assert [line.split()[0] for line in lines] == ["refused", "refused"], str(done)
     assert "tables" in lines[0] and "built 'rows_" in lines[1] and f"({SCRIPT}:16)" in lines[1], str(done)
-    assert verdict == "A run would be refused; 1 suspicious, 0 to know. Nothing was started.", str(done)
+    assert verdict == "A run would be refused; 0 suspicious, 0 to know. Nothing was started.", str(done)
 
 
 def graph_with(value, seed):

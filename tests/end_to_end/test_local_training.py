@@ -62,7 +62,7 @@ IN_A_BRANCH = OWN.replace(
     "train = tf.train.GradientDescentOptimizer(0.1).minimize(loss)",
     """optimizer = tf.train.GradientDescentOptimizer(0.1)
     gradients = optimizer.compute_gradients(loss)
-    train = tf.cond(loss < 99.0, lambda: optimizer.apply_gradients(gradients), tf.no_op)""",
+    train = tf.cond(tf.reduce_sum(w) < 99.0, lambda: optimizer.apply_gradients(gradients), tf.no_op)""",
 )
 
 
