@@ -45,7 +45,7 @@ from parallax.transform.pipeline import transform
 
 ROUTES = ("hybrid", "alltoall", "allgather", "allreduce")
 """`hybrid` is what is planned when nothing is asked for."""
-_NO_FAULTS = ("equal", "refused", "infinite", "unstable")
+_NO_FAULTS = ("equal", "refused", "told", "infinite", "unstable")
 
 TOLERANCE_BY_DTYPE = {"float64": 1e-8, "float32": 2e-4}
 """Of the largest change that any variable of the same kind has seen (a trained variable, or a slot of one name).

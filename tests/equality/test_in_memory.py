@@ -112,7 +112,7 @@ def test_every_graph_equals_one_process(equal: Any, workers: Workers, case: Case
     assert {name: found["routes"][name] for name in wanted} == wanted
 
 
-BY_LAYOUTS = [
+FIXED = [
     "rate, fed, reference, alltoall",  # no update comes before the gradients that read a reference variable
     "clip rows, resource, allgather",  # constants as long as the batch are made of its gradient
     "samples in parts, resource, alltoall",  # one batch of open length, and one of fixed length beside it
@@ -122,10 +122,10 @@ BY_LAYOUTS = [
 ]
 
 
-@pytest.mark.parametrize("name", BY_LAYOUTS)
-def test_a_graph_for_a_fixed_batch_equals_one_process_by_layouts(name: str) -> None:
+@pytest.mark.parametrize("name", FIXED)
+def test_a_graph_for_a_fixed_batch_equals_one_process(name: str) -> None:
     (case,) = [one for one in cases("models") if one.name == name]
-    found = InMemory(case, 2, layouts=True).result(case)
+    found = InMemory(case, 2).result(case)
     assert found["unequal"] == []
     check(found)
 
