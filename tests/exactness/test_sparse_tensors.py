@@ -182,3 +182,21 @@ def test_texts_are_split_by_the_worker_that_has_them() -> None:
         {"texts": lambda rng, rows: np.array([" ".join("abcdef"[: rng.randint(1, 6)]) for _ in range(rows)], object)},
     )
     assert (found.kind, found.message) == ("equal", "")
+
+
+def short(length: int | None) -> Any:
+    ids = v1.placeholder(tf.int64, [length, 3], name="ids")
+    bags = tf.nn.embedding_lookup_sparse(v1.get_variable("emb", [11, 4]), tf.sparse.from_dense(ids), None, "sum")
+    return v1.train.AdagradOptimizer(0.3).minimize(tf.reduce_mean(tf.square(bags)))
+
+
+@pytest.mark.parametrize("has_entries", [True, False])
+def test_a_last_example_without_entries_is_told_in_the_step(has_entries: bool) -> None:
+    def ids(rng: np.random.RandomState, rows: int) -> np.ndarray[Any, Any]:
+        found = rng.randint(1, 11, [rows, 3]) * np.arange(rows)[:, None].clip(0, 1)
+        found[-1] = has_entries * found[-1]
+        return found
+
+    found = tried(short, {"ids": ids})
+    assert (found.kind == "equal") == has_entries
+    assert has_entries or "The last example of a batch must have entries in" in found.message

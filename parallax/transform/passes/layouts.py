@@ -35,6 +35,10 @@ from parallax.transform.building.shares import counted
 from parallax.types import Tensor
 
 _MEASURES = ("Shape", "ShapeN", "Size")
+_NO_ENTRIES = (
+    "The last example of a batch must have entries in {!r}: one process's result would have fewer rows than the batch. "
+    "Use tf.nn.safe_embedding_lookup_sparse, or give each example an entry."
+)
 
 
 def change_layouts(editor: Editor, rewrites: Rewrites) -> None:
@@ -273,11 +277,17 @@ class _Build:
         editor.redirect(one.edges, add_to_first(counted, tf.convert_to_tensor(first)))
 
     def fill_rows(self, one: FilledRows) -> None:
-        """Has rows be as many as this worker has examples: the last of them may have had no entries."""
-        rows = self._editor.tensor(f"{one.node}:0")
-        missing = self._editor.shares[one.batch].local - tf.shape(rows, out_type=tf.int64)[0]
+        """Has rows be as many as this worker has examples: its last ones may have no entries.
+
+        Where the last one of the global batch has none, one process's result is shorter than the batch: a run says so.
+        """
+        rows, share = self._editor.tensor(f"{one.node}:0"), self._editor.shares[one.batch]
+        missing = share.local - tf.shape(rows, out_type=tf.int64)[0]
         others = tf.zeros([tf.rank(rows) - 1, 2], tf.int64)
-        filled = tf.pad(rows, tf.concat([[[0, missing]], others], 0))
+        has_more = self._offset(one.batch) + share.local < share.rows
+        check = tf.raw_ops.Assert(condition=tf.logical_or(has_more, missing <= 0), data=[_NO_ENTRIES.format(one.node)])
+        with tf.control_dependencies([check]):
+            filled = tf.pad(rows, tf.concat([[[0, missing]], others], 0))
         filled.set_shape([None, *rows.shape[1:]])
         self._editor.redirect(one.edges, filled)
 
