@@ -7,7 +7,6 @@ from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from parallax.analysis.layouts.facts import BLANK, LENGTHS, REPLICATED, Dims, Fact, Value
-from parallax.errors import GraphError
 from parallax.graph.lengths import Length
 from parallax.graph.view import Edge, GraphView, split_tensor
 from parallax.plans.layouts import (
@@ -193,22 +192,14 @@ class StepWalk:
             axis: the worker's.
             dims: what the shape has in the one process's program; None where that is unknown.
         """
-        part = self.part_of(dims[axis])
-        if part is not None and self._has_global_length(node, slot, axis, dims):
-            if not part.is_even:
-                raise GraphError(f"Layouts cannot follow the shape that {self.view.op(node)} {node!r} takes. {REMEDY}")
-            self.shapes.append(LocalShape(Edge(node, slot), axis, part.batch))
-        self.keep_local(node, [slot])
-
-    def can_localize(self, node: str, slot: int, axis: int, dims: Sequence[Length | None]) -> bool:
-        """Whether `localize` can: examples have equally many entries of the axis, or its length is the worker's own."""
-        part = self.part_of(dims[axis])
-        return part is None or part.is_even or not self._has_global_length(node, slot, axis, dims)
-
-    def _has_global_length(self, node: str, slot: int, axis: int, dims: Sequence[Length | None]) -> bool:
-        shape = self.inputs(node)[slot]
+        part, shape = self.part_of(dims[axis]), self.inputs(node)[slot]
         is_whole = shape.is_same and (shape.values() or dims)[axis] != Length.of(-1)  # -1 is as long as is left
-        return is_whole or sum(map(bool, map(self.part_of, dims))) > 1
+        if part is not None and (is_whole or sum(map(bool, map(self.part_of, dims))) > 1):
+            if part.is_even:
+                self.shapes.append(LocalShape(Edge(node, slot), axis, part.batch))
+            else:  # no share of the length is the worker's: the next walk has the node take its inputs whole
+                self.gathered.add(node)
+        self.keep_local(node, [slot])
 
     def keep_local(self, node: str, slots: Iterable[int] | None = None) -> None:
         """Has some inputs, by default all, be the worker's where they are lengths."""
