@@ -200,3 +200,78 @@ def test_a_last_example_without_entries_is_told_in_the_step(has_entries: bool) -
     found = tried(short, {"ids": ids})
     assert (found.kind == "equal") == has_entries
     assert has_entries or "The last example of a batch must have entries in" in found.message
+
+
+def looked_up(table: Any, ids: Any) -> Any:
+    return tf.reduce_sum(tf.tanh(tf.gather(table, ids)), 1)
+
+
+def by_second_column(table: Any, ids: Any, y: Any) -> Any:
+    places = tf.where(ids > 4)
+    return tf.gather(table, places[:, 1] + 1) * tf.gather(y, places[:, 0])[:, None]
+
+
+def of_neighbours(table: Any, ids: Any, y: Any) -> Any:
+    chosen = tf.where(y > 0.3)[:, 0]
+    return tf.gather(looked_up(table, ids), tf.maximum(chosen - 1, 0)) - tf.gather(y, chosen)[:, None]
+
+
+def of_flat_places(table: Any, ids: Any, y: Any) -> Any:
+    places = tf.where(tf.reshape(ids, [-1]) > 4)[:, 0]
+    return tf.gather(tf.reshape(tf.gather(table, ids), [-1, 4]), places) * tf.gather(y, places // 3)[:, None]
+
+
+def of_two_columns(table: Any, ids: Any, y: Any) -> Any:
+    (first, at), (second, beside) = tf.unique(ids[:, 0]), tf.unique(ids[:, 1])
+    return tf.gather(tf.gather(table, first), at) * tf.gather(tf.gather(table, second), beside)
+
+
+def by_frequency(table: Any, ids: Any, y: Any) -> Any:
+    distinct, at = tf.unique(ids[:, 0])
+    counts = tf.math.unsorted_segment_sum(tf.ones_like(y), at, tf.size(distinct))
+    return tf.gather(table, ids[:, 1]) / tf.gather(counts, at)[:, None]
+
+
+def of_a_mask_in_a_mask(table: Any, ids: Any, y: Any) -> Any:
+    return tf.boolean_mask(tf.boolean_mask(looked_up(table, ids), y > 0.2), tf.boolean_mask(y, y > 0.2) > 0.6)
+
+
+def of_both_sides(table: Any, ids: Any, y: Any) -> Any:
+    rows = looked_up(table, ids)
+    return tf.concat([tf.boolean_mask(rows, y > 0.4), tf.boolean_mask(rows, y <= 0.4) * 2.0], 0)
+
+
+def of_pairs_within_a_mask(table: Any, ids: Any, y: Any) -> Any:
+    rows = tf.boolean_mask(looked_up(table, ids), y > 0.2)
+    return tf.nn.softmax(tf.matmul(rows, rows, transpose_b=True))
+
+
+def normalized_within_a_mask(table: Any, ids: Any, y: Any) -> Any:
+    rows = tf.boolean_mask(looked_up(table, ids), y > 0.2)
+    mean, variance = tf.nn.moments(rows, [0])
+    return (rows - mean) / tf.sqrt(variance + 0.1) + rows
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        by_second_column,
+        of_neighbours,
+        of_flat_places,
+        of_two_columns,
+        by_frequency,
+        of_a_mask_in_a_mask,
+        of_both_sides,
+        of_pairs_within_a_mask,
+        normalized_within_a_mask,
+    ],
+)
+def test_places_and_distinct_ids_in_any_use_are_one_process_s(program: Any) -> None:
+    def build(length: int | None) -> Any:
+        ids, y = v1.placeholder(tf.int64, [length, 3], name="ids"), v1.placeholder(tf.float32, [length], name="y")
+        found = program(v1.get_variable("emb", [13, 4]), ids, y)
+        return v1.train.AdagradOptimizer(0.3).minimize(tf.reduce_mean(tf.square(found)))
+
+    feeds = {"ids": lambda rng, rows: rng.randint(0, 13, [rows, 3]), "y": lambda rng, rows: rng.rand(rows)}
+    found = tried(build, feeds)
+    assert (found.kind, found.message) == ("equal", "")

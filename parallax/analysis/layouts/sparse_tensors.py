@@ -328,7 +328,7 @@ def _take_numbers(step: StepWalk, node: str, slot: int, along: ShardedAxis | Non
 
 
 def _is_fed(step: StepWalk, tensor: str) -> bool:
-    """Whether numbers are what a batch is fed with, as it is or as a column of it."""
+    """Whether numbers are a batch's feed, or a column of it."""
     node = split_tensor(step.view.source(tensor))[0]
     while step.view.op(node) in _COPIES:
         node = split_tensor(step.view.source(step.view.inputs(node)[0]))[0]

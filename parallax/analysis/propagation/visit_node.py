@@ -152,7 +152,7 @@ def _take_layouts(walk: Walk, node: str, layouts: Layouts) -> None:
 
 
 def _is_fed(view: GraphView, tensor: str) -> bool:
-    """Whether a tensor is what a placeholder is fed, as it is."""
+    """Whether a tensor is a placeholder's feed, or a copy of it."""
     while view.op(split_tensor(tensor)[0]) in _COPIES:
         tensor = view.inputs(split_tensor(tensor)[0])[0]
     return view.op(split_tensor(tensor)[0]).startswith("Placeholder")

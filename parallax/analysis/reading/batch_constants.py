@@ -94,7 +94,7 @@ class BatchConstants:
         elif node.op in ARRAYS:
             self._open_elements(node)
         elif node.op in _COMPARES:
-            self._open_compared(seen, node)
+            self._open_comparison(seen, node)
         elif node.op in CUTS:
             self._open_cut(seen, opened, node)
         elif node.op in (*_DIVIDES, *_MULTIPLIES):
@@ -157,7 +157,7 @@ class BatchConstants:
             wanted = [-1 if place == axis else n for place, n in enumerate(asked)]
             node.input[slot] = add_constant(opened, node.name, np.asarray(wanted, asked.dtype), node.input[slot])
 
-    def _open_compared(self, seen: GraphView, node: NodeDef) -> None:
+    def _open_comparison(self, seen: GraphView, node: NodeDef) -> None:
         """Has a length that is compared with the batch's, and is equal to it, be that."""
         one, other = (self._view.constant(tensor) for tensor in self._view.inputs(node.name))
         is_equal = one is not None and other is not None and np.array_equal(one, other)
@@ -261,7 +261,7 @@ class BatchConstants:
             return
         asked = self._value(self._view, self._view.inputs(maker.name)[slot])
         if asked is None or (maker.op == "Tile" and asked[axis] == 1):
-            return  # constants that it is computed of are told apart, or left
+            return  # its constant inputs are opened or left by themselves
         if asked[axis] <= 0 or asked[axis] % self._length:
             self.are_told = False
             return

@@ -26,7 +26,7 @@ from parallax.graph.view import GraphView, split_tensor, tensor_name
 from parallax.types import Graph, GraphDef
 
 SCOPE = "parallax_opened"
-_MOST_PASSES = 12
+_MOST_PASSES, _MOST_LETTERS = 12, 120
 _NOT_DERIVED = (
     *(ValueError, TypeError, LookupError, AttributeError, AssertionError, NotImplementedError),
     tf.errors.OpError,
@@ -83,7 +83,7 @@ def open_fixed_batch(
     sources = [t for t in sources if (view.shape(t) or (None,))[0] == length and not is_assigned(view, t)]
     try:
         opened = _with_open_sources(view, sources, length, initial)
-        needed = _find_needed(view, sources, losses, autodiff) if contexts.are_none else view.nodes.keys()
+        needed = _find_part_of_losses(view, sources, losses, autodiff) if contexts.are_none else view.nodes.keys()
         numbers = BatchNumbers(view, forward, length)
         constants = BatchConstants(view, forward & needed, losses & forward, length, f"{SCOPE}_0:0", numbers)
         bodies, running = OpenBodies(view, length, numbers), [node for node in view.nodes if node in of_losses]
@@ -97,7 +97,7 @@ def open_fixed_batch(
                 return derived or f"{fixed}, as constants of that size may be the batch or a width"
         return f"{fixed} in {_MOST_PASSES} passes"
     except _NOT_DERIVED as error:
-        return f"{fixed}: {type(error).__name__}"
+        return f"{fixed}: {type(error).__name__}: {str(error).partition(chr(10))[0][:_MOST_LETTERS]}"
 
 
 def _with_open_sources(view: GraphView, sources: Sequence[str], length: int, initial: Set[str]) -> GraphDef:
@@ -130,7 +130,7 @@ def _import_graph(graph_def: GraphDef, contexts: Contexts) -> Graph:
     return import_with_contexts(bare, contexts)
 
 
-def _find_needed(view: GraphView, sources: Sequence[str], losses: Set[str], autodiff: Set[str]) -> set[str]:
+def _find_part_of_losses(view: GraphView, sources: Sequence[str], losses: Set[str], autodiff: Set[str]) -> set[str]:
     """What losses need, and what is computed of batches outside of autodiff, with what that needs."""
     reached = {split_tensor(tensor)[0] for tensor in sources}
     for node in view.topological_order():
@@ -149,7 +149,7 @@ def _without(opened: GraphDef, beside: Set[str]) -> GraphDef:
     return part
 
 
-def _with_derived(opened: GraphDef, derived: GraphDef, instead: Mapping[str, str], autodiff: Set[str]) -> GraphDef:
+def _add_gradients(opened: GraphDef, derived: GraphDef, instead: Mapping[str, str], autodiff: Set[str]) -> GraphDef:
     """A graph with what was derived in a part of it; all but autodiff takes new gradients in place of old ones."""
     changed = type(opened)(versions=opened.versions, library=derived.library)
     known = {function.signature.name for function in derived.library.function}
@@ -201,7 +201,7 @@ def _derive_gradients(
                         _redirect(graph, record, str(old), new)
                     instead[str(old)] = str(new.name)
                     gradients[str(new.name)] = str(old)
-    changed = _with_derived(opened, graph.as_graph_def(), instead, autodiff)
+    changed = _add_gradients(opened, graph.as_graph_def(), instead, autodiff)
     view = infer_shapes(changed)
     again, hidden = records_in(graph, [op.name for op in graph.get_operations()], (), view)
     return None if hidden else OpenedGraph(view, again, gradients)

@@ -1,8 +1,8 @@
 """Opens the functions that loops and conditionals of a graph for a fixed batch run, by the shapes of what they take.
 
-A body is a graph, whose constants are told apart as those of the graph around it are; but nothing in it can be as long
-as the batch beside what it takes. A loop's variable is open where it begins open or where a turn gives it open, and so
-is a result of a conditional where any branch gives it open.
+A body is a graph, and its constants are opened by the rules of the outer graph; but the batch's length enters a body by
+its arguments alone. A loop variable is open if it begins open or if a turn opens it, and a result of a conditional is
+open if any branch opens it.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ class OpenBodies:
         decided = self._open_function(opened, node.attr["cond"].func.name, wanted, handles)
         self.are_told &= turned.is_told and decided.is_told
         for slot, (shape, now) in enumerate(zip(wanted, turned.results, strict=True)):
-            wanted[slot] = self._joined(shape, [now])
+            wanted[slot] = self._join_shapes(shape, [now])
             for axis in _opened_axes(given[slot], wanted[slot]):
                 constants.open_input(opened, node, slot, axis)
                 self.are_told = False  # told in the next pass, if it is open then
@@ -122,10 +122,10 @@ class OpenBodies:
         self.are_told &= all(branch.is_told for branch in branches)
         results = list(zip(*(branch.results for branch in branches), strict=True))
         declared = declared or [None] * len(results)
-        wanted = [self._joined(one, found) for one, found in zip(declared, results, strict=True)]
+        wanted = [self._join_shapes(one, found) for one, found in zip(declared, results, strict=True)]
         return _declare(node, declared, wanted)
 
-    def _joined(self, declared: Shape, results: Sequence[Shape]) -> Shape:
+    def _join_shapes(self, declared: Shape, results: Sequence[Shape]) -> Shape:
         """A shape, open where a result is, if it may be the batch's length there."""
         if declared is None:
             return None

@@ -27,7 +27,7 @@ def reduce_gradients(editor: Editor, rewrites: Rewrites) -> None:
     for scale in rewrites.scales:
         values = editor.at(scale.edges[0]) if rewrites.layouts else editor.leaving(scale.tensor)
         with tf.name_scope(f"{SCOPE}/scale/"):
-            editor.redirect(scale.edges, _scaled(editor, rewrites, values))
+            editor.redirect(scale.edges, _scale_rows(editor, rewrites, values))
     for shared in rewrites.shared_rows:
         if not rewrites.terms.synchronous:
             continue  # a worker by itself has the one process's rows
@@ -94,7 +94,7 @@ def _split(editor: Editor, rows: Tensor, pieces: tuple[GradientPiece, ...]) -> l
     return list(tf.split(rows, [editor.rows_of(piece) for piece in pieces]))
 
 
-def _scaled(editor: Editor, rewrites: Rewrites, values: Tensor) -> Tensor:
+def _scale_rows(editor: Editor, rewrites: Rewrites, values: Tensor) -> Tensor:
     """Gradient rows times what a worker's count for among all workers'."""
     terms, size = rewrites.terms, editor.worker.size
     if rewrites.layouts:  # parts of the global batch's
