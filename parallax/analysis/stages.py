@@ -50,9 +50,6 @@ _OTHER_DOORS = (
 )
 
 
-_KEPT = "an update takes several batches, which Config(layouts=True) follows, each global batch by itself"
-
-
 @dataclass(frozen=True, slots=True)
 class Analysed:
     """A graph, read once."""
@@ -66,7 +63,13 @@ class Analysed:
         return spec_to_json(self.spec, self.sources)
 
 
-def analyse(graph: Graph, lazy_updates: bool = True, layouts: bool | None = None, synchronous: bool = True) -> Analysed:
+def analyse(
+    graph: Graph,
+    lazy_updates: bool = True,
+    layouts: bool | None = None,
+    synchronous: bool = True,
+    accumulate_steps: int = 1,
+) -> Analysed:
     """Captures and classifies a tf.Graph.
 
     Args:
@@ -74,6 +77,7 @@ def analyse(graph: Graph, lazy_updates: bool = True, layouts: bool | None = None
         lazy_updates: whether updates of whole tables are made by row, later (Config.lazy_updates).
         layouts: whether losses are followed by the layouts of tensors (Config.layouts); None: where that can be.
         synchronous: whether every step takes the gradients of all workers.
+        accumulate_steps: of how many batches an update takes the gradients.
 
     Raises:
         GraphError: when it cannot be trained in parallel.
@@ -100,19 +104,17 @@ def analyse(graph: Graph, lazy_updates: bool = True, layouts: bool | None = None
             f"{captured.means}. Leave the first dimension of the batch open (None), or leave layouts out."
         )
     try:
-        spec, sources = classify(captured)
+        spec, sources = classify(captured, accumulate_steps)
     except GraphError as error:
         if not synchronous or layouts is not None or is_of_front_end(graph) or not captured.by_layouts:
             raise
         captured = capture(graph, by_row=lazy_updates, by_layouts=False, means=str(error).removesuffix("."))
-        spec, sources = classify(captured)
+        spec, sources = classify(captured, accumulate_steps)
     return Analysed(captured, spec, sources)
 
 
 def analyse_for(graph: Graph, config: Config, synchronous: bool = True) -> Analysed:
-    """Captures and classifies a tf.Graph, by the layouts of tensors where the configuration allows for that.
-
-    Where an update of a script's graph takes several batches, layouts must be asked for.
+    """Captures and classifies a tf.Graph as a configuration has it.
 
     Args:
         graph: the tf.Graph.
@@ -122,11 +124,7 @@ def analyse_for(graph: Graph, config: Config, synchronous: bool = True) -> Analy
     Raises:
         GraphError: when it cannot be trained in parallel.
     """
-    are_means = config.layouts is None and config.accumulate_steps > 1 and synchronous and not is_of_front_end(graph)
-    if not are_means:
-        return analyse(graph, config.lazy_updates, config.layouts, synchronous)
-    captured = capture(graph, by_row=config.lazy_updates, by_layouts=False, means=_KEPT)
-    return Analysed(captured, *classify(captured))
+    return analyse(graph, config.lazy_updates, config.layouts, synchronous, config.accumulate_steps)
 
 
 def analysed_as(graph: Graph, text: str, digest: str, lazy_updates: bool = True, synchronous: bool = True) -> Analysed:

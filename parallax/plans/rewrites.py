@@ -264,6 +264,7 @@ class Rewrites:
         equal_random_ops: random ops that draw the same on all workers: of initial values, and noise on gradients.
         initial_random_ops: random ops that give initial values.
         local_variables: variable ops that each worker keeps for itself.
+        batch_writes: nodes that write what a batch gives, with every batch of an update; others write with the update.
         scatters: dense gradients of tables.
         owned: nodes that run on servers, in topological order.
         terms: on what terms the workers train together.
@@ -292,6 +293,7 @@ class Rewrites:
     equal_random_ops: tuple[str, ...] = ()
     initial_random_ops: tuple[str, ...] = ()
     local_variables: tuple[str, ...] = ()
+    batch_writes: tuple[str, ...] = ()
     scatters: tuple[Scatter, ...] = ()
     owned: tuple[Owned, ...] = ()
     terms: TrainingMode = TrainingMode()

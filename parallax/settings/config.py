@@ -129,9 +129,9 @@ class Config:
             loss makes of a batch is that of the global batch. In a script's graph the batches are what placeholders,
             iterators and queues give with an open first dimension (None): workers may have unequal shares. A batch of
             fixed length is opened where it can be told which constants are the batch's. None, the default: where that
-            cannot be done in a script's graph, and where an update of it takes several batches, each worker's loss is
-            taken for a mean over its batch, gradients are averaged, and the plan says why. True: a graph that cannot be
-            followed is refused. False: every script's graph is taken so.
+            cannot be done in a script's graph, each worker's loss is taken for a mean over its batch, gradients are
+            averaged, and the plan says why. True: a graph that cannot be followed is refused. False: every script's
+            graph is taken so.
         gather_limit: how many bytes of tensors of the global batch a step may all-gather, as ops need them in which
             examples interact; a plan with more is refused, by the ops. None, the default: any number. What is as long
             as no batch tells before the run is not counted.

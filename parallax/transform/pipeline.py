@@ -89,6 +89,7 @@ class WorkerGraph:
         cut_whole: values that this worker makes whole although rows of them are wanted only.
         accumulate_steps: of how many batches gradients are kept before they travel.
         keepings: how; empty where every batch makes an update.
+        batch_writes: nodes of the user's graph that write with every batch, though all workers share the variable.
         lazily_updated: the variable ops of each table, or partition, whose rows are brought up to date when they are
             read; the table's own first.
         touched: which rows updates have touched, where that is remembered.
@@ -115,6 +116,7 @@ class WorkerGraph:
     cut_whole: tuple[CutWhole, ...]
     accumulate_steps: int = 1
     keepings: tuple[GradientAccumulation, ...] = ()
+    batch_writes: frozenset[str] = frozenset()
     lazily_updated: tuple[tuple[str, ...], ...] = ()
     touched: RowMemory = NO_ROW_MEMORY
     streams: RandomStreams = RandomStreams()
@@ -188,6 +190,7 @@ def transform(
         cut_whole=tuple(editor.cut_whole),
         accumulate_steps=rewrites.terms.accumulate_steps,
         keepings=tuple(editor.keepings),
+        batch_writes=frozenset(rewrites.batch_writes),
         lazily_updated=lazy,
         touched=touched,
         streams=streams,

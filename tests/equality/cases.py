@@ -28,7 +28,16 @@ NEVER_KEPT = (
     *gradient_models.OF_GRADIENTS,
     *program_models.KEEP_THEIRS,
 )
-OF_EACH_BATCH = ("bags, clipped", "bags and rows", "unique", "masked", "divide by mean of some", "renormalised")
+OF_EACH_BATCH = (
+    "bags, clipped",
+    "bags and rows",
+    "unique",
+    "masked",
+    "divide by mean of some",
+    "renormalised",
+    "translation",
+    "two domains",
+)
 """Begins the names of what a batch gives no part of the mean over all batches of an update: each has its own mean."""
 """A gradient of the first is computed after another's update; the next two draw a sample for every batch; the others
 need a gradient of all batches within each, or keep gradients themselves."""

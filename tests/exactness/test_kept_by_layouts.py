@@ -8,7 +8,18 @@ from parallax import Config
 from parallax.analysis.stages import analyse, plan_for
 from parallax.errors import GraphError
 from parallax.plans.plan import Layout, one_host
-from tests.exactness.uneven_script import BATCHES, apply, by_two, contrastive, fed, joined, model, normalized, plain
+from tests.exactness.uneven_script import (
+    BATCHES,
+    apply,
+    by_two,
+    contrastive,
+    fed,
+    joined,
+    model,
+    normalized,
+    plain,
+    run_by_two,
+)
 
 v1 = tf.compat.v1
 
@@ -53,6 +64,30 @@ def test_each_batch_counts_by_its_examples(loss, optimizer, clip, route):
     for found in by_two(loss, optimizer, clip, config, layout):
         for name, value in expected.items():
             np.testing.assert_allclose(found[name], value, rtol=1e-9, atol=1e-9, err_msg=name)
+
+
+def test_what_a_batch_gives_is_written_with_every_batch():
+    """Of the global batch: a moving average, as of a normalization, and a count; a count of updates is an update's."""
+    with tf.Graph().as_default() as graph:
+        ids, y = fed()
+        variables, [gradients] = model(plain, [(ids, y)])
+        average, seen, updates = (
+            v1.get_variable(n, [], tf.float64, tf.zeros_initializer(), trainable=False) for n in "asu"
+        )
+        mean = tf.reduce_sum(y) / tf.cast(tf.size(y), tf.float64)
+        written = [
+            v1.assign_sub(average, 0.1 * (average - mean)),
+            v1.assign_add(seen, tf.cast(tf.size(ids), tf.float64)),
+        ]
+        tf.group(apply("Adagrad", True, gradients, variables), v1.assign_add(updates, 1.0), *written, name="all")
+    expected = {"a:0": 0.0, "s:0": 0.0, "u:0": len(BATCHES)}
+    for parts in sum(BATCHES, []):
+        values = np.concatenate([y for _, y in parts])
+        expected["a:0"] += 0.1 * (values.mean() - expected["a:0"])
+        expected["s:0"] += len(values)
+    for found in run_by_two(graph, Config(accumulate_steps=2), Layout((2,)), "all"):
+        for name, value in expected.items():
+            np.testing.assert_allclose(found[name], value, rtol=1e-9, err_msg=name)
 
 
 def test_an_update_by_what_one_batch_has_is_refused():

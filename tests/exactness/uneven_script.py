@@ -69,23 +69,28 @@ def apply(optimizer, clip, gradients, variables):
 
 
 def by_two(loss, optimizer, clip, config, layout):
-    native_ops()
     with tf.Graph().as_default() as graph:
         variables, [gradients] = model(loss, [fed()])
         apply(optimizer, clip, gradients, variables)
+    return run_by_two(graph, config, layout)
+
+
+def run_by_two(graph, config, layout, fetched="train"):
+    """What each of two workers has of a graph's variables when it has run something of it with every batch."""
+    native_ops()
     analysed = analyse(graph, layouts=True)
     plan = plan_for(analysed, layout, config)
     rewrites = rewrites_of(analysed, plan)
     of = [Worker(rank, 2, 7, servers=plan.servers) for rank in range(2)]
     made = [transform(analysed.captured.view, rewrites, worker) for worker in of]
     reads = {v.name: graph.as_graph_element(v).name for v in graph.get_collection("variables")}
-    with NamedSession(together([one.graph_def for one in made], ["train"]), v1.ConfigProto()) as session:
+    with NamedSession(together([one.graph_def for one in made], [fetched]), v1.ConfigProto()) as session:
         job = JobInMemory(session, analysed, made)
         for phase in initialization_phases(analysed.captured):
             job.run_ops([phase] * 2)
         job.run_ops([list(one.counter_initializers) for one in made])
         for update in BATCHES:
             for parts in update:
-                job.run(["train"], [{"ids:0": ids, "y:0": y} for ids, y in parts])
+                job.run([fetched], [{"ids:0": ids, "y:0": y} for ids, y in parts])
         values = job.run(list(reads.values()), [{}] * 2)
     return [dict(zip(reads, own, strict=True)) for own in values]

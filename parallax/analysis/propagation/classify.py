@@ -43,8 +43,12 @@ _LATE = (
 
 
 @cycles_wait
-def classify(captured: Captured) -> tuple[GraphSpec, tuple[GradientSource, ...]]:
+def classify(captured: Captured, accumulate_steps: int = 1) -> tuple[GraphSpec, tuple[GradientSource, ...]]:
     """The spec of a graph, and where its gradients come from.
+
+    Args:
+        captured: the graph.
+        accumulate_steps: of how many batches an update takes the gradients.
 
     Raises:
         GraphError: no trainable variable, no update op, or an op that no route can make right.
@@ -53,8 +57,9 @@ def classify(captured: Captured) -> tuple[GraphSpec, tuple[GradientSource, ...]]
     updates = gradient_updates(captured, sources)
     _check_trains(captured, updates)
     routes, reasons = _first_routes(captured, sources)
+    terms = TrainingMode(captured.synchronous, accumulate_steps=accumulate_steps)
     try:
-        rewrites, routes, reasons = _best_case(captured, sources, routes, reasons)
+        rewrites, routes, reasons = _best_case(captured, sources, routes, reasons, terms)
     except GraphError as error:
         late = sorted({s.part for s in sources if s.found_by != RECORDED})
         if not late:
@@ -157,13 +162,16 @@ def _first_routes(captured: Captured, sources: tuple[GradientSource, ...]) -> tu
 
 
 def _best_case(
-    captured: Captured, sources: tuple[GradientSource, ...], routes: dict[str, str], reasons: dict[str, str]
+    captured: Captured,
+    sources: tuple[GradientSource, ...],
+    routes: dict[str, str],
+    reasons: dict[str, str],
+    terms: TrainingMode,
 ) -> tuple[Rewrites, dict[str, str], dict[str, str]]:
     """Decisions with as many parts spread as can be, the routes that this took, and why parts could not be spread."""
     routes, reasons = dict(routes), dict(reasons)
     while True:
         try:
-            terms = TrainingMode(captured.synchronous)
             return propagate(captured, sources, routes, terms=terms), routes, reasons
         except NoRule as error:
             if routes.get(error.part) not in _LADDER:

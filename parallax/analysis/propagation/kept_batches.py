@@ -1,15 +1,17 @@
 """Says whether gradients of several batches can be kept for one update, in a graph whose tensors have layouts.
 
 A batch is then what one process would compute of by itself: its statistics, and the share of its loss. What is computed
-of one batch alone must not meet the update, which is of all of them.
+of one batch alone must not meet the update, which is of all of them; what writes it elsewhere does so with every batch.
 """
 
 from __future__ import annotations
 
 from parallax.analysis.layouts.training_graph import after_gradients
+from parallax.analysis.propagation.states import Handle
 from parallax.analysis.propagation.walk import Walk
 from parallax.errors import GraphError
 from parallax.graph.batches import batch_by_node
+from parallax.graph.ops import state_op
 from parallax.graph.view import Edge, split_tensor
 
 
@@ -41,3 +43,18 @@ def check_kept(walk: Walk) -> None:
                     f"Where an update takes several batches, it must not depend on {tensor!r}, which is computed of "
                     "one of them. Compute conditions and rates from variables, or leave accumulate_steps at 1."
                 )
+
+
+def find_batch_writes(walk: Walk) -> tuple[str, ...]:
+    """The nodes that write what is computed of one batch to variables that are no update's."""
+    view, batches = walk.view, batch_by_node(walk.view)
+    elsewhere = walk.known.initial | after_gradients(view, walk.known.sources)
+    return tuple(node for node in view.nodes if node in batches and node not in elsewhere and _writes(walk, node))
+
+
+def _writes(walk: Walk, node: str) -> bool:
+    """Whether a node writes variables that are neither trained nor slots, all that it writes."""
+    written = state_op(walk.view.op(node), len(walk.view.inputs(node)))
+    handles = [walk.state_at(node, slot) for slot in written.state] if written is not None else []
+    variables = {one.variable for one in handles if isinstance(one, Handle)}
+    return bool(variables) and variables.isdisjoint(walk.known.shared | walk.assumed.table_of.keys())

@@ -69,6 +69,7 @@ def rewrites_found(walk: Walk, terms: TrainingMode) -> Rewrites:
         equal_random_ops=_equal_random_ops(walk),
         initial_random_ops=_initial_random_ops(walk),
         local_variables=tuple(sorted(walk.assumed.own)),
+        batch_writes=kept_batches.find_batch_writes(walk) if is_kept else (),
         scatters=tuple(walk.scatters),
         owned=owned,
         terms=terms,

@@ -2,9 +2,9 @@
 
 A run that trains is one whose fetches need an update. Of every `accumulate_steps` of them all but the last keep their
 gradients: of what is fetched they carry out what no gradient and no write of a shared variable comes before, and give
-None for the rest. So shared variables, the global step among them, change with the update only; what a worker keeps for
-itself (counts of a metric) is written in every run. The count is by gradient, so train_ops may take turns. Between
-updates no plan is changed and no checkpoint is written.
+None for the rest. So shared variables, the global step among them, change with the update only; what a batch gives by
+itself (a moving average of its statistics, the counts of a metric) is written in every run. The count is by gradient,
+so train_ops may take turns. Between updates no plan is changed and no checkpoint is written.
 """
 
 from __future__ import annotations
@@ -97,7 +97,8 @@ class KeptGradients:
         ops = {op for keeping in worker_graph.keepings for op in (*keeping.begin, *keeping.add)}
         before = worker_view.ancestors(ops)  # what gradients need is run with every batch
         local = worker_graph.local_variables
-        writes = {here(node) for node in view.nodes if _writes_shared(view, node, local)} - before
+        shared = (node for node in view.nodes if _writes_shared(view, node, local))
+        writes = {here(node) for node in shared if node not in worker_graph.batch_writes} - before
         after = _after(worker_view, self._source_of)
         self._updates = writes & after
         self._of_gradients = after | self._source_of.keys()

@@ -71,7 +71,7 @@ def fed(update, batch):
 
 
 def check_runs():
-    """What every run gives; shared state changes with the update, a worker's own with every batch."""
+    """What every run gives; trained state and counters change with the update, what a batch gives with every batch."""
     before.extend(session.run(v)[0] for v in state)
     del watching.seen[:]
     for update in range(UPDATES):
@@ -84,7 +84,7 @@ def check_runs():
             hooked = watching.seen[-1]
             assert hooked[0] == size and hooked[1] == cost, (hooked, size, cost)
             assert session.run([step, updates]) == [[update + last], [update + last]], (update, batch)
-            total = float(targets[: update + 1, :, rank].sum() - targets[update, batch + 1 :, rank].sum())
+            total = float(targets[: update + 1].sum() - targets[update, batch + 1 :].sum())
             np.testing.assert_allclose(session.run(seen)[0], total, rtol=1e-4, atol=1e-4)
 
 
