@@ -259,7 +259,6 @@ class Rewrites:
 
     Attributes:
         tables: what has owners.
-        conditionals: `If` nodes of initial values whose result is local rows.
         held_by_row: tensors of the user's graph that hold local rows only and cannot be fetched.
         equal_random_ops: random ops that draw the same on all workers: of initial values, and noise on gradients.
         initial_random_ops: random ops that give initial values.
@@ -285,7 +284,6 @@ class Rewrites:
     gathers: tuple[GatherRows, ...] = ()
     shapes: tuple[WholeShape, ...] = ()
     counts: tuple[CountRows, ...] = ()
-    conditionals: tuple[str, ...] = ()
     lookups: tuple[Lookup, ...] = ()
     pushes: tuple[Push, ...] = ()
     collects: tuple[Collect, ...] = ()

@@ -61,7 +61,6 @@ def rewrites_found(walk: Walk, terms: TrainingMode) -> Rewrites:
         gathers=gathers,
         shapes=tuple(walk.shapes),
         counts=tuple(walk.counts),
-        conditionals=tuple(walk.conditionals),
         lookups=tuple(walk.lookups),
         pushes=pushes,
         collects=tuple(_collect(walk, merge) for key, merge in walk.merges.items() if not is_pushed[key]),

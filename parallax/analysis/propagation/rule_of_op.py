@@ -47,8 +47,6 @@ RULES: dict[str, Rule] = {
     **dict.fromkeys(_PASS_ON, rules_branches.passed_on),
     "Merge": rules_branches.merge,
     "RefMerge": rules_branches.merge,
-    "If": rules_branches.conditional,
-    "StatelessIf": rules_branches.conditional,
 }
 
 

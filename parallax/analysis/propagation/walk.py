@@ -146,7 +146,6 @@ class Walk:
     shapes: list[WholeShape] = field(default_factory=list)
     counts: list[CountRows] = field(default_factory=list)
     alike_rows: list[AlikeRows] = field(default_factory=list)
-    conditionals: list[str] = field(default_factory=list)
     lookups: list[Lookup] = field(default_factory=list)
     merges: dict[str, Merge] = field(default_factory=dict)
 

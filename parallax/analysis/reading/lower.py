@@ -1,7 +1,8 @@
-"""Turns conditionals that write variables into Switch and Merge, as TensorFlow does when it runs them.
+"""Turns conditionals around variables into Switch and Merge, as TensorFlow does when it runs them.
 
-An update in a branch of an `If` is then an op of the graph like any other, for the old and the new kind of conditional
-alike. The branches become calls, which are inlined. The conditional keeps its name, and runs in the same order.
+An update in a branch of an `If`, and the initial value of a variable that asks whether another one has its, are then
+ops of the graph like any other, for the old and the new kind of conditional alike. The branches become calls, which
+are inlined. The conditional keeps its name, and runs in the same order.
 """
 
 from __future__ import annotations
@@ -12,18 +13,25 @@ from parallax.analysis.reading.functions import Functions
 from parallax.types import GraphDef, NodeDef
 
 _CONDITIONALS = ("If", "StatelessIf")
+_ASKS = ("VarIsInitializedOp", "IsVariableInitialized")
 _BOOL, _RESOURCE = 10, 20  # types.proto
 
 
 def lower_conditionals(graph_def: GraphDef) -> GraphDef:
-    """A copy of the graph in which no If at its top level writes a variable; the graph itself when none does."""
+    """A copy of the graph in which no If at its top level writes a variable, or asks whether one is initialized.
+
+    The graph itself where there is none.
+    """
     functions = Functions(graph_def.library, lambda op: False)
-    writing = {n.name for n in graph_def.node if n.op in _CONDITIONALS and functions.written_slots(n)}
-    if not writing:
+    asking = {n.name for n in graph_def.node if n.op in _ASKS}
+    lowered = {
+        n.name for n in graph_def.node if n.op in _CONDITIONALS and (n.input[0] in asking or functions.written_slots(n))
+    }
+    if not lowered:
         return graph_def
     out = graph_pb2.GraphDef(versions=graph_def.versions, library=graph_def.library)
     for node in graph_def.node:
-        if node.name in writing:
+        if node.name in lowered:
             _lower(out, node)
         else:
             out.node.append(node)

@@ -22,7 +22,7 @@ from parallax.types import Tensor
 
 
 def spread_tables(editor: Editor, rewrites: Rewrites) -> None:
-    """Gives tables and their slots the local shape, and conditionals over them an open one."""
+    """Gives tables and their slots the local shape."""
     for table in rewrites.tables:
         if table.servers:
             continue
@@ -33,10 +33,6 @@ def spread_tables(editor: Editor, rewrites: Rewrites) -> None:
             if local:  # a slot may have other columns than its table
                 shape.shape.dim[0].size = local[0]
             editor.attributes[(member, "shape")] = shape
-    for node in rewrites.conditionals:
-        unknown = attr_value_pb2.AttrValue()
-        unknown.list.shape.add().unknown_rank = True
-        editor.attributes[(node, "output_shapes")] = unknown
     _whole_shapes(editor, rewrites)
     _count_rows(editor, rewrites)
 
