@@ -34,7 +34,7 @@ def parser() -> argparse.ArgumentParser:
         "--layouts",
         action="store_true",
         default=None,
-        help="by Config(layouts=True): examples may interact, and shares of a batch are unequal",
+        help="by Config(layouts=True), with unequal shares of an open batch",
     )
     found.add_argument("--claims", action="store_true", help="try what the analysis says of single tensors too")
     found.add_argument("--out", type=Path, metavar="FOLDER", help="where minimal programs of faults are written")

@@ -49,8 +49,8 @@ class Trials:
         return tuple(self.routes.split(","))
 
     def program(self, number: int) -> Program:
-        """The program of a number; by layouts its examples may interact."""
-        return program(self.seed, number, self.workers, mixes=bool(self.layouts))
+        """The program of a number."""
+        return program(self.seed, number, self.workers)
 
     def outcomes(self, number: int) -> dict[str, Outcome]:
         """What comes of a program, by route."""

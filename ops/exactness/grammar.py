@@ -16,14 +16,13 @@ from ops.exactness.updates import EXTRAS, ON_VALUES, UNCONDITIONAL, UPDATES, gra
 COLUMNS = 3
 
 
-def program(seed: int, number: int, workers: int | None = None, mixes: bool = False) -> Program:
+def program(seed: int, number: int, workers: int | None = None) -> Program:
     """The program of this number.
 
     Args:
         seed: of all numbers' programs.
         number: which.
         workers: how many; None draws two to five.
-        mixes: whether examples may interact, where the batch is open.
     """
     rng = np.random.RandomState([seed, number])
     size = int(rng.choice([2, 3, 4, 5], p=[0.6, 0.28, 0.06, 0.06]))
@@ -40,12 +39,12 @@ def program(seed: int, number: int, workers: int | None = None, mixes: bool = Fa
         _one_of(d, (*LOOKUPS, *SEQUENCES))
         for _ in range(rng.randint(0, 3)):
             _one_of(d, (*FEATURES, *LAYERS))
-        if mixes and d.is_open and d.chance(0.4):
+        if d.chance(0.15):
             mixed_rows(d)
     if len(d.rows) > 1:
         d.new_row(" + ".join(_ends(d)), d.rows[-1])
     loss(d)
-    if mixes and d.is_open and d.chance(0.6):
+    if d.chance(0.4):
         mixed_loss(d)
     d.taped = False
     gradients(d)

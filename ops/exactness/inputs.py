@@ -174,14 +174,26 @@ def _bag(d: Draft) -> None:
 
 
 def _sparse_bag(d: Draft) -> None:
-    table, ids, _ = d.bag()
+    table, ids, columns = d.bag()
+    bags = d.name("bags")
+    safe = d.chance(0.5)  # zeros are left out, and some bags are empty
+    whole = f"tf.sparse.from_dense(tf.maximum({ids}, 1))"
+    d.add(f"{bags} = {f'tf.sparse.from_dense({ids})' if safe else whole}")
+    weights = d.pick(("None", "None", f"{bags}.with_values(tf.cast({bags}.values % 3 + 1, F))"))
     combiner = d.pick(("sum", "mean", "sqrtn"))
-    if d.chance(0.5):  # zeros are left out, and some bags are empty
-        looked_up = f"v1.nn.safe_embedding_lookup_sparse({table}, tf.sparse.from_dense({ids}), combiner=COMBINER)"
-    else:
-        sparse = f"tf.sparse.from_dense(tf.maximum({ids}, 1))"
-        looked_up = f"v1.nn.embedding_lookup_sparse({table}, {sparse}, None, combiner=COMBINER)"
-    d.new_row(f"tf.ensure_shape({looked_up}, [rows, 4])".replace("COMBINER", f'"{combiner}"'))
+    look_up = "safe_embedding_lookup_sparse" if safe else "embedding_lookup_sparse"
+    d.new_row(
+        d.pick(
+            (
+                f'tf.ensure_shape(v1.nn.{look_up}({table}, {bags}, {weights}, combiner="{combiner}"), [rows, 4])',
+                f'tf.ensure_shape(v1.nn.{look_up}({table}, {bags}, {weights}, combiner="{combiner}"), [rows, 4])',
+                f"tf.reduce_sum(tf.nn.embedding_lookup({table}, tf.RaggedTensor.from_sparse({whole})), 1)",
+                f"tf.sparse.sparse_dense_matmul(tf.cast({bags}, F), {d.weight(columns, 4)})",
+                f"tf.sparse.reduce_sum(tf.cast({bags}, F), 1, keepdims=True) * 0.1 + tf.gather({table}, ({ids})[:, 0])",
+                f"tf.reduce_sum(tf.gather({table}, tf.sparse.to_dense({bags})), 1)",
+            )
+        )
+    )
 
 
 def _masked_bag(d: Draft) -> None:

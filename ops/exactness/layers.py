@@ -85,6 +85,50 @@ def _statistics(d: Draft) -> None:
     d.rows.append(name)
 
 
+def _dealt(d: Draft) -> None:
+    """Rows are dealt to parts by their ids, or taken one by one, and put together again."""
+    h, ids, name, at = d.row(), d.pick(d.ids)[0], d.name("h"), d.name("at")
+    bag, _, columns = d.pick(d.bags)
+    w = d.weight(4, 4)
+    parts = f"""\
+of_{at} = tf.cast({ids} % 2, tf.int32)
+{at} = tf.dynamic_partition(tf.range(n), of_{at}, 2)
+left, right = tf.dynamic_partition({h}, of_{at}, 2)
+"""
+    table, rows = d.table()
+    rows_of = f"{at} = tf.where({ids} > 2)\n"
+    made = d.pick(
+        (
+            f"{parts}{name} = tf.dynamic_stitch({at}, [tf.tanh(left @ {w}), right])",
+            f"{parts}{name} = tf.scatter_nd({at}[1][:, None], right @ {w}, [n, 4]) + {h}",
+            f"{parts}{name} = tf.gather(tf.concat([left @ {w}, right], 0), tf.math.invert_permutation("
+            f"tf.concat({at}, 0)))",
+            f"{rows_of}{name} = tf.scatter_nd({at}, tf.gather_nd({h}, {at}) @ {w}, tf.shape({h}, tf.int64)) + {h}",
+            f"{rows_of}{name} = tf.tensor_scatter_nd_update({h}, {at}, tf.tanh(tf.gather_nd({h}, {at})))",
+            f"{at} = tf.boolean_mask(tf.range(n), {ids} > 2)\n"
+            f"{name} = tf.tensor_scatter_nd_add({h}, {at}[:, None], tf.boolean_mask({h}, {ids} > 2) @ {w})",
+            f"{name} = tf.math.segment_sum(tf.reshape(tf.gather({table}, {bag} % {rows}), [-1, 4]), "
+            f"tf.repeat(tf.range(n), {columns}))",
+            f"{at} = tf.RaggedTensor.from_tensor({bag} % {rows}, padding=0)\n"
+            f"{name} = tf.reduce_sum(tf.ragged.map_flat_values(tf.gather, {table}, {at}), 1)",
+            f"{at} = tf.RaggedTensor.from_row_lengths(tf.repeat({h}, {ids} % 3 + 1, axis=0), {ids} % 3 + 1)\n"
+            f"{name} = tf.reduce_mean({at}, 1)",
+            f"{at} = tf.math.bincount(tf.cast({bag} % 4, tf.int32), minlength=4, maxlength=4, axis=-1, dtype=F)\n"
+            f"{name} = {h} * {at}",
+            f"{name} = tf.vectorized_map(lambda row: tf.tanh(row) * tf.reduce_sum(row), {h})",
+            f"{name} = tf.map_fn(lambda pair: pair[0] * tf.cast(pair[1], F), ({h}, {ids}), fn_output_signature=F)",
+            f"{name} = tf.concat([tf.math.top_k({h}, 2)[0], tf.sort({h}, 1)[:, :2]], 1)",
+            f"{name} = tf.gather({h}, tf.argsort({h}, 1)[:, ::-1], batch_dims=1)",
+            f"_, {name} = tf.while_loop(lambda t, kept: t < {columns}, lambda t, kept: (t + 1, tf.where("
+            f"{bag}[:, t, None] > 2, tf.tanh(kept @ {w}), kept)), [tf.constant(0), {h}])",
+            f"_, {name} = tf.while_loop(lambda t, kept: t < tf.cast(tf.reduce_max({bag}) % 3 + 1, tf.int32), "
+            f"lambda t, kept: (t + 1, kept * 0.5 + {h}), [tf.constant(0), {h}])",
+        )
+    )
+    d.add(f"{made}\n{name} = tf.ensure_shape({name}, [rows, 4])", name, h)
+    d.rows.append(name)
+
+
 def _checked(d: Draft) -> None:
     h, name = d.row(), d.name("h")
     check = d.pick(
@@ -128,5 +172,5 @@ def sampled_loss(d: Draft) -> None:
     )
 
 
-LAYERS: tuple[tuple[float, Production], ...] = ((2, _noise), (1, _statistics), (3, _checked))
+LAYERS: tuple[tuple[float, Production], ...] = ((2, _noise), (1, _statistics), (3, _checked), (3, _dealt))
 SEQUENCES: tuple[tuple[float, Production], ...] = ((4, _sequence), (1.5, _whole_table))
