@@ -47,8 +47,8 @@ FEATURES = (
 
 LOSSES = (
     "tf.reduce_mean(tf.nn.sparse_softmax_cross_entropy_with_logits(tf.range(n), {h} @ tf.transpose({h})))",
-    "tf.reduce_mean(tf.math.top_k(per_row, n // 2 + 1)[0])",
-    "tf.reduce_sum(tf.sort(per_row) * tf.cast(tf.range(n), F)) / tf.cast(n * n, F)",
+    "tf.reduce_mean(tf.math.top_k(per_row, tf.cast(n, tf.int32) // 2 + 1)[0])",
+    "tf.reduce_sum(tf.sort(per_row) * tf.cast(tf.range(n), F)) / tf.cast(n, F) / tf.cast(n, F)",
     "tf.sqrt(tf.reduce_mean(per_row) + 1.0)",
     "tf.reduce_logsumexp(0.1 * per_row)",
     "tf.reduce_sum(per_row * tf.abs(y)) / tf.reduce_sum(tf.abs(y))",

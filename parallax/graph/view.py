@@ -174,6 +174,7 @@ class GraphView:
 
     def constant(self, tensor: str) -> Value | None:
         """The value of a tensor (a numpy array) when a Const gives it, seen through Identity and Cast; else None."""
+        from tensorflow import as_dtype
         from tensorflow.python.framework import tensor_util  # TensorFlow's own reader of constant protos
 
         node = split_tensor(tensor)[0]
@@ -181,7 +182,8 @@ class GraphView:
             node = split_tensor(self.inputs(node)[0])[0]
         if self.op(node) != "Const":
             return None
-        return tensor_util.MakeNdarray(self.nodes[node].attr["value"].tensor)
+        value = tensor_util.MakeNdarray(self.nodes[node].attr["value"].tensor)
+        return value if value.dtype == object else value.astype(as_dtype(self.dtype(tensor)).as_numpy_dtype, copy=False)
 
     def ancestors(self, nodes: Iterable[str], fed: frozenset[str] = frozenset()) -> set[str]:
         """The nodes and everything they need, through tensors and control inputs; fed tensors need nothing."""

@@ -60,6 +60,14 @@ FEATURES = {
     "a loop in a loop": repeated(
         "tf.while_loop(lambda u, r: u < 2, lambda u, r: (u + 1, tf.tanh(r @ w + x[t])), [tf.constant(0), s])[1]"
     ),
+    "a map of examples": "h = tf.map_fn(lambda r: tf.tanh(r) * 0.5, e[:, 0] @ w)",
+    "a fold of examples": "h = e[:, 1] + tf.foldl(lambda s, r: tf.tanh(s + r), e[:, 0] @ w)",
+    "a choice of branches": "h = tf.switch_case(tf.argmax(w[0], output_type=tf.int32) % 2, "
+    "[lambda: e[:, 0] @ w, lambda: e[:, 1] + tf.zeros([n, 4], F)])",
+    "segments of masked ids": "h = tf.math.unsorted_segment_sum(tf.gather(emb, tf.boolean_mask(ids, ids > 2)), "
+    "tf.boolean_mask(tf.tile(tf.range(n)[:, None], [1, 4]), ids > 2), n)",
+    "half a batch by number": "h = e[:, 0] * tf.cast(tf.cumsum(tf.cast(ids[:, 1] > 2, tf.int64)) < "
+    "tf.cast(n, tf.int64) // 2, F)[:, None]",
     "a function in a loop": "f = tf.function(lambda a: tf.tanh(a @ w))\n" + repeated("f(s)"),
 }
 
@@ -111,8 +119,20 @@ def test_functional_loops_are_opened(features: str) -> None:
     assert (found.kind, found.message) == ("equal", "")
 
 
-@pytest.mark.parametrize("is_old", [True, False])
-@pytest.mark.parametrize("turn", ["s @ w + tf.zeros([n, 4], F)", "s @ w / n", "tf.gather(s, tf.range(n)) @ w"])
+MADE = ["s @ w + tf.zeros([n, 4], F)", "tf.gather(s, tf.range(n)) @ w"]
+
+
+@pytest.mark.parametrize("turn", MADE)
+def test_lengths_of_the_batch_that_a_turn_of_a_functional_loop_makes_are_its_arguments(turn: str) -> None:
+    source = source_of(repeated(turn), is_old=False)
+    assert capture(Built.of(source).graph).means == ""
+    (found,) = try_program(source, [ROUTE]).values()
+    assert (found.kind, found.message) == ("equal", "")
+
+
+@pytest.mark.parametrize(
+    ("turn", "is_old"), [*((turn, True) for turn in MADE), ("s @ w / n", True), ("s @ w / n", False)]
+)
 def test_lengths_of_the_batch_that_a_turn_makes_keep_it_closed(turn: str, is_old: bool) -> None:
     source = source_of(repeated(turn), is_old)
     assert "cannot be opened" in capture(Built.of(source).graph).means

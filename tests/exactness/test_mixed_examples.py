@@ -30,7 +30,7 @@ def program_of(feature: str = "{h}", loss: str = PLAIN, more: str = "", **feeds:
             Statement('w = v1.get_variable("w", [4, 1], F)'),
             Statement(f"h = {feature.format(h='tf.gather(emb, ids)', i='ids')}"),
             Statement("per_row = tf.square((h @ w)[:, 0] - y)"),
-            Statement(f"loss = {loss.format(h='h')} + 0.1 * {PLAIN}"),
+            Statement(f"loss = tf.cast({loss.format(h='h', i='ids', table='emb', size=13)}, F) + 0.1 * {PLAIN}"),
             Statement("train = v1.train.AdagradOptimizer(0.3).minimize(loss)"),
             *([Statement(more)] if more else []),
         ),
@@ -50,6 +50,22 @@ def test_features_of_all_examples_are_one_process_s(feature: str) -> None:
 @pytest.mark.parametrize("loss", LOSSES)
 def test_losses_of_all_examples_are_one_process_s(loss: str) -> None:
     assert outcome(loss=loss).kind == "equal"
+
+
+QUEUE = """
+queue = v1.FIFOQueue(8, [tf.int64, F])
+feeding = queue.enqueue([ids, y])
+ids, y = queue.dequeue()
+ids.set_shape([rows])
+y.set_shape([rows])
+"""
+
+
+def test_masked_means_of_a_queue_s_batch_are_those_of_the_global_batch() -> None:
+    made = program_of(loss="tf.reduce_mean(tf.boolean_mask(per_row, ids > 4))")
+    statements = (*made.statements[:2], Statement(QUEUE), *made.statements[2:])
+    source = replace(made, statements=statements, result="[feeding, train]").source()
+    assert try_program(source, ROUTES, layouts=True)[ROUTES[0]].kind == "equal"
 
 
 def test_moving_averages_are_of_the_global_batch_and_metrics_of_a_worker_s() -> None:

@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from parallax.graph.batches import batch_by_node, batch_of, batch_tensors, fixed_length
 from parallax.graph.view import Edge, GraphView, split_tensor
-from parallax.plans.layouts import Change, Layout, LayoutRewrites, Sharded
+from parallax.plans.layouts import Change, Concatenated, Layout, LayoutRewrites, ScaledMean, Sharded
 from parallax.plans.rewrites import Collect, Push, Rewrites
 from parallax.plans.uneven_batches import UnevenBatch
 
@@ -79,7 +79,7 @@ class _BatchNames:
         return replace(
             layouts,
             changes=tuple(changed for one in layouts.changes for changed in self._of_change(one)),
-            means=tuple(replace(one, batch=self.at(one.node, one.batch)) for one in layouts.means),
+            means=tuple(self._of_mean(one) for one in layouts.means),
             ranges=tuple(
                 replace(one, part=replace(one.part, batch=self.at(one.node, one.part.batch))) for one in layouts.ranges
             ),
@@ -91,7 +91,14 @@ class _BatchNames:
                 for tensor, layout in layouts.sharded.items()
                 if _is_measured(self._view, tensor) or not layout.part.is_even
             },
+            concatenated={
+                tensor: self._of_concatenated(_node(tensor), layout) for tensor, layout in layouts.concatenated.items()
+            },
         )
+
+    def _of_mean(self, mean: ScaledMean) -> ScaledMean:
+        dealt = replace(mean.dealt, batch=self.at(mean.node, mean.dealt.batch)) if mean.dealt is not None else None
+        return replace(mean, batch=self.at(mean.node, mean.batch), dealt=dealt)
 
     def _of_change(self, change: Change) -> list[Change]:
         node = _node(change.tensor)
@@ -108,7 +115,12 @@ class _BatchNames:
         ]
 
     def _of_layout(self, node: str, layout: Layout) -> Layout:
+        if isinstance(layout, Concatenated):
+            return self._of_concatenated(node, layout)
         return self._of_sharded(node, layout) if isinstance(layout, Sharded) else layout
+
+    def _of_concatenated(self, node: str, layout: Concatenated) -> Concatenated:
+        return Concatenated(tuple((length, self._of_layout(node, piece)) for length, piece in layout.pieces))
 
     def _of_sharded(self, node: str, layout: Sharded) -> Sharded:
         return replace(layout, part=replace(layout.part, batch=self.at(node, layout.part.batch)))

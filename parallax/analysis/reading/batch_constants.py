@@ -17,7 +17,7 @@ import numpy as np
 
 from parallax.analysis.reading.batch_lengths import Dims, add_constant, add_length, add_rows, add_shape
 from parallax.analysis.reading.batch_numbers import BatchNumbers
-from parallax.analysis.reading.left_constants import ARRAYS, CUTS, LISTS, SHAPE_SLOT, LeftConstants
+from parallax.analysis.reading.left_constants import ARRAYS, CUTS, LENGTH_SLOT, LISTS, SHAPE_SLOT, LeftConstants
 from parallax.analysis.reading.open_lengths import find_open_axis, find_open_lengths, fixed_shape
 from parallax.graph.control_flow import branches_of
 from parallax.graph.view import GraphView, split_tensor
@@ -40,7 +40,8 @@ class BatchConstants:
         forward: the nodes that are not autodiff's, and not of initial values.
         losses: those of them that are differentiated.
         length: of the batch.
-        batch: the tensor of open length that a batch is; empty in the body of a function.
+        batch: the tensor of which an axis is the batch, or which is its length; empty where the body of a function
+            takes none.
         numbers: what numbers may be.
 
     Attributes:
@@ -72,6 +73,7 @@ class BatchConstants:
         count = len(self._changed)
         for node in self._view.nodes:
             if node in self._forward and node not in self._changed:
+                self._open_number(opened, by_name[node])
                 self._change(seen, opened, by_name[node])
                 self._open_any(opened, by_name[node])
         return len(self._changed) > count
@@ -101,6 +103,8 @@ class BatchConstants:
             self._open_divisor(seen, opened, node)
         elif node.op in LISTS:
             self.open_list(opened, node)
+        elif node.op == "LogicalAnd":
+            self._open_turns(seen, opened, node)
         for slot, axis in self._meets(seen, node):
             self.open_input(opened, node, slot, axis)
 
@@ -124,6 +128,8 @@ class BatchConstants:
         before = prod(fixed[:axis])
         places = [p for p, n in enumerate(made) if n % self._length == 0 and prod(made[:p]) == before]
         places = places or [p for p, n in enumerate(made) if n % self._length == 0]
+        if not places and -1 in asked:
+            return
         if len(places) != 1:
             self.are_told = False
             return
@@ -148,12 +154,16 @@ class BatchConstants:
             dims[axis].size = -1
 
     def open_list(self, opened: GraphDef, node: NodeDef) -> None:
-        """Has a list of tensors, or what reads it, promise no length of its elements that is the batch's."""
+        """Has a list of tensors, or what reads it, promise no length, of it or its elements, that is the batch's."""
+        self._open_number(opened, node)
         slot = LISTS[node.op]
+        if "num_elements" in node.attr and self._numbers.find_factor(node.attr["num_elements"].i):
+            self._changed.add(node.name)
+            node.attr["num_elements"].i = -1
         asked = self._view.constant(self._view.inputs(node.name)[slot])
         axis = self._numbers.find_axis(asked) if asked is not None and asked.ndim == 1 else None
-        if asked is not None and axis is not None and node.name not in self._changed:
-            self._changed.add(node.name)
+        if asked is not None and axis is not None and f"{node.name}@{slot}" not in self._changed:
+            self._changed.add(f"{node.name}@{slot}")
             wanted = [-1 if place == axis else n for place, n in enumerate(asked)]
             node.input[slot] = add_constant(opened, node.name, np.asarray(wanted, asked.dtype), node.input[slot])
 
@@ -166,6 +176,20 @@ class BatchConstants:
             self._changed.add(node.name)
             made = node.input[is_made.index(True)]
             node.input[0], node.input[1] = made, made
+
+    def _open_turns(self, seen: GraphView, opened: GraphDef, node: NodeDef) -> None:
+        """Has a loop that takes at most one turn for each example, and counts as many, count these."""
+        by_name = {one.name: one for one in opened.node}
+        pair = [by_name[split_tensor(tensor)[0]] for tensor in seen.inputs(node.name)]
+        if any(one.op != "Less" for one in pair):
+            return
+        for counted, limit in (pair, pair[::-1]):
+            number, most = self._view.constant(self._view.inputs(counted.name)[1]), seen.inputs(limit.name)[1]
+            is_open = most == self._batch or f"{split_tensor(most)[0]}@0" in self._changed
+            is_alike = seen.dtype(most) == self._view.dtype(self._view.inputs(counted.name)[1])
+            if number is not None and is_open and is_alike and self._numbers.find_factor(int(number)):
+                self._changed.add(counted.name)
+                counted.input[1] = limit.input[1]
 
     def _open_cut(self, seen: GraphView, opened: GraphDef, node: NodeDef) -> None:
         """Has a slice begin or end where the batch ends, if it did so."""
@@ -215,9 +239,8 @@ class BatchConstants:
         return factor if is_sum else 0
 
     def _batch_reaches(self, seen: GraphView, tensor: str) -> bool:
-        return split_tensor(self._batch)[0].rsplit("_", 1)[0] in {
-            node.rsplit("_", 1)[0] for node in seen.ancestors([split_tensor(tensor)[0]]) if node not in self._view.nodes
-        }
+        before = seen.ancestors([split_tensor(tensor)[0]])
+        return any(find_open_axis(self._view, seen, one) is not None for node in before for one in seen.outputs(node))
 
     def _meets(self, seen: GraphView, node: NodeDef) -> Iterator[tuple[int, int]]:
         """(input, axis) of what meets the batch along that axis and is as long as the fixed one."""
@@ -271,6 +294,21 @@ class BatchConstants:
         factor = int(asked[axis]) // self._length
         maker.input[slot] = add_shape(opened, self._batch, maker.name, asked, axis, factor)
 
+    def _open_number(self, opened: GraphDef, node: NodeDef) -> None:
+        """Has a node take the batch's length where it takes a number that can but be that."""
+        slot = LENGTH_SLOT.get(node.op)
+        if slot is None or f"{node.name}@{slot}" in self._changed:
+            return
+        tensor = self._view.inputs(node.name)[slot]
+        number = self._view.constant(tensor)
+        if number is None or number.ndim > 0 or number.dtype.kind != "i":
+            return
+        find_factor = self._numbers.find_factor_of_number if node.op == "Cast" else self._numbers.find_factor
+        factor = find_factor(int(number))
+        if factor and self._is_outside(split_tensor(tensor)[0]):
+            self._changed.add(f"{node.name}@{slot}")
+            node.input[slot] = add_length(opened, self._batch, node.name, self._view.dtype(tensor), factor)
+
     def _open_any(self, opened: GraphDef, maker: NodeDef) -> None:
         """Opens what makes a tensor that can but be of the batch: no variable has an axis of its length."""
         if maker.name in self._changed:
@@ -280,13 +318,6 @@ class BatchConstants:
             axis = self._numbers.find_axis(asked) if asked is not None and asked.ndim == 1 else None
             if axis is not None:
                 self._open_maker(opened, maker, SHAPE_SLOT[maker.op], axis)
-        elif maker.op == "Range":
-            limit = self._view.constant(self._view.inputs(maker.name)[1])
-            factor = self._numbers.find_factor(int(limit)) if limit is not None and limit.dtype.kind == "i" else 0
-            if factor and self._is_outside(maker.name):
-                self._changed.add(maker.name)
-                dtype = self._view.dtype(f"{maker.name}:0")
-                maker.input[1] = add_length(opened, self._batch, maker.name, dtype, factor)
         elif maker.op == "Const":
             value = self._view.constant(f"{maker.name}:0")
             if value is not None and value.dtype.kind == "i" and _MEASURED.search(maker.name):

@@ -1,4 +1,7 @@
-"""Adds ops to a graph that compute what a constant was for a fixed batch, of the length of an open one."""
+"""Adds ops to a graph that compute what a constant was for a fixed batch, of the length of an open one.
+
+The length is that of the first open axis of a tensor, or a scalar.
+"""
 
 from __future__ import annotations
 
@@ -63,7 +66,10 @@ def _length(opened: GraphDef, batch: str, dtype: np.dtype, factor: int) -> tf.Te
     node = next(one for one in opened.node if one.name == split_tensor(batch)[0])
     shape = [None if dim.size < 0 else int(dim.size) for dim in node.attr["shape"].shape.dim]
     stand_in = tf.compat.v1.placeholder(tf.as_dtype(node.attr["dtype"].type), shape, name="batch")
-    rows = tf.shape(stand_in, out_type=tf.as_dtype(dtype))[0]
+    if shape:
+        rows = tf.shape(stand_in, out_type=tf.as_dtype(dtype))[shape.index(None)]
+    else:
+        rows = tf.cast(stand_in, tf.as_dtype(dtype))
     return rows if factor == 1 else rows * factor
 
 

@@ -53,6 +53,10 @@ class BatchNumbers:
         is_told = n in self.lengths.of_batch and not self._is_other(n)
         return n // self._length if n % self._length == 0 and is_told else 0
 
+    def find_factor_of_number(self, n: int) -> int:
+        """The same of a number that is no axis: there must be none of its length that is none of the batch."""
+        return 0 if self._is_other(n) else self.find_factor(n)
+
     def may_be_length(self, n: int) -> bool:
         """Whether a length may be a multiple of the batch's: none that only axes have that are none of the batch."""
         return n > 0 and n % self._length == 0 and (n in self.lengths.of_batch or not self._is_other(n))

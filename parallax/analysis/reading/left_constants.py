@@ -19,6 +19,12 @@ SHAPE_SLOT = {
     "Tile": 1,
 }
 """Of what makes tensors, the input that is their shape, or says how often they are repeated."""
+LENGTH_SLOT = {
+    **dict.fromkeys((f"UnsortedSegment{how}" for how in ("Sum", "Max", "Min", "Prod")), 2),
+    **dict.fromkeys(("Range", "OneHot", "While", "StatelessWhile", "TensorListReserve", "EmptyTensorList"), 1),
+    **dict.fromkeys(("Enter", "RefEnter", "Cast", "TensorArrayV3"), 0),
+}
+"""Of what counts, makes an axis of a length, or makes a number of it, this input; of a loop, its most turns."""
 CUTS = {"Slice": (1, 2), "StridedSlice": (1, 2)}
 ARRAYS = ("TensorArrayV3", "TensorArrayGatherV3")
 LISTS = {

@@ -7,10 +7,11 @@ open if any branch opens it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import tensorflow as tf
+from tensorflow.python.framework import op_def_registry
 from tensorflow.python.framework.function_def_to_graph import function_def_to_graph_def
 
 from parallax.analysis.reading.batch_constants import BatchConstants
@@ -19,10 +20,10 @@ from parallax.analysis.reading.functions import takes_functions
 from parallax.analysis.reading.inline import knowing
 from parallax.analysis.reading.left_constants import LISTS
 from parallax.graph.view import GraphView, Shape, split_tensor, tensor_name
-from parallax.types import FunctionDef, GraphDef, NodeDef
+from parallax.types import FunctionDef, GraphDef, NameAttrList, NodeDef
 
 LOOPS = ("While", "StatelessWhile")
-CONDITIONALS = {"If": ("then_branch", "else_branch"), "StatelessIf": ("then_branch", "else_branch")}
+CONDITIONALS = ("If", "StatelessIf", "Case", "StatelessCase")
 _SHAPES = "_output_shapes"
 _MOST_PASSES = 12
 
@@ -66,7 +67,7 @@ class OpenBodies:
 
     def __init__(self, view: GraphView, length: int, numbers: BatchNumbers) -> None:
         self._view, self._length, self._numbers = view, length, numbers
-        self._known: dict[tuple[str, tuple[Shape, ...], tuple[str, ...]], _Opened] = {}
+        self._known: dict[tuple[str, tuple[Shape, ...], tuple[str, ...], int | None], _Opened] = {}
         self.are_told = True
 
     def change(self, seen: GraphView, opened: GraphDef, nodes: Sequence[str], constants: BatchConstants) -> bool:
@@ -99,8 +100,9 @@ class OpenBodies:
         declared = [_dims(shape) for shape in node.attr["output_shapes"].list.shape] or given
         wanted = [_opened_as(one, now) for one, now in zip(declared, given, strict=True)]
         handles = _variables(seen, seen.inputs(node.name))
-        turned = self._open_function(opened, node.attr["body"].func.name, wanted, handles)
-        decided = self._open_function(opened, node.attr["cond"].func.name, wanted, handles)
+        turns = 1 if split_tensor(seen.inputs(node.name)[1])[0] not in self._view.nodes else None
+        turned = self._open_function(opened, node.attr["body"].func.name, wanted, handles, turns)
+        decided = self._open_function(opened, node.attr["cond"].func.name, wanted, handles, turns)
         self.are_told &= turned.is_told and decided.is_told
         for slot, (shape, now) in enumerate(zip(wanted, turned.results, strict=True)):
             wanted[slot] = self._join_shapes(shape, [now])
@@ -117,7 +119,7 @@ class OpenBodies:
         given = [seen.shape(tensor) for tensor in seen.inputs(node.name)[1:]]
         declared = [_dims(shape) for shape in node.attr["output_shapes"].list.shape]
         handles = _variables(seen, seen.inputs(node.name)[1:])
-        names = [node.attr[name].func.name for name in CONDITIONALS[node.op]]
+        names = [one.name for one in _branches(node)]
         branches = [self._open_function(opened, name, given, handles) for name in names]
         self.are_told &= all(branch.is_told for branch in branches)
         results = list(zip(*(branch.results for branch in branches), strict=True))
@@ -139,18 +141,36 @@ class OpenBodies:
         return tuple(None if is_open[axis] and may_be[axis] else n for axis, n in enumerate(declared))
 
     def _open_function(
-        self, opened: GraphDef, name: str, shapes: Sequence[Shape], handles: Sequence[NodeDef | None]
+        self,
+        opened: GraphDef,
+        name: str,
+        shapes: Sequence[Shape],
+        handles: Sequence[NodeDef | None],
+        length: int | None = None,
     ) -> _Opened:
-        """A function for arguments of some shapes, or that are variables, which takes its place in the library."""
-        key = name, tuple(shapes), tuple(str(one.name) if one is not None else "" for one in handles)
+        """A function for arguments of some shapes, or that are variables, which takes its place in the library.
+
+        Args:
+            opened: the graph, which is changed.
+            name: the function's.
+            shapes: of its arguments.
+            handles: by argument the variable that it is, or None.
+            length: the argument that is the batch's length, if there is one.
+        """
+        key = name, tuple(shapes), tuple(str(one.name) if one is not None else "" for one in handles), length
         place = next(n for n, one in enumerate(opened.library.function) if one.signature.name == name)
         if key not in self._known:
-            self._known[key] = self._opened_function(opened, name, shapes, handles)
+            self._known[key] = self._opened_function(opened, name, shapes, handles, length)
         opened.library.function[place].CopyFrom(self._known[key].function)
         return self._known[key]
 
     def _opened_function(
-        self, opened: GraphDef, name: str, shapes: Sequence[Shape], handles: Sequence[NodeDef | None]
+        self,
+        opened: GraphDef,
+        name: str,
+        shapes: Sequence[Shape],
+        handles: Sequence[NodeDef | None],
+        length: int | None,
     ) -> _Opened:
         fixed = next(one for one in self._view.graph_def.library.function if one.signature.name == name)
         function = type(fixed)()
@@ -163,7 +183,9 @@ class OpenBodies:
         view = infer_shapes(before)
         numbers = self._numbers.of_body()
         nodes = [node.name for node in before.node]
-        constants = BatchConstants(view, frozenset(nodes), frozenset(nodes), self._length, "", numbers)
+        arguments = [f"{arg.name}:0" for arg in function.signature.input_arg]
+        batch = self._find_batch(view, arguments, shapes) if length is None else arguments[length]
+        constants = BatchConstants(view, frozenset(nodes), frozenset(nodes), self._length, batch, numbers)
         inner = OpenBodies(view, self._length, numbers)
         seen = infer_shapes(body)
         is_settled, passes = False, 0
@@ -177,6 +199,21 @@ class OpenBodies:
         opened.library.CopyFrom(body.library)
         results = [tensor_name(flat_names[function.ret[arg.name]]) for arg in function.signature.output_arg]
         return _Opened(function, tuple(seen.shape(tensor) for tensor in results), is_told)
+
+    def _find_batch(self, view: GraphView, arguments: Sequence[str], shapes: Sequence[Shape]) -> str:
+        """The argument of a function of which the first axis that is open is the batch; empty where there is none."""
+        for tensor, shape in zip(arguments, shapes, strict=True):
+            is_tensor = tf.as_dtype(view.dtype(tensor)) not in (tf.resource, tf.variant)
+            axis = next(_opened_axes(view.shape(tensor), shape), None) if is_tensor else None
+            if axis is not None and (view.shape(tensor) or ())[axis] == self._length:
+                return tensor
+        return ""
+
+
+def _branches(node: NodeDef) -> Sequence[NameAttrList]:
+    if "branches" in node.attr:
+        return list(node.attr["branches"].list.func)
+    return [node.attr[name].func for name in ("then_branch", "else_branch")]
 
 
 def _variables(seen: GraphView, tensors: Sequence[str]) -> list[NodeDef | None]:
@@ -208,16 +245,27 @@ def _write_back(function: FunctionDef, before: GraphDef, body: GraphDef) -> None
     """Has a function do what its graph does, in which nodes take other constants, and promise other shapes."""
     nodes = {node.name: node for node in function.node_def}
     inputs = {node.name: list(node.input) for node in before.node}
+    made = {node.name: node for node in body.node if node.name not in nodes}
     for node in body.node:
         if node.name not in inputs:
-            function.node_def.add().CopyFrom(node)
+            added = function.node_def.add()
+            added.CopyFrom(node)
+            added.input[:] = [_input_of_function(taken, made) for taken in node.input]
         elif node.name in nodes:
-            for key in ("output_shapes", "shape", "element_shape"):
+            for key in ("output_shapes", "shape", "element_shape", "num_elements"):
                 if key in node.attr:
                     nodes[node.name].attr[key].CopyFrom(node.attr[key])
             for slot, taken in enumerate(node.input):
                 if taken != inputs[node.name][slot]:
-                    nodes[node.name].input[slot] = f"{split_tensor(tensor_name(taken))[0]}:output:0"
+                    nodes[node.name].input[slot] = _input_of_function(taken, made)
+
+
+def _input_of_function(taken: str, made: Mapping[str, NodeDef]) -> str:
+    """What a function calls an argument of its own, or the result of a node that was added to it."""
+    name = split_tensor(tensor_name(taken))[0]
+    if taken.startswith("^") or made[name].op == "Placeholder":
+        return taken if taken.startswith("^") else name
+    return f"{name}:{op_def_registry.get(made[name].op).output_arg[0].name}:0"
 
 
 def _set_argument(function: FunctionDef, number: int, shape: Shape) -> None:
