@@ -21,6 +21,7 @@ _OPENED, _SCRIPT = "_parallax_opened", "script/"
 """How steps of scripts begin: they are what the analysis takes for one, and no front end has named them."""
 _REPORTED, _PART = "_parallax_reported", "_parallax_part"
 FULL = "_parallax_full"
+_MARKS = (_BATCH, _LENGTH, _ELEMENTS, _ROW_ENDS, _REPORTED, _PART)
 """How long batches will be: a graph is the same whatever it says."""
 VALUE, ADDED = "value", "added"
 """What a step reports: a scalar of which the workers' mean is taken, or of which their sum is."""
@@ -36,14 +37,16 @@ def mark_batch(placeholder: Tensor, step: str) -> None:
     _set(placeholder.op, _BATCH, step)
 
 
-def mark_batch_of_script(node: NodeDef, number: int) -> None:
+def mark_batch_of_script(view: GraphView, node: str, number: int) -> None:
     """Says of a node of a captured graph that its results of open length are batches, of which workers have shares.
 
     Args:
+        view: the captured graph, which is its own.
         node: a placeholder, or what takes elements from an iterator or a queue.
         number: which step; batches of one step have one length on a worker.
     """
-    node.attr[_BATCH].s = f"{_SCRIPT}{number}".encode()
+    view.nodes[node].attr[_BATCH].s = f"{_SCRIPT}{number}".encode()
+    view.remembered.clear()
 
 
 def mark_opened(node: NodeDef, examples: int) -> None:
@@ -108,8 +111,9 @@ def are_elements(node: NodeDef) -> bool:
 
 def elements_of_rows(view: GraphView) -> dict[str, str]:
     """Placeholder of where rows end -> the tensor that has their elements."""
-    by_name = {(batch_of(n), _mark(n, _ELEMENTS)): f"{node}:0" for node, n in view.nodes.items() if are_elements(n)}
-    ends = {node: (batch_of(n), _mark(n, _ROW_ENDS)) for node, n in view.nodes.items() if _mark(n, _ROW_ENDS)}
+    marked = {node: view.nodes[node] for node in marked_nodes(view)}
+    by_name = {(batch_of(n), _mark(n, _ELEMENTS)): f"{node}:0" for node, n in marked.items() if are_elements(n)}
+    ends = {node: (batch_of(n), _mark(n, _ROW_ENDS)) for node, n in marked.items() if _mark(n, _ROW_ENDS)}
     return {node: by_name[name] for node, name in ends.items()}
 
 
@@ -148,6 +152,12 @@ def is_part(node: NodeDef) -> bool:
     return bool(_mark(node, _PART))
 
 
+@once_per_view
+def marked_nodes(view: GraphView) -> tuple[str, ...]:
+    """The nodes with a mark of this file, in the order of the graph."""
+    return tuple(name for name, node in view.nodes.items() if any(map(node.attr.__contains__, _MARKS)))
+
+
 def batch_of(node: NodeDef) -> str:
     """The step of which a placeholder is a batch; empty for any other node."""
     return _mark(node, _BATCH)
@@ -167,7 +177,8 @@ def _is_marked(op: Operation) -> bool:
 
 def is_of_script(view: GraphView) -> bool:
     """Whether no front end made a graph: each worker's script says what it fetches and feeds."""
-    return not any(batch_of(node) and not batch_of(node).startswith(_SCRIPT) for node in view.nodes.values())
+    steps = (batch_of(view.nodes[node]) for node in marked_nodes(view))
+    return not any(step and not step.startswith(_SCRIPT) for step in steps)
 
 
 def batch_tensors(view: GraphView, node: str) -> list[str]:
@@ -178,7 +189,7 @@ def batch_tensors(view: GraphView, node: str) -> list[str]:
 
 def first_batches(view: GraphView) -> dict[str, str]:
     """Step -> the batch whose length is that of the step's: one of an entry for each example, where there is one."""
-    marked = [node for node in view.nodes if batch_of(view.nodes[node])]
+    marked = [node for node in marked_nodes(view) if batch_of(view.nodes[node])]
     has_more = {n: bool(are_elements(view.nodes[n]) or _mark(view.nodes[n], _ROW_ENDS)) for n in marked}
     found: dict[str, str] = {}
     for node in sorted(marked, key=lambda one: (are_elements(view.nodes[one]), has_more[one])):
@@ -190,7 +201,7 @@ def first_batches(view: GraphView) -> dict[str, str]:
 def batch_by_node(view: GraphView) -> dict[str, str]:
     """Node -> the placeholder whose length is that of the batch which the node's results are computed of."""
     first = first_batches(view)
-    found = {node: first[step] for node in view.nodes if (step := batch_of(view.nodes[node]))}
+    found = {node: first[step] for node in marked_nodes(view) if (step := batch_of(view.nodes[node]))}
     if not found:
         return found
     known = 0
@@ -214,7 +225,7 @@ def has_loops(view: GraphView) -> bool:
 
 def length_by_step(view: GraphView) -> dict[str, str]:
     """Step -> the node that is the length of its batch, of the steps that have one."""
-    return {step: node for node in view.nodes if (step := _mark(view.nodes[node], _LENGTH))}
+    return {step: node for node in marked_nodes(view) if (step := _mark(view.nodes[node], _LENGTH))}
 
 
 def reported_as(node: NodeDef) -> str:

@@ -216,6 +216,9 @@ class GraphView:
         if self._order:
             return self._order
         order = self._order
+        if self._is_in_order():
+            order += self.nodes
+            return order
         state: dict[str, int] = {}
         for root in self.nodes:
             stack = [root]
@@ -234,6 +237,18 @@ class GraphView:
                     if not state.get(needed):
                         stack.append(needed)
         return order
+
+    def _is_in_order(self) -> bool:
+        """Whether the graph lists every node after all that it takes or waits for."""
+        known: set[str] = set()
+        for node in self.nodes:
+            for tensor in self._inputs[node]:
+                if tensor.rpartition(":")[0] not in known:
+                    return False
+            if not known.issuperset(self._controls[node]):
+                return False
+            known.add(node)
+        return True
 
     def needed(self, node: str) -> list[str]:
         """The nodes that a node takes tensors of or waits for; not what comes around to the Merge of a loop."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import replace
 
-from parallax.graph.batches import batch_by_node, batch_of, batch_tensors, fixed_length
+from parallax.graph.batches import batch_by_node, batch_of, batch_tensors, fixed_length, marked_nodes
 from parallax.graph.view import Edge, GraphView, split_tensor
 from parallax.plans.layouts import Change, Concatenated, Layout, LayoutRewrites, ScaledMean, Sharded
 from parallax.plans.rewrites import Collect, Push, Rewrites
@@ -128,7 +128,8 @@ class _BatchNames:
 
 def _sources_by_node(view: GraphView) -> dict[str, frozenset[str]]:
     """Node -> what gives the batches that it is computed of."""
-    found: dict[str, frozenset[str]] = {node: frozenset((node,)) for node in view.nodes if batch_of(view.nodes[node])}
+    sources = [node for node in marked_nodes(view) if batch_of(view.nodes[node])]
+    found: dict[str, frozenset[str]] = {node: frozenset((node,)) for node in sources}
     for node in view.topological_order():
         if node not in found:
             taken = {found[one] for one in map(_node, view.inputs(node)) if one in found}

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, fields
 
 from parallax.analysis.reading.capture import CapturedVariable, variable_of_tensor
 from parallax.analysis.reading.functions import Functions
-from parallax.graph.batches import are_elements, batch_of, elements_of_rows, first_batches, length_by_step
+from parallax.graph.batches import are_elements, batch_of, elements_of_rows, first_batches, length_by_step, marked_nodes
 from parallax.graph.ops import state_op
 from parallax.graph.spec import GradientSource
 from parallax.graph.view import Edge, GraphView, split_tensor
@@ -92,7 +92,7 @@ def find_step(graph: TrainingGraph) -> VisitedGraph:
     first = first_batches(view)
     batches = {
         node: f"{node}:0" if are_elements(view.nodes[node]) else first[step]
-        for node in view.nodes
+        for node in marked_nodes(view)
         if (step := batch_of(view.nodes[node]))
     }
     lengths = {node: first[step] for step, node in length_by_step(view).items() if step in first}

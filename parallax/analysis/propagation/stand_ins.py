@@ -22,6 +22,7 @@ from parallax.graph.batches import (
     fixed_length,
     is_of_script,
     length_by_step,
+    marked_nodes,
 )
 from parallax.graph.view import Edge, GraphView, split_tensor
 from parallax.plans.rewrites import AllReduce, Collect, Push, Rewrites
@@ -72,14 +73,14 @@ def uneven_batches(view: GraphView) -> tuple[UnevenBatch, ...]:
 def batches_of_elements(view: GraphView) -> tuple[UnevenBatch, ...]:
     """The elements of a graph's ragged batches, of which examples have unequally many."""
     batches, ends = batch_by_node(view), elements_of_rows(view)
-    nodes = [node for node in view.nodes if are_elements(view.nodes[node])]
+    nodes = [node for node in marked_nodes(view) if are_elements(view.nodes[node])]
     return tuple(UnevenBatch(f"{n}:0", f"{n}:0", examples_of=batches[n], has_end=n in ends) for n in nodes)
 
 
 def _alike(view: GraphView, first: str) -> tuple[str, ...]:
     """The other batches of a script's step: that they are of one length is for its runs to show."""
     step = batch_of(view.nodes[split_tensor(first)[0]])
-    marked = [node for node in view.nodes if batch_of(view.nodes[node]) == step] if is_of_script(view) else []
+    marked = [node for node in marked_nodes(view) if batch_of(view.nodes[node]) == step] if is_of_script(view) else []
     return tuple(tensor for node in marked for tensor in batch_tensors(view, node) if tensor != first)
 
 

@@ -184,7 +184,6 @@ def capture(
     gradients: Mapping[str, str] = {}
     if synchronous and by_layouts is not False and is_of_script(view):
         initial = view.ancestors(v.initializer for v in variables.values() if v.initializer)
-        view = GraphView(_copy(view.graph_def))
         by_layouts = _mark_batches(view, initial, records)
         opened = _HIDDEN if by_layouts or hidden else open_fixed_batch(view, records, initial, contexts_of(graph))
         if isinstance(opened, OpenedGraph):
@@ -213,12 +212,6 @@ def capture(
 def _mark_batches(view: GraphView, initial: Set[str], records: tuple[Record, ...]) -> bool:
     autodiff = frozenset[str]().union(*(record.ops for record in records))
     return mark_open_batches(view, initial, losses_of(records), autodiff)
-
-
-def _copy(graph_def: GraphDef) -> GraphDef:
-    copied = type(graph_def)()
-    copied.CopyFrom(graph_def)
-    return copied
 
 
 def _flat(graph_def: GraphDef) -> tuple[GraphDef, tuple[InlinedCall, ...]]:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
+from typing import Any
 
 import tensorflow as tf
 
@@ -19,7 +20,7 @@ from parallax.analysis.reading.batch_numbers import BatchNumbers
 from parallax.analysis.reading.left_constants import LeftConstants
 from parallax.analysis.reading.old_contexts import Contexts, import_with_contexts, in_style_of, is_whole
 from parallax.analysis.reading.open_batches import SOURCES, is_assigned
-from parallax.analysis.reading.open_bodies import OpenBodies, drop_shapes, infer_shapes
+from parallax.analysis.reading.open_bodies import OpenBodies, drop_shapes
 from parallax.analysis.reading.recorded import Record, losses_of, records_in
 from parallax.graph.batches import mark_opened
 from parallax.graph.view import GraphView, split_tensor, tensor_name
@@ -27,6 +28,8 @@ from parallax.types import Graph, GraphDef
 
 SCOPE = "parallax_opened"
 _MOST_PASSES, _MOST_LETTERS = 12, 120
+_REFERENCES = ("VariableV2", "Variable")
+_LEADING = (3, 9, 21)  # types.proto: int32, int64, variant
 _NOT_DERIVED = (
     *(ValueError, TypeError, LookupError, AttributeError, AssertionError, NotImplementedError),
     tf.errors.OpError,
@@ -87,13 +90,14 @@ def open_fixed_batch(
         numbers = BatchNumbers(view, forward, length)
         constants = BatchConstants(view, forward & needed, losses & forward, length, f"{SCOPE}_0:0", numbers)
         bodies, running = OpenBodies(view, length, numbers), [node for node in view.nodes if node in of_losses]
+        beside = view.nodes.keys() - needed
         for _ in range(_MOST_PASSES):
-            beside = view.nodes.keys() - needed
-            seen = infer_shapes(_without(opened, beside))
+            graph = _import_graph(opened, beside, contexts)
+            seen = GraphView(graph.as_graph_def(add_shapes=True))
             if not constants.change(seen, opened) and not bodies.change(seen, opened, running, constants):
                 is_told = constants.are_told and bodies.are_told and not constants.has_left(seen)
                 is_told = is_told and not LeftConstants(view, forward, numbers, set()).are_of_gradients(delivered)
-                derived = _derive_gradients(opened, beside, records, contexts) if is_told else None
+                derived = _derive_gradients(view, graph, opened, beside, records) if is_told else None
                 return derived or f"{fixed}, as constants of that size may be the batch or a width"
         return f"{fixed} in {_MOST_PASSES} passes"
     except _NOT_DERIVED as error:
@@ -123,11 +127,15 @@ def _with_open_sources(view: GraphView, sources: Sequence[str], length: int, ini
     return changed
 
 
-def _import_graph(graph_def: GraphDef, contexts: Contexts) -> Graph:
-    bare = type(graph_def)()
-    bare.CopyFrom(graph_def)
+def _import_graph(opened: GraphDef, beside: Set[str], contexts: Contexts) -> Graph:
+    """A graph of all nodes but some, that none of the others need; TensorFlow infers the shapes."""
+    bare = _without(opened, beside)
     drop_shapes(bare.node)
-    return import_with_contexts(bare, contexts)
+    if not contexts.are_none:
+        return import_with_contexts(bare, contexts)
+    with tf.Graph().as_default() as graph:
+        tf.graph_util.import_graph_def(bare, name="")
+    return graph
 
 
 def _find_part_of_losses(view: GraphView, sources: Sequence[str], losses: Set[str], autodiff: Set[str]) -> set[str]:
@@ -152,36 +160,39 @@ def _without(opened: GraphDef, beside: Set[str]) -> GraphDef:
 def _add_gradients(opened: GraphDef, derived: GraphDef, instead: Mapping[str, str], autodiff: Set[str]) -> GraphDef:
     """A graph with what was derived in a part of it; all but autodiff takes new gradients in place of old ones."""
     changed = type(opened)(versions=opened.versions, library=derived.library)
-    known = {function.signature.name for function in derived.library.function}
-    changed.library.function.extend(one for one in opened.library.function if one.signature.name not in known)
-    made = {node.name: node for node in derived.node}
+    functions = {function.signature.name for function in derived.library.function}
+    changed.library.function.extend(one for one in opened.library.function if one.signature.name not in functions)
     waited = {split_tensor(old)[0]: split_tensor(new)[0] for old, new in instead.items()}
-    for node in opened.node:
+    known = {node.name for node in derived.node}
+    classes = {node.name: node.attr["_class"] for node in opened.node if "_class" in node.attr}
+    for node in (*derived.node, *(one for one in opened.node if one.name not in known)):
         copy = changed.node.add()
-        copy.CopyFrom(made.pop(node.name, node))
-        if "_class" in node.attr:
-            copy.attr["_class"].CopyFrom(node.attr["_class"])
+        copy.CopyFrom(node)
+        if node.name in classes:
+            copy.attr["_class"].CopyFrom(classes[node.name])
         for slot, taken in enumerate(copy.input if node.name not in autodiff else ()):
             if taken.startswith("^"):
                 copy.input[slot] = f"^{waited.get(taken[1:], taken[1:])}"
             else:
                 copy.input[slot] = instead.get(tensor_name(taken), taken)
-    changed.node.extend(made.values())
     return changed
 
 
 def _derive_gradients(
-    opened: GraphDef, beside: Set[str], records: Sequence[Record], contexts: Contexts
+    fixed: GraphView, graph: Graph, opened: GraphDef, beside: Set[str], records: Sequence[Record]
 ) -> OpenedGraph | None:
     """The graph with all gradients derived again, in the order in which the script asked for them.
 
     Args:
+        fixed: the graph for the fixed batch.
+        graph: the graph with an open batch, without some nodes; gradients are added to it.
         opened: the graph with an open batch.
-        beside: nodes that gradients do not need.
+        beside: the nodes that `graph` has not, as gradients do not need them.
         records: what autodiff delivered.
-        contexts: of loops and conditionals of the old style.
     """
-    graph, instead, gradients = _import_graph(_without(opened, beside), contexts), dict[str, str](), dict[str, str]()
+    instead, gradients = dict[str, str](), dict[str, str]()
+    # Optimizers ask so too: no update of a reference variable comes before the gradients that read it.
+    has_references = any(fixed.op(node) in _REFERENCES for node in fixed.nodes)
     autodiff = frozenset[str]().union(*(record.ops for record in records))
     if not is_whole(graph, GraphView(opened).ancestors(losses_of(records)) - autodiff):
         return None
@@ -190,8 +201,7 @@ def _derive_gradients(
             ys = [graph.get_tensor_by_name(tensor) for tensor in record.of]
             xs = [graph.get_tensor_by_name(target) for target, _, _ in record.gradients]
             with tf.name_scope(f"{SCOPE}_gradients_{number}/"):
-                # Optimizers ask so too: no update of a reference variable comes before the gradients that read it.
-                found = tf.gradients(ys, xs, name="gradients", gate_gradients=True)
+                found = tf.gradients(ys, xs, name="gradients", gate_gradients=has_references)
             for (_, values, indices), gradient in zip(record.gradients, found, strict=True):
                 if isinstance(gradient, tf.IndexedSlices) != (indices is not None):
                     return None
@@ -201,10 +211,61 @@ def _derive_gradients(
                         _redirect(graph, record, str(old), new)
                     instead[str(old)] = str(new.name)
                     gradients[str(new.name)] = str(old)
-    changed = _add_gradients(opened, graph.as_graph_def(), instead, autodiff)
-    view = infer_shapes(changed)
-    again, hidden = records_in(graph, [op.name for op in graph.get_operations()], (), view)
+    ops = [op.name for op in graph.get_operations()]
+    view = GraphView(_add_gradients(opened, graph.as_graph_def(add_shapes=True), instead, autodiff))
+    _infer_others(fixed, view, graph, beside)
+    again, hidden = records_in(graph, ops, (), view)
     return None if hidden else OpenedGraph(view, again, gradients)
+
+
+def _infer_others(fixed: GraphView, view: GraphView, graph: Graph, beside: Set[str]) -> None:
+    """Has TensorFlow infer shapes anew of nodes that a graph has not, where what they take may have another one.
+
+    Args:
+        fixed: the graph for the fixed batch.
+        view: the graph with an open batch; nodes of `beside` have the shapes of `fixed` in it, and get theirs.
+        graph: all of it but `beside`; what is inferred is added to it.
+        beside: nodes.
+    """
+    changed: set[str] = set()
+    reached: set[str] = set()
+    for node in view.topological_order() if beside else ():
+        taken = zip(view.inputs(node), fixed.inputs(node), strict=True) if node in beside else ()
+        if any(
+            new in changed or (_node_of(new) not in beside and _is_another(fixed, view, new, old)) for new, old in taken
+        ):
+            reached.add(node)
+            changed.update(t for t in fixed.outputs(node) if fixed.shape(t) != () or fixed.dtype(t) in _LEADING)
+    part, others = type(view.graph_def)(), view.ancestors(reached) & beside
+    for node in view.graph_def.node:
+        if node.name in others:
+            part.node.add().CopyFrom(node)
+            part.node[-1].attr.pop("_class", None)
+    drop_shapes(part.node)
+    known = {name for node in others for name in (*view.inputs(node), *(f"^{one}" for one in view.controls(node)))}
+    known = {name for name in known if _node_of(name) not in others}
+    with graph.as_default():
+        tf.graph_util.import_graph_def(part, {name: _element_of(graph, name) for name in known}, name="")
+    for name in reached:
+        shapes = [output.get_shape().as_proto() for output in graph.get_operation_by_name(name).outputs]
+        drop_shapes([view.nodes[name]])
+        if shapes:
+            view.nodes[name].attr["_output_shapes"].list.shape.extend(shapes)
+
+
+def _node_of(taken: str) -> str:
+    return taken[1:] if taken.startswith("^") else split_tensor(taken)[0]
+
+
+def _element_of(graph: Graph, taken: str) -> Any:
+    return graph.get_operation_by_name(taken[1:]) if taken.startswith("^") else graph.get_tensor_by_name(taken)
+
+
+def _is_another(fixed: GraphView, view: GraphView, new: str, old: str) -> bool:
+    """Whether a tensor that gradients may need has another shape than before, or integers, which may be lengths."""
+    return fixed.shape(old) != view.shape(new) or (
+        view.op(split_tensor(new)[0]) != "Const" and view.dtype(new) in _LEADING
+    )
 
 
 def _redirect(graph: Graph, record: Record, old: str, new: tf.Tensor) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Set
 
-from parallax.graph.batches import is_opened, mark_batch_of_script
+from parallax.graph.batches import has_loops, is_opened, mark_batch_of_script
 from parallax.graph.view import GraphView, split_tensor
 
 SOURCES = (
@@ -41,7 +41,7 @@ def mark_open_batches(view: GraphView, initial: Set[str], losses: Set[str], auto
         return False
     for number, group in enumerate(_groups(view, sources, autodiff)):
         for node in group:
-            mark_batch_of_script(view.nodes[node], number)
+            mark_batch_of_script(view, node, number)
     return bool(sources)
 
 
@@ -99,6 +99,8 @@ def _groups(view: GraphView, sources: list[str], autodiff: Set[str]) -> list[lis
             for tensor in view.outputs(node) if found else ():
                 if _leads_on(view, tensor):
                     of_tensor[tensor] = found[0]
+        if not has_loops(view):
+            break
     groups: dict[str, list[str]] = {}
     for node in sources:
         groups.setdefault(find(node), []).append(node)
