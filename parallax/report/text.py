@@ -7,7 +7,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import fields
 
-from parallax.graph.spec import OPEN_SHAPE
+from parallax.graph.spec import OPEN_SHAPE, VariableClass
 from parallax.plans.plan import NO_ROUTE, PS, Plan, RouteCost, VariablePlan
 from parallax.plans.prediction import COMPUTE, LINK, SESSION, Flip
 from parallax.profiles.profiles import ModelProfile
@@ -24,10 +24,11 @@ def plan_table(plan: Plan, shows_all: bool = False) -> str:
 
     Args:
         plan: what is printed.
-        shows_all: whether variables without a route have a row each; else a line stands for those that are alike.
+        shows_all: whether variables without a route have a row each; else a line stands for those that are alike, and
+            what each worker keeps for itself, as what a metric counts, is left out.
     """
     trained = [v for v in plan.variables if v.route != NO_ROUTE]
-    rest = [v for v in plan.variables if v.route == NO_ROUTE]
+    rest = [v for v in plan.variables if v.route == NO_ROUTE and (shows_all or v.cls is not VariableClass.LOCAL)]
     folded = [] if shows_all else _folded(rest)
     alone = [v for v in rest if not any(v in alike for alike in folded)]
     step_s = plan.prediction.step_s
