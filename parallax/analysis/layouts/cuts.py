@@ -7,6 +7,7 @@ import math
 from collections.abc import Iterable
 
 from parallax.analysis.layouts.facts import REPLICATED, Fact
+from parallax.analysis.layouts.matrices import flatten_matrix
 from parallax.analysis.layouts.moves import find_block, keep_plain
 from parallax.analysis.layouts.step_walk import StepWalk, is_partial
 from parallax.graph.lengths import ONE, Length
@@ -195,15 +196,32 @@ def slice_plainly(step: StepWalk, node: str) -> list[Fact] | None:
 
 
 def pad(step: StepWalk, node: str) -> list[Fact] | None:
-    """The sharded axis must have no padding."""
+    """The sharded axis must have no padding; zeros around a partial sum are a part of it."""
     facts = step.inputs(node)
     if all(f.is_same or f.is_lengths for f in facts):
         return keep_plain(step, node, facts)
-    fact, paddings = facts[0], step.view.constant(step.view.inputs(node)[1])
-    if fact.axis is None or paddings is None or any(paddings[fact.axis]):
+    fact, known = facts[0], _find_paddings(step, node)
+    if fact.is_sum and step.view.op(node) != "PadV2":
+        step.replicate(node, range(1, len(facts)))
+        return step.all_outputs(node, fact.layout)
+    if fact.axis is None or known[2 * fact.axis : 2 * fact.axis + 2] != [Length(), Length()]:
         return None
-    step.replicate(node, range(1, len(facts)))
-    return step.all_outputs(node, fact.layout)
+    lengths = [length for length in known if length is not None]
+    is_local = facts[1].is_lengths and lengths == known and not any(map(step.has_batch, lengths))
+    step.replicate(node, range(2 if is_local else 1, len(facts)))
+    step.keep_local(node, (1,))
+    if fact.dims is None or lengths != known:
+        return step.all_outputs(node, fact.layout)
+    pairs = zip(fact.dims, lengths[::2], lengths[1::2], strict=True)
+    return step.all_outputs(node, fact.layout, tuple(length + before + behind for length, before, behind in pairs))
+
+
+def _find_paddings(step: StepWalk, node: str) -> list[Length | None]:
+    """How much is put before and behind each axis in turn, as far as that is known."""
+    tensor = step.view.inputs(node)[1]
+    constant = step.view.constant(tensor)
+    values = flatten_matrix(step, tensor) if constant is None else tuple(Length.of(int(n)) for n in constant.ravel())
+    return list(values) if isinstance(values, tuple) else []
 
 
 def fold_space(step: StepWalk, node: str) -> list[Fact] | None:

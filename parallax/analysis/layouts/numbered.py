@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from parallax.analysis.layouts.along import lookup, plain, scatter_rows
+import numpy as np
+
+from parallax.analysis.layouts.along import add_by_segment, lookup, plain, scatter_rows
 from parallax.analysis.layouts.elementwise import align
 from parallax.analysis.layouts.facts import REPLICATED, Fact
 from parallax.analysis.layouts.step_walk import StepWalk
@@ -58,6 +60,22 @@ def scatter_nested(step: StepWalk, node: str) -> list[Fact] | None:
     step.localize(node, 2, 0, dims)
     known = tuple(length for length in dims if length is not None)
     return step.all_outputs(node, Sharded(0, part), known if len(known) == len(dims) else None)
+
+
+def add_by_number(step: StepWalk, node: str) -> list[Fact] | None:
+    """UnsortedSegmentSum and its like: into each worker's own rows, by their numbers; else as by other segments."""
+    data, segments, count = step.inputs(node)
+    part = step.part_of(count.value) if isinstance(count.value, Length) else None
+    is_own = part is not None and part.is_even and data.axis == segments.axis == 0 and data.part == segments.part
+    counter = None
+    if part is not None and is_own and segments.rank == 1:
+        counter = find_counter(step, step.view.inputs(node)[1], part)
+    if part is None or counter is None or count.value != part.length or not count.is_lengths:
+        return add_by_segment(step, node)
+    step.take(node, 1, ExampleNumbers(part, counter))
+    step.keep_local(node, [2])
+    dims = None if data.dims is None else (part.length, *data.dims[1:])
+    return step.all_outputs(node, Sharded(0, part), dims)
 
 
 def draw_candidates(step: StepWalk, node: str) -> list[Fact] | None:
@@ -193,6 +211,8 @@ def find_counter(step: StepWalk, tensor: str, part: ShardedAxis, is_first: bool 
             tensor = inputs[0]
         elif op in ("GatherV2", "Gather") and isinstance(step.taken.get(Edge(node, 1)), ExampleNumbers):
             tensor = inputs[0]  # some of a worker's own
+        elif op in ("Select", "SelectV2") and _is_zero_alone(step, node, part):
+            tensor = inputs[1]
         elif op == "Mul" and any(_is_of_ones(step, one) for one in inputs):
             tensor = next((one for one in inputs if not _is_of_ones(step, one)), inputs[0])
         else:
@@ -213,6 +233,16 @@ def _takes_first_column(step: StepWalk, node: str) -> bool:
     is_first = (int(begin[1]) == 0 or bool(masks[0] & 2)) and int(end[1]) == 1 and not masks[1] & 2
     is_shrunk = attributes["shrink_axis_mask"].i in (0, 2)
     return is_all and is_first and is_shrunk and [int(one) for one in strides] == [1, 1]
+
+
+def _is_zero_alone(step: StepWalk, node: str, part: ShardedAxis) -> bool:
+    """Whether a Select takes numbers, or 0 where an axis has one entry alone, whose number that is."""
+    view, (is_more, _, other) = step.view, step.view.inputs(node)
+    zero, asked = view.constant(other), split_tensor(view.source(is_more))[0]
+    if zero is None or np.any(zero != 0) or view.op(asked) != "Greater":
+        return False
+    length, one = (step.facts[tensor].value for tensor in view.inputs(asked))
+    return length == part.length and one == ONE
 
 
 def _is_of_ones(step: StepWalk, tensor: str) -> bool:

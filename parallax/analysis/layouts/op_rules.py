@@ -106,7 +106,7 @@ RULES: dict[str, Rule] = {
     **dict.fromkeys(("GatherV2", "Gather"), numbered.look_up),
     **dict.fromkeys(("LookupTableFind", "LookupTableFindV2"), along.find_in_table),
     "ResourceGather": along.look_up_variable,
-    **dict.fromkeys(("UnsortedSegmentSum", "UnsortedSegmentMax", "UnsortedSegmentMin"), along.add_by_segment),
+    **dict.fromkeys(("UnsortedSegmentSum", "UnsortedSegmentMax", "UnsortedSegmentMin"), numbered.add_by_number),
     "GatherNd": numbered.look_up_nested,
     "ScatterNd": numbered.scatter_nested,
     "ReverseSequence": by_example.turn_sequences,

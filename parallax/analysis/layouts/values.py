@@ -117,6 +117,19 @@ def _product(view: GraphView, node: str, inputs: Sequence[Fact]) -> Value | None
     return multiply(one for one in found if one is not None)
 
 
+def _extreme(of_two: Callable[[Length, Length], Length | None]) -> Callable[..., Value | None]:
+    def value(view: GraphView, node: str, inputs: Sequence[Fact]) -> Value | None:
+        found, axes = inputs[0].values(), inputs[1].numbers()
+        if not found or inputs[0].rank != 1 or axes not in ([0], [-1]) or view.flag(node, "keep_dims"):
+            return None
+        most = found[0]
+        for one in found[1:]:
+            most = of_two(most, one) if most is not None and one is not None else None
+        return most
+
+    return value
+
+
 def _pack(view: GraphView, node: str, inputs: Sequence[Fact]) -> Value | None:
     if any(fact.rank != 0 for fact in inputs) or len(inputs) > _MOST:
         return None
@@ -266,6 +279,8 @@ _COMPUTE: dict[str, Callable[[GraphView, str, Sequence[Fact]], Value | None]] = 
     "Equal": _elementwise(_compare(lambda a, b: a == b)),
     "NotEqual": _elementwise(_compare(lambda a, b: a != b)),
     "Prod": _product,
+    "Max": _extreme(_maximum),
+    "Min": _extreme(_minimum),
     "Pack": _pack,
     "ConcatV2": _concatenate,
     "StridedSlice": _slice_strided,

@@ -29,6 +29,7 @@ from parallax.graph.view import split_tensor
 from parallax.plans.layouts import Concatenated, Distinct, Pieces, Positions, RowEnds, Sharded, ShardedAxis
 
 _TEXT = 7  # types.proto
+_EXTREMES = ("Max", "Min")
 
 
 def visit_all(program: VisitedGraph, step: StepWalk, units: Sequence[Unit]) -> None:
@@ -47,11 +48,17 @@ def visit(program: VisitedGraph, step: StepWalk, node: str) -> None:
     the worker's, is taken whole.
     """
     for tensor, fact in zip(program.view.outputs(node), _facts_of(program, step, node), strict=True):
-        if (tensor in step.completed and is_partial(fact)) or (fact.is_lengths and step.has_lengths(fact)):
+        if (tensor in step.completed and is_partial(fact)) or _is_shape_of_several(program, step, tensor, fact):
             step.changes[tensor, REPLICATED] = program.takers(tensor)
             step.reduced[tensor] = fact.layout
             fact = Fact(REPLICATED, fact.dims, fact.value)
         step.facts[tensor] = fact
+
+
+def _is_shape_of_several(program: VisitedGraph, step: StepWalk, tensor: str, fact: Fact) -> bool:
+    """Whether several lengths of a batch may be a shape, of which one axis at most is the worker's."""
+    takers = program.takers(tensor) if fact.is_lengths and step.has_lengths(fact) else []
+    return any(program.view.op(edge.node) not in _EXTREMES for edge in takers)
 
 
 def _facts_of(program: VisitedGraph, step: StepWalk, node: str) -> list[Fact]:

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
-from typing import Any
 
 import tensorflow as tf
 
@@ -241,11 +240,11 @@ def _infer_others(fixed: GraphView, view: GraphView, graph: Graph, beside: Set[s
         if node.name in others:
             part.node.add().CopyFrom(node)
             part.node[-1].attr.pop("_class", None)
+            del part.node[-1].input[len(view.inputs(node.name)) :]  # what a node waits for says nothing of shapes
     drop_shapes(part.node)
-    known = {name for node in others for name in (*view.inputs(node), *(f"^{one}" for one in view.controls(node)))}
-    known = {name for name in known if _node_of(name) not in others}
+    known = {tensor for node in others for tensor in view.inputs(node) if _node_of(tensor) not in others}
     with graph.as_default():
-        tf.graph_util.import_graph_def(part, {name: _element_of(graph, name) for name in known}, name="")
+        tf.graph_util.import_graph_def(part, {name: graph.get_tensor_by_name(name) for name in known}, name="")
     for name in reached:
         shapes = [output.get_shape().as_proto() for output in graph.get_operation_by_name(name).outputs]
         drop_shapes([view.nodes[name]])
@@ -253,12 +252,8 @@ def _infer_others(fixed: GraphView, view: GraphView, graph: Graph, beside: Set[s
             view.nodes[name].attr["_output_shapes"].list.shape.extend(shapes)
 
 
-def _node_of(taken: str) -> str:
-    return taken[1:] if taken.startswith("^") else split_tensor(taken)[0]
-
-
-def _element_of(graph: Graph, taken: str) -> Any:
-    return graph.get_operation_by_name(taken[1:]) if taken.startswith("^") else graph.get_tensor_by_name(taken)
+def _node_of(tensor: str) -> str:
+    return split_tensor(tensor)[0]
 
 
 def _is_another(fixed: GraphView, view: GraphView, new: str, old: str) -> bool:
