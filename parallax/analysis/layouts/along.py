@@ -209,6 +209,21 @@ def scatter_rows(step: StepWalk, node: str) -> list[Fact] | None:
     return step.all_outputs(node, SUM)
 
 
+def count_values(step: StepWalk, node: str) -> list[Fact] | None:
+    """DenseBincount: how often each value is in each row of a matrix, or in a vector of which workers have pieces."""
+    values, size, weights = step.inputs(node)
+    if values.part is None or values.axis != 0 or values.rank not in (1, 2):
+        return plain(step, node)
+    is_weighed = weights.rank == values.rank
+    if not size.is_same:
+        step.take(node, 1, REPLICATED)
+    if is_weighed and align(step, node, 2, weights, 0, values.part).part is None:
+        return None
+    if values.rank == 2:
+        return step.all_outputs(node, Sharded(0, values.part))
+    return step.all_outputs(node, Partial("max") if step.view.flag(node, "binary_output") else SUM)
+
+
 def one_hot(step: StepWalk, node: str) -> list[Fact] | None:
     """A new axis of a depth that all workers agree on."""
     indices = step.inputs(node)[0]

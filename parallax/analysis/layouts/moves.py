@@ -45,12 +45,8 @@ def reshape(step: StepWalk, node: str) -> list[Fact] | None:
         return None
     before = multiply((fact.dims or ())[: fact.axis])
     for axis in range(len(dims)):
-        part = step.part_of(dims[axis])
-        if multiply(dims[:axis]) == before and part is not None and part.batch == fact.part.batch:
-            if fact.part.blocks > 1:
-                if dims[axis] != fact.part.length:
-                    return None
-                part = fact.part
+        part = _part_after_reshape(step, fact.part, before, dims, axis)
+        if part is not None:
             step.localize(node, 1, axis, dims)
             return step.all_outputs(node, Sharded(axis, part), dims)
     if step.is_script and all(length.number is not None for length in dims):
@@ -59,6 +55,31 @@ def reshape(step: StepWalk, node: str) -> list[Fact] | None:
             f"{[length.number for length in dims]}. Leave one dimension at -1."
         )
     return None
+
+
+def _part_after_reshape(step: StepWalk, part: ShardedAxis, before: Length, dims: Dims, axis: int) -> ShardedAxis | None:
+    """How an axis of a result is shared, if it has the entries of a sharded axis.
+
+    The blocks of an axis become an axis of their own before it, or such an axis becomes blocks.
+
+    Args:
+        step: the walk.
+        part: how the axis was shared.
+        before: how many elements lay before it.
+        dims: of the result.
+        axis: of the result.
+    """
+    left, found = multiply(dims[:axis]), step.part_of(dims[axis])
+    if found is None or found.batch != part.batch:
+        return None
+    if left == before and (part.blocks == 1 or dims[axis] == part.length):
+        return found if part.blocks == 1 else part
+    if left == before * Length.of(part.blocks) and dims[axis] == find_block(part).length:
+        return find_block(part)
+    blocks = before.divide(left)
+    count = None if blocks is None or part.blocks > 1 else blocks.number
+    is_of_blocks = count is not None and part.is_even and dims[axis] == part.length * Length.of(count)
+    return ShardedAxis(part.batch, part.factor, count or 1) if is_of_blocks else None
 
 
 def _shape_of_reshape(step: StepWalk, node: str, fact: Fact, shape: Fact) -> Dims | None:
@@ -219,7 +240,7 @@ def unpack(step: StepWalk, node: str) -> list[Fact] | None:
 
 
 def tile(step: StepWalk, node: str) -> list[Fact] | None:
-    """Tile: what is repeated for each example is sharded; the sharded axis itself must not be repeated."""
+    """Tile: what is repeated for each example is sharded; copies of the sharded axis are blocks of it."""
     facts = step.inputs(node)
     fact, times = facts[0], facts[1].values()
     if times is None or fact.dims is None or len(times) != len(fact.dims) or None in times:
@@ -227,9 +248,12 @@ def tile(step: StepWalk, node: str) -> list[Fact] | None:
     known = [n for n in times if n is not None]
     dims = tuple(a * b for a, b in zip(fact.dims, known, strict=True))
     if fact.axis is not None:
-        if known[fact.axis] != ONE or any(step.part_of(n) for n in known):
+        copies, part = known[fact.axis].number, fact.part
+        if part is None or not copies or (copies > 1 and not part.is_even) or any(step.part_of(n) for n in known):
             return None
-        return step.all_outputs(node, fact.layout, dims)
+        return step.all_outputs(
+            node, Sharded(fact.axis, ShardedAxis(part.batch, part.factor, part.blocks * copies)), dims
+        )
     axes = [axis for axis, n in enumerate(known) if step.part_of(n) is not None]
     if not axes:
         if is_partial(fact):

@@ -118,6 +118,7 @@ RULES: dict[str, Rule] = {
         ),
     ),
     "OneHot": along.one_hot,
+    "DenseBincount": along.count_values,
     "Range": along.count_up,
     **dict.fromkeys(("Shape", "ShapeN", "Size"), along.measure),
     "ConcatOffset": along.offsets_of_pieces,
