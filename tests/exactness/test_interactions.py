@@ -227,20 +227,42 @@ APART: dict[str, Loss] = {
     "a map over the batch": lambda u, i, y: tf.reduce_mean(
         tf.map_fn(lambda pair: tf.square(pair[0] - pair[1]), (u, i), tf.float32)
     ),
+    "samples of each example": lambda u, i, y: tf.reduce_mean(
+        tf.reduce_logsumexp(
+            tf.reshape(
+                per_row(
+                    tf.tile(u, [3, 1]) * tf.repeat([1.0, 2.0, 3.0], tf.shape(u)[0])[:, None],
+                    tf.tile(i, [3, 1]),
+                    tf.tile(y, [3]),
+                ),
+                [3, -1],
+            ),
+            0,
+        )
+    ),
+    "steps in front of examples, made flat": lambda u, i, y: tf.reduce_mean(
+        tf.square(tf.reshape(tf.matmul(tf.reshape(tf.stack([u, i]), [-1, 4]), tf.eye(4)), [2, -1, 4]))
+        * tf.abs(y)[:, None]
+    ),
+    "a branch by the batch": lambda u, i, y: tf.reduce_mean(
+        tf.cond(tf.reduce_sum(y) > 0.0, lambda: per_row(u, i, y), lambda: per_row(i, u, 2.0 * y))
+    ),
+    "a branch in a branch": lambda u, i, y: branch(
+        lambda: tf.reduce_mean(tf.boolean_mask(u, y > 0.0)) + branch(lambda: tf.reduce_mean(per_row(u, i, y)), y), y
+    ),
+    "one of several branches": lambda u, i, y: tf.reduce_mean(
+        tf.switch_case(
+            tf.cast(v1.train.get_or_create_global_step().read_value() % 3, tf.int32),
+            [lambda: per_row(u, i, y), lambda: tf.abs(y) * tf.reduce_mean(u), lambda: per_row(i, u, y)],
+        )
+    ),
     "halves that are treated alike": lambda u, i, y: tf.reduce_mean(
         tf.reduce_sum(tf.square(tf.reshape(u * i, [2, -1, 4])), -1)
     ),
 }
 GATHERING = {
     "put in order": "TopKV2",
-    "a branch's mean": "StatelessIf",
-    "a branch's sum by the size": "StatelessIf",
-    "rows of a branch": "StatelessIf",
     "a loop's mean": "StatelessWhile",
-    "copies": "Tile",
-    "how often an example has each number": "DenseBincount",
-    "a slice of each row": "Pad",
-    "rows that are taken one by one": "GatherV2",
     "a map over the batch": "TensorListFromTensor",
     "halves that are treated alike": "Reshape",
 }

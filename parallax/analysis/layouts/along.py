@@ -211,12 +211,11 @@ def scatter_rows(step: StepWalk, node: str) -> list[Fact] | None:
 
 def count_values(step: StepWalk, node: str) -> list[Fact] | None:
     """DenseBincount: how often each value is in each row of a matrix, or in a vector of which workers have pieces."""
-    values, size, weights = step.inputs(node)
+    values, _, weights = step.inputs(node)
     if values.part is None or values.axis != 0 or values.rank not in (1, 2):
         return plain(step, node)
-    is_weighed = weights.rank == values.rank
-    if not size.is_same:
-        step.take(node, 1, REPLICATED)
+    step.take(node, 1, REPLICATED)
+    is_weighed = weights.dims is None or Length() not in weights.dims
     if is_weighed and align(step, node, 2, weights, 0, values.part).part is None:
         return None
     if values.rank == 2:

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from parallax.analysis.layouts.elementwise import elementwise
 from parallax.analysis.layouts.facts import BLANK, LENGTHS, REPLICATED, Dims, Fact, Value
 from parallax.analysis.layouts.step_walk import StepWalk
 from parallax.graph.lengths import Length
 from parallax.plans.layouts import Layout, Sharded
+
+_OPTIONAL = Length.of("one or none")
+"""How many tensors are in an optional one."""
 
 
 def make_list(step: StepWalk, node: str) -> list[Fact] | None:
@@ -69,6 +74,20 @@ def get_item(step: StepWalk, node: str) -> list[Fact] | None:
     return [_item(step, f"{node}:0", step.inputs(node)[0])]
 
 
+def make_optional(step: StepWalk, node: str) -> list[Fact] | None:
+    """OptionalFromValue of one tensor, a list of it; OptionalNone is a list in which it is not set."""
+    facts = step.inputs(node)
+    if not facts:
+        return [Fact(BLANK)]
+    return [_stacked(facts[0], _OPTIONAL)] if len(facts) == 1 and facts[0].dims is not None else None
+
+
+def get_value(step: StepWalk, node: str) -> list[Fact] | None:
+    """OptionalGetValue."""
+    tensors = step.view.outputs(node)
+    return [_item(step, tensors[0], step.inputs(node)[0])] if len(tensors) == 1 else None
+
+
 def measure_list(step: StepWalk, node: str) -> list[Fact] | None:
     """TensorListLength."""
     fact = step.inputs(node)[0]
@@ -100,23 +119,24 @@ def add_all(step: StepWalk, node: str) -> list[Fact] | None:
 
 
 def zeros_like(step: StepWalk, node: str) -> list[Fact] | None:
-    """ZerosLike; a list of zeros is as one in which nothing is set."""
-    return [Fact(BLANK)] if step.is_list(f"{node}:0") else elementwise(step, node)
+    """ZerosLike; a list of zeros is as one in which nothing is set, and an optional tensor of zeros has its shape."""
+    if not step.is_list(f"{node}:0"):
+        return elementwise(step, node)
+    fact = step.inputs(node)[0]
+    return [replace(fact, value=None) if fact.dims is not None and fact.dims[0] == _OPTIONAL else Fact(BLANK)]
 
 
 def _put(step: StepWalk, node: str, slot: int) -> list[Fact] | None:
     """What a list is with one tensor more."""
     facts = step.inputs(node)
     whole, item = facts[0], facts[slot]
-    layout: Layout = item.layout
-    if item.axis is not None and item.part is not None:
-        layout = Sharded(item.axis + 1, item.part)
     number = Length.of(f"{step.prefix}{node}[0]")
     if whole.dims and step.view.op(node) == "TensorListSetItem":
         number = whole.dims[0]
-    dims = (number, *item.dims) if item.dims is not None else None
+    stacked = _stacked(item, number)
+    layout, dims = stacked.layout, stacked.dims
     if whole.layout == BLANK:
-        return [Fact(layout, dims, item.value)]
+        return [stacked]
     value = item.value if whole.value == item.value else None
     dims = whole.dims if whole.dims is not None and dims is not None and whole.dims[1:] == dims[1:] else None
     if {whole.layout, layout} <= {REPLICATED, LENGTHS}:
@@ -127,6 +147,14 @@ def _put(step: StepWalk, node: str, slot: int) -> list[Fact] | None:
         step.take(node, slot, Sharded(whole.axis - 1, whole.layout.part))
         return [Fact(whole.layout, dims)]
     return None
+
+
+def _stacked(item: Fact, number: Length) -> Fact:
+    """A list of as many tensors as this one."""
+    layout: Layout = item.layout
+    if item.axis is not None and item.part is not None:
+        layout = Sharded(item.axis + 1, item.part)
+    return Fact(layout, None if item.dims is None else (number, *item.dims), item.value)
 
 
 def _item(step: StepWalk, tensor: str, fact: Fact) -> Fact:

@@ -123,8 +123,10 @@ def choose_branch(step: StepWalk, node: str) -> list[Fact] | None:
 
 
 def join_branches(step: StepWalk, node: str) -> list[Fact] | None:
-    """Merge of two branches: as both have it, where one may have zeros; else replicated."""
+    """Merge of two branches: as both have it, where one may have zeros, or a list of nothing; else replicated."""
     facts = step.inputs(node)
+    if len(of_tensors := [fact for fact in facts if fact.layout != BLANK]) == 1:
+        return [of_tensors[0], step.fact(f"{node}:1", REPLICATED)]
     nothing = [fact.is_same and are_zeros(step.view, t) for fact, t in zip(facts, step.view.inputs(node), strict=True)]
     given = [fact for fact, is_nothing in zip(facts, nothing, strict=True) if not is_nothing] or facts
     if any(fact.axis is not None for fact in given) and len({fact.dims for fact in facts}) > 1:

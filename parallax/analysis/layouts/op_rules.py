@@ -136,6 +136,8 @@ RULES: dict[str, Rule] = {
     "TensorListPopBack": lists.pop_back,
     "TensorListSetItem": lists.set_item,
     "TensorListGetItem": lists.get_item,
+    **dict.fromkeys(("OptionalFromValue", "OptionalNone"), lists.make_optional),
+    "OptionalGetValue": lists.get_value,
     "TensorListLength": lists.measure_list,
     "TensorListElementShape": lists.shape_of_items,
     "TensorListResize": lists.resize,

@@ -10,7 +10,7 @@ variable.
 from __future__ import annotations
 
 from collections.abc import Mapping, Set
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import tensorflow as tf
@@ -21,7 +21,7 @@ from parallax.analysis.reading.inline import InlinedCall, inline_calls
 from parallax.analysis.reading.launcher_graph import meant
 from parallax.analysis.reading.lazy.row_sums import with_rows_added_once
 from parallax.analysis.reading.lazy.updates import LazyTable, lazy_updates
-from parallax.analysis.reading.lower import lower_conditionals
+from parallax.analysis.reading.lower import conditional_of, has_conditionals, lower_conditionals
 from parallax.analysis.reading.normalizations import with_plain_normalizations
 from parallax.analysis.reading.old_contexts import contexts_of
 from parallax.analysis.reading.open_batches import mark_open_batches
@@ -141,6 +141,7 @@ def capture(
     by_layouts: bool | None = None,
     synchronous: bool = True,
     means: str = "Config(layouts=False) says so",
+    lowers_all: bool | None = None,
 ) -> Captured:
     """Captures a TF1-style graph, whether built or imported, before or after Parallax was imported.
 
@@ -151,6 +152,7 @@ def capture(
         by_layouts: whether losses are followed by the layouts of tensors; None: where that can be.
         synchronous: whether every step takes the gradients of all workers.
         means: why losses are taken for means over each worker's batch, where they are not followed by layouts.
+        lowers_all: whether all conditionals become ops of the graph; None: where losses are followed by layouts.
 
     Raises:
         GraphError: the graph of a front end is not to be followed by layouts.
@@ -162,7 +164,8 @@ def capture(
         by_layouts = True
     graph_def = meant(graph)
     digest = fingerprint(graph_def) if digest is None else digest
-    inlined, calls = _flat(graph_def)
+    is_of_front = synchronous and is_of_front_end(graph)
+    inlined, calls = _flat(graph_def, is_of_front if lowers_all is None else lowers_all)
     inlined = take_rows_of_variables(inlined)
     plain = with_plain_normalizations(inlined) if synchronous and by_layouts is not False else inlined
     has_plain, inlined = plain is not inlined, plain
@@ -185,9 +188,12 @@ def capture(
     if synchronous and by_layouts is not False and is_of_script(view):
         initial = view.ancestors(v.initializer for v in variables.values() if v.initializer)
         by_layouts = _mark_batches(view, initial, records)
+        if by_layouts and lowers_all is None and has_conditionals(view.graph_def):
+            return capture(graph, digest, by_row, asked, lowers_all=True)
         opened = _HIDDEN if by_layouts or hidden else open_fixed_batch(view, records, initial, contexts_of(graph))
         if isinstance(opened, OpenedGraph):
-            fixed, view, records, gradients = view, opened.view, opened.records, opened.gradients
+            fixed, gradients = view, opened.gradients
+            view, records = _with_conditionals_lowered(opened.view, opened.records)
             by_layouts = _mark_batches(view, initial, records)
         means = opened if isinstance(opened, str) else means
         if asked is None and not by_layouts and has_plain:
@@ -214,17 +220,27 @@ def _mark_batches(view: GraphView, initial: Set[str], records: tuple[Record, ...
     return mark_open_batches(view, initial, losses_of(records), autodiff)
 
 
-def _flat(graph_def: GraphDef) -> tuple[GraphDef, tuple[InlinedCall, ...]]:
-    """The graph without calls, and without conditionals that write variables, at its top level; and the calls."""
+def _flat(graph_def: GraphDef, lowers_all: bool) -> tuple[GraphDef, tuple[InlinedCall, ...]]:
+    """The graph without calls, and without conditionals, or those that write variables; and the calls."""
     calls: list[InlinedCall] = []
     for _ in range(_MAX_DEPTH):
         inlined, more = inline_calls(graph_def)
         calls += more
-        flat = lower_conditionals(inlined)
+        flat = lower_conditionals(inlined, lowers_all)
         if flat is graph_def:
             break
         graph_def = flat
     return graph_def, tuple(calls)
+
+
+def _with_conditionals_lowered(view: GraphView, records: tuple[Record, ...]) -> tuple[GraphView, tuple[Record, ...]]:
+    """A graph without conditionals at its top level; what was in those of autodiff is autodiff's."""
+    if not has_conditionals(view.graph_def):
+        return view, records
+    lowered = GraphView(_with_shapes(_flat(view.graph_def, lowers_all=True)[0]))
+    added = lowered.nodes.keys() - view.nodes.keys()
+    of_autodiff = [record.ops | {node for node in added if conditional_of(node) in record.ops} for record in records]
+    return lowered, tuple(replace(record, ops=ops) for record, ops in zip(records, of_autodiff, strict=True))
 
 
 def _with_shapes(graph_def: GraphDef) -> GraphDef:

@@ -1,8 +1,8 @@
-"""Turns conditionals around variables into Switch and Merge, as TensorFlow does when it runs them.
+"""Turns conditionals into Switch and Merge, as TensorFlow does when it runs them.
 
-An update in a branch of an `If`, and the initial value of a variable that asks whether another one has its, are then
-ops of the graph like any other, for the old and the new kind of conditional alike. The branches become calls, which
-are inlined. The conditional keeps its name, and runs in the same order.
+What is in a branch of an `If` is then an op of the graph like any other, for the old and the new kind of conditional
+alike: an update, or what is changed so that tensors have their layouts. The branches become calls, which are inlined.
+The conditional keeps its name, and runs in the same order.
 """
 
 from __future__ import annotations
@@ -13,20 +13,24 @@ from parallax.analysis.reading.functions import Functions
 from parallax.types import GraphDef, NodeDef
 
 _CONDITIONALS = ("If", "StatelessIf")
+_SCOPE = "lowered"
 _ASKS = ("VarIsInitializedOp", "IsVariableInitialized")
 _BOOL, _RESOURCE = 10, 20  # types.proto
 
 
-def lower_conditionals(graph_def: GraphDef) -> GraphDef:
+def lower_conditionals(graph_def: GraphDef, lowers_all: bool = False) -> GraphDef:
     """A copy of the graph in which no If at its top level writes a variable, or asks whether one is initialized.
 
     The graph itself where there is none.
+
+    Args:
+        graph_def: the graph.
+        lowers_all: whether there shall be no others either.
     """
     functions = Functions(graph_def.library, lambda op: False)
-    asking = {n.name for n in graph_def.node if n.op in _ASKS}
-    lowered = {
-        n.name for n in graph_def.node if n.op in _CONDITIONALS and (n.input[0] in asking or functions.written_slots(n))
-    }
+    found = [node for node in graph_def.node if node.op in _CONDITIONALS]
+    asking = {node.name for node in graph_def.node if node.op in _ASKS}
+    lowered = {n.name for n in found if lowers_all or n.input[0] in asking or functions.written_slots(n)}
     if not lowered:
         return graph_def
     out = graph_pb2.GraphDef(versions=graph_def.versions, library=graph_def.library)
@@ -38,9 +42,19 @@ def lower_conditionals(graph_def: GraphDef) -> GraphDef:
     return out
 
 
+def has_conditionals(graph_def: GraphDef) -> bool:
+    """Whether there is an If at a graph's top level."""
+    return any(node.op in _CONDITIONALS for node in graph_def.node)
+
+
+def conditional_of(node: str) -> str:
+    """The name of the conditional that a node was in; the node's own, where it was in none."""
+    return node.partition(f"/{_SCOPE}/")[0]
+
+
 def _lower(out: GraphDef, node: NodeDef) -> None:
     """Appends what an If becomes."""
-    scope = f"{node.name}/lowered"
+    scope = f"{node.name}/{_SCOPE}"
     data = [i for i in node.input if not i.startswith("^")]
     controls = [i for i in node.input if i.startswith("^")]
     predicate = _predicate(out, node, scope, data[0], controls)
