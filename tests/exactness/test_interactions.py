@@ -261,7 +261,6 @@ APART: dict[str, Loss] = {
     ),
 }
 GATHERING = {
-    "one of several branches": "OptionalFromValue",  # branches keep tensors of unlike layouts in one
     "put in order": "TopKV2",
     "a loop's mean": "StatelessWhile",
     "a map over the batch": "TensorListFromTensor",

@@ -21,7 +21,12 @@ from parallax.analysis.reading.inline import InlinedCall, inline_calls
 from parallax.analysis.reading.launcher_graph import meant
 from parallax.analysis.reading.lazy.row_sums import with_rows_added_once
 from parallax.analysis.reading.lazy.updates import LazyTable, lazy_updates
-from parallax.analysis.reading.lower import conditional_of, has_conditionals, lower_conditionals
+from parallax.analysis.reading.lower import (
+    conditional_of,
+    connect_optionals,
+    has_conditionals,
+    lower_conditionals,
+)
 from parallax.analysis.reading.normalizations import with_plain_normalizations
 from parallax.analysis.reading.old_contexts import contexts_of
 from parallax.analysis.reading.open_batches import mark_open_batches
@@ -230,7 +235,7 @@ def _flat(graph_def: GraphDef, lowers_all: bool) -> tuple[GraphDef, tuple[Inline
         if flat is graph_def:
             break
         graph_def = flat
-    return graph_def, tuple(calls)
+    return connect_optionals(graph_def) if lowers_all else graph_def, tuple(calls)
 
 
 def _with_conditionals_lowered(view: GraphView, records: tuple[Record, ...]) -> tuple[GraphView, tuple[Record, ...]]:

@@ -7,12 +7,15 @@ become calls, which are inlined. The conditional keeps its name, and runs in the
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import tensorflow as tf
 from tensorflow.core.framework import graph_pb2
 
 from parallax.analysis.reading.functions import Functions
+from parallax.graph.control_flow import Branches, branches_of
+from parallax.graph.view import GraphView, split_tensor
 from parallax.types import GraphDef, NameAttrList, NodeDef
 
 _CASES = ("Case", "StatelessCase")
@@ -20,6 +23,10 @@ _CONDITIONALS = ("If", "StatelessIf", *_CASES)
 _SCOPE = "lowered"
 _ASKS = ("VarIsInitializedOp", "IsVariableInitialized")
 _INT, _BOOL, _RESOURCE = 3, 10, 20  # types.proto
+
+
+_Asked = dict[tuple[str, ...], list[str]]
+"""The index of a Case, what it waits for, and how many branches there are -> for each the boolean that decides."""
 
 
 class _Branch(NamedTuple):
@@ -41,15 +48,15 @@ def lower_conditionals(graph_def: GraphDef, lowers_all: bool = False) -> GraphDe
         lowers_all: whether there shall be no others either.
     """
     functions = Functions(graph_def.library, lambda op: False)
-    found = [node for node in graph_def.node if node.op in _CONDITIONALS]
+    found = list(filter(_is_conditional, graph_def.node))
     asking = {node.name for node in graph_def.node if node.op in _ASKS}
     lowered = {n.name for n in found if lowers_all or n.input[0] in asking or functions.written_slots(n)}
     if not lowered:
         return graph_def
-    out = graph_pb2.GraphDef(versions=graph_def.versions, library=graph_def.library)
+    out, asked = graph_pb2.GraphDef(versions=graph_def.versions, library=graph_def.library), _Asked()
     for node in graph_def.node:
         if node.name in lowered:
-            _lower(out, node)
+            _lower(out, node, asked)
         else:
             out.node.append(node)
     return out
@@ -57,7 +64,11 @@ def lower_conditionals(graph_def: GraphDef, lowers_all: bool = False) -> GraphDe
 
 def has_conditionals(graph_def: GraphDef) -> bool:
     """Whether there is an If or a Case at a graph's top level."""
-    return any(node.op in _CONDITIONALS for node in graph_def.node)
+    return any(map(_is_conditional, graph_def.node))
+
+
+def _is_conditional(node: NodeDef) -> bool:
+    return node.op in _CONDITIONALS and not (node.op in _CASES and len(node.attr["branches"].list.func) < 2)
 
 
 def conditional_of(node: str) -> str:
@@ -65,12 +76,15 @@ def conditional_of(node: str) -> str:
     return node.partition(f"/{_SCOPE}/")[0]
 
 
-def _lower(out: GraphDef, node: NodeDef) -> None:
-    """Appends what an If or a Case becomes."""
+def _lower(out: GraphDef, node: NodeDef, asked: _Asked) -> None:
+    """Appends what an If or a Case becomes, which may ask as one did before it."""
     scope = f"{node.name}/{_SCOPE}"
     data = [i for i in node.input if not i.startswith("^")]
     controls = [i for i in node.input if i.startswith("^")]
-    branches = (_cases if node.op in _CASES else _sides)(out, node, scope, data[0], controls)
+    if node.op in _CASES:
+        branches = _cases(out, node, scope, data[0], controls, asked)
+    else:
+        branches = _sides(out, node, scope, data[0], controls)
     results, done = [], []
     for branch in branches:
         pivot = _add(out, f"{scope}/{branch.name}_pivot", "Switch", [branch.predicate, branch.predicate], T=_BOOL)
@@ -110,23 +124,88 @@ def _sides(out: GraphDef, node: NodeDef, scope: str, tensor: str, controls: list
     return [_Branch(name, node.attr[name].func, predicate, side) for side, name in enumerate(names)]
 
 
-def _cases(out: GraphDef, node: NodeDef, scope: str, tensor: str, controls: list[str]) -> list[_Branch]:
+def _cases(out: GraphDef, node: NodeDef, scope: str, tensor: str, controls: list[str], asked: _Asked) -> list[_Branch]:
     """The branches of a Case; the last one is taken for all numbers that are no other's."""
-    index = _add(out, f"{scope}/index", "Identity", [tensor, *controls], T=_INT)
-    *functions, last = node.attr["branches"].list.func
-    found, is_other = [], ""
-    for number, function in enumerate(functions):
-        asked = out.node.add(name=f"{scope}/number_{number}", op="Const")
-        asked.attr["dtype"].type = _INT
-        asked.attr["value"].tensor.CopyFrom(tf.make_tensor_proto(number, tf.int32))
-        predicate = _add(out, f"{scope}/is_{number}", "Equal", [index, asked.name], T=_INT)
-        found.append(_Branch(f"branch_{number}", function, predicate, 1))
-        before, is_other = is_other, predicate
-        if before:
-            is_other = _add(out, f"{scope}/is_any_to_{number}", "LogicalOr", [before, predicate])
-    if not functions:  # it is taken whatever the number is
-        is_other = _add(out, f"{scope}/is_other", "NotEqual", [index, index], T=_INT)
-    return [*found, _Branch(f"branch_{len(functions)}", last, is_other, 0)]
+    functions = node.attr["branches"].list.func
+    asks = (tensor, *controls, str(len(functions)))
+    if asks not in asked:
+        asked[asks] = _compare_index(out, scope, tensor, len(functions), controls)
+    pairs = enumerate(zip(functions, asked[asks], strict=True))
+    return [_Branch(f"branch_{number}", function, predicate, 1) for number, (function, predicate) in pairs]
+
+
+def _compare_index(out: GraphDef, scope: str, tensor: str, count: int, controls: list[str]) -> list[str]:
+    """For each of several branches a boolean: whether an index is its number; for the last one, whether no other's."""
+    found, is_any = [], ""
+    for number in range(count - 1):
+        constant = out.node.add(name=f"{scope}/number_{number}", op="Const")
+        constant.attr["dtype"].type = _INT
+        constant.attr["value"].tensor.CopyFrom(tf.make_tensor_proto(number, tf.int32))
+        found.append(_add(out, f"{scope}/is_{number}", "Equal", [tensor, constant.name, *controls], T=_INT))
+        is_any = _add(out, f"{scope}/is_any_{number}", "LogicalOr", [is_any, found[-1]]) if is_any else found[-1]
+    return [*found, _add(out, f"{scope}/is_none", "LogicalNot", [is_any])]
+
+
+def connect_optionals(graph_def: GraphDef) -> GraphDef:
+    """A copy of the graph in which gradients take what a branch gives them, in place of optional tensors of it.
+
+    A functional conditional gives what its gradient needs of either branch as optional tensors. The gradient of a
+    branch takes values of this branch alone, and runs if it has run.
+    """
+    getters = [node.name for node in graph_def.node if node.op == "OptionalGetValue"]
+    if not getters:
+        return graph_def
+    out = type(graph_def)()
+    out.CopyFrom(graph_def)
+    view = GraphView(graph_def)
+    values = {name: _find_value(view, name) for name in getters}
+    is_all_known = None not in values.values() and not any(node.op == "OptionalHasValue" for node in out.node)
+    for node in out.node:
+        found, name = values.get(node.name), node.name
+        if found is not None:
+            dtype = node.attr["output_types"].list.type[0]
+            node.Clear()
+            node.name, node.op = name, "ZerosLike" if found.are_zeros else "Identity"
+            node.input.extend([found.tensor, *(f"^{control}" for control in view.controls(name))])
+            node.attr["T"].type = dtype
+        elif node.op == "OptionalFromValue" and is_all_known and conditional_of(name) != name:
+            node.Clear()  # nobody takes it
+            node.name, node.op = name, "OptionalNone"
+            node.input.extend(dict.fromkeys(f"^{split_tensor(tensor)[0]}" for tensor in view.inputs(name)))
+    return out
+
+
+class _Value(NamedTuple):
+    """What is in an optional tensor: a tensor, or zeros of its shape."""
+
+    tensor: str
+    are_zeros: bool
+
+
+def _find_value(view: GraphView, getter: str) -> _Value | None:
+    """What an OptionalGetValue gives; None where it is unknown."""
+    sides = {branch.predicate: branch.taken for branch in branches_of(view)[getter]}
+    tensor, are_zeros = view.inputs(getter)[0], False
+    while True:
+        node, number = split_tensor(tensor)
+        op, inputs = view.op(node), view.inputs(node)
+        if op == "OptionalFromValue":
+            return _Value(inputs[0], are_zeros) if len(inputs) == 1 else None
+        if op == "Merge":
+            here = branches_of(view)[node]
+            taken = [one for one in inputs if _is_taken(branches_of(view)[split_tensor(one)[0]][len(here) :], sides)]
+            if number or len(taken) != 1:
+                return None
+            tensor = taken[0]
+        elif op in ("Identity", "IdentityN", "Switch", "ZerosLike"):
+            are_zeros |= op == "ZerosLike"
+            tensor = inputs[number if op == "IdentityN" else 0]
+        else:
+            return None
+
+
+def _is_taken(branches: Branches, sides: Mapping[str, int]) -> bool:
+    return bool(branches) and all(sides.get(branch.predicate) == branch.taken for branch in branches)
 
 
 def _predicate(out: GraphDef, node: NodeDef, scope: str, tensor: str, controls: list[str]) -> str:
