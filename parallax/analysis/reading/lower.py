@@ -29,7 +29,7 @@ _Asked = dict[tuple[str, ...], list[str]]
 """The index of a Case, what it waits for, and how many branches there are -> for each the boolean that decides."""
 
 
-class _Branch(NamedTuple):
+class _LoweredBranch(NamedTuple):
     """A branch: its name, what it runs, and the value, 0 or 1, of the predicate with which it is taken."""
 
     name: str
@@ -117,21 +117,23 @@ def _lower(out: GraphDef, node: NodeDef, asked: _Asked) -> None:
         last.attr["T"].list.type.extend(node.attr["Tout"].list.type)
 
 
-def _sides(out: GraphDef, node: NodeDef, scope: str, tensor: str, controls: list[str]) -> list[_Branch]:
+def _sides(out: GraphDef, node: NodeDef, scope: str, tensor: str, controls: list[str]) -> list[_LoweredBranch]:
     """The branches of an If."""
     predicate = _predicate(out, node, scope, tensor, controls)
     names = ("else_branch", "then_branch")
-    return [_Branch(name, node.attr[name].func, predicate, side) for side, name in enumerate(names)]
+    return [_LoweredBranch(name, node.attr[name].func, predicate, side) for side, name in enumerate(names)]
 
 
-def _cases(out: GraphDef, node: NodeDef, scope: str, tensor: str, controls: list[str], asked: _Asked) -> list[_Branch]:
+def _cases(
+    out: GraphDef, node: NodeDef, scope: str, tensor: str, controls: list[str], asked: _Asked
+) -> list[_LoweredBranch]:
     """The branches of a Case; the last one is taken for all numbers that are no other's."""
     functions = node.attr["branches"].list.func
     asks = (tensor, *controls, str(len(functions)))
     if asks not in asked:
         asked[asks] = _compare_index(out, scope, tensor, len(functions), controls)
     pairs = enumerate(zip(functions, asked[asks], strict=True))
-    return [_Branch(f"branch_{number}", function, predicate, 1) for number, (function, predicate) in pairs]
+    return [_LoweredBranch(f"branch_{number}", function, predicate, 1) for number, (function, predicate) in pairs]
 
 
 def _compare_index(out: GraphDef, scope: str, tensor: str, count: int, controls: list[str]) -> list[str]:
@@ -175,14 +177,14 @@ def connect_optionals(graph_def: GraphDef) -> GraphDef:
     return out
 
 
-class _Value(NamedTuple):
+class _OptionalValue(NamedTuple):
     """What is in an optional tensor: a tensor, or zeros of its shape."""
 
     tensor: str
     are_zeros: bool
 
 
-def _find_value(view: GraphView, getter: str) -> _Value | None:
+def _find_value(view: GraphView, getter: str) -> _OptionalValue | None:
     """What an OptionalGetValue gives; None where it is unknown."""
     sides = {branch.predicate: branch.taken for branch in branches_of(view)[getter]}
     tensor, are_zeros = view.inputs(getter)[0], False
@@ -190,7 +192,7 @@ def _find_value(view: GraphView, getter: str) -> _Value | None:
         node, number = split_tensor(tensor)
         op, inputs = view.op(node), view.inputs(node)
         if op == "OptionalFromValue":
-            return _Value(inputs[0], are_zeros) if len(inputs) == 1 else None
+            return _OptionalValue(inputs[0], are_zeros) if len(inputs) == 1 else None
         if op == "Merge":
             here = branches_of(view)[node]
             taken = [one for one in inputs if _is_taken(branches_of(view)[split_tensor(one)[0]][len(here) :], sides)]
