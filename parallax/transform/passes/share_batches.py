@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import tensorflow as tf
 
+from parallax.graph.batches import is_opened
+from parallax.graph.view import split_tensor
 from parallax.plans.rewrites import Rewrites
 from parallax.plans.uneven_batches import UnevenBatch
 from parallax.transform.building.editor import SCOPE, Editor
@@ -45,7 +47,8 @@ def _with_equal_lengths(editor: Editor, batch: UnevenBatch, share: BatchShare) -
     """The share, where other sources of the batch are found to be as long."""
     checks = [
         tf.raw_ops.Assert(
-            condition=tf.equal(_length(editor, other), share.count), data=[_unequal(other, batch.placeholder)]
+            condition=tf.equal(_length(editor, other), share.count),
+            data=[_unequal(_name_in_script(editor, other), _name_in_script(editor, batch.placeholder))],
         )
         for other in batch.alike
     ]
@@ -53,6 +56,12 @@ def _with_equal_lengths(editor: Editor, batch: UnevenBatch, share: BatchShare) -
         return share
     with tf.control_dependencies(checks):
         return BatchShare.of(share.source, tf.identity(share.count), share.rows, share.local, share.first)
+
+
+def _name_in_script(editor: Editor, batch: str) -> str:
+    """The name of a batch as the user has built it, if it was opened."""
+    node = split_tensor(batch)[0]
+    return editor.view.inputs(node)[0] if is_opened(editor.view.nodes[node]) else batch
 
 
 def _unequal(one: str, other: str) -> str:
