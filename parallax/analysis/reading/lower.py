@@ -21,6 +21,7 @@ from parallax.types import GraphDef, NameAttrList, NodeDef
 _CASES = ("Case", "StatelessCase")
 _CONDITIONALS = ("If", "StatelessIf", *_CASES)
 _SCOPE = "lowered"
+_GETS = "OptionalGetValue"
 _ASKS = ("VarIsInitializedOp", "IsVariableInitialized")
 _INT, _BOOL, _RESOURCE = 3, 10, 20  # types.proto
 
@@ -154,27 +155,34 @@ def connect_optionals(graph_def: GraphDef) -> GraphDef:
     A functional conditional gives what its gradient needs of either branch as optional tensors. The gradient of a
     branch takes values of this branch alone, and runs if it has run.
     """
-    getters = [node.name for node in graph_def.node if node.op == "OptionalGetValue"]
-    if not getters:
+    if not any(node.op == _GETS for node in graph_def.node):
         return graph_def
     out = type(graph_def)()
     out.CopyFrom(graph_def)
-    view = GraphView(graph_def)
-    values = {name: _find_value(view, name) for name in getters}
-    is_all_known = None not in values.values() and not any(node.op == "OptionalHasValue" for node in out.node)
-    for node in out.node:
-        found, name = values.get(node.name), node.name
+    while _connect_values(out):  # those of a branch in a branch are known where those around it are connected
+        pass
+    if not any(node.op in (_GETS, "OptionalHasValue") for node in out.node):
+        for node in out.node:
+            if node.op == "OptionalFromValue":  # nobody takes it
+                name, waits = node.name, [f"^{taken.split(':')[0]}" for taken in node.input if taken[0] != "^"]
+                node.Clear()
+                node.name, node.op = name, "OptionalNone"
+                node.input.extend(dict.fromkeys(waits))
+    return out
+
+
+def _connect_values(graph_def: GraphDef) -> bool:
+    """Replaces what gives values of optional tensors of a graph, where these are known; whether there was any."""
+    view, is_any = GraphView(graph_def), False
+    for name, node in view.nodes.items():
+        found = _find_value(view, name) if node.op == _GETS else None
         if found is not None:
-            dtype = node.attr["output_types"].list.type[0]
+            dtype, is_any = node.attr["output_types"].list.type[0], True
             node.Clear()
             node.name, node.op = name, "ZerosLike" if found.are_zeros else "Identity"
             node.input.extend([found.tensor, *(f"^{control}" for control in view.controls(name))])
             node.attr["T"].type = dtype
-        elif node.op == "OptionalFromValue" and is_all_known and conditional_of(name) != name:
-            node.Clear()  # nobody takes it
-            node.name, node.op = name, "OptionalNone"
-            node.input.extend(dict.fromkeys(f"^{split_tensor(tensor)[0]}" for tensor in view.inputs(name)))
-    return out
+    return is_any
 
 
 class _OptionalValue(NamedTuple):
