@@ -86,6 +86,11 @@ class GradientSource:
     outside: tuple[str, ...]
     found_by: str
 
+    @property
+    def tensors(self) -> tuple[str, ...]:
+        """The values, and the indices where there are such."""
+        return (self.values,) if self.indices is None else (self.values, self.indices)
+
 
 @dataclass(frozen=True, slots=True)
 class VariableSpec:

@@ -7,7 +7,7 @@ can be printed and compared.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from functools import lru_cache, wraps
 from typing import Any, NamedTuple, TypeVar
 
@@ -208,6 +208,24 @@ class GraphView:
             waiting += needed
         return found
 
+    def descendants(self, nodes: Iterable[str], stops: Set[str] = frozenset(), waits: bool = False) -> set[str]:
+        """The nodes and all that is computed of what they give, but for `stops`.
+
+        Args:
+            nodes: where to begin.
+            stops: what is not gone through.
+            waits: whether what only comes after them counts, too.
+        """
+        found, takers = set(nodes) - stops, _takers_by_node(self)
+        waiting = list(found)
+        while waiting:
+            node = waiting.pop()
+            users = [*takers.get(node, ()), *(self._control_consumers.get(node, ()) if waits else ())]
+            fresh = set(users) - found - stops
+            found |= fresh
+            waiting += fresh
+        return found
+
     def topological_order(self) -> list[str]:
         """Every node after all that it needs; ties in the order of the graph.
 
@@ -270,6 +288,16 @@ def once_per_view(function: Callable[[GraphView], _Found]) -> Callable[[GraphVie
         result: _Found = view.remembered[function]
         return result
 
+    return found
+
+
+@once_per_view
+def _takers_by_node(view: GraphView) -> dict[str, list[str]]:
+    """Node -> the nodes that take something of it; also where no shapes of outputs are known."""
+    found: dict[str, list[str]] = {}
+    for node in view.nodes:
+        for tensor in view.inputs(node):
+            found.setdefault(split_tensor(tensor)[0], []).append(node)
     return found
 
 

@@ -31,7 +31,7 @@ class GradientPiece:
         kind: `joined`, `unique`, `shared` or `unknown` (propagation/gradient_pieces.py).
         of: for `unique` the tensor of distinct ids that says which rows are the same, where the row numbers do not;
             for `unknown` the op at which it cannot be told.
-        merged: for `unique` the op that merged the ids; rows of pieces that have one in common are merged together.
+        merged: for `unique` the op that merged the ids; no other piece is of the same.
         dealt: where not all of the ids are meant, but those that went to one part of a table.
     """
 

@@ -13,7 +13,8 @@ from parallax.graph.view import split_tensor
 from parallax.plans.layouts import OffsetRange, Partial, RowEnds, Sharded, ShardedAxis
 
 Rule = Callable[[StepWalk, str], list[Fact] | None]
-_LINEAR_ALONG = ("Cumsum", "ReverseV2", "MatrixBandPart")
+FindAxes = Callable[[Sequence[Fact]], Sequence[int] | None]
+_LINEAR_ALONG = ("Cumsum", "ReverseV2")
 
 
 def _is_plain(facts: Sequence[Fact]) -> bool:
@@ -32,48 +33,61 @@ def plain(step: StepWalk, node: str) -> list[Fact] | None:
     return step.all_outputs(node, LENGTHS, None, compute_value(step.view, node, facts))
 
 
-def along_last(*others: int) -> Rule:
-    """The rule of ops along the last axis, such as softmax; `others` come whole."""
+def or_plain(of_sharded: Rule) -> Rule:
+    """The rule of an op that has one for sharded or partial inputs, and for others the plain one."""
 
     def rule(step: StepWalk, node: str) -> list[Fact] | None:
-        facts = step.inputs(node)
-        fact = facts[0]
-        if _is_plain(facts):
-            return plain(step, node)
-        if fact.axis is None or fact.rank is None or fact.axis == fact.rank - 1:
-            return None
-        for slot in others:
-            step.take(node, slot, REPLICATED)
-        return step.all_outputs(node, fact.layout, None if others else fact.dims)
+        found = of_sharded(step, node)
+        return plain(step, node) if found is None else found
 
     return rule
 
 
-def along_two(step: StepWalk, node: str) -> list[Fact] | None:
-    """Ops of matrices, which are the last two axes."""
-    facts = step.inputs(node)
-    fact = facts[0]
-    if _is_plain(facts):
-        return plain(step, node)
-    if fact.axis is None or fact.rank is None or fact.axis >= fact.rank - 2:
-        return None
-    for slot in range(1, len(facts)):
-        if facts[slot].part != fact.part:
-            step.take(node, slot, REPLICATED)
-    return step.all_outputs(node, fact.layout)
+def apart(find_axes: FindAxes, drops_axes: bool = False, is_alike: bool = False) -> Rule:
+    """The rule of ops that work along some axes of the first input and leave the others apart.
+
+    Args:
+        find_axes: gives these axes, of what is known of the inputs; None where they are unknown.
+        drops_axes: whether the result has them no more.
+        is_alike: whether the result has the shape of the first input.
+    """
+
+    def rule(step: StepWalk, node: str) -> list[Fact] | None:
+        facts = step.inputs(node)
+        fact, axes = facts[0], find_axes(facts)
+        dims = fact.dims if is_alike else None
+        if axes is not None and fact.is_sum and step.view.op(node) in _LINEAR_ALONG:
+            return step.all_outputs(node, fact.layout, dims)
+        if axes is None or fact.axis is None or fact.part is None or fact.rank is None:
+            return None
+        over = {axis % fact.rank for axis in axes}
+        if fact.axis in over:
+            return None
+        step.replicate(node, range(1, len(facts)))
+        axis = fact.axis - sum(one < fact.axis for one in over) * drops_axes
+        return step.all_outputs(node, Sharded(axis, fact.part), dims)
+
+    return rule
 
 
-def make_diagonal(step: StepWalk, node: str) -> list[Fact] | None:
-    """MatrixDiag: matrices of the diagonals that lie along the last axis, or the last two."""
-    facts, result = step.inputs(node), step.view.shape(f"{node}:0")
-    fact = facts[0]
-    if _is_plain(facts):
-        return plain(step, node)
-    if fact.axis is None or fact.rank is None or result is None or fact.axis >= len(result) - 2:
-        return None
-    for slot in range(1, len(facts)):
-        step.take(node, slot, REPLICATED)
-    return step.all_outputs(node, fact.layout)
+def along_last(facts: Sequence[Fact]) -> Sequence[int]:
+    """The last axis, as of softmax."""
+    return (-1,)
+
+
+def along_two(facts: Sequence[Fact]) -> Sequence[int]:
+    """The last two axes, which are matrices."""
+    return (-2, -1)
+
+
+def along_diagonals(facts: Sequence[Fact]) -> Sequence[int]:
+    """The last axis of what matrices are made of, or of several diagonals the last two."""
+    return (-1,) if len(facts) == 1 or facts[1].rank == 0 else (-2, -1)
+
+
+def along_named(slot: int) -> FindAxes:
+    """The axes that an input names."""
+    return lambda facts: facts[slot].numbers()
 
 
 def set_diagonal(step: StepWalk, node: str) -> list[Fact] | None:
@@ -81,9 +95,9 @@ def set_diagonal(step: StepWalk, node: str) -> list[Fact] | None:
     facts = step.inputs(node)
     part, axes = next(((f.part, f.axis) for f in facts[:2] if f.part is not None), (None, None))
     rank = facts[0].rank
-    if part is None or axes is None or rank is None:
-        return plain(step, node)
-    if axes >= rank - 2 or any(is_partial(f) or (f.part is not None and f.axis != axes) for f in facts):
+    if part is None or axes is None or rank is None or axes >= rank - 2:
+        return None
+    if any(is_partial(f) or (f.part is not None and f.axis != axes) for f in facts):
         return None
     if any(align(step, node, slot, facts[slot], axes, part).part != part for slot in (0, 1)):
         return None
@@ -92,39 +106,11 @@ def set_diagonal(step: StepWalk, node: str) -> list[Fact] | None:
     return step.all_outputs(node, Sharded(axes, part), facts[0].dims)
 
 
-def along_axis(step: StepWalk, node: str) -> list[Fact] | None:
-    """Ops along an axis that their second input names, such as a cumulative sum or a reversal."""
-    fact, place = step.inputs(node)[:2]
-    if _is_plain((fact, place)):
-        return plain(step, node)
-    axes = place.numbers()
-    if axes is None or fact.rank is None:
-        return None
-    if fact.is_sum and step.view.op(node) in _LINEAR_ALONG:
-        return step.all_outputs(node, fact.layout, fact.dims)
-    if fact.axis is None or fact.axis in [axis % fact.rank for axis in axes]:
-        return None
-    return step.all_outputs(node, fact.layout, fact.dims)
-
-
-def index_of_extreme(step: StepWalk, node: str) -> list[Fact] | None:
-    """ArgMax and ArgMin."""
-    fact, place = step.inputs(node)
-    if _is_plain((fact, place)):
-        return plain(step, node)
-    axes = place.numbers()
-    if axes is None or fact.axis is None or fact.rank is None or fact.part is None or axes[0] % fact.rank == fact.axis:
-        return None
-    return step.all_outputs(node, Sharded(fact.axis - (axes[0] % fact.rank < fact.axis), fact.part))
-
-
 def lookup(step: StepWalk, node: str) -> list[Fact] | None:
     """Gather of rows: sharded as the indices are; along another axis than the rows' as the params are."""
     view, facts = step.view, step.inputs(node)
     params, indices = facts[0], facts[1]
-    if _is_plain(facts):
-        return plain(step, node)
-    if any(f.rank is None for f in (params, indices)) and view.op(node) == "GatherV2":
+    if _is_plain(facts) or any(f.rank is None for f in (params, indices)) and view.op(node) == "GatherV2":
         return None
     along = 0
     if view.op(node) == "GatherV2":
@@ -156,10 +142,10 @@ def lookup(step: StepWalk, node: str) -> list[Fact] | None:
 def find_in_table(step: StepWalk, node: str) -> list[Fact] | None:
     """LookupTableFind: what a table that nobody changes has for each key."""
     table, keys = step.view.source(step.view.inputs(node)[0]), step.inputs(node)[1]
-    if step.view.op(split_tensor(table)[0]) not in ("HashTable", "HashTableV2"):
+    if step.view.op(split_tensor(table)[0]) not in ("HashTable", "HashTableV2") or keys.part is None:
         return None
     step.take(node, 2, REPLICATED)
-    return step.all_outputs(node, keys.layout, keys.dims) if keys.part is not None else plain(step, node)
+    return step.all_outputs(node, keys.layout, keys.dims)
 
 
 def look_up_variable(step: StepWalk, node: str) -> list[Fact] | None:
@@ -201,8 +187,8 @@ def add_by_segment(step: StepWalk, node: str) -> list[Fact] | None:
 def scatter_rows(step: StepWalk, node: str) -> list[Fact] | None:
     """ScatterNd: a partial sum, where rows and their places are sharded alike."""
     places, rows, shape = step.inputs(node)
-    if _is_plain((places, rows)) or places.axis != 0 or places.part is None:
-        return plain(step, node) if shape.is_same else None
+    if places.axis != 0 or places.part is None:
+        return None
     step.take(node, 2, REPLICATED)
     if align(step, node, 1, rows, 0, places.part).part is None:
         return None
@@ -213,7 +199,7 @@ def count_values(step: StepWalk, node: str) -> list[Fact] | None:
     """DenseBincount: how often each value is in each row of a matrix, or in a vector of which workers have pieces."""
     values, _, weights = step.inputs(node)
     if values.part is None or values.axis != 0 or values.rank not in (1, 2):
-        return plain(step, node)
+        return None
     step.take(node, 1, REPLICATED)
     is_weighed = weights.dims is None or Length() not in weights.dims
     if is_weighed and align(step, node, 2, weights, 0, values.part).part is None:
@@ -358,5 +344,5 @@ def draw(step: StepWalk, node: str) -> list[Fact] | None:
 
 
 def pass_each(step: StepWalk, node: str) -> list[Fact] | None:
-    """IdentityN: each result is as its input."""
+    """IdentityN and NextIteration: each result is as its input."""
     return list(step.inputs(node))

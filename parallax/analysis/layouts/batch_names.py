@@ -43,7 +43,7 @@ class _BatchNames:
     def __init__(self, view: GraphView) -> None:
         self._view = view
         self._batches = batch_by_node(view)
-        self._sources = _sources_by_node(view)
+        self._sources = _find_sources(view)
         count = Counter(source for found in self._sources.values() for source in found)
         self._rank = {source: (-count[source], place) for place, source in enumerate(view.nodes) if source in count}
         self._named: dict[str, UnevenBatch] = {}
@@ -126,7 +126,7 @@ class _BatchNames:
         return replace(layout, part=replace(layout.part, batch=self.at(node, layout.part.batch)))
 
 
-def _sources_by_node(view: GraphView) -> dict[str, frozenset[str]]:
+def _find_sources(view: GraphView) -> dict[str, frozenset[str]]:
     """Node -> what gives the batches that it is computed of."""
     sources = [node for node in marked_nodes(view) if batch_of(view.nodes[node])]
     found: dict[str, frozenset[str]] = {node: frozenset((node,)) for node in sources}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from parallax.analysis.layouts.along import plain
 from parallax.analysis.layouts.elementwise import align
 from parallax.analysis.layouts.facts import REPLICATED, SUM, Dims, Fact
 from parallax.analysis.layouts.step_walk import StepWalk
@@ -34,8 +33,6 @@ def by_axes(taken: Mapping[int, int], given: tuple[int | None, ...], find_dims: 
 
     def rule(step: StepWalk, node: str) -> list[Fact] | None:
         facts, outputs = step.inputs(node), step.view.outputs(node)
-        if all(f.is_same or f.is_lengths for f in facts):
-            return plain(step, node)
         present = {slot: axis for slot, axis in taken.items() if slot < len(facts)}
         parts = [facts[slot].part for slot, axis in present.items() if facts[slot].axis == axis]
         if not parts or any(facts[slot].axis not in (axis, None) for slot, axis in present.items()) or parts[0] is None:
@@ -56,12 +53,8 @@ def by_axes(taken: Mapping[int, int], given: tuple[int | None, ...], find_dims: 
     return rule
 
 
-def run_cell_over_time(step: StepWalk, node: str) -> list[Fact] | None:
+def dims_over_time(facts: list[Fact]) -> dict[int | None, Dims | None]:
     """BlockLSTM: all steps of a cell, [time, batch, state] each, of inputs [time, batch, width] and states."""
-    return by_axes({1: 1, 2: 0, 3: 0}, (1,), _find_dims_over_time)(step, node)
-
-
-def _find_dims_over_time(facts: list[Fact]) -> dict[int | None, Dims | None]:
     inputs, state = facts[1].dims, facts[2].dims
     return {} if inputs is None or state is None else dict.fromkeys(range(7), (inputs[0], *state))
 

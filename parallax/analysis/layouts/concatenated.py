@@ -15,17 +15,8 @@ from parallax.graph.lengths import Length, multiply
 from parallax.plans.layouts import Concatenated, Layout, Sharded
 
 Rule = Callable[[StepWalk, str], list[Fact] | None]
+_OPEN = Length.of(-1)
 _Piece = tuple[Length, Length, Layout]  # first, behind the last, and how it lies
-
-
-def either(of_concatenated: Rule, of_others: Rule) -> Rule:
-    """The rule of an op that takes concatenated tensors as they are, and other ones by another rule."""
-
-    def rule(step: StepWalk, node: str) -> list[Fact] | None:
-        is_concatenated = any(isinstance(fact.layout, Concatenated) for fact in step.inputs(node))
-        return (of_concatenated if is_concatenated else of_others)(step, node)
-
-    return rule
 
 
 def join(of_others: Rule) -> Rule:
@@ -69,7 +60,7 @@ def take_piece(step: StepWalk, node: str) -> list[Fact] | None:
     if not isinstance(fact.layout, Concatenated) or fact.dims is None or first is None or count is None:
         return None
     last = fact.layout.length if count.number == -1 else first + count
-    found = [piece for piece in _pieces(fact.layout) if piece[:2] == (first, last)]
+    found = [piece for piece in _place_pieces(fact.layout) if piece[:2] == (first, last)]
     if not found or any(f.is_same and f.numbers() is None for f in (begin, size)):
         return None
     step.keep_local(node)
@@ -105,7 +96,7 @@ def add_up(step: StepWalk, node: str) -> list[Fact] | None:
     if len(layouts) < len(facts) or len({layout.length for layout in layouts}) > 1:
         return None
     merged: dict[tuple[Length, Length], Layout] = {}
-    for first, last, layout in (piece for one in layouts for piece in _pieces(one)):
+    for first, last, layout in (piece for one in layouts for piece in _place_pieces(one)):
         if layout != BLANK:
             before = merged.setdefault((first, last), layout)
             sums = {before, layout}
@@ -116,36 +107,34 @@ def add_up(step: StepWalk, node: str) -> list[Fact] | None:
     return None if chain is None else _concatenate(chain, facts[0])
 
 
-def reshape(step: StepWalk, node: str) -> list[Fact] | None:
-    """Reshape that leaves the first axis as it is."""
+def reshape_rows(step: StepWalk, node: str) -> list[Fact] | None:
+    """Reshape that leaves the first axis as it is; also of rows of distinct ids."""
     fact, shape = step.inputs(node)
-    values, known = shape.values(), step.fact(f"{node}:0", REPLICATED).dims
-    if not isinstance(fact.layout, Concatenated) or fact.dims is None or not values or values[0] is None:
+    asked, known = shape.values(), step.fact(f"{node}:0", REPLICATED).dims
+    if fact.dims is None or not asked or asked[0] not in (fact.dims[0], _OPEN) or (shape.is_same and asked[0] != _OPEN):
         return None
-    is_open = values[0].number == -1
-    if (not is_open and values[0] != fact.layout.length) or (shape.is_same and not is_open):
+    told = tuple(length for length in asked[1:] if length is not None and length != _OPEN)
+    if len(told) < len(asked) - 1:
+        told = known[1:] if known is not None else fact.dims[1:]
+    if multiply(told) != multiply(fact.dims[1:]):
         return None
-    rest = known[1:] if known is not None else fact.dims[1:]
-    if multiply(rest) != multiply(fact.dims[1:]):
-        return None
-    step.keep_local(node)
-    return [Fact(fact.layout, (fact.layout.length, *rest))]
+    step.keep_local(node, [1])
+    return [Fact(fact.layout, (fact.dims[0], *told))]
 
 
 def measure(step: StepWalk, node: str) -> list[Fact] | None:
-    """Shape and Size: lengths of the worker's."""
-    fact = step.inputs(node)[0]
-    if not isinstance(fact.layout, Concatenated) or fact.dims is None or _is_unknown(fact.layout):
-        return None
-    if step.view.op(node) == "Size" and len(fact.dims) > 1:
+    """Shape and Size: lengths of the worker's; also of rows of distinct ids."""
+    fact, is_size = step.inputs(node)[0], step.view.op(node) == "Size"
+    if fact.dims is None or (is_size and len(fact.dims) > 1) or _is_unknown(fact.layout):
         return None
     step.keep_local(node)
-    is_size = step.view.op(node) == "Size"
     return [step.fact(f"{node}:0", LENGTHS, () if is_size else None, fact.dims[0] if is_size else fact.dims)]
 
 
-def _is_unknown(layout: Concatenated) -> bool:
-    """Whether the length of the one process's tensor does not follow from a worker's."""
+def _is_unknown(layout: Layout) -> bool:
+    """Whether the length of the one process's concatenated tensor does not follow from a worker's."""
+    if not isinstance(layout, Concatenated):
+        return False
     parts = [piece.part for _, piece in layout.pieces if isinstance(piece, Sharded)]
     lengths = [length.number for length, piece in layout.pieces if not isinstance(piece, Sharded)]
     return None in lengths or (len(parts) > 1 and any(part.factor.number is None for part in parts))
@@ -157,7 +146,7 @@ def _concatenate(pieces: Sequence[tuple[Length, Layout]], alike: Fact) -> list[F
     return [Fact(layout, (layout.length, *(alike.dims or ())[1:]))]
 
 
-def _pieces(layout: Concatenated) -> list[_Piece]:
+def _place_pieces(layout: Concatenated) -> list[_Piece]:
     found, first = list[_Piece](), Length()
     for length, one in layout.pieces:
         found.append((first, first + length, one))

@@ -6,7 +6,7 @@ import itertools
 import math
 from collections.abc import Iterable
 
-from parallax.analysis.layouts.facts import REPLICATED, Fact
+from parallax.analysis.layouts.facts import Fact
 from parallax.analysis.layouts.matrices import flatten_matrix
 from parallax.analysis.layouts.moves import find_block, keep_plain
 from parallax.analysis.layouts.step_walk import StepWalk, is_partial
@@ -29,12 +29,10 @@ def split_by_sizes(step: StepWalk, node: str) -> list[Fact] | None:
         if picked is None or fact.rank is None or picked[0] % fact.rank == fact.axis:
             return None
     found = _split(step, node, fact, place, len(step.view.outputs(node)))
-    return found if found is None else _with_values(step, node, found, fact, sizes.numbers())
+    return found if found is None else _add_values(step, node, found, fact, sizes.numbers())
 
 
-def _with_values(
-    step: StepWalk, node: str, found: list[Fact], fact: Fact, sizes: list[int] | None
-) -> list[Fact] | None:
+def _add_values(step: StepWalk, node: str, found: list[Fact], fact: Fact, sizes: list[int] | None) -> list[Fact] | None:
     """The pieces of a vector, with the values of its elements where these are known."""
     values, tensors = fact.values(), step.view.outputs(node)
     if fact.rank != 1 or values is None or sizes is None or min(sizes) < 0:
@@ -68,13 +66,13 @@ def slice_strided(step: StepWalk, node: str) -> list[Fact] | None:
     if all(f.is_same or f.is_lengths for f in facts):
         return keep_plain(step, node, facts)
     begin, end, stride = (f.values() for f in facts[1:])
-    masks = _masks(step, node)
+    masks = _read_masks(step, node)
     if is_partial(fact):
         step.replicate(node, (1, 2, 3))
         return step.all_outputs(node, fact.layout)
     if begin is None or fact.rank is None or fact.axis is None or fact.part is None:
         return None
-    place = _axes_of_slice(len(begin), masks, fact.rank)
+    place = _find_axes(len(begin), masks, fact.rank)
     entry, result = place.get(fact.axis, (None, None))
     if result is None:
         return None
@@ -87,7 +85,7 @@ def slice_strided(step: StepWalk, node: str) -> list[Fact] | None:
         if not whole:
             first = Length() if masks["begin"] >> entry & 1 else begin[entry]
             last = fact.part.length if masks["end"] >> entry & 1 else end[entry] if end is not None else None
-            part = _blocks_between(fact.part, first, last)
+            part = _find_blocks(fact.part, first, last)
     if part is None:
         return None
     _localize_places(step, node, range(1, 4), entry)
@@ -121,7 +119,7 @@ def slice_gradient(step: StepWalk, node: str) -> list[Fact] | None:
     if shape is None or None in shape or begin is None or fact.axis is None or fact.part is None:
         return None
     dims = tuple(n for n in shape if n is not None)
-    place = _axes_of_slice(len(begin), _masks(step, node), len(dims))
+    place = _find_axes(len(begin), _read_masks(step, node), len(dims))
     axis = next(axis for axis, (_, result) in place.items() if result == fact.axis)
     if dims[axis] != fact.part.length:
         return None
@@ -130,12 +128,12 @@ def slice_gradient(step: StepWalk, node: str) -> list[Fact] | None:
     return step.all_outputs(node, Sharded(axis, fact.part), dims)
 
 
-def _masks(step: StepWalk, node: str) -> dict[str, int]:
+def _read_masks(step: StepWalk, node: str) -> dict[str, int]:
     attributes = step.view.nodes[node].attr
     return {name: attributes[f"{name}_mask"].i for name in ("begin", "end", "ellipsis", "new_axis", "shrink_axis")}
 
 
-def _axes_of_slice(entries: int, masks: dict[str, int], rank: int) -> dict[int, tuple[int | None, int | None]]:
+def _find_axes(entries: int, masks: dict[str, int], rank: int) -> dict[int, tuple[int | None, int | None]]:
     """Axis of the input -> (the entry that slices it, or None; its axis of the result, or None where it goes)."""
     found: dict[int, tuple[int | None, int | None]] = {}
     axis = result = 0
@@ -159,7 +157,7 @@ def _axes_of_slice(entries: int, masks: dict[str, int], rank: int) -> dict[int, 
     return found
 
 
-def _blocks_between(part: ShardedAxis, first: Length | None, last: Length | None) -> ShardedAxis | None:
+def _find_blocks(part: ShardedAxis, first: Length | None, last: Length | None) -> ShardedAxis | None:
     """The blocks from one length to another, where both are lengths of whole blocks."""
     if first is None or last is None:
         return None
@@ -188,7 +186,7 @@ def slice_plainly(step: StepWalk, node: str) -> list[Fact] | None:
         last: Length | None = fact.part.length
     else:
         last = first + count if first is not None and count is not None else None
-    part = _blocks_between(fact.part, first, last)
+    part = _find_blocks(fact.part, first, last)
     if part is None:
         return None
     _localize_places(step, node, (1, 2), fact.axis)
@@ -225,34 +223,13 @@ def _find_paddings(step: StepWalk, node: str) -> list[Length | None]:
 
 
 def fold_space(step: StepWalk, node: str) -> list[Fact] | None:
-    """SpaceToBatchND: the batch of each place within a block, one after the other."""
-    fact, count = _batch_and_places(step, node)
-    if fact.part is None or fact.axis != 0 or count is None:
-        return keep_plain(step, node, step.inputs(node))
-    part = ShardedAxis(fact.part.batch, fact.part.factor, fact.part.blocks * count)
-    return step.all_outputs(node, Sharded(0, part))
-
-
-def unfold_space(step: StepWalk, node: str) -> list[Fact] | None:
-    """BatchToSpaceND: what `fold_space` has made, put back."""
-    fact, count = _batch_and_places(step, node)
-    if fact.part is None or fact.axis != 0 or count is None or fact.part.blocks % count:
-        return keep_plain(step, node, step.inputs(node))
-    part = ShardedAxis(fact.part.batch, fact.part.factor, fact.part.blocks // count)
-    return step.all_outputs(node, Sharded(0, part))
-
-
-def _batch_and_places(step: StepWalk, node: str) -> tuple[Fact, int | None]:
+    """SpaceToBatchND: the batch of each place within a block, one after the other; BatchToSpaceND puts them back."""
     fact, block, borders = step.inputs(node)
-    places = block.numbers()
-    return fact, None if places is None or not borders.is_same else math.prod(places)
-
-
-def roll(step: StepWalk, node: str) -> list[Fact] | None:
-    """Roll, along other axes than the sharded one."""
-    facts = step.inputs(node)
-    fact, axes = facts[0], facts[2].numbers()
-    if fact.axis is None or fact.rank is None or axes is None or fact.axis in [axis % fact.rank for axis in axes]:
-        return keep_plain(step, node, facts)
-    step.take(node, 1, REPLICATED)
-    return step.all_outputs(node, fact.layout, fact.dims)
+    places, is_back = block.numbers(), step.view.op(node) == "BatchToSpaceND"
+    if fact.part is None or fact.axis != 0 or places is None or not borders.is_same:
+        return keep_plain(step, node, step.inputs(node))
+    part, count = fact.part, math.prod(places)
+    if is_back and part.blocks % count:
+        return None
+    blocks = part.blocks // count if is_back else part.blocks * count
+    return step.all_outputs(node, Sharded(0, ShardedAxis(part.batch, part.factor, blocks)))

@@ -11,13 +11,13 @@ from parallax.graph.lengths import ONE, Length, broadcast
 from parallax.plans.layouts import Layout, RowEnds, Sharded, ShardedAxis
 
 COPIES = ("Identity", "StopGradient", "PreventGradient", "Snapshot", "EnsureShape")
-LINEAR = ("Neg", "Conj", "Real", "Imag")
+_LINEAR = ("Neg", "Conj", "Real", "Imag")
 ADDS = ("Add", "AddV2", "AddN", "Sub", "BiasAdd")
-DIVIDES = ("RealDiv", "Div", "DivNoNan", "Xdivy")
-MULTIPLIES = ("Mul", "MulNoNan")
+_DIVIDES = ("RealDiv", "Div", "DivNoNan", "Xdivy")
+_MULTIPLIES = ("Mul", "MulNoNan")
 _OF_OUTPUTS = ("TanhGrad", "SigmoidGrad", "SqrtGrad", "RsqrtGrad", "InvGrad", "ReciprocalGrad")
 _OF_GRADIENTS = ("ReluGrad", "Relu6Grad", "LeakyReluGrad", "EluGrad", "SeluGrad", "SoftplusGrad", "SoftsignGrad")
-LINEAR_IN = {**dict.fromkeys(_OF_OUTPUTS, 1), **dict.fromkeys(_OF_GRADIENTS, 0)}
+_LINEAR_IN = {**dict.fromkeys(_OF_OUTPUTS, 1), **dict.fromkeys(_OF_GRADIENTS, 0)}
 """Op -> the one input in which it is linear: the gradient that arrives."""
 _CHOOSES = ("Select", "SelectV2")
 _FLOATS = (1, 2, 14, 19)  # types.proto: float32, float64, bfloat16, float16
@@ -32,16 +32,16 @@ def elementwise(step: StepWalk, node: str) -> list[Fact] | None:
         return step.all_outputs(node, facts[0].layout, facts[0].dims)
     if all(f.is_same or f.is_lengths for f in facts):
         layout = REPLICATED if all(f.is_same for f in facts) else LENGTHS
-        return step.all_outputs(node, layout, _dims(step, node, facts), compute_value(step.view, node, facts))
+        return step.all_outputs(node, layout, _broadcast_dims(step, node, facts), compute_value(step.view, node, facts))
     if any(map(is_partial, facts)):
         if op in _OF_SHAPE_ALONE:
             return step.all_outputs(node, REPLICATED, facts[0].dims)
-        linear = _linear_layout(step, node, facts)
+        linear = _find_linear_layout(step, node, facts)
         if linear is not None:
-            return step.all_outputs(node, linear, _dims(step, node, step.inputs(node)))
+            return step.all_outputs(node, linear, _broadcast_dims(step, node, step.inputs(node)))
         facts = [step.take(node, slot, REPLICATED) if is_partial(f) else f for slot, f in enumerate(facts)]
     facts = [step.take(node, slot, REPLICATED) if f.is_lengths else f for slot, f in enumerate(facts)]
-    return _along_shards(step, node, facts)
+    return _follow_shards(step, node, facts)
 
 
 def add_up(step: StepWalk, node: str, slots: Sequence[int]) -> Layout:
@@ -53,38 +53,44 @@ def add_up(step: StepWalk, node: str, slots: Sequence[int]) -> Layout:
     return layout
 
 
-def _linear_layout(step: StepWalk, node: str, facts: list[Fact]) -> Layout | None:
+def _find_linear_layout(step: StepWalk, node: str, facts: list[Fact]) -> Layout | None:
     """The layout of a result that is a partial sum as the inputs are; has the others come as that needs."""
     op = step.view.op(node)
     sums = [f.is_sum for f in facts]
     if any(is_partial(f) and not f.is_sum for f in facts) or any(f.axis is not None for f in facts):
         return None
-    others = [slot for slot, is_sum in enumerate(sums) if not is_sum]
-    if op in LINEAR or (op == "Cast" and _is_real(step, node)):
-        return facts[0].layout
+    if is_linear(op, sums) or (op == "Cast" and _is_real(step, node)):
+        step.replicate(node, [slot for slot, is_sum in enumerate(sums) if not is_sum])
+        return facts[sums.index(True)].layout
     if op in ADDS:
         return add_up(step, node, range(len(facts)))
-    if (op in MULTIPLIES and sum(sums) == 1) or (op in DIVIDES and sums == [True, False]):
-        step.replicate(node, others)
-        return facts[sums.index(True)].layout
-    if op in LINEAR_IN and sums[LINEAR_IN[op]] and sum(sums) == 1:
-        step.replicate(node, others)
-        return facts[LINEAR_IN[op]].layout
     if op in _CHOOSES and not sums[0]:
         step.take(node, 0, REPLICATED)
         return add_up(step, node, (1, 2))
     return None
 
 
+def is_linear(op: str, sums: list[bool]) -> bool:
+    """Whether a result is a part of a sum as one of the inputs is.
+
+    Args:
+        op: the op's type.
+        sums: which of its inputs are parts of sums.
+    """
+    if op in _MULTIPLIES or op in _LINEAR_IN:
+        return sum(sums) == 1 and sums[_LINEAR_IN.get(op, sums.index(True))]
+    return op in _LINEAR or (op in _DIVIDES and sums == [True, False])
+
+
 def _is_real(step: StepWalk, node: str) -> bool:
     return step.view.dtype(f"{node}:0") in _FLOATS and step.view.dtype(step.view.inputs(node)[0]) in _FLOATS
 
 
-def _along_shards(step: StepWalk, node: str, facts: list[Fact]) -> list[Fact] | None:
+def _follow_shards(step: StepWalk, node: str, facts: list[Fact]) -> list[Fact] | None:
     """The result is sharded as the first of the inputs with most axes is; the others come alike."""
     sharded = [f for f in facts if f.part is not None]
     if not sharded:
-        return step.all_outputs(node, REPLICATED, _dims(step, node, facts))
+        return step.all_outputs(node, REPLICATED, _broadcast_dims(step, node, facts))
     if any(f.rank is None for f in facts):
         return None
     rank = max(f.rank or 0 for f in facts)
@@ -99,7 +105,9 @@ def _along_shards(step: StepWalk, node: str, facts: list[Fact]) -> list[Fact] | 
         if is_from_left and slot == 0:
             axis = (first.axis or 0) if fact.rank else -1
         found.append(align(step, node, slot, fact, axis, part))
-    return step.all_outputs(node, Sharded(rank - from_right, part), _dims(step, node, found, part, rank - from_right))
+    return step.all_outputs(
+        node, Sharded(rank - from_right, part), _broadcast_dims(step, node, found, part, rank - from_right)
+    )
 
 
 def align(step: StepWalk, node: str, slot: int, fact: Fact, axis: int, part: ShardedAxis) -> Fact:
@@ -114,7 +122,9 @@ def align(step: StepWalk, node: str, slot: int, fact: Fact, axis: int, part: Sha
     return step.take(node, slot, Sharded(axis, part))
 
 
-def _dims(step: StepWalk, node: str, facts: list[Fact], part: ShardedAxis | None = None, axis: int = 0) -> Dims | None:
+def _broadcast_dims(
+    step: StepWalk, node: str, facts: list[Fact], part: ShardedAxis | None = None, axis: int = 0
+) -> Dims | None:
     """The lengths of what facts are broadcast to; one that cannot be told is an unknown of its own."""
     known = [f.dims for f in facts if f.dims is not None]
     if len(known) < len(facts):

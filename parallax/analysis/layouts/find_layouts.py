@@ -15,7 +15,13 @@ from parallax.analysis.layouts.facts import COUNTED, LENGTHS, REPLICATED, SUM, F
 from parallax.analysis.layouts.ragged import check_fed_ends
 from parallax.analysis.layouts.sparse_tensors import find_counted_lengths
 from parallax.analysis.layouts.step_walk import REMEDY, StepWalk, is_partial
-from parallax.analysis.layouts.training_graph import TrainingGraph, VisitedGraph, after_gradients, find_step
+from parallax.analysis.layouts.training_graph import (
+    TrainingGraph,
+    VisitedGraph,
+    after_gradients,
+    edges_outside,
+    find_step,
+)
 from parallax.analysis.layouts.visit_step import FunctionWalks, visit_all
 from parallax.analysis.reading.capture import variable_of_tensor
 from parallax.errors import GraphError
@@ -74,7 +80,7 @@ def last_gradients(view: GraphView, sources: tuple[GradientSource, ...]) -> tupl
         view: the graph.
         sources: where autodiff delivers gradients.
     """
-    delivered = [split_tensor(t)[0] for s in sources for t in (s.values, s.indices) if t is not None]
+    delivered = [split_tensor(t)[0] for s in sources for t in s.tensors]
     before = view.computed_of(delivered)
     found = []
     for source in sources:
@@ -101,8 +107,8 @@ def find_layouts(graph: TrainingGraph) -> Layouts:
     program, view, sources, variables = find_step(graph), graph.view, graph.sources, graph.variables
     if program.steps is not None:
         check_fed_ends(view, program.batches)
-    pieces = frozenset(t for source in sources for t in _pieces(view, source))
-    grown = find_grown_rows(view, (pair for source in sources for pair in _pairs(view, source)))
+    pieces = frozenset(t for source in sources for t in _find_pieces(view, source))
+    grown = find_grown_rows(view, (pair for source in sources for pair in _find_pairs(view, source)))
     completed: dict[str, Layout] = {}
     gathered: set[str] = set()
     bodies, parts = FunctionWalks(program), {v for v in variables if is_part(view.nodes[v])}
@@ -120,7 +126,7 @@ def find_layouts(graph: TrainingGraph) -> Layouts:
         if found == completed and step.gathered == gathered:
             if program.steps is not None:  # a worker's batch is what the script has made its constants for
                 _check_lengths(step)
-            return _layouts(program, step)
+            return _make_layouts(program, step)
         completed, gathered = found, step.gathered
     raise GraphError(f"The layouts of this graph's tensors change with every walk over it. {REMEDY}")
 
@@ -128,7 +134,7 @@ def find_layouts(graph: TrainingGraph) -> Layouts:
 def _check_lengths(step: StepWalk) -> None:
     """Refuses what is of fixed length along the examples of a batch that is open."""
     for (tensor, layout), edges in step.changes.items():
-        fixed = _fixed_length(step.facts[tensor], layout)
+        fixed = _find_fixed_length(step.facts[tensor], layout)
         if edges and fixed is not None:
             raise GraphError(
                 f"{tensor!r} has {fixed} entries along the examples of a batch of open length, as {edges[0].node!r} "
@@ -136,7 +142,7 @@ def _check_lengths(step: StepWalk) -> None:
             )
 
 
-def _fixed_length(fact: Fact, layout: Layout) -> int | None:
+def _find_fixed_length(fact: Fact, layout: Layout) -> int | None:
     if not fact.is_same or not isinstance(layout, Sharded) or fact.dims is None:
         return None
     number = fact.dims[layout.axis].number
@@ -148,9 +154,7 @@ def _finish(program: VisitedGraph, step: StepWalk) -> None:
     view = program.view
     delivered = set[Edge]()
     for source in program.sources:
-        for tensor in (source.values, source.indices):
-            edges = view.consumers(tensor) if tensor is not None else []
-            delivered |= {edge for edge in edges if edge.node in source.outside}
+        delivered.update(edges_outside(view, source))
         if source.indices is None:
             _finish_dense(step, source)
         else:
@@ -176,20 +180,20 @@ def _finish_dense(step: StepWalk, source: GradientSource) -> None:
             step.take(edge.node, edge.slot, REPLICATED)
 
 
-def _pieces(view: GraphView, source: GradientSource) -> list[str]:
+def _find_pieces(view: GraphView, source: GradientSource) -> list[str]:
     """The rows and the row numbers of a sparse gradient, where both are put together of as many pieces."""
     if source.indices is None:
         return []
-    nodes = [split_tensor(tensor)[0] for tensor in (source.values, source.indices)]
+    nodes = [split_tensor(tensor)[0] for tensor in source.tensors]
     counts = [len(view.inputs(node)) if view.op(node) == "ConcatV2" else 0 for node in nodes]
     return [source.values, source.indices] if counts[0] == counts[1] > 0 else []
 
 
-def _pairs(view: GraphView, source: GradientSource) -> list[tuple[str, str]]:
+def _find_pairs(view: GraphView, source: GradientSource) -> list[tuple[str, str]]:
     """The rows and the row numbers of a sparse gradient, or of its pieces."""
     if source.indices is None:
         return []
-    pieces = _pieces(view, source)
+    pieces = _find_pieces(view, source)
     if not pieces:
         return [(source.values, source.indices)]
     rows, numbers = (view.inputs(split_tensor(tensor)[0])[:-1] for tensor in pieces)
@@ -198,7 +202,7 @@ def _pairs(view: GraphView, source: GradientSource) -> list[tuple[str, str]]:
 
 def _finish_rows(view: GraphView, step: StepWalk, source: GradientSource, indices: str) -> None:
     """Each piece of a sparse gradient is a part of a sum: rows sharded as their numbers are, or else partial rows."""
-    pairs = _pairs(view, source)
+    pairs = _find_pairs(view, source)
     if pairs[0] != (source.values, indices):
         nodes = [split_tensor(tensor)[0] for tensor in (source.values, indices)]
         for slot, pair in enumerate(pairs):
@@ -210,7 +214,7 @@ def _finish_rows(view: GraphView, step: StepWalk, source: GradientSource, indice
     _finish_piece(step, pairs[0], (found[0], found[1]))
 
 
-def _finish_concatenated(step: StepWalk, values: Layout, numbers: Layout, edges: list[Edge]) -> bool:
+def _finish_by_piece(step: StepWalk, values: Layout, numbers: Layout, edges: list[Edge]) -> bool:
     """Whether the pieces of rows agree with those of their numbers: sharded as these are, or else partial rows."""
     if not isinstance(values, Concatenated) or not isinstance(numbers, Concatenated):
         return False
@@ -234,7 +238,7 @@ def _finish_piece(step: StepWalk, pair: tuple[str, str], edges: tuple[list[Edge]
         return  # turns of a loop have put them together: they were looked at there
     values = [step.facts[step.view.inputs(edge.node)[edge.slot]].layout for edge in edges[0]]
     if any(isinstance(layout, Concatenated) for layout in (numbers.layout, *values)):
-        if not all(_finish_concatenated(step, layout, numbers.layout, edges[0]) for layout in values):
+        if not all(_finish_by_piece(step, layout, numbers.layout, edges[0]) for layout in values):
             for edge in (*edges[0], *edges[1]):
                 step.take(edge.node, edge.slot, REPLICATED)
         return
@@ -252,7 +256,7 @@ def _finish_piece(step: StepWalk, pair: tuple[str, str], edges: tuple[list[Edge]
         step.take(edge.node, edge.slot, wanted or COUNTED)
 
 
-def _layouts(program: VisitedGraph, step: StepWalk) -> Layouts:
+def _make_layouts(program: VisitedGraph, step: StepWalk) -> Layouts:
     place = {node: number for number, node in enumerate(program.order)}
     # What is reduced where it is computed comes first: its other takers take the whole tensor in their layouts.
     keys = sorted(

@@ -34,12 +34,7 @@ Walk = Callable[[StepWalk, tuple[Unit, ...]], None]
 
 def leave(step: StepWalk, node: str) -> list[Fact] | None:
     """Exit: what a loop's variable is after the last turn."""
-    return [_known_outside(step, f"{node}:0", step.inputs(node)[0])]
-
-
-def pass_on(step: StepWalk, node: str) -> list[Fact] | None:
-    """NextIteration."""
-    return list(step.inputs(node))
+    return [_see_outside(step, f"{node}:0", step.inputs(node)[0])]
 
 
 def decide(step: StepWalk, node: str) -> list[Fact] | None:
@@ -101,7 +96,7 @@ def _settle(step: StepWalk, frame: LoopFrame, walk: Walk, brought: Iterable[str]
         joined = {}
         for head, fact in facts.items():
             enter, next_turn, is_nothing = begins[head]
-            given = _known_outside(step, f"{head}:0", inner.facts[next_turn])
+            given = _see_outside(step, f"{head}:0", inner.facts[next_turn])
             joined[head] = grown.get(head) or join_turns(step, f"{head}:0", fact, given, is_nothing)
         if joined == facts and inner.stored == stored:
             inner.gathered -= step.gathered
@@ -124,7 +119,7 @@ def _find_begin(step: StepWalk, head: str, starts: Mapping[str, Fact]) -> tuple[
     return enters[0], turns[0], starts[enters[0]].is_same and are_zeros(view, view.inputs(enters[0])[0])
 
 
-def _known_outside(step: StepWalk, tensor: str, fact: Fact) -> Fact:
+def _see_outside(step: StepWalk, tensor: str, fact: Fact) -> Fact:
     """What is known of what a turn gives on: lengths that it has computed may be others in the next one."""
     is_open = any(one is not None and _is_of_turn(step, one) for one in fact.values() or ())
     dims = fact.dims
@@ -141,20 +136,20 @@ def _is_of_turn(step: StepWalk, length: Length) -> bool:
 
 def _find_brought(step: StepWalk, frame: LoopFrame, inner: StepWalk) -> set[str] | None:
     """The entries that must come in replicated; None where that does not help."""
-    if not all(_fit(inner, *inner.grown[f"{head}:0"]) for head in frame.heads if f"{head}:0" in inner.grown):
+    if not all(_are_alike(inner, *inner.grown[f"{head}:0"]) for head in frame.heads if f"{head}:0" in inner.grown):
         return None
-    found = find_completions(inner, {f"{enter}:0" for enter in frame.enters}, _left(step, frame, inner))
+    found = find_completions(inner, {f"{enter}:0" for enter in frame.enters}, _find_left(step, frame, inner))
     return None if found is None else {split_tensor(tensor)[0] for tensor in found}
 
 
-def _fit(inner: StepWalk, rows: str, numbers: str) -> bool:
+def _are_alike(inner: StepWalk, rows: str, numbers: str) -> bool:
     """Whether each worker has the rows of its examples, as it has their numbers."""
     fact, other = inner.facts[rows], inner.facts[numbers]
     is_own = fact.axis == other.axis == 0 and fact.part == other.part
     return is_own or (isinstance(fact.layout, Pieces) and isinstance(other.layout, Pieces))
 
 
-def _left(step: StepWalk, frame: LoopFrame, inner: StepWalk) -> list[str]:
+def _find_left(step: StepWalk, frame: LoopFrame, inner: StepWalk) -> list[str]:
     """The tensors of which something outside takes the last value."""
     view, found = step.view, []
     for tensor in inner.facts:

@@ -41,13 +41,13 @@ def find_gathered(view: GraphView, layouts: LayoutRewrites, workers: int | None 
         if isinstance(change.before, Sharded | RowEnds) and not is_cut:
             batch = change.before.part.batch if isinstance(change.before, Sharded) else change.before.rows
             if batch not in examples:
-                examples[batch] = _examples_of(view, batch.split(",")[0], workers)
+                examples[batch] = _find_examples(view, batch.split(",")[0], workers)
             node = change.edges[0].node if change.edges else split_tensor(change.tensor)[0]
-            found.setdefault(change.tensor, Gathered(node, change.tensor, _size_of(view, change, examples)))
+            found.setdefault(change.tensor, Gathered(node, change.tensor, _find_size(view, change, examples)))
     return tuple(found.values())
 
 
-def _examples_of(view: GraphView, batch: str, workers: int | None) -> int | None:
+def _find_examples(view: GraphView, batch: str, workers: int | None) -> int | None:
     """How many examples most global batches have."""
     node = view.nodes[split_tensor(batch)[0]]
     if full_length(node):
@@ -56,7 +56,7 @@ def _examples_of(view: GraphView, batch: str, workers: int | None) -> int | None
     return own * workers if own and workers is not None else None
 
 
-def _size_of(view: GraphView, change: Change, examples: Mapping[str, int | None]) -> int | None:
+def _find_size(view: GraphView, change: Change, examples: Mapping[str, int | None]) -> int | None:
     from tensorflow.python.framework import dtypes
 
     shape, element = view.shape(change.tensor), int(dtypes.as_dtype(view.dtype(change.tensor)).size or 0)

@@ -64,14 +64,14 @@ def pop_back(step: StepWalk, node: str) -> list[Fact] | None:
     """TensorListPopBack: the list, and its last tensor."""
     fact = step.inputs(node)[0]
     step.keep_local(node, [1])
-    return [fact, _item(step, f"{node}:1", fact)]
+    return [fact, _take_item(step, f"{node}:1", fact)]
 
 
 def get_item(step: StepWalk, node: str) -> list[Fact] | None:
     """TensorListGetItem."""
     step.take(node, 1, REPLICATED)
     step.keep_local(node, [2])
-    return [_item(step, f"{node}:0", step.inputs(node)[0])]
+    return [_take_item(step, f"{node}:0", step.inputs(node)[0])]
 
 
 def make_optional(step: StepWalk, node: str) -> list[Fact] | None:
@@ -85,7 +85,7 @@ def make_optional(step: StepWalk, node: str) -> list[Fact] | None:
 def get_value(step: StepWalk, node: str) -> list[Fact] | None:
     """OptionalGetValue."""
     tensors = step.view.outputs(node)
-    return [_item(step, tensors[0], step.inputs(node)[0])] if len(tensors) == 1 else None
+    return [_take_item(step, tensors[0], step.inputs(node)[0])] if len(tensors) == 1 else None
 
 
 def measure_list(step: StepWalk, node: str) -> list[Fact] | None:
@@ -157,7 +157,7 @@ def _stacked(item: Fact, number: Length) -> Fact:
     return Fact(layout, None if item.dims is None else (number, *item.dims), item.value)
 
 
-def _item(step: StepWalk, tensor: str, fact: Fact) -> Fact:
+def _take_item(step: StepWalk, tensor: str, fact: Fact) -> Fact:
     """One tensor of a list."""
     if fact.layout == BLANK:
         return step.fact(tensor, REPLICATED)

@@ -8,7 +8,7 @@ layout takes its inputs whole.
 
 from __future__ import annotations
 
-from collections.abc import Sequence, Set
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from parallax.analysis.layouts.facts import BLANK, COUNTED, LENGTHS, REPLICATED, SUM, Dims, Fact
@@ -23,17 +23,12 @@ _COPIES = ("Identity", "Reshape", "Cast", "BroadcastTo", "Tile", "ExpandDims", "
 
 def loop(step: StepWalk, node: str) -> list[Fact] | None:
     """While and StatelessWhile."""
-    starts, brought = [step.facts[tensor] for tensor in step.view.inputs(node)], set[int]()
-    while (found := _settle(step, node, _completed(starts, brought))) is not None:
-        facts, needed = found
-        if not needed:
-            break
-        if needed <= brought:
-            return None
-        brought |= needed
-    else:
-        return None
     tensors = step.view.inputs(node)
+    starts = [step.facts[tensor] for tensor in tensors]
+    found = _complete(starts, lambda facts: _settle(step, node, facts))
+    if found is None:
+        return None
+    facts, _ = found
     for slot, (tensor, fact) in enumerate(zip(tensors, facts, strict=True)):
         if not (fact.is_sum and starts[slot].is_same and are_zeros(step.view, tensor)):
             step.take(node, slot, fact.layout)
@@ -64,27 +59,36 @@ def _settle(step: StepWalk, node: str, starts: Sequence[Fact]) -> tuple[list[Fac
     if made.needed is None or goes_on.needed is None:
         return None
     told = [goes_on.incomplete[0]] if not goes_on.facts[0].is_same else []
-    told += [made.incomplete[place] or frozenset([place]) for place in _given_lengths(step, node, facts)]
+    told += [made.incomplete[place] or frozenset([place]) for place in _find_given_lengths(step, node, facts)]
     return (facts, (made.needed | goes_on.needed).union(*told)) if all(told) else None
 
 
-def _completed(facts: Sequence[Fact], slots: Set[int]) -> list[Fact]:
-    """What is known of inputs of which some come replicated."""
-    return [replace(fact, layout=REPLICATED) if slot in slots else fact for slot, fact in enumerate(facts)]
+def _complete(
+    facts: Sequence[Fact], find: Callable[[list[Fact]], tuple[list[Fact], frozenset[int]] | None]
+) -> tuple[list[Fact], set[int]] | None:
+    """What bodies give of inputs of which some come replicated, and which do; None where that does not help.
+
+    Args:
+        facts: of the inputs.
+        find: what bodies give of inputs, and which of these must come replicated.
+    """
+    brought = set[int]()
+    while True:
+        found = find([replace(f, layout=REPLICATED) if slot in brought else f for slot, f in enumerate(facts)])
+        if found is None or not found[1]:
+            return None if found is None else (found[0], brought)
+        if found[1] <= brought:
+            return None
+        brought |= found[1]
 
 
 def conditional(step: StepWalk, node: str) -> list[Fact] | None:
     """If and StatelessIf, by a predicate that all workers have: what both branches give, or the one that is taken."""
-    facts, brought = step.inputs(node), set[int]()
-    while (found := _follow_branches(step, node, facts[0], _completed(facts[1:], brought))) is not None:
-        agreed, needed = found
-        if not needed:
-            break
-        if needed <= brought:
-            return None
-        brought |= needed
-    else:
+    facts = step.inputs(node)
+    found = _complete(facts[1:], lambda taken: _follow_branches(step, node, facts[0], taken))
+    if found is None:
         return None
+    agreed, brought = found
     step.replicate(node, [0, *(slot + 1 for slot in sorted(brought))])
     step.keep_local(node, range(1, len(facts)))
     return agreed
@@ -102,7 +106,7 @@ def _follow_branches(
     sides = [one for one in followed if one is not None]
     if len(sides) < len(branches) or any(one.needed is None for one in sides):
         return None
-    first, second = _with_zeros_as(sides[0], sides[-1]), _with_zeros_as(sides[-1], sides[0])
+    first, second = _take_zeros_as(sides[0], sides[-1]), _take_zeros_as(sides[-1], sides[0])
     joined = [join_facts(step, output, one, other) for output, one, other in zip(outputs, first, second, strict=True)]
     agreed = [fact for fact in joined if fact is not None]
     if len(agreed) < len(joined) or any(
@@ -111,7 +115,7 @@ def _follow_branches(
     ):
         return None
     needed = [one.needed or frozenset() for one in sides]
-    wanted = [side.incomplete[place] for place in _given_lengths(step, node, agreed) for side in sides]
+    wanted = [side.incomplete[place] for place in _find_given_lengths(step, node, agreed) for side in sides]
     return (agreed, frozenset[int]().union(*needed, *wanted)) if not wanted or any(wanted) else None
 
 
@@ -143,13 +147,13 @@ def join_branches(step: StepWalk, node: str) -> list[Fact] | None:
     return [step.fact(f"{node}:0", layout, dims), step.fact(f"{node}:1", REPLICATED)]
 
 
-def _with_zeros_as(side: Followed, other: Followed) -> list[Fact]:
+def _take_zeros_as(side: Followed, other: Followed) -> list[Fact]:
     """What one branch gives; zeros that stand beside a sum of the other branch are a part of it."""
     pairs = zip(side.facts, other.facts, side.are_zeros, strict=True)
     return [Fact(beside.layout, fact.dims) if is_zeros and beside.is_sum else fact for fact, beside, is_zeros in pairs]
 
 
-def _given_lengths(step: StepWalk, node: str, facts: Sequence[Fact]) -> list[int]:
+def _find_given_lengths(step: StepWalk, node: str, facts: Sequence[Fact]) -> list[int]:
     """The results that are lengths that a body has computed, and that something takes.
 
     Of the global batch they are not computed there.

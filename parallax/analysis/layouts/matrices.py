@@ -24,7 +24,7 @@ def flatten_matrix(step: StepWalk, tensor: str) -> Value | None:
         cut = whole[tuple(slice(a, None if n < 0 else a + n) for a, n in zip(begin, size, strict=True))]
         return tuple(Length.of(int(n)) for n in cut.ravel())
     if op == "ConcatV2":
-        return _columns(step, node)
+        return _join_columns(step, node)
     if op != "Transpose" or view.op(split_tensor(inputs[0])[0]) != "Pack":
         return None
     rows = [step.facts[one].value for one in view.inputs(split_tensor(inputs[0])[0])]
@@ -39,7 +39,7 @@ def flatten_matrix(step: StepWalk, tensor: str) -> Value | None:
     return tuple(length for column in zip(*vectors, strict=True) for length in column)
 
 
-def _columns(step: StepWalk, node: str) -> Value | None:
+def _join_columns(step: StepWalk, node: str) -> Value | None:
     """The elements of vectors that have been made columns and stand side by side."""
     view, (*columns, axis) = step.view, step.view.inputs(node)
     makers = [split_tensor(column)[0] for column in columns]

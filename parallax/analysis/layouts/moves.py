@@ -29,7 +29,7 @@ def reshape(step: StepWalk, node: str) -> list[Fact] | None:
     """The sharded axis stays one where as many elements lie before it, and it is a multiple of the batch's length."""
     facts = step.inputs(node)
     fact, shape = facts
-    dims = _shape_of_reshape(step, node, fact, shape)
+    dims = _find_shape_of_reshape(step, node, fact, shape)
     if fact.is_same or fact.is_lengths:
         if shape.is_lengths and fact.is_same:
             step.replicate(node)
@@ -82,7 +82,7 @@ def _part_after_reshape(step: StepWalk, part: ShardedAxis, before: Length, dims:
     return ShardedAxis(part.batch, part.factor, count or 1) if is_of_blocks else None
 
 
-def _shape_of_reshape(step: StepWalk, node: str, fact: Fact, shape: Fact) -> Dims | None:
+def _find_shape_of_reshape(step: StepWalk, node: str, fact: Fact, shape: Fact) -> Dims | None:
     """The lengths of a result, of what is asked for and what TensorFlow inferred."""
     static, asked = step.view.shape(f"{node}:0"), shape.values()
     if asked is None and static is None:
@@ -161,7 +161,7 @@ def concatenate(step: StepWalk, node: str) -> list[Fact] | None:
     if rank is None or place is None:
         return None
     along = place[0] % rank
-    dims = _dims_of_concat(tensors, along)
+    dims = _find_dims_of_concat(tensors, along)
     sharded = [f for f in tensors if f.part is not None]
     if not sharded:
         if not all(f.is_sum or f.is_same for f in tensors):
@@ -187,7 +187,7 @@ def find_block(part: ShardedAxis) -> ShardedAxis:
     return ShardedAxis(part.batch, part.factor)
 
 
-def _dims_of_concat(tensors: list[Fact], along: int) -> Dims | None:
+def _find_dims_of_concat(tensors: list[Fact], along: int) -> Dims | None:
     if any(f.dims is None for f in tensors):
         return None
     every = [f.dims for f in tensors if f.dims is not None]
@@ -261,7 +261,7 @@ def tile(step: StepWalk, node: str) -> list[Fact] | None:
         return step.all_outputs(node, REPLICATED if fact.is_same else LENGTHS, dims)
     if fact.dims[axes[0]] != ONE:
         return None
-    return _made_for_examples(step, node, 0, 1, axes, dims)
+    return _make_for_examples(step, node, 0, 1, axes, dims)
 
 
 def broadcast_to(step: StepWalk, node: str) -> list[Fact] | None:
@@ -283,7 +283,7 @@ def broadcast_to(step: StepWalk, node: str) -> list[Fact] | None:
             step.take(node, 1, REPLICATED)
             return step.all_outputs(node, fact.layout, dims)
         return step.all_outputs(node, REPLICATED if all(f.is_same for f in facts) else LENGTHS, dims)
-    return _made_for_examples(step, node, 0, 1, axes, dims)
+    return _make_for_examples(step, node, 0, 1, axes, dims)
 
 
 def fill(step: StepWalk, node: str) -> list[Fact] | None:
@@ -295,14 +295,14 @@ def fill(step: StepWalk, node: str) -> list[Fact] | None:
     dims = tuple(n for n in lengths if n is not None)
     axes = [axis for axis, n in enumerate(dims) if step.part_of(n) is not None]
     if axes:
-        return _made_for_examples(step, node, 1, 0, axes, dims)
+        return _make_for_examples(step, node, 1, 0, axes, dims)
     if value.is_sum:
         return step.all_outputs(node, value.layout, dims)
     layout = REPLICATED if value.is_same and shape.is_same else LENGTHS
     return step.all_outputs(node, layout, dims, compute_value(step.view, node, [shape, value]))
 
 
-def _made_for_examples(
+def _make_for_examples(
     step: StepWalk, node: str, source: int, shape: int, axes: list[int], dims: Dims
 ) -> list[Fact] | None:
     """What is made of a source in a shape that has the batch's length: sharded along the first such axis.

@@ -19,10 +19,10 @@ _SHOWN = 3
 
 def notes_of_layouts(view: GraphView, layouts: LayoutRewrites) -> tuple[str, ...]:
     """What is gathered, and what batch statistics cost; nothing where neither is."""
-    return (*_gathering(view, layouts), *_statistics(view, layouts))
+    return (*_note_gathering(view, layouts), *_note_statistics(view, layouts))
 
 
-def _statistics(view: GraphView, layouts: LayoutRewrites) -> tuple[str, ...]:
+def _note_statistics(view: GraphView, layouts: LayoutRewrites) -> tuple[str, ...]:
     """What the statistics of normalizations cost, and what to set."""
     found = [one for one in layouts.changes if one.after == REPLICATED]
     reduced = {one.tensor for one in found if is_statistic(view.nodes[split_tensor(one.tensor)[0]])}
@@ -36,7 +36,7 @@ def _statistics(view: GraphView, layouts: LayoutRewrites) -> tuple[str, ...]:
     )
 
 
-def _gathering(view: GraphView, layouts: LayoutRewrites) -> tuple[str, ...]:
+def _note_gathering(view: GraphView, layouts: LayoutRewrites) -> tuple[str, ...]:
     found = find_gathered(view, layouts)
     if not found:
         return ()
@@ -54,7 +54,7 @@ def notes_of_kept(
         sources: where autodiff delivers gradients.
         steps: how many batches an update takes.
     """
-    delivered = [split_tensor(t)[0] for one in sources for t in (one.values, one.indices) if t is not None]
+    delivered = [split_tensor(t)[0] for one in sources for t in one.tensors]
     before, found = view.ancestors(delivered), dict[str, None]()
     for change in layouts.changes:
         is_met = isinstance(change.before, Sharded | Partial) and not isinstance(change.after, Partial | ExampleNumbers)
@@ -96,11 +96,11 @@ def _list_ops(view: GraphView, found: Sequence[Gathered]) -> str:
     by_node: dict[str, list[int | None]] = {}
     for one in found:
         by_node.setdefault(one.node, []).append(one.size_bytes)
-    named = [f"{view.op(node)} {node!r} ({_total(sizes)})" for node, sizes in by_node.items()]
+    named = [f"{view.op(node)} {node!r} ({_format_total(sizes)})" for node, sizes in by_node.items()]
     more = f" and {len(named) - _SHOWN} more ops" if len(named) > _SHOWN else ""
     return ", ".join(named[:_SHOWN]) + more
 
 
-def _total(sizes: Sequence[int | None]) -> str:
+def _format_total(sizes: Sequence[int | None]) -> str:
     known = [size for size in sizes if size is not None]
     return bytes_text(sum(known)) if len(known) == len(sizes) else "of a size that no batch tells"

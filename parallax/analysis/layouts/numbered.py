@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from parallax.analysis.layouts.along import add_by_segment, lookup, plain, scatter_rows
+from parallax.analysis.layouts.along import add_by_segment, lookup, scatter_rows
 from parallax.analysis.layouts.elementwise import align
 from parallax.analysis.layouts.facts import REPLICATED, Fact
 from parallax.analysis.layouts.step_walk import StepWalk
@@ -24,8 +24,8 @@ _MOVES = (
     "Transpose",
 )
 """Ops that leave each entry with its example, if their results are sharded as what they move."""
-_PARSE = ("ParseExample", "ParseExampleV2", "StringSplit", "StringSplitV2")
-_GIVE_PLACES = ("Where", "SparseFillEmptyRows", *_PARSE)
+PARSE = ("ParseExample", "ParseExampleV2", "StringSplit", "StringSplitV2")
+_GIVE_PLACES = ("Where", "SparseFillEmptyRows", *PARSE)
 _COUNT = ("ComputeAccidentalHits", *_GIVE_PLACES)
 
 
@@ -33,7 +33,7 @@ def look_up_nested(step: StepWalk, node: str) -> list[Fact] | None:
     """GatherNd: of what all workers have, or of each example's own; else of examples that may be any worker's."""
     params, indices = step.inputs(node)
     if params.part is None and indices.part is None:
-        return plain(step, node)
+        return None
     if indices.part is None or indices.rank is None or indices.axis == indices.rank - 1:
         return None
     if params.is_same:
@@ -93,7 +93,7 @@ def find_hits(step: StepWalk, node: str) -> list[Fact] | None:
     """ComputeAccidentalHits: for each sample that is a label of an example, the example's number and the class."""
     labels, sampled = step.inputs(node)
     if labels.axis != 0 or labels.part is None or labels.part.blocks > 1 or not sampled.is_same:
-        return plain(step, node)
+        return None
     step.ranges.append(OffsetRange(node, labels.part))
     hits = ShardedAxis(labels.part.batch, Length.of(f"{step.prefix}{node}[0]{UNEVEN}"))
     return step.all_outputs(node, Sharded(0, hits))
@@ -105,7 +105,7 @@ def fill_places(step: StepWalk, node: str) -> list[Fact] | None:
     dims, part = shape.values(), places.part
     example = step.part_of(dims[0]) if dims else None
     if part is None or example is None or dims is None or values.part != part:
-        return plain(step, node)
+        return None
     counter = find_first_counter(step, node, 0, example)
     if not default.is_same or counter is None:
         return None
@@ -119,7 +119,7 @@ def partition(step: StepWalk, node: str) -> list[Fact] | None:
     """DynamicPartition of entries along a sharded axis: each worker has some of each part, in their order."""
     data, parts = step.inputs(node)
     if data.axis != 0 or parts.axis != 0 or data.part is None or data.part != parts.part or data.part.blocks > 1:
-        return plain(step, node)
+        return None
     dealt = f"{step.prefix}{step.view.source(step.view.inputs(node)[1])}"  # what is dealt out alike is as long
     return [
         step.fact(tensor, Sharded(0, ShardedAxis(data.part.batch, Length.of(f"{dealt} = {number}{UNEVEN}"))))
@@ -134,11 +134,11 @@ def stitch(step: StepWalk, node: str) -> list[Fact] | None:
     makers = [split_tensor(view.source(tensor)) for tensor in view.inputs(node)[:count]]
     dealt = makers[0][0]
     if view.op(dealt) != "DynamicPartition" or makers != [(dealt, n) for n in range(len(view.outputs(dealt)))]:
-        return plain(step, node)
+        return None
     numbers = step.facts[view.inputs(dealt)[0]]
     counter = None if numbers.part is None else find_counter(step, view.inputs(dealt)[0], numbers.part)
     if numbers.part is None or counter is None or numbers.rank != 1:
-        return plain(step, node)
+        return None
     for places, rows in zip(facts[:count], facts[count:], strict=True):
         if places.part is None or rows.part != places.part or rows.axis != 0:
             return None

@@ -23,6 +23,7 @@ from parallax.analysis.layouts.elementwise import elementwise
 from parallax.analysis.layouts.facts import Fact
 from parallax.analysis.layouts.step_walk import StepWalk
 from parallax.graph.ops import ELEMENTWISE, SEGMENT_LOOKUPS
+from parallax.plans.layouts import Concatenated, Distinct, Layout, Positions, RowEnds
 
 Rule = Callable[[StepWalk, str], list[Fact] | None]
 
@@ -53,7 +54,64 @@ _DRAWS = """
 _BAG_GRADIENTS = tuple(f"SparseSegment{how}Grad{form}" for how in ("Sum", "Mean", "SqrtN") for form in ("", "V2"))
 _SAMPLERS = ("LogUniformCandidateSampler", "UniformCandidateSampler", "FixedUnigramCandidateSampler")
 
+_OF_MATRICES = """
+    MatrixBandPart MatrixInverse Cholesky FFT2D IFFT2D RFFT2D IRFFT2D MatrixDiagPart MatrixDiagPartV2 MatrixDiagPartV3
+    """.split()
+
+_OF_SHARDED: dict[str, Rule] = {
+    "Roll": along.apart(along.along_named(2), is_alike=True),
+    **{op: by_example.by_example(*slots) for slots, ops in _BY_EXAMPLE.items() for op in ops},
+    **dict.fromkeys(
+        ("SoftmaxCrossEntropyWithLogits", "SparseSoftmaxCrossEntropyWithLogits"),
+        by_example.by_example(0, 1, shaped_as_first=1),
+    ),
+    **dict.fromkeys(("Softmax", "LogSoftmax", "FFT", "IFFT"), along.apart(along.along_last, is_alike=True)),
+    **dict.fromkeys(("TopK", "TopKV2", "RFFT", "IRFFT"), along.apart(along.along_last)),
+    **dict.fromkeys(_OF_MATRICES, along.apart(along.along_two)),
+    **dict.fromkeys(("MatrixDiag", "MatrixDiagV2", "MatrixDiagV3"), along.apart(along.along_diagonals)),
+    **dict.fromkeys(("MatrixSetDiag", "MatrixSetDiagV2", "MatrixSetDiagV3"), along.set_diagonal),
+    **dict.fromkeys(
+        ("Cumsum", "Cumprod", "CumulativeLogsumexp", "ReverseV2"), along.apart(along.along_named(1), is_alike=True)
+    ),
+    **dict.fromkeys(("ArgMax", "ArgMin"), along.apart(along.along_named(1), drops_axes=True)),
+    **dict.fromkeys(("GatherV2", "Gather"), numbered.look_up),
+    **dict.fromkeys(("LookupTableFind", "LookupTableFindV2"), along.find_in_table),
+    "DenseBincount": along.count_values,
+    "GatherNd": numbered.look_up_nested,
+    "ScatterNd": numbered.scatter_nested,
+    **dict.fromkeys(
+        ("Conv2DBackpropFilter", "Conv3DBackpropFilterV2", "DepthwiseConv2dNativeBackpropFilter"),
+        by_example.by_axes({0: 0, 2: 0}, (None,)),
+    ),
+    "ReverseSequence": by_example.turn_sequences,
+    **dict.fromkeys(
+        ("BlockLSTM", "BlockLSTMV2"), by_example.by_axes({1: 1, 2: 0, 3: 0}, (1,), by_example.dims_over_time)
+    ),
+    **dict.fromkeys(
+        ("BlockLSTMGrad", "BlockLSTMGradV2"),
+        by_example.by_axes(
+            {1: 1, 2: 0, 3: 0, **dict.fromkeys(range(9, 18), 1)}, (1, 0, 0, None), lambda facts: {0: facts[1].dims}
+        ),
+    ),
+    "RaggedTensorToTensor": ragged.fill_up,
+    **dict.fromkeys(_SAMPLERS, numbered.draw_candidates),
+    "ComputeAccidentalHits": numbered.find_hits,
+    "SparseToDense": numbered.fill_places,
+    "DynamicPartition": numbered.partition,
+    **dict.fromkeys(("DynamicStitch", "ParallelDynamicStitch"), numbered.stitch),
+    "Where": sparse_tensors.find_places,
+    **dict.fromkeys(("ParseExample", "ParseExampleV2"), sparse_tensors.parse_examples),
+    **dict.fromkeys(("StringSplit", "StringSplitV2"), sparse_tensors.split_texts),
+    "SparseReshape": sparse_tensors.reshape_places,
+    "SparseFillEmptyRows": sparse_tensors.fill_empty_rows,
+    **dict.fromkeys(("SegmentSum", *SEGMENT_LOOKUPS), sparse_tensors.add_up_bags),
+    **dict.fromkeys(_BAG_GRADIENTS, sparse_tensors.bag_gradient),
+    **dict.fromkeys(("Unique", "UniqueV2"), sparse_tensors.take_distinct),
+}
+"""The rules of ops for inputs that are sharded or partial; for others the plain one."""
+
 RULES: dict[str, Rule] = {
+    **{op: along.or_plain(rule) for op, rule in _OF_SHARDED.items()},
     **dict.fromkeys(sorted(ELEMENTWISE), elementwise),
     "BiasAdd": elementwise,
     "AddN": lists.add_all,
@@ -64,10 +122,6 @@ RULES: dict[str, Rule] = {
     "BiasAddGrad": reductions.bias_gradient,
     **dict.fromkeys(("MatMul", "BatchMatMul", "BatchMatMulV2", "BatchMatMulV3"), reductions.matrix_product),
     "Einsum": reductions.einsum,
-    **dict.fromkeys(
-        ("Conv2DBackpropFilter", "Conv3DBackpropFilterV2", "DepthwiseConv2dNativeBackpropFilter"),
-        reductions.filter_gradient(0, 2),
-    ),
     "Reshape": moves.reshape,
     "ExpandDims": moves.expand_dims,
     "Squeeze": moves.squeeze,
@@ -78,47 +132,17 @@ RULES: dict[str, Rule] = {
     "Split": cuts.split,
     "SplitV": cuts.split_by_sizes,
     "StridedSlice": ragged.slice_ends,
-    "RaggedTensorToTensor": ragged.fill_up,
     "StridedSliceGrad": cuts.slice_gradient,
     "Slice": cuts.slice_plainly,
     **dict.fromkeys(("Pad", "PadV2"), concatenated.add_zeros(cuts.pad)),
     "MirrorPad": cuts.pad,
-    "SpaceToBatchND": cuts.fold_space,
-    "BatchToSpaceND": cuts.unfold_space,
-    "Roll": cuts.roll,
+    **dict.fromkeys(("SpaceToBatchND", "BatchToSpaceND"), cuts.fold_space),
     "Tile": moves.tile,
     "BroadcastTo": moves.broadcast_to,
     "Fill": moves.fill,
-    **{op: by_example.by_example(*slots) for slots, ops in _BY_EXAMPLE.items() for op in ops},
-    **dict.fromkeys(
-        ("SoftmaxCrossEntropyWithLogits", "SparseSoftmaxCrossEntropyWithLogits"),
-        by_example.by_example(0, 1, shaped_as_first=1),
-    ),
-    **dict.fromkeys(("Softmax", "LogSoftmax", "FFT", "IFFT"), along.along_last()),
-    **dict.fromkeys(("TopK", "TopKV2", "RFFT", "IRFFT"), along.along_last(1)),
-    **dict.fromkeys(("MatrixBandPart", "MatrixInverse", "Cholesky"), along.along_two),
-    **dict.fromkeys(("FFT2D", "IFFT2D", "RFFT2D", "IRFFT2D"), along.along_two),
-    **dict.fromkeys(("MatrixDiag", "MatrixDiagV2", "MatrixDiagV3"), along.make_diagonal),
-    **dict.fromkeys(("MatrixDiagPart", "MatrixDiagPartV2", "MatrixDiagPartV3"), along.along_two),
-    **dict.fromkeys(("MatrixSetDiag", "MatrixSetDiagV2", "MatrixSetDiagV3"), along.set_diagonal),
-    **dict.fromkeys(("Cumsum", "Cumprod", "CumulativeLogsumexp", "ReverseV2"), along.along_axis),
-    **dict.fromkeys(("ArgMax", "ArgMin"), along.index_of_extreme),
-    **dict.fromkeys(("GatherV2", "Gather"), numbered.look_up),
-    **dict.fromkeys(("LookupTableFind", "LookupTableFindV2"), along.find_in_table),
     "ResourceGather": along.look_up_variable,
     **dict.fromkeys(("UnsortedSegmentSum", "UnsortedSegmentMax", "UnsortedSegmentMin"), numbered.add_by_number),
-    "GatherNd": numbered.look_up_nested,
-    "ScatterNd": numbered.scatter_nested,
-    "ReverseSequence": by_example.turn_sequences,
-    **dict.fromkeys(("BlockLSTM", "BlockLSTMV2"), by_example.run_cell_over_time),
-    **dict.fromkeys(
-        ("BlockLSTMGrad", "BlockLSTMGradV2"),
-        by_example.by_axes(
-            {1: 1, 2: 0, 3: 0, **dict.fromkeys(range(9, 18), 1)}, (1, 0, 0, None), lambda facts: {0: facts[1].dims}
-        ),
-    ),
     "OneHot": along.one_hot,
-    "DenseBincount": along.count_values,
     "Range": along.count_up,
     **dict.fromkeys(("Shape", "ShapeN", "Size"), along.measure),
     "ConcatOffset": along.offsets_of_pieces,
@@ -126,7 +150,6 @@ RULES: dict[str, Rule] = {
     "Print": along.print_out,
     "BroadcastGradientArgs": along.gradient_axes,
     **dict.fromkeys(_DRAWS, along.draw),
-    "IdentityN": along.pass_each,
     **dict.fromkeys(("While", "StatelessWhile"), loops.loop),
     **dict.fromkeys(("If", "StatelessIf"), loops.conditional),
     **dict.fromkeys(("EmptyTensorList", "TensorListReserve"), lists.make_list),
@@ -141,22 +164,9 @@ RULES: dict[str, Rule] = {
     "TensorListLength": lists.measure_list,
     "TensorListElementShape": lists.shape_of_items,
     "TensorListResize": lists.resize,
-    **dict.fromkeys(_SAMPLERS, numbered.draw_candidates),
-    "ComputeAccidentalHits": numbered.find_hits,
-    "SparseToDense": numbered.fill_places,
-    "DynamicPartition": numbered.partition,
-    **dict.fromkeys(("DynamicStitch", "ParallelDynamicStitch"), numbered.stitch),
-    "Where": sparse_tensors.find_places,
-    **dict.fromkeys(("ParseExample", "ParseExampleV2"), sparse_tensors.parse_examples),
-    **dict.fromkeys(("StringSplit", "StringSplitV2"), sparse_tensors.split_texts),
-    "SparseReshape": sparse_tensors.reshape_places,
-    "SparseFillEmptyRows": sparse_tensors.fill_empty_rows,
-    **dict.fromkeys(("SegmentSum", *SEGMENT_LOOKUPS), sparse_tensors.add_up_bags),
-    **dict.fromkeys(_BAG_GRADIENTS, sparse_tensors.bag_gradient),
-    **dict.fromkeys(("Unique", "UniqueV2"), sparse_tensors.take_distinct),
     **dict.fromkeys(("Switch", "RefSwitch"), loops.choose_branch),
     **dict.fromkeys(("Merge", "RefMerge"), loops.join_branches),
-    **dict.fromkeys(("NextIteration", "RefNextIteration"), frame_walk.pass_on),
+    **dict.fromkeys(("IdentityN", "NextIteration", "RefNextIteration"), along.pass_each),
     **dict.fromkeys(("Exit", "RefExit"), frame_walk.leave),
     "LoopCond": frame_walk.decide,
     **dict.fromkeys(
@@ -174,18 +184,14 @@ RULES: dict[str, Rule] = {
     "TensorArraySizeV3": stacks.measure_store,
 }
 
+_OF_ROWS = {"Reshape": concatenated.reshape_rows, "Shape": concatenated.measure, "Size": concatenated.measure}
 _OF_CONCATENATED: dict[str, Rule] = {
     **dict.fromkeys(("Identity", "StopGradient", "Cast"), concatenated.pass_on),
     **dict.fromkeys(("ResourceGather", "Gather", "GatherV2"), concatenated.look_up),
     "Slice": concatenated.take_piece,
-    "Reshape": concatenated.reshape,
-    **dict.fromkeys(("Shape", "Size"), concatenated.measure),
+    **_OF_ROWS,
     **dict.fromkeys(("AddN", "Add", "AddV2"), concatenated.add_up),
 }
-TAKE_CONCATENATED = frozenset(_OF_CONCATENATED)
-"""Ops whose rules take tensors as they are concatenated; all others take them replicated."""
-RULES |= {op: concatenated.either(rule, RULES[op]) for op, rule in _OF_CONCATENATED.items()}
-
 _OF_DISTINCT: dict[str, Rule] = {
     **dict.fromkeys(sorted(ELEMENTWISE), sparse_tensors.combine),
     **dict.fromkeys(("ResourceGather", "Gather", "GatherV2"), sparse_tensors.look_up),
@@ -193,9 +199,22 @@ _OF_DISTINCT: dict[str, Rule] = {
     **dict.fromkeys(_BAG_GRADIENTS, sparse_tensors.bag_gradient),
     "UnsortedSegmentSum": sparse_tensors.add_up_positions,
     **dict.fromkeys(("Sum", "Mean", "Max", "Min", "Prod"), sparse_tensors.reduce_rows),
-    "Reshape": sparse_tensors.reshape,
-    **dict.fromkeys(("Shape", "Size"), sparse_tensors.measure),
+    **_OF_ROWS,
 }
-TAKE_DISTINCT = frozenset(_OF_DISTINCT)
-"""Ops whose rules take rows of distinct ids as they are; all others have the ids of all workers made distinct."""
-RULES |= {op: sparse_tensors.either(rule, RULES[op]) for op, rule in _OF_DISTINCT.items()}
+
+
+def _either(layouts: tuple[type[Layout], ...], of_those: Rule, of_others: Rule) -> Rule:
+    """The rule of an op that takes such layouts as they are, and others by another rule."""
+
+    def rule(step: StepWalk, node: str) -> list[Fact] | None:
+        is_of_those = any(isinstance(fact.layout, layouts) for fact in step.inputs(node))
+        return (of_those if is_of_those else of_others)(step, node)
+
+    return rule
+
+
+_CONCATENATED, _DISTINCT = (Concatenated,), (Distinct, Positions)
+RULES |= {op: _either(_CONCATENATED, rule, RULES[op]) for op, rule in _OF_CONCATENATED.items()}
+RULES |= {op: _either(_DISTINCT, rule, RULES[op]) for op, rule in _OF_DISTINCT.items()}
+TAKEN = (((RowEnds,), ragged.TAKE_ENDS), (_CONCATENATED, _OF_CONCATENATED), (_DISTINCT, _OF_DISTINCT))
+"""Layouts, and the ops whose rules take them as they are; all others take such tensors replicated."""

@@ -7,7 +7,6 @@ from dataclasses import replace
 
 import tensorflow as tf
 
-from parallax.analysis.layouts.along import plain
 from parallax.analysis.layouts.cuts import slice_strided
 from parallax.analysis.layouts.facts import REPLICATED, Fact
 from parallax.analysis.layouts.numbered import find_counter
@@ -34,8 +33,8 @@ def check_fed_ends(view: GraphView, sources: Iterable[str]) -> None:
         tensor = f"{node}:0"
         shape, dtype = view.shape(tensor), tf.as_dtype(view.dtype(tensor))
         cuts = [one.node for one in view.consumers(tensor) if view.op(one.node) == "StridedSlice"]
-        begins = {_first_of(view, view.inputs(cut)[1]) for cut in cuts}
-        ends = {_first_of(view, view.inputs(cut)[2]) for cut in cuts}
+        begins = {_find_first(view, view.inputs(cut)[1]) for cut in cuts}
+        ends = {_find_first(view, view.inputs(cut)[2]) for cut in cuts}
         if dtype.is_integer and shape is not None and len(shape) == 1 and 1 in begins and -1 in ends:
             raise GraphError(
                 f"Layouts cannot tell whether {node!r} is fed with where rows end: what lies between its entries is "
@@ -43,7 +42,7 @@ def check_fed_ends(view: GraphView, sources: Iterable[str]) -> None:
             )
 
 
-def _first_of(view: GraphView, tensor: str) -> int | None:
+def _find_first(view: GraphView, tensor: str) -> int | None:
     value = view.constant(tensor)
     return int(value[0]) if value is not None and value.shape == (1,) else None
 
@@ -69,17 +68,17 @@ def slice_ends(step: StepWalk, node: str) -> list[Fact] | None:
 def find_longest(step: StepWalk, node: str) -> list[Fact] | None:
     """Max: of the lengths of rows it is what rows are filled up to."""
     found = reduce_axes(step, node)
-    ends = _ends_of_lengths(step, step.view.inputs(node)[0])
+    ends = _find_ends_of_lengths(step, step.view.inputs(node)[0])
     if found is None or ends is None or found[0].rank != 0:
         return found
-    return [replace(found[0], value=_longest_of(ends))]
+    return [replace(found[0], value=_name_longest(ends))]
 
 
-def _longest_of(ends: RowEnds) -> Length:
+def _name_longest(ends: RowEnds) -> Length:
     return Length.of(f"longest of {ends.elements}")
 
 
-def _ends_of_lengths(step: StepWalk, tensor: str) -> RowEnds | None:
+def _find_ends_of_lengths(step: StepWalk, tensor: str) -> RowEnds | None:
     """Of lengths of rows, where these rows end: what is computed of an end less a beginning."""
     view, node = step.view, split_tensor(step.view.source(tensor))[0]
     while view.op(node) == "Cast":
@@ -119,7 +118,7 @@ def fill_up(step: StepWalk, node: str) -> list[Fact] | None:
     if lengths[0] == rows:
         step.localize(node, 0, 0, lengths)
     step.take(node, 2, REPLICATED)
-    longest = _longest_of(ends) if given is None or given == Length.of(-1) else given
+    longest = _name_longest(ends) if given is None or given == Length.of(-1) else given
     inner = (values.dims or ())[1:]
     return step.all_outputs(node, Sharded(0, ShardedAxis(ends.rows)), (rows, longest, *inner))
 
@@ -129,7 +128,7 @@ def _fill_up_by_numbers(step: StepWalk, node: str) -> list[Fact] | None:
     shape, values, default, rows, numbers = step.inputs(node)
     lengths, example = shape.values(), step.part_of(rows.value if isinstance(rows.value, Length) else None)
     if example is None or values.axis != 0 or values.part is None or numbers.part != values.part:
-        return plain(step, node)
+        return None
     counter = find_counter(step, step.view.inputs(node)[4], example)
     is_given = lengths is not None and len(lengths) > 1 and lengths[1] not in (None, Length.of(-1))
     if counter is None or lengths is None or not is_given or lengths[0] not in (Length.of(-1), example.length):

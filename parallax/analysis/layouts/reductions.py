@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from parallax.analysis.layouts.facts import COUNTED, LENGTHS, REPLICATED, SUM, Dims, Fact
 from parallax.analysis.layouts.step_walk import StepWalk, is_partial
 from parallax.analysis.layouts.values import compute_value, summed_axes
@@ -143,7 +141,7 @@ def contract(step: StepWalk, node: str, left: str, right: str, result: str) -> l
         result: those of the result.
     """
     facts = step.inputs(node)
-    dims = _dims_by_letter(facts, left, right, result)
+    dims = _find_dims_by_letter(facts, left, right, result)
     if any(map(is_partial, facts)):
         sums, others = [f.is_sum for f in facts], [f for f in facts if not is_partial(f)]
         if sum(sums) == 1 and others and others[0].part is None:
@@ -176,7 +174,7 @@ def _is_broadcast(fact: Fact, axis: int) -> bool:
     return fact.dims is not None and fact.dims[axis].number == 1
 
 
-def _dims_by_letter(facts: list[Fact], left: str, right: str, result: str) -> Dims | None:
+def _find_dims_by_letter(facts: list[Fact], left: str, right: str, result: str) -> Dims | None:
     lengths: dict[str, Length] = {}
     for fact, letters in zip(facts, (left, right), strict=True):
         if fact.dims is None or len(fact.dims) != len(letters):
@@ -185,20 +183,3 @@ def _dims_by_letter(facts: list[Fact], left: str, right: str, result: str) -> Di
             if letter not in lengths or lengths[letter].number == 1:
                 lengths[letter] = length
     return tuple(lengths[letter] for letter in result)
-
-
-def filter_gradient(x: int, dy: int) -> Callable[[StepWalk, str], list[Fact] | None]:
-    """The rule of a convolution's gradient by its filter: a sum over the examples of two inputs."""
-
-    def rule(step: StepWalk, node: str) -> list[Fact] | None:
-        facts = step.inputs(node)
-        parts: list[ShardedAxis] = [
-            p for slot in (x, dy) if (p := facts[slot].part) is not None and facts[slot].axis == 0
-        ]
-        if not parts or any(facts[slot].axis not in (None, 0) for slot in (x, dy)):
-            return None
-        for slot in range(len(facts)):
-            step.take(node, slot, Sharded(0, parts[0]) if slot in (x, dy) else REPLICATED)
-        return step.all_outputs(node, SUM)
-
-    return rule

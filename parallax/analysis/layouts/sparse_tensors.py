@@ -10,10 +10,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from parallax.analysis.layouts.along import plain
-from parallax.analysis.layouts.elementwise import ADDS, COPIES, DIVIDES, LINEAR, LINEAR_IN, MULTIPLIES
-from parallax.analysis.layouts.facts import COUNTED, LENGTHS, REPLICATED, SUM, Dims, Fact
-from parallax.analysis.layouts.numbered import find_counter, find_first_counter
+from parallax.analysis.layouts.elementwise import ADDS, COPIES, is_linear
+from parallax.analysis.layouts.facts import COUNTED, LENGTHS, REPLICATED, SUM, Fact
+from parallax.analysis.layouts.numbered import PARSE, find_counter, find_first_counter
 from parallax.analysis.layouts.reductions import without_axes
 from parallax.analysis.layouts.step_walk import StepWalk
 from parallax.errors import GraphError
@@ -31,7 +30,6 @@ from parallax.plans.layouts import (
     ShardedAxis,
 )
 
-_PARSE = ("ParseExample", "ParseExampleV2", "StringSplit", "StringSplitV2")
 _COPIES = ("Cast", "StridedSlice", "Reshape", "Squeeze")
 Rule = Callable[[StepWalk, str], list[Fact] | None]
 
@@ -40,7 +38,7 @@ def find_places(step: StepWalk, node: str) -> list[Fact] | None:
     """Where: a row for each entry that is true, which begins with the number of the example."""
     fact = step.inputs(node)[0]
     if fact.axis != 0 or fact.part is None or fact.part.blocks > 1 or fact.rank is None:
-        return plain(step, node)
+        return None
     step.ranges.append(OffsetRange(node, fact.part, along=step.view.inputs(node)[0]))
     mask = step.view.source(step.view.inputs(node)[0])  # what is chosen alike is as long
     found = ShardedAxis(fact.part.batch, Length.of(f"{step.prefix}true of {mask}{UNEVEN}"))
@@ -54,12 +52,12 @@ def parse_examples(step: StepWalk, node: str) -> list[Fact] | None:
     count = int(attributes["num_sparse" if step.view.op(node).endswith("V2") else "Nsparse"].i)
     is_ragged = bool(attributes["ragged_value_types"].list.type)
     if texts.axis != 0 or texts.part is None or texts.part != ShardedAxis(texts.part.batch) or is_ragged or step.prefix:
-        return plain(step, node)
+        return None
     if not all(fact.is_same for fact in others):
         return None
     found = [step.fact(tensor, Sharded(0, texts.part)) for tensor in step.view.outputs(node)]
     for feature in range(count):
-        for place, fact in enumerate(_sparse_tensor(step, node, texts.part, feature, count)):
+        for place, fact in enumerate(_make_sparse_tensor(step, node, texts.part, feature, count)):
             found[feature + place * count] = fact
     return found
 
@@ -68,11 +66,11 @@ def split_texts(step: StepWalk, node: str) -> list[Fact] | None:
     """StringSplit: a sparse tensor of the words of each text."""
     texts, separator = step.inputs(node)
     if texts.axis != 0 or texts.part is None or texts.part.blocks > 1 or not separator.is_same or step.prefix:
-        return plain(step, node)
-    return _sparse_tensor(step, node, texts.part)
+        return None
+    return _make_sparse_tensor(step, node, texts.part)
 
 
-def _sparse_tensor(step: StepWalk, node: str, part: ShardedAxis, first: int = 0, apart: int = 1) -> list[Fact]:
+def _make_sparse_tensor(step: StepWalk, node: str, part: ShardedAxis, first: int = 0, apart: int = 1) -> list[Fact]:
     """Places, which begin with the number of the example, values, and the shape: of every so many-th result."""
     entries = ShardedAxis(part.batch, Length.of(f"{node}[{first}]{UNEVEN}"))
     step.ranges.append(OffsetRange(node, part, along=step.view.inputs(node)[0], output=first))
@@ -90,7 +88,7 @@ def reshape_places(step: StepWalk, node: str) -> list[Fact] | None:
     """SparseReshape to the same shape, as lookups of bags begin with."""
     places, before, after = step.inputs(node)
     if places.part is None:
-        return plain(step, node)
+        return None
     if before.values() is None or None in (before.values() or ()) or before.values() != after.values():
         return None
     step.keep_local(node)
@@ -104,7 +102,7 @@ def fill_empty_rows(step: StepWalk, node: str) -> list[Fact] | None:
     dims, part = shape.values(), places.part
     example = step.part_of(dims[0]) if dims else None
     if part is None or example is None or dims is None or values.part != part or not default.is_same:
-        return plain(step, node)
+        return None
     counter = find_first_counter(step, node, 0, example)
     if counter is None:
         return None
@@ -131,8 +129,8 @@ def add_up_bags(step: StepWalk, node: str) -> list[Fact] | None:
     else:
         positions, is_own = data, data.axis == 0 and data.part is not None
     if not is_own:
-        return plain(step, node) if data.part is None and not isinstance(data.layout, Distinct) else None
-    example = _take_numbers(step, node, len(others), _part_of(positions))
+        return None
+    example = _take_numbers(step, node, len(others), _find_part(positions))
     if example is None:
         return None
     step.filled.append(FilledRows(node, example.batch))
@@ -144,9 +142,9 @@ def bag_gradient(step: StepWalk, node: str) -> list[Fact] | None:
     """SparseSegmentSumGrad and its like: what each row that was looked up has of the examples' gradients."""
     gradient, positions, numbers, count = step.inputs(node)
     if gradient.axis != 0 or gradient.part is None:
-        return plain(step, node)
+        return None
     of = positions.layout.of if isinstance(positions.layout, Positions) else None
-    example = _take_numbers(step, node, 2, _part_of(positions)) if of or positions.part is not None else None
+    example = _take_numbers(step, node, 2, _find_part(positions)) if of or positions.part is not None else None
     if example is None or gradient.part != example:
         return None
     row = (gradient.dims or (ONE,))[1:]
@@ -154,7 +152,7 @@ def bag_gradient(step: StepWalk, node: str) -> list[Fact] | None:
         if of is not None:
             return None
         step.replicate(node, [3])
-        length = _length(step, node, example.batch)
+        length = _count_distinct(step, node, example.batch)
         values, ids = step.view.outputs(node)
         return [
             step.fact(values, Distinct(node, is_sum=True), (length, *row)),
@@ -163,7 +161,7 @@ def bag_gradient(step: StepWalk, node: str) -> list[Fact] | None:
     if of is None:
         step.replicate(node, [3])
         return step.all_outputs(node, COUNTED)
-    length = _length(step, of, example.batch)
+    length = _count_distinct(step, of, example.batch)
     if count.value != length:
         return None
     step.keep_local(node, [3])
@@ -176,9 +174,9 @@ def take_distinct(step: StepWalk, node: str) -> list[Fact] | None:
     outputs = step.view.outputs(node)
     is_vector = ids.rank == 1 and ids.axis == 0 and ids.part is not None and ids.part.blocks == 1
     if not is_vector or ids.part is None or step.prefix or len(outputs) > 2:
-        return plain(step, node)
+        return None
     return [
-        step.fact(outputs[0], Distinct(node), (_length(step, node, ids.part.batch),)),
+        step.fact(outputs[0], Distinct(node), (_count_distinct(step, node, ids.part.batch),)),
         step.fact(outputs[1], Positions(node, ids.part), (ids.part.length,)),
     ]
 
@@ -203,7 +201,7 @@ def add_up_positions(step: StepWalk, node: str) -> list[Fact] | None:
     layout = positions.layout
     if not isinstance(layout, Positions) or data.axis != 0 or data.part != layout.part or positions.rank != 1:
         return None
-    length = _length(step, layout.of, layout.part.batch)
+    length = _count_distinct(step, layout.of, layout.part.batch)
     if count.value != length:
         return None
     step.keep_local(node, [2])
@@ -223,14 +221,7 @@ def combine(step: StepWalk, node: str) -> list[Fact] | None:
     if any(not isinstance(f.layout, Distinct) and not _is_broadcast(f, rank) for f in facts):
         return None
     sums = [isinstance(f.layout, Distinct) and f.layout.is_sum for f in facts]
-    is_linear = (
-        op in LINEAR
-        or (op in ADDS and all(sums))
-        or (op in MULTIPLIES and sum(sums) == 1)
-        or (op in DIVIDES and sums == [True, False])
-        or (op in LINEAR_IN and sum(sums) == 1 and sums[LINEAR_IN[op]])
-    )
-    if any(sums) and not is_linear:
+    if any(sums) and not (is_linear(op, sums) or (op in ADDS and all(sums))):
         return None
     found = next(f.dims for f in layouts.values() if f.rank == rank) if first.dims is not None else None
     return step.all_outputs(node, Distinct(of, is_sum=any(sums)), found)
@@ -251,53 +242,12 @@ def reduce_rows(step: StepWalk, node: str) -> list[Fact] | None:
     return step.all_outputs(node, SUM, found) if fact.layout.is_sum else None
 
 
-def measure(step: StepWalk, node: str) -> list[Fact] | None:
-    """Shape and Size: of rows of distinct ids a worker's own."""
-    (fact,) = step.inputs(node)
-    if fact.dims is None or step.view.op(node) not in ("Shape", "Size"):
-        return None
-    step.keep_local(node)
-    if step.view.op(node) == "Shape":
-        return step.all_outputs(node, LENGTHS, None, fact.dims)
-    return step.all_outputs(node, LENGTHS, (), fact.dims[0]) if fact.rank == 1 else None
-
-
-def reshape(step: StepWalk, node: str) -> list[Fact] | None:
-    """Reshape of what lies within a row."""
-    fact, shape = step.inputs(node)
-    asked = shape.values()
-    if fact.dims is None or not asked or asked[0] not in (fact.dims[0], Length.of(-1)):
-        return None
-    rest = asked[1:]
-    if any(length is None or length == Length.of(-1) for length in rest) or _product(rest) != _product(fact.dims[1:]):
-        return None
-    step.keep_local(node, [1])
-    return step.all_outputs(node, fact.layout, (fact.dims[0], *(length for length in rest if length is not None)))
-
-
-def either(of_distinct: Rule, of_others: Rule) -> Rule:
-    """The rule of an op that takes rows of distinct ids, or positions in them, as they are."""
-
-    def rule(step: StepWalk, node: str) -> list[Fact] | None:
-        is_distinct = any(isinstance(fact.layout, Distinct | Positions) for fact in step.inputs(node))
-        return (of_distinct if is_distinct else of_others)(step, node)
-
-    return rule
-
-
-def _product(lengths: Dims | list[Length | None]) -> Length:
-    total = ONE
-    for length in lengths:
-        total = total * (length or ONE)
-    return total
-
-
-def _length(step: StepWalk, of: str, batch: str) -> Length:
+def _count_distinct(step: StepWalk, of: str, batch: str) -> Length:
     """How many distinct ids a worker has: a number of its own."""
     return Length.of(batch) * Length.of(f"{of}{DISTINCT}")
 
 
-def _part_of(positions: Fact) -> ShardedAxis | None:
+def _find_part(positions: Fact) -> ShardedAxis | None:
     return positions.layout.part if isinstance(positions.layout, Positions) else positions.part
 
 
@@ -370,6 +320,6 @@ def find_counted_lengths(step: StepWalk) -> set[str]:
             found.add(layout.of)
         elif layout == LENGTHS:
             node = split_tensor(tensor)[0]
-            found |= {node} if step.view.op(node) in _PARSE else set()
+            found |= {node} if step.view.op(node) in PARSE else set()
             taken += step.view.inputs(node)
     return found

@@ -77,11 +77,11 @@ def join_up(step: StepWalk, node: str) -> list[Fact] | None:
     """TensorArrayConcatV3: tensors one behind the other along their first axis, and how long each is."""
     fact = _find_held(step, node)
     if fact is not None and fact.axis == 0:
-        step.gathered.add(_store(step, node))
+        step.gathered.add(_find_store(step, node))
         fact = None
     value, lengths = step.view.outputs(node)
     layout = REPLICATED if fact is None else fact.layout
-    return [step.fact(value, layout, _with_open_first(step, value, fact)), step.fact(lengths, REPLICATED)]
+    return [step.fact(value, layout, _open_first(step, value, fact)), step.fact(lengths, REPLICATED)]
 
 
 def put_pieces(step: StepWalk, node: str) -> list[Fact] | None:
@@ -91,7 +91,7 @@ def put_pieces(step: StepWalk, node: str) -> list[Fact] | None:
     if fact.axis == 0:
         step.mixing[node] = [step.view.inputs(node)[1]]
         fact = step.take(node, 1, REPLICATED)
-    _put(step, node, 1, Fact(fact.layout, _with_open_first(step, f"{node}:0", fact)))
+    _put(step, node, 1, Fact(fact.layout, _open_first(step, f"{node}:0", fact)))
     return step.all_outputs(node, REPLICATED)
 
 
@@ -100,13 +100,13 @@ def measure_store(step: StepWalk, node: str) -> list[Fact] | None:
     return step.all_outputs(node, REPLICATED, ())
 
 
-def _store(step: StepWalk, node: str) -> str:
+def _find_store(step: StepWalk, node: str) -> str:
     return store_of(step.view, step.view.inputs(node)[0])
 
 
 def _find_held(step: StepWalk, node: str) -> Fact | None:
     """What is known of the tensors that a node finds in a store; None where nothing has been put in."""
-    store = _store(step, node)
+    store = _find_store(step, node)
     return step.stored_before.get(store) or step.stored.get(store)
 
 
@@ -122,7 +122,7 @@ def _put(step: StepWalk, node: str, slot: int, fact: Fact) -> Fact:
     Returns:
         What is known of it as it lies there.
     """
-    store = _store(step, node)
+    store = _find_store(step, node)
     if store in step.gathered and not fact.is_same:
         taken = step.take(node, slot, REPLICATED)
         fact = Fact(REPLICATED, fact.dims, taken.value)
@@ -136,7 +136,7 @@ def _put(step: StepWalk, node: str, slot: int, fact: Fact) -> Fact:
     return fact
 
 
-def _with_open_first(step: StepWalk, tensor: str, fact: Fact | None) -> Dims | None:
+def _open_first(step: StepWalk, tensor: str, fact: Fact | None) -> Dims | None:
     """The lengths of a tensor of which only the first is another."""
     known = step.fact(tensor, REPLICATED).dims
     return None if fact is None or not fact.dims or not known else (known[0], *fact.dims[1:])

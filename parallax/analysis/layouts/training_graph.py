@@ -98,8 +98,8 @@ def find_step(graph: TrainingGraph) -> VisitedGraph:
     lengths = {node: first[step] for step, node in length_by_step(view).items() if step in first}
     after = after_gradients(view, sources)
     begin = [*batches, *(node for node in view.nodes if state_op(view.op(node), len(view.inputs(node))))]
-    reached = _descendants(view, [node for node in begin if node not in graph.initial], after)
-    delivered = [split_tensor(t)[0] for s in sources for t in (s.values, s.indices) if t is not None]
+    reached = view.descendants((node for node in begin if node not in graph.initial), after)
+    delivered = [split_tensor(t)[0] for s in sources for t in s.tensors]
     reached = {node for node in reached if node not in graph.initial and graph.is_of_step(node)}
     wanted = _find_needed(view, [*delivered, *reached], batches) - after
     order = tuple(node for node in view.topological_order() if node in wanted and view.op(node) != "NoOp")
@@ -126,25 +126,9 @@ def _node_of(tensor: str) -> str:
 
 def after_gradients(view: GraphView, sources: tuple[GradientSource, ...]) -> set[str]:
     """The nodes that take a gradient out of autodiff, and what is computed of theirs."""
-    outside = [
-        edge.node
-        for source in sources
-        for tensor in (source.values, source.indices)
-        for edge in (view.consumers(tensor) if tensor is not None else ())
-        if edge.node in source.outside
-    ]
-    return _descendants(view, outside, set())
+    return view.descendants(edge.node for source in sources for edge in edges_outside(view, source))
 
 
-def _descendants(view: GraphView, nodes: Sequence[str], stops: Set[str]) -> set[str]:
-    """Some nodes, and all that take what they give, but for `stops`."""
-    found = {node for node in nodes if node not in stops}
-    waiting = list(found)
-    while waiting:
-        node = waiting.pop()
-        for tensor in view.outputs(node):
-            for edge in view.consumers(tensor):
-                if edge.node not in found and edge.node not in stops:
-                    found.add(edge.node)
-                    waiting.append(edge.node)
-    return found
+def edges_outside(view: GraphView, source: GradientSource) -> list[Edge]:
+    """The edges by which a gradient leaves autodiff."""
+    return [edge for tensor in source.tensors for edge in view.consumers(tensor) if edge.node in source.outside]

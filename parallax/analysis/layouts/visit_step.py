@@ -11,8 +11,7 @@ from parallax.analysis.layouts.completions import find_completions, find_incompl
 from parallax.analysis.layouts.facts import COUNTED, REPLICATED, Fact
 from parallax.analysis.layouts.frame_walk import visit_frame
 from parallax.analysis.layouts.loops import are_zeros
-from parallax.analysis.layouts.op_rules import RULES, TAKE_CONCATENATED, TAKE_DISTINCT
-from parallax.analysis.layouts.ragged import TAKE_ENDS
+from parallax.analysis.layouts.op_rules import RULES, TAKEN
 from parallax.analysis.layouts.step_walk import REMEDY, Followed, StepWalk, is_partial
 from parallax.analysis.layouts.training_graph import NO_ARRAYS, VisitedGraph
 from parallax.analysis.layouts.values import constant_value
@@ -26,7 +25,7 @@ from parallax.graph.loop_frames import Unit, units_of
 from parallax.graph.ops import state_op
 from parallax.graph.own_batch import is_of_own_batch
 from parallax.graph.view import split_tensor
-from parallax.plans.layouts import Concatenated, Distinct, Pieces, Positions, RowEnds, Sharded, ShardedAxis
+from parallax.plans.layouts import Pieces, RowEnds, Sharded, ShardedAxis
 
 _TEXT = 7  # types.proto
 _EXTREMES = ("Max", "Min")
@@ -47,7 +46,7 @@ def visit(program: VisitedGraph, step: StepWalk, node: str) -> None:
     A partial one that is needed whole is reduced here. A shape with several lengths of a batch, of which one alone is
     the worker's, is taken whole.
     """
-    for tensor, fact in zip(program.view.outputs(node), _facts_of(program, step, node), strict=True):
+    for tensor, fact in zip(program.view.outputs(node), _find_facts(program, step, node), strict=True):
         if (tensor in step.completed and is_partial(fact)) or _is_shape_of_several(program, step, tensor, fact):
             step.changes[tensor, REPLICATED] = program.takers(tensor)
             step.reduced[tensor] = fact.layout
@@ -61,7 +60,7 @@ def _is_shape_of_several(program: VisitedGraph, step: StepWalk, tensor: str, fac
     return any(program.view.op(edge.node) not in _EXTREMES for edge in takers)
 
 
-def _facts_of(program: VisitedGraph, step: StepWalk, node: str) -> list[Fact]:
+def _find_facts(program: VisitedGraph, step: StepWalk, node: str) -> list[Fact]:
     view, op = program.view, program.view.op(node)
     if op == "Const":
         return step.all_outputs(node, REPLICATED, None, constant_value(view, f"{node}:0"))
@@ -70,7 +69,7 @@ def _facts_of(program: VisitedGraph, step: StepWalk, node: str) -> list[Fact]:
     if node in program.lengths:
         return step.all_outputs(node, REPLICATED, (), Length.of(program.lengths[node]))
     if op.startswith("Placeholder") or node in program.batches:
-        return _source(program, step, node)
+        return _visit_source(program, step, node)
     if op in ("ReadVariableOp",) and variable_of_tensor(view, program.variables, view.inputs(node)[0]):
         is_added_up = variable_of_tensor(view, program.variables, view.inputs(node)[0]) in step.part_variables
         return step.all_outputs(node, COUNTED if is_added_up else REPLICATED)
@@ -78,7 +77,7 @@ def _facts_of(program: VisitedGraph, step: StepWalk, node: str) -> list[Fact]:
         return step.all_outputs(node, Pieces())
     state = state_op(op, len(view.inputs(node)))
     if state is not None and op not in RULES:
-        return _write(program, step, node)
+        return _visit_write(program, step, node)
     missing = [t for t in view.inputs(node) if t not in step.facts]
     if missing:
         raise GraphError(f"Layouts cannot follow {op} {node!r}, which takes {missing[0]!r}. {REMEDY}")
@@ -88,24 +87,21 @@ def _facts_of(program: VisitedGraph, step: StepWalk, node: str) -> list[Fact]:
                 step.take(node, slot, REPLICATED)
         return []
     if is_of_own_batch(view.nodes[node]):
-        return _of_own_batch(step, node)
-    if op not in TAKE_ENDS:
-        step.replicate_layouts(node, RowEnds)
-    if op not in TAKE_CONCATENATED:
-        step.replicate_layouts(node, Concatenated)
-    if op not in TAKE_DISTINCT:
-        step.replicate_layouts(node, Distinct, Positions)
+        return _visit_own_batch(step, node)
+    for layouts, takers in TAKEN:
+        if op not in takers:
+            step.replicate_layouts(node, *layouts)
     is_opaque = op not in RULES and (program.differs_in(node) or program.is_opaque(node))
     is_whole = is_opaque or node in step.gathered or program.writes(node, step.part_variables)
     found = None if is_whole else RULES.get(op, plain)(step, node)
     if found is None:
-        return _whole(program, step, node)
+        return _take_whole(program, step, node)
     if not any(fact.is_lengths for fact in found) and not step.is_told(node, found):
         step.take_global_lengths(node)
     return found
 
 
-def _of_own_batch(step: StepWalk, node: str) -> list[Fact]:
+def _visit_own_batch(step: StepWalk, node: str) -> list[Fact]:
     """A part of a sum over what a worker has, which each of its examples is given in the end."""
     fact = step.inputs(node)[0]
     if fact.axis is None and not fact.is_same:
@@ -113,7 +109,7 @@ def _of_own_batch(step: StepWalk, node: str) -> list[Fact]:
     return step.all_outputs(node, fact.layout, fact.dims)
 
 
-def _source(program: VisitedGraph, step: StepWalk, node: str) -> list[Fact]:
+def _visit_source(program: VisitedGraph, step: StepWalk, node: str) -> list[Fact]:
     """A placeholder, or what else gives batches."""
     batch, view = program.batches.get(node), program.view
     if batch is None:
@@ -129,7 +125,7 @@ def _source(program: VisitedGraph, step: StepWalk, node: str) -> list[Fact]:
     return step.all_outputs(node, Sharded(0, ShardedAxis(batch)))
 
 
-def _whole(program: VisitedGraph, step: StepWalk, node: str) -> list[Fact]:
+def _take_whole(program: VisitedGraph, step: StepWalk, node: str) -> list[Fact]:
     """An op that mixes examples, or has no rule: it takes its inputs whole, and all workers compute the same."""
     _check_whole(program, step, node)
     step.gather(node)
@@ -169,7 +165,7 @@ def _check_whole(program: VisitedGraph, step: StepWalk, node: str) -> None:
         _take_worker_0(program, step, node)
 
 
-def _write(program: VisitedGraph, step: StepWalk, node: str) -> list[Fact]:
+def _visit_write(program: VisitedGraph, step: StepWalk, node: str) -> list[Fact]:
     """Variables take what is the same on all workers; those that are added up over the workers take parts of a sum."""
     view = program.view
     state = state_op(view.op(node), len(view.inputs(node)))
@@ -221,7 +217,7 @@ class FunctionWalks:
         needed = find_completions(inner, starts)
         incomplete = [find_incomplete(inner, starts, tensor) for tensor in body.results]
         return Followed(
-            facts=tuple(_seen_outside(inner.facts[tensor], inner.prefix) for tensor in body.results),
+            facts=tuple(_see_outside(inner.facts[tensor], inner.prefix) for tensor in body.results),
             needed=None if needed is None else frozenset(map(number.__getitem__, needed)),
             incomplete=tuple(frozenset(map(number.__getitem__, one)) for one in incomplete),
             are_zeros=tuple(inner.facts[one].is_same and are_zeros(body.view, one) for one in body.results),
@@ -238,7 +234,7 @@ class FunctionWalks:
         return self._bodies[name]
 
 
-def _seen_outside(fact: Fact, prefix: str) -> Fact:
+def _see_outside(fact: Fact, prefix: str) -> Fact:
     """What is known of a result where it is taken; lengths of the body alone may be others each time that it runs."""
     values = fact.values() or [None]
     is_known = not any(one is None or one.has_symbol_of(prefix) for one in values)

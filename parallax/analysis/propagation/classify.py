@@ -36,6 +36,8 @@ _LADDER = {"alltoall": "allgather", "allgather": "raw"}
 """What is tried next for a part whose route met an op without a rule."""
 
 _Value = TypeVar("_Value")
+_NARROWING = ("Unique", "UniqueV2", "DynamicPartition", "Identity", "Reshape", "Cast", "ExpandDims", "StopGradient")
+"""Ops that give no more elements than their first input has."""
 _LATE = (
     "Import parallax before the graph is built, or start the script with `parallax run`: gradients are then recorded "
     "where autodiff delivers them. Those of {} were not and are guessed, and so this may have another cause:"
@@ -56,33 +58,33 @@ def classify(captured: Captured, accumulate_steps: int = 1) -> tuple[GraphSpec, 
     sources = find_gradients(captured)
     updates = gradient_updates(captured, sources)
     _check_trains(captured, updates)
-    routes, reasons = _first_routes(captured, sources)
+    routes, reasons = _choose_first_routes(captured, sources)
     terms = TrainingMode(captured.synchronous, accumulate_steps=accumulate_steps)
     try:
-        rewrites, routes, reasons = _best_case(captured, sources, routes, reasons, terms)
+        rewrites, routes, reasons = _find_best_case(captured, sources, routes, reasons, terms)
     except GraphError as error:
         late = sorted({s.part for s in sources if s.found_by != RECORDED})
         if not late:
             raise
         raise GraphError(f"{_LATE.format(', '.join(late[:5]))} {error}") from error
-    owner = _slot_owners(captured, updates, rewrites)
+    owner = _find_slot_owners(captured, updates, rewrites)
     by_name: dict[str, list[CapturedVariable]] = {}
     for op, found in captured.variables.items():
         if op not in owner:
             by_name.setdefault(found.logical_name, []).append(found)
     case = _Case(
         captured=captured,
-        sources_of=_by_key((s.part, (number, s)) for number, s in enumerate(sources)),
+        sources_of=_group_by_key((s.part, (number, s)) for number, s in enumerate(sources)),
         routes=routes,
         reasons=reasons,
-        slots_of=_by_key((of, slot) for slot, of in sorted(owner.items())),
-        updates_of=_updates_of(captured, updates),
+        slots_of=_group_by_key((of, slot) for slot, of in sorted(owner.items())),
+        updates_of=_list_updates(captured, updates),
         training=captured.view.ancestors(updates),
         local=frozenset(rewrites.local_variables),
         exchanged=frozenset([p.table for p in rewrites.pushes] + [c.op for c in rewrites.collects]),
     )
-    variables = tuple(_variable(case, by_name[name]) for name in sorted(by_name))
-    notes = (*_notes(sources), *_open_notes(variables), *lazy_notes(captured, variables))
+    variables = tuple(_make_variable(case, by_name[name]) for name in sorted(by_name))
+    notes = (*_note_sources(sources), *_note_open_shapes(variables), *lazy_notes(captured, variables))
     notes = (*notes, *rewrites.notes)
     return GraphSpec(captured.fingerprint, variables, notes, model_key(variables), captured.by_layouts), sources
 
@@ -114,15 +116,15 @@ class _Case:
     exchanged: frozenset[str]
 
 
-def _by_key(pairs: Iterable[tuple[str, _Value]]) -> dict[str, list[_Value]]:
+def _group_by_key(pairs: Iterable[tuple[str, _Value]]) -> dict[str, list[_Value]]:
     found: dict[str, list[_Value]] = {}
     for key, value in pairs:
         found.setdefault(key, []).append(value)
     return found
 
 
-def _updates_of(captured: Captured, updates: Set[str]) -> dict[str, list[str]]:
-    return _by_key((written_variable(captured, node), node) for node in captured.view.nodes if node in updates)
+def _list_updates(captured: Captured, updates: Set[str]) -> dict[str, list[str]]:
+    return _group_by_key((written_variable(captured, node), node) for node in captured.view.nodes if node in updates)
 
 
 def _check_trains(captured: Captured, updates: Set[str]) -> None:
@@ -141,7 +143,9 @@ def _check_trains(captured: Captured, updates: Set[str]) -> None:
         )
 
 
-def _first_routes(captured: Captured, sources: tuple[GradientSource, ...]) -> tuple[dict[str, str], dict[str, str]]:
+def _choose_first_routes(
+    captured: Captured, sources: tuple[GradientSource, ...]
+) -> tuple[dict[str, str], dict[str, str]]:
     """The routes that are tried first for parts with gradient rows, and why some are not tried spread.
 
     Raises:
@@ -161,7 +165,7 @@ def _first_routes(captured: Captured, sources: tuple[GradientSource, ...]) -> tu
     return routes, reasons
 
 
-def _best_case(
+def _find_best_case(
     captured: Captured,
     sources: tuple[GradientSource, ...],
     routes: dict[str, str],
@@ -183,7 +187,7 @@ def _best_case(
             reasons.setdefault(error.part, error.reason)
 
 
-def _slot_owners(captured: Captured, updates: Set[str], rewrites: Rewrites) -> dict[str, str]:
+def _find_slot_owners(captured: Captured, updates: Set[str], rewrites: Rewrites) -> dict[str, str]:
     """Slot variable op -> the variable op that it follows."""
     owner = {}
     for table in rewrites.tables:
@@ -205,14 +209,14 @@ def _slot_owners(captured: Captured, updates: Set[str], rewrites: Rewrites) -> d
     return owner
 
 
-def _variable(case: _Case, parts: list[CapturedVariable]) -> VariableSpec:
+def _make_variable(case: _Case, parts: list[CapturedVariable]) -> VariableSpec:
     parts = sorted(parts, key=lambda v: (v.part.row_offset, v.part.op))
     ops = [v.part.op for v in parts]
     numbered = sorted((one for op in ops for one in case.sources_of.get(op, ())), key=lambda one: one[0])
     sources = tuple(source for _, source in numbered)
     updates = tuple(u for op in ops for u in case.updates_of.get(op, ()))
-    lookups = _lookups(case, ops)
-    cls, reason, evidence = _class(case, ops, sources, updates, tuple(n for n, _ in lookups))
+    lookups = _find_lookups(case, ops)
+    cls, reason, evidence = _classify_variable(case, ops, sources, updates, tuple(n for n, _ in lookups))
     first = parts[0]
     return VariableSpec(
         name=first.logical_name,
@@ -227,16 +231,16 @@ def _variable(case: _Case, parts: list[CapturedVariable]) -> VariableSpec:
         gradients=sources,
         lookups=tuple(n for n, _ in lookups),
         updates=updates,
-        slots=_slots(case, first.logical_name, ops),
+        slots=_list_slots(case, first.logical_name, ops),
         unmerged=any(case.routes.get(op) == "raw" for op in ops),
-        ids_per_step=_ids_bound(case, lookups),
+        ids_per_step=_bound_ids(case, lookups),
         is_counter=not updates and any(_is_counted(case.captured, op) for op in ops),
         is_open=any(v.is_open for v in parts),
         sums=max(case.captured.sums.get(op, 1) for op in ops),
     )
 
 
-def _class(
+def _classify_variable(
     case: _Case, ops: list[str], sources: tuple[GradientSource, ...], updates: tuple[str, ...], lookups: tuple[str, ...]
 ) -> tuple[VariableClass, str, tuple[str, ...]]:
     """(class, reason when not shardable, evidence)."""
@@ -273,7 +277,7 @@ def _is_counted(captured: Captured, variable: str) -> bool:
     return False
 
 
-def _lookups(case: _Case, ops: list[str]) -> list[tuple[str, str]]:
+def _find_lookups(case: _Case, ops: list[str]) -> list[tuple[str, str]]:
     """(gather node, its ids) of the gathers that training runs on these variable ops."""
     view = case.captured.view
     found = []
@@ -284,48 +288,38 @@ def _lookups(case: _Case, ops: list[str]) -> list[tuple[str, str]]:
     return list(dict.fromkeys(found))
 
 
-def _ids_bound(case: _Case, lookups: list[tuple[str, str]]) -> int | None:
+def _bound_ids(case: _Case, lookups: list[tuple[str, str]]) -> int | None:
     """At most so many ids are looked up in a step; None when a shape is open."""
     sizes = {}
     for _, ids in lookups:
-        root, size = _ids_size(case, ids)
+        root, size = _measure_ids(case, ids)
         if size is None:
             return None
         sizes[root] = size
     return sum(sizes.values()) if lookups else None
 
 
-def _ids_size(case: _Case, tensor: str) -> tuple[str, int | None]:
+def _measure_ids(case: _Case, tensor: str) -> tuple[str, int | None]:
     """(what the ids come from, how many there are at most)."""
     view = case.captured.view
     while True:
         shape, node = case.captured.planned_shape(tensor), split_tensor(tensor)[0]
-        if shape and shape[0] is None and (examples := _examples(view, tensor)):
+        if shape and shape[0] is None and (examples := _find_examples(view, tensor)):
             shape = (examples, *shape[1:])
         if shape is not None and None not in shape:
             size = 1
             for length in shape:
                 size *= length or 0
             return tensor, size
-        narrowing = (
-            "Unique",
-            "UniqueV2",
-            "DynamicPartition",
-            "Identity",
-            "Reshape",
-            "Cast",
-            "ExpandDims",
-            "StopGradient",
-        )
         alike = [
             t for t in view.inputs(node) if view.op(node) in ELEMENTWISE and case.captured.planned_shape(t) == shape
         ]
-        if view.op(node) not in narrowing and not alike:
+        if view.op(node) not in _NARROWING and not alike:
             return tensor, None
         tensor = alike[0] if alike else view.inputs(node)[0]
 
 
-def _examples(view: GraphView, tensor: str) -> int:
+def _find_examples(view: GraphView, tensor: str) -> int:
     """How many examples a worker will have along the first axis of a tensor of a marked batch; 0 if unknown."""
     while True:
         node = view.nodes[split_tensor(tensor)[0]]
@@ -342,17 +336,17 @@ def _examples(view: GraphView, tensor: str) -> int:
         tensor = view.inputs(node.name)[0]
 
 
-def _slots(case: _Case, name: str, ops: list[str]) -> tuple[Slot, ...]:
+def _list_slots(case: _Case, name: str, ops: list[str]) -> tuple[Slot, ...]:
     found: dict[str, dict[str, str]] = {}
     for slot, owner in sorted((slot, op) for op in ops for slot in case.slots_of.get(op, ())):
         found.setdefault(slot.removeprefix(f"{owner}/"), {})[owner] = slot
     return tuple(
-        _slot(case, f"{name}/{suffix}", [by_part[op] for op in ops if op in by_part], ops)
+        _make_slot(case, f"{name}/{suffix}", [by_part[op] for op in ops if op in by_part], ops)
         for suffix, by_part in sorted(found.items())
     )
 
 
-def _slot(case: _Case, name: str, slots: list[str], ops: list[str]) -> Slot:
+def _make_slot(case: _Case, name: str, slots: list[str], ops: list[str]) -> Slot:
     """A slot as wide as its elements are for each row of its variable."""
     held = [case.captured.variables[slot] for slot in slots]
     rows = sum(case.captured.variables[op].part.rows for op in ops)
@@ -360,12 +354,12 @@ def _slot(case: _Case, name: str, slots: list[str], ops: list[str]) -> Slot:
     return Slot(name, tuple(slots), math.ceil(elements / max(rows, 1)), held[0].dtype_bytes)
 
 
-def _open_notes(variables: tuple[VariableSpec, ...]) -> tuple[str, ...]:
+def _note_open_shapes(variables: tuple[VariableSpec, ...]) -> tuple[str, ...]:
     names = [v.name for v in variables if v.shape == OPEN_SHAPE and v.is_open]
     return (f"shape unknown until it runs, bytes not counted: {', '.join(names)}",) if names else ()
 
 
-def _notes(sources: tuple[GradientSource, ...]) -> tuple[str, ...]:
+def _note_sources(sources: tuple[GradientSource, ...]) -> tuple[str, ...]:
     notes = []
     for how in sorted({s.found_by for s in sources} - {RECORDED}):
         parts = sorted({s.part for s in sources if s.found_by == how})

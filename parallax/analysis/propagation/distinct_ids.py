@@ -1,8 +1,8 @@
 """Proves that row numbers are distinct because they were made of ids that the forward pass had merged.
 
 Of merged ids the one process has each once, over the joined batch, while two workers may each have it. An op keeps that
-if distinct ids stay distinct (they are then the key by which rows of several workers are the same), or if it chooses
-some of them by their value. An op that may give equal numbers for distinct ids keeps it with the ids before it as key.
+if distinct ids stay distinct (they are then the key by which rows of several workers are the same). An op that may give
+equal numbers for distinct ids keeps it with the ids before it as key.
 """
 
 from __future__ import annotations
@@ -59,31 +59,6 @@ class DistinctIds:
         merged = self._distinct(before) if before != root(self._view, tensor) else ""
         return SameRows(before, merged) if merged else None
 
-    def are_apart(self, tensors: list[str]) -> bool:
-        """Whether these are cut out of one vector of distinct ids, each element into one of them at most."""
-        cuts = [self._cut(tensor) for tensor in tensors]
-        if None in cuts or len({cut[0] for cut in cuts if cut}) != 1:
-            return False
-        ranges = [cut[1:] for cut in cuts if cut]
-        pairs = [(a, b) for i, a in enumerate(ranges) for b in ranges[:i]]
-        return all(_is_before(a[1], b[0]) or _is_before(b[1], a[0]) for a, b in pairs)
-
-    def _cut(self, tensor: str) -> tuple[str, int | None, int | None] | None:
-        """(vector, begin, end) of a cut; None for what is no cut by constants."""
-        tensor = self._before_reshape(tensor)
-        node, view = split_tensor(tensor)[0], self._view
-        if view.op(node) != "StridedSlice" or len(view.shape(tensor) or ()) != 1:
-            return None
-        vector, attr = view.inputs(node)[0], view.nodes[node].attr
-        begin, end, strides = (view.constant(t) for t in view.inputs(node)[1:])
-        if begin is None or end is None or strides is None or begin.size != 1 or int(strides.reshape(-1)[0]) != 1:
-            return None
-        if any(attr[f"{mask}_mask"].i for mask in ("ellipsis", "new_axis", "shrink_axis")):
-            return None
-        first = None if attr["begin_mask"].i else int(begin.reshape(-1)[0])
-        last = None if attr["end_mask"].i else int(end.reshape(-1)[0])
-        return self._before_reshape(vector), first, last
-
     def any_before(self, tensor: str) -> str:
         """An op that merges ids of the batch and that a tensor is computed from; empty where there is none."""
         needed = self._view.ancestors([split_tensor(tensor)[0]])
@@ -91,7 +66,7 @@ class DistinctIds:
         return min(found, default="")
 
     def _distinct(self, tensor: str) -> str:
-        """The op that merged ids whose elements are these, chosen from, sorted or renumbered one to one; or empty."""
+        """The op that merged ids whose elements are these, dealt out or renumbered one to one; or empty."""
         tensor = self._before_reshape(tensor)
         node, number = split_tensor(tensor)
         op, inputs = self._view.op(node), self._view.inputs(node)
@@ -103,12 +78,6 @@ class DistinctIds:
             if len(moving) != 1 or not all(self._is_scalar(t) for t in fixed):
                 return ""
             return self._distinct(moving[0]) if op != "Mul" or all(self._is_nonzero(t) for t in fixed) else ""
-        if op in ("StridedSlice", "Slice"):  # a place is taken at most once
-            return self._distinct(inputs[0]) if all(self._is_equal(t) for t in inputs[1:]) else ""
-        if op == "TopKV2":  # all of them, sorted; the first k of a worker are not those of the joined batch
-            return self._distinct(inputs[0]) if number == 0 and self._is_size_of(inputs[1], inputs[0]) else ""
-        if op in ("GatherV2", "Gather"):
-            return self._distinct(inputs[0]) if self._chooses(inputs[1], self.source(inputs[0])) else ""
         return self._distinct_parts(inputs[0], inputs[1]) if op == "DynamicPartition" else ""
 
     def _distinct_parts(self, values: str, parts: str) -> str:
@@ -172,15 +141,6 @@ class DistinctIds:
             return False
         return self._same(self._view.inputs(x), self._view.inputs(y))
 
-    def _chooses(self, numbers: str, ids: str) -> bool:
-        """Whether places are distinct and depend on the ids' values alone: a mask computed of them, or their order."""
-        numbers = self._before_reshape(numbers)
-        node, number = split_tensor(numbers)
-        inputs = self._view.inputs(node)
-        if self._view.op(node) == "TopKV2":
-            return number == 1 and self._is_size_of(inputs[1], inputs[0]) and self.source(inputs[0]) == ids
-        return self._view.op(node) == "Where" and self.source(inputs[0]) == ids
-
     def source(self, tensor: str) -> str:
         """The one tensor that differs between workers of which a tensor is computed element by element."""
         while True:
@@ -195,16 +155,6 @@ class DistinctIds:
                 return tensor
             (tensor,) = moving
 
-    def _is_size_of(self, count: str, tensor: str) -> bool:
-        """Whether a scalar is the length of a vector."""
-        node = split_tensor(self._before_reshape(count))[0]
-        if self._view.op(node) == "StridedSlice":
-            node = split_tensor(self._view.inputs(node)[0])[0]
-        if self._view.op(node) not in ("Shape", "Size"):
-            shape, value = self._view.shape(tensor), self._view.constant(count)
-            return shape is not None and len(shape) == 1 and value is not None and shape[0] == int(value)
-        return self._view.inputs(node)[0] == tensor and len(self._view.shape(tensor) or ()) == 1
-
     def _is_scalar(self, tensor: str) -> bool:
         return self._view.shape(tensor) == ()
 
@@ -214,11 +164,6 @@ class DistinctIds:
 
     def _before_reshape(self, tensor: str) -> str:
         return root(self._view, tensor)
-
-
-def _is_before(end: int | None, begin: int | None) -> bool:
-    """Whether a cut that ends here is over where another begins; both from the front, or both from the back."""
-    return end is not None and begin is not None and (end < 0) == (begin < 0) and end <= begin
 
 
 def root(view: GraphView, tensor: str) -> str:

@@ -4,7 +4,6 @@ The rows of IndexedSlices come in pieces, one for each lookup, and what the one 
 - `joined`: ids of the batch; the one process has all workers' rows, one after the other.
 - `unique`: ids that the forward pass had merged, as embedding_lookup_sparse does (distinct_ids.py); the one process has
   every row once, so rows of several workers are merged before anything else, such as a clip, sees them (`touched`).
-  Merged ids that are looked up in several cuts, none of them in two, are pieces that are merged together.
 - `shared`: the same ids on all workers whatever the batch (positions, equal samples); the one process has these rows
   once, each worker a part of their sum, which the last worker keeps.
 - `unknown`: it cannot be seen how many rows a larger batch has of some merged ids. The graph is refused where such
@@ -16,11 +15,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from tensorflow.python.framework import op_def_registry
-
 from parallax.analysis.propagation.distinct_ids import DistinctIds, root
 from parallax.analysis.propagation.states import SAME, Indices, State, TouchedIndices, TouchedRows, Values
 from parallax.analysis.propagation.walk import Merge, NoRule, Walk
+from parallax.analysis.reading.functions import is_stateful
 from parallax.analysis.reading.gradients import autodiff_ops
 from parallax.errors import GraphError
 from parallax.graph.batches import batch_by_node
@@ -57,7 +55,7 @@ def piece_kinds(walk: Walk) -> PieceKinds:
     if not any(s.indices for s in walk.known.sources):
         return {}
     look = _PieceRules(walk)
-    return {s.values: tuple(_pieces(look, s)) for s in walk.known.sources if s.indices is not None}
+    return {s.values: tuple(_find_pieces(look, s)) for s in walk.known.sources if s.indices is not None}
 
 
 def marked_by(walk: Walk, kinds: PieceKinds) -> PieceKinds:
@@ -75,33 +73,30 @@ class _PieceRules:
         self.forward = walk.view.nodes.keys() - autodiff_ops(walk.known.captured)
 
 
-def _pieces(look: _PieceRules, source: GradientSource) -> list[GradientPiece]:
+def _find_pieces(look: _PieceRules, source: GradientSource) -> list[GradientPiece]:
     walk, waiting, found = look.walk, [source.indices or ""], []
     while waiting:
         given = waiting.pop(0)
         tensor = root(walk.view, given)
         parts = concatenated(walk.view, tensor)
         if walk.known.layouts is not None and walk.states[given] == SAME != walk.states[tensor]:
-            found.append(_of_equal_ids(look, given))  # all workers have gathered them
+            found.append(_judge_equal_ids(look, given))  # all workers have gathered them
         elif parts and (walk.states[tensor] != SAME or split_tensor(tensor)[0] not in look.forward):
             waiting = [*parts, *waiting]
         elif walk.states[tensor] == SAME:
-            found.append(_of_equal_ids(look, tensor))
+            found.append(_judge_equal_ids(look, tensor))
         else:
-            found += _of_several_kinds(look, tensor) or [_of_own_ids(look, tensor)]
-    return [_beside(look, piece, [p for p in found if piece.merged and p.merged == piece.merged]) for piece in found]
+            found += _judge_several_kinds(look, tensor) or [_judge_own_ids(look, tensor)]
+    return [_without_others(piece, found) for piece in found]
 
 
-def _beside(look: _PieceRules, piece: GradientPiece, alike: list[GradientPiece]) -> GradientPiece:
-    """A piece beside others of the same merged ids: no id may be in two of them, and all must be looked up alike."""
-    if len(alike) < 2:
-        return piece
-    if any(p.of for p in alike) or not look.unique.are_apart([p.ids for p in alike]):
-        return GradientPiece(piece.ids, "unknown", piece.merged)
-    return piece
+def _without_others(piece: GradientPiece, every: list[GradientPiece]) -> GradientPiece:
+    """A piece of merged ids, which cannot be told from another one of the same."""
+    is_alone = not piece.merged or [one.merged for one in every].count(piece.merged) == 1
+    return piece if is_alone else GradientPiece(piece.ids, "unknown", piece.merged)
 
 
-def _of_own_ids(look: _PieceRules, ids: str) -> GradientPiece:
+def _judge_own_ids(look: _PieceRules, ids: str) -> GradientPiece:
     """Row numbers that differ between workers."""
     distinct = look.unique.of(ids)
     if distinct is not None:
@@ -110,7 +105,7 @@ def _of_own_ids(look: _PieceRules, ids: str) -> GradientPiece:
     return GradientPiece(ids, "unknown", before) if before else GradientPiece(ids, "joined")
 
 
-def _of_several_kinds(look: _PieceRules, ids: str) -> list[GradientPiece]:
+def _judge_several_kinds(look: _PieceRules, ids: str) -> list[GradientPiece]:
     """Row numbers chosen from ids of the batch and others, equal on all workers, behind one another; empty for others.
 
     Those that were dealt out to a part of a table can be counted, of the one kind and of the other.
@@ -119,10 +114,10 @@ def _of_several_kinds(look: _PieceRules, ids: str) -> list[GradientPiece]:
     while view.op(split_tensor(chosen)[0]) in _CHOOSES:
         chosen = look.unique.source(view.inputs(split_tensor(chosen)[0])[0])
     behind = concatenated(view, chosen)
-    equal = {t: _of_equal_ids(look, t) for t in behind if look.walk.states[t] == SAME}
+    equal = {t: _judge_equal_ids(look, t) for t in behind if look.walk.states[t] == SAME}
     if len(equal) in (0, len(behind)) or all(piece.kind == "joined" for piece in equal.values()):
         return []
-    pieces = [equal.get(t) or _of_own_ids(look, t) for t in behind]
+    pieces = [equal.get(t) or _judge_own_ids(look, t) for t in behind]
     node, part = split_tensor(ids)
     numbers = view.inputs(node)[1] if view.op(node) == "DynamicPartition" else ""
     sources = {look.unique.source(t) for t in view.inputs(node)[:2]} if numbers else set()
@@ -131,7 +126,7 @@ def _of_several_kinds(look: _PieceRules, ids: str) -> list[GradientPiece]:
     return [replace(piece, dealt=Dealt(numbers, part, tuple(behind[:place]))) for place, piece in enumerate(pieces)]
 
 
-def _of_equal_ids(look: _PieceRules, ids: str) -> GradientPiece:
+def _judge_equal_ids(look: _PieceRules, ids: str) -> GradientPiece:
     """Rows of replicated numbers are there once, of which workers have parts; or they are one worker's own."""
     return GradientPiece(ids, "shared" if look.walk.known.captured.synchronous else "joined")
 
@@ -231,12 +226,7 @@ def _check_order(view: GraphView, keeps: tuple[AccumulateGradient, ...]) -> None
 def _is_constant(view: GraphView, tensor: str) -> bool:
     """Whether nothing that changes from run to run is behind a tensor."""
     nodes = view.ancestors([split_tensor(tensor)[0]])
-    return not any(view.op(node).startswith("Placeholder") or _is_stateful(view.op(node)) for node in nodes)
-
-
-def _is_stateful(op: str) -> bool:
-    definition = op_def_registry.get(op)
-    return definition is None or bool(definition.is_stateful)
+    return not any(view.op(node).startswith("Placeholder") or is_stateful(view.op(node)) for node in nodes)
 
 
 def outside_edges(walk: Walk, source: GradientSource, tensor: str) -> list[Edge]:

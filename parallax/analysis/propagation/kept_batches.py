@@ -6,7 +6,7 @@ of one batch alone must not meet the update, which is of all of them; what write
 
 from __future__ import annotations
 
-from parallax.analysis.layouts.training_graph import after_gradients
+from parallax.analysis.layouts.training_graph import after_gradients, edges_outside
 from parallax.analysis.propagation.states import Handle
 from parallax.analysis.propagation.walk import Walk
 from parallax.errors import GraphError
@@ -26,8 +26,7 @@ def check_kept(walk: Walk) -> None:
         return
     batches, delivered = batch_by_node(view), set[Edge]()
     for source in walk.known.sources:
-        tensors = [tensor for tensor in (source.values, source.indices) if tensor is not None]
-        delivered |= {edge for tensor in tensors for edge in view.consumers(tensor) if edge.node in source.outside}
+        delivered.update(edges_outside(view, source))
         fact = layouts.facts[source.values]
         if source.indices is None and not (fact.is_same or fact.is_sum):
             raise GraphError(

@@ -25,23 +25,23 @@ def lazy_notes(captured: Captured, variables: Iterable[VariableSpec]) -> tuple[s
     text = f"rows are updated when they are touched or read, with the same result: {', '.join(dict.fromkeys(by_row))}"
     whole = {captured.variables[one.table].logical_name: one.reason for one in captured.lazy if not one.node}
     if captured.by_row:
-        whole.update(_unseen(captured.view, variables, {*by_row, *whole}))
+        whole.update(_find_unseen(captured.view, variables, {*by_row, *whole}))
     every_step = (f"all rows of {name} are updated in each step: {reason}" for name, reason in whole.items())
     return (*([text] if by_row else []), *every_step)
 
 
-def _unseen(view: GraphView, variables: Iterable[VariableSpec], seen: set[str]) -> Iterator[tuple[str, str]]:
+def _find_unseen(view: GraphView, variables: Iterable[VariableSpec], seen: set[str]) -> Iterator[tuple[str, str]]:
     """The tables that autodiff gives rows for and that are written whole, of which no rule said anything; and why."""
     for variable in variables:
         if variable.name in seen or not any(source.indices for source in variable.gradients):
             continue
         for node in variable.updates:
-            if reason := _reason(view, node, [part.op for part in variable.parts]):
+            if reason := _find_reason(view, node, [part.op for part in variable.parts]):
                 yield variable.name, reason
                 break
 
 
-def _reason(view: GraphView, node: str, parts: list[str]) -> str:
+def _find_reason(view: GraphView, node: str, parts: list[str]) -> str:
     """Why a write of the whole is not made by row; empty where the node writes rows."""
     op = view.op(node)
     if _APPLIES.match(op):

@@ -28,7 +28,7 @@ _SOURCES = ("Placeholder", *_PIPELINES)
 
 def notes_of(walk: Walk) -> tuple[str, ...]:
     """What the plan says of such variables of a finished walk, in one sentence."""
-    read = sorted(_read_by_training(walk) & walk.assumed.own)
+    read = sorted(walk.known.read & walk.assumed.own)
     if not read:
         return ()
     names = [walk.known.captured.variables[v].logical_name for v in read]
@@ -103,39 +103,18 @@ def keeps_rows(walk: Walk, node: str, variable: str) -> bool:
 
 
 def is_of_batch(walk: Walk, tensor: str) -> bool:
-    """Whether a value is computed of a batch; what is fed to no step, and training takes no part of, is a value."""
-    if not depends_on_batch(walk, tensor):
-        return False
-    made_of = walk.view.ancestors([split_tensor(tensor)[0]])
-    fed = {node for node in made_of if walk.view.op(node).startswith("Placeholder")}
-    others = {node for node in made_of if walk.view.op(node).startswith(_PIPELINES)}
-    return bool(fed & walk.known.training or others)
+    """Whether a value is computed of what is fed or comes from a pipeline; else it is drawn, counted, or a value.
 
-
-def depends_on_batch(walk: Walk, tensor: str) -> bool:
-    """Whether a value is computed of what is fed or comes from a pipeline; else it is drawn, or counted."""
+    What is fed to no step, and training takes no part of, is a value.
+    """
     if walk.states[tensor] == SAME:
         return False
-    return any(_is_source(walk, node) for node in walk.view.ancestors([split_tensor(tensor)[0]]))
+    view, made_of = walk.view, walk.view.ancestors([split_tensor(tensor)[0]])
+    if not any(_is_source(walk, node) for node in made_of):
+        return False
+    sources = [node for node in made_of if view.op(node).startswith(_SOURCES)]
+    return any(node in walk.known.training or view.op(node).startswith(_PIPELINES) for node in sources)
 
 
 def _is_source(walk: Walk, node: str) -> bool:
     return walk.view.op(node).startswith(_SOURCES) and walk.view.shape(f"{node}:0") != ()
-
-
-def _read_by_training(walk: Walk) -> set[str]:
-    """What values that are written to shared variables are computed of; what they only come after is not among it."""
-    view = walk.view
-    waiting = []
-    for node in view.nodes:
-        state = state_op(view.op(node), len(view.inputs(node)))
-        if state is None or node in walk.known.initial:
-            continue
-        if any(_writes_shared(walk, node, slot) for slot in state.state):
-            waiting.append(node)
-    return view.computed_of(waiting)
-
-
-def _writes_shared(walk: Walk, node: str, slot: int) -> bool:
-    handle = walk.state_at(node, slot)
-    return isinstance(handle, Handle) and handle.variable in walk.known.shared

@@ -73,16 +73,16 @@ def walked(
     placed: Mapping[str, Placement] | None = None,
 ) -> Walk:
     """The last walk, from which the rewrites follow; its `states` say of every tensor how a worker holds it."""
-    known = _known(captured, sources, routes, equal_randomness, placed or {})
+    known = _begin(captured, sources, routes, equal_randomness, placed or {})
     check_parts(known)
     order = captured.view.topological_order()
     walk = _first_walk(known, order)
-    while (found := _found_otherwise(walk)) is not None:
+    while (found := _find_otherwise(walk)) is not None:
         walk = _walk(known, found, order)
     return walk
 
 
-def _known(
+def _begin(
     captured: Captured,
     sources: tuple[GradientSource, ...],
     routes: Mapping[str, str],
@@ -96,30 +96,12 @@ def _known(
     """
     view = captured.view
     functions = functions_of(view, lambda op: visit_node.differs(op, equal_randomness))
-    applied = last_gradients(view, sources)
-    known = _known_but_layouts(captured, applied, routes, equal_randomness, placed, functions)
-    if not captured.by_layouts:
-        return known
-    layouts = _layouts_of(captured, applied, functions)
-    if isinstance(layouts, GraphError):
-        raise layouts
-    return replace(known, layouts=layouts)
-
-
-def _known_but_layouts(
-    captured: Captured,
-    sources: tuple[GradientSource, ...],
-    routes: Mapping[str, str],
-    equal_randomness: bool,
-    placed: Mapping[str, Placement],
-    functions: Functions,
-) -> Known:
-    view = captured.view
+    sources = last_gradients(view, sources)
     spread = {part for part, route in routes.items() if route == "alltoall"}
     updates = gradient_updates(captured, sources)
     initializers = {v.initializer for v in captured.variables.values() if v.initializer}
     training = view.ancestors(updates - initializers)
-    delivered = [split_tensor(t)[0] for s in sources for t in (s.values, s.indices) if t is not None]
+    delivered = [split_tensor(t)[0] for s in sources for t in s.tensors]
     dense_sources: dict[str, list[GradientSource]] = {}
     for source in sources:
         if source.indices is None:
@@ -129,7 +111,9 @@ def _known_but_layouts(
         captured=captured,
         sources=sources,
         routes=routes,
-        tables={part: _table(captured, part, placed.get(part, Placement())) for part in sorted(spread | placed.keys())},
+        tables={
+            part: _make_table(captured, part, placed.get(part, Placement())) for part in sorted(spread | placed.keys())
+        },
         shared=visit_node.shared_variables(captured, sources, updates),
         training=training,
         read=view.computed_of(updates - initializers),
@@ -140,10 +124,11 @@ def _known_but_layouts(
         after_gradients=training - view.ancestors(delivered),
         branches=branches_of(view),
         functions=functions,
+        layouts=_find_layouts_once(captured, sources, functions) if captured.by_layouts else None,
     )
 
 
-def _layouts_of(captured: Captured, sources: tuple[GradientSource, ...], functions: Functions) -> Layouts | GraphError:
+def _find_layouts_once(captured: Captured, sources: tuple[GradientSource, ...], functions: Functions) -> Layouts:
     """The layouts of a step's tensors, or why there are none; found once."""
     if sources not in captured.remembered:
         view, variables, differs = (
@@ -152,17 +137,19 @@ def _layouts_of(captured: Captured, sources: tuple[GradientSource, ...], functio
             partial(visit_node.differs, equal_randomness=False),
         )
         initial = view.ancestors({v.initializer for v in variables.values() if v.initializer})
-        steps = _of_steps(captured, initial) if is_of_script(view) else None
+        steps = _find_steps(captured, initial) if is_of_script(view) else None
         graph = TrainingGraph(view, variables, sources, initial, functions, differs, visit_node.is_random, steps)
         try:
             captured.remembered[sources] = find_layouts(graph) if captured.synchronous else layouts_of_one(graph)
         except GraphError as error:
             captured.remembered[sources] = error
     found: Layouts | GraphError = captured.remembered[sources]
+    if isinstance(found, GraphError):
+        raise found
     return found
 
 
-def _of_steps(captured: Captured, initial: Set[str]) -> Set[str]:
+def _find_steps(captured: Captured, initial: Set[str]) -> Set[str]:
     """The nodes that writes of variables need, but for initial values, and for what a worker counts for itself."""
     view, found = captured.view, []
     for node in view.nodes:
@@ -176,8 +163,8 @@ def _of_steps(captured: Captured, initial: Set[str]) -> Set[str]:
 
 def _first_walk(known: Known, order: list[str]) -> Walk:
     """Takes variables for slots that are so named; where one is none, the walk shall find which there are."""
-    alone = Assumed({part: part for part in known.tables}, own=_kept_by_each(known.captured))
-    named = _expected_slots(known.captured, known.tables)
+    alone = Assumed({part: part for part in known.tables}, own=_find_kept_by_each(known.captured))
+    named = _expect_slots(known.captured, known.tables)
     try:
         walk = _walk(known, replace(alone, table_of={**alone.table_of, **named}), order)
         if not named.keys() - walk.confirmed:
@@ -188,7 +175,7 @@ def _first_walk(known: Known, order: list[str]) -> Walk:
     return _walk(known, alone, order)
 
 
-def _kept_by_each(captured: Captured) -> frozenset[str]:
+def _find_kept_by_each(captured: Captured) -> frozenset[str]:
     """Variables of which each worker has a part, or, where workers take steps of their own, that are declared local."""
     variables, nodes = captured.variables, captured.view.nodes
     return frozenset(
@@ -204,7 +191,7 @@ def _walk(known: Known, assumed: Assumed, order: list[str]) -> Walk:
     return walk
 
 
-def _found_otherwise(walk: Walk) -> Assumed | None:
+def _find_otherwise(walk: Walk) -> Assumed | None:
     """What the next walk is to assume; None when this one found what it assumed."""
     assumed = walk.assumed
     found = Assumed(
@@ -217,13 +204,13 @@ def _found_otherwise(walk: Walk) -> Assumed | None:
     return None
 
 
-def _expected_slots(captured: Captured, tables: Mapping[str, Table]) -> dict[str, str]:
+def _expect_slots(captured: Captured, tables: Mapping[str, Table]) -> dict[str, str]:
     """Variable op -> table op, of the variables that by name and shape are slots of a table; a walk must confirm it."""
     named = {op: followed_variable(captured, op) for op in captured.variables}
     return {op: table for op, table in named.items() if table in tables}
 
 
-def _table(captured: Captured, part: str, placement: Placement) -> Table:
+def _make_table(captured: Captured, part: str, placement: Placement) -> Table:
     variable = captured.variables[part]
     shape = variable.part.shape
     return Table(

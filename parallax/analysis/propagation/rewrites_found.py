@@ -48,15 +48,15 @@ def rewrites_found(walk: Walk, terms: TrainingMode) -> Rewrites:
         kept_batches.check_kept(walk)
     is_pushed = {key: _is_pushed(walk, merge) for key, merge in walk.merges.items()}
     pushes = tuple(_push(walk, merge) for key, merge in walk.merges.items() if is_pushed[key])
-    owned, gathers = owned_nodes(walk), tuple(_gathers(walk))
+    owned, gathers = owned_nodes(walk), tuple(_list_gathers(walk))
     if terms.synchronous:
         check_reads(walk, owned, pushes)
     rewrites = Rewrites(
-        tables=_tables(walk),
-        scales=tuple(walk.scales) if layouts is None else _summed_rows(walk, terms),
+        tables=_list_tables(walk),
+        scales=tuple(walk.scales) if layouts is None else _sum_rows(walk, terms),
         shared_rows=tuple(walk.shared_rows),
         all_reduces=tuple(walk.all_reduces),
-        broadcasts=(*walk.broadcasts, *_broadcasts(walk)),
+        broadcasts=(*walk.broadcasts, *_list_broadcasts(walk)),
         slices=tuple(SliceRows(tensor, tuple(edges), table) for (tensor, table), edges in walk.slices.items()),
         gathers=gathers,
         shapes=tuple(walk.shapes),
@@ -64,16 +64,16 @@ def rewrites_found(walk: Walk, terms: TrainingMode) -> Rewrites:
         lookups=tuple(walk.lookups),
         pushes=pushes,
         collects=tuple(_collect(walk, merge) for key, merge in walk.merges.items() if not is_pushed[key]),
-        held_by_row=_held_by_row(walk, gathers),
-        equal_random_ops=_equal_random_ops(walk),
-        initial_random_ops=_initial_random_ops(walk),
+        held_by_row=_list_held_by_row(walk, gathers),
+        equal_random_ops=_list_equal_draws(walk),
+        initial_random_ops=_list_initial_draws(walk),
         local_variables=tuple(sorted(walk.assumed.own)),
         batch_writes=kept_batches.find_batch_writes(walk) if is_kept else (),
         scatters=tuple(walk.scatters),
         owned=owned,
         terms=terms,
         padded=layouts.padded if layouts is not None else (),
-        notes=_notes_of_means(walk) if layouts is None else notes_of_layouts(walk.view, layouts.rewrites),
+        notes=_note_means(walk) if layouts is None else notes_of_layouts(walk.view, layouts.rewrites),
         keeps=keeps_of(walk) if is_kept else (),
         alike_rows=tuple(walk.alike_rows) if is_kept else (),
     )
@@ -106,14 +106,14 @@ def _check_layouts(walk: Walk, terms: TrainingMode) -> None:
         )
 
 
-def _summed_rows(walk: Walk, terms: TrainingMode) -> tuple[Scale, ...]:
+def _sum_rows(walk: Walk, terms: TrainingMode) -> tuple[Scale, ...]:
     """By layouts: the rows that are to be sums over the workers, and are parts of the global batch's gradients."""
     sparse = {source.values: source for source in walk.known.sources if source.indices is not None}
     scales = (Scale(tensor, tuple(outside_edges(walk, one, tensor))) for tensor, one in sparse.items())
     return () if terms.average_sparse or not terms.synchronous else tuple(scale for scale in scales if scale.edges)
 
 
-def _tables(walk: Walk) -> tuple[Table, ...]:
+def _list_tables(walk: Walk) -> tuple[Table, ...]:
     """The tables, each with all variables that have its rows."""
     members: dict[str, list[str]] = {table: [] for table in walk.known.tables}
     for member, table in sorted(walk.assumed.table_of.items()):
@@ -121,7 +121,7 @@ def _tables(walk: Walk) -> tuple[Table, ...]:
     return tuple(replace(table, members=tuple(members[table.op])) for table in walk.known.tables.values())
 
 
-def _broadcasts(walk: Walk) -> Iterator[Broadcast]:
+def _list_broadcasts(walk: Walk) -> Iterator[Broadcast]:
     """What is fed and shared state depends on."""
     for placeholder in sorted(walk.fed):
         yield Broadcast(f"{placeholder}:0", tuple(walk.view.consumers(f"{placeholder}:0")))
@@ -158,7 +158,7 @@ def _collect(walk: Walk, merge: Merge) -> Collect:
     )
 
 
-def _gathers(walk: Walk) -> Iterator[GatherRows]:
+def _list_gathers(walk: Walk) -> Iterator[GatherRows]:
     """What is read whole, and what is computed from a table and may be fetched."""
     taken = dict(walk.gathers)
     for tensor, state in walk.states.items():
@@ -175,13 +175,13 @@ def _is_update_read(walk: Walk, node: str) -> bool:
     return node in walk.known.training and walk.view.op(node) not in ("Identity", *visit_node.VARIABLES)
 
 
-def _held_by_row(walk: Walk, gathers: tuple[GatherRows, ...]) -> tuple[str, ...]:
+def _list_held_by_row(walk: Walk, gathers: tuple[GatherRows, ...]) -> tuple[str, ...]:
     """What owners hold, and nobody gets whole."""
     rows = {tensor for tensor, state in walk.states.items() if isinstance(state, AtOwners)}
     return tuple(sorted(rows - {gather.tensor for gather in gathers}))
 
 
-def _equal_random_ops(walk: Walk) -> tuple[str, ...]:
+def _list_equal_draws(walk: Walk) -> tuple[str, ...]:
     """What draws alike on all workers, and the nodes of initial values whose functions draw."""
     view, alike = walk.view, walk.known.initial | walk.known.after_gradients
     found = {n for n in alike if visit_node.is_random(view.op(n))}
@@ -190,10 +190,10 @@ def _equal_random_ops(walk: Walk) -> tuple[str, ...]:
     return tuple(sorted(found | {n for n in alike if walk.known.functions.of_node(view.nodes[n])}))
 
 
-def _initial_random_ops(walk: Walk) -> tuple[str, ...]:
+def _list_initial_draws(walk: Walk) -> tuple[str, ...]:
     return tuple(sorted(n for n in walk.known.initial if visit_node.is_random(walk.view.op(n))))
 
 
-def _notes_of_means(walk: Walk) -> tuple[str, ...]:
+def _note_means(walk: Walk) -> tuple[str, ...]:
     """What the plan says where losses are not followed by layouts."""
     return walk.known.captured.note_of_means, *own_state.notes_of(walk)

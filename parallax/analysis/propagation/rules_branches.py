@@ -63,7 +63,7 @@ def merge(walk: Walk, node: str, states: list[State]) -> bool:
     if is_loop_merge(walk.view, node):
         return passed_on(walk, node, states)
     if len(set(states)) == 1 and not isinstance(states[0], Plain):
-        return _alike(walk, node, states[0])
+        return _give_alike(walk, node, states[0])
     rows = {s for s in states if isinstance(s, Rows)}
     if len(rows) != 1 or node in walk.known.training or not all(s == SAME or s in rows for s in states):
         return False
@@ -76,7 +76,7 @@ def merge(walk: Walk, node: str, states: list[State]) -> bool:
     return True
 
 
-def _alike(walk: Walk, node: str, state: State) -> bool:
+def _give_alike(walk: Walk, node: str, state: State) -> bool:
     if isinstance(state, Handle) and not _is_variable(walk, f"{node}:0"):
         return False
     taken = walk.known.branches[split_tensor(walk.view.inputs(node)[0])[0]]

@@ -41,7 +41,7 @@ def gather(walk: Walk, node: str, states: list[State]) -> bool:
     if not isinstance(params, Rows):
         if params != SAME or not isinstance(ids, Indices | TouchedIndices):
             return False
-        walk.set_all(node, _aligned_with(walk, ids))
+        walk.set_all(node, _align_with(walk, ids))
         return True
     if isinstance(ids, TouchedIndices) and ids.table == params.table:
         walk.set_all(node, TouchedRows(ids.table, ids.merge))
@@ -51,8 +51,8 @@ def gather(walk: Walk, node: str, states: list[State]) -> bool:
     if walk.known.branches[node]:
         raise NoRule(params.table, f"lookup {node!r} is inside a conditional or loop, which not all workers may enter")
     _check_on_servers(walk, node, params)
-    walk.lookups.append(Lookup(node, params.table, row_shape=_row_shape(walk, node, params)))
-    walk.set_all(node, _aligned_with(walk, ids) if isinstance(ids, Indices) else ids)
+    walk.lookups.append(Lookup(node, params.table, row_shape=_find_row_shape(walk, node, params)))
+    walk.set_all(node, _align_with(walk, ids) if isinstance(ids, Indices) else ids)
     return True
 
 
@@ -64,7 +64,7 @@ def _check_on_servers(walk: Walk, node: str, params: Rows) -> None:
         raise NoRule(table.op, f"lookup {node!r} takes rows of its slot {source!r}, or of what is computed of it")
 
 
-def _row_shape(walk: Walk, node: str, params: Rows) -> tuple[int, ...]:
+def _find_row_shape(walk: Walk, node: str, params: Rows) -> tuple[int, ...]:
     """The shape of the rows that a lookup takes: of the table, of a slot, or of what is computed of them by row."""
     table, source = walk.known.tables[params.table], walk.state_at(node, 0)
     shape = walk.view.shape(walk.view.inputs(node)[0])
@@ -83,12 +83,12 @@ def segments(walk: Walk, node: str, states: list[State]) -> bool:
     params = read_value(walk, states[0])
     if not isinstance(params, Rows) or walk.known.branches[node] or not all(isinstance(s, Plain) for s in states[1:]):
         return False
-    walk.lookups.append(Lookup(node, params.table, combines=True, row_shape=_row_shape(walk, node, params)))
+    walk.lookups.append(Lookup(node, params.table, combines=True, row_shape=_find_row_shape(walk, node, params)))
     walk.set_all(node, worst(states[1:]))
     return True
 
 
-def _aligned_with(walk: Walk, indices: Indices | TouchedIndices) -> State:
+def _align_with(walk: Walk, indices: Indices | TouchedIndices) -> State:
     """The state of rows that lie beside joined or merged indices."""
     if isinstance(indices, TouchedIndices):
         return TouchedRows(indices.table, indices.merge)
@@ -119,7 +119,7 @@ def segment_sum(walk: Walk, node: str, states: list[State]) -> bool:
         walk.set_all(node, values)
         return True
     if isinstance(values, TouchedRows) and segments == TouchedIndices(values.table, values.merge):
-        return _dense_at_owners(walk, node, values)
+        return _make_dense(walk, node, values)
     if not isinstance(values, Values):
         return False
     if isinstance(segments, PlaceMap) and are_paired(walk, values, Indices(walk.merges[segments.merge].indices_token)):
@@ -133,7 +133,7 @@ def segment_sum(walk: Walk, node: str, states: list[State]) -> bool:
     return False
 
 
-def _dense_at_owners(walk: Walk, node: str, values: TouchedRows) -> bool:
+def _make_dense(walk: Walk, node: str, values: TouchedRows) -> bool:
     """Merged rows among zeros for all others, where the sum has as many rows as the table."""
     shape = walk.view.shape(f"{node}:0")
     if not shape or shape[0] != walk.known.tables[values.table].rows:

@@ -40,17 +40,15 @@ def visit(walk: Walk, node: str, op: str) -> bool:
     """Checks and records what a state-writing op needs; False for every other op."""
     state = state_op(op, len(walk.view.inputs(node)))
     if state is None:
-        return _written_in_functions(walk, node, op)
+        return _check_functions(walk, node, op)
     handles = [walk.state_at(node, slot) for slot in state.state]
     if not isinstance(handles[0], Handle):
         _refuse_hidden_variables(walk, node, state)
         return False  # a queue, a hash table: no variable of the graph
     variables = [h.variable for h in handles if isinstance(h, Handle)]
     _check_condition(walk, node, variables)
-    _hyperparameters(walk, node, state, variables)
-    if state.kind == "unknown":
-        _unknown(walk, node, state, variables[0])
-    elif variables[0] in walk.assumed.table_of:
+    _check_hyperparameters(walk, node, state, variables)
+    if variables[0] in walk.assumed.table_of:
         _write_rows(walk, node, state, variables)
     else:
         _write_whole(walk, node, state, variables)
@@ -86,7 +84,7 @@ def _check_condition(walk: Walk, node: str, variables: list[str]) -> None:
             raise NoRule(table.op, f"{op} {node!r} writes it in a branch of a conditional")
 
 
-def _written_in_functions(walk: Walk, node: str, op: str) -> bool:
+def _check_functions(walk: Walk, node: str, op: str) -> bool:
     """A loop or another op whose functions write variables: right only where nothing differs between workers."""
     if not takes_functions(op):
         return False
@@ -94,7 +92,7 @@ def _written_in_functions(walk: Walk, node: str, op: str) -> bool:
     variables = [s.variable for s in (walk.state_at(node, slot) for slot in slots) if isinstance(s, Handle)]
     if not variables:
         return False
-    inputs = [_value(walk, node, slot) for slot in range(len(walk.view.inputs(node)))]
+    inputs = [_find_value(walk, node, slot) for slot in range(len(walk.view.inputs(node)))]
     drawn = [
         d for f in walk.known.functions.of_node(walk.view.nodes[node]) if (d := walk.known.functions.differing_op(f))
     ]
@@ -131,7 +129,7 @@ def _refuse_hidden_variables(walk: Walk, node: str, state: StateOp) -> None:
             waiting += [t for t in view.inputs(name) if view.dtype(t) == _RESOURCE or view.op(name).startswith("Ref")]
 
 
-def _value(walk: Walk, node: str, slot: int) -> State:
+def _find_value(walk: Walk, node: str, slot: int) -> State:
     """The state of an input taken as a value."""
     state = walk.state_at(node, slot)
     if isinstance(state, Handle) and not takes_state(walk.view.op(node), slot):
@@ -139,10 +137,10 @@ def _value(walk: Walk, node: str, slot: int) -> State:
     return state
 
 
-def _hyperparameters(walk: Walk, node: str, state: StateOp, variables: list[str]) -> None:
+def _check_hyperparameters(walk: Walk, node: str, state: StateOp, variables: list[str]) -> None:
     """Learning rates and the like must be equal on all workers."""
     for slot in state.others:
-        other = walk.require_same(_value(walk, node, slot))
+        other = walk.require_same(_find_value(walk, node, slot))
         if state.kind == "unknown" or other == SAME:
             continue
         _refuse_opaque(walk, other)
@@ -157,11 +155,13 @@ def _hyperparameters(walk: Walk, node: str, state: StateOp, variables: list[str]
 def _write_rows(walk: Walk, node: str, state: StateOp, variables: list[str]) -> None:
     """A write to a variable whose rows are spread over the workers."""
     table = walk.assumed.table_of[variables[0]]
+    if state.kind == "unknown":
+        raise NoRule(table, f"{walk.view.op(node)} {node!r} writes it and has no row-wise rule")
     _join(walk, table, variables[1:])
-    value = walk.require_same(_value(walk, node, state.value if state.value is not None else 0))
+    value = walk.require_same(_find_value(walk, node, state.value if state.value is not None else 0))
     edge = Edge(node, state.value or 0)
     if state.indices is not None:
-        indices = _value(walk, node, state.indices)
+        indices = _find_value(walk, node, state.indices)
         if isinstance(value, TouchedRows) and indices == TouchedIndices(table, value.merge) and value.table == table:
             _join(walk, table, variables[:1])
             return
@@ -169,8 +169,8 @@ def _write_rows(walk: Walk, node: str, state: StateOp, variables: list[str]) -> 
             _join(walk, table, variables[:1])
             return
         additive = walk.view.op(node) in ADDITIVE_SCATTERS
-        if _joined(walk, value, indices) and (additive or state.kind == "apply"):
-            part = _gradient_of(walk, value, variables[0])
+        if _are_joined(walk, value, indices) and (additive or state.kind == "apply"):
+            part = _find_gradient(walk, value, variables[0])
             if walk.assumed.table_of.get(part) != table:
                 raise NoRule(part, f"{walk.view.op(node)} {node!r} writes its rows to {variables[0]!r}")
             _join(walk, table, variables[:1])
@@ -193,9 +193,10 @@ def _write_rows(walk: Walk, node: str, state: StateOp, variables: list[str]) -> 
 
 def _write_whole(walk: Walk, node: str, state: StateOp, variables: list[str]) -> None:
     """A write to a variable that every worker holds."""
-    slots = [s for s in (state.value, state.indices) if s is not None]
-    values = [walk.require_same(_value(walk, node, slot)) for slot in slots]
-    along = next((v for v in values if isinstance(v, AtOwners)), None)
+    is_known = state.kind != "unknown"
+    slots = [s for s in (state.value, state.indices) if s is not None] if is_known else list(state.others)
+    values = [walk.require_same(_find_value(walk, node, slot)) for slot in slots]
+    along = next((v for v in values if isinstance(v, AtOwners) and is_known), None)
     if along is not None:
         table = walk.known.tables[along.table]
         shape = walk.known.captured.variables[variables[0]].part.shape
@@ -206,8 +207,8 @@ def _write_whole(walk: Walk, node: str, state: StateOp, variables: list[str]) ->
         _join(walk, table.op, variables)
         return
     additive = walk.view.op(node) in ADDITIVE_SCATTERS
-    if state.indices is not None and _joined(walk, values[0], values[1]) and (additive or state.kind == "apply"):
-        part = _gradient_of(walk, values[0], variables[0])
+    if state.indices is not None and _are_joined(walk, values[0], values[1]) and (additive or state.kind == "apply"):
+        part = _find_gradient(walk, values[0], variables[0])
         spread = walk.assumed.table_of.get(part, "")
         if spread and not _follows(walk, spread, variables[0]):
             raise NoRule(part, f"{walk.view.op(node)} {node!r} writes its rows to {variables[0]!r} of another shape")
@@ -231,6 +232,11 @@ def _write_whole(walk: Walk, node: str, state: StateOp, variables: list[str]) ->
         return
     if variables[0] in walk.known.shared:
         op, tensor = walk.view.op(node), walk.view.inputs(node)[slots[0]]
+        if not is_known:
+            raise GraphError(
+                f"An update op needs a rule that says what its inputs are: {op} {node!r} updates {variables[0]!r} and "
+                "has none. Use an optimizer of tf.compat.v1.train, or Assign, AssignAdd, AssignSub and Scatter ops."
+            )
         raise GraphError(
             "A trained variable must take its gradient, or what is equal on all workers: "
             f"{op} {node!r} writes {variables[0]!r} with {tensor!r}, which depends on each worker's own batch in "
@@ -248,34 +254,12 @@ def _has_gradient(walk: Walk, variable: str) -> bool:
     )
 
 
-def _gradient_of(walk: Walk, values: State, variable: str) -> str:
+def _find_gradient(walk: Walk, values: State, variable: str) -> str:
     """The variable whose gradient rows are written: this one, unless it has none and keeps those of another.
 
     Autodiff may give two variables one gradient, as for rows of a sum.
     """
     return variable if variable in walk.known.routes else part_of(walk, values)
-
-
-def _unknown(walk: Walk, node: str, state: StateOp, variable: str) -> None:
-    """An op that writes state in a way not known here: right only where nothing differs between workers."""
-    op = walk.view.op(node)
-    if variable in walk.assumed.table_of:
-        raise NoRule(walk.assumed.table_of[variable], f"{op} {node!r} writes it and has no row-wise rule")
-    for slot in state.others:
-        value = walk.require_same(_value(walk, node, slot))
-        _refuse_opaque(walk, value)
-        if value == SAME and walk.agrees(walk.known.branches[node]):
-            continue
-        if not isinstance(value, Plain):
-            raise NoRule(part_of(walk, value), f"{op} {node!r} has no rule for its gradient rows")
-        if variable not in walk.known.shared:
-            check_read_by_training(walk, node, state.others, variable)
-            walk.new_own.add(variable)
-            continue
-        raise GraphError(
-            f"An update op needs a rule that says what its inputs are: {op} {node!r} updates {variable!r} and has "
-            "none. Use an optimizer of tf.compat.v1.train, or Assign, AssignAdd, AssignSub and Scatter ops."
-        )
 
 
 def _join(walk: Walk, table: str, variables: list[str]) -> None:
@@ -297,7 +281,7 @@ def _follows(walk: Walk, table: str, variable: str) -> bool:
     return bool(shape) and shape[0] == walk.known.tables[table].rows
 
 
-def _joined(walk: Walk, values: State, indices: State) -> bool:
+def _are_joined(walk: Walk, values: State, indices: State) -> bool:
     return isinstance(values, Values) and isinstance(indices, Indices) and are_paired(walk, values, indices)
 
 

@@ -31,14 +31,14 @@ def owned_nodes(walk: Walk) -> tuple[Owned, ...]:
         tables = [server_table(walk, walk.states[tensor]) for tensor in walk.view.outputs(node)]
         for slot in range(len(walk.view.inputs(node))):
             if (node, slot) not in gathered:
-                tables.append(_table_at(walk, node, slot, writes))
+                tables.append(_find_table(walk, node, slot, writes))
         table = next((t for t in tables if t), "")
         if table:
             found.append(Owned(node, table, writes, node in walk.known.initial))
     return tuple(found)
 
 
-def _table_at(walk: Walk, node: str, slot: int, writes: bool) -> str:
+def _find_table(walk: Walk, node: str, slot: int, writes: bool) -> str:
     """The table on servers whose rows this node takes here."""
     state = walk.state_at(node, slot)
     if not isinstance(state, Handle):

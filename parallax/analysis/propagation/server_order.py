@@ -11,7 +11,7 @@ from collections.abc import Iterable
 
 from parallax.analysis.propagation.walk import NoRule, Walk
 from parallax.graph.ops import state_op
-from parallax.graph.view import Edge, GraphView, split_tensor
+from parallax.graph.view import Edge, split_tensor
 from parallax.plans.layouts import Partial, Sharded
 from parallax.plans.rewrites import Owned, Push
 
@@ -34,17 +34,17 @@ def check_reads(walk: Walk, owned: Iterable[Owned], pushes: Iterable[Push]) -> N
             writes_by_table.setdefault(one.table, []).append(one.node)
     met = [(one.tensor, edge) for one in walk.scatters for edge in one.edges]
     met += [(one.tensor, edge) for one in walk.all_reduces for edge in one.edges]
-    met += _of_layouts(walk)
-    met += [(_tensor(walk, edge), edge) for push in pushes for edge in (*push.values, *push.indices)]
+    met += _find_changes(walk)
+    met += [(_find_tensor(walk, edge), edge) for push in pushes for edge in (*push.values, *push.indices)]
     at_servers = {one.node for one in nodes}
-    matters = _what_matters(walk, [split_tensor(tensor)[0] for tensor, _ in met], at_servers)
+    matters = _find_what_matters(walk, [split_tensor(tensor)[0] for tensor, _ in met], at_servers)
     for table, writes in writes_by_table.items():
-        for reader in _readers(walk, table):
+        for reader in _find_readers(walk, table):
             if reader in matters and reader not in at_servers:
                 _check_reader(walk, table, reader, writes, met)
 
 
-def _of_layouts(walk: Walk) -> list[tuple[str, Edge]]:
+def _find_changes(walk: Walk) -> list[tuple[str, Edge]]:
     """Tensors that a change of layout reduces or gathers over the workers, and the edges that take the result."""
     changes = walk.known.layouts.rewrites.changes if walk.known.layouts is not None else ()
     return [(one.tensor, e) for one in changes if isinstance(one.before, Partial | Sharded) for e in one.edges]
@@ -52,8 +52,9 @@ def _of_layouts(walk: Walk) -> list[tuple[str, Edge]]:
 
 def _check_reader(walk: Walk, table: str, reader: str, writes: list[str], met: list[tuple[str, Edge]]) -> None:
     """Every write that comes after a read must also come after something that all workers made of it."""
-    after_read = _after(walk.view, [reader])
-    after_all = _after(walk.view, [edge.node for tensor, edge in met if split_tensor(tensor)[0] in after_read])
+    after_read = walk.view.descendants([reader], waits=True)
+    takers = [edge.node for tensor, edge in met if split_tensor(tensor)[0] in after_read]
+    after_all = walk.view.descendants(takers, waits=True)
     for write in writes:
         if write in after_read and write not in after_all:
             raise NoRule(
@@ -62,17 +63,7 @@ def _check_reader(walk: Walk, table: str, reader: str, writes: list[str], met: l
             )
 
 
-def _after(view: GraphView, nodes: list[str]) -> set[str]:
-    """Some nodes and everything that takes something of them or waits for them."""
-    found, waiting = set(nodes), list(nodes)
-    while waiting:
-        fresh = [user for user in view.users(waiting.pop()) if user not in found]
-        found.update(fresh)
-        waiting += fresh
-    return found
-
-
-def _what_matters(walk: Walk, given: list[str], at_servers: set[str]) -> set[str]:
+def _find_what_matters(walk: Walk, given: list[str], at_servers: set[str]) -> set[str]:
     """What every worker needs for what it gives to all or keeps; what servers are told counts from worker 0 alone."""
     skipped = at_servers | walk.known.initial
     kept = [
@@ -83,7 +74,7 @@ def _what_matters(walk: Walk, given: list[str], at_servers: set[str]) -> set[str
     return walk.view.ancestors([*given, *kept])
 
 
-def _readers(walk: Walk, table: str) -> list[str]:
+def _find_readers(walk: Walk, table: str) -> list[str]:
     """The nodes that read a table for a worker: those that take its handle or reference, and write nothing."""
     view, found = walk.view, [lookup.node for lookup in walk.lookups if lookup.table == table]
     for edge in view.consumers(f"{table}:0"):
@@ -92,5 +83,5 @@ def _readers(walk: Walk, table: str) -> list[str]:
     return found
 
 
-def _tensor(walk: Walk, edge: Edge) -> str:
+def _find_tensor(walk: Walk, edge: Edge) -> str:
     return walk.view.inputs(edge.node)[edge.slot]

@@ -41,9 +41,9 @@ def leave_out_stand_ins(walk: Walk, rewrites: Rewrites, layouts: Layouts) -> Rew
     """
     batches = batch_by_node(walk.view)
     is_counted = {tensor for tensor, fact in layouts.facts.items() if fact.is_counted}
-    reduced = [one if one.tensor in is_counted else _of_batch(walk, one, batches) for one in rewrites.all_reduces]
+    reduced = [one if one.tensor in is_counted else _name_batch(walk, one, batches) for one in rewrites.all_reduces]
     scatters = [
-        one if one.tensor in is_counted else replace(one, batch=_batch_of_tensor(batches, one.tensor))
+        one if one.tensor in is_counted else replace(one, batch=_find_batch(batches, one.tensor))
         for one in rewrites.scatters
     ]
     rewrites = replace(rewrites, all_reduces=tuple(reduced), scatters=tuple(scatters))
@@ -51,8 +51,8 @@ def leave_out_stand_ins(walk: Walk, rewrites: Rewrites, layouts: Layouts) -> Rew
         return rewrites
     return replace(
         rewrites,
-        pushes=tuple(_of_rows(one, batches) for one in rewrites.pushes),
-        collects=tuple(_of_rows(one, batches) for one in rewrites.collects),
+        pushes=tuple(_name_rows(one, batches) for one in rewrites.pushes),
+        collects=tuple(_name_rows(one, batches) for one in rewrites.collects),
     )
 
 
@@ -65,7 +65,7 @@ def uneven_batches(view: GraphView) -> tuple[UnevenBatch, ...]:
             None if length is None else Edge(length, 0),
             fixed_length(view.nodes[split_tensor(placeholder)[0]]),
         )
-        alike, has_end = () if examples else _alike(view, placeholder), split_tensor(placeholder)[0] in ends
+        alike, has_end = () if examples else _find_alike(view, placeholder), split_tensor(placeholder)[0] in ends
         found.append(UnevenBatch(placeholder, placeholder, edge, alike, examples, has_end=has_end))
     return tuple(found)
 
@@ -77,19 +77,19 @@ def batches_of_elements(view: GraphView) -> tuple[UnevenBatch, ...]:
     return tuple(UnevenBatch(f"{n}:0", f"{n}:0", examples_of=batches[n], has_end=n in ends) for n in nodes)
 
 
-def _alike(view: GraphView, first: str) -> tuple[str, ...]:
+def _find_alike(view: GraphView, first: str) -> tuple[str, ...]:
     """The other batches of a script's step: that they are of one length is for its runs to show."""
     step = batch_of(view.nodes[split_tensor(first)[0]])
     marked = [node for node in marked_nodes(view) if batch_of(view.nodes[node]) == step] if is_of_script(view) else []
     return tuple(tensor for node in marked for tensor in batch_tensors(view, node) if tensor != first)
 
 
-def _of_batch(walk: Walk, one: AllReduce, batches: Mapping[str, str]) -> AllReduce:
+def _name_batch(walk: Walk, one: AllReduce, batches: Mapping[str, str]) -> AllReduce:
     """A reduction with its batch, by which a worker without examples is left out.
 
     What owners of rows have a part of, they have of all workers' examples: it is left as it is.
     """
-    batch = _batch_of_tensor(batches, one.tensor)
+    batch = _find_batch(batches, one.tensor)
     return replace(one, batch=batch) if batch and not _is_at_owners(walk, one.tensor) else one
 
 
@@ -99,12 +99,12 @@ def _is_at_owners(walk: Walk, tensor: str) -> bool:
     return any(isinstance(s.along if isinstance(s, Extent) else s, AtOwners) for s in states)
 
 
-def _of_rows(one: _Rows, batches: Mapping[str, str]) -> _Rows:
+def _name_rows(one: _Rows, batches: Mapping[str, str]) -> _Rows:
     """A push or a collection with its batch."""
     nodes = [edge.node for edge in (*one.values, *one.indices)]
     return replace(one, batch=next((batches[node] for node in nodes if node in batches), ""))
 
 
-def _batch_of_tensor(batches: Mapping[str, str], tensor: str) -> str:
+def _find_batch(batches: Mapping[str, str], tensor: str) -> str:
     """The batch of which a tensor is computed; empty where there is none."""
     return batches.get(split_tensor(tensor)[0], "")

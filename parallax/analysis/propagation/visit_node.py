@@ -127,11 +127,11 @@ def visit(walk: Walk, node: str) -> None:
     if op in VARIABLES and node in walk.known.captured.variables:
         set_handle(walk, node, node)
     elif op in _PLACEHOLDERS:
-        walk.set_all(node, _placeholder(walk, node))
+        walk.set_all(node, _visit_placeholder(walk, node))
     elif op in _RESTORES:
         walk.set_all(node, SAME)  # a checkpoint is one for all workers, whatever path leads to it
     elif op in _TABLES:
-        walk.set_all(node, _lookup_table(walk, node))
+        walk.set_all(node, _visit_lookup_table(walk, node))
     elif not rules_state.visit(walk, node, op) and not rule_of_op.visit(walk, node, op):
         _inherit(walk, node, op)
     if walk.known.layouts is not None:
@@ -191,7 +191,7 @@ def lookups_of_indices(walk: Walk, merge: Merge) -> tuple[tuple[str, ...], tuple
     return tuple(found), tuple(searched)
 
 
-def _placeholder(walk: Walk, node: str) -> State:
+def _visit_placeholder(walk: Walk, node: str) -> State:
     """A scalar may be a learning rate, equal everywhere; everything else is this worker's part of the batch.
 
     A marked placeholder is the number of shards, `same`, or the number of this worker's shard, `local`.
@@ -207,7 +207,7 @@ def _placeholder(walk: Walk, node: str) -> State:
     return BATCH
 
 
-def _lookup_table(walk: Walk, node: str) -> State:
+def _visit_lookup_table(walk: Walk, node: str) -> State:
     """A table of keys and values is the same where what fills it is no data of a worker."""
     view = walk.view
     fillers = [e.node for e in view.consumers(f"{node}:0") if view.op(e.node).startswith("InitializeTable")]
@@ -232,11 +232,11 @@ def _only_hyperparameter(walk: Walk, node: str) -> bool:
 
 def _inherit(walk: Walk, node: str, op: str) -> None:
     """The result is as its worst input; row states that no rule took are read whole or become opaque."""
-    states = [_plain(walk, node, slot) for slot in range(len(walk.view.inputs(node)))]
+    states = [_take_plain(walk, node, slot) for slot in range(len(walk.view.inputs(node)))]
     if op in NEXT_ITERATIONS or (op in MERGES and is_loop_merge(walk.view, node)):
         states.append(LOCAL)
     elif op in MERGES:  # constants of a branch do not show in their inputs when the branch is taken
-        states.append(walk.condition(_left(walk, node)))
+        states.append(walk.condition(_find_left(walk, node)))
     elif _differs(walk, node, op):
         states.append(LOCAL)
     walk.set_all(node, worst(states))
@@ -257,7 +257,7 @@ def _differs(walk: Walk, node: str, op: str) -> bool:
     return differs(op, walk.known.equal_randomness)
 
 
-def _left(walk: Walk, merge: str) -> Branches:
+def _find_left(walk: Walk, merge: str) -> Branches:
     """The branches that a Merge puts together again."""
     view, here, found = walk.view, len(walk.known.branches[merge]), list[Branch]()
     for tensor in view.inputs(merge):
@@ -268,7 +268,7 @@ def _left(walk: Walk, merge: str) -> Branches:
     return tuple(dict.fromkeys(found))
 
 
-def _plain(walk: Walk, node: str, slot: int) -> State:
+def _take_plain(walk: Walk, node: str, slot: int) -> State:
     """A plain state for an input that no rule took; whole rows are gathered, outside the training step only."""
     state = walk.state_at(node, slot)
     if isinstance(state, Plain):

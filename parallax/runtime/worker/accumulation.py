@@ -9,7 +9,7 @@ so train_ops may take turns. Between updates no plan is changed and no checkpoin
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 
 from tensorflow.python.framework import op_def_registry
@@ -99,10 +99,10 @@ class KeptGradients:
         local = worker_graph.local_variables
         shared = (node for node in view.nodes if _writes_shared(view, node, local))
         writes = {here(node) for node in shared if node not in worker_graph.batch_writes} - before
-        after = _after(worker_view, self._source_of)
+        after = worker_view.descendants(self._source_of, waits=True) - self._source_of.keys()
         self._updates = writes & after
         self._of_gradients = after | self._source_of.keys()
-        self._later = self._of_gradients | _after(worker_view, writes) | writes
+        self._later = self._of_gradients | worker_view.descendants(writes, waits=True)
         self._acting = {here(node): node for node in view.nodes if _acts(view, node)}
 
     def of(self, runs: Collection[str]) -> frozenset[str]:
@@ -133,22 +133,6 @@ class KeptGradients:
         """The ops by which a run keeps its gradients."""
         kept = [self.keepings[source] for source in sorted(gather.kept)]
         return [op for keeping in kept for op in (keeping.begin if gather.is_first else keeping.add)]
-
-
-def _after(view: GraphView, nodes: Iterable[str]) -> set[str]:
-    """Everything that comes after some nodes, through tensors or waiting."""
-    takers: dict[str, list[str]] = {}
-    for node in view.nodes:
-        for before in (*(split_tensor(t)[0] for t in view.inputs(node)), *view.controls(node)):
-            takers.setdefault(before, []).append(node)
-    found: set[str] = set()
-    waiting = list(nodes)
-    while waiting:
-        for taker in takers.get(waiting.pop(), ()):
-            if taker not in found:
-                found.add(taker)
-                waiting.append(taker)
-    return found
 
 
 def _writes_shared(view: GraphView, node: str, local: Collection[str]) -> bool:

@@ -171,16 +171,13 @@ def _gathered(editor: Editor, collect: Collect, values: Tensor, indices: Tensor)
 def _as_one_process(editor: Editor, collect: Collect, values: Tensor, indices: Tensor) -> tuple[Tensor, Tensor]:
     """Every row that the one process would have, piece by piece."""
     pieces = collect.pieces
-    parts = list(zip(pieces, _split(editor, values, pieces), _split(editor, indices, pieces), strict=True))
     found = []
-    for place, (piece, rows, numbers) in enumerate(parts):
-        alike = [part for part in parts if piece.merged and part[0].merged == piece.merged]
+    for piece, rows, numbers in zip(
+        pieces, _split(editor, values, pieces), _split(editor, indices, pieces), strict=True
+    ):
         if piece.kind == "shared":
             found.append((editor.together.add_gradients(rows), numbers))
-        elif len(alike) < 2:
-            found.append(_of_all_workers(editor, collect, piece, rows, numbers))
-        elif alike[0] is parts[place]:  # several cuts of merged ids
-            rows, numbers = (tf.concat([part[number] for part in alike], 0) for number in (1, 2))
+        else:
             found.append(_of_all_workers(editor, collect, piece, rows, numbers))
     return tf.concat([v for v, _ in found], 0), tf.concat([tf.cast(i, indices.dtype) for _, i in found], 0)
 
