@@ -98,7 +98,6 @@ def outcome_of(rows: Rows) -> Outcome:
 
 
 GATHERING = {
-    "a sparse matrix": "SparseTensorDenseMatMul",
     "ragged means": "Cumsum",
     "ragged sums": "Cumsum",
     "ragged maxima": "Cumsum",

@@ -6,7 +6,7 @@ import numpy as np
 
 from parallax.analysis.layouts.along import add_by_segment, lookup, scatter_rows
 from parallax.analysis.layouts.elementwise import align
-from parallax.analysis.layouts.facts import REPLICATED, Fact
+from parallax.analysis.layouts.facts import REPLICATED, SUM, Fact
 from parallax.analysis.layouts.step_walk import StepWalk
 from parallax.graph.lengths import ONE, Length
 from parallax.graph.view import Edge, split_tensor
@@ -113,6 +113,25 @@ def fill_places(step: StepWalk, node: str) -> list[Fact] | None:
     step.localize(node, 1, 0, dims)
     known = tuple(length for length in dims if length is not None)
     return step.all_outputs(node, Sharded(0, example), known if len(known) == len(dims) else None)
+
+
+def multiply_places(step: StepWalk, node: str) -> list[Fact] | None:
+    """SparseTensorDenseMatMul: rows of examples by a matrix, or the transposed rows by what each example has."""
+    places, values, shape, matrix = step.inputs(node)
+    dims, view = shape.values(), step.view
+    example = step.part_of(dims[0]) if dims else None
+    if places.part is None or example is None or dims is None or values.part != places.part:
+        return None
+    counter = find_first_counter(step, node, 0, example)
+    is_turned, axis = view.flag(node, "adjoint_a"), int(view.flag(node, "adjoint_b"))
+    if counter is None or (is_turned and (matrix.axis, matrix.part) != (axis, example)):
+        return None
+    step.take(node, 0, ExampleNumbers(example, counter))
+    step.localize(node, 2, 0, dims)
+    if is_turned:
+        return step.all_outputs(node, SUM)
+    step.take(node, 3, REPLICATED)
+    return step.all_outputs(node, Sharded(0, example))
 
 
 def partition(step: StepWalk, node: str) -> list[Fact] | None:

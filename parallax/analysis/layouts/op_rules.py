@@ -97,6 +97,7 @@ _OF_SHARDED: dict[str, Rule] = {
     **dict.fromkeys(_SAMPLERS, numbered.draw_candidates),
     "ComputeAccidentalHits": numbered.find_hits,
     "SparseToDense": numbered.fill_places,
+    "SparseTensorDenseMatMul": numbered.multiply_places,
     "DynamicPartition": numbered.partition,
     **dict.fromkeys(("DynamicStitch", "ParallelDynamicStitch"), numbered.stitch),
     "Where": sparse_tensors.find_places,
