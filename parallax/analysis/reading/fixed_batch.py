@@ -92,10 +92,12 @@ def open_fixed_batch(
         beside = view.nodes.keys() - needed
         for _ in range(_MOST_PASSES):
             graph = _import_graph(opened, beside, contexts)
-            seen = GraphView(graph.as_graph_def(add_shapes=True))
+            seen, before = GraphView(graph.as_graph_def(add_shapes=True)), opened.SerializeToString(deterministic=True)
             if not constants.change(seen, opened) and not bodies.change(seen, opened, running, constants):
                 is_told = constants.are_told and bodies.are_told and not constants.has_left(seen)
                 is_told = is_told and not LeftConstants(view, forward, numbers, set()).are_of_gradients(delivered)
+                if opened.SerializeToString(deterministic=True) != before:  # nothing that shapes depend on
+                    graph = _import_graph(opened, beside, contexts)
                 derived = _derive_gradients(view, graph, opened, beside, records) if is_told else None
                 return derived or f"{fixed}, as constants of that size may be the batch or a width"
         return f"{fixed} in {_MOST_PASSES} passes"
