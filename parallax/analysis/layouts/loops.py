@@ -1,4 +1,4 @@
-"""Rules of loops and conditionals of the new style, whose bodies are functions.
+"""Rules of loops of the new style, whose bodies are functions, and of conditionals, which are taken apart before.
 
 A loop's variables have the layouts that the body gives back for them: it is assumed that they are as they start, the
 body says what they are afterwards, and the next assumption is what both are. The condition must be the same on all
@@ -8,11 +8,11 @@ layout takes its inputs whole.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 from parallax.analysis.layouts.facts import BLANK, COUNTED, LENGTHS, REPLICATED, SUM, Dims, Fact
-from parallax.analysis.layouts.step_walk import Followed, StepWalk
+from parallax.analysis.layouts.step_walk import StepWalk
 from parallax.graph.lengths import Length
 from parallax.graph.view import GraphView, split_tensor
 from parallax.plans.layouts import Layout, Sharded
@@ -25,10 +25,14 @@ def loop(step: StepWalk, node: str) -> list[Fact] | None:
     """While and StatelessWhile."""
     tensors = step.view.inputs(node)
     starts = [step.facts[tensor] for tensor in tensors]
-    found = _complete(starts, lambda facts: _settle(step, node, facts))
-    if found is None:
+    found, brought = _settle(step, node, starts), frozenset[int]()
+    while found is not None and not found[1] <= brought:
+        brought |= found[1]
+        taken = [replace(f, layout=REPLICATED) if slot in brought else f for slot, f in enumerate(starts)]
+        found = _settle(step, node, taken)
+    if found is None or found[1]:
         return None
-    facts, _ = found
+    facts = found[0]
     for slot, (tensor, fact) in enumerate(zip(tensors, facts, strict=True)):
         if not (fact.is_sum and starts[slot].is_same and are_zeros(step.view, tensor)):
             step.take(node, slot, fact.layout)
@@ -63,62 +67,6 @@ def _settle(step: StepWalk, node: str, starts: Sequence[Fact]) -> tuple[list[Fac
     return (facts, (made.needed | goes_on.needed).union(*told)) if all(told) else None
 
 
-def _complete(
-    facts: Sequence[Fact], find: Callable[[list[Fact]], tuple[list[Fact], frozenset[int]] | None]
-) -> tuple[list[Fact], set[int]] | None:
-    """What bodies give of inputs of which some come replicated, and which do; None where that does not help.
-
-    Args:
-        facts: of the inputs.
-        find: what bodies give of inputs, and which of these must come replicated.
-    """
-    brought = set[int]()
-    while True:
-        found = find([replace(f, layout=REPLICATED) if slot in brought else f for slot, f in enumerate(facts)])
-        if found is None or not found[1]:
-            return None if found is None else (found[0], brought)
-        if found[1] <= brought:
-            return None
-        brought |= found[1]
-
-
-def conditional(step: StepWalk, node: str) -> list[Fact] | None:
-    """If and StatelessIf, by a predicate that all workers have: what both branches give, or the one that is taken."""
-    facts = step.inputs(node)
-    found = _complete(facts[1:], lambda taken: _follow_branches(step, node, facts[0], taken))
-    if found is None:
-        return None
-    agreed, brought = found
-    step.replicate(node, [0, *(slot + 1 for slot in sorted(brought))])
-    step.keep_local(node, range(1, len(facts)))
-    return agreed
-
-
-def _follow_branches(
-    step: StepWalk, node: str, predicate: Fact, facts: Sequence[Fact]
-) -> tuple[list[Fact], frozenset[int]] | None:
-    """What both branches give, and what must come replicated for it; None where there is no such thing."""
-    attr, outputs = step.view.nodes[node].attr, step.view.outputs(node)
-    branches, told = ["then_branch", "else_branch"], predicate.numbers()
-    if told is not None:
-        branches = branches[:1] if told[0] else branches[1:]
-    followed = [step.bodies.follow(step, node, attr[name].func.name, facts) for name in branches]
-    sides = [one for one in followed if one is not None]
-    if len(sides) < len(branches) or any(one.needed is None for one in sides):
-        return None
-    first, second = _take_zeros_as(sides[0], sides[-1]), _take_zeros_as(sides[-1], sides[0])
-    joined = [join_facts(step, output, one, other) for output, one, other in zip(outputs, first, second, strict=True)]
-    agreed = [fact for fact in joined if fact is not None]
-    if len(agreed) < len(joined) or any(
-        fact.layout not in (one.layout, LENGTHS) or fact.layout not in (other.layout, LENGTHS)
-        for fact, one, other in zip(agreed, first, second, strict=True)
-    ):
-        return None
-    needed = [one.needed or frozenset() for one in sides]
-    wanted = [side.incomplete[place] for place in _find_given_lengths(step, node, agreed) for side in sides]
-    return (agreed, frozenset[int]().union(*needed, *wanted)) if not wanted or any(wanted) else None
-
-
 def choose_branch(step: StepWalk, node: str) -> list[Fact] | None:
     """Switch: all workers take the same branch."""
     fact = step.inputs(node)[0]
@@ -145,12 +93,6 @@ def join_branches(step: StepWalk, node: str) -> list[Fact] | None:
             step.take(node, slot, layout)
     dims = facts[0].dims if all(f.dims == facts[0].dims for f in facts) else None
     return [step.fact(f"{node}:0", layout, dims), step.fact(f"{node}:1", REPLICATED)]
-
-
-def _take_zeros_as(side: Followed, other: Followed) -> list[Fact]:
-    """What one branch gives; zeros that stand beside a sum of the other branch are a part of it."""
-    pairs = zip(side.facts, other.facts, side.are_zeros, strict=True)
-    return [Fact(beside.layout, fact.dims) if is_zeros and beside.is_sum else fact for fact, beside, is_zeros in pairs]
 
 
 def _find_given_lengths(step: StepWalk, node: str, facts: Sequence[Fact]) -> list[int]:

@@ -152,7 +152,6 @@ RULES: dict[str, Rule] = {
     "BroadcastGradientArgs": along.gradient_axes,
     **dict.fromkeys(_DRAWS, along.draw),
     **dict.fromkeys(("While", "StatelessWhile"), loops.loop),
-    **dict.fromkeys(("If", "StatelessIf"), loops.conditional),
     **dict.fromkeys(("EmptyTensorList", "TensorListReserve"), lists.make_list),
     "TensorListFromTensor": lists.list_from_tensor,
     **dict.fromkeys(("TensorListStack", "TensorListGather"), lists.stack_list),

@@ -39,13 +39,11 @@ class Followed:
         needed: the numbers of the arguments that must come replicated so that its body stays as it is; None where the
             body must be changed even so.
         incomplete: of each result, the arguments that are lengths or parts of reductions of which it is computed.
-        are_zeros: whether a result is zeros, which are a part of any sum.
     """
 
     facts: tuple[Fact, ...]
     needed: frozenset[int] | None
     incomplete: tuple[frozenset[int], ...]
-    are_zeros: tuple[bool, ...]
 
 
 class BodyWalks(Protocol):

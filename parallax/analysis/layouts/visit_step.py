@@ -10,7 +10,6 @@ from parallax.analysis.layouts.along import plain
 from parallax.analysis.layouts.completions import find_completions, find_incomplete
 from parallax.analysis.layouts.facts import COUNTED, REPLICATED, Fact
 from parallax.analysis.layouts.frame_walk import visit_frame
-from parallax.analysis.layouts.loops import are_zeros
 from parallax.analysis.layouts.op_rules import RULES, TAKEN
 from parallax.analysis.layouts.step_walk import REMEDY, Followed, StepWalk, is_partial
 from parallax.analysis.layouts.training_graph import NO_ARRAYS, VisitedGraph
@@ -220,7 +219,6 @@ class FunctionWalks:
             facts=tuple(_see_outside(inner.facts[tensor], inner.prefix) for tensor in body.results),
             needed=None if needed is None else frozenset(map(number.__getitem__, needed)),
             incomplete=tuple(frozenset(map(number.__getitem__, one)) for one in incomplete),
-            are_zeros=tuple(inner.facts[one].is_same and are_zeros(body.view, one) for one in body.results),
         )
 
     def _body(self, name: str) -> tuple[VisitedGraph, Body]:

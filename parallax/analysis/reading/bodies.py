@@ -8,6 +8,7 @@ import tensorflow as tf
 from tensorflow.python.framework.function_def_to_graph import function_def_to_graph_def
 
 from parallax.analysis.reading.inline import inline_calls, knowing
+from parallax.analysis.reading.lower import connect_optionals, lower_conditionals
 from parallax.graph.view import GraphView, tensor_name
 from parallax.types import FunctionLibrary
 
@@ -25,7 +26,7 @@ class Body:
 
 
 def body_of(view: GraphView, name: str) -> Body:
-    """The graph of a function, with the shapes of its tensors; calls in it are inlined. Each is read once.
+    """The graph of a function, with the shapes of its tensors; without calls and conditionals in it. Each is read once.
 
     Args:
         view: a graph, or a body, whose library has the function.
@@ -59,6 +60,9 @@ def _read_body(whole: FunctionLibrary, name: str) -> Body:
         graph_def, flat_names = function_def_to_graph_def(function)
     graph_def.library.CopyFrom(library)
     inlined, _ = inline_calls(graph_def)
+    while (lowered := lower_conditionals(inlined, lowers_all=True)) is not inlined:
+        inlined, _ = inline_calls(lowered)
+    inlined = connect_optionals(inlined)
     for node in inlined.node:
         node.attr.pop("_class", None)  # the places of other graphs' nodes
     with tf.Graph().as_default() as graph:
