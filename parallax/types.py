@@ -41,6 +41,8 @@ Tensor: TypeAlias = Any
 """tf.Tensor: of a graph, or with its value where TensorFlow executes eagerly."""
 TensorLike: TypeAlias = Any
 """What TensorFlow makes tensors of: tf.Tensor, ragged and sparse ones, NumPy arrays, numbers."""
+GradientTape: TypeAlias = Any
+"""tf.GradientTape."""
 Gradient: TypeAlias = Any
 """What autodiff gives for a variable or tensor: tf.Tensor, tf.IndexedSlices, or None where there is none."""
 Variable: TypeAlias = Any

@@ -214,10 +214,14 @@ def _masked_bag(d: Draft) -> None:
 
 def _partitioned(d: Draft) -> None:
     name = d.name("part")
-    parts, strategy = d.pick((2, 3)), d.pick(("mod", "div"))
+    parts, strategy, rows = (
+        d.pick((2, 3)),
+        d.pick(("mod", "div")),
+        d.pick((14, 14, 14, 13)),
+    )  # 13 may be cut into 7 and 6
     ids, bound = d.pick(d.ids)
-    d.add(f'{name} = v1.get_variable("{name}", [13, 4], F, partitioner=v1.fixed_size_partitioner({parts}))', name)
-    d.new_row(f'tf.reshape(v1.nn.embedding_lookup({name}, {ids} % 13, partition_strategy="{strategy}"), [-1, 4])')
+    d.add(f'{name} = v1.get_variable("{name}", [{rows}, 4], F, partitioner=v1.fixed_size_partitioner({parts}))', name)
+    d.new_row(f'tf.reshape(v1.nn.embedding_lookup({name}, {ids} % {rows}, partition_strategy="{strategy}"), [-1, 4])')
 
 
 def _positions(d: Draft) -> None:

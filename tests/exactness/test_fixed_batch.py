@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Callable
 from typing import Any
 
@@ -119,6 +120,84 @@ def test_constant_ids_of_every_example_are_told_from_those_of_all(case: str) -> 
 def test_loops_of_the_old_kind_are_no_different(case: str) -> None:
     found = outcome(EQUAL[case], "allgather", old=True)
     assert found.kind == "equal" or is_told(found), found.message
+
+
+_MINIMIZED = "train = v1.train.AdagradOptimizer(0.3).minimize(loss)"
+_CUBES = "loss = tf.reduce_mean(per_row) + tf.reduce_mean(tf.square(tf.gradients(tf.reduce_sum(h ** 3), h)[0]))"
+OPENED = {
+    "gradients of a tape": """
+        with tf.GradientTape() as tape:
+            h = tf.gather(emb, ids)
+            loss = tf.sqrt(tf.reduce_mean(tf.square((h @ w)[:, 0] - y)))
+        pairs = list(zip(tape.gradient(loss, [emb, w]), [emb, w]))
+        train = v1.train.AdagradOptimizer(0.3).apply_gradients(pairs)
+    """,
+    "a penalty of a loss's gradients": f"""
+        h = tf.gather(emb, ids)
+        per_row = tf.square((h @ w)[:, 0] - y)
+        {_CUBES}
+        {_MINIMIZED}
+    """,
+    "constants of a tensor, beside a width as long as the batch": f"""
+        six = v1.get_variable("six", [n, 4], F)
+        bag = tf.gather(emb, bags) + tf.gather(six, tf.zeros_like(bags) + tf.range(3, dtype=tf.int64))
+        h = tf.reduce_sum(bag, 1) / tf.cast(tf.size(bags), F)
+        loss = tf.sqrt(tf.reduce_mean(tf.square((h @ w)[:, 0] - y)))
+        {_MINIMIZED}
+    """,
+    "updates that wait for a function's gradient": """
+        looked_up = tf.function(lambda x: tf.gather(emb, x))
+        loss = tf.sqrt(tf.reduce_mean(tf.square((looked_up(ids) @ w)[:, 0] - y)))
+        pairs = v1.train.AdagradOptimizer(0.3).compute_gradients(loss)
+        with tf.control_dependencies([pairs[0][0].values, pairs[1][0]]):
+            pairs = [(tf.convert_to_tensor(g), v) for g, v in pairs]
+        train = v1.train.AdagradOptimizer(0.3).apply_gradients(pairs)
+    """,
+    "a gathered loss beside an old gradient of rows": f"""
+        sums = tf.sparse.reduce_sum(tf.cast(tf.sparse.from_dense(bags), F), 1, keepdims=True)
+        h = tf.gather(emb, ids) * tf.sigmoid(sums)
+        loss = tf.reduce_mean(tf.square((h @ w)[:, 0] - y)) + tf.reduce_max(h)
+        {_MINIMIZED}
+    """,
+}
+"""Programs of which the batch is opened, from `ids`, `bags`, `y`, `emb` and `w` to `train`."""
+
+
+@pytest.mark.parametrize("case", OPENED)
+def test_what_a_script_asks_of_autodiff_is_asked_again(case: str) -> None:
+    text = textwrap.dedent(OPENED[case]).strip()
+    program = Program(
+        title="A fixed batch.",
+        workers=3,
+        feeds=(
+            ("ids", "rng.randint(0, 11, [rows])"),
+            ("bags", "rng.randint(0, 11, [rows, 3])"),
+            ("y", "rng.randn(rows)"),
+        ),
+        is_open=False,
+        statements=(
+            Statement('ids = v1.placeholder(tf.int64, [rows], name="ids")'),
+            Statement('bags = v1.placeholder(tf.int64, [rows, 3], name="bags")'),
+            Statement('y = v1.placeholder(F, [rows], name="y")'),
+            Statement('emb, w = v1.get_variable("emb", [11, 4], F), v1.get_variable("w", [4, 1], F)'),
+            Statement("n = 6"),
+            Statement(text),
+        ),
+    )
+    (found,) = try_program(program.source(), ["hybrid"]).values()
+    assert (found.kind, found.message, found.notes) == ("equal", "", ())
+
+
+def test_gradients_of_a_tape_that_has_not_watched_all_are_not_asked_again() -> None:
+    graph = tf.Graph()
+    with graph.as_default():
+        w, y = v1.get_variable("w", [4, 1], use_resource=True), v1.placeholder(tf.float32, [6, 4])
+        outside = y @ w
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(tf.square(outside - y @ w))
+        (gradient,) = tape.gradient(loss, [w])
+        v1.train.GradientDescentOptimizer(0.1).apply_gradients([(gradient, w)])
+    assert "not all gradients were asked of tf.gradients" in analyse(graph).captured.means
 
 
 SUMS: dict[str, Callable[[Any, int], Any]] = {

@@ -37,6 +37,8 @@ def by_axes(taken: Mapping[int, int], given: tuple[int | None, ...], find_dims: 
         parts = [facts[slot].part for slot, axis in present.items() if facts[slot].axis == axis]
         if not parts or any(facts[slot].axis not in (axis, None) for slot, axis in present.items()) or parts[0] is None:
             return None
+        if any(facts[slot].part is None and facts[slot].rank is None for slot in present):
+            return None  # whether it has the axis cannot be seen
         for slot, fact in enumerate(facts):
             if slot in present:
                 align(step, node, slot, fact, present[slot], parts[0])

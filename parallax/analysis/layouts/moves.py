@@ -31,10 +31,10 @@ def reshape(step: StepWalk, node: str) -> list[Fact] | None:
     fact, shape = facts
     dims = _find_shape_of_reshape(step, node, fact, shape)
     if fact.is_same or fact.is_lengths:
-        if shape.is_lengths and fact.is_same:
+        if shape.is_lengths:
             step.replicate(node)
             return step.all_outputs(node, REPLICATED, dims)
-        layout, value = REPLICATED if fact.is_same and shape.is_same else LENGTHS, compute_value(step.view, node, facts)
+        layout, value = REPLICATED if fact.is_same else LENGTHS, compute_value(step.view, node, facts)
         if value is None and fact.rank == 2 and dims is not None and len(dims) == 1:
             value = flatten_matrix(step, step.view.inputs(node)[0])
         return step.all_outputs(node, layout, dims, value)

@@ -97,8 +97,9 @@ def find_step(graph: TrainingGraph) -> VisitedGraph:
     }
     lengths = {node: first[step] for step, node in length_by_step(view).items() if step in first}
     after = after_gradients(view, sources)
-    begin = [*batches, *(node for node in view.nodes if state_op(view.op(node), len(view.inputs(node))))]
-    reached = view.descendants((node for node in begin if node not in graph.initial), after)
+    stateful = [node for node in view.nodes if state_op(view.op(node), len(view.inputs(node)))]
+    beside = graph.initial | (view.ancestors(batches) - batches.keys())  # what gives batches their elements
+    reached = view.descendants((node for node in (*batches, *stateful) if node not in beside), after)
     delivered = [split_tensor(t)[0] for s in sources for t in s.tensors]
     reached = {node for node in reached if node not in graph.initial and graph.is_of_step(node)}
     wanted = _find_needed(view, [*delivered, *reached], batches) - after

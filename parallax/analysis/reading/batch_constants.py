@@ -10,15 +10,17 @@ and is the batch's length, is taken for that length: a trained loss is a mean of
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Set
+from collections.abc import Iterator, Mapping, Set
 from math import prod
+from types import MappingProxyType
 
 import numpy as np
 
-from parallax.analysis.reading.batch_lengths import Dims, add_constant, add_length, add_rows, add_shape
+from parallax.analysis.reading.batch_lengths import Dims, add_constant, add_length, add_measured, add_rows, add_shape
 from parallax.analysis.reading.batch_numbers import BatchNumbers
 from parallax.analysis.reading.left_constants import ARRAYS, CUTS, LENGTH_SLOT, LISTS, SHAPE_SLOT, LeftConstants
-from parallax.analysis.reading.open_lengths import find_open_axis, find_open_lengths, fixed_shape
+from parallax.analysis.reading.measured_tensors import MeasuredTensor
+from parallax.analysis.reading.open_lengths import broadcast_dims, find_open_axis, find_open_lengths, fixed_shape
 from parallax.graph.control_flow import branches_of
 from parallax.graph.view import GraphView, split_tensor
 from parallax.types import Array, GraphDef, NodeDef
@@ -43,14 +45,23 @@ class BatchConstants:
         batch: the tensor of which an axis is the batch, or which is its length; empty where the body of a function
             takes none.
         numbers: what numbers may be.
+        measured: constant -> of which tensor TensorFlow made it.
 
     Attributes:
         are_told: whether all constants that meet the batch were told apart.
     """
 
     def __init__(
-        self, view: GraphView, forward: Set[str], losses: Set[str], length: int, batch: str, numbers: BatchNumbers
+        self,
+        view: GraphView,
+        forward: Set[str],
+        losses: Set[str],
+        length: int,
+        batch: str,
+        numbers: BatchNumbers,
+        measured: Mapping[str, MeasuredTensor] = MappingProxyType({}),
     ) -> None:
+        self._measured = measured
         self._losses = losses
         self._view, self._forward, self._length, self._batch = view, forward, length, batch
         self._changed: set[str] = set()
@@ -73,6 +84,9 @@ class BatchConstants:
         count = len(self._changed)
         for node in self._view.nodes:
             if node in self._forward and node not in self._changed:
+                if node in self._measured:
+                    self._open_measured(seen, opened, node)
+                    continue
                 self._open_number(opened, by_name[node])
                 self._change(seen, opened, by_name[node])
                 self._open_any(opened, by_name[node])
@@ -80,7 +94,7 @@ class BatchConstants:
 
     def has_left(self, seen: GraphView) -> bool:
         """Whether losses take constants that may be of the batch, by their lengths or values, after all changes."""
-        left = LeftConstants(self._view, self._forward, self._numbers, self._changed)
+        left = LeftConstants(self._view, self._forward, self._numbers, self._changed, self._measured.keys())
         return left.are_of_losses(seen, self._losses)
 
     def _is_outside(self, node: str) -> bool:
@@ -153,8 +167,9 @@ class BatchConstants:
             self._changed.add(node.name)
             dims[axis].size = -1
 
-    def open_list(self, opened: GraphDef, node: NodeDef) -> None:
-        """Has a list of tensors, or what reads it, promise no length, of it or its elements, that is the batch's."""
+    def open_list(self, opened: GraphDef, node: NodeDef) -> bool:
+        """Has a list of tensors, or what reads it, promise no length that is the batch's; gives whether one did."""
+        count = len(self._changed)
         self._open_number(opened, node)
         slot = LISTS[node.op]
         if "num_elements" in node.attr and self._numbers.find_factor(node.attr["num_elements"].i):
@@ -166,6 +181,7 @@ class BatchConstants:
             self._changed.add(f"{node.name}@{slot}")
             wanted = [-1 if place == axis else n for place, n in enumerate(asked)]
             node.input[slot] = add_constant(opened, node.name, np.asarray(wanted, asked.dtype), node.input[slot])
+        return len(self._changed) > count
 
     def _open_comparison(self, seen: GraphView, node: NodeDef) -> None:
         """Has a length that is compared with the batch's, and is equal to it, be that."""
@@ -251,7 +267,7 @@ class BatchConstants:
             return
         (fixed, axis) = max(begun, key=lambda one: len(one[0]))
         from_right = len(fixed) - axis
-        is_broadcast = node.op in _JOINS or _broadcast([one for _, one, _ in taken]) == made
+        is_broadcast = node.op in _JOINS or broadcast_dims([one for _, one, _ in taken]) == made
         for slot, other, is_open in taken:
             place = len(other) - from_right if is_broadcast else axis
             if is_open is None and 0 <= place < len(other) and other[place] == fixed[axis] != 1:
@@ -308,6 +324,16 @@ class BatchConstants:
         if factor and self._is_outside(split_tensor(tensor)[0]):
             self._changed.add(f"{node.name}@{slot}")
             node.input[slot] = add_length(opened, self._batch, node.name, self._view.dtype(tensor), factor)
+
+    def _open_measured(self, seen: GraphView, opened: GraphDef, constant: str) -> None:
+        """Has what TensorFlow has made of a tensor of known shape be made of it again, where that is open."""
+        measured, value = self._measured[constant], self._view.constant(f"{constant}:0")
+        axis = find_open_axis(self._view, seen, measured.tensor)
+        if axis is not None and value is not None and self._is_outside(constant):
+            self._changed.add(constant)
+            dtype = seen.dtype(measured.tensor)
+            made = add_measured(opened, measured, dtype, constant, value)
+            self._replace(opened, constant, made, axis)
 
     def _open_any(self, opened: GraphDef, maker: NodeDef) -> None:
         """Opens what makes a tensor that can but be of the batch: no variable has an axis of its length."""
@@ -367,13 +393,6 @@ class BatchConstants:
                         self._changed.add(f"{node.name}@{slot}")
                         continue
                     node.input[slot] = made
-
-
-def _broadcast(shapes: list[Dims]) -> Dims | None:
-    try:
-        return tuple(int(n) for n in np.broadcast_shapes(*shapes))
-    except ValueError:
-        return None
 
 
 def _is_alike(value: Array, axis: int) -> bool:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import numpy as np
 import tensorflow as tf
 
+from parallax.analysis.reading.measured_tensors import MeasuredTensor
 from parallax.graph.view import split_tensor, tensor_name
 from parallax.types import Array, GraphDef
 
@@ -50,6 +51,27 @@ def add_rows(opened: GraphDef, batch: str, name: str, row: Array, axis: int, sha
         dims = [rows if place == axis else tf.constant(n, tf.int32) for place, n in enumerate(shape)]
         tf.broadcast_to(tf.constant(row), tf.stack(dims), name="value")
     return _move_in(opened, graph.as_graph_def(), batch, name)
+
+
+def add_measured(opened: GraphDef, measured: MeasuredTensor, dtype: int, name: str, value: Array) -> str:
+    """What TensorFlow made of a tensor when its shape was known, made of it again.
+
+    Args:
+        opened: the graph, which is changed.
+        measured: of which tensor.
+        dtype: of that tensor.
+        name: of the constant.
+        value: of the constant.
+    """
+    with tf.Graph().as_default() as graph:
+        stand_in = tf.compat.v1.placeholder(tf.as_dtype(dtype), None, name="batch")
+        if measured.what == "size":
+            tf.size(stand_in, value.dtype, name="value")
+        elif measured.what == "shape":
+            tf.shape(stand_in, value.dtype, name="value")
+        else:
+            tf.fill(tf.shape(stand_in), tf.constant(value.flat[0]), name="value")
+    return _move_in(opened, graph.as_graph_def(), measured.tensor, name)
 
 
 def add_length(

@@ -27,6 +27,7 @@ from parallax.analysis.reading.lower import (
     has_conditionals,
     lower_conditionals,
 )
+from parallax.analysis.reading.measured_tensors import measured_in
 from parallax.analysis.reading.normalizations import with_plain_normalizations
 from parallax.analysis.reading.old_contexts import contexts_of
 from parallax.analysis.reading.open_batches import mark_open_batches
@@ -195,7 +196,11 @@ def capture(
         by_layouts = _mark_batches(view, initial, records)
         if by_layouts and lowers_all is None and has_conditionals(view.graph_def):
             return capture(graph, digest, by_row, asked, lowers_all=True)
-        opened = _HIDDEN if by_layouts or hidden else open_fixed_batch(view, records, initial, contexts_of(graph))
+        opened = (
+            _HIDDEN
+            if by_layouts or hidden
+            else open_fixed_batch(view, records, initial, contexts_of(graph), measured_in(graph))
+        )
         if isinstance(opened, OpenedGraph):
             fixed, gradients = view, opened.gradients
             view, records = _with_conditionals_lowered(opened.view, opened.records)

@@ -9,7 +9,7 @@ given: losses are then taken for means of each worker's batch.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 
 import tensorflow as tf
@@ -17,9 +17,11 @@ import tensorflow as tf
 from parallax.analysis.reading.batch_constants import BatchConstants
 from parallax.analysis.reading.batch_numbers import BatchNumbers
 from parallax.analysis.reading.left_constants import LeftConstants
+from parallax.analysis.reading.measured_tensors import MeasuredTensor
 from parallax.analysis.reading.old_contexts import Contexts, import_with_contexts, in_style_of, is_whole
 from parallax.analysis.reading.open_batches import SOURCES, is_assigned
 from parallax.analysis.reading.open_bodies import OpenBodies, drop_shapes
+from parallax.analysis.reading.open_lengths import find_open_axis
 from parallax.analysis.reading.recorded import Record, losses_of, records_in
 from parallax.graph.batches import mark_opened
 from parallax.graph.view import GraphView, split_tensor, tensor_name
@@ -52,7 +54,11 @@ class OpenedGraph:
 
 
 def open_fixed_batch(
-    view: GraphView, records: Sequence[Record], initial: Set[str], contexts: Contexts
+    view: GraphView,
+    records: Sequence[Record],
+    initial: Set[str],
+    contexts: Contexts,
+    measured: Mapping[str, MeasuredTensor],
 ) -> OpenedGraph | str:
     """The graph with its batch open; or why that cannot be had, a sentence without its stop.
 
@@ -61,6 +67,7 @@ def open_fixed_batch(
         records: what autodiff delivered.
         initial: nodes that initial values need.
         contexts: of its loops and conditionals of the old style.
+        measured: constant -> of which tensor TensorFlow made it.
     """
     if not records or not all(record.is_plain for record in records if record.gradients):
         return "not all gradients were asked of tf.gradients, by tensors, after parallax was imported"
@@ -87,12 +94,20 @@ def open_fixed_batch(
         opened = _with_open_sources(view, sources, length, initial)
         needed = _find_part_of_losses(view, sources, losses, autodiff) if contexts.are_none else view.nodes.keys()
         numbers = BatchNumbers(view, forward, length)
-        constants = BatchConstants(view, forward & needed, losses & forward, length, f"{SCOPE}_0:0", numbers)
+        names = {tensor: f"{SCOPE}_{number}:0" for number, tensor in enumerate(sources)}
+        measured = {
+            constant: one._replace(tensor=names.get(one.tensor, one.tensor))
+            for constant, one in measured.items()
+            if constant in needed
+        }
+        constants = BatchConstants(view, forward & needed, losses & forward, length, f"{SCOPE}_0:0", numbers, measured)
         bodies, running = OpenBodies(view, length, numbers), [node for node in view.nodes if node in of_losses]
         beside = view.nodes.keys() - needed
         for _ in range(_MOST_PASSES):
             graph = _import_graph(opened, beside, contexts)
             seen, before = GraphView(graph.as_graph_def(add_shapes=True)), opened.SerializeToString(deterministic=True)
+            if _open_delivered(view, seen, opened, records):
+                continue
             if not constants.change(seen, opened) and not bodies.change(seen, opened, running, constants):
                 is_told = constants.are_told and bodies.are_told and not constants.has_left(seen)
                 is_told = is_told and not LeftConstants(view, forward, numbers, set()).are_of_gradients(delivered)
@@ -126,6 +141,64 @@ def _with_open_sources(view: GraphView, sources: Sequence[str], length: int, ini
             made.attr["shape"].shape.dim.add(size=-1 if axis == 0 or size is None else size)
         mark_opened(made, length)
     return changed
+
+
+def _open_delivered(view: GraphView, seen: GraphView, opened: GraphDef, records: Sequence[Record]) -> bool:
+    """Has what is computed of gradients see them open where their targets are; gives whether any were not."""
+    by_name, count = {node.name: node for node in opened.node}, len(opened.node)
+    autodiff = frozenset[str]().union(*(record.ops for record in records))
+    delivered = {
+        values: target for record in records for target, values, indices in record.gradients if indices is None
+    }
+    for values, target in delivered.items():
+        name, takers = _seen_open(values), [edge for edge in view.consumers(values) if edge.node not in autodiff]
+        is_there = all(split_tensor(tensor)[0] in seen.nodes for tensor in (values, target))
+        if name in by_name or not takers or not is_there or find_open_axis(view, seen, target) is None:
+            continue
+        made = opened.node.add(name=name, op="PlaceholderWithDefault", input=[values])
+        made.attr["dtype"].type = view.dtype(values)
+        made.attr["shape"].shape.CopyFrom(tf.TensorShape(seen.shape(target)).as_proto())
+        for edge in takers:
+            by_name[edge.node].input[edge.slot] = name
+    return len(opened.node) > count
+
+
+def _seen_open(gradient: str) -> str:
+    """The name of what stands for a gradient until it is derived again."""
+    return f"{SCOPE}_delivered/{gradient.replace(':', '_')}"
+
+
+def _drop_stand_ins(changed: GraphDef, gradients: Iterable[str]) -> None:
+    """Has all take gradients themselves in place of what stood for them."""
+    names = set(map(_seen_open, gradients))
+    stood = {node.name: node.input[0] for node in changed.node if node.name in names}
+    kept = [node for node in changed.node if node.name not in stood]
+    for node in kept:
+        for slot, taken in enumerate(node.input):
+            node.input[slot] = stood.get(taken.removesuffix(":0"), taken)
+    del changed.node[:]
+    changed.node.extend(kept)
+
+
+def _drop_old_gradients(changed: GraphDef, instead: Mapping[str, str], autodiff: Set[str]) -> None:
+    """Has the old gradients be the new ones, by name; what autodiff made for them, and nothing else needs, goes."""
+    view, by_name = GraphView(changed), {node.name: node for node in changed.node}
+    given = {split_tensor(old)[0]: new for old, new in instead.items() if split_tensor(old)[0] in autodiff}
+    alone = {node: new for node, new in given.items() if node in by_name and len(view.outputs(node)) == 1}
+    for name, new in alone.items():
+        dtype = view.dtype(f"{name}:0")
+        by_name[name].CopyFrom(type(by_name[name])(name=name, op="Identity", input=[new]))
+        by_name[name].attr["T"].type = dtype
+        shape = tf.TensorShape(view.shape(new))
+        by_name[name].attr["_output_shapes"].list.shape.add().CopyFrom(shape.as_proto())
+    needed = GraphView(changed).ancestors((by_name.keys() - autodiff) | (given.keys() & by_name.keys()))
+    kept = [node for node in changed.node if node.name in needed]
+    for node in kept:
+        places = node.attr["_class"].list.s if "_class" in node.attr else ()
+        if any(place.decode().removeprefix("loc:@") not in needed for place in places):
+            del node.attr["_class"]
+    del changed.node[:]
+    changed.node.extend(kept)
 
 
 def _import_graph(opened: GraphDef, beside: Set[str], contexts: Contexts) -> Graph:
@@ -164,18 +237,22 @@ def _add_gradients(opened: GraphDef, derived: GraphDef, instead: Mapping[str, st
     functions = {function.signature.name for function in derived.library.function}
     changed.library.function.extend(one for one in opened.library.function if one.signature.name not in functions)
     waited = {split_tensor(old)[0]: split_tensor(new)[0] for old, new in instead.items()}
-    known = {node.name for node in derived.node}
+    known, by_name = {node.name for node in derived.node}, {node.name: node for node in opened.node}
     classes = {node.name: node.attr["_class"] for node in opened.node if "_class" in node.attr}
     for node in (*derived.node, *(one for one in opened.node if one.name not in known)):
         copy = changed.node.add()
         copy.CopyFrom(node)
         if node.name in classes:
             copy.attr["_class"].CopyFrom(classes[node.name])
-        for slot, taken in enumerate(copy.input if node.name not in autodiff else ()):
-            if taken.startswith("^"):
-                copy.input[slot] = f"^{waited.get(taken[1:], taken[1:])}"
-            else:
-                copy.input[slot] = instead.get(tensor_name(taken), taken)
+        if node.name in autodiff:
+            continue
+        inputs = [instead.get(tensor_name(taken), taken) for taken in copy.input if not taken.startswith("^")]
+        for name in (taken[1:] for taken in copy.input if taken.startswith("^")):
+            # Who waits for a call waits for a node that takes its results.
+            results = by_name[name].input if name in autodiff and name not in waited else ()
+            found = [waited[one] for taken in results if (one := split_tensor(tensor_name(taken))[0]) in waited]
+            inputs += [f"^{one}" for one in found or [waited.get(name, name)]]
+        copy.input[:] = inputs
     return changed
 
 
@@ -213,7 +290,10 @@ def _derive_gradients(
                     instead[str(old)] = str(new.name)
                     gradients[str(new.name)] = str(old)
     ops = [op.name for op in graph.get_operations()]
-    view = GraphView(_add_gradients(opened, graph.as_graph_def(add_shapes=True), instead, autodiff))
+    changed = _add_gradients(opened, graph.as_graph_def(add_shapes=True), instead, autodiff)
+    _drop_stand_ins(changed, instead)
+    _drop_old_gradients(changed, instead, autodiff)
+    view = GraphView(changed)
     _infer_others(fixed, view, graph, beside)
     again, hidden = records_in(graph, ops, (), view)
     return None if hidden else OpenedGraph(view, again, gradients)
@@ -231,7 +311,11 @@ def _infer_others(fixed: GraphView, view: GraphView, graph: Graph, beside: Set[s
     changed: set[str] = set()
     reached: set[str] = set()
     for node in view.topological_order() if beside else ():
-        taken = zip(view.inputs(node), fixed.inputs(node), strict=True) if node in beside else ()
+        taken = (
+            zip(view.inputs(node), fixed.inputs(node), strict=True)
+            if node in beside and view.op(node) == fixed.op(node)
+            else ()
+        )
         if any(
             new in changed or (_node_of(new) not in beside and _is_another(fixed, view, new, old)) for new, old in taken
         ):

@@ -21,7 +21,9 @@ SHAPE_SLOT = {
 """Of what makes tensors, the input that is their shape, or says how often they are repeated."""
 LENGTH_SLOT = {
     **dict.fromkeys((f"UnsortedSegment{how}" for how in ("Sum", "Max", "Min", "Prod")), 2),
-    **dict.fromkeys(("Range", "OneHot", "While", "StatelessWhile", "TensorListReserve", "EmptyTensorList"), 1),
+    **dict.fromkeys(
+        ("Range", "OneHot", "While", "StatelessWhile", "TensorListReserve", "EmptyTensorList", "TopK", "TopKV2"), 1
+    ),
     **dict.fromkeys(("Enter", "RefEnter", "Cast", "TensorArrayV3"), 0),
 }
 """Of what counts, makes an axis of a length, or makes a number of it, this input; of a loop, its most turns."""
@@ -46,10 +48,14 @@ class LeftConstants:
         forward: the nodes that are not autodiff's, and not of initial values.
         numbers: what its numbers may be.
         changed: what was changed: nodes, or `node@slot` for one of their inputs.
+        told: constants of which it is known what they are.
     """
 
-    def __init__(self, view: GraphView, forward: Set[str], numbers: BatchNumbers, changed: Set[str]) -> None:
+    def __init__(
+        self, view: GraphView, forward: Set[str], numbers: BatchNumbers, changed: Set[str], told: Set[str] = frozenset()
+    ) -> None:
         self._view, self._forward, self._numbers, self._changed = view, forward, numbers, changed
+        self._told = told
 
     def are_of_gradients(self, gradients: Set[str]) -> bool:
         """Whether what is computed of gradients takes any with an axis as long as the batch was."""
@@ -70,6 +76,7 @@ class LeftConstants:
         for slot, tensor in () if is_told else enumerate(seen.inputs(node)):
             maker = split_tensor(tensor)[0]
             is_own = seen.op(maker) == "Const" and maker in self._forward and f"{node}@{slot}" not in self._changed
+            is_own = is_own and maker not in self._told
             value = seen.constant(tensor) if is_own else None
             is_number = value is not None and value.ndim == 0 and seen.op(node) == "Cast"
             if self._numbers.may_be_of_batch(value):

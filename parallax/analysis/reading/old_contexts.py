@@ -98,11 +98,12 @@ def in_style_of(graph: Graph) -> Iterator[None]:
 
 
 def is_whole(graph: Graph, nodes: Set[str]) -> bool:
-    """Whether those of some nodes that are within loops and conditionals are known to be there."""
-    return not any(
-        _context(op) is None and op.type not in (*_LEAVES, *_JOINS) and any(map(_is_within, op.inputs))
-        for op in map(graph.get_operation_by_name, nodes)
-    )
+    """Whether those of some nodes that are within loops and conditionals are known to be there.
+
+    What has no results, as an assertion, is not differentiated.
+    """
+    apart = (op for op in map(graph.get_operation_by_name, nodes) if op.outputs and _context(op) is None)
+    return not any(op.type not in (*_LEAVES, *_JOINS) and any(map(_is_within, op.inputs)) for op in apart)
 
 
 def _is_within(tensor: tf.Tensor) -> bool:

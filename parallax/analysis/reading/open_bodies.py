@@ -109,11 +109,12 @@ class OpenBodies:
             for axis in _opened_axes(given[slot], wanted[slot]):
                 constants.open_input(opened, node, slot, axis)
                 self.are_told = False  # told in the next pass, if it is open then
+        is_changed = False
         for tensor in seen.inputs(node.name):  # what keeps what the old gradients took of each turn
             maker = by_name[split_tensor(tensor)[0]]
             if maker.op in LISTS:
-                constants.open_list(opened, maker)
-        return _declare(node, declared, wanted)
+                is_changed |= constants.open_list(opened, maker)
+        return _declare(node, declared, wanted) or is_changed
 
     def _open_conditional(self, seen: GraphView, opened: GraphDef, node: NodeDef) -> bool:
         given = [seen.shape(tensor) for tensor in seen.inputs(node.name)[1:]]

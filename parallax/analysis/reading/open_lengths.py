@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Set
 from typing import NamedTuple
 
+import numpy as np
+
 from parallax.analysis.reading.batch_lengths import Dims
 from parallax.graph.view import GraphView, split_tensor
 
@@ -68,6 +70,14 @@ def fixed_shape(view: GraphView, tensor: str) -> Dims | None:
     """The shape of a tensor in the graph for the fixed batch."""
     shape = view.shape(tensor)
     return None if shape is None or None in shape else tuple(n for n in shape if n is not None)
+
+
+def broadcast_dims(shapes: list[Dims]) -> Dims | None:
+    """What shapes are broadcast to; None where they do not agree."""
+    try:
+        return tuple(int(n) for n in np.broadcast_shapes(*shapes))
+    except ValueError:
+        return None
 
 
 def _is_open(seen: GraphView, tensor: str) -> bool:

@@ -16,9 +16,11 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from parallax.types import Argument, FuncGraph, Gradient, Graph, Nest, Operation, Tensor, Variable
+from parallax.analysis.reading.measured_tensors import install_measures
+from parallax.types import Argument, FuncGraph, Gradient, GradientTape, Graph, Nest, Operation, Tensor, Variable
 
 _ATTRIBUTE = "_parallax_gradient_records"
+_NOTED = "_parallax_watched_ops"
 _INSIDE: ContextVar[bool] = ContextVar("inside autodiff", default=False)
 
 
@@ -64,7 +66,8 @@ class GradientRecord:
         gradients: what was delivered, for every target with a gradient; none where TensorFlow called autodiff itself.
         cotangents: of the gradients delivered before, where this call went back through them.
         of: what was differentiated, as a loss.
-        is_plain: whether it was `tf.gradients` of that by the targets, with nothing else: it can be asked again.
+        is_plain: whether it was `tf.gradients` of that by the targets, with nothing else, or a tape's of what it has
+            watched all of: it can be asked again, by `tf.gradients`.
     """
 
     first_op: int
@@ -80,10 +83,13 @@ def install() -> None:
     from tensorflow.python.eager import backprop
     from tensorflow.python.ops import gradients_util
 
+    install_measures()
     if not hasattr(gradients_util._GradientsHelper, _ATTRIBUTE):
         gradients_util._GradientsHelper = _recording(gradients_util._GradientsHelper, "ys", "xs")
     if not hasattr(backprop.GradientTape.gradient, _ATTRIBUTE):
         backprop.GradientTape.gradient = _recording(backprop.GradientTape.gradient, "target", "sources")
+        backprop.GradientTape._push_tape = _noting_ops(backprop.GradientTape._push_tape)
+        backprop.GradientTape._pop_tape = _noting_ops(backprop.GradientTape._pop_tape)
 
 
 def records_of(graph: Graph) -> tuple[GradientRecord, ...]:
@@ -113,7 +119,7 @@ def _recording(function: Callable[..., Nest], of: str, by: str) -> Callable[...,
         cotangents = _cotangents(before, found)
         if gradients or cotangents:
             losses = _places(bound.arguments[of]) if by_user else ()
-            is_plain = by_user and _is_plain(bound.arguments)
+            is_plain = by_user and _is_plain(bound.arguments, of) and _has_watched(graph, bound.arguments)
             record = GradientRecord(first_op, graph.version, gradients, cotangents, losses, is_plain)
             setattr(graph, _ATTRIBUTE, (*records_of(graph), record))
         return result
@@ -122,14 +128,46 @@ def _recording(function: Callable[..., Nest], of: str, by: str) -> Callable[...,
     return wrapped
 
 
-def _is_plain(arguments: Mapping[str, Argument]) -> bool:
-    """Whether arguments of `tf.gradients` are tensors, and targets, alone."""
+def _is_plain(arguments: Mapping[str, Argument], of: str) -> bool:
+    """Whether arguments of autodiff are tensors, and targets, alone."""
     import tensorflow as tf
 
-    given = [*_as_list(arguments.get("grad_ys")), *_as_list(arguments.get("stop_gradients"))]
+    given = [one for name in ("grad_ys", "stop_gradients", "output_gradients") for one in _as_list(arguments.get(name))]
     wanted = getattr(arguments.get("unconnected_gradients"), "value", None)
-    ys = _as_list(arguments.get("ys"))
-    return all(one is None for one in given) and wanted in (None, "none") and all(map(tf.is_symbolic_tensor, ys))
+    is_alone = all(one is None for one in given) and wanted in (None, "none")
+    return is_alone and all(map(tf.is_symbolic_tensor, _as_list(arguments[of])))
+
+
+def _noting_ops(function: Callable[..., None]) -> Callable[..., None]:
+    """Wraps a method of a tape that begins or ends its watch: notes how many ops the graph has then."""
+
+    @functools.wraps(function)
+    def wrapped(tape: GradientTape, *args: Argument) -> None:
+        import tensorflow as tf
+
+        function(tape, *args)
+        if not tf.executing_eagerly():
+            setattr(tape, _NOTED, [*getattr(tape, _NOTED, ()), tf.compat.v1.get_default_graph().version])
+
+    return wrapped
+
+
+def _has_watched(graph: Graph, arguments: Mapping[str, Argument]) -> bool:
+    """Whether a tape has watched each op between its targets and what is differentiated; true of `tf.gradients`.
+
+    Of a function's graph that is not looked for: its batch is not opened.
+    """
+    if "self" not in arguments:
+        return True
+    if _graphs_around(graph)[0]:
+        return False
+    noted = [*getattr(arguments["self"], _NOTED, ()), graph.version]
+    watched = list(zip(noted[::2], noted[1::2], strict=False))
+    targets, of = arguments["sources"], arguments["target"]
+    reached = _ops_reached(_ops_of(targets), []) & _ops_behind(_ops_of(of))
+    between = reached - set(_ops_of(targets))
+    places = {op: place for place, op in enumerate(graph.get_operations()) if op in between}
+    return all(any(first <= place < last for first, last in watched) for place in places.values())
 
 
 @contextmanager

@@ -1,0 +1,59 @@
+"""Remembers of which tensors TensorFlow made constants, while a script builds its graph.
+
+Where a tensor's shape is known, `tf.shape`, `tf.size`, `tf.zeros_like` and `tf.ones_like` give constants, in which
+nothing tells a batch's length from a width. Which tensor each was made of is kept by the graph; no op is added.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
+
+from parallax.types import Argument, Graph, Tensor
+
+_ATTRIBUTE = "_parallax_measured_tensors"
+_MEASURES = {"shape_internal": "shape", "size_internal": "size", "zeros_like_impl": "", "ones_like_impl": ""}
+
+
+class MeasuredTensor(NamedTuple):
+    """Of which tensor a constant was made: `what` is its `shape`, its `size`, or empty: a number everywhere."""
+
+    tensor: str
+    what: str
+
+
+def install_measures() -> None:
+    """Starts remembering; a second call changes nothing. Imports TensorFlow."""
+    from tensorflow.python.ops import array_ops
+
+    for name, what in _MEASURES.items():
+        function = getattr(array_ops, name)
+        if not hasattr(function, _ATTRIBUTE):
+            setattr(array_ops, name, _remembering(function, what))
+
+
+def measured_in(graph: Graph) -> Mapping[str, MeasuredTensor]:
+    """Constant of a graph -> of which tensor TensorFlow made it."""
+    return dict(getattr(graph, _ATTRIBUTE, {}))
+
+
+def _remembering(function: Callable[..., Tensor], what: str) -> Callable[..., Tensor]:
+    """Wraps a function that measures its first argument."""
+
+    @functools.wraps(function)
+    def wrapped(*args: Argument, **kwargs: Argument) -> Tensor:
+        import tensorflow as tf
+
+        made = function(*args, **kwargs)
+        if not args or not tf.is_symbolic_tensor(args[0]) or not tf.is_symbolic_tensor(made):
+            return made
+        measured: Tensor = args[0]
+        if made.op.type == "Const" and measured.graph is made.graph:
+            if not hasattr(made.graph, _ATTRIBUTE):
+                setattr(made.graph, _ATTRIBUTE, {})
+            getattr(made.graph, _ATTRIBUTE)[made.op.name] = MeasuredTensor(str(measured.name), what)
+        return made
+
+    setattr(wrapped, _ATTRIBUTE, True)
+    return wrapped
