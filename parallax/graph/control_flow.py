@@ -61,6 +61,11 @@ def branches_of(view: GraphView) -> dict[str, Branches]:
     return found
 
 
+def branches_at(view: GraphView, tensor: str) -> Branches:
+    """The branches and loops in which a tensor is there; also those that a Switch begins."""
+    return _at(view, branches_of(view), tensor)
+
+
 def is_loop_merge(view: GraphView, node: str) -> bool:
     """Whether a Merge is the head of a loop and not the end of a conditional."""
     return any(view.op(split_tensor(t)[0]).endswith("NextIteration") for t in view.inputs(node))

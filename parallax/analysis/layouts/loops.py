@@ -13,6 +13,7 @@ from dataclasses import replace
 
 from parallax.analysis.layouts.facts import BLANK, COUNTED, LENGTHS, REPLICATED, SUM, Dims, Fact
 from parallax.analysis.layouts.step_walk import StepWalk
+from parallax.graph.control_flow import branches_at, branches_of
 from parallax.graph.lengths import Length
 from parallax.graph.view import GraphView, split_tensor
 from parallax.plans.layouts import Layout, Sharded
@@ -75,9 +76,14 @@ def choose_branch(step: StepWalk, node: str) -> list[Fact] | None:
 
 
 def join_branches(step: StepWalk, node: str) -> list[Fact] | None:
-    """Merge of two branches: as both have it, where one may have zeros, or a list of nothing; else replicated."""
+    """Merge of two branches: as both have it, where one may have zeros, or a list of nothing; else replicated.
+
+    Where it is known which branch is taken, as that has it.
+    """
     facts = step.inputs(node)
-    if len(of_tensors := [fact for fact in facts if fact.layout != BLANK]) == 1:
+    of_taken = [fact for fact, t in zip(facts, step.view.inputs(node), strict=True) if _may_be_taken(step, node, t)]
+    of_tensors = [fact for fact in of_taken if fact.layout != BLANK]
+    if len(of_tensors) == 1:
         return [of_tensors[0], step.fact(f"{node}:1", REPLICATED)]
     nothing = [fact.is_same and are_zeros(step.view, t) for fact, t in zip(facts, step.view.inputs(node), strict=True)]
     given = [fact for fact, is_nothing in zip(facts, nothing, strict=True) if not is_nothing] or facts
@@ -88,11 +94,24 @@ def join_branches(step: StepWalk, node: str) -> list[Fact] | None:
         layout = given[0].layout
     elif all(fact.is_sum or fact.is_same for fact in given):
         layout = COUNTED
+    value = facts[0].value if all(fact.value == facts[0].value for fact in facts) else None
+    if layout == LENGTHS and value is None:  # of the global batch each branch tells its own
+        layout = REPLICATED
     for slot, is_nothing in enumerate(nothing):
         if not (is_nothing and layout in (SUM, COUNTED)):
             step.take(node, slot, layout)
     dims = facts[0].dims if all(f.dims == facts[0].dims for f in facts) else None
-    return [step.fact(f"{node}:0", layout, dims), step.fact(f"{node}:1", REPLICATED)]
+    return [step.fact(f"{node}:0", layout, dims, value), step.fact(f"{node}:1", REPLICATED)]
+
+
+def _may_be_taken(step: StepWalk, merge: str, tensor: str) -> bool:
+    """Whether a branch that a Merge puts together with others may be taken, by what is known of predicates."""
+    for branch in branches_at(step.view, tensor)[len(branches_of(step.view)[merge]) :]:
+        fact = step.facts.get(branch.predicate)
+        told = fact.numbers() if fact is not None else None
+        if told is not None and bool(told[0]) != bool(branch.taken):
+            return False
+    return True
 
 
 def _find_given_lengths(step: StepWalk, node: str, facts: Sequence[Fact]) -> list[int]:

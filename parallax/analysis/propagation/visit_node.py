@@ -23,7 +23,7 @@ from parallax.analysis.reading.capture import Captured, variable_of_tensor
 from parallax.analysis.reading.functions import is_stateful
 from parallax.compat.shard import SHARD_ID, mark_of
 from parallax.graph.batches import is_part
-from parallax.graph.control_flow import MERGES, SWITCHES, Branch, Branches, is_loop_merge, predicate_of
+from parallax.graph.control_flow import MERGES, Branches, branches_at, is_loop_merge
 from parallax.graph.ops import seed_slots, state_op
 from parallax.graph.spec import GradientSource
 from parallax.graph.view import NEXT_ITERATIONS, Edge, GraphView, split_tensor
@@ -259,13 +259,8 @@ def _differs(walk: Walk, node: str, op: str) -> bool:
 
 def _find_left(walk: Walk, merge: str) -> Branches:
     """The branches that a Merge puts together again."""
-    view, here, found = walk.view, len(walk.known.branches[merge]), list[Branch]()
-    for tensor in view.inputs(merge):
-        node = split_tensor(tensor)[0]
-        found += walk.known.branches[node][here:]
-        if view.op(node) in SWITCHES:
-            found.append(Branch(predicate_of(view, node), 0))
-    return tuple(dict.fromkeys(found))
+    here = len(walk.known.branches[merge])
+    return tuple(dict.fromkeys(b for t in walk.view.inputs(merge) for b in branches_at(walk.view, t)[here:]))
 
 
 def _take_plain(walk: Walk, node: str, slot: int) -> State:
