@@ -132,6 +132,11 @@ OPENED = {
         pairs = list(zip(tape.gradient(loss, [emb, w]), [emb, w]))
         train = v1.train.AdagradOptimizer(0.3).apply_gradients(pairs)
     """,
+    "a loss that must stay below a number": f"""
+        loss = tf.sqrt(tf.reduce_mean(tf.square((tf.gather(emb, ids) @ w)[:, 0] - y)))
+        {_MINIMIZED}
+        train = tf.group(train, v1.Assert(loss < 1e30, [loss]))
+    """,
     "a penalty of a loss's gradients": f"""
         h = tf.gather(emb, ids)
         per_row = tf.square((h @ w)[:, 0] - y)

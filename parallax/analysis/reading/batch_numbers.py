@@ -12,6 +12,7 @@ from parallax.analysis.reading.open_lengths import OpenLengths
 from parallax.graph.view import GraphView
 from parallax.types import Array
 
+_TOO_LONG = 2**31
 _READS = ("ReadVariableOp", "VariableV2", "Variable")
 
 
@@ -80,7 +81,7 @@ class BatchNumbers:
     def is_multiple(self, number: float) -> bool:
         """Whether a number, or one by it, is a multiple of the batch's length: a sum may be divided by it."""
         found = [round(one) for one in (number, 1 / number) if np.isclose(one, np.round(one))] if number > 0 else []
-        return any(n > 0 and n % self._length == 0 for n in found)
+        return any(0 < n < _TOO_LONG and n % self._length == 0 for n in found)
 
     def _is_other(self, n: int) -> bool:
         return n in self._widths or n in self.lengths.others
