@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from parallax.analysis.stages import Analysed
+from parallax.graph.spec import VariableClass
 from parallax.plans.plan import Plan
 from parallax.runtime.launcher.job import Job
 from parallax.runtime.launcher.launch import launch
@@ -97,6 +98,8 @@ def compare_runs(job: Job, plan: Plan, folder: Path, hidden: Sequence[str], want
     if failed:
         return failed
     noise, kinds = read_file_value(folder / NOISE_FILE, tuple[dict[str, float], dict[str, str]])
+    if plan.accumulate_steps == 1:  # what each of several batches writes is another's than what the joined one does
+        kinds |= {v.name: OTHERS for v in plan.variables if v.cls == VariableClass.UNTRAINED}
     measured = _measured(folder, job.num_workers, noise, kinds)
     judged = judge(measured, tolerance_of(plan, wanted), margin_of(plan, wanted))
     own = [name for name in noise if kinds.get(name) == OWN]
