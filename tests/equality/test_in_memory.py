@@ -55,7 +55,7 @@ def trained_by(parts: int, *all_workers: Workers, but: str = "over all routes") 
     ]
 
 
-BY_MEANS = ("adapted in a function", "adapted by tapes")
+BY_MEANS = ("adapted in a function",)
 """A step within a loss, in a fixed batch that cannot be opened: each worker takes that step by its own loss."""
 
 
