@@ -240,3 +240,17 @@ def test_evidence_names_gradients_as_the_script_does() -> None:
         assert analysed.captured.is_opened == layouts
         found.append({variable.name: variable.evidence for variable in analysed.spec.variables})
     assert found[0] == found[1]
+
+
+def test_gradients_are_there_by_the_names_that_the_script_fetches() -> None:
+    graph = tf.Graph()
+    with graph.as_default():
+        table, w = v1.get_variable("table", [11, 4]), v1.get_variable("w", [4, 1])
+        rows = tf.nn.embedding_lookup(table, v1.placeholder(tf.int64, [6], name="ids")) @ w
+        optimizer = v1.train.GradientDescentOptimizer(0.1)
+        of_rows, of_w = (g for g, _ in optimizer.compute_gradients(tf.reduce_mean(rows**2), [table, w]))
+        optimizer.apply_gradients([(of_rows, table), (of_w, w)])
+    view = analyse(graph).captured.view
+    names = [tensor.name for tensor in (of_rows.values, of_rows.indices, of_rows.dense_shape, of_w)]
+    assert {name.partition(":")[0] for name in names} <= view.nodes.keys()
+    assert view.shape(of_w.name) == (4, 1) and view.shape(of_rows.values.name) == (None, 4)

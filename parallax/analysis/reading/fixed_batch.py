@@ -23,7 +23,7 @@ from parallax.analysis.reading.open_batches import SOURCES, is_assigned
 from parallax.analysis.reading.open_bodies import OpenBodies, drop_shapes
 from parallax.analysis.reading.open_lengths import find_open_axis
 from parallax.analysis.reading.recorded import Record, losses_of, records_in
-from parallax.graph.batches import mark_opened
+from parallax.graph.batches import is_opened, mark_opened
 from parallax.graph.view import GraphView, split_tensor, tensor_name
 from parallax.types import Graph, GraphDef
 
@@ -181,7 +181,10 @@ def _drop_stand_ins(changed: GraphDef, gradients: Iterable[str]) -> None:
 
 
 def _drop_old_gradients(changed: GraphDef, instead: Mapping[str, str], autodiff: Set[str]) -> None:
-    """Has the old gradients be the new ones, by name; what autodiff made for them, and nothing else needs, goes."""
+    """Has the old gradients be the new ones, by name; what autodiff computed of the batch for them goes.
+
+    The rest stays, as the dense shape of a gradient's rows, which a script may fetch.
+    """
     view, by_name = GraphView(changed), {node.name: node for node in changed.node}
     given = {split_tensor(old)[0]: new for old, new in instead.items() if split_tensor(old)[0] in autodiff}
     alone = {node: new for node, new in given.items() if node in by_name and len(view.outputs(node)) == 1}
@@ -191,7 +194,9 @@ def _drop_old_gradients(changed: GraphDef, instead: Mapping[str, str], autodiff:
         by_name[name].attr["T"].type = dtype
         shape = tf.TensorShape(view.shape(new))
         by_name[name].attr["_output_shapes"].list.shape.add().CopyFrom(shape.as_proto())
-    needed = GraphView(changed).ancestors((by_name.keys() - autodiff) | (given.keys() & by_name.keys()))
+    view = GraphView(changed)
+    of_batch = view.descendants([name for name, node in by_name.items() if is_opened(node)])
+    needed = view.ancestors((by_name.keys() - (autodiff & of_batch)) | (given.keys() & by_name.keys()))
     kept = [node for node in changed.node if node.name in needed]
     for node in kept:
         places = node.attr["_class"].list.s if "_class" in node.attr else ()
