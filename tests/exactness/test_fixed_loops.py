@@ -54,6 +54,15 @@ FEATURES = {
         _, h, total = tf.while_loop(lambda t, s, a: t < 3, turn, [tf.constant(0), e[:, 0], w[1]])
         h = h * tf.tanh(total)
     """,
+    "a map of what a map gives": """
+        weighed = tf.map_fn(lambda row: row * tf.nn.softmax(row, axis=0), e)
+        h = tf.map_fn(tf.abs, tf.where(e[:, 0] > 0.0, e[:, 0], tf.reduce_sum(weighed, 1)))
+    """,
+    "a recurrence beside a table of as many rows": repeated("tf.tanh(x[t] + s @ w)")
+    + """
+        parts = v1.get_variable("parts", [13, 4], F, partitioner=v1.fixed_size_partitioner(2))
+        h = h + v1.nn.embedding_lookup(parts, ids[:, 0], partition_strategy="div")
+    """.replace("\n        ", "\n"),
     "a recurrence from zeros": repeated("tf.tanh(x[t] + s @ w)", "tf.zeros([n, 4], F)"),
     "a reshape to the batch": repeated("tf.reshape(tf.tanh(x[t] + s @ w), [n, 4])", "tf.zeros([n, 4], F)"),
     "a scan": "h = tf.reduce_mean(tf.scan(lambda s, r: tf.tanh(r + s @ w), x, tf.zeros([n, 4], F)), 0)",

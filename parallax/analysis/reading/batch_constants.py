@@ -62,8 +62,7 @@ class BatchConstants:
         measured: Mapping[str, MeasuredTensor] = MappingProxyType({}),
     ) -> None:
         self._measured = measured
-        self._losses = losses
-        self._view, self._forward, self._length, self._batch = view, forward, length, batch
+        self._view, self._forward, self._losses, self._length, self._batch = view, forward, losses, length, batch
         self._changed: set[str] = set()
         self._within = {node for node, branches in branches_of(view).items() if branches or not batch}
         self._numbers = numbers
@@ -94,7 +93,8 @@ class BatchConstants:
 
     def has_left(self, seen: GraphView) -> bool:
         """Whether losses take constants that may be of the batch, by their lengths or values, after all changes."""
-        left = LeftConstants(self._view, self._forward, self._numbers, self._changed, self._measured.keys())
+        measured = {constant for constant, one in self._measured.items() if seen.shape(one.tensor) is not None}
+        left = LeftConstants(self._view, self._forward, self._numbers, self._changed, measured | self._changed)
         return left.are_of_losses(seen, self._losses)
 
     def _is_outside(self, node: str) -> bool:
@@ -131,10 +131,8 @@ class BatchConstants:
                 yield slot, fixed, find_open_axis(self._view, seen, now[slot])
 
     def _open_reshape(self, seen: GraphView, opened: GraphDef, node: NodeDef) -> None:
-        fixed, made = (
-            fixed_shape(self._view, self._view.inputs(node.name)[0]),
-            fixed_shape(self._view, f"{node.name}:0"),
-        )
+        fixed = fixed_shape(self._view, self._view.inputs(node.name)[0])
+        made = fixed_shape(self._view, f"{node.name}:0")
         axis = find_open_axis(self._view, seen, seen.inputs(node.name)[0])
         asked = seen.constant(seen.inputs(node.name)[1])
         if fixed is None or made is None or axis is None or asked is None:
@@ -169,17 +167,20 @@ class BatchConstants:
 
     def open_list(self, opened: GraphDef, node: NodeDef) -> bool:
         """Has a list of tensors, or what reads it, promise no length that is the batch's; gives whether one did."""
-        count = len(self._changed)
+        count, slot = len(self._changed), LISTS[node.op]
         self._open_number(opened, node)
-        slot = LISTS[node.op]
         if "num_elements" in node.attr and self._numbers.find_factor(node.attr["num_elements"].i):
             self._changed.add(node.name)
             node.attr["num_elements"].i = -1
         asked = self._view.constant(self._view.inputs(node.name)[slot])
-        axis = self._numbers.find_axis(asked) if asked is not None and asked.ndim == 1 else None
-        if asked is not None and axis is not None and f"{node.name}@{slot}" not in self._changed:
+        if asked is None or asked.ndim != 1 or f"{node.name}@{slot}" in self._changed:
+            return len(self._changed) > count
+        places = [self._numbers.find_axis(asked)]
+        if node.op == "EmptyTensorList":  # what is put in has a shape of its own: to promise less is no harm
+            places = [place for place, n in enumerate(asked) if n > 0 and n % self._length == 0]
+        if set(places) - {None}:
             self._changed.add(f"{node.name}@{slot}")
-            wanted = [-1 if place == axis else n for place, n in enumerate(asked)]
+            wanted = [-1 if place in places else n for place, n in enumerate(asked)]
             node.input[slot] = add_constant(opened, node.name, np.asarray(wanted, asked.dtype), node.input[slot])
         return len(self._changed) > count
 
@@ -209,10 +210,8 @@ class BatchConstants:
 
     def _open_cut(self, seen: GraphView, opened: GraphDef, node: NodeDef) -> None:
         """Has a slice begin or end where the batch ends, if it did so."""
-        axis, fixed = (
-            find_open_axis(self._view, seen, seen.inputs(node.name)[0]),
-            fixed_shape(self._view, self._view.inputs(node.name)[0]),
-        )
+        axis = find_open_axis(self._view, seen, seen.inputs(node.name)[0])
+        fixed = fixed_shape(self._view, self._view.inputs(node.name)[0])
         length = fixed[axis] if fixed is not None and axis is not None else 0
         for slot in CUTS[node.op] if length and length % self._length == 0 else ():
             asked = self._value(seen, seen.inputs(node.name)[slot])
@@ -326,9 +325,11 @@ class BatchConstants:
             node.input[slot] = add_length(opened, self._batch, node.name, self._view.dtype(tensor), factor)
 
     def _open_measured(self, seen: GraphView, opened: GraphDef, constant: str) -> None:
-        """Has what TensorFlow has made of a tensor of known shape be made of it again, where that is open."""
+        """Has TensorFlow measure a tensor again of which it made a constant, where its shape is open or unknown."""
         measured, value = self._measured[constant], self._view.constant(f"{constant}:0")
         axis = find_open_axis(self._view, seen, measured.tensor)
+        if seen.shape(measured.tensor) is None:
+            axis = self._numbers.find_axis(np.asarray(fixed_shape(self._view, measured.tensor) or ()))
         if axis is not None and value is not None and self._is_outside(constant):
             self._changed.add(constant)
             dtype = seen.dtype(measured.tensor)
