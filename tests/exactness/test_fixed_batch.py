@@ -164,6 +164,14 @@ OPENED = {
         loss = tf.reduce_mean(tf.square((h @ w)[:, 0] - y)) + tf.reduce_max(h)
         {_MINIMIZED}
     """,
+    "sorted rows of a product, for which old gradients wait": f"""
+        h, at = tf.gather(emb, ids), tf.where(ids > 2)
+        product = tf.gather_nd(h, at) @ v1.get_variable("u", [4, 4], F)
+        h = tf.ensure_shape(tf.scatter_nd(at, product, tf.shape(h, tf.int64)) + h, [rows, 4])
+        h = tf.ensure_shape(tf.gather(h, tf.argsort(h[:, 0])), [rows, 4]) + tf.one_hot(ids, 4, dtype=F) + h
+        loss = tf.reduce_mean(tf.square((h @ w)[:, 0] - y))
+        {_MINIMIZED}
+    """,
 }
 """Programs of which the batch is opened, from `ids`, `bags`, `y`, `emb` and `w` to `train`."""
 

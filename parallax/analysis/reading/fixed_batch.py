@@ -195,7 +195,7 @@ def _drop_old_gradients(changed: GraphDef, instead: Mapping[str, str], autodiff:
         shape = tf.TensorShape(view.shape(new))
         by_name[name].attr["_output_shapes"].list.shape.add().CopyFrom(shape.as_proto())
     view = GraphView(changed)
-    of_batch = view.descendants([name for name, node in by_name.items() if is_opened(node)])
+    of_batch = view.descendants([name for name, node in by_name.items() if is_opened(node)], waits=True)
     needed = view.ancestors((by_name.keys() - (autodiff & of_batch)) | (given.keys() & by_name.keys()))
     kept = [node for node in changed.node if node.name in needed]
     for node in kept:
