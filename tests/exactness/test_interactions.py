@@ -262,7 +262,7 @@ APART: dict[str, Loss] = {
 }
 GATHERING = {
     "put in order": "TopKV2",
-    "a loop's mean": "StatelessWhile",
+    "a loop's mean": "Enter",
     "a map over the batch": "TensorListFromTensor",
     "halves that are treated alike": "Reshape",
 }

@@ -607,5 +607,5 @@ def test_a_loss_may_be_another_one_by_what_the_whole_batch_is_like(case):
 
 
 def test_a_metric_that_a_loop_updates_is_refused_with_a_remedy():
-    with pytest.raises(GraphError, match="While 'train/.*' updates one in a function. Update it after the loop"):
+    with pytest.raises(GraphError, match="AssignVariableOp 'train/.*' updates one in a loop. Update it after the loop"):
         plan_of_fit(compiled(Branches(in_a_loop)), X, Y)

@@ -22,7 +22,7 @@ from parallax.analysis.layouts.training_graph import (
     edges_outside,
     find_step,
 )
-from parallax.analysis.layouts.visit_step import FunctionWalks, visit_all
+from parallax.analysis.layouts.visit_step import visit_all
 from parallax.analysis.reading.capture import variable_of_tensor
 from parallax.errors import GraphError
 from parallax.graph.batches import ADDED, VALUE, batch_by_node, is_part, reported_as
@@ -111,10 +111,10 @@ def find_layouts(graph: TrainingGraph) -> Layouts:
     grown = find_grown_rows(view, (pair for source in sources for pair in _find_pairs(view, source)))
     completed: dict[str, Layout] = {}
     gathered: set[str] = set()
-    bodies, parts = FunctionWalks(program), {v for v in variables if is_part(view.nodes[v])}
+    parts = {v for v in variables if is_part(view.nodes[v])}
     units = units_of(view, program.order)
     for _ in range(_MOST_WALKS):
-        step = StepWalk(view, bodies, program.batches, parts, completed, pieces, grown, gathered=set(gathered))
+        step = StepWalk(view, program.batches, parts, completed, pieces, grown, gathered=set(gathered))
         step.is_script = program.steps is not None
         visit_all(program, step, units)
         _finish(program, step)

@@ -1,7 +1,7 @@
-"""Walks over loops of the old style, whose ops stand in the graph between Enter and Exit.
+"""Walks over loops, whose ops stand in the graph between Enter and Exit.
 
-A loop is one unit, as a functional one is (loops.py): its variables have the layouts that a turn gives back for them,
-found by turns over its nodes until they change no more. What a turn would need in another layout is brought into it
+A loop is one unit: its variables have the layouts that a turn gives back for them, found by turns over its nodes until
+they change no more. What a turn would need in another layout is brought into it
 before the loop, where it is a length or a part of a reduction; for all else the loop takes its inputs whole, and what
 it keeps for a loop of the gradient it keeps whole.
 """
@@ -11,10 +11,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Set
 from dataclasses import replace
 
-from parallax.analysis.layouts.completions import find_completions
 from parallax.analysis.layouts.facts import LENGTHS, REPLICATED, Fact
-from parallax.analysis.layouts.loops import are_zeros, join_turns
-from parallax.analysis.layouts.step_walk import REMEDY, StepWalk
+from parallax.analysis.layouts.joins import are_zeros, join_turns
+from parallax.analysis.layouts.step_walk import REMEDY, StepWalk, is_partial
 from parallax.errors import GraphError
 from parallax.graph.lengths import Length
 from parallax.graph.loop_frames import LoopFrame, Unit
@@ -79,7 +78,7 @@ def _settle(step: StepWalk, frame: LoopFrame, walk: Walk, brought: Iterable[str]
     stored: Mapping[str, Fact] = {}
     for _ in range(_MOST_ROUNDS):
         inner = replace(
-            StepWalk(view, step.bodies, step.batches, step.part_variables, grown=step.grown),
+            StepWalk(view, step.batches, step.part_variables, grown=step.grown),
             prefix=f"{step.prefix}{_INSIDE}{frame.name}/",
             gathered=set(step.gathered),
             stored=dict(step.stored),
@@ -138,7 +137,7 @@ def _find_brought(step: StepWalk, frame: LoopFrame, inner: StepWalk) -> set[str]
     """The entries that must come in replicated; None where that does not help."""
     if not all(_are_alike(inner, *inner.grown[f"{head}:0"]) for head in frame.heads if f"{head}:0" in inner.grown):
         return None
-    found = find_completions(inner, {f"{enter}:0" for enter in frame.enters}, _find_left(step, frame, inner))
+    found = _find_completions(inner, {f"{enter}:0" for enter in frame.enters}, _find_left(step, frame, inner))
     return None if found is None else {split_tensor(tensor)[0] for tensor in found}
 
 
@@ -150,9 +149,9 @@ def _are_alike(inner: StepWalk, rows: str, numbers: str) -> bool:
 
 
 def _find_left(step: StepWalk, frame: LoopFrame, inner: StepWalk) -> list[str]:
-    """The tensors of which something outside takes the last value."""
+    """The tensors of which something outside takes the last value; lists hold what each turn has."""
     view, found = step.view, []
-    for tensor in inner.facts:
+    for tensor in inner.facts.keys() - set(filter(step.is_list, inner.facts)):
         exits = [e.node for e in view.consumers(tensor) if e.node not in frame.nodes and view.op(e.node) in _EXITS]
         if any(view.consumers(f"{node}:0") for node in exits):
             found.append(tensor)
@@ -204,9 +203,45 @@ def _take_whole(
         held = step.stored.get(store := store_of(view, view.inputs(node)[0])) if view.op(node) in _TAKES else None
         if held is not None and not held.is_same:
             step.gathered.add(store)
+    for node in sorted(frame.nodes):
         check_whole(step, node)
-    for node in frame.nodes:
         if view.op(node) in _PUTS:
             store = store_of(view, view.inputs(node)[0])
             known = inner.stored.get(store) if inner is not None else None
             step.stored[store] = known if known is not None and known.is_same else Fact(REPLICATED)
+
+
+def _find_completions(inner: StepWalk, starts: Set[str], wanted: Iterable[str] = ()) -> set[str] | None:
+    """What must come in replicated; None where that does not help.
+
+    Args:
+        inner: a walk over a body.
+        starts: the tensors that come in.
+        wanted: tensors of the body that must not be lengths of what a worker has.
+    """
+    changes = [key for key, edges in inner.changes.items() if edges]
+    lengths = [(tensor, REPLICATED) for tensor in wanted if inner.facts[tensor].is_lengths]
+    found = set[str]()
+    for tensor, layout in (*changes, *lengths):
+        sources = _find_incomplete(inner, starts, tensor)
+        if layout != REPLICATED or not sources:
+            return None
+        found |= sources
+    return None if replace(inner, changes={}).needs_changes else found
+
+
+def _find_incomplete(inner: StepWalk, starts: Set[str], tensor: str) -> set[str]:
+    """Of what comes in, the lengths and parts of reductions of which a tensor is computed."""
+    view, waiting, seen, found = inner.view, [tensor], {tensor}, set[str]()
+    while waiting:
+        one = waiting.pop()
+        fact = inner.facts.get(one)
+        if fact is None or not (fact.layout == LENGTHS or is_partial(fact)):
+            continue
+        if one in starts:
+            found.add(one)
+            continue
+        fresh = [taken for taken in view.inputs(split_tensor(one)[0]) if taken not in seen]
+        seen |= set(fresh)
+        waiting += fresh
+    return found

@@ -7,7 +7,7 @@ layout; where a tensor is put in that has another, the store holds whole tensors
 from __future__ import annotations
 
 from parallax.analysis.layouts.facts import LENGTHS, REPLICATED, Dims, Fact
-from parallax.analysis.layouts.loops import join_facts
+from parallax.analysis.layouts.joins import join_facts
 from parallax.analysis.layouts.step_walk import REMEDY, StepWalk
 from parallax.errors import GraphError
 from parallax.graph.tensor_stores import store_of

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
-from typing import Protocol
 
 from parallax.analysis.layouts.facts import BLANK, LENGTHS, REPLICATED, Dims, Fact, Value
 from parallax.graph.lengths import Length
@@ -30,36 +29,6 @@ _VARIANT = 21  # types.proto
 REMEDY = "Compute it outside of the step, and give the step what it gives."
 
 
-@dataclass(frozen=True, slots=True)
-class Followed:
-    """What a function gives, of what it takes.
-
-    Attributes:
-        facts: of its results.
-        needed: the numbers of the arguments that must come replicated so that its body stays as it is; None where the
-            body must be changed even so.
-        incomplete: of each result, the arguments that are lengths or parts of reductions of which it is computed.
-    """
-
-    facts: tuple[Fact, ...]
-    needed: frozenset[int] | None
-    incomplete: tuple[frozenset[int], ...]
-
-
-class BodyWalks(Protocol):
-    """What functions give, of what they take."""
-
-    def follow(self, step: StepWalk, node: str, name: str, facts: Sequence[Fact]) -> Followed | None:
-        """What is known of a function's results; None where there is nothing.
-
-        Args:
-            step: the walk.
-            node: runs the function.
-            name: the function's.
-            facts: of its arguments.
-        """
-
-
 @dataclass
 class StepWalk:
     """One walk.
@@ -82,8 +51,7 @@ class StepWalk:
         alike: random ops that draw the same on all workers.
         of_worker_0: tensors of which all workers take worker 0's.
         mixing: node that mixes examples, or has no rule -> the sharded tensors that it takes whole.
-        bodies: the functions that loops and conditionals run.
-        prefix: of the symbols of open lengths, of which those of bodies differ.
+        prefix: of the symbols of open lengths, of which those of loops differ.
         local: edges that take lengths as the worker has them; what else takes them has those of the global batch.
         padded: nodes that fill ragged rows up to the longest of all workers'.
         blocks: length -> how an axis of that length is shared by blocks, of those that were met.
@@ -95,7 +63,6 @@ class StepWalk:
     """
 
     view: GraphView
-    bodies: BodyWalks
     batches: Mapping[str, str]
     part_variables: Set[str]
     completed: Mapping[str, Layout] = field(default_factory=dict)

@@ -1,29 +1,25 @@
-"""Gives each node of a step's graph, and of the bodies of loops and conditionals, the layouts of its results."""
+"""Gives each node of a step's graph the layouts of its results."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from functools import partial
 
 from parallax.analysis.layouts.along import plain
-from parallax.analysis.layouts.completions import find_completions, find_incomplete
 from parallax.analysis.layouts.facts import COUNTED, REPLICATED, Fact
 from parallax.analysis.layouts.frame_walk import visit_frame
 from parallax.analysis.layouts.op_rules import RULES, TAKEN
-from parallax.analysis.layouts.step_walk import REMEDY, Followed, StepWalk, is_partial
+from parallax.analysis.layouts.step_walk import REMEDY, StepWalk, is_partial
 from parallax.analysis.layouts.training_graph import NO_ARRAYS, VisitedGraph
 from parallax.analysis.layouts.values import constant_value
-from parallax.analysis.reading.bodies import ARGUMENT, Body, body_of
 from parallax.analysis.reading.capture import VARIABLES, variable_of_tensor
 from parallax.errors import GraphError
 from parallax.graph.batches import batch_tensors
 from parallax.graph.control_flow import branches_of
 from parallax.graph.lengths import ONE, Length
-from parallax.graph.loop_frames import Unit, units_of
+from parallax.graph.loop_frames import Unit
 from parallax.graph.ops import state_op
 from parallax.graph.own_batch import is_of_own_batch
-from parallax.graph.view import split_tensor
 from parallax.plans.layouts import Pieces, RowEnds, Sharded, ShardedAxis
 
 _TEXT = 7  # types.proto
@@ -31,7 +27,7 @@ _EXTREMES = ("Max", "Min")
 
 
 def visit_all(program: VisitedGraph, step: StepWalk, units: Sequence[Unit]) -> None:
-    """Gives the results of some nodes, and of loops of the old style, their layouts, one after the other."""
+    """Gives the results of some nodes, and of loops, their layouts, one after the other."""
     for unit in units:
         if isinstance(unit, str):
             visit(program, step, unit)
@@ -152,15 +148,17 @@ def _check_whole(program: VisitedGraph, step: StepWalk, node: str) -> None:
     view, op = program.view, program.view.op(node)
     called = program.functions.of_node(view.nodes[node])
     inputs = view.inputs(node)
-    written = (inputs[slot] for slot in program.functions.written_slots(view.nodes[node]))
+    state = state_op(op, len(inputs))
+    slots = program.functions.written_slots(view.nodes[node]).union(state.state if state is not None else ())
+    written = (inputs[slot] for slot in slots)
     if any(variable_of_tensor(view, program.variables, tensor) in step.part_variables for tensor in written):
         raise GraphError(
-            f"A metric must be updated where each worker can add its part: {op} {node!r} updates one in a function. "
+            f"A metric must be updated where each worker can add its part: {op} {node!r} updates one in a loop. "
             "Update it after the loop, times 0 or 1 where a condition decides."
         )
     if called or program.draws(op):
         step.alike += [node] if program.differs_in(node) else []
-    elif op not in RULES and program.differs(op):
+    elif op not in RULES and state is None and program.differs(op):
         _take_worker_0(program, step, node)
 
 
@@ -182,59 +180,3 @@ def _visit_write(program: VisitedGraph, step: StepWalk, node: str) -> list[Fact]
     else:
         step.replicate(node, others)
     return step.all_outputs(node, REPLICATED)
-
-
-class FunctionWalks:
-    """Walks over the bodies of functions that loops and conditionals run, one for each signature.
-
-    Args:
-        program: the graph that has them.
-    """
-
-    def __init__(self, program: VisitedGraph) -> None:
-        self._program = program
-        self._bodies: dict[str, tuple[VisitedGraph, Body]] = {}
-        self._found: dict[tuple[str, str, tuple[Fact, ...]], Followed | None] = {}
-
-    def follow(self, step: StepWalk, node: str, name: str, facts: Sequence[Fact]) -> Followed | None:
-        """See `BodyWalks`."""
-        place = f"{step.prefix}{node}/"
-        asked = (place, name, tuple(facts))
-        if asked not in self._found:
-            self._found[asked] = self._follow(step, place, name, facts)
-        return self._found[asked]
-
-    def _follow(self, step: StepWalk, place: str, name: str, facts: Sequence[Fact]) -> Followed | None:
-        program, body = self._body(name)
-        inner = StepWalk(body.view, self, step.batches, step.part_variables, prefix=f"{place}{name}/")
-        inner.facts.update(zip(body.arguments, facts, strict=True))
-        try:
-            visit_all(program, inner, units_of(body.view, program.order))
-        except GraphError:
-            return None  # its caller says so, where it cannot take its inputs whole
-        starts, number = set(body.arguments), {tensor: number for number, tensor in enumerate(body.arguments)}
-        needed = find_completions(inner, starts)
-        incomplete = [find_incomplete(inner, starts, tensor) for tensor in body.results]
-        return Followed(
-            facts=tuple(_see_outside(inner.facts[tensor], inner.prefix) for tensor in body.results),
-            needed=None if needed is None else frozenset(map(number.__getitem__, needed)),
-            incomplete=tuple(frozenset(map(number.__getitem__, one)) for one in incomplete),
-        )
-
-    def _body(self, name: str) -> tuple[VisitedGraph, Body]:
-        if name not in self._bodies:
-            body = body_of(self._program.view, name)
-            needed = body.view.ancestors([split_tensor(tensor)[0] for tensor in body.results])
-            needed -= {node for node in needed if body.view.op(node) in ("NoOp", ARGUMENT)}
-            order = tuple(node for node in body.view.topological_order() if node in needed)
-            inside = replace(self._program, view=body.view, variables={}, sources=(), initial=frozenset(), steps=None)
-            self._bodies[name] = replace(inside, order=order, after=frozenset(), lengths={}), body
-        return self._bodies[name]
-
-
-def _see_outside(fact: Fact, prefix: str) -> Fact:
-    """What is known of a result where it is taken; lengths of the body alone may be others each time that it runs."""
-    values = fact.values() or [None]
-    is_known = not any(one is None or one.has_symbol_of(prefix) for one in values)
-    is_open = any(one.has_symbol_of(prefix) for one in (fact.dims or ())[1:])
-    return Fact(fact.layout, None if is_open else fact.dims, fact.value if is_known else None)

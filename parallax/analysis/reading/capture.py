@@ -24,8 +24,8 @@ from parallax.analysis.reading.lazy.updates import LazyTable, lazy_updates
 from parallax.analysis.reading.lower import (
     conditional_of,
     connect_optionals,
-    has_conditionals,
-    lower_conditionals,
+    has_control_flow,
+    lower_control_flow,
 )
 from parallax.analysis.reading.measured_tensors import measured_in
 from parallax.analysis.reading.normalizations import with_plain_normalizations
@@ -158,7 +158,7 @@ def capture(
         by_layouts: whether losses are followed by the layouts of tensors; None: where that can be.
         synchronous: whether every step takes the gradients of all workers.
         means: why losses are taken for means over each worker's batch, where they are not followed by layouts.
-        lowers_all: whether all conditionals become ops of the graph; None: where losses are followed by layouts.
+        lowers_all: whether conditionals and loops become ops of the graph; None: where losses are followed by layouts.
 
     Raises:
         GraphError: the graph of a front end is not to be followed by layouts.
@@ -194,7 +194,7 @@ def capture(
     if synchronous and by_layouts is not False and is_of_script(view):
         initial = view.ancestors(v.initializer for v in variables.values() if v.initializer)
         by_layouts = _mark_batches(view, initial, records)
-        if by_layouts and lowers_all is None and has_conditionals(view.graph_def):
+        if by_layouts and lowers_all is None and has_control_flow(view.graph_def):
             return capture(graph, digest, by_row, asked, lowers_all=True)
         opened = (
             _HIDDEN
@@ -203,7 +203,7 @@ def capture(
         )
         if isinstance(opened, OpenedGraph):
             fixed, gradients = view, opened.gradients
-            view, records = _with_conditionals_lowered(opened.view, opened.records)
+            view, records = _with_control_flow_lowered(opened.view, opened.records)
             by_layouts = _mark_batches(view, initial, records)
         means = opened if isinstance(opened, str) else means
         if asked is None and not by_layouts and has_plain:
@@ -231,21 +231,21 @@ def _mark_batches(view: GraphView, initial: Set[str], records: tuple[Record, ...
 
 
 def _flat(graph_def: GraphDef, lowers_all: bool) -> tuple[GraphDef, tuple[InlinedCall, ...]]:
-    """The graph without calls, and without conditionals, or those that write variables; and the calls."""
+    """The graph without calls, and without conditionals and loops, or those that write variables; and the calls."""
     calls: list[InlinedCall] = []
     for _ in range(_MAX_DEPTH):
         inlined, more = inline_calls(graph_def)
         calls += more
-        flat = lower_conditionals(inlined, lowers_all)
+        flat = lower_control_flow(inlined, lowers_all)
         if flat is graph_def:
             break
         graph_def = flat
     return connect_optionals(graph_def) if lowers_all else graph_def, tuple(calls)
 
 
-def _with_conditionals_lowered(view: GraphView, records: tuple[Record, ...]) -> tuple[GraphView, tuple[Record, ...]]:
-    """A graph without conditionals at its top level; what was in those of autodiff is autodiff's."""
-    if not has_conditionals(view.graph_def):
+def _with_control_flow_lowered(view: GraphView, records: tuple[Record, ...]) -> tuple[GraphView, tuple[Record, ...]]:
+    """A graph without conditionals and loops at its top level; what was in those of autodiff is autodiff's."""
+    if not has_control_flow(view.graph_def):
         return view, records
     lowered = GraphView(_with_shapes(_flat(view.graph_def, lowers_all=True)[0]))
     added = lowered.nodes.keys() - view.nodes.keys()

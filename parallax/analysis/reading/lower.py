@@ -1,8 +1,8 @@
-"""Turns conditionals into Switch and Merge, as TensorFlow does when it runs them.
+"""Turns conditionals into Switch and Merge, and loops into frames, as TensorFlow does when it runs them.
 
 What is in a branch of an `If` or a `Case` is then an op of the graph like any other, for the old and the new kind of
 conditional alike: an update, an initial value, or what is changed so that tensors have their layouts. The branches
-become calls, which are inlined. The conditional keeps its name, and runs in the same order.
+become calls, which are inlined. The conditional keeps its name, and runs in the same order. Loops: lower_loops.py.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import tensorflow as tf
 from tensorflow.core.framework import graph_pb2
 
 from parallax.analysis.reading.functions import Functions
+from parallax.analysis.reading.lower_loops import LOOPS, lower_loop, varying_slots
 from parallax.graph.control_flow import Branches, branches_of
 from parallax.graph.view import GraphView, split_tensor
 from parallax.types import GraphDef, NameAttrList, NodeDef
@@ -39,33 +40,44 @@ class _LoweredBranch(NamedTuple):
     side: int
 
 
-def lower_conditionals(graph_def: GraphDef, lowers_all: bool = False) -> GraphDef:
+def lower_control_flow(graph_def: GraphDef, lowers_all: bool = False) -> GraphDef:
     """A copy of the graph in which no conditional writes a variable, or asks whether one is initialized.
 
     The graph itself where there is none at its top level.
 
     Args:
         graph_def: the graph.
-        lowers_all: whether there shall be no others either.
+        lowers_all: whether there shall be no others either, and no functional loops.
     """
     functions = Functions(graph_def.library, lambda op: False)
     found = list(filter(_is_conditional, graph_def.node))
     asking = {node.name for node in graph_def.node if node.op in _ASKS}
     lowered = {n.name for n in found if lowers_all or n.input[0] in asking or functions.written_slots(n)}
-    if not lowered:
+    loops = _find_loops(graph_def) if lowers_all else {}
+    if not lowered and not loops:
         return graph_def
     out, asked = graph_pb2.GraphDef(versions=graph_def.versions, library=graph_def.library), _Asked()
     for node in graph_def.node:
         if node.name in lowered:
             _lower(out, node, asked)
+        elif node.name in loops:
+            lower_loop(out, node, f"{node.name}/{_SCOPE}", loops[node.name])
         else:
             out.node.append(node)
     return out
 
 
-def has_conditionals(graph_def: GraphDef) -> bool:
-    """Whether there is an If or a Case at a graph's top level."""
-    return any(map(_is_conditional, graph_def.node))
+def has_control_flow(graph_def: GraphDef) -> bool:
+    """Whether there is an If, a Case or a loop at a graph's top level."""
+    return any(map(_is_conditional, graph_def.node)) or bool(_find_loops(graph_def))
+
+
+def _find_loops(graph_def: GraphDef) -> dict[str, list[int]]:
+    """Name of each functional loop of which a variable may change from turn to turn -> these, by number."""
+    functions = {function.signature.name: function for function in graph_def.library.function}
+    loops = [node for node in graph_def.node if node.op in LOOPS]
+    found = {node.name: varying_slots(node, functions[node.attr["body"].func.name]) for node in loops}
+    return {name: varying for name, varying in found.items() if varying}
 
 
 def _is_conditional(node: NodeDef) -> bool:
@@ -73,7 +85,7 @@ def _is_conditional(node: NodeDef) -> bool:
 
 
 def conditional_of(node: str) -> str:
-    """The name of the conditional that a node was in; the node's own, where it was in none."""
+    """The name of the conditional or the loop that a node was in; the node's own, where it was in none."""
     return node.partition(f"/{_SCOPE}/")[0]
 
 

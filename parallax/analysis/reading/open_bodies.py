@@ -19,10 +19,10 @@ from parallax.analysis.reading.batch_numbers import BatchNumbers
 from parallax.analysis.reading.functions import takes_functions
 from parallax.analysis.reading.inline import knowing
 from parallax.analysis.reading.left_constants import LISTS
+from parallax.analysis.reading.lower_loops import LOOPS
 from parallax.graph.view import GraphView, Shape, split_tensor, tensor_name
 from parallax.types import FunctionDef, GraphDef, NameAttrList, NodeDef
 
-LOOPS = ("While", "StatelessWhile")
 CONDITIONALS = ("If", "StatelessIf", "Case", "StatelessCase")
 _SHAPES = "_output_shapes"
 _MOST_PASSES = 12

@@ -1,15 +1,6 @@
-"""Rules of loops of the new style, whose bodies are functions, and of conditionals, which are taken apart before.
-
-A loop's variables have the layouts that the body gives back for them: it is assumed that they are as they start, the
-body says what they are afterwards, and the next assumption is what both are. The condition must be the same on all
-workers, so that all run as many iterations. A body stays as it is: a loop whose body needs some tensor in another
-layout takes its inputs whole.
-"""
+"""What a tensor is that is one or another: of branches, which all workers take alike, and of turns of a loop."""
 
 from __future__ import annotations
-
-from collections.abc import Sequence
-from dataclasses import replace
 
 from parallax.analysis.layouts.facts import BLANK, COUNTED, LENGTHS, REPLICATED, SUM, Dims, Fact
 from parallax.analysis.layouts.step_walk import StepWalk
@@ -18,54 +9,7 @@ from parallax.graph.lengths import Length
 from parallax.graph.view import GraphView, split_tensor
 from parallax.plans.layouts import Layout, Sharded
 
-_MOST_ROUNDS = 8
 _COPIES = ("Identity", "Reshape", "Cast", "BroadcastTo", "Tile", "ExpandDims", "Snapshot", "Switch", "Enter")
-
-
-def loop(step: StepWalk, node: str) -> list[Fact] | None:
-    """While and StatelessWhile."""
-    tensors = step.view.inputs(node)
-    starts = [step.facts[tensor] for tensor in tensors]
-    found, brought = _settle(step, node, starts), frozenset[int]()
-    while found is not None and not found[1] <= brought:
-        brought |= found[1]
-        taken = [replace(f, layout=REPLICATED) if slot in brought else f for slot, f in enumerate(starts)]
-        found = _settle(step, node, taken)
-    if found is None or found[1]:
-        return None
-    facts = found[0]
-    for slot, (tensor, fact) in enumerate(zip(tensors, facts, strict=True)):
-        if not (fact.is_sum and starts[slot].is_same and are_zeros(step.view, tensor)):
-            step.take(node, slot, fact.layout)
-    step.keep_local(node)
-    return facts
-
-
-def _settle(step: StepWalk, node: str, starts: Sequence[Fact]) -> tuple[list[Fact], frozenset[int]] | None:
-    """What a body gives back as it takes it, and what must come replicated for it; None where nothing is found."""
-    attr, tensors, outputs = step.view.nodes[node].attr, step.view.inputs(node), step.view.outputs(node)
-    is_zeros = [fact.is_same and are_zeros(step.view, tensor) for fact, tensor in zip(starts, tensors, strict=True)]
-    facts = list(starts)
-    for _ in range(_MOST_ROUNDS):
-        made, goes_on = (step.bodies.follow(step, node, attr[name].func.name, facts) for name in ("body", "cond"))
-        if made is None or goes_on is None:
-            return None
-        joined = [
-            join_turns(step, output, one, other, is_nothing)
-            for is_nothing, output, one, other in zip(is_zeros, outputs, facts, made.facts, strict=True)
-        ]
-        if joined == facts:
-            break
-        facts = [fact for fact in joined if fact is not None]
-        if len(facts) < len(joined):
-            return None
-    else:
-        return None
-    if made.needed is None or goes_on.needed is None:
-        return None
-    told = [goes_on.incomplete[0]] if not goes_on.facts[0].is_same else []
-    told += [made.incomplete[place] or frozenset([place]) for place in _find_given_lengths(step, node, facts)]
-    return (facts, (made.needed | goes_on.needed).union(*told)) if all(told) else None
 
 
 def choose_branch(step: StepWalk, node: str) -> list[Fact] | None:
@@ -112,15 +56,6 @@ def _may_be_taken(step: StepWalk, merge: str, tensor: str) -> bool:
         if told is not None and bool(told[0]) != bool(branch.taken):
             return False
     return True
-
-
-def _find_given_lengths(step: StepWalk, node: str, facts: Sequence[Fact]) -> list[int]:
-    """The results that are lengths that a body has computed, and that something takes.
-
-    Of the global batch they are not computed there.
-    """
-    outputs = enumerate(zip(step.view.outputs(node), facts, strict=True))
-    return [n for n, (t, f) in outputs if f.is_lengths and not step.is_list(t) and step.view.consumers(t)]
 
 
 def join_facts(step: StepWalk, output: str, one: Fact, other: Fact) -> Fact | None:
