@@ -253,7 +253,9 @@ class Names:
         if name in whole:
             return whole[name]
         if ":" in name and self._view.op(node) in _VARIABLES:
-            reads = [f"{e.node}:0" for e in self._view.consumers(name) if self._view.op(e.node) in _READS]
+            nodes = [edge.node for edge in self._view.consumers(name) if self._view.op(edge.node) in _READS]
+            # A read that comes after a step would run it.
+            reads = [f"{one}:0" for one in sorted(nodes, key=lambda one: bool(self._view.controls(one)))]
             read = next((r for r in reads if r in whole or node not in self._worker_graph.tables), name)
             return whole.get(read) or self.here(read)
         if name in self._worker_graph.held_by_row:

@@ -36,3 +36,19 @@ def test_a_norm_that_only_the_chief_fetches_is_told_from_what_all_fetch():
     assert set(found["loss:0"]) < set(trained["train"]) == set(found["train"])
     (alone,) = {place.split()[1] for place in found["after/global_norm:0"]} - {p.split()[1] for p in found["train"]}
     assert alone == "after/L2Loss"
+
+
+def test_a_variable_is_fetched_by_a_read_that_comes_after_no_step():
+    graph = tf.Graph()
+    with graph.as_default():
+        ids = v1.placeholder(tf.int32, [6], name="ids")
+        other = v1.get_variable("other", [11, 4], trainable=False, use_resource=False)
+        rows = tf.nn.embedding_lookup(v1.get_variable("table", [11, 4], use_resource=False), ids)
+        train = v1.train.AdagradOptimizer(0.1).minimize(tf.reduce_mean(tf.square(rows)), name="train")
+        with v1.control_dependencies([train]):
+            v1.scatter_update(other, ids, tf.nn.l2_normalize(tf.gather(other.read_value(), ids), 1))
+    analysed = analyse(graph)
+    rewrites = rewrites_of(analysed, plan_for(analysed, one_host(2), Config()))
+    names = Names(analysed.captured.view, transform(analysed.captured.view, rewrites, Worker(0, 2, 7)))
+    (read,) = names.resolve(("other:0",), ()).tensors
+    assert names.run_view.ancestors([read.partition(":")[0]]).isdisjoint({"ids", "train"})
