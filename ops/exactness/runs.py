@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from ops.exactness.roundings import with_roundings
 from ops.exactness.script import Script, fed, joined
 from ops.exactness.session import NamedSession
 from ops.exactness.transport import check_meetings, of_worker, ran, together
@@ -76,13 +77,16 @@ class Built:
         return str(min([own, *(one for one in types if one.is_floating)], key=lambda one: one.size).name)
 
 
-def one_process(built: Built, watched: Watched = (), start: Mapping[str, Any] | None = None) -> Ran:
+def one_process(
+    built: Built, watched: Watched = (), start: Mapping[str, Any] | None = None, draw: int | None = None
+) -> Ran:
     """Trains the joined batches.
 
     Args:
         built: the program.
         watched: tensors of the graph with its calls inlined.
         start: by variable its initial value, in place of the program's.
+        draw: of the roundings by which results of arithmetic are off; None for none.
 
     Raises:
         NotFinite: values end infinite.
@@ -92,6 +96,7 @@ def one_process(built: Built, watched: Watched = (), start: Mapping[str, Any] | 
     seeded = type(graph_def)()
     seeded.CopyFrom(graph_def)
     set_seeds(seeded, frozenset(), Worker(0, 1, SEED, equal_randomness=True))
+    seeded = seeded if draw is None else with_roundings(seeded, draw)
     reads = _reads(graph)
     seen = []
     with NamedSession(seeded, built.script.options()) as session:

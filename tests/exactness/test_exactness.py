@@ -125,6 +125,9 @@ def test_what_a_program_magnifies_roundings_to_is_counted_apart_and_is_no_fault(
 
     outcome = with_loss("tf.sin(1e5 * (h2 @ w)[:, 0] - y)")
     assert (outcome.kind, outcome.is_fault) == ("unstable", False)
+    # What is left of sums that are equal but for roundings, which no initial value moves.
+    left = "tf.square((h2 @ w)[:, 0] - y) * tf.sign(tf.reduce_sum(y) - tf.reduce_sum(3.0 * y) / 3.0)"
+    assert with_loss(left).kind == "unstable"
     # A wrong gradient of a program that magnifies less is no rounding.
     assert with_loss("tf.sin((h2 @ w)[:, 0] - y)", break_on_purpose=without_all_reduces).kind == "wrong"
 
