@@ -164,6 +164,14 @@ OPENED = {
         loss = tf.reduce_mean(tf.square((h @ w)[:, 0] - y)) + tf.reduce_max(h)
         {_MINIMIZED}
     """,
+    "a call beside what is derived, by the name of a scope that has more": f"""
+        called = tf.function(lambda a, b: tf.nn.l2_normalize(a + b, 1))
+        h = tf.squeeze(tf.gather(emb, (tf.zeros_like(ids) + 2)[:, None]), 1)
+        tables = [v1.get_variable(name, [8, 4], F) for name in ("upper", "lower")]
+        h = called(h, h) + h + tf.gather(tf.concat(tables, 0), ids % 8)
+        loss = tf.reduce_mean(tf.square((h @ w)[:, 0] - y))
+        {_MINIMIZED}
+    """,
     "sorted rows of a product, for which old gradients wait": f"""
         h, at = tf.gather(emb, ids), tf.where(ids > 2)
         product = tf.gather_nd(h, at) @ v1.get_variable("u", [4, 4], F)

@@ -334,10 +334,11 @@ def _infer_others(fixed: GraphView, view: GraphView, graph: Graph, beside: Set[s
             del part.node[-1].input[len(view.inputs(node.name)) :]  # what a node waits for says nothing of shapes
     drop_shapes(part.node)
     known = {tensor for node in others for tensor in view.inputs(node) if _node_of(tensor) not in others}
-    with graph.as_default():
-        tf.graph_util.import_graph_def(part, {name: graph.get_tensor_by_name(name) for name in known}, name="")
-    for name in reached:
-        shapes = [output.get_shape().as_proto() for output in graph.get_operation_by_name(name).outputs]
+    given = {name: graph.get_tensor_by_name(name) for name in known}
+    with graph.as_default():  # a node by the name of a scope that the graph has gets another one there
+        imported = tf.graph_util.import_graph_def(part, given, list(reached), name="")
+    for name, op in zip(reached, imported, strict=True):
+        shapes = [output.get_shape().as_proto() for output in op.outputs]
         drop_shapes([view.nodes[name]])
         if shapes:
             view.nodes[name].attr["_output_shapes"].list.shape.extend(shapes)
