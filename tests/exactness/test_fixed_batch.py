@@ -164,6 +164,12 @@ OPENED = {
         loss = tf.reduce_mean(tf.square((h @ w)[:, 0] - y)) + tf.reduce_max(h)
         {_MINIMIZED}
     """,
+    "rows of a conditional that a script has made whole": """
+        h = tf.cond(tf.reduce_max(ids) > 9, lambda: tf.gather(emb, ids), lambda: tf.gather(emb, ids) * 0.5)
+        loss = tf.reduce_mean(tf.square((tf.reshape(h, [-1, 4]) @ w)[:, 0] - y))
+        opt = v1.train.GradientDescentOptimizer(0.3)
+        train = opt.apply_gradients([(tf.convert_to_tensor(g), v) for g, v in opt.compute_gradients(loss)])
+    """,
     "a call beside what is derived, by the name of a scope that has more": f"""
         called = tf.function(lambda a, b: tf.nn.l2_normalize(a + b, 1))
         h = tf.squeeze(tf.gather(emb, (tf.zeros_like(ids) + 2)[:, None]), 1)

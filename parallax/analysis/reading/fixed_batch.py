@@ -288,12 +288,16 @@ def _derive_gradients(
             for (_, values, indices), gradient in zip(record.gradients, found, strict=True):
                 if isinstance(gradient, tf.IndexedSlices) != (indices is not None):
                     return None
-                parts = [gradient.values, gradient.indices] if indices is not None else [gradient]
-                for old, new in zip([values, indices], parts, strict=False):
-                    if split_tensor(str(old))[0] not in beside:
-                        _redirect(graph, record, str(old), new)
-                    instead[str(old)] = str(new.name)
-                    gradients[str(new.name)] = str(old)
+                parts = {values: gradient}
+                if indices is not None:
+                    parts = {values: gradient.values, indices: gradient.indices}
+                gradients |= {str(new.name): old for old, new in parts.items()}
+                if values in record.dense_shapes and gradient.dense_shape is not None:
+                    parts[record.dense_shapes[values]] = gradient.dense_shape
+                for old, new in parts.items():
+                    if _node_of(old) not in beside:
+                        _redirect(graph, record, old, new)
+                    instead[old] = str(new.name)
     ops = [op.name for op in graph.get_operations()]
     changed = _add_gradients(opened, graph.as_graph_def(add_shapes=True), instead, autodiff)
     _drop_stand_ins(changed, instead)

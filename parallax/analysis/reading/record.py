@@ -40,12 +40,14 @@ class Delivered:
         values: the tensor, or its rows.
         indices: the numbers of the rows.
         is_nested: whether its rows are IndexedSlices again, as TensorFlow leaves those of a gather of a gather_nd.
+        dense_shape: of the target, as autodiff gives it with rows.
     """
 
     target: Place
     values: Place
     indices: Place | None
     is_nested: bool = False
+    dense_shape: Place | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,7 +213,8 @@ def _gradients(targets: Nest, result: Nest) -> tuple[Delivered, ...]:
             continue
         if isinstance(gradient, tf.IndexedSlices):
             is_nested = isinstance(gradient.values, tf.IndexedSlices)
-            found.append(Delivered(_place(tensor), _place(gradient.values), _place(gradient.indices), is_nested))
+            rows, shape = (_place(gradient.values), _place(gradient.indices)), gradient.dense_shape
+            found.append(Delivered(_place(tensor), *rows, is_nested, None if shape is None else _place(shape)))
         elif hasattr(gradient, "op"):
             found.append(Delivered(_place(tensor), _place(gradient), None))
     return tuple(found)

@@ -7,8 +7,8 @@ conditionals are not in it; they are listed by the node that runs them.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 
 import tensorflow as tf
 
@@ -32,6 +32,7 @@ class Record:
         cotangents: (gradient delivered before, the derivative by it), where this call went back through that gradient.
         of: what was differentiated, as a loss.
         is_plain: whether it can be asked again, as `tf.gradients` of that by the targets.
+        dense_shapes: values tensor -> the target's shape that came with it, where this call computed one.
     """
 
     gradients: tuple[tuple[str, str, str | None], ...]
@@ -39,6 +40,7 @@ class Record:
     cotangents: tuple[tuple[str, str], ...] = ()
     of: tuple[str, ...] = ()
     is_plain: bool = False
+    dense_shapes: Mapping[str, str] = field(default_factory=dict)
 
 
 def losses_of(records: Sequence[Record]) -> set[str]:
@@ -146,7 +148,7 @@ def _with_calls(nodes: list[str], within: dict[str, tuple[str, ...]]) -> frozens
 
 
 def _record(one: record.GradientRecord, places: Sequence[_Place], place: _Place, ops: frozenset[str]) -> Record:
-    gradients = []
+    gradients, shapes = [], dict[str, str]()
     for gradient in one.gradients:
         target = _resolved(places, place, gradient.target)
         values = _resolved(places, place, gradient.values)
@@ -159,6 +161,9 @@ def _record(one: record.GradientRecord, places: Sequence[_Place], place: _Place,
             )
         if target and values and indices:
             gradients.append((target[0], values[0], indices[0]))
+            shape = _resolved(places, place, gradient.dense_shape) if gradient.dense_shape is not None else []
+            if shape and split_tensor(shape[0])[0] in ops:
+                shapes[values[0]] = shape[0]
     cotangents = [
         (gradient, tensor)
         for one_of in one.cotangents
@@ -166,7 +171,8 @@ def _record(one: record.GradientRecord, places: Sequence[_Place], place: _Place,
         for gradient in _resolved(places, place, one_of.gradient)
     ]
     losses = tuple(tensor for loss in one.of for tensor in _resolved(places, place, loss)[:1])
-    return Record(tuple(gradients), ops, tuple(cotangents), losses, one.is_plain and len(losses) == len(one.of))
+    is_plain = one.is_plain and len(losses) == len(one.of)
+    return Record(tuple(gradients), ops, tuple(cotangents), losses, is_plain, shapes)
 
 
 def _resolved(places: Sequence[_Place], place: _Place, tensor: record.Place) -> list[str]:
