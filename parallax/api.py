@@ -27,6 +27,7 @@ from parallax.report.text import PrintedPlan, explanation, plan_table
 from parallax.runtime.launcher.job import Job, layout_of, servers_by_host
 from parallax.runtime.launcher.launch import JobEnd, launch
 from parallax.runtime.launcher.mpirun import this_launcher
+from parallax.runtime.launcher.spare import Launch
 from parallax.runtime.launching import check_launching
 from parallax.runtime.make_job import check_profile, cluster_of, job_of, new_folder, of_workers, with_cluster
 from parallax.runtime.measure.options import measure_options
@@ -319,8 +320,8 @@ def _run(call: Call) -> int:
     return run_job(call).status
 
 
-def run_job(call: Call) -> JobEnd:
-    """Plans a call, starts its job and waits for the end.
+def run_job(call: Call, launch_job: Launch = launch) -> JobEnd:
+    """Plans a call and starts its job; what `launch_job` gives, which is used as `launch.launch` is.
 
     Raises:
         ParallaxError: before anything is started, as `parallel_run`.
@@ -332,19 +333,18 @@ def run_job(call: Call) -> JobEnd:
         make_ready(trace.folder)
     if measure is not None and measure.path is not None and cluster.hosts[0].is_this_machine:
         check_writable(measure.path)
-    return _launch(call, _Planned(analysed, cluster, plan))
+    return _launch(call, _Planned(analysed, cluster, plan), launch_job)
 
 
-def _launch(call: Call, planned: _Planned) -> JobEnd:
+def _launch(call: Call, planned: _Planned, launch_job: Launch) -> JobEnd:
     """Starts the workers and waits for the job's end."""
     from parallax.runtime.verify.claimed import check_claims
     from parallax.runtime.verify.command import check_feeds, compare_runs, prepare
     from parallax.runtime.verify.first import check_comparable
     from parallax.runtime.verify.sides import keep_graph
 
-    graph, config, wanted = call.graph, call.config, call.wanted
+    graph, config, wanted, verifying = call.graph, call.config, call.wanted, call.wanted.role == Role.VERIFY
     analysed, cluster, plan = planned
-    verifying = wanted.role == Role.VERIFY
     if not verifying:
         check_restarts(config, cluster, wanted.call is not None, call.resumes)
     check_launching(call.function, cluster, starts=wanted.role != Role.DRY_RUN)
@@ -370,7 +370,7 @@ def _launch(call: Call, planned: _Planned) -> JobEnd:
             return job_of(graph, analysed, plan, cluster, config, mine, seed, call.function, call.attachment)
 
         plan_on = partial(_plan_on, analysed=analysed, call=call)
-        return launch_planned(config, (cluster, plan), plan_on, job_on, launch, mine.memory_job)
+        return launch_planned(config, (cluster, plan), plan_on, job_on, launch_job, mine.memory_job)
     folder = new_folder()
     try:
         mine = replace(mine, role=Role.VERIFY_WORKER, job_folder=str(folder))

@@ -8,6 +8,7 @@ in all processes.
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -16,7 +17,9 @@ from typing import NamedTuple, NoReturn, TypeVar
 
 from parallax.api import JobEnded, checked_call, perform, run_job
 from parallax.errors import ConfigError, LaunchError, SessionError
-from parallax.runtime.launcher.launch import JobEnd
+from parallax.runtime.launcher.job import Job
+from parallax.runtime.launcher.launch import JobEnd, launch
+from parallax.runtime.launcher.spare import Launch, RunningJob
 from parallax.runtime.make_job import cluster_of
 from parallax.runtime.worker.called import packed_function
 from parallax.runtime.worker.ranks import current_process_group
@@ -41,6 +44,9 @@ _NO_RESULT = (
     "The workers must come to call {number} of the program as the launching process did, and they ended before: their "
     "way through the program was another one. What is called must not depend on the rank, the time or chance."
 )
+_ENDED_EARLY = "Workers serve the process that launched them until it is done, and these ended before."
+_PATIENCE_S = 5.0
+"""How long workers that were told to end may take."""
 
 
 class JobFailed(JobEnded):
@@ -136,6 +142,12 @@ def number_of_workers(config: Config | None = None, resource_info: str | Path | 
     return cluster_of(call.resource_info, call.config, call.wanted).num_workers
 
 
+def is_led_here(config: Config | None = None, resource_info: str | Path | None = None) -> bool:
+    """Whether worker 0 of a call's job is on this machine."""
+    call = checked_call(None, resource_info, True, config)
+    return cluster_of(call.resource_info, call.config, call.wanted).hosts[0].is_this_machine
+
+
 def jobs_run() -> int:
     """For how many calls of this process jobs were run that ended well."""
     return _calls.jobs
@@ -178,6 +190,81 @@ def run_call(
         raise LaunchError(_NO_RESULT.format(number=number))
     _calls.jobs += 1
     return end.result
+
+
+class JobBeside:
+    """A job that is carried out beside this process, which goes on.
+
+    Args:
+        running: its thread.
+    """
+
+    def __init__(self, running: RunningJob) -> None:
+        self._running = running
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether it has not ended."""
+        return not self._running.wait(0)
+
+    def fail(self) -> NoReturn:
+        """Raises what its failure is to the script, when it has ended.
+
+        Raises:
+            JobFailed: with its exit status.
+            LaunchError: it could not be started, or has ended well, which it must not.
+        """
+        self._running.wait()
+        end = self._running.end()
+        raise JobFailed(end.status) if end.status else LaunchError(_ENDED_EARLY)
+
+    def close(self, seconds: float) -> None:
+        """Has it end: by itself, or by a signal when that takes longer than a time."""
+        if not self._running.wait(seconds):
+            self._running.contact.signals.append(signal.SIGTERM)
+            self._running.wait()
+
+
+@contextmanager
+def beside(
+    number: int,
+    graph: Graph,
+    function: bytes,
+    attachment: Buffer = b"",
+    config: Config | None = None,
+    resource_info: str | Path | None = None,
+) -> Iterator[JobBeside]:
+    """A job for a call whose workers call a function beside this process; it ends with the context.
+
+    Args:
+        number: of the call (`next_call`).
+        graph: a tf.Graph that trains on one device, with its update ops.
+        function: of `packed_function`; it must end by itself when this process is done with it.
+        attachment: as in `run_call`.
+        config: settings.
+        resource_info: a resource file; None for workers on this machine.
+
+    Raises:
+        JobFailed: the job has failed; a SystemExit with the job's exit status.
+        ParallaxError: before anything is started, when graph, plan, configuration or resource file break a rule.
+    """
+    started: list[RunningJob] = []
+
+    def start(job: Job) -> JobEnd:
+        started.append(RunningJob(launch, job))
+        return JobEnd(0)
+
+    _job_of(number, graph, attachment, config, resource_info, True, function=function, launch_job=start)
+    job = JobBeside(started[0])
+    try:
+        yield job
+    except BaseException:
+        job.close(_PATIENCE_S)
+        raise
+    job.close(_PATIENCE_S)
+    if status := started[0].end().status:
+        raise JobFailed(status)
+    _calls.jobs += 1
 
 
 def run_to_the_end(
@@ -251,18 +338,21 @@ def _job_of(
     resource_info: str | Path | None,
     sync: bool,
     resumes: bool = False,
+    function: bytes = b"",
+    launch_job: Launch = launch,
 ) -> JobEnd:
     """Runs the job of a call, in the launching process."""
     call = checked_call(graph, resource_info, sync, config)
     wanted = replace(call.wanted, call=number)
-    call = replace(call, wanted=wanted, function=_calls.function, attachment=attachment, resumes=resumes)
+    function = function or _calls.function
+    call = replace(call, wanted=wanted, function=function, attachment=attachment, resumes=resumes)
     if wanted.role in _OF_A_VERIFICATION:
         raise ConfigError(_NO_VERIFICATION)
     if wanted.role == Role.WORKER:
         raise SessionError("A worker starts no job: it trains in `worker_call`, and takes over what `is_replayed`.")
     if wanted.role != Role.LAUNCH:
         perform(call)
-    return run_job(call)
+    return run_job(call, launch_job)
 
 
 def run_function(function: Callable[[], _Found]) -> _Found:

@@ -15,6 +15,8 @@ class NumberedRows:
     """Rows of an array, which are taken when they are asked for.
 
     Attributes:
+        array: of which they are.
+        numbers: theirs in it.
         shape: theirs.
     """
 
@@ -26,15 +28,15 @@ class NumberedRows:
             numbers: of the rows, [m], whole numbers.
             first: the first of them where they follow one another, else None.
         """
-        self._array, self._numbers, self._first = array, numbers, first
+        self.array, self.numbers, self._first = array, numbers, first
         self.shape: tuple[int, ...] = (len(numbers), *array.shape[1:])
 
     def __getitem__(self, part: slice) -> Array:
         """Some of the rows: a view of the array where they follow one another, else a copy."""
         if self._first is None:
-            return self._array[self._numbers[part]]
-        begin, end, _ = part.indices(len(self._numbers))
-        return self._array[self._first + begin : self._first + end]
+            return self.array[self.numbers[part]]
+        begin, end, _ = part.indices(len(self.numbers))
+        return self.array[self._first + begin : self._first + end]
 
 
 class NumberedArrays:

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 
 import numpy as np
 
 from parallax.errors import SessionError
-from parallax.functions.shares import Share
+from parallax.functions.shares import Share, share_of
 from parallax.functions.step_graph import GraphStep, LoopVariables, StepGraph
 from parallax.functions.traced import InFile, source_of
 from parallax.runtime.worker.barrier import barrier
 from parallax.runtime.worker.heartbeat import current_heartbeat
-from parallax.types import ArrayOnWorker0, Comm, Fetch, Operation, Session, Tensor, Value, Variable
+from parallax.types import ArrayOnWorker0, Comm, Fetch, Nest, Operation, Session, Tensor, Value, Variable
 
 
 class RunningSteps:
@@ -57,13 +57,17 @@ class RunningSteps:
         if self.resumed_step is not None:
             return
         taken = {one.name: one.variable for one in self._graph.taken() if one.name not in local}
-        sources = self.comm.bcast({name: _place_of(variable) for name, variable in taken.items()})
+        sources = self.comm.bcast({name: place_of_value(variable) for name, variable in taken.items()})
         for name, source in sources.items():
             if source is None:
                 self.write(name, taken[name].numpy() if self.rank == 0 else None)
-        places = [(self._ops[name], source) for name, source in sources.items() if isinstance(source, InFile)]
-        for prefix in dict.fromkeys(place.prefix for _, place in places):
-            self._session.values.load(prefix, [op for op, place in places if place.prefix == prefix])
+        places = {name: source.prefix for name, source in sources.items() if isinstance(source, InFile)}
+        for prefix in dict.fromkeys(places.values()):
+            self.load(prefix, [name for name, one in places.items() if one == prefix])
+
+    def load(self, prefix: str, names: Sequence[str]) -> None:
+        """Gives variables their values of a checkpoint; every worker must call it."""
+        self._session.values.load(prefix, [self._ops[name] for name in names])
 
     def store(self, folder: Path, names: Sequence[str], step: int | None = None) -> dict[str, InFile]:
         """Writes a checkpoint of variables; every worker must call it.
@@ -82,16 +86,30 @@ class RunningSteps:
         prefix = self._session.values.save(str(folder), [self._ops[name] for name in names], step)
         return {name: InFile(prefix, self._ops[name]) for name in names}
 
-    def run(self, step: GraphStep, share: Share, fetches: Sequence[Tensor]) -> list[Value]:
+    def share_of(self, batch: Nest) -> Share:
+        """This worker's share of a batch."""
+        return share_of(batch, self.rank, self.size)
+
+    def start(
+        self, step: GraphStep, share: Share, fetches: Sequence[Tensor], parts: Sequence[Tensor] = ()
+    ) -> Callable[[], list[Value]]:
+        """Runs a step; gives what gives what `run` does."""
+        found = self.run(step, share, fetches, parts)
+        return lambda: found
+
+    def run(
+        self, step: GraphStep, share: Share, fetches: Sequence[Tensor], parts: Sequence[Tensor] = ()
+    ) -> list[Value]:
         """Runs a step.
 
         Args:
             step: one of the graph's.
             share: this worker's arguments.
             fetches: what is wanted of it, tensors of the graph.
+            parts: what is wanted before that: tensors of which each worker has a part of a sum.
 
         Returns:
-            Their values, arrays; of a stand-in where the share has no rows.
+            The values of parts and fetches, arrays; of a stand-in where the share has no rows.
 
         Raises:
             SessionError: on all workers, when gradients are kept, of which a result is made.
@@ -101,9 +119,10 @@ class RunningSteps:
             fed[step.rows] = [np.asarray(0, np.int64)]
         if step.length is not None and share.total:
             fed[step.length] = [np.asarray(share.total, np.int64)]
-        found = self._session.run([step.run, *fetches], fed)[1:]
+        wanted = [*parts, *fetches]
+        found = self._session.run([step.run, *wanted], fed)[1:]
         self.steps += step.is_counted
-        _check_known(fetches, found)
+        _check_known(wanted, found)
         return [one[0] for one in found]
 
     def read_epoch(self) -> tuple[int, int, int]:
@@ -189,7 +208,7 @@ def _check_known(fetches: Sequence[Tensor], found: Sequence[Value | None]) -> No
         )
 
 
-def _place_of(variable: Variable) -> InFile | str | None:
+def place_of_value(variable: Variable) -> InFile | str | None:
     """Where a variable's value is, in a form that can be sent; None where it is here."""
     source = source_of(variable)
     return source if source is None or isinstance(source, InFile) else "initial"

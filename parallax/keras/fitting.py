@@ -1,8 +1,8 @@
-"""`fit` on all workers: the same call in the launching process and in each worker, which agree on graph and input.
+"""`fit` on all workers: in the launching process, which drives them, or in each worker.
 
-In both, the steps of the model are traced for the specs of the batches and become one graph. The launching process
-plans it, has a job carry it out, and gives the model what was trained. A worker opens its session on it, and Keras's
-own `fit` does the rest.
+The steps of the model are traced for the specs of the batches and become one graph, which the launching process plans.
+Keras's own `fit` goes over the batches by steps of that graph. Where workers run the script, each makes the same graph
+at the same call, and the launching process gives its model what was trained.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from unittest import mock
 from parallax.errors import ConfigError
 from parallax.functions.counting import check_sums
 from parallax.functions.numbered_rows import NumberedArrays
+from parallax.functions.remote_steps import RemoteSteps
 from parallax.functions.running import RunningSteps
 from parallax.functions.step_graph import GraphStep, StepGraph
 from parallax.functions.traced import InFile, bytes_of, initial_of
@@ -46,7 +47,6 @@ from parallax.types import (
     Nest,
     Operation,
     PortableValue,
-    Session,
 )
 
 _LOOKED_AT_BATCHES = 2
@@ -168,19 +168,15 @@ def read_steps(
 def run_fit(
     fit: FitCall,
     original: Callable[..., KerasHistory],
-    session: Session,
-    size: int,
-    rank: int,
+    running: RunningSteps | RemoteSteps,
     tables: TableConfig = _NO_LARGE_ONES,
 ) -> tuple[KerasHistory, dict[str, PortableValue]]:
-    """Carries out a call of `fit` in a worker; every worker must call it.
+    """Carries out a call of `fit` by steps that run on all workers: in each worker, or in the process that drives them.
 
     Args:
         fit: the call.
         original: Keras's `fit`, bound to the model.
-        session: this worker's.
-        size: number of workers.
-        rank: this worker's.
+        running: the steps.
         tables: what is done with large variables.
 
     Returns:
@@ -188,19 +184,22 @@ def run_fit(
         workers have written to files, where they are.
     """
     model = fit.model
-    running = RunningSteps(fit.graph, session, size, rank)
     training = ModelTraining(model, running, fit.steps, fit.traced, fit.names, fit.reset)
     arguments = dict(fit.arguments)
     training.take_arrays(_numbered(fit, arguments))
-    if rank:
+    if running.rank:
         arguments.update(callbacks=None, verbose=0)
     library = library_of(model)
-    if fit.graph.loop is not None:
+    if fit.graph.loop is not None and isinstance(running, RunningSteps):
         first, last = arguments.get("initial_epoch", 0), arguments.get("epochs", 1)
         training.progress = FitProgress(model, running, first, last)
     lists = mock.patch(library.CALLBACK_LIST_IN_FIT, callback_list_for(model, training))
     with _functions_of(model, training), lists, library.numbered_epochs(training.progress):
-        history = original(**arguments)
+        try:
+            history = original(**arguments)
+        except BaseException:
+            training.abandon()
+            raise
     large = large_variables(fit, tables)
     values = training.values(large)
     if large:

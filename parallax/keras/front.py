@@ -6,7 +6,7 @@ import functools
 import inspect
 import math
 import pickle
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import ModuleType
@@ -19,6 +19,8 @@ from parallax.functions.attachments import attached, attachment_with
 from parallax.functions.batch_statistics import statistics_of
 from parallax.functions.function import have_input_alike
 from parallax.functions.input_digests import check_input
+from parallax.functions.remote_steps import driven_steps
+from parallax.functions.running import RunningSteps
 from parallax.functions.traced import is_loaded, limit_whole
 from parallax.keras import keras3
 from parallax.keras.batches import ScriptTraining
@@ -172,8 +174,9 @@ def _fit(original: Callable[..., KerasHistory], model: KerasModel, *args: Argume
     arguments = {name: value for name, value in bound.arguments.items() if name != "self"}
     _script_training.check_free()
     number = calls.next_call()
+    bound_fit = functools.partial(original, model)
     if not calls.is_worker():
-        return _launched(number, model, arguments)
+        return _launched(number, model, arguments, bound_fit)
     launched = attached(calls.attachment())
     if calls.is_replayed(number):
         return replay(model, launched.results[number - 1], arguments, lambda: _read(model, arguments))
@@ -183,7 +186,7 @@ def _fit(original: Callable[..., KerasHistory], model: KerasModel, *args: Argume
         take_state(fit, launched.state)
     session, size, rank, _ = calls.worker_call(fit.graph.graph, _config_of(number))
     _trained_here.add(id(model))
-    history, values = run_fit(fit, functools.partial(original, model), session, size, rank, _tables())
+    history, values = run_fit(fit, bound_fit, RunningSteps(fit.graph, session, size, rank), _tables())
     session.close()
     return calls.end_call(b"" if rank else pickle.dumps(result_of(fit, history, values), protocol=5))
 
@@ -202,10 +205,14 @@ def _config_of(number: int) -> Config:
     return replace(_use.config, ckpt_config=replace(saved, ckpt_dir=Path(saved.ckpt_dir) / f"fit-{number}"))
 
 
-def _launched(number: int, model: KerasModel, arguments: dict[str, Argument]) -> KerasHistory:
+def _launched(
+    number: int, model: KerasModel, arguments: dict[str, Argument], original: Callable[..., KerasHistory]
+) -> KerasHistory:
     fit = _read(model, arguments)
     if settings().role == Role.LAUNCH:
         check_folder(fit, _tables())
+        if _is_driven(arguments):
+            return _drive(number, fit, original)
     state = state_of(fit) if number > 1 or is_loaded() else None
     attachment = attachment_with(state, fit.data)
     ended = calls.run_call(
@@ -216,6 +223,24 @@ def _launched(number: int, model: KerasModel, arguments: dict[str, Argument]) ->
     calls.remember(result)
     forget_values(calls.remembered(), _tables().whole_bytes)
     return history_of(model, result, arguments)
+
+
+def _is_driven(arguments: Mapping[str, Argument]) -> bool:
+    """Whether this process goes over the batches of a `fit` itself; else each worker runs the script up to it."""
+    config = merged(_use.config, settings())
+    keeps = config.ckpt_config.keeps_state or config.restart.max_restarts or has_backup(arguments)
+    others = config.hooks or config.chief_only_hooks or settings().verify_first is not None
+    return not keeps and not others and calls.is_led_here(_use.config, _use.resource_info)
+
+
+def _drive(number: int, fit: FitCall, original: Callable[..., KerasHistory]) -> KerasHistory:
+    """Trains by workers that have the graph of the steps, and do not run the script."""
+    with driven_steps(number, fit.graph, fit.steps, _use.config, _use.resource_info) as steps:
+        history, values = run_fit(fit, original, steps, _tables())
+    take_state(fit, values)
+    calls.remember(result_of(fit, history, values))
+    forget_values(calls.remembered(), _tables().whole_bytes)
+    return history
 
 
 def _train_on_batch(original: Callable[..., Nest], model: KerasModel, *args: Argument, **kwargs: Argument) -> Nest:

@@ -7,11 +7,10 @@ metrics is a mean over the workers, or has their rows one after the other.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from types import MappingProxyType
 
 import numpy as np
 import tensorflow as tf
@@ -33,6 +32,8 @@ from parallax.types import (
     Value,
     Variable,
 )
+
+NO_ROWS: Mapping[str, Array] = MappingProxyType({})
 
 
 class LogsOfSums:
@@ -152,10 +153,8 @@ def _behind(tensor: Tensor, handles: dict[str, int]) -> tuple[list[Operation], d
     return nodes, reads
 
 
-def rows_of_all(rows: dict[str, Array], comm: Comm) -> dict[str, Array]:
+def rows_of_all(rows: Mapping[str, Array], comm: Comm) -> dict[str, Array]:
     """What has a row for each example of a worker's part of a batch, of the whole batch; every worker must call it."""
-    if comm.Get_size() == 1:
-        return rows
     return {name: np.concatenate(comm.allgather(value)) for name, value in rows.items()}
 
 
@@ -170,9 +169,9 @@ class MetricSums:
         latest: the sums after the last step.
     """
 
-    def __init__(self, variables: Sequence[Variable], comm: Comm) -> None:
+    def __init__(self, variables: Sequence[Variable], comm: Comm | None) -> None:
         self.variables = list(variables)
-        self._comm, self._size = comm, comm.Get_size()
+        self._comm, self._size = comm, 1 if comm is None else comm.Get_size()
         self._base = [variable.numpy() for variable in variables]
         self.zeros = [np.zeros_like(value) for value in self._base]
         self.latest = StepSums(self._base)
@@ -194,36 +193,52 @@ class MetricSums:
             self._base[number] = np.asarray(value, self._base[number].dtype)
         self.latest = StepSums(self._base)
 
-    def send(self, parts: Sequence[Value], others: dict[str, Value], digest: int) -> None:
+    def send(
+        self, parts: Sequence[Value], others: Mapping[str, Value], digest: int, rows: Mapping[str, Array] = NO_ROWS
+    ) -> None:
         """Has what the workers have after a step put together; every worker must call it.
 
         Args:
             parts: this worker's sums, by variable.
             others: what is logged beside metrics: a mean over the workers.
             digest: of this worker's input, below 2**16.
+            rows: what is logged and has a row for each of this worker's examples.
 
         Raises:
             SessionError: the input of the step before was not the same on all workers.
         """
         self.latest.arrive()
+        assert self._comm is not None, "several workers talk to each other"
         given = [np.ravel(part) for part in (*parts, *others.values())]
         own = np.concatenate([np.array([digest, digest * digest], np.float64), *given], dtype=np.float64)
-        if self._size == 1:
-            self.latest = StepSums(self._base, Coming(own, own, None, others, 1))
-            return
         whole = np.empty_like(own)
-        request = self._comm.Iallreduce(own, whole)
-        self.latest = StepSums(self._base, Coming(own, whole, request, others, self._size))
+        coming = _Coming(own, whole, self._comm.Iallreduce(own, whole), list(parts), dict(others), self._size)
+        joined = rows_of_all(rows, self._comm)
+        self.latest = StepSums(self._base, lambda: coming.wait(joined))
+
+    def follow(self, wait: Callable[[], StepValues]) -> None:
+        """Takes in a step of which nothing needs to be put together; it waits for the one before.
+
+        Args:
+            wait: gives the sums of the step by variable, and its logs beside metrics.
+        """
+        before, self.latest = self.latest, StepSums(self._base, wait)
+        before.arrive()
+
+
+StepValues = tuple[Sequence[Value], dict[str, Value]]
+"""What a step has given: the sums by variable, and logs beside metrics."""
 
 
 @dataclass(frozen=True, slots=True)
-class Coming:
+class _Coming:
     """A step's sums on their way.
 
     Attributes:
         own: what this worker gives, which MPI reads until they are there.
         whole: where they arrive.
-        request: of MPI; None for one worker.
+        request: of MPI.
+        parts: this worker's sums, by variable.
         others: this worker's logs beside metrics.
         size: number of workers.
     """
@@ -231,8 +246,26 @@ class Coming:
     own: Array
     whole: Array
     request: MpiRequest
+    parts: list[Value]
     others: dict[str, Value]
     size: int
+
+    def wait(self, rows: dict[str, Array]) -> StepValues:
+        """What all workers have together; `rows` are part of the logs.
+
+        Raises:
+            SessionError: the input was not the same on all workers.
+        """
+        wait_for(self.request)
+        if self.size * self.whole[1] != self.whole[0] ** 2:
+            raise SessionError(OTHER_INPUT)
+        place, found = 2, []
+        for value in (*self.parts, *self.others.values()):
+            found.append(self.whole[place : place + np.size(value)].reshape(np.shape(value)))
+            place += np.size(value)
+        means = zip(self.others.items(), found[len(self.parts) :], strict=True)
+        logs = {name: (part / self.size).astype(np.asarray(value).dtype) for (name, value), part in means}
+        return found[: len(self.parts)], logs | rows
 
 
 class StepSums:
@@ -240,12 +273,11 @@ class StepSums:
 
     Args:
         base: the values at which the workers' own parts began, by variable.
-        coming: the sums of those parts; None where there was no step.
+        wait: gives the sums of those parts, and logs; None where there was no step.
     """
 
-    def __init__(self, base: Sequence[Value], coming: Coming | None = None) -> None:
-        self._base, self._coming = base, coming
-        self._is_there = coming is None
+    def __init__(self, base: Sequence[Value], wait: Callable[[], StepValues] | None = None) -> None:
+        self._base, self._wait = base, wait
 
     def arrive(self) -> None:
         """Waits for the sums.
@@ -253,40 +285,21 @@ class StepSums:
         Raises:
             SessionError: the input was not the same on all workers.
         """
-        if self._is_there or self._coming is None:
-            return
-        self._is_there, coming = True, self._coming
-        if coming.request is not None:
-            wait_for(coming.request)
-        if coming.size * coming.whole[1] != coming.whole[0] ** 2:
-            raise SessionError(OTHER_INPUT)
+        self._values  # noqa: B018
+
+    @cached_property
+    def _values(self) -> StepValues | None:
+        return None if self._wait is None else self._wait()
 
     @cached_property
     def sums(self) -> list[Value]:
         """The metrics' variables, arrays of their types."""
-        self.arrive()
-        if self._coming is None:
+        if self._values is None:
             return list(self._base)
-        parts = self._cut(2, [base.shape for base in self._base])
-        return [
-            (base + part.astype(base.dtype)).astype(base.dtype) for base, part in zip(self._base, parts, strict=True)
-        ]
+        pairs = zip(self._base, self._values[0], strict=True)
+        return [(base + np.asarray(part).astype(base.dtype)).astype(base.dtype) for base, part in pairs]
 
-    @cached_property
+    @property
     def others(self) -> dict[str, Value]:
         """What the step logged beside metrics, of all workers."""
-        self.arrive()
-        if self._coming is None:
-            return {}
-        own, size = self._coming.others, self._coming.size
-        parts = self._cut(2 + sum(base.size for base in self._base), [np.shape(value) for value in own.values()])
-        means = zip(own.items(), parts, strict=True)
-        return {name: (part / size).astype(np.asarray(value).dtype) for (name, value), part in means}
-
-    def _cut(self, place: int, shapes: Sequence[tuple[int, ...]]) -> Iterator[Array]:
-        """Arrays of these shapes, one after the other, of what has arrived."""
-        whole: Any = None if self._coming is None else self._coming.whole
-        for shape in shapes:
-            size = math.prod(shape)
-            yield whole[place : place + size].reshape(shape)
-            place += size
+        return {} if self._values is None else self._values[1]

@@ -1,13 +1,14 @@
 """Trains a Keras model on all workers: what `fit` of Keras calls for a batch, and what keeps the workers in step.
 
-Keras's own `fit` runs on every worker, over the same input, with the same decisions. A batch is one step of the session
-for all of them, each with its share of the rows. Worker 0 reports, and runs the callbacks (callbacks.py).
+Keras's own `fit` runs in the script's process, which drives workers (functions/remote_steps.py): to it they are one. Or
+it runs on every worker, over the same input, with the same decisions: a batch is one step of the session for all of
+them, each with its share of the rows, and worker 0 reports, and runs the callbacks (callbacks.py).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from functools import partial
 from pathlib import Path
 from weakref import WeakValueDictionary
@@ -17,6 +18,7 @@ import tensorflow as tf
 from parallax.errors import SessionError
 from parallax.functions.mirrors import Mirrors
 from parallax.functions.numbered_rows import NumberedArrays, NumberedRows
+from parallax.functions.remote_steps import RemoteSteps
 from parallax.functions.running import RunningSteps
 from parallax.functions.shares import Share, digest_of, share_of
 from parallax.functions.step_graph import GraphStep
@@ -26,14 +28,14 @@ from parallax.keras.callbacks import decisions_of
 from parallax.keras.inputs import parts_of
 from parallax.keras.libraries import library_of
 from parallax.keras.logs import has_rows, nested_logs
-from parallax.keras.metrics import LogsOfSums, MetricSums, rows_of_all
+from parallax.keras.metrics import LogsOfSums, MetricSums
 from parallax.keras.progress import FitProgress
 from parallax.keras.randomness import have_parted, random_states, take_random_states
 from parallax.keras.steps import ModelStep
+from parallax.runtime.driver_channel import ChannelClosed
 from parallax.runtime.worker.barrier import barrier
 from parallax.types import (
     Argument,
-    Array,
     KerasModel,
     Logs,
     Nest,
@@ -68,7 +70,7 @@ class ModelTraining:
     def __init__(
         self,
         model: KerasModel,
-        running: RunningSteps,
+        running: RunningSteps | RemoteSteps,
         steps: Mapping[str, GraphStep],
         traced: Mapping[str, ModelStep],
         names: Mapping[int, str],
@@ -79,7 +81,7 @@ class ModelTraining:
 
         Args:
             model: a keras.Model.
-            running: this worker's session.
+            running: the steps that run.
             steps: "train" and "test" in its graph; "test" may be missing.
             traced: the same as they were traced.
             names: id of a tf.Variable -> its name in the graph.
@@ -207,6 +209,13 @@ class ModelTraining:
             self._tell(("store", (folder, step)))
         return self._running.store(folder, self._trained, step)
 
+    def abandon(self) -> None:
+        """Ends it after an exception; the process that drives workers gives its model the values that they have."""
+        with suppress(ChannelClosed):
+            if isinstance(self._running, RemoteSteps):
+                self.mirrors.refresh_all()
+        self.release()
+
     def release(self) -> None:
         """Ends it; the model keeps the values that it has."""
         self.mirrors.release()
@@ -232,7 +241,7 @@ class ModelTraining:
         return logs
 
     def _on_batch(self, which: str, batch: list[TensorLike] | list[NumberedRows], digest: Callable[[], int]) -> Logs:
-        rank, size = self.rank, self._running.size
+        size = self._running.size
         if which not in self._steps:
             raise SessionError(
                 "A session has the steps that it was opened with, and this one has no evaluation. Give `fit` "
@@ -243,36 +252,44 @@ class ModelTraining:
             self._tell(("step", which))
             share = self._running.comm.scatter([share_of(batch, one, size) for one in range(size)])
             return self._step(which, share, 0)
-        return self._step(which, share_of(batch, rank, size), digest() if size > 1 else 0)
+        return self._step(which, self._running.share_of(batch), digest() if size > 1 else 0)
 
     def _step(self, which: str, share: Share, digest: int) -> Logs:
-        traced, logs = self._traced[which], self._logs[which]
+        logs = self._logs[which]
         results, parts = self._steps[which].fetches
-        wanted = [*parts, *(results[name] for name in logs.others)]
-        found = self._running.run(self._steps[which], share, wanted)
-        others = dict(zip(logs.others, found[len(parts) :], strict=True))
-        ordered = dict(zip((id(v) for v in traced.metrics), found[: len(parts)], strict=True))
-        mine = [ordered.get(id(v), zero) for v, zero in zip(self._sums.variables, self._sums.zeros, strict=True)]
-        rows = {name: others.pop(name)[: share.rows] for name, tensor in logs.others.items() if has_rows(tensor)}
-        self._sums.send(mine, others, digest)
+        values = self._running.start(self._steps[which], share, [results[name] for name in logs.others], parts)
+        if self._running.size == 1:
+            self._sums.follow(lambda: self._results_of(which, values(), share.rows))
+        else:
+            mine, others = self._results_of(which, values(), share.rows)
+            rows = {name: others.pop(name) for name, tensor in logs.others.items() if has_rows(tensor)}
+            self._sums.send(mine, others, digest, rows)
         if not self._is_compared:  # of the first batch it is said at once that it differs
             self._sums.latest.arrive()
             self._is_compared = True
-        rows = rows_of_all(rows, self._running.comm)
         self.mirrors.outdate(self._number_of)
         library_of(self._model).has_trained(self._model, which)
         if which == "train":
             self.mirrors.outdate(self._trained)
-        return self._reported(results, logs, rows)
+        return self._reported(results, logs)
 
-    def _reported(self, names: Iterable[str], logs: LogsOfSums, rows: dict[str, Array]) -> Logs:
+    def _results_of(self, which: str, found: Sequence[Value], rows: int) -> tuple[list[Value], dict[str, Value]]:
+        """The sums of all metrics, and the logs that are made of something else, of what a step has given."""
+        traced, others = self._traced[which], self._logs[which].others
+        number = len(traced.metrics)
+        ordered = dict(zip((id(v) for v in traced.metrics), found[:number], strict=True))
+        sums = [ordered.get(id(v), zero) for v, zero in zip(self._sums.variables, self._sums.zeros, strict=True)]
+        values = zip(others.items(), found[number:], strict=True)
+        return sums, {name: value[:rows] if has_rows(tensor) else value for (name, tensor), value in values}
+
+    def _reported(self, names: Iterable[str], logs: LogsOfSums) -> Logs:
         """The logs of the last step, as its metrics are now: computed at once where all workers want them."""
         nothing, latest = nested_logs(dict.fromkeys(names, 0.0)), self._sums.latest
         if not self._reports:
             return nothing
 
         def compute() -> Logs:
-            return nested_logs(logs.logs(latest.sums, latest.others | rows))
+            return nested_logs(logs.logs(latest.sums, latest.others))
 
         return compute() if self._reports_everywhere else library_of(self._model).late_logs(nothing, compute)
 

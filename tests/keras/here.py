@@ -13,6 +13,7 @@ from keras.src.backend.tensorflow.trainer import TensorFlowTrainer
 
 from ops.exactness.session import as_written
 from parallax.functions.keras_optimizers import merged_rows
+from parallax.functions.running import RunningSteps
 from parallax.keras.fitting import read_fit, run_fit
 from parallax.keras.results import history_of, result_of, take_state
 
@@ -64,7 +65,7 @@ def fit_here(model, *args, **kwargs):
     bound = inspect.signature(PLAIN_FIT).bind(model, *args, **kwargs)
     fit = read_fit(model, {name: value for name, value in bound.arguments.items() if name != "self"})
     session = OneWorkerSession(fit.graph)
-    history, values = run_fit(fit, functools.partial(PLAIN_FIT, model), session, 1, 0)
+    history, values = run_fit(fit, functools.partial(PLAIN_FIT, model), RunningSteps(fit.graph, session, 1, 0))
     session.close()
     result = pickle.loads(pickle.dumps(result_of(fit, history, values)))
     take_state(fit, result.pop("values"))

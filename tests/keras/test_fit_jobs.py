@@ -130,7 +130,7 @@ NAMED = {
 }
 
 
-@pytest.mark.parametrize("kind", ["callback", "step", "input"])
+@pytest.mark.parametrize("kind", ["callback", "step", "input"])  # of input, workers that run the script have their own
 def test_a_job_ends_with_what_failed_on_a_worker(start, kind):  # noqa: F811
     done = start(*CLI, "run", "--workers", 2, SCRIPTS / "fit_that_fails.py", kind).finish()
     assert done.status == 1 and NAMED[kind] in done.stderr and "WENT ON" not in done.stdout, done

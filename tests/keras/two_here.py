@@ -9,7 +9,6 @@ from __future__ import annotations
 import functools
 import inspect
 import pickle
-from unittest import mock
 
 import numpy as np
 import tensorflow as tf
@@ -22,7 +21,6 @@ from parallax.analysis.reading.capture import initialization_phases
 from parallax.analysis.stages import analyse, plan_for, rewrites_of
 from parallax.functions.running import RunningSteps
 from parallax.functions.shares import Share, share_of
-from parallax.keras import fitting
 from parallax.keras.fitting import read_fit, run_fit
 from parallax.keras.results import history_of, result_of, take_state
 from parallax.plans.plan import Layout, one_host
@@ -64,9 +62,7 @@ def fit_by(size, model, *args, layouts=None, run_option=None, servers=0, setting
     fit = read(model, *args, size=size, **kwargs)
     session = WorkersSession(fit.graph, size, layouts, run_option, servers, settings)
     original = functools.partial(plain_fit_of(model), model)
-    shares = functools.partial(_shares, size)
-    with mock.patch.object(fitting, "RunningSteps", _All), mock.patch("parallax.keras.training.share_of", shares):
-        history, values = run_fit(fit, original, session, 1, 0)
+    history, values = run_fit(fit, original, _All(fit.graph, session, 1, 0))
     result = pickle.loads(pickle.dumps(result_of(fit, history, values)))
     take_state(fit, result.pop("values"))
     return history_of(model, result, fit.arguments)
@@ -111,8 +107,13 @@ class WorkersSession:
 class _All(RunningSteps):
     """What worker 0 asks of its session, of all workers."""
 
-    def run(self, step, share, fetches):
-        flat, counted = tf.nest.flatten(fetches), {tensor.name for tensor in step.fetches[1]}
+    def share_of(self, batch):
+        """The shares of all workers, as one."""
+        shares = tuple(share_of(batch, one, self._session.size) for one in range(self._session.size))
+        return Share(shares, shares[0].total, shares[0].total)
+
+    def run(self, step, share, fetches, parts=()):
+        flat, counted = [*parts, *fetches], {tensor.name for tensor in parts}
         given = [{p.name: np.asarray(v) for p, v in zip(step.feeds, one.arrays, strict=True)} for one in share.arrays]
         given = [
             feeds | ({step.rows.name: np.int64(0)} if one.is_stand_in else {})
@@ -120,12 +121,12 @@ class _All(RunningSteps):
         ]
         found = self._session.job.run([step.run.name, *(tensor.name for tensor in flat)], given)
         assert all(value is not None for one in found for value in one[1:])
-        parts = [
+        values = [
             [_of_share(tensor, value, own) for tensor, value in zip(flat, one[1:], strict=True)]
             for one, own in zip(found, share.arrays, strict=True)
         ]
-        put = [(_sum if t.name in counted else _log)(values) for t, *values in zip(flat, *parts, strict=True)]
-        return tf.nest.pack_sequence_as(fetches, put)
+        put = [(_sum if t.name in counted else _log)(values) for t, *values in zip(flat, *values, strict=True)]
+        return put
 
     def run_op(self, op):
         self._session.job.run_ops([[op.name]] * self._session.size)
@@ -156,12 +157,6 @@ def _log(values):
     if np.ndim(values[0]):
         return np.concatenate(values)
     return np.asarray(np.mean(values, dtype=np.float64), np.asarray(values[0]).dtype)
-
-
-def _shares(size, batch, *_):
-    """The shares of all workers, as one."""
-    shares = tuple(share_of(batch, one, size) for one in range(size))
-    return Share(shares, shares[0].total, shares[0].total)
 
 
 def outcome_of_two(make, seed=3):

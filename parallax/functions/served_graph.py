@@ -1,0 +1,88 @@
+"""A graph of steps as it is sent to workers that have no script: with its collections, and its tensors by name."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import tensorflow as tf
+from tensorflow.python.framework.meta_graph import import_scoped_meta_graph
+
+from parallax.functions.step_graph import GraphStep, LoopVariables, StepGraph
+from parallax.runtime.worker.graph_files import meta_graph
+from parallax.types import Fetch, Graph
+
+
+@dataclass(frozen=True, slots=True)
+class _NamedStep:
+    """A `GraphStep`, its tensors and ops by name."""
+
+    feeds: tuple[str, ...]
+    run: str
+    rows: str | None
+    length: str | None
+    is_counted: bool
+
+
+@dataclass(frozen=True, slots=True)
+class ServedGraph:
+    """A `StepGraph` that can be pickled.
+
+    Attributes:
+        meta_graph: its graph, a MetaGraphDef, serialized.
+        variables: name of a variable of the script -> that of its op in the graph.
+        steps: by their names.
+        loop: names of the ops of `LoopVariables`; empty where there are none.
+    """
+
+    meta_graph: bytes
+    variables: Mapping[str, str]
+    steps: Mapping[str, _NamedStep]
+    loop: tuple[str, ...] = ()
+
+    @staticmethod
+    def of(graph: StepGraph, steps: Mapping[str, GraphStep]) -> ServedGraph:
+        """The served form of a graph and its steps."""
+        named = {
+            name: _NamedStep(
+                tuple(feed.name for feed in step.feeds),
+                step.run.name,
+                _name(step.rows),
+                _name(step.length),
+                step.is_counted,
+            )
+            for name, step in steps.items()
+        }
+        loop = () if graph.loop is None else (graph.loop.step.op.name, graph.loop.epoch.op.name)
+        variables = {name: variable.handle.op.name for name, variable in graph.made.items()}
+        return ServedGraph(meta_graph(graph.graph).SerializeToString(), variables, named, loop)
+
+    def imported(self) -> tuple[StepGraph, dict[str, GraphStep]]:
+        """The graph, with its variables but none of the script's, and its steps."""
+        found = tf.compat.v1.MetaGraphDef.FromString(self.meta_graph)
+        with tf.Graph().as_default() as graph:
+            import_scoped_meta_graph(found)  # that of tf.compat.v1.train makes a Saver too
+        variables = {one.handle.op.name: one for one in graph.get_collection(tf.compat.v1.GraphKeys.GLOBAL_VARIABLES)}
+        made = {name: variables[op] for name, op in self.variables.items()}
+        loop = LoopVariables(*(variables[op] for op in self.loop)) if self.loop else None
+        steps = {
+            name: GraphStep(
+                name,
+                tuple(graph.get_tensor_by_name(feed) for feed in step.feeds),
+                None,
+                graph.get_operation_by_name(step.run),
+                _tensor(graph, step.rows),
+                _tensor(graph, step.length),
+                step.is_counted,
+            )
+            for name, step in self.steps.items()
+        }
+        return StepGraph((), graph, made, loop), steps
+
+
+def _name(tensor: Fetch | None) -> str | None:
+    return None if tensor is None else str(tensor.name)
+
+
+def _tensor(graph: Graph, name: str | None) -> Fetch | None:
+    return None if name is None else graph.get_tensor_by_name(name)

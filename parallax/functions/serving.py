@@ -1,0 +1,256 @@
+"""A worker that serves the process which drives it: it has the graph of the steps, and never runs a script.
+
+Worker 0 hears the driver and tells the others. All carry out what it asks for, each on its share of a batch, and worker
+0 answers with what one process would have computed.
+"""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from parallax import call as calls
+from parallax.functions.numbered_rows import NumberedArrays
+from parallax.functions.running import RunningSteps
+from parallax.functions.served_graph import ServedGraph
+from parallax.functions.shares import Share, share_of
+from parallax.functions.step_graph import GraphStep
+from parallax.runtime.driver_channel import ChannelClosed, DriverAddress, DriverConnection, connect
+from parallax.runtime.worker.barrier import wait_for
+from parallax.settings.config import Config
+from parallax.types import Array, ArrayOnWorker0, Comm, Picklable, Tensor, Value
+
+_PIECE_BYTES = 1 << 30
+"""MPI counts to 2**31."""
+_LETTER_BYTES = 2048
+"""What is longer takes a second message among workers."""
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """What workers are given to begin with.
+
+    Attributes:
+        graph: with its steps.
+        config: the driver's settings.
+        address: where the driver listens.
+    """
+
+    graph: ServedGraph
+    config: Config
+    address: DriverAddress
+
+
+class ReadyWorkers(NamedTuple):
+    """The first words of worker 0.
+
+    Attributes:
+        size: number of workers.
+        resumed_step: as in `RunningSteps`.
+    """
+
+    size: int
+    resumed_step: int | None
+
+
+class WantedResults(NamedTuple):
+    """Names of tensors that a step gives.
+
+    Attributes:
+        sums: of which each worker has a part, added up.
+        means: numbers, of which the mean over the workers counts.
+        rows: that have a row for each example, put one after the other.
+    """
+
+    sums: tuple[str, ...] = ()
+    means: tuple[str, ...] = ()
+    rows: tuple[str, ...] = ()
+
+
+class StepResults(NamedTuple):
+    """Values of `WantedResults`, of the global batch."""
+
+    sums: list[Array]
+    means: list[Array]
+    rows: list[Array]
+
+
+class DriverRequest(NamedTuple):
+    """What the driver asks for.
+
+    Attributes:
+        kind: a method of `_Service`.
+        arguments: which all workers get.
+        own: what worker 0 alone gets.
+    """
+
+    kind: str
+    arguments: tuple[Picklable, ...] = ()
+    own: Picklable = None
+
+
+END = DriverRequest("end")
+
+
+def serve() -> None:
+    """What a worker runs (runtime/worker/called.py): does what the driver asks for until that ends."""
+    served: Served = pickle.loads(calls.attachment())
+    graph, steps = served.graph.imported()
+    session, size, rank, _ = calls.worker_call(graph.graph, served.config)
+    running = RunningSteps(graph, session, size, rank)
+    channel = connect(served.address) if rank == 0 else None
+    _Service(running, steps, channel).run()
+    session.close()
+    calls.end_call()
+
+
+class _Service:
+    """Carries out requests; all workers the same in the same order."""
+
+    def __init__(self, running: RunningSteps, steps: dict[str, GraphStep], channel: DriverConnection | None) -> None:
+        self._running, self._steps, self._channel = running, steps, channel
+        self._wanted: dict[str, WantedResults] = {}
+        self._tensors: dict[str, list[Tensor]] = {}
+        self._arrays: dict[int, NumberedArrays] = {}
+        if channel is not None:
+            channel.send(ReadyWorkers(running.size, running.resumed_step))
+
+    def run(self) -> None:
+        """Serves until the driver ends, or is no longer there."""
+        while True:
+            request, own = self._next()
+            if request.kind == END.kind:
+                return
+            serves: Callable[..., Picklable] = getattr(self, f"serve_{request.kind}")
+            serves(*request.arguments, own)
+
+    def _next(self) -> tuple[DriverRequest, Picklable]:
+        """The next request, and what worker 0 alone gets of it."""
+        request, own = None, None
+        if self._channel is not None:
+            try:
+                request = self._channel.receive()
+            except ChannelClosed:
+                request = END
+            request, own = request._replace(own=None), request.own
+        if self._running.size > 1:
+            request = _from_worker_0(request, self._running.comm)
+        assert isinstance(request, DriverRequest)
+        return request, own
+
+    def _answer(self, value: Picklable) -> None:
+        if self._channel is not None:
+            self._channel.send(value)
+
+    def serve_wish(self, step: str, wanted: WantedResults, _: None) -> None:
+        """Says what a step gives from now on."""
+        graph = self._steps[step].run.graph
+        self._wanted[step] = wanted
+        self._tensors[step] = [graph.get_tensor_by_name(name) for names in wanted for name in names]
+
+    def serve_arrays(self, number: int, own: list[Array] | None) -> None:
+        """Takes arrays, of which steps are then given row numbers."""
+        self._arrays[number] = NumberedArrays(_arrays_of_worker_0(own, self._running))
+
+    def serve_rows(self, step: str, number: int, numbers: Array, _: None) -> None:
+        """Runs a step on rows of arrays."""
+        batch = self._arrays[number].batch(numbers)
+        self._run(step, share_of(batch, self._running.rank, self._running.size))
+
+    def serve_shares(self, step: str, own: list[Share] | None) -> None:
+        """Runs a step on shares that the driver has cut."""
+        self._run(step, self._running.comm.scatter(own) if self._running.size > 1 else own[0] if own else Share(()))
+
+    def serve_read(self, name: str, _: None) -> None:
+        """Gives a variable's value."""
+        self._answer(self._running.read(name))
+
+    def serve_write(self, name: str, own: ArrayOnWorker0) -> None:
+        """Gives a variable a value."""
+        self._running.write(name, own)
+
+    def serve_load(self, prefix: str, names: Sequence[str], _: None) -> None:
+        """Gives variables their values of a checkpoint."""
+        self._running.load(prefix, names)
+
+    def serve_store(self, folder: Path, names: Sequence[str], step: int | None, _: None) -> None:
+        """Writes a checkpoint, and gives where each variable is."""
+        self._answer(self._running.store(folder, names, step))
+
+    def serve_op(self, op: str, _: None) -> None:
+        """Runs an op of the graph."""
+        self._running.run_op(op)
+
+    def _run(self, name: str, share: Share) -> None:
+        """Runs a step, and gives what one process would have computed."""
+        wanted, step = self._wanted[name], self._steps[name]
+        found = self._running.run(step, share, self._tensors[name])
+        number = len(wanted.sums) + len(wanted.means)
+        numbers, rows = found[:number], [np.asarray(value)[: share.rows] for value in found[number:]]
+        results = _of_all(numbers, len(wanted.sums), rows, self._running.comm, self._running.size)
+        if results is not None:
+            self._answer(results)
+
+
+def _of_all(numbers: Sequence[Value], sums: int, rows: Sequence[Array], comm: Comm, size: int) -> StepResults | None:
+    """The results of all workers, on worker 0.
+
+    Args:
+        numbers: what is added up, then what a mean is taken of.
+        sums: how many are added up.
+        rows: this worker's rows.
+        comm: of the workers.
+        size: their number.
+    """
+    own = [np.asarray(value) for value in numbers]
+    if size == 1:
+        return StepResults(own[:sums], own[sums:], list(rows))
+    flat = np.concatenate([np.zeros(0), *map(np.ravel, own)], dtype=np.float64)
+    whole = np.empty_like(flat) if comm.Get_rank() == 0 else None
+    comm.Reduce(flat, whole)
+    joined = [comm.gather(one) for one in rows]
+    if whole is None:
+        return None
+    found, place = [], 0
+    for number, value in enumerate(own):
+        part = whole[place : place + value.size].reshape(value.shape)
+        found.append((part if number < sums else part / size).astype(value.dtype))
+        place += value.size
+    return StepResults(found[:sums], found[sums:], [np.concatenate(pieces) for pieces in joined])
+
+
+def _from_worker_0(value: Picklable, comm: Comm) -> Picklable:
+    """Worker 0's value on all workers; who waits for it leaves its core to others, and worker 0 waits for nobody."""
+    letter = np.zeros(_LETTER_BYTES, np.uint8)
+    data = b""
+    if comm.Get_rank() == 0:
+        data = pickle.dumps(value, protocol=5)
+        letter[:8].view(np.int64)[0] = len(data)
+        letter[8 : 8 + len(data)] = np.frombuffer(data[: _LETTER_BYTES - 8], np.uint8)
+        sent = [comm.Isend(letter, other) for other in range(1, comm.Get_size())]  # small, so they are on their way
+        for one in sent:
+            one.Wait()
+    else:
+        wait_for(comm.Irecv(letter, 0))
+    length = int(letter[:8].view(np.int64)[0])
+    if length > _LETTER_BYTES - 8:
+        data = comm.bcast(data)
+    return value if comm.Get_rank() == 0 else pickle.loads(data or letter[8 : 8 + length].tobytes())
+
+
+def _arrays_of_worker_0(own: list[Array] | None, running: RunningSteps) -> list[Array]:
+    """Worker 0's arrays on all workers."""
+    if running.size == 1:
+        return own or []
+    kinds = running.comm.bcast(None if own is None else [(one.shape, one.dtype) for one in own])
+    arrays = own or [np.empty(shape, dtype) for shape, dtype in kinds]
+    for array in arrays:
+        whole = array.reshape(-1).view(np.uint8)
+        for begin in range(0, len(whole), _PIECE_BYTES):
+            running.comm.Bcast(whole[begin : begin + _PIECE_BYTES])
+    return arrays

@@ -1,0 +1,165 @@
+"""Messages between the process that drives workers and worker 0, which are on one machine.
+
+The driver listens at an abstract address of the kernel, of which no file is left. Whoever connects must know a key that
+travels with the job's message; a stranger is sent away before anything of it is unpickled.
+"""
+
+from __future__ import annotations
+
+import secrets
+import signal
+import socket
+import struct
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from multiprocessing import AuthenticationError
+from multiprocessing.connection import Connection, answer_challenge, deliver_challenge
+
+from parallax.types import Picklable
+
+_POLL_S = 0.1
+_PATIENCE_S = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class DriverAddress:
+    """Where a driver listens.
+
+    Attributes:
+        name: of its socket.
+        key: by which both sides know each other.
+    """
+
+    name: str
+    key: bytes
+
+
+class ChannelClosed(Exception):
+    """The other side of a channel has gone."""
+
+
+class DriverConnection:
+    """One end of a connection, over which pickled messages go in order.
+
+    Args:
+        connected: a socket, which is closed with the channel.
+    """
+
+    def __init__(self, connected: socket.socket) -> None:
+        self._connection: Connection = Connection(connected.detach())
+        self._received: list[Picklable] = []
+
+    def send(self, message: Picklable) -> None:
+        """Sends a message.
+
+        Raises:
+            ChannelClosed: the other side has gone.
+        """
+        try:
+            with _uninterrupted():
+                self._connection.send(message)
+        except OSError as error:
+            raise ChannelClosed from error
+
+    def receive(self) -> Picklable:
+        """The next message; waits for it, and may be interrupted meanwhile.
+
+        Raises:
+            ChannelClosed: the other side has gone.
+        """
+        try:
+            while not self._received:
+                if self._connection.poll(_POLL_S):
+                    with _uninterrupted():
+                        self._received.append(self._connection.recv())
+            return self._received.pop()
+        except (OSError, EOFError) as error:
+            raise ChannelClosed from error
+
+    def close(self) -> None:
+        """Ends it; a second call changes nothing."""
+        self._connection.close()
+
+    def _introduce(self, key: bytes, is_driver: bool) -> None:
+        """Has both sides prove that they know the key.
+
+        Raises:
+            AuthenticationError: the other side does not.
+        """
+        if is_driver:
+            deliver_challenge(self._connection, key)
+            answer_challenge(self._connection, key)
+        else:
+            answer_challenge(self._connection, key)
+            deliver_challenge(self._connection, key)
+
+
+class DriverSocket:
+    """Where the driver waits for worker 0.
+
+    Attributes:
+        address: of it, for worker 0.
+    """
+
+    def __init__(self) -> None:
+        name = f"\0parallax-{secrets.token_hex(16)}"
+        self.address = DriverAddress(name, secrets.token_bytes(32))
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._socket.bind(name)
+        self._socket.listen()
+        self._socket.settimeout(_POLL_S)
+
+    def accept(self, is_alive: Callable[[], bool]) -> DriverConnection | None:
+        """The channel to worker 0; waits for it, and gives None when the job is no longer alive."""
+        while is_alive():
+            with suppress(TimeoutError):
+                connected, _ = self._socket.accept()
+                copy, channel = connected.dup(), DriverConnection(connected)
+                with copy, suppress(AuthenticationError, EOFError, OSError):
+                    _limit_silence(copy, _PATIENCE_S)  # of a stranger who says nothing
+                    channel._introduce(self.address.key, is_driver=True)
+                    _limit_silence(copy, 0)
+                    return channel
+                channel.close()
+        return None
+
+    def close(self) -> None:
+        """Listens no more."""
+        self._socket.close()
+
+
+def connect(address: DriverAddress) -> DriverConnection:
+    """The channel of worker 0 to its driver.
+
+    Raises:
+        OSError: nobody listens there.
+        AuthenticationError: whoever does is not the driver.
+    """
+    connected = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    connected.connect(address.name)
+    channel = DriverConnection(connected)
+    channel._introduce(address.key, is_driver=False)
+    return channel
+
+
+def _limit_silence(connected: socket.socket, seconds: float) -> None:
+    """Has reading from a socket fail after a time; 0 for never."""
+    connected.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("@ll", int(seconds), 0))
+
+
+@contextmanager
+def _uninterrupted() -> Iterator[None]:
+    """Within it Ctrl-C waits: after half a message nothing on a channel could be read."""
+    if threading.current_thread() is not threading.main_thread() or signal.getsignal(signal.SIGINT) is None:
+        yield
+        return
+    came: list[int] = []
+    before = signal.signal(signal.SIGINT, lambda number, _: came.append(number))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+        if came and callable(before):
+            before(signal.SIGINT, None)

@@ -1,0 +1,81 @@
+"""What a script does around its fits: by workers that never run it, it is done once, as in plain Keras."""
+
+import json
+import os
+import signal
+import sys
+from pathlib import Path
+
+import keras
+import numpy as np
+
+import parallax.keras
+
+kind, folder = sys.argv[1], Path(sys.argv[2])
+if kind != "plain":
+    parallax.keras.use()
+print("BEFORE")
+(folder / "made").mkdir()  # fails where it is done twice
+keras.utils.set_random_seed(3)
+ids = np.random.default_rng(1).integers(0, 50, [70, 4])
+labels = (ids % 2).mean(1, keepdims=True).astype("float32")
+seen = []
+
+
+def made():
+    layers = [keras.layers.Embedding(50, 4), keras.layers.Flatten(), keras.layers.Dense(1)]
+    model = keras.Sequential(layers)
+    model.compile(keras.optimizers.Adagrad(0.1), "mse", metrics=["mae"])
+    return model
+
+
+class Watching(keras.callbacks.Callback):
+    """Knows objects of the script, reads weights, predicts, and sets the rate."""
+
+    def on_epoch_end(self, epoch, logs=None):
+        seen.append([logs["loss"], float(np.sum(self.model.get_weights()[0]))])
+        seen.append(float(np.mean(self.model.predict(ids[:9], verbose=0))))
+        self.model.optimizer.learning_rate = 0.05
+
+
+class Breaking(keras.callbacks.Callback):
+    def on_train_batch_end(self, batch, logs=None):
+        if batch == 1:
+            raise KeyError("a callback that breaks")
+
+
+def find_worker():
+    """The process of a worker that is below this one."""
+    words = {int(path.parent.name): path.read_bytes().split(b"\0") for path in Path("/proc").glob("[0-9]*/cmdline")}
+    for process, found in words.items():
+        above = process
+        while above > 1 and found[1:3] == [b"-m", b"parallax.runtime.worker.main"]:
+            above = int(Path(f"/proc/{above}/stat").read_text().rpartition(")")[2].split()[1])
+            if above == os.getpid():
+                return process
+    raise LookupError("no worker is there")
+
+
+def pieces():
+    for first in range(0, 70, 16):
+        yield ids[first : first + 16], labels[first : first + 16]
+
+
+teacher = made()
+teacher.fit(ids, labels, batch_size=16, epochs=2, verbose=0, callbacks=[Watching()], validation_split=0.1)
+student = made()
+student.fit(ids, teacher.predict(ids, verbose=0), batch_size=16, verbose=0)
+try:
+    student.fit(ids, labels, batch_size=16, verbose=0, callbacks=[Breaking()])
+except KeyError:
+    seen.append(float(np.sum(student.get_weights()[0])))  # as the second batch has left them
+student.fit(pieces(), verbose=0)
+if kind == "killed":
+    kill = keras.callbacks.LambdaCallback(on_train_batch_end=lambda batch, logs: os.kill(find_worker(), signal.SIGKILL))
+    try:
+        student.fit(ids, labels, verbose=0, callbacks=[kill])
+    except SystemExit as failed:
+        print(f"FAILED {failed.code}, and {len(student.get_weights())} weights are left")
+        raise
+weights = [w.tolist() for one in (teacher, student) for w in one.get_weights()]
+print("FOUND " + json.dumps({"seen": seen, "weights": weights, "losses": student.evaluate(ids, labels, verbose=0)}))

@@ -1,0 +1,57 @@
+"""A `fit` whose workers never run the script: what is around it is done once, and failures end it and nothing else."""
+
+import socket
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from parallax.runtime.driver_channel import ChannelClosed, DriverAddress, DriverSocket, connect
+from tests.end_to_end.conftest import CLI, start, warm_server, warm_workers  # noqa: F401
+from tests.keras.test_fit_jobs import SCRIPTS, differences, found_in
+
+
+@pytest.mark.parametrize("workers", [2, pytest.param(3, marks=pytest.mark.slow)])
+def test_a_script_runs_once_around_its_fits(start, tmp_path, workers):  # noqa: F811
+    here, plain = tmp_path / "here", tmp_path / "plain"
+    here.mkdir()
+    plain.mkdir()
+    running = start(*CLI, "run", "--workers", workers, SCRIPTS / "fit_once.py", "job", here)
+    expected = found_in(start(SCRIPTS / "fit_once.py", "plain", plain).finish())
+    done = running.finish(240)
+    parts = differences(found_in(done), expected)
+    assert max(parts.values()) <= 1e-5, parts
+    assert done.stdout.count("BEFORE") == 1
+
+
+@pytest.mark.new_workers  # they are found below the script
+def test_a_worker_that_is_killed_ends_the_fit_with_the_status_of_its_job(start, tmp_path):  # noqa: F811
+    done = start(*CLI, "run", "--workers", 2, SCRIPTS / "fit_once.py", "killed", tmp_path).finish(240)
+    assert done.status == 137 and "was killed by SIGKILL" in done.stderr, done
+    assert "FAILED 137, and 3 weights are left" in done.stdout, done
+
+
+def test_who_does_not_know_the_key_of_a_driver_is_sent_away():
+    listening, is_waiting = DriverSocket(), iter([True, True, True, False])
+    silent = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    silent.connect(listening.address.name)
+    silent.sendall(b"no key at all, and more than a message has")
+    assert listening.accept(lambda: next(is_waiting)) is None
+    silent.close()
+    listening.close()
+    with pytest.raises(OSError, match="refused"):
+        connect(DriverAddress(listening.address.name, b"some other key"))
+
+
+def test_a_channel_says_that_the_other_side_has_gone():
+    listening = DriverSocket()
+    with ThreadPoolExecutor(1) as beside:
+        other = beside.submit(connect, listening.address)
+        channel = listening.accept(lambda: True)
+        other = other.result()
+    other.send({"a": 1})
+    assert channel is not None and channel.receive() == {"a": 1}
+    other.close()
+    with pytest.raises(ChannelClosed):
+        channel.receive()
+    channel.close()
+    listening.close()
