@@ -1,7 +1,7 @@
 """Lengths of axes as polynomials over symbols, such as 2 * batch * time + 1, and what ops compute of them.
 
 A symbol stands for the length of an axis in the one process's program. Lengths are compared to tell which axis of a
-result is which axis of an input; no length is ever computed from a polynomial.
+result is which axis of an input; a length is computed from a polynomial where a loop has it from another turn alone.
 """
 
 from __future__ import annotations

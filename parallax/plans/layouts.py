@@ -287,6 +287,7 @@ class LayoutRewrites:
         ends: tensor -> its layout, of those that have where rows end.
         concatenated: tensor -> its layout, of those whose pieces have layouts of their own.
         lengths: the tensors of layout LengthValue.
+        told: tensor in a loop -> its value, or its elements, of those of `lengths` that the lengths of batches tell.
         of_worker_0: the tensors of which all workers take worker 0's, for each computes another.
     """
 
@@ -300,4 +301,5 @@ class LayoutRewrites:
     ends: Mapping[str, RowEnds] = field(default_factory=dict, hash=False)
     concatenated: Mapping[str, Concatenated] = field(default_factory=dict, hash=False)
     lengths: tuple[str, ...] = ()
+    told: Mapping[str, tuple[Length, ...] | Length] = field(default_factory=dict, hash=False)
     of_worker_0: tuple[str, ...] = ()

@@ -25,6 +25,7 @@ from parallax.transform.building.editor import (
     Worker,
     open_editor,
 )
+from parallax.transform.building.loop_entries import bring_into_loops
 from parallax.transform.building.wire import Rounding
 from parallax.transform.check import check
 from parallax.transform.passes.accumulate import keep_gradients
@@ -155,6 +156,7 @@ def transform(
             check_pass(editor, rewrites, one_pass.__name__)
     _keep_fetchable(editor)
     changed = editor.finish()
+    bring_into_loops(changed)
     set_seeds(changed, frozenset(rewrites.equal_random_ops), worker)
     set_shards(changed, worker)
     streams, inputs = RandomStreams(), IteratorsOfGraph()

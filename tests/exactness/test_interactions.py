@@ -49,6 +49,15 @@ def branch(given: Callable[[], Any], y: Any) -> Any:
     return tf.cond(first, given, lambda: tf.zeros_like(given()))
 
 
+def turns(turn: Callable[[Any, Any], Any], start: Any = 0.0) -> Any:
+    """What three turns of a loop make of a tensor; each takes its number."""
+    return tf.while_loop(lambda step, _: step < 3, lambda step, now: (step + 1, turn(step, now)), [0, start])[1]
+
+
+def mean_of_turn(step: Any, u: Any, i: Any, y: Any) -> Any:
+    return tf.reduce_mean(per_row(u * tf.cast(step, tf.float32), i, y))
+
+
 MEET: dict[str, Loss] = {
     "negatives of the batch": lambda u, i, y: tf.reduce_mean(
         tf.nn.sparse_softmax_cross_entropy_with_logits(labels=tf.range(tf.shape(u)[0]), logits=u @ tf.transpose(i))
@@ -119,11 +128,9 @@ MEET: dict[str, Loss] = {
     "a branch by what is in the batch": lambda u, i, y: tf.cond(
         tf.reduce_any(y > 0), lambda: tf.reduce_mean(per_row(u, i, y)), lambda: 0.0 * tf.reduce_mean(u)
     ),
-    "a loop's mean over a mask": lambda u, i, y: tf.while_loop(
-        lambda step, _: step < 3,
-        lambda step, added: (step + 1, added + tf.reduce_mean(tf.boolean_mask(per_row(u, i, y), y > 0.0))),
-        [0, 0.0],
-    )[1],
+    "a loop's mean over a mask": lambda u, i, y: turns(
+        lambda step, added: added + tf.reduce_mean(tf.boolean_mask(per_row(u, i, y), y > 0.0))
+    ),
     "what goes from row to row": lambda u, i, y: tf.reduce_mean(
         tf.scan(lambda kept, new: 0.5 * kept + new, per_row(u, i, y))
     ),
@@ -175,11 +182,7 @@ MEET: dict[str, Loss] = {
     "a branch's product of means": lambda u, i, y: branch(
         lambda: tf.reduce_mean(per_row(u, i, y)) * tf.reduce_mean(tf.abs(u)), y
     ),
-    "a loop's pairs": lambda u, i, y: tf.while_loop(
-        lambda step, _: step < 3,
-        lambda step, added: (step + 1, added + tf.reduce_mean(tf.square(u @ tf.transpose(u)))),
-        [0, 0.0],
-    )[1],
+    "a loop's pairs": lambda u, i, y: turns(lambda step, added: added + tf.reduce_mean(tf.square(u @ tf.transpose(u)))),
 }
 APART: dict[str, Loss] = {
     "a sequence by tensordot": lambda u, i, y: tf.reduce_mean(of_sequence(u, i)),
@@ -200,11 +203,25 @@ APART: dict[str, Loss] = {
         lambda: tf.reduce_sum(per_row(u, i, y)) / tf.cast(tf.shape(y)[0], tf.float32), y
     ),
     "rows of a branch": lambda u, i, y: tf.reduce_mean(branch(lambda: per_row(u, i, y), y)),
-    "a loop's mean": lambda u, i, y: tf.while_loop(
-        lambda step, _: step < 3,
-        lambda step, added: (step + 1, added + tf.reduce_mean(per_row(u * tf.cast(step, tf.float32), i, y))),
-        [0, 0.0],
-    )[1],
+    "a loop's mean": lambda u, i, y: turns(lambda step, added: added + mean_of_turn(step, u, i, y)),
+    "a mean in a loop in a loop": lambda u, i, y: turns(
+        lambda step, added: added + turns(lambda other, inner: inner + mean_of_turn(step + other, u, i, y))
+    ),
+    "a mean in a loop in a branch": lambda u, i, y: branch(
+        lambda: turns(lambda step, added: added + mean_of_turn(step, u, i, y)), y
+    ),
+    "a mean in a branch in a loop": lambda u, i, y: turns(
+        lambda step, added: added + tf.cond(step > 1, lambda: mean_of_turn(step, u, i, y), lambda: tf.reduce_mean(u))
+    ),
+    "a sum by the size in a loop": lambda u, i, y: turns(
+        lambda step, added: added + tf.reduce_sum(per_row(u, i, y)) / tf.cast(tf.shape(y)[0], tf.float32)
+    ),
+    "lengths and numbers of rows in a loop": lambda u, i, y: tf.reduce_mean(
+        i * turns(lambda step, rows: rows * tf.cast(tf.range(tf.shape(rows)[0]), tf.float32)[:, None], u)
+    ),
+    "a map to means": lambda u, i, y: tf.reduce_sum(
+        tf.square(tf.map_fn(lambda column: tf.reduce_mean(column * y), tf.transpose(u)))
+    ),
     "copies": lambda u, i, y: tf.reduce_mean(tf.tile(per_row(u, i, y), [3])),
     "how often an example has each number": lambda u, i, y: tf.reduce_mean(
         tf.math.bincount(tf.cast(tf.abs(u), tf.int32), minlength=4, maxlength=4, axis=-1, dtype=tf.float32) * i
@@ -262,7 +279,6 @@ APART: dict[str, Loss] = {
 }
 GATHERING = {
     "put in order": "TopKV2",
-    "a loop's mean": "Enter",
     "a map over the batch": "TensorListFromTensor",
     "halves that are treated alike": "Reshape",
 }

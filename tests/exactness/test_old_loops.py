@@ -84,6 +84,8 @@ FEATURES = {
     "one of two means": "h = x[0] + tf.cond(tf.reduce_mean(e) > 9.0, lambda: w[0], lambda: tf.reduce_mean(e, [0, 1]))",
     "a sum of turns": repeated("s + tf.reduce_sum(tf.tanh(x[t] @ w), 0)", "tf.zeros([4], F)")
     + "\nh = x[0] * tf.tanh(h)",
+    "means of turns": repeated("s + tf.reduce_mean(tf.tanh(x[t] @ w), 0)", "tf.zeros([4], F)")
+    + "\nh = x[0] * tf.tanh(h)",
     "a mean of examples in a turn": repeated("tf.tanh(s @ w - tf.reduce_mean(s, 0))"),
     "as many turns as examples": repeated("0.9 * s @ w", goes_on="t < n"),
     "as many turns as values say": repeated("1.1 * s @ w", goes_on="tf.logical_and(t < 4, tf.reduce_max(s) < 9.0)"),
@@ -122,7 +124,7 @@ def test_loops_of_unequal_shares_are_one_process_s(case: str) -> None:
     assert (outcome.kind, outcome.message) == ("equal", "")
 
 
-@pytest.mark.parametrize("case", ["a recurrence", "a scan", "a sum of turns", "a lookup in a loop"])
+@pytest.mark.parametrize("case", ["a recurrence", "a scan", "a sum of turns", "means of turns", "a lookup in a loop"])
 def test_a_worker_without_examples_takes_as_many_turns(case: str) -> None:
     outcome = try_program(program_of(FEATURES[case], rows=1).source(), [ROUTE], layouts=True)[ROUTE]
     assert (outcome.kind, outcome.message) == ("equal", "")

@@ -26,7 +26,9 @@ from parallax.analysis.layouts.visit_step import visit_all
 from parallax.analysis.reading.capture import variable_of_tensor
 from parallax.errors import GraphError
 from parallax.graph.batches import ADDED, VALUE, batch_by_node, is_part, reported_as
+from parallax.graph.control_flow import branches_of
 from parallax.graph.grown_rows import find_grown_rows
+from parallax.graph.lengths import Length
 from parallax.graph.loop_frames import units_of
 from parallax.graph.ops import state_op
 from parallax.graph.spec import GradientSource
@@ -256,6 +258,15 @@ def _finish_piece(step: StepWalk, pair: tuple[str, str], edges: tuple[list[Edge]
         step.take(edge.node, edge.slot, wanted or COUNTED)
 
 
+def _find_told(program: VisitedGraph, step: StepWalk, tensor: str) -> Length | tuple[Length, ...] | None:
+    """The value of lengths that a turn of a loop may have from another one; None where batches do not tell it."""
+    fact, branches = step.facts[tensor], branches_of(program.view)[split_tensor(tensor)[0]]
+    if not fact.is_lengths or not any(branch.is_loop for branch in branches) or not step.is_of_batches(fact):
+        return None
+    value = fact.value
+    return tuple(one for one in value if one is not None) if isinstance(value, tuple) else value
+
+
 def _make_layouts(program: VisitedGraph, step: StepWalk) -> Layouts:
     place = {node: number for number, node in enumerate(program.order)}
     # What is reduced where it is computed comes first: its other takers take the whole tensor in their layouts.
@@ -295,6 +306,7 @@ def _make_layouts(program: VisitedGraph, step: StepWalk) -> Layouts:
         lengths=tuple(
             tensor for tensor, fact in step.facts.items() if fact.is_lengths or step.reduced.get(tensor) == LENGTHS
         ),
+        told={tensor: value for tensor in step.facts if (value := _find_told(program, step, tensor)) is not None},
         of_worker_0=tuple(step.of_worker_0),
     )
     whole = {(change.tensor, edge.node) for change in changes if change.after == REPLICATED for edge in change.edges}

@@ -1,9 +1,9 @@
 """Walks over loops, whose ops stand in the graph between Enter and Exit.
 
 A loop is one unit: its variables have the layouts that a turn gives back for them, found by turns over its nodes until
-they change no more. What a turn would need in another layout is brought into it
-before the loop, where it is a length or a part of a reduction; for all else the loop takes its inputs whole, and what
-it keeps for a loop of the gradient it keeps whole.
+they change no more. What a worker changes alone, it changes in the turn. What else a turn would need in another layout
+is brought into it before the loop, where it is a length or a part of a reduction; for all else the loop takes its
+inputs whole, and what it keeps for a loop of the gradient it keeps whole.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Set
 from dataclasses import replace
 
-from parallax.analysis.layouts.facts import LENGTHS, REPLICATED, Fact
+from parallax.analysis.layouts.facts import COUNTED, LENGTHS, REPLICATED, SUM, Fact
 from parallax.analysis.layouts.joins import are_zeros, join_turns
 from parallax.analysis.layouts.step_walk import REMEDY, StepWalk, is_partial
 from parallax.errors import GraphError
@@ -25,6 +25,7 @@ _MOST_ROUNDS = 8
 _INSIDE = "loop "
 """How symbols of a loop's lengths begin; no op's name has a blank."""
 _EXITS = ("Exit", "RefExit")
+_PASSES = ("Merge", "Switch", "Enter", *NEXT_ITERATIONS, *_EXITS)
 _PUTS = ("StackPushV2", "TensorArrayWriteV3", "TensorArrayScatterV3", "TensorArraySplitV3")
 _TAKES = ("StackPopV2", "TensorArrayReadV3", "TensorArrayGatherV3", "TensorArrayConcatV3")
 
@@ -174,6 +175,13 @@ def _adopt(step: StepWalk, frame: LoopFrame, inner: StepWalk, brought: Set[str])
             layout = start.layout if start.is_same and layout == LENGTHS else layout
         if enter in brought or layout != start.layout:
             step.take(enter, 0, layout)
+    for key, edges in inner.changes.items():
+        step.changes.setdefault(key, []).extend(edges)
+    step.taken |= inner.taken
+    step.means += inner.means
+    step.ranges += inner.ranges
+    step.shapes += inner.shapes
+    step.alike += inner.alike
     step.facts |= inner.facts
     step.blocks |= inner.blocks
     step.stored = inner.stored
@@ -219,7 +227,7 @@ def _find_completions(inner: StepWalk, starts: Set[str], wanted: Iterable[str] =
         starts: the tensors that come in.
         wanted: tensors of the body that must not be lengths of what a worker has.
     """
-    changes = [key for key, edges in inner.changes.items() if edges]
+    changes = [key for key, edges in inner.changes.items() if edges and not _is_own(inner, *key)]
     lengths = [(tensor, REPLICATED) for tensor in wanted if inner.facts[tensor].is_lengths]
     found = set[str]()
     for tensor, layout in (*changes, *lengths):
@@ -227,7 +235,34 @@ def _find_completions(inner: StepWalk, starts: Set[str], wanted: Iterable[str] =
         if layout != REPLICATED or not sources:
             return None
         found |= sources
-    return None if replace(inner, changes={}).needs_changes else found
+    shapes = [inner.view.inputs(one.edge.node)[one.edge.slot] for one in inner.shapes]
+    others = replace(
+        inner,
+        changes={},
+        alike=[],
+        means=[mean for mean in inner.means if mean.dealt is not None],
+        ranges=[one for one in inner.ranges if not one.part.is_even],
+        shapes=[] if all(_is_told(inner, tensor) for tensor in shapes) else inner.shapes,
+    )
+    return None if others.needs_changes else found
+
+
+def _is_own(inner: StepWalk, tensor: str, after: Layout) -> bool:
+    """Whether a worker changes a layout without the others, of what it has in one turn."""
+    before = inner.facts[tensor].layout
+    if before == LENGTHS and after == REPLICATED:
+        return _is_told(inner, tensor)
+    return before in (REPLICATED, SUM) and after == COUNTED
+
+
+def _is_told(inner: StepWalk, tensor: str) -> bool:
+    """Whether a worker knows in one turn what numbers are in the one process, by the lengths of batches."""
+    fact, node = inner.facts[tensor], split_tensor(tensor)[0]
+    if fact.is_same or (fact.is_lengths and not inner.is_list(tensor) and inner.is_of_batches(fact)):
+        return True
+    if not fact.is_lengths or inner.is_list(tensor) or inner.view.op(node) in (*_TAKES, *_PASSES):
+        return False
+    return all(_is_told(inner, taken) for taken in inner.view.inputs(node))
 
 
 def _find_incomplete(inner: StepWalk, starts: Set[str], tensor: str) -> set[str]:

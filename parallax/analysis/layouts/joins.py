@@ -26,7 +26,7 @@ def join_branches(step: StepWalk, node: str) -> list[Fact] | None:
     """
     facts = step.inputs(node)
     of_taken = [fact for fact, t in zip(facts, step.view.inputs(node), strict=True) if _may_be_taken(step, node, t)]
-    of_tensors = [fact for fact in of_taken if fact.layout != BLANK]
+    of_tensors = [fact for fact in of_taken if fact.layout != BLANK] or of_taken[:1]
     if len(of_tensors) == 1:
         return [of_tensors[0], step.fact(f"{node}:1", REPLICATED)]
     nothing = [fact.is_same and are_zeros(step.view, t) for fact, t in zip(facts, step.view.inputs(node), strict=True)]

@@ -6,9 +6,10 @@ from dataclasses import replace
 
 from parallax.analysis.layouts.elementwise import elementwise
 from parallax.analysis.layouts.facts import BLANK, LENGTHS, REPLICATED, Dims, Fact, Value
+from parallax.analysis.layouts.joins import are_zeros
 from parallax.analysis.layouts.step_walk import StepWalk
 from parallax.graph.lengths import Length
-from parallax.plans.layouts import Layout, Sharded
+from parallax.plans.layouts import Layout, Partial, Sharded
 
 _OPTIONAL = Length.of("one or none")
 """How many tensors are in an optional one."""
@@ -143,6 +144,8 @@ def _put(step: StepWalk, node: str, slot: int) -> list[Fact] | None:
         return [Fact(LENGTHS if LENGTHS in (whole.layout, layout) else REPLICATED, dims, value)]
     if whole.layout == layout:
         return [Fact(layout, dims, value)]
+    if isinstance(whole.layout, Partial) and item.is_same and are_zeros(step.view, step.view.inputs(node)[slot]):
+        return [Fact(whole.layout, dims)]  # part of any sum
     if isinstance(whole.layout, Sharded) and item.is_same and item.rank is not None and whole.axis:
         step.take(node, slot, Sharded(whole.axis - 1, whole.layout.part))
         return [Fact(whole.layout, dims)]

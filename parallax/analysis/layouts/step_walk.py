@@ -244,6 +244,13 @@ class StepWalk:
         """Whether the length of a batch is in a length."""
         return not set(self.batches.values()).isdisjoint(symbol for product, _ in length.terms for symbol in product)
 
+    def is_of_batches(self, lengths: Fact) -> bool:
+        """Whether numbers are told by the lengths of batches alone."""
+        values, known = lengths.values(), set(self.batches.values())
+        return values is not None and all(
+            one is not None and all(known.issuperset(product) for product, _ in one.terms) for one in values
+        )
+
     def has_lengths(self, shape: Fact) -> bool:
         """Whether more than one element of a vector is a multiple of a batch's length."""
         values = shape.values() if shape.rank else None

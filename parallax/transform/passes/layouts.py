@@ -309,6 +309,8 @@ class _Build:
         """A value that is computed of lengths, of those of the global batch: its ops once more, on global lengths."""
         if tensor not in self._lengths:
             return self._editor.tensor(tensor)
+        if tensor not in self._global and tensor in self._layouts.told:
+            self._global[tensor] = self._tell(tensor, self._layouts.told[tensor])
         if tensor not in self._global:
             node, number = split_tensor(tensor)
             parsed = next((one for one in self._layouts.ranges if one.node == node and one.output < number), None)
@@ -320,6 +322,22 @@ class _Build:
                 for place, output in enumerate(self._compute(node)):
                     self._global[f"{node}:{place}"] = output
         return self._global[tensor]
+
+    def _tell(self, tensor: str, value: Length | tuple[Length, ...]) -> Tensor:
+        """A scalar, or a vector, of what the lengths of batches are in the one process's program."""
+        told = [self._count(one) for one in (value if isinstance(value, tuple) else (value,))]
+        dtype = tf.as_dtype(self._editor.view.dtype(tensor))
+        return tf.cast(tf.stack(told) if isinstance(value, tuple) else told[0], dtype)
+
+    def _count(self, length: Length) -> Tensor:
+        """A length of the one process's program, a scalar of type int64."""
+        found = tf.constant(0, tf.int64)
+        for batches, factor in length.terms:
+            product = tf.constant(factor, tf.int64)
+            for batch in batches:
+                product = product * self._editor.shares[batch].rows
+            found = found + product
+        return found
 
     def _measure_sparse(self, tensor: str, part: ShardedAxis) -> Tensor:
         """The shape `[examples, longest]` of a sparse tensor of the global batch."""

@@ -1,0 +1,48 @@
+"""Brings what a loop takes from outside into it, where new ops of a turn take it."""
+
+from __future__ import annotations
+
+from parallax.graph.control_flow import branches_of
+from parallax.graph.view import GraphView, split_tensor, tensor_name
+from parallax.types import GraphDef, NodeDef
+
+_ENTERS, _EXITS = ("Enter", "RefEnter"), ("Exit", "RefExit")
+_Frames = tuple[str, ...]
+"""Names of loops, from the outermost on."""
+
+
+def bring_into_loops(graph_def: GraphDef) -> None:
+    """Has each op of a loop take what is outside of it by way of an Enter. The graph is changed.
+
+    Args:
+        graph_def: a graph in which ops may take tensors from outside of their loops.
+    """
+    enters = {node.attr["frame_name"].s.decode(): node for node in graph_def.node if node.op in _ENTERS}
+    if not enters:
+        return
+    view = GraphView(graph_def)
+    frames = {
+        node: tuple(branch.predicate for branch in found if branch.is_loop) for node, found in branches_of(view).items()
+    }
+    known = set[str]()
+    for node in list(graph_def.node):
+        if node.op in _EXITS or not frames[node.name]:
+            continue
+        inside = frames[node.name][:-1] if node.op in _ENTERS else frames[node.name]
+        for slot, tensor in enumerate(view.inputs(node.name)):
+            for frame in inside[len(frames[split_tensor(tensor)[0]]) :]:
+                name = f"{frame}/brought/{tensor.replace(':', '_')}"
+                if name not in known:
+                    known.add(name)
+                    _add_enter(graph_def, enters[frame], name, tensor, view.dtype(view.inputs(node.name)[slot]))
+                tensor = f"{name}:0"
+            node.input[slot] = tensor if tensor != tensor_name(node.input[slot]) else node.input[slot]
+
+
+def _add_enter(graph_def: GraphDef, other: NodeDef, name: str, tensor: str, dtype: int) -> None:
+    """Adds an entry of a loop that has another one; every turn finds what comes in by it."""
+    enter = graph_def.node.add(name=name, op="Enter", input=[tensor], device=other.device)
+    enter.attr["T"].type = dtype
+    enter.attr["is_constant"].b = True
+    for attribute in ("frame_name", "parallel_iterations"):
+        enter.attr[attribute].CopyFrom(other.attr[attribute])
