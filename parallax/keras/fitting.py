@@ -219,9 +219,10 @@ def _numbered(fit: FitCall, arguments: dict[str, Argument]) -> dict[str, Numbere
 @contextmanager
 def _functions_of(model: KerasModel, training: ModelTraining) -> Iterator[None]:
     """Within it Keras steps by a session."""
+    model.make_test_function()
     model.make_predict_function()
     before = model.train_function, model.test_function, model.predict_function
-    model.train_function, model.test_function = training.train_function, training.test_function
+    model.train_function, model.test_function = training.train_function, training.test_function(model.test_function)
     model.predict_function = training.predict_function(model.predict_function)
     try:
         yield

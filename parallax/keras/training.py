@@ -119,9 +119,20 @@ class ModelTraining:
         """What `Model.train_function` gives for the next batches of an iterator."""
         return self._on_batches("train", iterator)
 
-    def test_function(self, iterator: Iterator[Nest]) -> Logs | None:
-        """What `Model.test_function` gives for the next batches of an iterator."""
-        return self._on_batches("test", iterator)
+    def test_function(self, evaluate: Callable[[Argument], Logs]) -> Callable[[Iterator[Nest]], Logs | None]:
+        """What `Model.test_function` is: workers evaluate; who drives them evaluates here what they have no step for.
+
+        Args:
+            evaluate: Keras's own.
+        """
+
+        def evaluating(iterator: Iterator[Nest]) -> Logs | None:
+            if "test" in self._steps or not isinstance(self._running, RemoteSteps):
+                return self._on_batches("test", iterator)
+            self.mirrors.refresh_all()
+            return evaluate(iterator)
+
+        return evaluating
 
     def predict_function(self, predict: Callable[[Argument], Nest]) -> Callable[[Argument], Nest]:
         """Keras's own predict function, which finds the trained values."""
