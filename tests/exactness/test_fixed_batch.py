@@ -164,6 +164,12 @@ OPENED = {
         loss = tf.reduce_mean(tf.square((h @ w)[:, 0] - y)) + tf.reduce_max(h)
         {_MINIMIZED}
     """,
+    "rows that a call gives, which an update written out takes": """
+        h = tf.function(lambda x: tf.gather(emb, x) * 2.0)(ids)
+        loss = tf.reduce_mean(tf.square((h @ w)[:, 0] - y))
+        found = v1.train.GradientDescentOptimizer(0.3).compute_gradients(loss)
+        train = tf.group([v1.assign_sub(v, 0.3 * tf.convert_to_tensor(g)) for g, v in found])
+    """,
     "rows of a conditional that a script has made whole": """
         h = tf.cond(tf.reduce_max(ids) > 9, lambda: tf.gather(emb, ids), lambda: tf.gather(emb, ids) * 0.5)
         loss = tf.reduce_mean(tf.square((tf.reshape(h, [-1, 4]) @ w)[:, 0] - y))

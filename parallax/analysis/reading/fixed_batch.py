@@ -294,7 +294,8 @@ def _derive_gradients(
                 gradients |= {str(new.name): old for old, new in parts.items()}
                 if values in record.dense_shapes and gradient.dense_shape is not None:
                     parts[record.dense_shapes[values]] = gradient.dense_shape
-                for old, new in parts.items():
+                copies = {one: new for old, new in parts.items() for one in _copied(fixed, old, record.ops)}
+                for old, new in (copies | parts).items():
                     if _node_of(old) not in beside:
                         _redirect(graph, record, old, new)
                     instead[old] = str(new.name)
@@ -357,6 +358,15 @@ def _is_another(fixed: GraphView, view: GraphView, new: str, old: str) -> bool:
     return fixed.shape(old) != view.shape(new) or (
         view.op(split_tensor(new)[0]) != "Const" and view.dtype(new) in _LEADING
     )
+
+
+def _copied(view: GraphView, gradient: str, autodiff: Set[str]) -> list[str]:
+    """The tensors of autodiff of which a gradient is a copy, as what a call gives is; rewritten updates take these."""
+    found: list[str] = []
+    while view.op(node := _node_of(gradient)) == "Identity" and node in autodiff:
+        gradient = view.inputs(node)[0]
+        found.append(gradient)
+    return [tensor for tensor in found if _node_of(tensor) in autodiff]
 
 
 def _redirect(graph: Graph, record: Record, old: str, new: tf.Tensor) -> None:
