@@ -331,3 +331,22 @@ def test_rows_that_are_dropped_at_random_are_not_gathered() -> None:
 def test_a_worker_without_examples_changes_nothing(loss: Loss) -> None:
     found = outcome_of(loss, rows_of_first=1)
     assert (found.kind, found.message) == ("equal", "")
+
+
+def test_a_loop_over_examples_has_the_length_of_a_batch_of_several_tensors_of_an_iterator() -> None:
+    def build(rows: int | None) -> Any:
+        fed = v1.placeholder(tf.int64, [rows], name="ids"), v1.placeholder(tf.float32, [rows], name="y")
+        iterator = v1.data.make_initializable_iterator(tf.data.Dataset.from_tensors(fed).repeat())
+        ids, y = iterator.get_next()
+        ids.set_shape([rows])
+        y.set_shape([rows])
+        h = tf.map_fn(lambda row: row * tf.nn.softmax(row), tf.gather(v1.get_variable("emb", [11, 4]), ids))
+        loss = tf.reduce_mean(tf.square((h @ v1.get_variable("w", [4, 1]))[:, 0] - y))
+        variables = v1.trainable_variables()
+        clipped, _ = tf.clip_by_global_norm(tf.gradients(loss, variables), 0.05)
+        train = v1.train.GradientDescentOptimizer(0.3).apply_gradients(zip(clipped, variables, strict=True))
+        return [iterator.initializer, train]
+
+    feeds = {"ids": lambda rng, n: rng.randint(0, 11, [n]), "y": lambda rng, n: rng.randn(n)}
+    outcome = tried(build, feeds)
+    assert (outcome.kind, outcome.message, outcome.notes) == ("equal", "", ())

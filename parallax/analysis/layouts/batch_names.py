@@ -11,6 +11,7 @@ from collections import Counter
 from dataclasses import replace
 
 from parallax.graph.batches import batch_by_node, batch_of, batch_tensors, fixed_length, marked_nodes
+from parallax.graph.lengths import Length
 from parallax.graph.view import Edge, GraphView, split_tensor
 from parallax.plans.layouts import Change, Concatenated, Layout, LayoutRewrites, ScaledMean, Sharded
 from parallax.plans.rewrites import Collect, Push, Rewrites
@@ -94,7 +95,19 @@ class _BatchNames:
             concatenated={
                 tensor: self._of_concatenated(_node(tensor), layout) for tensor, layout in layouts.concatenated.items()
             },
+            told={tensor: self._of_told(_node(tensor), value) for tensor, value in layouts.told.items()},
         )
+
+    def _of_told(self, node: str, value: Length | tuple[Length, ...]) -> Length | tuple[Length, ...]:
+        return (
+            tuple(self._of_length(node, one) for one in value)
+            if isinstance(value, tuple)
+            else self._of_length(node, value)
+        )
+
+    def _of_length(self, node: str, length: Length) -> Length:
+        terms = tuple((tuple(self.at(node, batch) for batch in batches), factor) for batches, factor in length.terms)
+        return replace(length, terms=terms)
 
     def _of_mean(self, mean: ScaledMean) -> ScaledMean:
         dealt = replace(mean.dealt, batch=self.at(mean.node, mean.dealt.batch)) if mean.dealt is not None else None
