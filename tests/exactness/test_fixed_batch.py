@@ -170,6 +170,15 @@ OPENED = {
         found = v1.train.GradientDescentOptimizer(0.3).compute_gradients(loss)
         train = tf.group([v1.assign_sub(v, 0.3 * tf.convert_to_tensor(g)) for g, v in found])
     """,
+    "a conditional of the batch beside the loss": """
+        h = tf.gather(emb, ids)
+        beside = tf.cond(tf.reduce_max(ids) > 9, lambda: tf.gather(emb, ids), lambda: tf.gather(emb, ids) * 0.5)
+        past = v1.get_variable("past", [4], F, initializer=v1.zeros_initializer(), trainable=False)
+        moved = v1.assign_add(past, tf.reduce_mean(tf.stop_gradient(tf.reshape(beside, [-1, 4])), 0))
+        loss = tf.reduce_mean(tf.square((h @ w)[:, 0] - y))
+        with v1.control_dependencies([moved]):
+            train = v1.train.GradientDescentOptimizer(0.3).minimize(loss)
+    """,
     "rows of a conditional that a script has made whole": """
         h = tf.cond(tf.reduce_max(ids) > 9, lambda: tf.gather(emb, ids), lambda: tf.gather(emb, ids) * 0.5)
         loss = tf.reduce_mean(tf.square((tf.reshape(h, [-1, 4]) @ w)[:, 0] - y))

@@ -101,7 +101,7 @@ def open_fixed_batch(
             if constant in needed
         }
         constants = BatchConstants(view, forward & needed, losses & forward, length, f"{SCOPE}_0:0", numbers, measured)
-        bodies, running = OpenBodies(view, length, numbers), [node for node in view.nodes if node in of_losses]
+        bodies, running = OpenBodies(view, length, numbers), [node for node in view.nodes if node in forward & needed]
         beside = view.nodes.keys() - needed
         for _ in range(_MOST_PASSES):
             graph = _import_graph(opened, beside, contexts)
