@@ -46,7 +46,7 @@ _NO_RESULT = (
 )
 _ENDED_EARLY = "Workers serve the process that launched them until it is done, and these ended before."
 _PATIENCE_S = 5.0
-"""How long workers that were told to end may take."""
+"""How long workers may take to end when the driver has failed."""
 
 
 class JobFailed(JobEnded):
@@ -218,9 +218,14 @@ class JobBeside:
         end = self._running.end()
         raise JobFailed(end.status) if end.status else LaunchError(_ENDED_EARLY)
 
-    def close(self, seconds: float) -> None:
-        """Has it end: by itself, or by a signal when that takes longer than a time."""
-        if not self._running.wait(seconds):
+    def end(self) -> int:
+        """Waits for its end, for which workers may have reports to write; its exit status."""
+        self._running.wait()
+        return self._running.end().status
+
+    def stop(self) -> None:
+        """Has it end by itself, or by a signal when that takes long."""
+        if not self._running.wait(_PATIENCE_S):
             self._running.contact.signals.append(signal.SIGTERM)
             self._running.wait()
 
@@ -259,10 +264,9 @@ def beside(
     try:
         yield job
     except BaseException:
-        job.close(_PATIENCE_S)
+        job.stop()
         raise
-    job.close(_PATIENCE_S)
-    if status := started[0].end().status:
+    if status := job.end():
         raise JobFailed(status)
     _calls.jobs += 1
 
