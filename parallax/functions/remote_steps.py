@@ -133,7 +133,9 @@ class RemoteSteps:
         self._tell("rows", step, self._sent[key][0], numbered[0].numbers)
 
     def _tell(self, kind: str, *arguments: Picklable, own: Picklable = None) -> None:
-        self._channel.send(DriverRequest(kind, arguments, own))
+        self._channel.send(DriverRequest(kind, arguments, own is not None))
+        if own is not None:
+            self._channel.send(own)
 
     def _expect(self) -> Callable[[], Picklable]:
         """What waits for the answer to the last request, after those to the requests before."""

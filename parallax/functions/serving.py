@@ -6,7 +6,9 @@ Worker 0 hears the driver and tells the others. All carry out what it asks for, 
 
 from __future__ import annotations
 
+import os
 import pickle
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,6 +31,8 @@ _PIECE_BYTES = 1 << 30
 """MPI counts to 2**31."""
 _LETTER_BYTES = 2048
 """What is longer takes a second message among workers."""
+_WATCH_S = 5e-4
+"""How long a worker looks for the next request before it sleeps in between."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,12 +90,12 @@ class DriverRequest(NamedTuple):
     Attributes:
         kind: a method of `_Service`.
         arguments: which all workers get.
-        own: what worker 0 alone gets.
+        has_more: whether a message follows that is for worker 0 alone.
     """
 
     kind: str
     arguments: tuple[Picklable, ...] = ()
-    own: Picklable = None
+    has_more: bool = False
 
 
 END = DriverRequest("end")
@@ -131,17 +135,16 @@ class _Service:
 
     def _next(self) -> tuple[DriverRequest, Picklable]:
         """The next request, and what worker 0 alone gets of it."""
-        request, own = None, None
+        data = b""
         if self._channel is not None:
             try:
-                request = self._channel.receive()
+                data = self._channel.receive_bytes()
             except ChannelClosed:
-                request = END
-            request, own = request._replace(own=None), request.own
+                data = pickle.dumps(END)
         if self._running.size > 1:
-            request = _from_worker_0(request, self._running.comm)
-        assert isinstance(request, DriverRequest)
-        return request, own
+            data = _from_worker_0(data, self._running.comm)
+        request: DriverRequest = pickle.loads(data)
+        return request, self._channel.receive() if self._channel is not None and request.has_more else None
 
     def _answer(self, value: Picklable) -> None:
         if self._channel is not None:
@@ -224,23 +227,24 @@ def _of_all(numbers: Sequence[Value], sums: int, rows: Sequence[Array], comm: Co
     return StepResults(found[:sums], found[sums:], [np.concatenate(pieces) for pieces in joined])
 
 
-def _from_worker_0(value: Picklable, comm: Comm) -> Picklable:
-    """Worker 0's value on all workers; who waits for it leaves its core to others, and worker 0 waits for nobody."""
+def _from_worker_0(data: bytes, comm: Comm) -> bytes:
+    """Worker 0's bytes on all workers; who waits for them leaves its core to others, and worker 0 waits for nobody."""
     letter = np.zeros(_LETTER_BYTES, np.uint8)
-    data = b""
     if comm.Get_rank() == 0:
-        data = pickle.dumps(value, protocol=5)
         letter[:8].view(np.int64)[0] = len(data)
         letter[8 : 8 + len(data)] = np.frombuffer(data[: _LETTER_BYTES - 8], np.uint8)
         sent = [comm.Isend(letter, other) for other in range(1, comm.Get_size())]  # small, so they are on their way
         for one in sent:
             one.Wait()
     else:
-        wait_for(comm.Irecv(letter, 0))
+        request, until_s = comm.Irecv(letter, 0), time.monotonic() + _WATCH_S
+        while time.monotonic() < until_s and not request.Test():
+            os.sched_yield()  # the next step comes soon
+        wait_for(request)
     length = int(letter[:8].view(np.int64)[0])
     if length > _LETTER_BYTES - 8:
-        data = comm.bcast(data)
-    return value if comm.Get_rank() == 0 else pickle.loads(data or letter[8 : 8 + length].tobytes())
+        return bytes(comm.bcast(data))
+    return letter[8 : 8 + length].tobytes()
 
 
 def _arrays_of_worker_0(own: list[Array] | None, running: RunningSteps) -> list[Array]:

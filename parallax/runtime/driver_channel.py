@@ -6,6 +6,7 @@ travels with the job's message; a stranger is sent away before anything of it is
 
 from __future__ import annotations
 
+import pickle
 import secrets
 import signal
 import socket
@@ -49,7 +50,7 @@ class DriverConnection:
 
     def __init__(self, connected: socket.socket) -> None:
         self._connection: Connection = Connection(connected.detach())
-        self._received: list[Picklable] = []
+        self._received: list[bytes] = []
 
     def send(self, message: Picklable) -> None:
         """Sends a message.
@@ -57,9 +58,10 @@ class DriverConnection:
         Raises:
             ChannelClosed: the other side has gone.
         """
+        data = pickle.dumps(message, protocol=5)
         try:
             with _uninterrupted():
-                self._connection.send(message)
+                self._connection.send_bytes(data)
         except OSError as error:
             raise ChannelClosed from error
 
@@ -69,11 +71,15 @@ class DriverConnection:
         Raises:
             ChannelClosed: the other side has gone.
         """
+        return pickle.loads(self.receive_bytes())
+
+    def receive_bytes(self) -> bytes:
+        """The next message as it was pickled; as `receive`."""
         try:
             while not self._received:
                 if self._connection.poll(_POLL_S):
                     with _uninterrupted():
-                        self._received.append(self._connection.recv())
+                        self._received.append(self._connection.recv_bytes())
             return self._received.pop()
         except (OSError, EOFError) as error:
             raise ChannelClosed from error
