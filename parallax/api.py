@@ -320,8 +320,8 @@ def _run(call: Call) -> int:
     return run_job(call).status
 
 
-def run_job(call: Call, launch_job: Launch = launch) -> JobEnd:
-    """Plans a call and starts its job; what `launch_job` gives, which is used as `launch.launch` is.
+def run_job(call: Call, launch_job: Launch | None = None) -> JobEnd:
+    """Plans a call and starts its job; what `launch_job` gives, used as `launch.launch`, which is the default.
 
     Raises:
         ParallaxError: before anything is started, as `parallel_run`.
@@ -333,7 +333,7 @@ def run_job(call: Call, launch_job: Launch = launch) -> JobEnd:
         make_ready(trace.folder)
     if measure is not None and measure.path is not None and cluster.hosts[0].is_this_machine:
         check_writable(measure.path)
-    return _launch(call, _Planned(analysed, cluster, plan), launch_job)
+    return _launch(call, _Planned(analysed, cluster, plan), launch_job or launch)
 
 
 def _launch(call: Call, planned: _Planned, launch_job: Launch) -> JobEnd:

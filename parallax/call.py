@@ -343,7 +343,7 @@ def _job_of(
     sync: bool,
     resumes: bool = False,
     function: bytes = b"",
-    launch_job: Launch = launch,
+    launch_job: Launch | None = None,
 ) -> JobEnd:
     """Runs the job of a call, in the launching process."""
     call = checked_call(graph, resource_info, sync, config)

@@ -156,8 +156,8 @@ def transform(
             check_pass(editor, rewrites, one_pass.__name__)
     _keep_fetchable(editor)
     changed = editor.finish()
-    bring_into_loops(changed)
     set_seeds(changed, frozenset(rewrites.equal_random_ops), worker)
+    bring_into_loops(changed)
     set_shards(changed, worker)
     streams, inputs = RandomStreams(), IteratorsOfGraph()
     if worker.keeps_positions:

@@ -369,7 +369,7 @@ def returned(metric, loss):
 @pytest.mark.parametrize(
     ("train", "message"),
     [
-        (in_a_loop, "must not be taken within a loop.*unroll"),
+        (in_a_loop, "must be updated once in a step.*unroll"),
         (by_a_jacobian, "a tape's jacobian"),
         (with_a_metric(keras.metrics.Mean, returned), r"returns what it computes of .*result\(\) is of all"),
         (with_a_metric(keras.metrics.Mean, lambda metric, loss: metric.total.assign(loss)), "not by adding to it"),

@@ -68,7 +68,8 @@ def _check_condition(walk: Walk, node: str, variables: list[str]) -> None:
     if any(branch.is_loop for branch in branches):
         raise GraphError(
             f"A trained variable must be updated once in a step: {op} {node!r} writes {variables[0]!r} in a loop, "
-            "which each worker may run through another number of times. Update it after the loop."
+            "which each worker may run through another number of times. Update it after the loop, or unroll the loop "
+            "in Python."
         )
     _refuse_opaque(walk, walk.condition(branches))
     for branch in branches:
