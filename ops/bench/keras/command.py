@@ -29,7 +29,12 @@ def add_command(commands: Any) -> None:
     parser.add_argument("--steps", type=int, default=100, metavar="N", help="of an epoch (100)")
     parser.add_argument("--epochs", type=int, default=5, metavar="N", help="of a job; the first is not counted (5)")
     parser.add_argument("--size", action="append", default=[], metavar="NAME=NUMBER", help="a size of the model")
-    parser.add_argument("--profile", type=Path, metavar="FOLDER", help="where worker 0's profiles go, by cProfile")
+    parser.add_argument(
+        "--profile",
+        type=Path,
+        metavar="FOLDER",
+        help="where profiles of worker 0, or of the process of fit, go, by cProfile",
+    )
     parser.set_defaults(run=run)
 
 

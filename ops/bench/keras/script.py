@@ -35,7 +35,7 @@ class Job:
         steps: of an epoch.
         epochs: how many.
         sizes: of the model, where they are not its own.
-        profile: whether worker 0's calls are counted and timed from the second epoch on.
+        profile: whether calls are counted and timed from the second epoch on, in worker 0 or the process of `fit`.
     """
 
     spelling: str
@@ -161,8 +161,9 @@ def _config(job: Job) -> Any:
 
 
 def _processes_of(folder: str) -> list[int]:
-    """Those that were started with the job's file: its workers, and what launched them."""
-    return [p.pid for p in psutil.process_iter(["cmdline"]) if folder in " ".join(p.info["cmdline"] or ())]
+    """Those that were started with the job's file, and all below them: workers of `fit` are started without it."""
+    named = [p for p in psutil.process_iter(["cmdline"]) if folder in " ".join(p.info["cmdline"] or ())]
+    return list({one.pid for p in named for one in (p, *p.children(recursive=True))})
 
 
 if __name__ == "__main__":
