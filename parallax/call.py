@@ -204,11 +204,11 @@ class JobBeside:
 
     @property
     def is_alive(self) -> bool:
-        """Whether it has not ended."""
+        """Whether the job still runs."""
         return not self._running.wait(0)
 
     def fail(self) -> NoReturn:
-        """Raises what its failure is to the script, when it has ended.
+        """Waits for its end, and raises its failure in the script.
 
         Raises:
             JobFailed: with its exit status.
@@ -224,7 +224,7 @@ class JobBeside:
         return self._running.end().status
 
     def stop(self) -> None:
-        """Has it end by itself, or by a signal when that takes long."""
+        """Waits for its end, which a signal brings about if it takes long."""
         if not self._running.wait(_PATIENCE_S):
             self._running.contact.signals.append(signal.SIGTERM)
             self._running.wait()

@@ -12,37 +12,14 @@ import numpy as np
 import tensorflow as tf
 
 _ROUNDS = frozenset(
-    (
-        *("Add", "AddV2", "AddN", "Sub", "Mul", "MulNoNan", "RealDiv", "DivNoNan", "SquaredDifference", "Square"),
-        *(
-            "Sqrt",
-            "Rsqrt",
-            "Reciprocal",
-            "Exp",
-            "Log",
-            "Log1p",
-            "Pow",
-            "Tanh",
-            "Sigmoid",
-            "Softplus",
-            "Erf",
-            "Cos",
-            "Sin",
-        ),
-        *("SqrtGrad", "RsqrtGrad", "ReciprocalGrad", "TanhGrad", "SigmoidGrad", "SoftplusGrad", "Elu", "Selu"),
-        *(
-            "MatMul",
-            "BatchMatMul",
-            "BatchMatMulV2",
-            "BatchMatMulV3",
-            "Einsum",
-            "SparseTensorDenseMatMul",
-            "BiasAddGrad",
-        ),
-        *("Sum", "Mean", "Prod", "Cumsum", "L2Loss", "Softmax", "LogSoftmax", "SegmentSum", "SegmentMean"),
-        *("UnsortedSegmentSum", "SparseSegmentSum", "SparseSegmentMean", "SparseSegmentSqrtN"),
-        *("SoftmaxCrossEntropyWithLogits", "SparseSoftmaxCrossEntropyWithLogits"),
-    )
+    """
+    Add AddV2 AddN Sub Mul MulNoNan RealDiv DivNoNan SquaredDifference Square Sqrt Rsqrt Reciprocal Exp Log
+    Log1p Pow Tanh Sigmoid Softplus Erf Cos Sin SqrtGrad RsqrtGrad ReciprocalGrad TanhGrad SigmoidGrad
+    SoftplusGrad Elu Selu MatMul BatchMatMul BatchMatMulV2 BatchMatMulV3 Einsum SparseTensorDenseMatMul
+    BiasAddGrad Sum Mean Prod Cumsum L2Loss Softmax LogSoftmax SegmentSum SegmentMean UnsortedSegmentSum
+    SparseSegmentSum SparseSegmentMean SparseSegmentSqrtN SoftmaxCrossEntropyWithLogits
+    SparseSoftmaxCrossEntropyWithLogits
+    """.split()
 )
 
 

@@ -1,4 +1,4 @@
-"""A graph of steps as it is sent to workers that have no script: with its collections, and its tensors by name."""
+"""The serialized form of a step graph: a MetaGraphDef, and the names of the tensors by which workers run its steps."""
 
 from __future__ import annotations
 
@@ -57,8 +57,8 @@ class ServedGraph:
         variables = {name: variable.handle.op.name for name, variable in graph.made.items()}
         return ServedGraph(meta_graph(graph.graph).SerializeToString(), variables, named, loop)
 
-    def imported(self) -> tuple[StepGraph, dict[str, GraphStep]]:
-        """The graph, with its variables but none of the script's, and its steps."""
+    def import_graph(self) -> tuple[StepGraph, dict[str, GraphStep]]:
+        """Imports the graph, with its variables but none of the script's; gives it and its steps."""
         found = tf.compat.v1.MetaGraphDef.FromString(self.meta_graph)
         with tf.Graph().as_default() as graph:
             import_scoped_meta_graph(found)  # that of tf.compat.v1.train makes a Saver too

@@ -104,7 +104,7 @@ END = DriverRequest("end")
 def serve() -> None:
     """What a worker runs (runtime/worker/called.py): does what the driver asks for until that ends."""
     served: Served = pickle.loads(calls.attachment())
-    graph, steps = served.graph.imported()
+    graph, steps = served.graph.import_graph()
     session, size, rank, _ = calls.worker_call(graph.graph, served.config)
     running = RunningSteps(graph, session, size, rank)
     channel = connect(served.address) if rank == 0 else None

@@ -217,7 +217,7 @@ class MetricSums:
         self.latest = StepSums(self._base, lambda: coming.wait(joined))
 
     def follow(self, wait: Callable[[], StepValues]) -> None:
-        """Takes in a step of which nothing needs to be put together; it waits for the one before.
+        """Records a step whose results are those of the global batch; waits for the step before.
 
         Args:
             wait: gives the sums of the step by variable, and its logs beside metrics.

@@ -60,7 +60,7 @@ class DriverConnection:
         """
         data = pickle.dumps(message, protocol=5)
         try:
-            with _uninterrupted():
+            with _defer_interrupts():
                 self._connection.send_bytes(data)
         except OSError as error:
             raise ChannelClosed from error
@@ -78,7 +78,7 @@ class DriverConnection:
         try:
             while not self._received:
                 if self._connection.poll(_POLL_S):
-                    with _uninterrupted():
+                    with _defer_interrupts():
                         self._received.append(self._connection.recv_bytes())
             return self._received.pop()
         except (OSError, EOFError) as error:
@@ -156,8 +156,8 @@ def _limit_silence(connected: socket.socket, seconds: float) -> None:
 
 
 @contextmanager
-def _uninterrupted() -> Iterator[None]:
-    """Within it Ctrl-C waits: after half a message nothing on a channel could be read."""
+def _defer_interrupts() -> Iterator[None]:
+    """Defers Ctrl-C until its end: after half a message nothing on a channel could be read."""
     if threading.current_thread() is not threading.main_thread() or signal.getsignal(signal.SIGINT) is None:
         yield
         return

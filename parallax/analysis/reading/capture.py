@@ -203,7 +203,7 @@ def capture(
         )
         if isinstance(opened, OpenedGraph):
             fixed, gradients = view, opened.gradients
-            view, records = _with_control_flow_lowered(opened.view, opened.records)
+            view, records = _lower_control_flow(opened.view, opened.records)
             by_layouts = _mark_batches(view, initial, records)
         means = opened if isinstance(opened, str) else means
         if asked is None and not by_layouts and has_plain:
@@ -243,7 +243,7 @@ def _flat(graph_def: GraphDef, lowers_all: bool) -> tuple[GraphDef, tuple[Inline
     return connect_optionals(graph_def) if lowers_all else graph_def, tuple(calls)
 
 
-def _with_control_flow_lowered(view: GraphView, records: tuple[Record, ...]) -> tuple[GraphView, tuple[Record, ...]]:
+def _lower_control_flow(view: GraphView, records: tuple[Record, ...]) -> tuple[GraphView, tuple[Record, ...]]:
     """A graph without conditionals and loops at its top level; what was in those of autodiff is autodiff's."""
     if not has_control_flow(view.graph_def):
         return view, records

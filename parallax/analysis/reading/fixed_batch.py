@@ -294,7 +294,7 @@ def _derive_gradients(
                 gradients |= {str(new.name): old for old, new in parts.items()}
                 if values in record.dense_shapes and gradient.dense_shape is not None:
                     parts[record.dense_shapes[values]] = gradient.dense_shape
-                copies = {one: new for old, new in parts.items() for one in _copied(fixed, old, record.ops)}
+                copies = {one: new for old, new in parts.items() for one in _find_copied(fixed, old, record.ops)}
                 for old, new in (copies | parts).items():
                     if _node_of(old) not in beside:
                         _redirect(graph, record, old, new)
@@ -360,7 +360,7 @@ def _is_another(fixed: GraphView, view: GraphView, new: str, old: str) -> bool:
     )
 
 
-def _copied(view: GraphView, gradient: str, autodiff: Set[str]) -> list[str]:
+def _find_copied(view: GraphView, gradient: str, autodiff: Set[str]) -> list[str]:
     """The tensors of autodiff of which a gradient is a copy, as what a call gives is; rewritten updates take these."""
     found: list[str] = []
     while view.op(node := _node_of(gradient)) == "Identity" and node in autodiff:
