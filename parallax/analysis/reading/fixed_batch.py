@@ -100,8 +100,9 @@ def open_fixed_batch(
             for constant, one in measured.items()
             if constant in needed
         }
-        constants = BatchConstants(view, forward & needed, losses & forward, length, f"{SCOPE}_0:0", numbers, measured)
-        bodies, running = OpenBodies(view, length, numbers), [node for node in view.nodes if node in forward & needed]
+        of_batch = forward & needed
+        constants = BatchConstants(view, of_batch, losses & forward, length, f"{SCOPE}_0:0", numbers, measured)
+        bodies, running = OpenBodies(view, length, numbers), [node for node in view.nodes if node in of_batch]
         beside = view.nodes.keys() - needed
         for _ in range(_MOST_PASSES):
             graph = _import_graph(opened, beside, contexts)
