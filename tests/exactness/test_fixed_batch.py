@@ -201,6 +201,38 @@ OPENED = {
         loss = tf.reduce_mean(tf.square((h @ w)[:, 0] - y))
         {_MINIMIZED}
     """,
+    "numbers that are as large as the batch, or one by it": f"""
+        h = tf.gather(emb, ids)
+        past = v1.get_variable("past", [4], F, initializer=v1.zeros_initializer(), trainable=False)
+        moved = v1.assign_sub(past, (past - tf.reduce_mean(h, 0)) / 6.0)
+        per_row = tf.square((tf.minimum(h / 6.0, 6.0) @ w)[:, 0] - y)
+        loss = tf.reduce_mean(per_row / (tf.reduce_mean(per_row) / 6.0 + 6e-6)) + 1.0 / 6.0 * tf.reduce_mean(per_row)
+        loss += tf.reduce_logsumexp(tf.reduce_mean(h, 0) / 6.0) + tf.reduce_sum(h**2) / rows / 6.0
+        {_MINIMIZED}
+        train = tf.group(train, moved)
+    """,
+    "gradients of a sum, and its penalty, by the length of the batch": """
+        h = tf.gather(emb, ids)
+        slopes = tf.gradients(tf.reduce_sum(tf.tanh(h)) / rows, h)[0] * 5.0
+        opt = v1.train.AdagradOptimizer(0.3)
+        found = opt.compute_gradients(tf.reduce_sum(tf.square((h @ w)[:, 0] - y)) + tf.reduce_sum(tf.square(slopes)))
+        rowed = tf.IndexedSlices(found[0][0].values / rows, found[0][0].indices, found[0][0].dense_shape)
+        train = opt.apply_gradients([(rowed, found[0][1]), (found[1][0] / rows, found[1][1])])
+    """,
+    "as many examples as tensors have axes": f"""
+        h = tf.tile(tf.reshape(tf.transpose(tf.gather(emb, bags)[:, :, None, :, None, None], [0, 2, 1, 3, 5, 4]),
+            [rows, 3, 4, 1, 1, 1]), [1, 1, 1, 1, 1, 2])
+        loss = tf.sqrt(tf.reduce_mean(tf.square((tf.reduce_mean(h, [1, 3, 4, 5]) @ w)[:, 0] - y)))
+        {_MINIMIZED}
+    """,
+    "a dataset's map before the batch": f"""
+        batches = tf.data.Dataset.from_tensors((ids, y)).map(lambda i, t: (i, t * 2.0)).repeat()
+        iterator = v1.data.make_initializable_iterator(batches)
+        feeding = iterator.initializer
+        ids, y = iterator.get_next()
+        loss = tf.sqrt(tf.reduce_mean(tf.square((tf.gather(emb, ids) @ w)[:, 0] - y)))
+        {_MINIMIZED}
+    """,
 }
 """Programs of which the batch is opened, from `ids`, `bags`, `y`, `emb` and `w` to `train`."""
 
@@ -225,6 +257,7 @@ def test_what_a_script_asks_of_autodiff_is_asked_again(case: str) -> None:
             Statement("n = 6"),
             Statement(text),
         ),
+        result="[feeding, train]" if "feeding" in text else "[train]",
     )
     (found,) = try_program(program.source(), ["hybrid"]).values()
     assert (found.kind, found.message, found.notes) == ("equal", "", ())

@@ -3,8 +3,7 @@
 A tensor whose rows are alike along an axis (zeros, ones, a fill) lies along the batch where it meets a tensor whose
 batch is open, axis by axis; where no variable has an axis of the batch's length, whatever it meets. So it is with a
 multiple of that length that some open axis had, and no other axis beside one. A number in the shape of a Reshape is the
-batch's where as many elements lie before it. A constant that divides a sum over the batch,
-and is the batch's length, is taken for that length: a trained loss is a mean of its examples.
+batch's where as many elements lie before it. Of constants that divide see batch_divisors.py.
 """
 
 from __future__ import annotations
@@ -16,9 +15,21 @@ from types import MappingProxyType
 
 import numpy as np
 
+from parallax.analysis.reading.batch_divisors import BatchDivisors
 from parallax.analysis.reading.batch_lengths import Dims, add_constant, add_length, add_measured, add_rows, add_shape
 from parallax.analysis.reading.batch_numbers import BatchNumbers
-from parallax.analysis.reading.left_constants import ARRAYS, CUTS, LENGTH_SLOT, LISTS, SHAPE_SLOT, LeftConstants
+from parallax.analysis.reading.left_constants import (
+    ARRAYS,
+    CUTS,
+    DIVIDES,
+    LENGTH_SLOT,
+    LISTS,
+    MULTIPLIES,
+    SHAPE_SLOT,
+    LeftConstants,
+    find_shape_slots,
+    is_shape_alone,
+)
 from parallax.analysis.reading.measured_tensors import MeasuredTensor
 from parallax.analysis.reading.open_lengths import broadcast_dims, find_open_axis, find_open_lengths, fixed_shape
 from parallax.graph.control_flow import branches_of
@@ -26,7 +37,6 @@ from parallax.graph.view import GraphView, split_tensor
 from parallax.types import Array, GraphDef, NodeDef
 
 _CONTRACTS = ("MatMul", "BatchMatMul", "BatchMatMulV2", "BatchMatMulV3", "Einsum")
-_DIVIDES, _MULTIPLIES = ("RealDiv", "Div", "DivNoNan"), ("Mul",)
 _MEASURED = re.compile(r"(^|/)(Shape|Size|shape|size|shape_as_tensor)(_\d+)?$")
 """What TensorFlow calls a constant that it makes of the shape of a tensor, where that is known."""
 _COMPARES = ("Equal", "NotEqual")
@@ -41,6 +51,7 @@ class BatchConstants:
         view: the graph for the fixed batch.
         forward: the nodes that are not autodiff's, and not of initial values.
         losses: those of them that are differentiated.
+        divisors: the constants that divide sums over the batch.
         length: of the batch.
         batch: the tensor of which an axis is the batch, or which is its length; empty where the body of a function
             takes none.
@@ -56,12 +67,13 @@ class BatchConstants:
         view: GraphView,
         forward: Set[str],
         losses: Set[str],
+        divisors: BatchDivisors,
         length: int,
         batch: str,
         numbers: BatchNumbers,
         measured: Mapping[str, MeasuredTensor] = MappingProxyType({}),
     ) -> None:
-        self._measured = measured
+        self._measured, self._divisors = measured, divisors
         self._view, self._forward, self._losses, self._length, self._batch = view, forward, losses, length, batch
         self._changed: set[str] = set()
         self._within = {node for node, branches in branches_of(view).items() if branches or not batch}
@@ -95,7 +107,7 @@ class BatchConstants:
         """Whether losses take constants that may be of the batch, by their lengths or values, after all changes."""
         measured = {constant for constant, one in self._measured.items() if seen.shape(one.tensor) is not None}
         left = LeftConstants(self._view, self._forward, self._numbers, self._changed, measured | self._changed)
-        return left.are_of_losses(seen, self._losses)
+        return left.are_of_losses(seen, self._losses, self._divisors.find_degrees(seen))
 
     def _is_outside(self, node: str) -> bool:
         """Whether a node is in no loop or branch: what is computed of the batch's length is not there."""
@@ -113,7 +125,7 @@ class BatchConstants:
             self._open_comparison(seen, node)
         elif node.op in CUTS:
             self._open_cut(seen, opened, node)
-        elif node.op in (*_DIVIDES, *_MULTIPLIES):
+        elif node.op in (*DIVIDES, *MULTIPLIES):
             self._open_divisor(seen, opened, node)
         elif node.op in LISTS:
             self.open_list(opened, node)
@@ -234,28 +246,11 @@ class BatchConstants:
         return np.concatenate([np.reshape(one, [-1]) for one in known]) if is_vector else None
 
     def _open_divisor(self, seen: GraphView, opened: GraphDef, node: NodeDef) -> None:
-        factor = self._find_divisor(seen, node)
+        factor = self._divisors.find_factor(seen, node.name)
         if factor and self._is_outside(node.name):
             self._changed.add(node.name)
-            dtype, is_reciprocal = seen.dtype(f"{node.name}:0"), node.op in _MULTIPLIES
+            dtype, is_reciprocal = seen.dtype(f"{node.name}:0"), node.op in MULTIPLIES
             node.input[1] = add_length(opened, self._batch, node.name, dtype, factor, is_reciprocal)
-
-    def _find_divisor(self, seen: GraphView, node: NodeDef) -> int:
-        """By how many times the batch's length a node divides what is computed of the batch, and has no axis of it."""
-        sum_of, by = seen.inputs(node.name)
-        value = seen.constant(by)
-        if value is None or np.size(value) != 1 or node.op in _MULTIPLIES and np.issubdtype(value.dtype, np.integer):
-            return 0
-        number = float(np.reshape(value, []))
-        asked = 1 / number if node.op in _MULTIPLIES and number else number
-        length = round(asked) if np.isclose(asked, np.round(asked), rtol=1e-6) else 0
-        factor = 1 if length == self._length else self._numbers.find_factor(length)
-        is_sum = factor and find_open_axis(self._view, seen, sum_of) is None and self._batch_reaches(seen, sum_of)
-        return factor if is_sum else 0
-
-    def _batch_reaches(self, seen: GraphView, tensor: str) -> bool:
-        before = seen.ancestors([split_tensor(tensor)[0]])
-        return any(find_open_axis(self._view, seen, one) is not None for node in before for one in seen.outputs(node))
 
     def _meets(self, seen: GraphView, node: NodeDef) -> Iterator[tuple[int, int]]:
         """(input, axis) of what meets the batch along that axis and is as long as the fixed one."""
@@ -267,7 +262,10 @@ class BatchConstants:
         (fixed, axis) = max(begun, key=lambda one: len(one[0]))
         from_right = len(fixed) - axis
         is_broadcast = node.op in _JOINS or broadcast_dims([one for _, one, _ in taken]) == made
+        is_shape = find_shape_slots(node.op)
         for slot, other, is_open in taken:
+            if is_shape[slot : slot + 1] == (True,):
+                continue
             place = len(other) - from_right if is_broadcast else axis
             if is_open is None and 0 <= place < len(other) and other[place] == fixed[axis] != 1:
                 yield slot, place
@@ -351,7 +349,7 @@ class BatchConstants:
                 self._open_shape_constant(opened, maker, value)
                 return
             axis = self._numbers.find_axis(np.asarray(value.shape)) if value is not None else None
-            if value is None or axis is None:
+            if value is None or axis is None or is_shape_alone(self._view, maker.name, self._forward):
                 return
             self.are_told &= _is_alike(value, axis)
             if not _is_alike(value, axis) or not self._is_outside(maker.name):

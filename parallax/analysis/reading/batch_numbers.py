@@ -39,12 +39,12 @@ class BatchNumbers:
         ]
         self.is_batch_alone = not any(length in dims for dims in widths)
         self._widths = {n for dims in widths for n in dims if n is not None}
-        self.lengths = OpenLengths(frozenset(), frozenset())
+        self.lengths = OpenLengths()
 
     def of_body(self) -> BatchNumbers:
         """The numbers of a function's body, which has the variables and batches of its graph."""
         found = copy(self)
-        found.lengths = OpenLengths(frozenset(), frozenset())
+        found.lengths = OpenLengths()
         return found
 
     def find_factor(self, n: int) -> int:
@@ -74,9 +74,18 @@ class BatchNumbers:
             return False
         if any(map(self.may_be_length, value.shape)):
             return True
-        if value.dtype.kind == "f":
-            return value.ndim == 0 and self.is_multiple(float(value))
+        return self.lists_length(value)
+
+    def lists_length(self, value: Array | None) -> bool:
+        """Whether whole numbers may be a multiple of the batch's length, or have one among them."""
+        if value is None or value.dtype.kind not in "iu":
+            return False  # of others see is_size
         return any(self.may_be_length(int(n)) for n in value.flat) or bool(value.ndim == 0 and value == self._length)
+
+    def is_size(self, number: float) -> bool:
+        """Whether a number may be how many entries a tensor of the batch has, along some of its axes."""
+        found = round(number) if np.isclose(number, np.round(number)) and 0 < number < _TOO_LONG else 0
+        return found == self._length or found in self.lengths.sizes
 
     def is_multiple(self, number: float) -> bool:
         """Whether a number, or one by it, is a multiple of the batch's length: a sum may be divided by it."""

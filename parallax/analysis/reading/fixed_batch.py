@@ -15,6 +15,8 @@ from dataclasses import dataclass
 import tensorflow as tf
 
 from parallax.analysis.reading.batch_constants import BatchConstants
+from parallax.analysis.reading.batch_degrees import gradients_of
+from parallax.analysis.reading.batch_divisors import BatchDivisors
 from parallax.analysis.reading.batch_numbers import BatchNumbers
 from parallax.analysis.reading.left_constants import LeftConstants
 from parallax.analysis.reading.measured_tensors import MeasuredTensor
@@ -100,9 +102,10 @@ def open_fixed_batch(
             for constant, one in measured.items()
             if constant in needed
         }
-        of_batch = forward & needed
-        constants = BatchConstants(view, of_batch, losses & forward, length, f"{SCOPE}_0:0", numbers, measured)
-        bodies, running = OpenBodies(view, length, numbers), [node for node in view.nodes if node in of_batch]
+        parts, batch = (forward & needed, losses & forward), f"{SCOPE}_0:0"
+        divisors = BatchDivisors(view, *parts, length, numbers, gradients_of(records, names))
+        constants = BatchConstants(view, *parts, divisors, length, batch, numbers, measured)
+        bodies, running = OpenBodies(view, length, numbers), [node for node in view.nodes if node in parts[0]]
         beside = view.nodes.keys() - needed
         for _ in range(_MOST_PASSES):
             graph = _import_graph(opened, beside, contexts)
@@ -112,6 +115,8 @@ def open_fixed_batch(
             if not constants.change(seen, opened) and not bodies.change(seen, opened, running, constants):
                 is_told = constants.are_told and bodies.are_told and not constants.has_left(seen)
                 is_told = is_told and not LeftConstants(view, forward, numbers, set()).are_of_gradients(delivered)
+                divisors.open_beside(seen, opened, batch, beside & forward)
+                is_told = is_told and divisors.are_told
                 if opened.SerializeToString(deterministic=True) != before:  # nothing that shapes depend on
                     graph = _import_graph(opened, beside, contexts)
                 derived = _derive_gradients(view, graph, opened, beside, records) if is_told else None

@@ -15,6 +15,7 @@ from tensorflow.python.framework import op_def_registry
 from tensorflow.python.framework.function_def_to_graph import function_def_to_graph_def
 
 from parallax.analysis.reading.batch_constants import BatchConstants
+from parallax.analysis.reading.batch_divisors import BatchDivisors
 from parallax.analysis.reading.batch_numbers import BatchNumbers
 from parallax.analysis.reading.functions import takes_functions
 from parallax.analysis.reading.inline import knowing
@@ -90,7 +91,7 @@ class OpenBodies:
                 is_changed |= self._open_loop(seen, opened, node, constants)
             elif node.op in CONDITIONALS:
                 is_changed |= self._open_conditional(seen, opened, node)
-            elif takes_functions(node.op):
+            elif takes_functions(node.op) and not _makes_batches(seen, name):
                 self.are_told = False
         return is_changed
 
@@ -186,7 +187,9 @@ class OpenBodies:
         nodes = [node.name for node in before.node]
         arguments = [f"{arg.name}:0" for arg in function.signature.input_arg]
         batch = self._find_batch(view, arguments, shapes) if length is None else arguments[length]
-        constants = BatchConstants(view, frozenset(nodes), frozenset(nodes), self._length, batch, numbers)
+        every = frozenset(nodes)
+        divisors = BatchDivisors(view, every, every, self._length, numbers)
+        constants = BatchConstants(view, every, every, divisors, self._length, batch, numbers)
         inner = OpenBodies(view, self._length, numbers)
         seen = infer_shapes(body)
         is_settled, passes = False, 0
@@ -209,6 +212,11 @@ class OpenBodies:
             if axis is not None and (view.shape(tensor) or ())[axis] == self._length:
                 return tensor
         return ""
+
+
+def _makes_batches(seen: GraphView, node: str) -> bool:
+    """Whether a node is of what comes before batches, as the maps of a dataset are: each worker has its own."""
+    return all(tf.as_dtype(seen.dtype(tensor)) == tf.variant for tensor in seen.outputs(node))
 
 
 def _branches(node: NodeDef) -> Sequence[NameAttrList]:

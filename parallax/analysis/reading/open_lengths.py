@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Set
+from collections.abc import Iterator, Set
+from itertools import combinations
+from math import prod
 from typing import NamedTuple
 
 import numpy as np
@@ -20,10 +22,12 @@ class OpenLengths(NamedTuple):
     Attributes:
         of_batch: of axes that are multiples of the batch.
         others: of axes beside these that are none.
+        sizes: how many entries lie along some axes of a tensor, with the batch's: a mean over them divides by that.
     """
 
-    of_batch: Set[int]
-    others: Set[int]
+    of_batch: Set[int] = frozenset()
+    others: Set[int] = frozenset()
+    sizes: Set[int] = frozenset()
 
 
 def find_open_lengths(view: GraphView, seen: GraphView, forward: Set[str]) -> OpenLengths:
@@ -36,7 +40,7 @@ def find_open_lengths(view: GraphView, seen: GraphView, forward: Set[str]) -> Op
         seen: the same with an open batch, which has other nodes beside.
         forward: the nodes to look at.
     """
-    of_batch, others, multiples = set[int](), set[int](), dict[str, int]()
+    of_batch, others, sizes, multiples = set[int](), set[int](), set[int](), dict[str, int]()
     for node in seen.topological_order():
         if node not in view.nodes:
             opened = [(tensor, seen.shape(tensor)) for tensor in seen.outputs(node)]
@@ -50,11 +54,12 @@ def find_open_lengths(view: GraphView, seen: GraphView, forward: Set[str]) -> Op
                 continue
             length = fixed[now.index(None)]
             others.update(n for n in now if n is not None)
+            sizes.update(_find_sizes(fixed, now.index(None)))
             is_kept = length in taken or 0 in taken or (taken and view.op(node) in _REGROUPS)
             if not is_mixed and (is_kept or not taken):
                 multiples[tensor] = length
                 of_batch.add(length)
-    return OpenLengths(of_batch, others)
+    return OpenLengths(of_batch, others, sizes)
 
 
 def find_open_axis(view: GraphView, seen: GraphView, tensor: str) -> int | None:
@@ -78,6 +83,14 @@ def broadcast_dims(shapes: list[Dims]) -> Dims | None:
         return tuple(int(n) for n in np.broadcast_shapes(*shapes))
     except ValueError:
         return None
+
+
+def _find_sizes(dims: Dims, axis: int) -> Iterator[int]:
+    """The products of a length and any of the others."""
+    others = dims[:axis] + dims[axis + 1 :]
+    for count in range(len(others) + 1):
+        for some in combinations(others, count):
+            yield dims[axis] * prod(some)
 
 
 def _is_open(seen: GraphView, tensor: str) -> bool:
