@@ -225,6 +225,12 @@ OPENED = {
         loss = tf.sqrt(tf.reduce_mean(tf.square((tf.reduce_mean(h, [1, 3, 4, 5]) @ w)[:, 0] - y)))
         {_MINIMIZED}
     """,
+    "labels of two batches, of which one are ones and the others zeros": f"""
+        h = tf.gather(emb, ids)
+        signs = tf.concat([tf.ones([rows, 1], F), tf.zeros([rows, 1], F)], 0)
+        loss = tf.sqrt(tf.reduce_mean(tf.nn.softplus(tf.concat([h, 0.5 - h], 0)) * signs)) + tf.reduce_mean(h @ w)
+        {_MINIMIZED}
+    """,
     "a dataset's map before the batch": f"""
         batches = tf.data.Dataset.from_tensors((ids, y)).map(lambda i, t: (i, t * 2.0)).repeat()
         iterator = v1.data.make_initializable_iterator(batches)

@@ -53,7 +53,9 @@ _OF_SHAPES = ("Index", "Tidx", "Tmultiples", "Tpaddings", "Tperm", "Tshape")
 def find_shape_slots(op: str) -> tuple[bool, ...]:
     """Of each input of an op, by its definition, whether it is a shape, or has an entry for each axis of another."""
     definition = op_def_registry.get(op)
-    return tuple(one.type_attr in _OF_SHAPES for one in definition.input_arg) if definition is not None else ()
+    if definition is None or any(one.number_attr or one.type_list_attr for one in definition.input_arg):
+        return ()  # one of several tensors has no place of its own
+    return tuple(one.type_attr in _OF_SHAPES for one in definition.input_arg)
 
 
 def is_shape_alone(view: GraphView, constant: str, nodes: Set[str]) -> bool:
