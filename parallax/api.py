@@ -8,40 +8,46 @@ from __future__ import annotations
 import shutil
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple, NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
-from parallax.analysis.stages import Analysed, analyse_for, plan_for, rewrites_of, simulation_of
+from parallax.analysis.stages import analyse_for, rewrites_of, simulation_of
 from parallax.analysis.whatif.simulate import HostKind
 from parallax.cluster.machines import Cluster
-from parallax.errors import ConfigError, ParallaxError
-from parallax.logger import log
+from parallax.errors import ParallaxError
+from parallax.planned_call import (
+    Call,
+    PlannedCall,
+    check_outputs,
+    checked_call,
+    checked_cluster,
+    plan_call,
+    plan_on,
+    show_plan,
+)
 from parallax.plans.plan import Plan
 from parallax.plans.what_if import what_if_from
-from parallax.profiles.files import check_writable
 from parallax.report.html.files import write_file
 from parallax.report.memory import memory_table
 from parallax.report.text import PrintedPlan, explanation, plan_table
-from parallax.runtime.launcher.job import Job, layout_of, servers_by_host
+from parallax.runtime.launcher.job import Job, servers_by_host
 from parallax.runtime.launcher.launch import JobEnd, launch
 from parallax.runtime.launcher.mpirun import this_launcher
 from parallax.runtime.launcher.spare import Launch
+from parallax.runtime.launcher.waiting import end_waiting_job
 from parallax.runtime.launching import check_launching
-from parallax.runtime.make_job import check_profile, cluster_of, job_of, new_folder, of_workers, with_cluster
+from parallax.runtime.make_job import cluster_of, job_of, new_folder, of_workers, with_cluster
 from parallax.runtime.measure.options import measure_options
-from parallax.runtime.replan.options import check_possible, replan_options
+from parallax.runtime.replan.options import replan_options
 from parallax.runtime.restarts import check_restarts, launch_planned
-from parallax.runtime.trace.options import make_ready, trace_options
+from parallax.runtime.trace.options import trace_options
 from parallax.runtime.worker.fetches import REPLICAS
-from parallax.runtime.worker.random_state import drawn_seed
 from parallax.runtime.worker.ranks import current_process_group
-from parallax.settings import checked
-from parallax.settings.config import Config, moot_settings
-from parallax.settings.environment import Role, Settings, settings
-from parallax.settings.merged import merged
-from parallax.types import Buffer, Graph, Session
+from parallax.settings.config import Config
+from parallax.settings.environment import Role
+from parallax.types import Graph, Session
 
 if TYPE_CHECKING:
     from parallax.runtime.check.command import FirstBuild
@@ -62,31 +68,6 @@ class GraphTaken(JobEnded):
     def __init__(self, found: FirstBuild | Graph) -> None:
         super().__init__(0)
         self.found = found
-
-
-@dataclass(frozen=True, slots=True)
-class Call:
-    """A call of `parallel_run`, or of `plan`.
-
-    Attributes:
-        graph: the user's tf.Graph.
-        resource_info: a resource file; None for workers on this machine.
-        sync: whether every step takes the gradients of all workers.
-        config: settings, checked again, with what the command line says.
-        wanted: what the command line or the launcher asks of this process.
-        function: what workers call in the place of the script, packed (worker/called.py); empty for the script.
-        attachment: what workers are given besides the graph.
-        resumes: whether what workers call goes on, when it is started again, from what it has kept itself.
-    """
-
-    graph: Graph
-    resource_info: str | Path | None
-    sync: bool
-    config: Config
-    wanted: Settings
-    function: Buffer = b""
-    attachment: Buffer = b""
-    resumes: bool = False
 
 
 def parallel_run(
@@ -136,7 +117,7 @@ def plan(
     Raises:
         ParallaxError: when graph, plan, configuration or resource file break a rule.
     """
-    return PrintedPlan.of(_planned(checked_call(single_gpu_graph, resource_info, sync, parallax_config)).plan)
+    return PrintedPlan.of(plan_call(checked_call(single_gpu_graph, resource_info, sync, parallax_config)).plan)
 
 
 def perform(call: Call) -> tuple[Session, int, int, int]:
@@ -150,38 +131,6 @@ def perform(call: Call) -> tuple[Session, int, int, int]:
     if isinstance(found, int):
         raise JobEnded(found)
     return found
-
-
-def checked_call(graph: Graph, resource_info: str | Path | None, sync: bool, given: Config | None) -> Call:
-    """The arguments of a call, checked, the command line before the script's configuration."""
-    config = given if given is not None else Config()
-    if not isinstance(config, Config):
-        raise ConfigError(f"parallax_config must be a parallax.Config, and {config!r} was given.")
-    checked.truth("sync", sync)
-    wanted = settings()
-    config = merged(replace(config), wanted)  # checked again, and what the script assigns later changes nothing
-    return Call(graph, resource_info, sync, config, replace(wanted, compute_dtype=config.compute_dtype))
-
-
-class _Planned(NamedTuple):
-    """What is known before a job is started."""
-
-    analysed: Analysed
-    cluster: Cluster
-    plan: Plan
-
-
-def _planned(call: Call) -> _Planned:
-    """Analyses and plans a graph for the machines of a job."""
-    for line in moot_settings(call.config):
-        log.info(line)
-    analysed = analyse_for(call.graph, call.config, call.sync)
-    cluster = _checked_cluster(call)
-    return _Planned(analysed, cluster, _plan_on(cluster, analysed, call))
-
-
-def _plan_on(cluster: Cluster, analysed: Analysed, call: Call) -> Plan:
-    return plan_for(analysed, layout_of(cluster), call.config, call.sync, [host.address for host in cluster.hosts])
 
 
 def _single(call: Call) -> int:
@@ -208,7 +157,7 @@ def _check(call: Call) -> NoReturn:
     refusal = ""
     try:
         analysed = analyse_for(call.graph, call.config, call.sync)
-        plan = _plan_on(_checked_cluster(call), analysed, call)
+        plan = plan_on(checked_cluster(call), analysed, call)
     except ParallaxError as error:
         refusal = str(error)
     raise GraphTaken(FirstBuild(call.graph, analysed, plan, refusal))
@@ -216,19 +165,6 @@ def _check(call: Call) -> NoReturn:
 
 def _give_graph(call: Call) -> NoReturn:
     raise GraphTaken(call.graph)
-
-
-def _checked_cluster(call: Call) -> Cluster:
-    """The machines of a job, when nothing speaks against it but the plan."""
-    config = call.config
-    if config.ckpt_config.keeps_state:
-        from parallax.runtime.checkpoint.checkpoints import check_global_step
-
-        check_global_step(call.graph, config.ckpt_config)  # what every worker would refuse
-    check_possible(replan_options(config, call.wanted), config, call.sync)
-    cluster = cluster_of(call.resource_info, config, call.wanted)
-    check_profile(config, cluster.num_workers)
-    return replace(cluster, mpirun_options=(*cluster.mpirun_options, *config.communication_config.mpi_config.words))
 
 
 def _worker(call: Call) -> tuple[Session, int, int, int] | int:
@@ -260,7 +196,7 @@ def _worker(call: Call) -> tuple[Session, int, int, int] | int:
 def _show(call: Call) -> int:
     """What `parallax plan` gives: the table or one variable explained, and the files; 1 where memory is lacking."""
     wanted = call.wanted
-    analysed, cluster, plan = _planned(call)
+    analysed, cluster, plan = plan_call(call)
     text = explanation(plan, wanted.explain) if wanted.explain else plan_table(plan, bool(wanted.all))
     json, fits = plan.to_json() if wanted.json else "", True
     if wanted.memory:
@@ -289,7 +225,7 @@ def _profile(call: Call) -> int:
     """What `parallax profile` gives: a model profile."""
     from parallax.runtime.measure.samples import write_profile
 
-    analysed, cluster = analyse_for(call.graph, call.config, call.sync), _checked_cluster(call)
+    analysed, cluster = analyse_for(call.graph, call.config, call.sync), checked_cluster(call)
     write_profile(call.graph, analysed, cluster.num_workers, call.config, with_cluster(call.wanted, call.config))
     return 0
 
@@ -326,17 +262,13 @@ def run_job(call: Call, launch_job: Launch | None = None) -> JobEnd:
     Raises:
         ParallaxError: before anything is started, as `parallel_run`.
     """
-    trace = trace_options(call.wanted.trace, call.wanted.trace_steps)
-    measure = measure_options(call.wanted) if call.wanted.role == Role.LAUNCH else None
-    analysed, cluster, plan = _planned(call)
-    if trace is not None and call.wanted.role == Role.LAUNCH and any(host.is_this_machine for host in cluster.hosts):
-        make_ready(trace.folder)
-    if measure is not None and measure.path is not None and cluster.hosts[0].is_this_machine:
-        check_writable(measure.path)
-    return _launch(call, _Planned(analysed, cluster, plan), launch_job or launch)
+    planned = plan_call(call)
+    if call.wanted.role == Role.LAUNCH:
+        check_outputs(call, planned.cluster)
+    return _launch(call, planned, launch_job or launch)
 
 
-def _launch(call: Call, planned: _Planned, launch_job: Launch) -> JobEnd:
+def _launch(call: Call, planned: PlannedCall, launch_job: Launch) -> JobEnd:
     """Starts the workers and waits for the job's end."""
     from parallax.runtime.verify.claimed import check_claims
     from parallax.runtime.verify.command import check_feeds, compare_runs, prepare
@@ -345,6 +277,7 @@ def _launch(call: Call, planned: _Planned, launch_job: Launch) -> JobEnd:
 
     graph, config, wanted, verifying = call.graph, call.config, call.wanted, call.wanted.role == Role.VERIFY
     analysed, cluster, plan = planned
+    end_waiting_job()
     if not verifying:
         check_restarts(config, cluster, wanted.call is not None, call.resumes)
     check_launching(call.function, cluster, starts=wanted.role != Role.DRY_RUN)
@@ -354,9 +287,7 @@ def _launch(call: Call, planned: _Planned, launch_job: Launch) -> JobEnd:
         check_feeds(graph, cluster.num_workers, wanted)
         if wanted.claims:
             check_claims(plan, wanted.joined_args, wanted.replan)
-    seed = config.seed if config.seed is not None else drawn_seed()
-    sys.stdout.write(plan_table(plan) + (f"Seed {seed}\n" if config.seed is None else ""))
-    sys.stdout.flush()
+    seed = show_plan(plan, config)
     mine = of_workers(wanted, config)
     if wanted.role == Role.DRY_RUN:
         from parallax.runtime.launcher.dry_run import dry_run_text
@@ -369,8 +300,8 @@ def _launch(call: Call, planned: _Planned, launch_job: Launch) -> JobEnd:
         def job_on(plan: Plan, cluster: Cluster) -> Job:
             return job_of(graph, analysed, plan, cluster, config, mine, seed, call.function, call.attachment)
 
-        plan_on = partial(_plan_on, analysed=analysed, call=call)
-        return launch_planned(config, (cluster, plan), plan_on, job_on, launch_job, mine.memory_job)
+        plan_for_hosts = partial(plan_on, analysed=analysed, call=call)
+        return launch_planned(config, (cluster, plan), plan_for_hosts, job_on, launch_job, mine.memory_job)
     folder = new_folder()
     try:
         mine = replace(mine, role=Role.VERIFY_WORKER, job_folder=str(folder))

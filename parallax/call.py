@@ -8,18 +8,17 @@ in all processes.
 
 from __future__ import annotations
 
-import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import NamedTuple, NoReturn, TypeVar
 
-from parallax.api import JobEnded, checked_call, perform, run_job
+from parallax.api import JobEnded, perform, run_job
 from parallax.errors import ConfigError, LaunchError, SessionError
-from parallax.runtime.launcher.job import Job
-from parallax.runtime.launcher.launch import JobEnd, launch
-from parallax.runtime.launcher.spare import Launch, RunningJob
+from parallax.job_beside import JobFailed
+from parallax.planned_call import checked_call
+from parallax.runtime.launcher.launch import JobEnd
 from parallax.runtime.make_job import cluster_of
 from parallax.runtime.worker.called import packed_function
 from parallax.runtime.worker.ranks import current_process_group
@@ -44,19 +43,6 @@ _NO_RESULT = (
     "The workers must come to call {number} of the program as the launching process did, and they ended before: their "
     "way through the program was another one. What is called must not depend on the rank, the time or chance."
 )
-_ENDED_EARLY = "Workers serve the process that launched them until it is done, and these ended before."
-_PATIENCE_S = 5.0
-"""How long workers may take to end when the driver has failed."""
-
-
-class JobFailed(JobEnded):
-    """The job of a call has failed, and has said why; uncaught, it ends the script with the job's exit status."""
-
-    def __init__(self, status: int) -> None:
-        super().__init__(status)
-
-    def __str__(self) -> str:
-        return f"The job ended with exit status {self.status}. What failed is printed above."
 
 
 @dataclass
@@ -153,6 +139,11 @@ def jobs_run() -> int:
     return _calls.jobs
 
 
+def count_job() -> None:
+    """Counts a call that workers of a waiting job have carried out."""
+    _calls.jobs += 1
+
+
 def run_call(
     number: int,
     graph: Graph,
@@ -190,85 +181,6 @@ def run_call(
         raise LaunchError(_NO_RESULT.format(number=number))
     _calls.jobs += 1
     return end.result
-
-
-class JobBeside:
-    """A job that is carried out beside this process, which goes on.
-
-    Args:
-        running: its thread.
-    """
-
-    def __init__(self, running: RunningJob) -> None:
-        self._running = running
-
-    @property
-    def is_alive(self) -> bool:
-        """Whether the job still runs."""
-        return not self._running.wait(0)
-
-    def fail(self) -> NoReturn:
-        """Waits for its end, and raises its failure in the script.
-
-        Raises:
-            JobFailed: with its exit status.
-            LaunchError: it could not be started, or has ended well, which it must not.
-        """
-        self._running.wait()
-        end = self._running.end()
-        raise JobFailed(end.status) if end.status else LaunchError(_ENDED_EARLY)
-
-    def end(self) -> int:
-        """Waits for its end, for which workers may have reports to write; its exit status."""
-        self._running.wait()
-        return self._running.end().status
-
-    def stop(self) -> None:
-        """Waits for its end, which a signal brings about if it takes long."""
-        if not self._running.wait(_PATIENCE_S):
-            self._running.contact.signals.append(signal.SIGTERM)
-            self._running.wait()
-
-
-@contextmanager
-def beside(
-    number: int,
-    graph: Graph,
-    function: bytes,
-    attachment: Buffer = b"",
-    config: Config | None = None,
-    resource_info: str | Path | None = None,
-) -> Iterator[JobBeside]:
-    """A job for a call whose workers call a function beside this process; it ends with the context.
-
-    Args:
-        number: of the call (`next_call`).
-        graph: a tf.Graph that trains on one device, with its update ops.
-        function: of `packed_function`; it must end by itself when this process is done with it.
-        attachment: as in `run_call`.
-        config: settings.
-        resource_info: a resource file; None for workers on this machine.
-
-    Raises:
-        JobFailed: the job has failed; a SystemExit with the job's exit status.
-        ParallaxError: before anything is started, when graph, plan, configuration or resource file break a rule.
-    """
-    started: list[RunningJob] = []
-
-    def start(job: Job) -> JobEnd:
-        started.append(RunningJob(launch, job))
-        return JobEnd(0)
-
-    _job_of(number, graph, attachment, config, resource_info, True, function=function, launch_job=start)
-    job = JobBeside(started[0])
-    try:
-        yield job
-    except BaseException:
-        job.stop()
-        raise
-    if status := job.end():
-        raise JobFailed(status)
-    _calls.jobs += 1
 
 
 def run_to_the_end(
@@ -342,21 +254,18 @@ def _job_of(
     resource_info: str | Path | None,
     sync: bool,
     resumes: bool = False,
-    function: bytes = b"",
-    launch_job: Launch | None = None,
 ) -> JobEnd:
     """Runs the job of a call, in the launching process."""
     call = checked_call(graph, resource_info, sync, config)
     wanted = replace(call.wanted, call=number)
-    function = function or _calls.function
-    call = replace(call, wanted=wanted, function=function, attachment=attachment, resumes=resumes)
+    call = replace(call, wanted=wanted, function=_calls.function, attachment=attachment, resumes=resumes)
     if wanted.role in _OF_A_VERIFICATION:
         raise ConfigError(_NO_VERIFICATION)
     if wanted.role == Role.WORKER:
         raise SessionError("A worker starts no job: it trains in `worker_call`, and takes over what `is_replayed`.")
     if wanted.role != Role.LAUNCH:
         perform(call)
-    return run_job(call, launch_job)
+    return run_job(call)
 
 
 def run_function(function: Callable[[], _Found]) -> _Found:

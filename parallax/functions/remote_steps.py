@@ -2,25 +2,71 @@
 
 from __future__ import annotations
 
-import pickle
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+import math
+import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
 
-from parallax import call as calls
 from parallax.functions.numbered_rows import NumberedRows
 from parallax.functions.running import place_of_value
-from parallax.functions.served_graph import ServedGraph
-from parallax.functions.serving import END, DriverRequest, ReadyWorkers, Served, StepResults, WantedResults, serve
+from parallax.functions.serving import DriverRequest, ReadyWorkers, StepResults, WantedResults
 from parallax.functions.shares import Share, rows_of, share_of
 from parallax.functions.step_graph import GraphStep, StepGraph
 from parallax.functions.traced import InFile
-from parallax.runtime.driver_channel import ChannelClosed, DriverConnection, DriverSocket
-from parallax.runtime.worker.called import packed_function
-from parallax.settings.config import Config
+from parallax.runtime.driver_channel import DriverConnection, deferred_interrupts
 from parallax.types import Array, ArrayOnWorker0, Comm, Nest, Operation, Picklable, Tensor, Value, Variable
+
+
+class RequestQueue:
+    """RequestQueue to workers, which answer some of them, in order.
+
+    Args:
+        channel: to worker 0.
+    """
+
+    def __init__(self, channel: DriverConnection) -> None:
+        self._channel = channel
+        self._asked = self._heard = 0  # requests with answers, and answers
+        self._answers: dict[int, Picklable] = {}
+
+    def tell(self, kind: str, *arguments: Picklable, own: Picklable = None) -> None:
+        """Sends a request that has no answer.
+
+        Args:
+            kind: of it.
+            arguments: for all workers.
+            own: for worker 0 alone.
+
+        Raises:
+            ChannelClosed: the workers have gone.
+        """
+        with deferred_interrupts():
+            self._channel.send(DriverRequest(kind, arguments, own is not None))
+            if own is not None:
+                self._channel.send(own)
+
+    def ask(self, kind: str, *arguments: Picklable, own: Picklable = None) -> Callable[..., Picklable]:
+        """Sends a request, as `tell`; gives what waits for its answer, at most for so many seconds as it is given.
+
+        What is given raises ChannelClosed where the workers have gone, and TimeoutError.
+        """
+        with deferred_interrupts():
+            self.tell(kind, *arguments, own=own)
+            number = self._asked
+            self._asked += 1
+
+        def wait(seconds: float = math.inf) -> Picklable:
+            until_s = time.monotonic() + seconds
+            while number not in self._answers:
+                self._channel.wait(until_s)
+                with deferred_interrupts():
+                    self._answers[self._heard] = self._channel.receive()
+                    self._heard += 1
+            return self._answers.pop(number)
+
+        return wait
 
 
 class RemoteSteps:
@@ -36,19 +82,17 @@ class RemoteSteps:
     size, rank = 1, 0
     comm: Comm = None
 
-    def __init__(self, graph: StepGraph, channel: DriverConnection) -> None:
-        """Waits until the workers are ready.
+    def __init__(self, graph: StepGraph, requests: RequestQueue, ready: ReadyWorkers) -> None:
+        """Takes over workers that have opened the graph.
 
         Args:
             graph: with its steps.
-            channel: to worker 0.
+            requests: to the workers.
+            ready: what they have answered.
         """
-        self._graph, self._channel = graph, channel
-        ready: ReadyWorkers = channel.receive()
+        self._graph, self._tell, self._ask = graph, requests.tell, requests.ask
         self._workers, self.resumed_step = ready
         self.steps = self.resumed_step or 0
-        self._asked = self._heard = 0  # requests with answers, and answers
-        self._answers: dict[int, Picklable] = {}
         self._wanted: dict[str, WantedResults] = {}
         self._sent: dict[tuple[int, ...], tuple[int, Sequence[Array]]] = {}
 
@@ -87,9 +131,8 @@ class RemoteSteps:
         if self._wanted.get(step.name) != wanted:
             self._wanted[step.name] = wanted
             self._tell("wish", step.name, wanted)
-        self._send_batch(step.name, share)
+        answer = self._send_batch(step.name, share)
         self.steps += step.is_counted
-        answer = self._expect()
 
         def wait() -> list[Value]:
             found: StepResults = answer()
@@ -100,8 +143,7 @@ class RemoteSteps:
 
     def read(self, name: str) -> ArrayOnWorker0:
         """A variable's value."""
-        self._tell("read", name)
-        return self._expect()()
+        return self._ask("read", name)()
 
     read_everywhere = read
 
@@ -111,80 +153,22 @@ class RemoteSteps:
 
     def store(self, folder: Path, names: Sequence[str], step: int | None = None) -> dict[str, InFile]:
         """As that of `RunningSteps`."""
-        self._tell("store", folder, list(names), step)
-        found: dict[str, InFile] = self._expect()()
+        found: dict[str, InFile] = self._ask("store", folder, list(names), step)()
         return found
 
     def run_op(self, op: Operation) -> None:
         """Runs an op of the graph without feeds."""
         self._tell("op", op.name)
 
-    def _send_batch(self, step: str, batch: Share) -> None:
-        """Sends row numbers of arrays, which the workers get once, or their shares of a batch."""
+    def _send_batch(self, step: str, batch: Share) -> Callable[..., Picklable]:
+        """Sends row numbers of arrays, which the workers get once, or their shares of a batch; gives what waits."""
         numbered = [part for part in batch.arrays if isinstance(part, NumberedRows)]
         if not numbered or len(numbered) < len(batch.arrays):
-            self._tell("shares", step, own=[share_of(batch.arrays, one, self._workers) for one in range(self._workers)])
-            return
+            shares = [share_of(batch.arrays, one, self._workers) for one in range(self._workers)]
+            return self._ask("shares", step, own=shares)
         key = tuple(id(part.array) for part in numbered)
         if key not in self._sent:
             arrays = [part.array for part in numbered]  # held, so that no others are taken for them
             self._sent[key] = len(self._sent), arrays
             self._tell("arrays", self._sent[key][0], own=arrays)
-        self._tell("rows", step, self._sent[key][0], numbered[0].numbers)
-
-    def _tell(self, kind: str, *arguments: Picklable, own: Picklable = None) -> None:
-        self._channel.send(DriverRequest(kind, arguments, own is not None))
-        if own is not None:
-            self._channel.send(own)
-
-    def _expect(self) -> Callable[[], Picklable]:
-        """What waits for the answer to the last request, after those to the requests before."""
-        number = self._asked
-        self._asked += 1
-
-        def wait() -> Picklable:
-            while number not in self._answers:
-                self._answers[self._heard] = self._channel.receive()
-                self._heard += 1
-            return self._answers.pop(number)
-
-        return wait
-
-
-@contextmanager
-def driven_steps(
-    number: int,
-    graph: StepGraph,
-    steps: Mapping[str, GraphStep],
-    config: Config,
-    resource: str | Path | None = None,
-) -> Iterator[RemoteSteps]:
-    """A job whose workers serve this process; within it its steps can be run.
-
-    Args:
-        number: of the call (`calls.next_call`).
-        graph: of the steps.
-        steps: by name.
-        config: settings.
-        resource: a resource file; None for workers on this machine.
-
-    Raises:
-        JobFailed: the job has failed, and has said why.
-        ParallaxError: before anything is started, as `parallel_run`.
-    """
-    listening = DriverSocket()
-    attachment = pickle.dumps(Served(ServedGraph.of(graph, steps), config, listening.address), protocol=5)
-    channel = None
-    with calls.beside(number, graph.graph, packed_function(serve), attachment, config, resource) as job:
-        try:
-            channel = listening.accept(lambda: job.is_alive)
-            if channel is None:
-                raise ChannelClosed
-            yield RemoteSteps(graph, channel)
-            channel.send(END)
-        except ChannelClosed:
-            job.fail()
-        finally:
-            listening.close()
-            if channel is not None:
-                channel.close()
+        return self._ask("rows", step, self._sent[key][0], numbered[0].numbers)

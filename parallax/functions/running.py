@@ -16,6 +16,9 @@ from parallax.runtime.worker.barrier import barrier
 from parallax.runtime.worker.heartbeat import current_heartbeat
 from parallax.types import ArrayOnWorker0, Comm, Fetch, Nest, Operation, Session, Tensor, Value, Variable
 
+INITIAL = "initial"
+"""A value's place: in the initial value that was traced, of which nothing is made yet."""
+
 
 class RunningSteps:
     """Steps of one graph on this worker; all workers make the same calls in the same order.
@@ -187,6 +190,15 @@ class RunningSteps:
         """Writes worker 0's value of a variable (None elsewhere) wherever it is held."""
         self._session.values.write(self._ops[name], value if value is None else np.asarray(value))
 
+    def settle(self) -> bool:
+        """Ends the steps of one call; every worker must call it.
+
+        Returns:
+            Whether the session can serve another call, whose steps are counted from 0.
+        """
+        self.steps = 0
+        return bool(self._session.settle())
+
     def close(self) -> None:
         """Ends the session."""
         self._session.close()
@@ -211,4 +223,4 @@ def _check_known(fetches: Sequence[Tensor], found: Sequence[Value | None]) -> No
 def place_of_value(variable: Variable) -> InFile | str | None:
     """Where a variable's value is, in a form that can be sent; None where it is here."""
     source = source_of(variable)
-    return source if source is None or isinstance(source, InFile) else "initial"
+    return source if source is None or isinstance(source, InFile) else INITIAL

@@ -8,9 +8,10 @@ from dataclasses import dataclass
 import tensorflow as tf
 from tensorflow.python.framework.meta_graph import import_scoped_meta_graph
 
+from parallax.analysis.reading.digests import are_alike
 from parallax.functions.step_graph import GraphStep, LoopVariables, StepGraph
 from parallax.runtime.worker.graph_files import meta_graph
-from parallax.types import Fetch, Graph
+from parallax.types import Fetch, Graph, GraphDef
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +57,14 @@ class ServedGraph:
         loop = () if graph.loop is None else (graph.loop.step.op.name, graph.loop.epoch.op.name)
         variables = {name: variable.handle.op.name for name, variable in graph.made.items()}
         return ServedGraph(meta_graph(graph.graph).SerializeToString(), variables, named, loop)
+
+    def is_like(self, other: ServedGraph) -> bool:
+        """Whether it has the same steps of the same graph, however functions are called in it."""
+        names = [(one.variables, one.steps, one.loop) for one in (self, other)]
+        return names[0] == names[1] and are_alike(self._graph_def(), other._graph_def())
+
+    def _graph_def(self) -> GraphDef:
+        return tf.compat.v1.MetaGraphDef.FromString(self.meta_graph).graph_def
 
     def import_graph(self) -> tuple[StepGraph, dict[str, GraphStep]]:
         """Imports the graph, with its variables but none of the script's; gives it and its steps."""

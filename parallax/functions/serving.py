@@ -1,16 +1,18 @@
-"""A worker that serves the process which drives it: it has the graph of the steps, and never runs a script.
+"""A worker that serves the process which drives it: it gets the graph of the steps, and never runs a script.
 
-Worker 0 hears the driver and tells the others. All carry out what it asks for, each on its share of a batch, and worker
-0 answers with what one process would have computed.
+A session is opened for each graph; between two calls the worker waits with the last one. Worker 0 hears the driver and
+tells the others. All carry out what it asks for, each on its share of a batch, and worker 0 answers with what one
+process would have computed.
 """
 
 from __future__ import annotations
 
+import gc
 import os
 import pickle
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 from typing import NamedTuple
 
@@ -24,6 +26,9 @@ from parallax.functions.shares import Share, share_of
 from parallax.functions.step_graph import GraphStep
 from parallax.runtime.driver_channel import ChannelClosed, DriverAddress, DriverConnection, connect
 from parallax.runtime.worker.barrier import wait_for
+from parallax.runtime.worker.heartbeat import current_heartbeat
+from parallax.runtime.worker.job_message import JobMessage
+from parallax.runtime.worker.ranks import ProcessGroup, bytes_of_rank_0, current_process_group
 from parallax.settings.config import Config
 from parallax.types import Array, ArrayOnWorker0, Comm, Picklable, Tensor, Value
 
@@ -33,21 +38,6 @@ _LETTER_BYTES = 2048
 """What is longer takes a second message among workers."""
 _WATCH_S = 5e-4
 """How long a worker looks for the next request before it sleeps in between."""
-
-
-@dataclass(frozen=True, slots=True)
-class Served:
-    """What workers are given to begin with.
-
-    Attributes:
-        graph: with its steps.
-        config: the driver's settings.
-        address: where the driver listens.
-    """
-
-    graph: ServedGraph
-    config: Config
-    address: DriverAddress
 
 
 class ReadyWorkers(NamedTuple):
@@ -103,26 +93,26 @@ END = DriverRequest("end")
 
 def serve() -> None:
     """What a worker runs (runtime/worker/called.py): does what the driver asks for until that ends."""
-    served: Served = pickle.loads(calls.attachment())
-    graph, steps = served.graph.import_graph()
-    session, size, rank, _ = calls.worker_call(graph.graph, served.config)
-    running = RunningSteps(graph, session, size, rank)
-    channel = connect(served.address) if rank == 0 else None
-    _Service(running, steps, channel).run()
-    session.close()
+    address: DriverAddress = pickle.loads(calls.attachment())
+    members = current_process_group()
+    current_heartbeat().expect_sessions()
+    import_module("parallax.runtime.open_session")  # before a graph comes, which is planned meanwhile
+    members.start()
+    _Service(members, connect(address) if members.rank == 0 else None).run()
     calls.end_call()
 
 
 class _Service:
     """Carries out requests; all workers the same in the same order."""
 
-    def __init__(self, running: RunningSteps, steps: dict[str, GraphStep], channel: DriverConnection | None) -> None:
-        self._running, self._steps, self._channel = running, steps, channel
+    def __init__(self, members: ProcessGroup, channel: DriverConnection | None) -> None:
+        self._members, self._channel = members, channel
+        self._comm = members.workers.Dup()
+        self._running: RunningSteps
+        self._steps: dict[str, GraphStep] = {}
         self._wanted: dict[str, WantedResults] = {}
         self._tensors: dict[str, list[Tensor]] = {}
         self._arrays: dict[int, NumberedArrays] = {}
-        if channel is not None:
-            channel.send(ReadyWorkers(running.size, running.resumed_step))
 
     def run(self) -> None:
         """Serves until the driver ends, or is no longer there."""
@@ -141,14 +131,55 @@ class _Service:
                 data = self._channel.receive_bytes()
             except ChannelClosed:
                 data = pickle.dumps(END)
-        if self._running.size > 1:
-            data = _from_worker_0(data, self._running.comm)
+        if self._members.size > 1:
+            data = _from_worker_0(data, self._comm)
         request: DriverRequest = pickle.loads(data)
         return request, self._channel.receive() if self._channel is not None and request.has_more else None
 
     def _answer(self, value: Picklable) -> None:
         if self._channel is not None:
             self._channel.send(value)
+
+    def serve_open(self, message: JobMessage, served: ServedGraph, config: Config, _: None) -> None:
+        """Opens a session on a graph, and says that it is there."""
+        self._members.parcel = message
+        graph, self._steps = served.import_graph()
+        opened = calls.worker_call(graph.graph, config)
+        self._running = RunningSteps(graph, opened.session, opened.size, opened.rank)
+        self._answer(ReadyWorkers(opened.size, self._running.resumed_step))
+
+    def serve_resume(self, _: None) -> None:
+        """Goes on with the session of the call before."""
+        self._answer(ReadyWorkers(self._running.size, None))
+
+    def serve_settle(self, _: None) -> None:
+        """Ends a call, and says whether another one can go on with its session, when nothing of it is left to do."""
+        is_kept = self._running.settle()
+        if is_kept:
+            self._finish()
+        else:
+            self._close()
+        self._answer(is_kept)
+
+    def serve_close(self, _: None) -> None:
+        """Ends the session of the call before."""
+        self._close()
+
+    def _close(self) -> None:
+        self._running.close()
+        self._finish()
+        self._members.at_end.clear()
+        self._steps.clear()
+        del self._running
+        gc.unfreeze()  # the graphs of the session
+        gc.collect()
+
+    def _finish(self) -> None:
+        """What workers do together when steps have ended."""
+        for last in self._members.at_end:
+            last()
+        for of_call in (self._wanted, self._tensors, self._arrays):
+            of_call.clear()
 
     def serve_wish(self, step: str, wanted: WantedResults, _: None) -> None:
         """Says what a step gives from now on."""
@@ -243,7 +274,7 @@ def _from_worker_0(data: bytes, comm: Comm) -> bytes:
         wait_for(request)
     length = int(letter[:8].view(np.int64)[0])
     if length > _LETTER_BYTES - 8:
-        return bytes(comm.bcast(data))
+        return bytes(bytes_of_rank_0(data if comm.Get_rank() == 0 else None, comm))
     return letter[8 : 8 + length].tobytes()
 
 

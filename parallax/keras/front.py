@@ -17,9 +17,9 @@ from parallax.after_import import after_import
 from parallax.errors import ConfigError
 from parallax.functions.attachments import attached, attachment_with
 from parallax.functions.batch_statistics import statistics_of
+from parallax.functions.driven_workers import reserved_workers
 from parallax.functions.function import have_input_alike
 from parallax.functions.input_digests import check_input
-from parallax.functions.remote_steps import driven_steps
 from parallax.functions.running import RunningSteps
 from parallax.functions.traced import is_loaded, limit_whole
 from parallax.keras import keras3
@@ -208,11 +208,11 @@ def _config_of(number: int) -> Config:
 def _launched(
     number: int, model: KerasModel, arguments: dict[str, Argument], original: Callable[..., KerasHistory]
 ) -> KerasHistory:
+    if settings().role == Role.LAUNCH and _is_driven(arguments):
+        return _drive(number, model, arguments, original)
     fit = _read(model, arguments)
     if settings().role == Role.LAUNCH:
         check_folder(fit, _tables())
-        if _is_driven(arguments):
-            return _drive(number, fit, original)
     state = state_of(fit) if number > 1 or is_loaded() else None
     attachment = attachment_with(state, fit.data)
     ended = calls.run_call(
@@ -233,10 +233,15 @@ def _is_driven(arguments: Mapping[str, Argument]) -> bool:
     return not keeps and not others and calls.is_led_here(_use.config, _use.resource_info)
 
 
-def _drive(number: int, fit: FitCall, original: Callable[..., KerasHistory]) -> KerasHistory:
+def _drive(
+    number: int, model: KerasModel, arguments: dict[str, Argument], original: Callable[..., KerasHistory]
+) -> KerasHistory:
     """Trains by workers that have the graph of the steps, and do not run the script."""
-    with driven_steps(number, fit.graph, fit.steps, _use.config, _use.resource_info) as steps:
-        history, values = run_fit(fit, original, steps, _tables())
+    with reserved_workers(number, _use.config, _use.resource_info) as workers:  # they start while steps are traced
+        fit = _read(model, arguments)
+        check_folder(fit, _tables())
+        with workers.session(fit.graph, fit.steps) as steps:
+            history, values = run_fit(fit, original, steps, _tables())
     take_state(fit, values)
     calls.remember(result_of(fit, history, values))
     forget_values(calls.remembered(), _tables().whole_bytes)

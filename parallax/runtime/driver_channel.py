@@ -6,12 +6,14 @@ travels with the job's message; a stranger is sent away before anything of it is
 
 from __future__ import annotations
 
+import math
 import pickle
 import secrets
 import signal
 import socket
 import struct
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -50,7 +52,6 @@ class DriverConnection:
 
     def __init__(self, connected: socket.socket) -> None:
         self._connection: Connection = Connection(connected.detach())
-        self._received: list[bytes] = []
 
     def send(self, message: Picklable) -> None:
         """Sends a message.
@@ -60,13 +61,30 @@ class DriverConnection:
         """
         data = pickle.dumps(message, protocol=5)
         try:
-            with _defer_interrupts():
+            with deferred_interrupts():
                 self._connection.send_bytes(data)
         except OSError as error:
             raise ChannelClosed from error
 
+    def wait(self, until_s: float = math.inf) -> None:
+        """Waits for the next message, and may be interrupted meanwhile.
+
+        Args:
+            until_s: how long at most, by the monotonic clock.
+
+        Raises:
+            ChannelClosed: the other side has gone.
+            TimeoutError: it has said nothing.
+        """
+        try:
+            while not self._connection.poll(_POLL_S):
+                if time.monotonic() > until_s:
+                    raise TimeoutError
+        except OSError as error:
+            raise ChannelClosed from error
+
     def receive(self) -> Picklable:
-        """The next message; waits for it, and may be interrupted meanwhile.
+        """The next message; waits for it.
 
         Raises:
             ChannelClosed: the other side has gone.
@@ -75,12 +93,10 @@ class DriverConnection:
 
     def receive_bytes(self) -> bytes:
         """The next message as it was pickled; as `receive`."""
+        self.wait()
         try:
-            while not self._received:
-                if self._connection.poll(_POLL_S):
-                    with _defer_interrupts():
-                        self._received.append(self._connection.recv_bytes())
-            return self._received.pop()
+            with deferred_interrupts():
+                return self._connection.recv_bytes()
         except (OSError, EOFError) as error:
             raise ChannelClosed from error
 
@@ -156,7 +172,7 @@ def _limit_silence(connected: socket.socket, seconds: float) -> None:
 
 
 @contextmanager
-def _defer_interrupts() -> Iterator[None]:
+def deferred_interrupts() -> Iterator[None]:
     """Defers Ctrl-C until its end: after half a message nothing on a channel could be read."""
     if threading.current_thread() is not threading.main_thread() or signal.getsignal(signal.SIGINT) is None:
         yield

@@ -17,7 +17,7 @@ from parallax.cluster.resource_file import parse_resource_file
 from parallax.errors import ConfigError, LaunchError
 from parallax.plans.plan import Plan
 from parallax.profiles.plan_inputs import PlanInputs, read_measured
-from parallax.runtime.launcher.job import Job, worker_defaults
+from parallax.runtime.launcher.job import Job, layout_of, worker_defaults
 from parallax.runtime.replan.options import replan_options
 from parallax.runtime.worker.job_message import JobMessage
 from parallax.settings.config import Config
@@ -83,39 +83,59 @@ def job_of(
     attachment: Buffer = b"",
 ) -> Job:
     """The job of a plan; `mine` is what its workers are to do, `function` and `attachment` are as in `JobMessage`."""
+    message = message_of(graph, analysed, plan, cluster, config, mine, seed)
+    return job_with(replace(message, function=function, attachment=attachment), cluster, config, mine)
+
+
+def message_of(
+    graph: Graph, analysed: Analysed, plan: Plan, cluster: Cluster, config: Config, mine: Settings, seed: int
+) -> JobMessage:
+    """What workers are sent of a plan; `mine` is what they are to do."""
     from parallax.analysis.reading.launcher_graph import packed
 
     looks = replan_options(config, mine) is not None
-    addresses = [host.address for host in cluster.hosts]
     cluster_profile = read_measured(config.cluster_profile, None) if looks else PlanInputs()
-    cluster_profile.check_names(addresses)
-    parcel = JobMessage(
+    cluster_profile.check_names([host.address for host in cluster.hosts])
+    return replace(
+        message_without_plan(cluster, plan.servers),
         plan=plan.to_json(),
         # The one process of a verification has every value of the launcher's: so must the workers.
         graph=packed(graph, math.inf) if mine.role == Role.VERIFY_WORKER else packed(graph),
         seed=seed,
-        hosts=plan.layout.host_by_rank,
-        servers=plan.servers,
-        addresses=tuple(addresses),
-        ports=cluster.ports,
         cluster="" if cluster_profile.cluster is None else cluster_profile.cluster.to_json(),
         cluster_name=cluster_profile.cluster_name,
         spec=analysed.to_json(),
-        function=function,
-        attachment=attachment,
     )
-    words = ("-m", CALLED) if function else script_words()
+
+
+def message_without_plan(cluster: Cluster, servers: tuple[int, ...]) -> JobMessage:
+    """What processes are sent that wait for a plan.
+
+    Args:
+        cluster: their machines.
+        servers: the number of the host that each server is on.
+    """
+    hosts = layout_of(cluster).host_by_rank
+    addresses = tuple(host.address for host in cluster.hosts)
+    return JobMessage(
+        plan="", graph=b"", seed=0, hosts=hosts, servers=servers, addresses=addresses, ports=cluster.ports
+    )
+
+
+def job_with(message: JobMessage, cluster: Cluster, config: Config, mine: Settings) -> Job:
+    """The job whose processes get a message; `mine` is what its workers are to do."""
+    words = ("-m", CALLED) if message.function else script_words()
     return Job(
         ("-m", "parallax.runtime.worker.main", *words),
         cluster,
-        plan.servers,
+        message.servers,
         (
             *as_variables(mine).items(),
-            *with_defaults(worker_defaults(cluster, plan.servers)),
+            *with_defaults(worker_defaults(cluster, message.servers)),
             ("PYTHONPATH", python_path_with(Path(__file__).resolve().parents[2])),
         ),
         config.stall_timeout_s,
-        parcel.pieces(),
+        message.pieces(),
         _output_folder(config, mine.call),
         framework_level(),
         host_timeout_s=config.host_timeout_s,

@@ -302,8 +302,7 @@ def _guard(
     worker.runs = guard.runs
 
     def finish() -> None:
-        guard.finish()
-        if members.rank == 0 and guard.step:
+        if guard.finish() and members.rank == 0 and guard.step:
             log.info(guard.cost_text())
 
     members.at_end.append(finish)

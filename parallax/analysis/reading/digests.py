@@ -90,19 +90,44 @@ def first_difference(launcher: GraphDef, own: GraphDef) -> GraphDifference | Non
 
 def function_names(launcher: GraphDef, own: GraphDef) -> dict[str, str]:
     """Name of a function in a graph -> its name in the launcher's, which has the same structure."""
-    theirs, mine = _Bodies(launcher).functions, _Bodies(own).functions
-    by_name = {node.name: node for node in own.node}
-    waiting = [(node, by_name[node.name]) for node in launcher.node]
-    found: dict[str, str] = {}
-    while waiting:
-        first, second = waiting.pop()
-        for name in first.attr:
-            for one, other in zip(_called(first.attr[name]), _called(second.attr[name]), strict=True):
-                if other.name in mine and other.name not in found:
-                    found[other.name] = one.name
-                    bodies = {node.name: node for node in mine[other.name].node_def}
-                    waiting += [(node, bodies[node.name]) for node in theirs[one.name].node_def]
-    return found
+    return {other: one for one, other in _Pairs(launcher, own).functions}
+
+
+def are_alike(first: GraphDef, second: GraphDef) -> bool:
+    """Whether two graphs have the same structure, values and expected lengths of batches."""
+    if fingerprint(first) != fingerprint(second):
+        return False
+    return not any(
+        values_differ(one, other) or any(_attribute(one, name) != _attribute(other, name) for name in (FULL, EXAMPLES))
+        for one, other in _Pairs(first, second).nodes
+    )
+
+
+class _Pairs:
+    """What corresponds in two graphs of the same structure.
+
+    Attributes:
+        nodes: of the graphs, and of the bodies of functions.
+        functions: their names.
+    """
+
+    def __init__(self, first: GraphDef, second: GraphDef) -> None:
+        theirs, mine = _Bodies(first).functions, _Bodies(second).functions
+        by_name = {node.name: node for node in second.node}
+        self.nodes = [(node, by_name[node.name]) for node in first.node]
+        self.functions: list[tuple[str, str]] = []
+        known: set[str] = set()
+        for one, other in self.nodes:  # which grow meanwhile
+            called = [(one.op, other.op)] if other.op in mine else []
+            for name in one.attr:
+                pairs = zip(_called(one.attr[name]), _called(other.attr[name]), strict=True)
+                called += [(function.name, same.name) for function, same in pairs]
+            for function, same in called:
+                if same in mine and same not in known:
+                    known.add(same)
+                    self.functions.append((function, same))
+                    bodies = {node.name: node for node in mine[same].node_def}
+                    self.nodes += [(node, bodies[node.name]) for node in theirs[function].node_def]
 
 
 def has_value(node: NodeDef) -> bool:

@@ -124,7 +124,7 @@ class Guard:
         self._there: set[str] = set()  # of the variables in the session, those known to have a value
         self._rounded: set[str] = set()
         self._last: _State | None = None
-        self._finished = False
+        self._finished_step: int | None = None
         self._rounds_alike = len(set(comm.allgather(_processor()))) == 1
 
     def follow(self, worker_graph: WorkerGraph, names: Mapping[str, str] | None = None) -> None:
@@ -197,15 +197,18 @@ class Guard:
         digests = tuple(_NAN if i in have else digest for i, digest in enumerate(state.digests))
         self._last = state._replace(digests=digests)
 
-    def finish(self) -> None:
-        """Compares the ends of all workers, every one of which must come here; a second call changes nothing.
+    def finish(self) -> bool:
+        """Compares the ends of all workers, every one of which must come here.
+
+        Returns:
+            False where there was no step since it was called before, and nothing is done.
 
         Raises:
             GuardError: on all workers, when they differ.
         """
-        if self._finished:
-            return
-        self._finished = True
+        if self._finished_step == self.step:
+            return False
+        self._finished_step = self.step
         if self._last is None and self._worker.raw is not None:
             self.close()
         barrier(self._comm)
@@ -214,6 +217,8 @@ class Guard:
         if len(known) == len(ends) and len({end.step for end in known}) == 1:
             self.checks += 1
             self._judge(known, at_end=True)
+        self._last = None
+        return True
 
     def cost_text(self) -> str:
         """What the comparisons have cost so far."""

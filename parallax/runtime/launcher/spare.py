@@ -75,7 +75,7 @@ class SpareJob:
         self.hosts = tuple(host.address for host in job.cluster.hosts)
         self._pieces = job.input
         self._given = JobInput()
-        self._held = [_HeldStream(stream) for stream in streams]
+        self._held = [HeldStream(stream) for stream in streams]
         waiting = replace(job, environment=(*job.environment, standing_by), input=())
         held = [cast(BinaryIO, stream) for stream in self._held]
         self._running = RunningJob(launch, waiting, self._given, held)
@@ -108,8 +108,12 @@ class SpareJob:
         self._given.close()  # a job that could not be launched has not done it
 
 
-class _HeldStream:
-    """A stream for bytes that passes on what is written only from its release on."""
+class HeldStream:
+    """A stream for bytes that passes on what is written only from its release on.
+
+    Args:
+        stream: to which it passes it.
+    """
 
     def __init__(self, stream: BinaryIO) -> None:
         self._stream = stream
@@ -117,19 +121,22 @@ class _HeldStream:
         self._lock = threading.Lock()
 
     def release(self) -> None:
-        """Passes on what was written, and from now on what is."""
+        """Passes on what was written, and from now on what is; a second call changes nothing."""
         with self._lock:
             held, self._held = self._held, None
             for data in held or ():
                 self._stream.write(data)
 
     def isatty(self) -> bool:
+        """As that of the stream."""
         return self._stream.isatty()
 
     def fileno(self) -> int:
+        """As that of the stream."""
         return self._stream.fileno()
 
     def write(self, data: bytes) -> None:
+        """Writes bytes, or keeps them."""
         with self._lock:
             if self._held is None:
                 self._stream.write(data)
@@ -137,6 +144,7 @@ class _HeldStream:
                 self._held.append(data)
 
     def flush(self) -> None:
+        """Flushes the stream, where it has what was written."""
         with self._lock:
             if self._held is None:
                 self._stream.flush()

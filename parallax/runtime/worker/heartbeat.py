@@ -49,7 +49,7 @@ class Heartbeat:
         self._running: _Running | None = None
         self._runs = 0
         self._failures: tuple[str, ...] = ()  # of runs with collectives, since the last that ended well
-        self._opened = False
+        self._opened = self._has_more = False
         self._finished = False
 
     def open(self) -> None:
@@ -58,12 +58,21 @@ class Heartbeat:
         Raises:
             SessionError: when this process has opened one before.
         """
-        if self._opened:
+        if self._opened and not self._has_more:
             raise SessionError(
                 "A script may call parallel_run once: the launcher started the workers for the first call. "
                 "Build one graph for all that the script trains, or write two scripts."
             )
         self._opened = True
+
+    def expect_sessions(self) -> None:
+        """Says that sessions follow each other in this process, until `finish`."""
+        self._has_more = True
+
+    def close(self) -> None:
+        """A session has ended, and with it this worker's loop where none follows."""
+        if not self._has_more:
+            self.finish()
 
     @contextmanager
     def run(self, fetch: str = "", collectives: str = "", patient: bool = False) -> Iterator[None]:

@@ -7,7 +7,7 @@ a plain TensorFlow session would give it, not in lists per replica.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -293,3 +293,26 @@ class TrainingRuns:
                 not names.has_collectives or names.has_collective_among(needed)
             )
         return self._trains[fetched]
+
+
+class DefaultSession(PlainSession):
+    """The default session inside `with sess:`, for `tensor.eval()` and `op.run()`: feeds and values come as they are.
+
+    Args:
+        worker: whose session it is.
+        run: of the session, with hooks; also takes whether feeds and values come in lists per replica.
+    """
+
+    def __init__(self, worker: WorkerContext, run: Callable[..., Nest]) -> None:
+        super().__init__(worker)
+        self._run_all = run
+
+    def run(
+        self,
+        fetches: Fetches,
+        feed_dict: FeedDict | None = None,
+        options: RunOptions | None = None,
+        run_metadata: RunMetadata | None = None,
+    ) -> Nest:
+        """As `Session.run`, without lists per replica."""
+        return self._run_all(fetches, feed_dict, options, run_metadata, per_replica=False)

@@ -64,7 +64,7 @@ class NanReport:
             self._say(self._received())
 
     def finish(self) -> None:
-        """Says what the others have sent, when all scripts have ended; a second call changes nothing."""
+        """Says what the others have sent, when all loops have ended; what comes then is another one."""
         barrier(self._workers)
         senders = [rank for rank, has in enumerate(self._workers.allgather(self._sent is not None)) if has]
         if self._sent is not None:
@@ -72,6 +72,8 @@ class NanReport:
             self._sent = None
         if not self._rank:
             self._say(self._received([rank for rank in senders if rank not in self._heard]))
+        self._steps, self._is_done = 0, False
+        self._heard.clear()
 
     def _places_of_numbers(self, names: tuple[str, ...]) -> tuple[int, ...]:
         """Which of some fetches are floating-point numbers, one each."""

@@ -69,12 +69,13 @@ class ProcessGroup:
         self.at_end: list[Callable[[], None]] = []
         self.folders = WorkerFolders(self.rank)
         self._held = held
+        self._is_started = False
         self._server: Any = None  # lives as long as the process
 
     def start(self, config: ConfigProto | None = None) -> None:
         """Starts this rank's TensorFlow server, if the job has servers, and Horovod on a worker.
 
-        Every worker must call it; it waits for the others.
+        Every worker must call it; it waits for the others. A second call changes nothing.
 
         Args:
             config: a ConfigProto for the TensorFlow server.
@@ -82,6 +83,9 @@ class ProcessGroup:
         Raises:
             LaunchError: the server cannot listen.
         """
+        if self._is_started:
+            return
+        self._is_started = True
         if self.server_addresses:
             self._start_server(config)
         if not self.is_server:
@@ -91,8 +95,7 @@ class ProcessGroup:
         import tensorflow as tf
 
         held = self._held
-        if held is None:  # it runs already
-            return
+        assert held is not None  # until the server is there
         cluster = tf.train.ClusterSpec(
             {SERVER_TASK: list(self.server_addresses), WORKER_TASK: list(self.worker_addresses)}
         )
@@ -140,8 +143,8 @@ def enter() -> ProcessGroup:
     is_server = world.rank >= len(parcel.hosts)
     workers = world.Split(MPI.UNDEFINED if is_server else 0, world.rank) if parcel.servers else world
     if not is_server:
-        function = _of_rank_0(None if received is None else received.function, workers)
-        attachment = _of_rank_0(None if received is None else received.attachment, workers)
+        function = bytes_of_rank_0(None if received is None else received.function, workers)
+        attachment = bytes_of_rank_0(None if received is None else received.attachment, workers)
         parcel = replace(parcel, function=function, attachment=attachment)
     if not parcel.servers:
         return ProcessGroup(parcel, world, world, [], None)
@@ -150,8 +153,8 @@ def enter() -> ProcessGroup:
     return ProcessGroup(parcel, world, None if is_server else workers, addresses, held)
 
 
-def _of_rank_0(data: Buffer | None, workers: Comm) -> Buffer:
-    """Rank 0's bytes on all workers; MPI counts to 2**31 only, so they go in pieces."""
+def bytes_of_rank_0(data: Buffer | None, workers: Comm) -> Buffer:
+    """Rank 0's bytes on all workers, None elsewhere; MPI counts to 2**31 only, so they go in pieces."""
     size = workers.bcast(None if data is None else memoryview(data).nbytes, 0)
     found = bytearray(size) if data is None else data
     view = memoryview(found)

@@ -75,11 +75,9 @@ class RunLog:
         self._trains: dict[tuple[str, ...], bool] = {}
         self._plan: Plan | None = None
         self._times: deque[tuple[float, float]] = deque(maxlen=_KEPT_STEPS)
-        self._steps = self._runs = self._trained = 0
-        self._warned = self._finished = False
-        self._step_s = self._between_s = 0.0
         self._ended_s = 0.0
         self._in_progress = 0
+        self._begin_loop()
         self._lock = threading.Lock()  # a script may run a session in several threads
 
     def begin(self, now_s: float) -> RunTimes:
@@ -130,15 +128,19 @@ class RunLog:
         return StepTimes(len(self._times), statistics.median(step_s), statistics.median(between_s))
 
     def finish(self) -> None:
-        """Says what was seen, when the session or the script has ended well; a second call changes nothing."""
-        if self._finished:
-            return
-        self._finished = True
+        """Says what was seen, when a loop has ended well; what comes then is another one."""
         times = self.times()
         if self._tells and times is not None:
             log.info(times_text(times, self._plan))
         if self._runs and not self._trained:
             self._warn(f"No run of this session ({counted(self._runs, 'run')}) updated a trained variable.")
+        self._begin_loop()
+
+    def _begin_loop(self) -> None:
+        self._times.clear()
+        self._steps = self._runs = self._trained = 0
+        self._warned = False
+        self._step_s = self._between_s = 0.0
 
     def _take_step(self, run_s: float, between_s: float, pending: int, plan: Plan | None) -> None:
         self._trained += 1

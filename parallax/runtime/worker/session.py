@@ -26,7 +26,7 @@ from parallax.runtime.worker.accumulation import Gather
 from parallax.runtime.worker.direct import DirectRuns
 from parallax.runtime.worker.exchange_report import ExchangeReport, exchange_report, measured_step, rounding_report
 from parallax.runtime.worker.fetches import Request
-from parallax.runtime.worker.hooks import PlainSession, Run, WorkerContext
+from parallax.runtime.worker.hooks import DefaultSession, PlainSession, Run, WorkerContext
 from parallax.runtime.worker.id_errors import id_error
 from parallax.runtime.worker.names import fetch_text
 from parallax.types import (
@@ -106,29 +106,6 @@ class PlanChange(Protocol):
 
     def to(self, plan: Plan | str | Path) -> str:
         """Goes over to a plan, and gives what is to be told of it."""
-
-
-class DefaultSession(PlainSession):
-    """The default session inside `with sess:`, for `tensor.eval()` and `op.run()`: feeds and values come as they are.
-
-    Args:
-        worker: whose session it is.
-        run: of the session, with hooks; also takes whether feeds and values come in lists per replica.
-    """
-
-    def __init__(self, worker: WorkerContext, run: Callable[..., Nest]) -> None:
-        super().__init__(worker)
-        self._run_all = run
-
-    def run(
-        self,
-        fetches: Fetches,
-        feed_dict: FeedDict | None = None,
-        options: RunOptions | None = None,
-        run_metadata: RunMetadata | None = None,
-    ) -> Nest:
-        """As `Session.run`, without lists per replica."""
-        return self._run_all(fetches, feed_dict, options, run_metadata, per_replica=False)
 
 
 class Session(PlainSession):
@@ -339,12 +316,23 @@ class Session(PlainSession):
             is_end = bool(self._monitored.__exit__(kind, error, trace))
         finally:
             self._worker.raw = None
-            self._worker.watch.finish()
+            self._worker.watch.close()
         if self._worker.log is not None and (error is None or is_end):
             self._worker.log.finish()
         if failed is not None and error is failed and not is_end:
             raise failed
         return is_end
+
+    def settle(self) -> bool:
+        """Waits until no run is on its way; every worker must call it.
+
+        Returns:
+            Whether a loop can begin anew on this session: no gradients wait for an update.
+        """
+        failed = self._failure_of_tails()
+        if failed is not None:
+            raise failed
+        return not self._worker.accumulation.pending
 
     def _failure_of_tails(self) -> BaseException | None:
         """Waits until no run is on its way; what one has failed with that was."""

@@ -1,0 +1,202 @@
+"""The workers that this process drives: started before their plan is known, and kept from one call to the next."""
+
+from __future__ import annotations
+
+import math
+import pickle
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from parallax import call as calls
+from parallax.functions.remote_steps import RemoteSteps, RequestQueue
+from parallax.functions.running import INITIAL, place_of_value
+from parallax.functions.served_graph import ServedGraph
+from parallax.functions.serving import END, serve
+from parallax.functions.step_graph import GraphStep, StepGraph
+from parallax.job_beside import JobBeside, JobNeeds, plan_message
+from parallax.logger import log
+from parallax.runtime.driver_channel import ChannelClosed, DriverConnection, DriverSocket, deferred_interrupts
+from parallax.runtime.launcher.waiting import let_wait, take_waiting
+from parallax.runtime.worker.called import packed_function
+from parallax.runtime.worker.job_message import JobMessage
+from parallax.settings.config import Config
+
+IDLE_S = 600.0
+"""How long workers are kept that nobody needs."""
+_PATIENCE_S = 5.0
+"""How long workers may take to end their session after an error in this process."""
+
+
+class DrivenWorkers:
+    """The workers of one job, which open a session for each call.
+
+    Args:
+        number: of the call that they are started for (`call.next_call`).
+        needs: of the call.
+        config: settings.
+        resource: a resource file; None for workers on this machine.
+        servers: the number of the host that each server is on.
+
+    Raises:
+        ParallaxError: before anything is started, when configuration, resource file or machine break a rule.
+    """
+
+    def __init__(
+        self,
+        number: int,
+        needs: JobNeeds,
+        config: Config,
+        resource: str | Path | None,
+        servers: tuple[int, ...] = (),
+    ) -> None:
+        self.needs, self.servers = needs, servers
+        self._is_sound = True
+        self._open: ServedGraph | None = None
+        self._channel: DriverConnection | None = None
+        self._listening = DriverSocket()
+        address = pickle.dumps(self._listening.address)
+        try:
+            self._job = JobBeside(number, packed_function(serve), address, config, resource, servers)
+        except BaseException:
+            self._listening.close()
+            raise
+
+    @property
+    def is_sound(self) -> bool:
+        """Whether they can open a session."""
+        return self._is_sound and self._job.is_alive
+
+    def has_open(self, served: ServedGraph) -> bool:
+        """Whether their session is one on this graph."""
+        return self._open is not None and self._open.is_like(served)
+
+    @contextmanager
+    def session(
+        self, message: JobMessage | None, graph: StepGraph, served: ServedGraph, config: Config
+    ) -> Iterator[RemoteSteps]:
+        """The workers' session for one call.
+
+        Args:
+            message: of the plan; None for the session that they have open.
+            graph: of the steps.
+            served: the same for the workers.
+            config: settings.
+
+        Raises:
+            JobFailed: the job has failed, and has said why.
+        """
+        try:
+            requests = RequestQueue(self._connect())
+            with deferred_interrupts():
+                if message is not None and self._open is not None:
+                    requests.tell("close")
+                self._open = served
+                ready = requests.ask("open", message, served, config) if message is not None else requests.ask("resume")
+            try:
+                yield RemoteSteps(graph, requests, ready())
+            except BaseException:
+                self._is_sound = self._settles(requests, _PATIENCE_S)
+                raise
+            self._is_sound = self._settles(requests)
+        except ChannelClosed:
+            self._is_sound = False
+            self._job.fail()
+
+    def _settles(self, requests: RequestQueue, seconds: float = math.inf) -> bool:
+        """Whether workers end what they do for a call, in a time."""
+        try:
+            if not requests.ask("settle")(seconds):
+                self._open = None
+        except TimeoutError:
+            return False
+        return True
+
+    def close(self) -> None:
+        """Ends the workers, and waits for that; a second call changes nothing."""
+        self._listening.close()
+        if self._channel is None:
+            self._job.cancel()
+            return
+        with suppress(ChannelClosed):
+            RequestQueue(self._channel).tell(END.kind)
+        self._job.stop()
+        self._channel.close()
+
+    def _connect(self) -> DriverConnection:
+        """The channel to worker 0, for which the first session waits."""
+        self._job.show()
+        if self._channel is None:
+            self._channel = self._listening.accept(lambda: self._job.is_alive)
+        if self._channel is None:
+            raise ChannelClosed
+        return self._channel
+
+
+class ReservedWorkers:
+    """The workers that one call has for itself.
+
+    Args:
+        number: of the call (`call.next_call`).
+        config: settings.
+        resource: a resource file; None for workers on this machine.
+
+    Raises:
+        ParallaxError: before anything is started, when configuration, resource file or machine break a rule.
+    """
+
+    def __init__(self, number: int, config: Config, resource: str | Path | None) -> None:
+        self._number, self._config, self._resource = number, config, resource
+        self._needs = JobNeeds.of(config, resource)
+        waiting = take_waiting()
+        if isinstance(waiting, DrivenWorkers) and waiting.is_sound and waiting.needs == self._needs:
+            self._workers = waiting
+            return
+        if waiting is not None:
+            waiting.close()
+        self._workers = self._started()
+
+    @contextmanager
+    def session(self, graph: StepGraph, steps: Mapping[str, GraphStep]) -> Iterator[RemoteSteps]:
+        """Plans a graph, prints the plan, and has a session opened on it; or goes on with that of an equal graph.
+
+        Args:
+            graph: of the steps.
+            steps: by name.
+
+        Raises:
+            JobFailed: the job has failed, and has said why.
+            ParallaxError: before anything is opened, as `parallel_run`.
+        """
+        served, message = ServedGraph.of(graph, steps), None
+        has_values = all(place_of_value(one.variable) != INITIAL for one in graph.taken())
+        if has_values and self._workers.has_open(served):
+            log.info("The model's steps are those of the fit before, whose plan and workers go on.")
+        else:
+            message = plan_message(self._number, graph.graph, self._config, self._resource)
+            if message.servers != self._workers.servers:
+                self._workers.close()
+                self._workers = self._started(message.servers)
+        with self._workers.session(message, graph, served, self._config) as running:
+            yield running
+        calls.count_job()
+
+    def release(self) -> None:
+        """Has the workers wait for the next call; those with servers end, which keep what variables they hold."""
+        if self._workers.is_sound and not self._workers.servers:
+            let_wait(self._workers, IDLE_S)
+        else:
+            self._workers.close()
+
+    def _started(self, servers: tuple[int, ...] = ()) -> DrivenWorkers:
+        return DrivenWorkers(self._number, self._needs, self._config, self._resource, servers)
+
+
+@contextmanager
+def reserved_workers(number: int, config: Config, resource: str | Path | None = None) -> Iterator[ReservedWorkers]:
+    """Reserves workers for a call, with its arguments as `ReservedWorkers` has them; they start beside this process."""
+    reserved = ReservedWorkers(number, config, resource)
+    try:
+        yield reserved
+    finally:
+        reserved.release()

@@ -1,0 +1,149 @@
+"""A job that is carried out beside the script, which goes on: its workers wait for the plans that they are sent."""
+
+from __future__ import annotations
+
+import signal
+import sys
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import BinaryIO, NoReturn, cast
+
+from parallax.api import JobEnded
+from parallax.cluster.machines import Cluster
+from parallax.errors import LaunchError
+from parallax.planned_call import check_outputs, checked_call, checked_cluster, plan_call, show_plan
+from parallax.runtime.launcher.launch import launch
+from parallax.runtime.launcher.relay import bytes_of
+from parallax.runtime.launcher.spare import HeldStream, RunningJob
+from parallax.runtime.launching import check_launching
+from parallax.runtime.make_job import job_with, message_of, message_without_plan, of_workers
+from parallax.runtime.worker.job_message import JobMessage
+from parallax.settings.config import Config
+from parallax.settings.environment import Settings
+from parallax.types import Graph
+
+_ENDED_EARLY = "Workers serve the process that launched them until it is done, and these ended before."
+_PATIENCE_S = 5.0
+"""How long workers may take to end when the driver has failed."""
+
+
+class JobFailed(JobEnded, Exception):
+    """The job of a call has failed, and has said why; uncaught, it ends the script with the job's exit status."""
+
+    def __init__(self, status: int) -> None:
+        super().__init__(status)
+
+    def __str__(self) -> str:
+        return f"The job ended with exit status {self.status}. What failed is printed above."
+
+
+@dataclass(frozen=True, slots=True)
+class JobNeeds:
+    """What makes one job do for two calls.
+
+    Attributes:
+        cluster: its machines.
+        config: the settings, with what the command line says.
+        wanted: what the command line asks.
+    """
+
+    cluster: Cluster
+    config: str
+    wanted: Settings
+
+    @staticmethod
+    def of(config: Config | None, resource_info: str | Path | None) -> JobNeeds:
+        """Those of calls with these arguments of `parallel_run`.
+
+        Raises:
+            ConfigError: configuration or resource file break a rule.
+        """
+        call = checked_call(None, resource_info, True, config)
+        return JobNeeds(checked_cluster(call), repr(call.config), call.wanted)
+
+
+class JobBeside:
+    """Starts a job whose workers call a function beside this process; what they write is shown from `show` on.
+
+    Args:
+        number: of the call that it is started for (`call.next_call`).
+        function: of `packed_function`; it must end by itself when this process is done with it.
+        attachment: what the function is given.
+        config: settings.
+        resource_info: a resource file; None for workers on this machine.
+        servers: the number of the host that each server is on.
+
+    Raises:
+        ParallaxError: before anything is started, when configuration, resource file or machine break a rule.
+    """
+
+    def __init__(
+        self,
+        number: int,
+        function: bytes,
+        attachment: bytes,
+        config: Config | None = None,
+        resource_info: str | Path | None = None,
+        servers: tuple[int, ...] = (),
+    ) -> None:
+        call = checked_call(None, resource_info, True, config)
+        cluster = checked_cluster(call)
+        check_launching(function, cluster, starts=True)
+        mine = of_workers(replace(call.wanted, call=number), call.config)
+        message = replace(message_without_plan(cluster, servers), function=function, attachment=attachment)
+        self._held = [HeldStream(bytes_of(stream)) for stream in (sys.stdout, sys.stderr)]
+        streams = [cast(BinaryIO, stream) for stream in self._held]
+        self._running = RunningJob(launch, job_with(message, cluster, call.config, mine), streams=streams)
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether the job still runs."""
+        return not self._running.wait(0)
+
+    def show(self) -> None:
+        """Shows what its processes write, and have written; a second call changes nothing."""
+        for stream in self._held:
+            stream.release()
+
+    def cancel(self) -> None:
+        """Ends it at once."""
+        self._running.contact.signals.append(signal.SIGTERM)
+        self._running.wait()
+
+    def fail(self) -> NoReturn:
+        """Waits for its end, and raises its failure in the script.
+
+        Raises:
+            JobFailed: with its exit status.
+            LaunchError: it could not be started, or has ended well, which it must not.
+        """
+        self._running.wait()
+        end = self._running.end()
+        raise JobFailed(end.status) if end.status else LaunchError(_ENDED_EARLY)
+
+    def stop(self) -> None:
+        """Waits for its end, which a signal brings about if it takes long."""
+        if not self._running.wait(_PATIENCE_S):
+            self.cancel()
+
+
+def plan_message(
+    number: int, graph: Graph, config: Config | None = None, resource_info: str | Path | None = None
+) -> JobMessage:
+    """Plans a graph, prints the plan, and gives the message by which workers of a job beside this process follow it.
+
+    Args:
+        number: of the call (`call.next_call`).
+        graph: a tf.Graph that trains on one device, with its update ops.
+        config: settings.
+        resource_info: a resource file; None for workers on this machine.
+
+    Raises:
+        ParallaxError: graph, plan, configuration or resource file break a rule.
+    """
+    call = checked_call(graph, resource_info, True, config)
+    call = replace(call, wanted=replace(call.wanted, call=number))
+    analysed, cluster, plan = plan_call(call)
+    check_outputs(call, cluster)
+    seed = show_plan(plan, call.config)
+    return message_of(graph, analysed, plan, cluster, call.config, of_workers(call.wanted, call.config), seed)

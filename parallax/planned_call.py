@@ -1,0 +1,120 @@
+"""A call of the script, checked and planned: what is known before anything is started."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import NamedTuple
+
+from parallax.analysis.stages import Analysed, analyse_for, plan_for
+from parallax.cluster.machines import Cluster
+from parallax.errors import ConfigError
+from parallax.logger import log
+from parallax.plans.plan import Plan
+from parallax.profiles.files import check_writable
+from parallax.report.text import plan_table
+from parallax.runtime.launcher.job import layout_of
+from parallax.runtime.make_job import check_profile, cluster_of
+from parallax.runtime.measure.options import measure_options
+from parallax.runtime.replan.options import check_possible, replan_options
+from parallax.runtime.trace.options import make_ready, trace_options
+from parallax.runtime.worker.random_state import drawn_seed
+from parallax.settings import checked
+from parallax.settings.config import Config, moot_settings
+from parallax.settings.environment import Settings, settings
+from parallax.settings.merged import merged
+from parallax.types import Buffer, Graph
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A call of `parallel_run`, or of `plan`.
+
+    Attributes:
+        graph: the user's tf.Graph.
+        resource_info: a resource file; None for workers on this machine.
+        sync: whether every step takes the gradients of all workers.
+        config: settings, checked again, with what the command line says.
+        wanted: what the command line or the launcher asks of this process.
+        function: what workers call in the place of the script, packed (worker/called.py); empty for the script.
+        attachment: what workers are given besides the graph.
+        resumes: whether what workers call goes on, when it is started again, from what it has kept itself.
+    """
+
+    graph: Graph
+    resource_info: str | Path | None
+    sync: bool
+    config: Config
+    wanted: Settings
+    function: Buffer = b""
+    attachment: Buffer = b""
+    resumes: bool = False
+
+
+def checked_call(graph: Graph, resource_info: str | Path | None, sync: bool, given: Config | None) -> Call:
+    """The arguments of a call, checked, the command line before the script's configuration."""
+    config = given if given is not None else Config()
+    if not isinstance(config, Config):
+        raise ConfigError(f"parallax_config must be a parallax.Config, and {config!r} was given.")
+    checked.truth("sync", sync)
+    wanted = settings()
+    config = merged(replace(config), wanted)  # checked again, and what the script assigns later changes nothing
+    return Call(graph, resource_info, sync, config, replace(wanted, compute_dtype=config.compute_dtype))
+
+
+class PlannedCall(NamedTuple):
+    """What is known before a job is started."""
+
+    analysed: Analysed
+    cluster: Cluster
+    plan: Plan
+
+
+def plan_call(call: Call) -> PlannedCall:
+    """Analyses and plans a graph for the machines of a job.
+
+    Raises:
+        ParallaxError: graph, plan, configuration or resource file break a rule.
+    """
+    for line in moot_settings(call.config):
+        log.info(line)
+    analysed = analyse_for(call.graph, call.config, call.sync)
+    cluster = checked_cluster(call)
+    return PlannedCall(analysed, cluster, plan_on(cluster, analysed, call))
+
+
+def plan_on(cluster: Cluster, analysed: Analysed, call: Call) -> Plan:
+    """A plan of an analysed graph for some machines."""
+    return plan_for(analysed, layout_of(cluster), call.config, call.sync, [host.address for host in cluster.hosts])
+
+
+def checked_cluster(call: Call) -> Cluster:
+    """The machines of a job, when nothing speaks against it but the plan."""
+    config = call.config
+    if config.ckpt_config.keeps_state:
+        from parallax.runtime.checkpoint.checkpoints import check_global_step
+
+        check_global_step(call.graph, config.ckpt_config)  # what every worker would refuse
+    check_possible(replan_options(config, call.wanted), config, call.sync)
+    cluster = cluster_of(call.resource_info, config, call.wanted)
+    check_profile(config, cluster.num_workers)
+    return replace(cluster, mpirun_options=(*cluster.mpirun_options, *config.communication_config.mpi_config.words))
+
+
+def check_outputs(call: Call, cluster: Cluster) -> None:
+    """Makes ready, or refuses, the files that a job writes for its launching process on this machine."""
+    trace = trace_options(call.wanted.trace, call.wanted.trace_steps)
+    measure = measure_options(call.wanted)
+    if trace is not None and any(host.is_this_machine for host in cluster.hosts):
+        make_ready(trace.folder)
+    if measure is not None and measure.path is not None and cluster.hosts[0].is_this_machine:
+        check_writable(measure.path)
+
+
+def show_plan(plan: Plan, config: Config) -> int:
+    """Prints a plan, and the seed where it is drawn, which is given."""
+    seed = config.seed if config.seed is not None else drawn_seed()
+    sys.stdout.write(plan_table(plan) + (f"Seed {seed}\n" if config.seed is None else ""))
+    sys.stdout.flush()
+    return seed
