@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +14,8 @@ from parallax.functions.running import place_of_value
 from parallax.functions.serving import DriverRequest, ReadyWorkers, StepResults, WantedResults
 from parallax.functions.shares import Share, rows_of, share_of
 from parallax.functions.step_graph import GraphStep, StepGraph
-from parallax.functions.traced import InFile
+from parallax.functions.traced import InFile, bytes_of
+from parallax.runtime.checkpoint.stored import groups
 from parallax.runtime.driver_channel import DriverConnection, deferred_interrupts
 from parallax.types import Array, ArrayOnWorker0, Comm, Nest, Operation, Picklable, Tensor, Value, Variable
 
@@ -105,14 +106,16 @@ class RemoteSteps:
         if self.resumed_step is not None:
             return
         in_files: dict[str, list[str]] = {}
+        here: dict[str, Value] = {}
         for name, variable in self.variables().items():
             place = place_of_value(variable)
             if name in local:
                 continue
             if place is None:
-                self.write(name, variable.numpy())
+                here[name] = variable.numpy()
             elif isinstance(place, InFile):
                 in_files.setdefault(place.prefix, []).append(name)
+        self.write(here)
         for prefix, names in in_files.items():
             self._tell("load", prefix, names)
 
@@ -141,15 +144,22 @@ class RemoteSteps:
 
         return wait
 
-    def read(self, name: str) -> ArrayOnWorker0:
+    def read(self, names: Sequence[str]) -> dict[str, ArrayOnWorker0]:
+        """Variables' values by name."""
+        variables, found = self.variables(), {}
+        for group in groups({name: bytes_of(variables[name]) for name in names}):
+            found.update(self._ask("read", group)())
+        return found
+
+    def read_everywhere(self, name: str) -> ArrayOnWorker0:
         """A variable's value."""
-        return self._ask("read", name)()
+        return self.read([name])[name]
 
-    read_everywhere = read
-
-    def write(self, name: str, value: ArrayOnWorker0) -> None:
-        """Gives a variable a value."""
-        self._tell("write", name, own=np.asarray(value))
+    def write(self, values: Mapping[str, ArrayOnWorker0]) -> None:
+        """Gives variables values, by name."""
+        arrays = {name: np.asarray(value) for name, value in values.items()}
+        for group in groups({name: array.nbytes for name, array in arrays.items()}):
+            self._tell("write", group, own=[arrays[name] for name in group])
 
     def store(self, folder: Path, names: Sequence[str], step: int | None = None) -> dict[str, InFile]:
         """As that of `RunningSteps`."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 
@@ -61,9 +61,8 @@ class RunningSteps:
             return
         taken = {one.name: one.variable for one in self._graph.taken() if one.name not in local}
         sources = self.comm.bcast({name: place_of_value(variable) for name, variable in taken.items()})
-        for name, source in sources.items():
-            if source is None:
-                self.write(name, taken[name].numpy() if self.rank == 0 else None)
+        here = [name for name, source in sources.items() if source is None]
+        self.write({name: taken[name].numpy() if self.rank == 0 else None for name in here})
         places = {name: source.prefix for name, source in sources.items() if isinstance(source, InFile)}
         for prefix in dict.fromkeys(places.values()):
             self.load(prefix, [name for name, one in places.items() if one == prefix])
@@ -132,7 +131,8 @@ class RunningSteps:
         """What the graph says of the loop: an epoch, the step at which it began, and its batches (-1: unknown)."""
         with self._together("how far the loop is"):
             barrier(self.comm)
-            epoch, step, batches = self.comm.bcast(self._session.values.read(self._loop().epoch.op.name))
+            op = self._loop().epoch.op.name
+            epoch, step, batches = self.comm.bcast(self._session.values.read([op])[op])
         return int(epoch), int(step), int(batches)
 
     def note_epoch(self, epoch: int, step: int, batches: int | None) -> None:
@@ -144,7 +144,7 @@ class RunningSteps:
             batches: how many it has; None if unknown.
         """
         noted = np.array([epoch, step, -1 if batches is None else batches], np.int64)
-        self._session.values.write(self._loop().epoch.op.name, noted if self.rank == 0 else None)
+        self._session.values.write({self._loop().epoch.op.name: noted if self.rank == 0 else None})
 
     def _loop(self) -> LoopVariables:
         assert self._graph.loop is not None, "no step of this graph is counted"
@@ -154,16 +154,17 @@ class RunningSteps:
         """Runs an op of the graph without feeds."""
         self._session.run(op)
 
-    def read(self, name: str) -> ArrayOnWorker0:
-        """A variable's value on worker 0, an array; None elsewhere."""
-        return self._session.values.read(self._ops[name])
+    def read(self, names: Sequence[str]) -> dict[str, ArrayOnWorker0]:
+        """Variables' values by name, arrays on worker 0, None elsewhere; every worker must call it."""
+        found = self._session.values.read([self._ops[name] for name in names])
+        return {name: found[self._ops[name]] for name in names}
 
     def read_everywhere(self, name: str) -> Value:
         """A variable's value on all workers, which must all read it."""
         if self.size == 1:
-            return self.read(name)
+            return self.read([name])[name]
         with self._together(name):
-            value = self.read(name)
+            value = self.read([name])[name]
             barrier(self.comm)  # who waits there leaves its core to others
             return self.comm.bcast(value)
 
@@ -186,9 +187,10 @@ class RunningSteps:
         )
         return current_heartbeat().run(what, what)
 
-    def write(self, name: str, value: ArrayOnWorker0) -> None:
-        """Writes worker 0's value of a variable (None elsewhere) wherever it is held."""
-        self._session.values.write(self._ops[name], value if value is None else np.asarray(value))
+    def write(self, values: Mapping[str, ArrayOnWorker0]) -> None:
+        """Writes worker 0's values of variables by name (None elsewhere), wherever they are held."""
+        arrays = {name: value if value is None else np.asarray(value) for name, value in values.items()}
+        self._session.values.write({self._ops[name]: value for name, value in arrays.items()})
 
     def settle(self) -> bool:
         """Ends the steps of one call; every worker must call it.

@@ -30,7 +30,7 @@ from parallax.runtime.worker.heartbeat import current_heartbeat
 from parallax.runtime.worker.job_message import JobMessage
 from parallax.runtime.worker.ranks import ProcessGroup, bytes_of_rank_0, current_process_group
 from parallax.settings.config import Config
-from parallax.types import Array, ArrayOnWorker0, Comm, Picklable, Tensor, Value
+from parallax.types import Array, Comm, Picklable, Tensor, Value
 
 _PIECE_BYTES = 1 << 30
 """MPI counts to 2**31."""
@@ -200,13 +200,13 @@ class _Service:
         """Runs a step on shares that the driver has cut."""
         self._run(step, self._running.comm.scatter(own) if self._running.size > 1 else own[0] if own else Share(()))
 
-    def serve_read(self, name: str, _: None) -> None:
-        """Gives a variable's value."""
-        self._answer(self._running.read(name))
+    def serve_read(self, names: Sequence[str], _: None) -> None:
+        """Gives variables' values, by name."""
+        self._answer(self._running.read(names))
 
-    def serve_write(self, name: str, own: ArrayOnWorker0) -> None:
-        """Gives a variable a value."""
-        self._running.write(name, own)
+    def serve_write(self, names: Sequence[str], own: Sequence[Array] | None) -> None:
+        """Gives variables values."""
+        self._running.write(dict.fromkeys(names) if own is None else dict(zip(names, own, strict=True)))
 
     def serve_load(self, prefix: str, names: Sequence[str], _: None) -> None:
         """Gives variables their values of a checkpoint."""

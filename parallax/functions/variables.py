@@ -45,13 +45,11 @@ class SessionVariables:
     def flush(self) -> None:
         """Gives the session what the script wrote; every worker must call it, having written the same variables."""
         written, self._mirrors.written = sorted(self._mirrors.written), set()
-        for name in written:
-            value = self._mirrors.variable(name).numpy()
-            if name in self._parts:
-                self._base[name] = value
-                self._running.run_op(self._reset[name])
-            else:
-                self._running.write(name, value if self._running.rank == 0 else None)
+        values = {name: self._mirrors.variable(name).numpy() for name in written}
+        for name in [name for name in values if name in self._parts]:
+            self._base[name] = values.pop(name)
+            self._running.run_op(self._reset[name])
+        self._running.write(values if self._running.rank == 0 else dict.fromkeys(values))
 
     def refresh_all(self) -> None:
         """Gives the script's variables the session's values; every worker must call it."""

@@ -164,7 +164,7 @@ class ModelTraining:
         while True:
             kind, what = self._tell(None)
             if kind == "read":
-                self._running.read(what)
+                self._running.read([what])
             elif kind == "write":
                 self._write(*what)
             elif kind == "store":
@@ -196,7 +196,7 @@ class ModelTraining:
         """
         self._flush()
         self._sums.latest.arrive()
-        found = {name: self._running.read(name) for name in self._trained if name not in but}
+        found = self._running.read([name for name in self._trained if name not in but])
         if self.rank:
             return {}
         found.update({name: self._sums.sums[number] for name, number in self._number_of.items()})
@@ -310,7 +310,7 @@ class ModelTraining:
             return self._sums.sums[self._number_of[name]]
         if self.is_leading:
             self._tell(("read", name))
-            return self._running.read(name)
+            return self._running.read([name])[name]
         return self._running.read_everywhere(name)
 
     def _flush(self) -> None:
@@ -327,8 +327,7 @@ class ModelTraining:
         self._write(trained, metrics)
 
     def _write(self, trained: list[str], metrics: dict[int, Value]) -> None:
-        for name in trained:
-            self._running.write(name, self.mirrors.variable(name).numpy() if self.rank == 0 else None)
+        self._running.write({n: self.mirrors.variable(n).numpy() if self.rank == 0 else None for n in trained})
         if metrics:
             self._running.run_op(self._reset)
             self._sums.begin_at(metrics)

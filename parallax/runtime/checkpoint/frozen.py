@@ -310,8 +310,8 @@ def _read_here(one: StoredVariable, is_first: bool) -> tuple[RowOps, ...]:
 def _value(one: StoredVariable) -> Tensor | None:
     """What worker 0 reads of a variable without rows."""
     if isinstance(one, ValueOnServer):
-        return one.served.value
-    return one.value if isinstance(one, ReplicatedValue) else None
+        return one.served.access.value
+    return one.access.value if isinstance(one, ReplicatedValue) else None
 
 
 def _frozen(one: StoredVariable, rows: tuple[FrozenRows, ...], value: ArrayOnWorker0, comm: Comm) -> ReadableVariable:

@@ -58,6 +58,32 @@ class StoredVariable(ReadableVariable, Protocol):
         """Writes rows `[count, ...]` that worker 0 gives (None elsewhere); every worker must call it."""
 
 
+class WholeVariable(StoredVariable, Protocol):
+    """A variable of which each worker can read and write all that it has at once, in one run with others."""
+
+    @property
+    def access(self) -> WholeAccess:
+        """To what this worker has."""
+
+    def is_read(self) -> bool:
+        """Whether this worker reads what it has, for worker 0 to have it all."""
+
+    def collect(self, own: ArrayOnWorker0) -> ArrayOnWorker0:
+        """The value on worker 0, of what each worker has read (None where it reads nothing); all must call it."""
+
+    def spread(self, value: ArrayOnWorker0) -> Value:
+        """What this worker writes of worker 0's value (None elsewhere); every worker must call it."""
+
+
+@dataclass(frozen=True, slots=True)
+class WholeAccess:
+    """Ops on all that this worker has of a variable: `update` writes what `new_value` is fed."""
+
+    value: Tensor
+    new_value: Tensor
+    update: Operation
+
+
 @dataclass(frozen=True, slots=True)
 class Places:
     """Where the rows of variables are.
@@ -99,7 +125,8 @@ Rows = TypeVar("Rows", bound=RowReader, covariant=True)
 class RowOps:
     """Ops on the local rows of one variable in this worker's graph, from local row `low` up to `high`.
 
-    `variable` is the handle or reference, and `up_to_date` what is to be run before it is read in another way.
+    `variable` is the handle or reference, and `up_to_date` what is to be run before it is read in another way; `whole`
+    is for all of the rows.
     """
 
     variable: Handle
@@ -110,6 +137,7 @@ class RowOps:
     rows: Tensor
     new_rows: Tensor
     update: Operation
+    whole: WholeAccess
 
     def read(self, session: Session, low: int, high: int) -> Value:
         """Local rows `[high - low, ...]`."""
@@ -184,6 +212,40 @@ class ShardedRows(Generic[Rows]):
 
     def write(self: ShardedRows[RowOps], session: Session, first: int, count: int, rows: ArrayOnWorker0) -> None:
         """Worker 0 sends every owner its rows of the range."""
+        low, mine = self._scattered(first, count, rows)
+        if len(mine):
+            self.ops.write(session, low, mine)
+
+    @property
+    def access(self: ShardedRows[RowOps]) -> WholeAccess:
+        """To this worker's own rows."""
+        return self.ops.whole
+
+    def is_read(self) -> bool:
+        """Each worker reads its own."""
+        return True
+
+    def collect(self, own: Array) -> ArrayOnWorker0:
+        """Each worker sends its rows; worker 0 puts them in order."""
+        count = self.stored.rows
+        lengths = self._lengths(0, count)
+        barrier(self.comm)
+        if self.comm.Get_rank():
+            self.comm.Gatherv(bytes_of(own), None)
+            return None
+        by_owner, rows = self._rows(count), self._rows(count)
+        self.comm.Gatherv(bytes_of(own), [bytes_of(by_owner), [n * self.stored.row_bytes for n in lengths]])
+        for owner, theirs in enumerate(np.split(by_owner, np.cumsum(lengths)[:-1])):
+            for here, there in self.ownership.pieces(owner, 0):
+                rows[here] = theirs[there]
+        return rows
+
+    def spread(self, value: ArrayOnWorker0) -> Array:
+        """Worker 0 sends every owner its rows."""
+        return self._scattered(0, self.stored.rows, value)[1]
+
+    def _scattered(self, first: int, count: int, rows: ArrayOnWorker0) -> tuple[int, Array]:
+        """This worker's rows of a range that worker 0 has, and the first one's local number."""
         rank = self.comm.Get_rank()
         low, high = self.ownership.local_range(rank, first, count)
         mine = self._rows(high - low)
@@ -196,8 +258,7 @@ class ShardedRows(Generic[Rows]):
                 for here, there in self.ownership.pieces(owner, first):
                     theirs[there] = rows[here]
             self.comm.Scatterv([bytes_of(by_owner), [n * self.stored.row_bytes for n in lengths]], bytes_of(mine))
-        if low < high:
-            self.ops.write(session, low, mine)
+        return low, mine
 
     def _lengths(self, first: int, count: int) -> list[int]:
         """How many rows of the range each worker has."""
@@ -298,11 +359,32 @@ class ReplicatedRows(Generic[Rows]):
 
     def write(self: ReplicatedRows[RowOps], session: Session, first: int, count: int, rows: ArrayOnWorker0) -> None:
         """Worker 0's rows go to all."""
+        mine = self._sent_to_all(count, rows)
+        if count:
+            self.ops.write(session, first, mine)
+
+    @property
+    def access(self: ReplicatedRows[RowOps]) -> WholeAccess:
+        """To this worker's own."""
+        return self.ops.whole
+
+    def is_read(self) -> bool:
+        """Worker 0 reads its own."""
+        return bool(self.comm.Get_rank() == 0)
+
+    def collect(self, own: ArrayOnWorker0) -> ArrayOnWorker0:
+        """Worker 0's own rows."""
+        return own
+
+    def spread(self, value: ArrayOnWorker0) -> Array:
+        """Worker 0's rows go to all."""
+        return self._sent_to_all(self.stored.rows, value)
+
+    def _sent_to_all(self, count: int, rows: ArrayOnWorker0) -> Array:
         mine = np.ascontiguousarray(rows) if self.comm.Get_rank() == 0 else empty(self.stored, count)
         barrier(self.comm)
         self.comm.Bcast(bytes_of(mine))
-        if count:
-            self.ops.write(session, first, mine)
+        return mine
 
 
 @dataclass(frozen=True, slots=True)
@@ -310,18 +392,28 @@ class ReplicatedValue:
     """A scalar, string or variable of open shape that every worker has: read and written in one piece."""
 
     stored: Stored
-    value: Tensor
-    new_value: Tensor
-    update: Operation
+    access: WholeAccess
     comm: Comm
 
     def read(self, session: Session, first: int, count: int) -> ArrayOnWorker0:
         """Worker 0's own value."""
-        return session.run(self.value) if self.comm.Get_rank() == 0 else None
+        return session.run(self.access.value) if self.is_read() else None
 
     def write(self, session: Session, first: int, count: int, rows: ArrayOnWorker0) -> None:
         """Worker 0's value goes to all."""
-        session.run(self.update, {self.new_value: self.comm.bcast(rows)})
+        session.run(self.access.update, {self.access.new_value: self.spread(rows)})
+
+    def is_read(self) -> bool:
+        """Worker 0 reads its own."""
+        return bool(self.comm.Get_rank() == 0)
+
+    def collect(self, own: ArrayOnWorker0) -> ArrayOnWorker0:
+        """Worker 0's own value."""
+        return own
+
+    def spread(self, value: ArrayOnWorker0) -> Value:
+        """Worker 0's value goes to all."""
+        return self.comm.bcast(value)
 
 
 def _on_worker_0(one: DealtRows, session: Session, first: int, count: int) -> ArrayOnWorker0:
@@ -377,22 +469,31 @@ def _row_ops(
         else:
             rows = tf.raw_ops.GatherV2(params=variable, indices=local_rows, axis=0)
             update = tf.raw_ops.ScatterUpdate(ref=variable, indices=local_rows, updates=new_rows).op
-    return RowOps(variable, tuple(before), low, high, local_rows, rows, new_rows, update)
+        whole = _whole_access(variable, dtype, new_rows, has_shape=True)
+    return RowOps(variable, tuple(before), low, high, local_rows, rows, new_rows, update, whole)
 
 
 def _copied_value(stored: Stored, op: str, comm: Comm) -> ReplicatedValue:
     variable, dtype = _variable(stored, op)
     new_value = tf.compat.v1.placeholder(dtype, stored.shape)
     with tf.device(variable.device or None):
-        if variable.dtype == tf.resource:
-            value = tf.raw_ops.ReadVariableOp(resource=variable, dtype=dtype)
-            update = tf.raw_ops.AssignVariableOp(resource=variable, value=new_value)
-        else:
-            value = tf.identity(variable)
-            update = tf.raw_ops.Assign(ref=variable, value=new_value, validate_shape=stored.shape is not None).op
-    return ReplicatedValue(stored, value, new_value, update, comm)
+        return ReplicatedValue(stored, _whole_access(variable, dtype, new_value, stored.shape is not None), comm)
+
+
+def _whole_access(variable: Handle, dtype: DType, new_value: Tensor, has_shape: bool) -> WholeAccess:
+    """Ops on all of a variable of the default graph, where the graph may fix its shape."""
+    if variable.dtype == tf.resource:
+        value = tf.raw_ops.ReadVariableOp(resource=variable, dtype=dtype)
+        return WholeAccess(value, new_value, tf.raw_ops.AssignVariableOp(resource=variable, value=new_value))
+    update = tf.raw_ops.Assign(ref=variable, value=new_value, validate_shape=has_shape)
+    return WholeAccess(tf.identity(variable), new_value, update.op)
 
 
 def _variable(stored: Stored, op: str) -> tuple[Handle, DType]:
     """The handle or reference in the default graph, and the element type."""
     return tf.compat.v1.get_default_graph().get_tensor_by_name(f"{op}:0"), tf.as_dtype(stored.dtype)
+
+
+def whole_of(one: StoredVariable) -> WholeVariable | None:
+    """The variable as one that is read and written at once; None where servers have it."""
+    return one if isinstance(one, ShardedRows | ReplicatedRows | ReplicatedValue) else None

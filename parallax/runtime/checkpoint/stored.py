@@ -7,6 +7,7 @@ that one variable can be written in several pieces.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import tensorflow as tf
@@ -82,6 +83,20 @@ def slice_text(whole_shape: tuple[int, ...], start: tuple[int, ...], shape: tupl
     """TensorFlow's text for a slice: `11 4 3,2:0,4` is two rows from row 3 of a whole of shape [11, 4]."""
     extents = ":".join(f"{s},{n}" for s, n in zip(start, shape, strict=True))
     return " ".join([*(str(d) for d in whole_shape), extents])
+
+
+def groups(bytes_by_name: Mapping[str, int], most: int = CHUNK_BYTES) -> Iterator[list[str]]:
+    """Names in order, so many at a time that they have `most` bytes together, or one that has more."""
+    group: list[str] = []
+    size = 0
+    for name, of_one in bytes_by_name.items():
+        if group and size + of_one > most:
+            yield group
+            group, size = [], 0
+        group.append(name)
+        size += of_one
+    if group:
+        yield group
 
 
 def chunks(rows: int, row_bytes: int, chunk_bytes: int) -> list[tuple[int, int]]:

@@ -7,17 +7,17 @@ nobody but worker 0 ever has more of a table than a chunk beside its own rows.
 from __future__ import annotations
 
 import posixpath
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 import tensorflow as tf
 
 from parallax.runtime.checkpoint.folder import absolute
-from parallax.runtime.checkpoint.held import Places, StoredVariable, hold
+from parallax.runtime.checkpoint.held import Places, StoredVariable, WholeVariable, hold, whole_of
 from parallax.runtime.checkpoint.owner import claim_of
 from parallax.runtime.checkpoint.storage import Storage
-from parallax.runtime.checkpoint.stored import CHUNK_BYTES, chunks, stored_variables
+from parallax.runtime.checkpoint.stored import CHUNK_BYTES, chunks, groups, stored_variables
 from parallax.runtime.worker.hooks import WorkerContext
 from parallax.types import ArrayOnWorker0, Comm, Graph
 
@@ -36,8 +36,37 @@ class VariableValues:
     comm: Comm
     worker: WorkerContext
 
-    def read(self, op: str) -> ArrayOnWorker0:
-        """The value on worker 0, an array in the user's row order; None elsewhere. Every worker must call it."""
+    def read(self, ops: Sequence[str]) -> dict[str, ArrayOnWorker0]:
+        """The values on worker 0, by variable op, arrays in the user's row order; None elsewhere.
+
+        Every worker must call it.
+        """
+        small, session = self._small(ops), self.worker.raw
+        found = {op: self._read_in_chunks(op) for op in ops if op not in small}
+        for group in _groups(small):
+            own = session.run({op: small[op].access.value for op in group if small[op].is_read()})
+            found |= {op: small[op].collect(own.get(op)) for op in group}
+        return found
+
+    def write(self, values: Mapping[str, ArrayOnWorker0]) -> None:
+        """Writes worker 0's values (None elsewhere), by variable op, wherever rows of them are.
+
+        Every worker must call it.
+        """
+        small, session = self._small(values), self.worker.raw
+        for op, value in values.items():
+            if op not in small:
+                self._write_in_chunks(op, value)
+        for group in _groups(small):
+            fed = {small[op].access.new_value: small[op].spread(values[op]) for op in group}
+            session.run([small[op].access.update for op in group], fed)
+
+    def _small(self, ops: Iterable[str]) -> dict[str, WholeVariable]:
+        """Those of some variables that are read and written whole, and with others."""
+        found = {op: whole_of(self.held[op]) for op in ops}
+        return {op: one for op, one in found.items() if one is not None and _bytes_of(one) <= CHUNK_BYTES}
+
+    def _read_in_chunks(self, op: str) -> ArrayOnWorker0:
         one, session = self.held[op], self.worker.raw
         stored = one.stored
         if not stored.has_rows:
@@ -47,8 +76,7 @@ class VariableValues:
             return None
         return pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
 
-    def write(self, op: str, value: ArrayOnWorker0) -> None:
-        """Writes worker 0's value (None elsewhere) wherever rows of it are. Every worker must call it."""
+    def _write_in_chunks(self, op: str, value: ArrayOnWorker0) -> None:
         one, session = self.held[op], self.worker.raw
         stored = one.stored
         if not stored.has_rows:
@@ -107,3 +135,12 @@ def values_of(graph: Graph, places: Places, comm: Comm, worker: WorkerContext) -
     with tf.name_scope("parallax/values/"):
         held = hold(stored_variables(graph), places, comm)
     return VariableValues({one.stored.op: one for one in held}, comm, worker)
+
+
+def _bytes_of(one: StoredVariable) -> int:
+    return one.stored.rows * one.stored.row_bytes
+
+
+def _groups(small: Mapping[str, WholeVariable]) -> Iterator[list[str]]:
+    """Variables for one run each: TensorFlow looks through the whole graph to make one ready, so that each counts."""
+    return groups({op: _bytes_of(one) for op, one in small.items()})

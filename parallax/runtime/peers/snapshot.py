@@ -14,7 +14,14 @@ import numpy as np
 import tensorflow as tf
 
 from parallax.errors import CheckpointError
-from parallax.runtime.checkpoint.held import ReplicatedRows, ReplicatedValue, RowOps, ShardedRows, StoredVariable
+from parallax.runtime.checkpoint.held import (
+    ReplicatedRows,
+    ReplicatedValue,
+    RowOps,
+    ShardedRows,
+    StoredVariable,
+    whole_of,
+)
 from parallax.runtime.checkpoint.stored import chunks
 from parallax.runtime.checkpoint.touched import Marks
 from parallax.runtime.peers.part_files import COMMON, lone
@@ -146,8 +153,9 @@ def snapshot(
                     part.bases |= rows
         for one in held:
             part, at = places[one.stored.op]
-            if one.stored.op not in by_row and part in parts:
-                part.wholes[at] = _whole(one)
+            whole = whole_of(one)
+            if whole is not None and one.stored.op not in by_row and part in parts:
+                part.wholes[at] = whole.access.value
         tables = [table for part in parts for table in part.tables]
         read = [tensor for numbers, rows in tables for tensor in (numbers, *rows.values())]
         with tf.control_dependencies(read):
@@ -181,17 +189,6 @@ def _gathered(ops: RowOps, numbers: Tensor) -> Tensor:
         if ops.variable.dtype == tf.resource:
             return tf.raw_ops.ResourceGather(resource=ops.variable, indices=numbers, dtype=ops.rows.dtype)
         return tf.raw_ops.GatherV2(params=ops.variable, indices=numbers, axis=0)
-
-
-def _whole(one: Any) -> Tensor:
-    """All that this worker has of a variable."""
-    if isinstance(one, ReplicatedValue):
-        return one.value
-    ops = one.ops
-    with tf.device(ops.variable.device or None), tf.control_dependencies(ops.up_to_date):
-        if ops.variable.dtype == tf.resource:
-            return tf.raw_ops.ReadVariableOp(resource=ops.variable, dtype=ops.rows.dtype)
-        return tf.identity(ops.variable)
 
 
 def _forget(handle: Handle) -> Operation:

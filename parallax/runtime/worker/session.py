@@ -92,13 +92,13 @@ class RunGuard(Protocol):
 
 
 class ValueAccess(Protocol):
-    """Reads and writes single variables (checkpoint/values.py); every worker must make the same calls."""
+    """Reads and writes variables (checkpoint/values.py); every worker must make the same calls."""
 
-    def read(self, op: str) -> ArrayOnWorker0:
-        """The value on worker 0; None elsewhere."""
+    def read(self, ops: Sequence[str]) -> dict[str, ArrayOnWorker0]:
+        """The values on worker 0, by variable op; None elsewhere."""
 
-    def write(self, op: str, value: ArrayOnWorker0) -> None:
-        """Writes worker 0's value wherever it is held."""
+    def write(self, values: Mapping[str, ArrayOnWorker0]) -> None:
+        """Writes worker 0's values, by variable op, wherever they are held."""
 
 
 class PlanChange(Protocol):
