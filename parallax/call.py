@@ -94,6 +94,11 @@ def next_call() -> int:
     return _calls.calls
 
 
+def upcoming_call() -> int:
+    """The number that `next_call` gives next."""
+    return _calls.calls + 1
+
+
 def remember(result: Picklable) -> None:
     """Keeps what a call of this process gave, for the workers of later ones, which replay it."""
     _calls.results.append(result)

@@ -192,6 +192,15 @@ class ReservedWorkers:
         return DrivenWorkers(self._number, self._needs, self._config, self._resource, servers)
 
 
+def start_workers(number: int, config: Config, resource: str | Path | None = None) -> None:
+    """Starts workers, which wait for the call of this number or a later one; with its arguments as `ReservedWorkers`.
+
+    Raises:
+        ParallaxError: before anything is started, when configuration, resource file or machine break a rule.
+    """
+    let_wait(DrivenWorkers(number, JobNeeds.of(config, resource), config, resource), IDLE_S)
+
+
 @contextmanager
 def reserved_workers(number: int, config: Config, resource: str | Path | None = None) -> Iterator[ReservedWorkers]:
     """Reserves workers for a call, with its arguments as `ReservedWorkers` has them; they start beside this process."""

@@ -6,8 +6,8 @@
     ...
     history = model.fit(dataset, epochs=3)
 
-From its import on, the `fit` of every model starts a job on the machines; the script then goes on, in the process that
-launched, with the trained weights and the history. Workers run the script from its beginning to that `fit`.
+From its import on, the `fit` of every model is carried out by workers on the machines, which get the graph of its steps
+and never run the script. They are started once, wait for the next `fit`, and end with the script or by `close`.
 """
 
 import keras
@@ -18,8 +18,8 @@ check_keras(keras.__version__, keras.config.backend())
 
 from parallax.functions.traced import rows  # noqa: E402  # these need what older ones do not have
 from parallax.keras.checkpoints import load_checkpoint, save_checkpoint  # noqa: E402
-from parallax.keras.front import call, install, use  # noqa: E402
+from parallax.keras.front import call, close, install, use  # noqa: E402
 
-__all__ = ["call", "load_checkpoint", "rows", "save_checkpoint", "use"]
+__all__ = ["call", "close", "load_checkpoint", "rows", "save_checkpoint", "use"]
 
 install()

@@ -7,6 +7,7 @@ import inspect
 import math
 import pickle
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import ModuleType
@@ -14,10 +15,10 @@ from typing import TypeVar
 
 from parallax import call as calls
 from parallax.after_import import after_import
-from parallax.errors import ConfigError
+from parallax.errors import ConfigError, ParallaxError
 from parallax.functions.attachments import attached, attachment_with
 from parallax.functions.batch_statistics import statistics_of
-from parallax.functions.driven_workers import reserved_workers
+from parallax.functions.driven_workers import reserved_workers, start_workers
 from parallax.functions.function import have_input_alike
 from parallax.functions.input_digests import check_input
 from parallax.functions.running import RunningSteps
@@ -35,6 +36,7 @@ from parallax.keras.results import (
     state_of,
     take_state,
 )
+from parallax.runtime.launcher.waiting import end_waiting_job
 from parallax.settings.config import Config
 from parallax.settings.environment import Role, is_commanded, settings
 from parallax.settings.merged import merged
@@ -53,12 +55,14 @@ class _Use:
         resource_info: a resource file; None for workers on this machine.
         config: settings.
         merge_rows: whether optimizers see equal rows of a sparse gradient added up.
+        has_started: whether workers were started for a `fit` to come.
     """
 
     is_wanted: bool = False
     resource_info: str | Path | None = None
     config: Config = field(default_factory=Config)
     merge_rows: bool = False
+    has_started: bool = False
 
 
 _use = _Use()
@@ -87,6 +91,12 @@ def use(
         raise ConfigError(f"merge_rows must be True or False, and {merge_rows!r} was given.")
     _use.is_wanted, _use.resource_info, _use.merge_rows = True, resource_info, merge_rows
     _use.config = parallax_config or Config()
+    _start_early()
+
+
+def close() -> None:
+    """Ends the workers that wait for the next `fit`; without it they end with the script, or after a while."""
+    end_waiting_job()
 
 
 def call(
@@ -135,6 +145,7 @@ def install() -> None:
 
 def _install(library: ModuleType) -> None:
     _wrap(library.TRAINER, "fit", _fit)
+    _wrap(library.TRAINER, "compile", _compile)
     _wrap(library.TRAINER, "train_on_batch", _train_on_batch)
     library.trace_large(lambda: _tables().traced_bytes)
     limit_whole(_whole_bytes)
@@ -165,6 +176,21 @@ def _whole_bytes() -> float:
 
 def _is_on() -> bool:
     return _use.is_wanted or is_commanded()
+
+
+def _compile(original: Callable[..., None], model: KerasModel, *args: Argument, **kwargs: Argument) -> None:
+    original(model, *args, **kwargs)
+    _start_early()
+
+
+def _start_early() -> None:
+    """Starts workers once, for the `fit` that is to come, where it can be told already what it needs."""
+    if _use.has_started or not _is_on() or settings().role != Role.LAUNCH:
+        return
+    _use.has_started = True
+    with suppress(ParallaxError):  # which `fit` raises
+        if _is_driven({}):
+            start_workers(calls.upcoming_call(), _use.config, _use.resource_info)
 
 
 def _fit(original: Callable[..., KerasHistory], model: KerasModel, *args: Argument, **kwargs: Argument) -> KerasHistory:
