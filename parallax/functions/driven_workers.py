@@ -64,8 +64,17 @@ class DrivenWorkers:
 
     @property
     def is_sound(self) -> bool:
-        """Whether they can open a session."""
+        """Whether nothing is known to have failed."""
         return self._is_sound and self._job.is_alive
+
+    def are_there(self) -> bool:
+        """Whether all of them still answer, where they have opened a session before."""
+        if self._channel is not None and self.is_sound:
+            try:
+                RequestQueue(self._channel).ask("meet")()
+            except ChannelClosed:
+                self._is_sound = False
+        return self.is_sound
 
     def has_open(self, served: ServedGraph) -> bool:
         """Whether their session is one on this graph."""
@@ -149,7 +158,7 @@ class ReservedWorkers:
         self._number, self._config, self._resource = number, config, resource
         self._needs = JobNeeds.of(config, resource)
         waiting = take_waiting()
-        if isinstance(waiting, DrivenWorkers) and waiting.is_sound and waiting.needs == self._needs:
+        if isinstance(waiting, DrivenWorkers) and waiting.needs == self._needs and waiting.are_there():
             self._workers = waiting
             return
         if waiting is not None:

@@ -25,7 +25,7 @@ from parallax.functions.served_graph import ServedGraph
 from parallax.functions.shares import Share, share_of
 from parallax.functions.step_graph import GraphStep
 from parallax.runtime.driver_channel import ChannelClosed, DriverAddress, DriverConnection, connect
-from parallax.runtime.worker.barrier import wait_for
+from parallax.runtime.worker.barrier import barrier, wait_for
 from parallax.runtime.worker.heartbeat import current_heartbeat
 from parallax.runtime.worker.job_message import JobMessage
 from parallax.runtime.worker.ranks import ProcessGroup, bytes_of_rank_0, current_process_group
@@ -139,6 +139,11 @@ class _Service:
     def _answer(self, value: Picklable) -> None:
         if self._channel is not None:
             self._channel.send(value)
+
+    def serve_meet(self, _: None) -> None:
+        """Says that all workers are there."""
+        barrier(self._comm)
+        self._answer(None)
 
     def serve_open(self, message: JobMessage, served: ServedGraph, config: Config, _: None) -> None:
         """Opens a session on a graph, and says that it is there."""

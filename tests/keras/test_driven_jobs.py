@@ -1,12 +1,13 @@
 """A `fit` whose workers never run the script: what is around it is done once, and failures end it and nothing else."""
 
+import json
 import socket
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
 from parallax.runtime.driver_channel import ChannelClosed, DriverAddress, DriverSocket, connect
-from tests.end_to_end.conftest import CLI, start, warm_server, warm_workers  # noqa: F401
+from tests.end_to_end.conftest import CLI, start, warm_server, warm_workers, write  # noqa: F401
 from tests.keras.test_fit_jobs import SCRIPTS, differences, found_in
 
 
@@ -28,6 +29,40 @@ def test_a_worker_that_is_killed_ends_the_fit_with_the_status_of_its_job(start, 
     done = start(*CLI, "run", "--workers", 2, SCRIPTS / "fit_once.py", "killed", tmp_path).finish(240)
     assert done.status == 137 and "was killed by SIGKILL" in done.stderr, done
     assert "FAILED 137, and 3 weights are left" in done.stdout, done
+
+
+@pytest.mark.new_workers
+@pytest.mark.parametrize(
+    ("kind", "others"),
+    [
+        ("killed between", "they are found when the next fit begins"),
+        pytest.param("ended between", "they have ended before the next fit", marks=pytest.mark.slow),
+        ("killed within", "the next fit has others"),
+        pytest.param("closed", "none are left", marks=pytest.mark.slow),
+        pytest.param("other settings", "another number", marks=pytest.mark.slow),
+    ],
+)
+def test_workers_are_kept_from_fit_to_fit_until_they_end(start, kind, others):  # noqa: F811
+    running = start(SCRIPTS / "fits_in_turn.py", kind)
+    expected = found_in(start(SCRIPTS / "fits_in_turn.py", "plain").finish())
+    done = running.finish(240)
+    assert done.status == 0, done
+    *kept, last = [json.loads(line[8:]) for line in done.stdout.splitlines() if line.startswith("WORKERS ")]
+    assert max(differences(found_in(done), expected).values()) <= 1e-6
+    assert len(kept[0]) == 2 and all(one == kept[0] for one in kept[:5]), others
+    assert len(last) == (3 if kind == "other settings" else 2) and not set(last) & set(kept[0]), others
+    assert done.stderr.count("those of the fit before") == 1
+    if kind == "closed":
+        assert kept[5] == []
+    if "killed" in kind:
+        assert "was killed by SIGKILL" in done.stderr
+        assert ("FAILED JobFailed The job ended with exit status 137" in done.stdout) == (kind == "killed within")
+
+
+def test_workers_that_no_fit_needs_say_nothing_and_end_with_the_script(start, write):  # noqa: F811
+    script = write("train.py", "import parallax.keras\nparallax.keras.use()\nprint('DONE')\n")
+    done = start(script).finish()
+    assert done.status == 0 and done.stdout.strip() == "DONE" and "rank" not in done.stderr, done
 
 
 def test_who_does_not_know_the_key_of_a_driver_is_sent_away():
