@@ -24,12 +24,12 @@ from parallax.runtime.checkpoint.held import (
     ReadableVariable,
     ReplicatedRows,
     ReplicatedValue,
-    RowOps,
     RowsOnServers,
     ShardedRows,
     StoredVariable,
     ValueOnServer,
 )
+from parallax.runtime.checkpoint.row_ops import RowOps
 from parallax.runtime.checkpoint.stored import Stored
 from parallax.runtime.worker.frozen_ops import frozen_ops
 from parallax.types import Array, ArrayOnWorker0, Comm, ConfigProto, FeedDict, Graph, Operation, Session, Tensor, Value

@@ -12,8 +12,8 @@ between worker 0 and servers, by TensorFlow. A range of rows is a range of local
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
 import numpy as np
@@ -21,10 +21,19 @@ import tensorflow as tf
 
 from parallax.graph.ownership import Ownership
 from parallax.runtime.checkpoint.dealing import DealtRows, bytes_of, deal, empty
+from parallax.runtime.checkpoint.places import Places
+from parallax.runtime.checkpoint.row_ops import (
+    Picked,
+    RowOps,
+    RowReader,
+    WholeAccess,
+    row_ops,
+    variable_of,
+    whole_access,
+)
 from parallax.runtime.checkpoint.stored import Stored
 from parallax.runtime.worker.barrier import barrier
-from parallax.transform.building.up_to_date import up_to_date
-from parallax.types import Array, ArrayOnWorker0, Comm, DType, Handle, Operation, Session, Tensor, Value
+from parallax.types import Array, ArrayOnWorker0, Comm, Session, Value
 
 _SCOPE = "parallax/storage/"
 
@@ -75,100 +84,7 @@ class WholeVariable(StoredVariable, Protocol):
         """What this worker writes of worker 0's value (None elsewhere); every worker must call it."""
 
 
-@dataclass(frozen=True, slots=True)
-class WholeAccess:
-    """Ops on all that this worker has of a variable: `update` writes what `new_value` is fed."""
-
-    value: Tensor
-    new_value: Tensor
-    update: Operation
-
-
-@dataclass(frozen=True, slots=True)
-class Places:
-    """Where the rows of variables are.
-
-    Attributes:
-        spread: variable op -> which worker has which row, of those whose rows are spread over the workers.
-        partitions: variable op -> the ops of its partitions on servers.
-        absent: those of them of which the workers have no copy.
-        names: variable op -> the op in the worker's graph, of those that have another name there.
-        lazily_updated: ops in the worker's graph of each table whose rows are to be brought up to date before anybody
-            reads or writes one of them.
-    """
-
-    spread: Mapping[str, Ownership] = field(default_factory=dict)
-    partitions: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    absent: frozenset[str] = frozenset()
-    names: Mapping[str, str] = field(default_factory=dict)
-    lazily_updated: tuple[tuple[str, ...], ...] = ()
-
-    def here(self, op: str) -> str:
-        """A variable op by its name in the worker's graph."""
-        return self.names.get(op, op)
-
-
-class RowReader(Protocol):
-    """Reads local rows of one variable."""
-
-    def read(self, session: Session, low: int, high: int) -> Array:
-        """Local rows `[high - low, ...]`."""
-
-    def pick(self, session: Session, low: int, numbers: Array) -> Array:
-        """Local rows `low + numbers`; the numbers rise, and there is one at least."""
-
-
 Rows = TypeVar("Rows", bound=RowReader, covariant=True)
-
-
-@dataclass(frozen=True, slots=True)
-class RowOps:
-    """Ops on the local rows of one variable in this worker's graph, from local row `low` up to `high`.
-
-    `variable` is the handle or reference, and `up_to_date` what is to be run before it is read in another way; `whole`
-    is for all of the rows.
-    """
-
-    variable: Handle
-    up_to_date: tuple[Operation, ...]
-    low: Tensor
-    high: Tensor
-    local_rows: Tensor
-    rows: Tensor
-    new_rows: Tensor
-    update: Operation
-    whole: WholeAccess
-
-    def read(self, session: Session, low: int, high: int) -> Value:
-        """Local rows `[high - low, ...]`."""
-        return session.run(self.rows, {self.low: low, self.high: high})
-
-    def pick(self, session: Session, low: int, numbers: Array) -> Value:
-        """Local rows `low + numbers`."""
-        return session.run(self.rows, {self.local_rows: low + numbers})
-
-    def write(self, session: Session, low: int, rows: Array) -> None:
-        """Overwrites local rows from `low` on."""
-        session.run(self.update, {self.low: low, self.high: low + len(rows), self.new_rows: rows})
-
-
-@dataclass(frozen=True, slots=True)
-class Picked:
-    """Which of a holder's rows are among marked ones: local rows `low + numbers`, at `places` among the marked."""
-
-    low: int
-    numbers: Array
-    places: Array
-
-    @classmethod
-    def of(cls, ownership: Ownership, holder: int, first: int, marked: Array) -> Picked:
-        """Those of a holder among the rows from `first` on that are true in `marked`."""
-        low, high = ownership.local_range(holder, first, len(marked))
-        here = np.empty(high - low, np.int64)
-        for of_range, of_holder in ownership.pieces(holder, first) if low < high else ():
-            here[of_holder] = np.arange(len(marked))[of_range]
-        numbers = np.flatnonzero(marked[here])
-        return cls(low, numbers, (np.cumsum(marked) - 1)[here[numbers]])
 
 
 @dataclass(frozen=True, slots=True)
@@ -341,8 +257,23 @@ class ValueOnServer:
         self.copy.write(session, first, count, rows)
 
 
+class _Replicated:
+    """What every worker has: worker 0 reads its own."""
+
+    __slots__ = ()
+    comm: Comm
+
+    def is_read(self) -> bool:
+        """Whether this is worker 0."""
+        return bool(self.comm.Get_rank() == 0)
+
+    def collect(self, own: ArrayOnWorker0) -> ArrayOnWorker0:
+        """Worker 0's own."""
+        return own
+
+
 @dataclass(frozen=True, slots=True)
-class ReplicatedRows(Generic[Rows]):
+class ReplicatedRows(_Replicated, Generic[Rows]):
     """Every worker has all rows; worker 0's count, and all get what worker 0 writes."""
 
     stored: Stored
@@ -368,14 +299,6 @@ class ReplicatedRows(Generic[Rows]):
         """To this worker's own."""
         return self.ops.whole
 
-    def is_read(self) -> bool:
-        """Worker 0 reads its own."""
-        return bool(self.comm.Get_rank() == 0)
-
-    def collect(self, own: ArrayOnWorker0) -> ArrayOnWorker0:
-        """Worker 0's own rows."""
-        return own
-
     def spread(self, value: ArrayOnWorker0) -> Array:
         """Worker 0's rows go to all."""
         return self._sent_to_all(self.stored.rows, value)
@@ -388,7 +311,7 @@ class ReplicatedRows(Generic[Rows]):
 
 
 @dataclass(frozen=True, slots=True)
-class ReplicatedValue:
+class ReplicatedValue(_Replicated):
     """A scalar, string or variable of open shape that every worker has: read and written in one piece."""
 
     stored: Stored
@@ -402,14 +325,6 @@ class ReplicatedValue:
     def write(self, session: Session, first: int, count: int, rows: ArrayOnWorker0) -> None:
         """Worker 0's value goes to all."""
         session.run(self.access.update, {self.access.new_value: self.spread(rows)})
-
-    def is_read(self) -> bool:
-        """Worker 0 reads its own."""
-        return bool(self.comm.Get_rank() == 0)
-
-    def collect(self, own: ArrayOnWorker0) -> ArrayOnWorker0:
-        """Worker 0's own value."""
-        return own
 
     def spread(self, value: ArrayOnWorker0) -> Value:
         """Worker 0's value goes to all."""
@@ -442,11 +357,11 @@ def hold(stored: tuple[Stored, ...], places: Places, comm: Comm) -> tuple[Stored
                 found.append(ValueOnServer(one, _copied_value(one, parts[0], comm), value, comm) if parts else value)
                 continue
             lazy = places.lazily_updated
-            on_servers = tuple(_row_ops(one, part, low, high, local_rows, lazy) for part in parts)
+            on_servers = tuple(row_ops(one, part, low, high, local_rows, lazy) for part in parts)
             if one.op in places.absent:
                 found.append(RowsOnServers(one, on_servers, None, comm))
                 continue
-            ops = _row_ops(one, here, low, high, local_rows, lazy)
+            ops = row_ops(one, here, low, high, local_rows, lazy)
             if one.op in places.spread:
                 found.append(ShardedRows(one, ops, places.spread[one.op], comm))
             else:
@@ -455,43 +370,11 @@ def hold(stored: tuple[Stored, ...], places: Places, comm: Comm) -> tuple[Stored
     return tuple(found)
 
 
-def _row_ops(
-    stored: Stored, op: str, low: Tensor, high: Tensor, local_rows: Tensor, lazy: Sequence[tuple[str, ...]]
-) -> RowOps:
-    """Ops on the rows of a variable op that has rows of `stored`, on the device where it is."""
-    variable, dtype = _variable(stored, op)
-    new_rows = tf.compat.v1.placeholder(dtype, [None, *(stored.shape or ())[1:]])
-    before = up_to_date(op, lazy)
-    with tf.device(variable.device or None), tf.control_dependencies(before):
-        if variable.dtype == tf.resource:
-            rows = tf.raw_ops.ResourceGather(resource=variable, indices=local_rows, dtype=dtype)
-            update = tf.raw_ops.ResourceScatterUpdate(resource=variable, indices=local_rows, updates=new_rows)
-        else:
-            rows = tf.raw_ops.GatherV2(params=variable, indices=local_rows, axis=0)
-            update = tf.raw_ops.ScatterUpdate(ref=variable, indices=local_rows, updates=new_rows).op
-        whole = _whole_access(variable, dtype, new_rows, has_shape=True)
-    return RowOps(variable, tuple(before), low, high, local_rows, rows, new_rows, update, whole)
-
-
 def _copied_value(stored: Stored, op: str, comm: Comm) -> ReplicatedValue:
-    variable, dtype = _variable(stored, op)
+    variable, dtype = variable_of(stored, op)
     new_value = tf.compat.v1.placeholder(dtype, stored.shape)
     with tf.device(variable.device or None):
-        return ReplicatedValue(stored, _whole_access(variable, dtype, new_value, stored.shape is not None), comm)
-
-
-def _whole_access(variable: Handle, dtype: DType, new_value: Tensor, has_shape: bool) -> WholeAccess:
-    """Ops on all of a variable of the default graph, where the graph may fix its shape."""
-    if variable.dtype == tf.resource:
-        value = tf.raw_ops.ReadVariableOp(resource=variable, dtype=dtype)
-        return WholeAccess(value, new_value, tf.raw_ops.AssignVariableOp(resource=variable, value=new_value))
-    update = tf.raw_ops.Assign(ref=variable, value=new_value, validate_shape=has_shape)
-    return WholeAccess(tf.identity(variable), new_value, update.op)
-
-
-def _variable(stored: Stored, op: str) -> tuple[Handle, DType]:
-    """The handle or reference in the default graph, and the element type."""
-    return tf.compat.v1.get_default_graph().get_tensor_by_name(f"{op}:0"), tf.as_dtype(stored.dtype)
+        return ReplicatedValue(stored, whole_access(variable, dtype, new_value, stored.shape is not None), comm)
 
 
 def whole_of(one: StoredVariable) -> WholeVariable | None:

@@ -14,8 +14,9 @@ import numpy as np
 import tensorflow as tf
 
 from parallax.runtime.checkpoint.folder import absolute
-from parallax.runtime.checkpoint.held import Places, StoredVariable, WholeVariable, hold, whole_of
+from parallax.runtime.checkpoint.held import StoredVariable, WholeVariable, hold, whole_of
 from parallax.runtime.checkpoint.owner import claim_of
+from parallax.runtime.checkpoint.places import Places
 from parallax.runtime.checkpoint.storage import Storage
 from parallax.runtime.checkpoint.stored import CHUNK_BYTES, chunks, groups, stored_variables
 from parallax.runtime.worker.hooks import WorkerContext

@@ -15,7 +15,8 @@ from parallax.logger import log
 from parallax.report.show import show
 from parallax.report.text import bytes_text, first_named
 from parallax.runtime.checkpoint.checkpoints import step_tensor
-from parallax.runtime.checkpoint.held import Places, StoredVariable, hold
+from parallax.runtime.checkpoint.held import StoredVariable, hold
+from parallax.runtime.checkpoint.places import Places
 from parallax.runtime.checkpoint.positions import KeptPositions
 from parallax.runtime.checkpoint.step_runs import StepRuns
 from parallax.runtime.checkpoint.stored import stored_variables

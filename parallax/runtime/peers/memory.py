@@ -11,7 +11,8 @@ from parallax.graph.spec import GraphSpec
 from parallax.logger import log
 from parallax.private_files import make_own_folder
 from parallax.runtime.checkpoint.checkpoints import step_tensor
-from parallax.runtime.checkpoint.held import Places, hold
+from parallax.runtime.checkpoint.held import hold
+from parallax.runtime.checkpoint.places import Places
 from parallax.runtime.checkpoint.positions import KeptPositions
 from parallax.runtime.checkpoint.stored import stored_variables
 from parallax.runtime.checkpoint.touched import hold_marks

@@ -17,11 +17,11 @@ from parallax.errors import CheckpointError
 from parallax.runtime.checkpoint.held import (
     ReplicatedRows,
     ReplicatedValue,
-    RowOps,
     ShardedRows,
     StoredVariable,
     whole_of,
 )
+from parallax.runtime.checkpoint.row_ops import RowOps
 from parallax.runtime.checkpoint.stored import chunks
 from parallax.runtime.checkpoint.touched import Marks
 from parallax.runtime.peers.part_files import COMMON, lone

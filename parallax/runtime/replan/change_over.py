@@ -23,7 +23,7 @@ from parallax.analysis.stages import Analysed, rewrites_of
 from parallax.errors import ParallaxError
 from parallax.plans.plan import Plan
 from parallax.runtime.checkpoint.checkpoints import Checkpoints
-from parallax.runtime.checkpoint.held import Places
+from parallax.runtime.checkpoint.places import Places
 from parallax.runtime.checkpoint.stored import Stored
 from parallax.runtime.guard.guard import Guard
 from parallax.runtime.peers.hook import PeerMemory

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 import tensorflow as tf
 
 from parallax.graph.view import GraphView
-from parallax.runtime.checkpoint.held import Places, StoredVariable, hold
+from parallax.runtime.checkpoint.held import StoredVariable, hold
+from parallax.runtime.checkpoint.places import Places
 from parallax.runtime.checkpoint.stored import CHUNK_BYTES, Stored, chunks
 from parallax.transform.swap import VARIABLES
 from parallax.types import Comm, Operation, Session, Tensor, Value
