@@ -9,7 +9,7 @@ given: losses are then taken for means of each worker's batch.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence, Set
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 
 import tensorflow as tf
@@ -25,8 +25,9 @@ from parallax.analysis.reading.open_batches import SOURCES, is_assigned
 from parallax.analysis.reading.open_bodies import OpenBodies, drop_shapes
 from parallax.analysis.reading.open_lengths import find_open_axis
 from parallax.analysis.reading.recorded import Record, losses_of, records_in
-from parallax.graph.batches import is_opened, mark_opened
-from parallax.graph.view import GraphView, split_tensor, tensor_name
+from parallax.analysis.reading.replaced_gradients import replace_gradients
+from parallax.graph.batches import mark_opened
+from parallax.graph.view import GraphView, split_tensor
 from parallax.types import Graph, GraphDef
 
 SCOPE = "parallax_opened"
@@ -119,6 +120,8 @@ def open_fixed_batch(
                 is_told = is_told and divisors.are_told
                 if opened.SerializeToString(deterministic=True) != before:  # nothing that shapes depend on
                     graph = _import_graph(opened, beside, contexts)
+                if is_told and not contexts.are_none:
+                    is_told = is_whole(graph, GraphView(opened).ancestors(losses) - autodiff)
                 derived = _derive_gradients(view, graph, opened, beside, records) if is_told else None
                 return derived or f"{fixed}, as constants of that size may be the batch or a width"
         return f"{fixed} in {_MOST_PASSES} passes"
@@ -130,16 +133,14 @@ def _with_open_sources(view: GraphView, sources: Sequence[str], length: int, ini
     """The graph, in which all takes what gives batches with an open first dimension."""
     opened = {tensor: f"{SCOPE}_{number}" for number, tensor in enumerate(sources)}
     changed = type(view.graph_def)()
-    changed.library.CopyFrom(view.graph_def.library)
+    changed.CopyFrom(view.graph_def)
     for function in changed.library.function:
         drop_shapes(function.node_def)
-    changed.versions.CopyFrom(view.graph_def.versions)
-    for node in view.graph_def.node:
-        copy = changed.node.add()
-        copy.CopyFrom(node)
-        for slot, tensor in enumerate(view.inputs(node.name)):
-            if tensor in opened and node.name not in initial:
-                copy.input[slot] = opened[tensor]
+    by_name = {node.name: node for node in changed.node}
+    for tensor, name in opened.items():
+        for edge in view.consumers(tensor):
+            if edge.node not in initial:
+                by_name[edge.node].input[edge.slot] = name
     for tensor, name in opened.items():
         made = changed.node.add(name=name, op="PlaceholderWithDefault", input=[tensor])
         made.attr["dtype"].type = view.dtype(tensor)
@@ -174,44 +175,6 @@ def _seen_open(gradient: str) -> str:
     return f"{SCOPE}_delivered/{gradient.replace(':', '_')}"
 
 
-def _drop_stand_ins(changed: GraphDef, gradients: Iterable[str]) -> None:
-    """Has all take gradients themselves in place of what stood for them."""
-    names = set(map(_seen_open, gradients))
-    stood = {node.name: node.input[0] for node in changed.node if node.name in names}
-    kept = [node for node in changed.node if node.name not in stood]
-    for node in kept:
-        for slot, taken in enumerate(node.input):
-            node.input[slot] = stood.get(taken.removesuffix(":0"), taken)
-    del changed.node[:]
-    changed.node.extend(kept)
-
-
-def _drop_old_gradients(changed: GraphDef, instead: Mapping[str, str], autodiff: Set[str]) -> None:
-    """Has the old gradients be the new ones, by name; what autodiff computed of the batch for them goes.
-
-    The rest stays, as the dense shape of a gradient's rows, which a script may fetch.
-    """
-    view, by_name = GraphView(changed), {node.name: node for node in changed.node}
-    given = {split_tensor(old)[0]: new for old, new in instead.items() if split_tensor(old)[0] in autodiff}
-    alone = {node: new for node, new in given.items() if node in by_name and len(view.outputs(node)) == 1}
-    for name, new in alone.items():
-        dtype = view.dtype(f"{name}:0")
-        by_name[name].CopyFrom(type(by_name[name])(name=name, op="Identity", input=[new]))
-        by_name[name].attr["T"].type = dtype
-        shape = tf.TensorShape(view.shape(new))
-        by_name[name].attr["_output_shapes"].list.shape.add().CopyFrom(shape.as_proto())
-    view = GraphView(changed)
-    of_batch = view.descendants([name for name, node in by_name.items() if is_opened(node)], waits=True)
-    needed = view.ancestors((by_name.keys() - (autodiff & of_batch)) | (given.keys() & by_name.keys()))
-    kept = [node for node in changed.node if node.name in needed]
-    for node in kept:
-        places = node.attr["_class"].list.s if "_class" in node.attr else ()
-        if any(place.decode().removeprefix("loc:@") not in needed for place in places):
-            del node.attr["_class"]
-    del changed.node[:]
-    changed.node.extend(kept)
-
-
 def _import_graph(opened: GraphDef, beside: Set[str], contexts: Contexts) -> Graph:
     """A graph of all nodes but some, that none of the others need; TensorFlow infers the shapes."""
     bare = _without(opened, beside)
@@ -242,31 +205,6 @@ def _without(opened: GraphDef, beside: Set[str]) -> GraphDef:
     return part
 
 
-def _add_gradients(opened: GraphDef, derived: GraphDef, instead: Mapping[str, str], autodiff: Set[str]) -> GraphDef:
-    """A graph with what was derived in a part of it; all but autodiff takes new gradients in place of old ones."""
-    changed = type(opened)(versions=opened.versions, library=derived.library)
-    functions = {function.signature.name for function in derived.library.function}
-    changed.library.function.extend(one for one in opened.library.function if one.signature.name not in functions)
-    waited = {split_tensor(old)[0]: split_tensor(new)[0] for old, new in instead.items()}
-    known, by_name = {node.name for node in derived.node}, {node.name: node for node in opened.node}
-    classes = {node.name: node.attr["_class"] for node in opened.node if "_class" in node.attr}
-    for node in (*derived.node, *(one for one in opened.node if one.name not in known)):
-        copy = changed.node.add()
-        copy.CopyFrom(node)
-        if node.name in classes:
-            copy.attr["_class"].CopyFrom(classes[node.name])
-        if node.name in autodiff:
-            continue
-        inputs = [instead.get(tensor_name(taken), taken) for taken in copy.input if not taken.startswith("^")]
-        for name in (taken[1:] for taken in copy.input if taken.startswith("^")):
-            # Who waits for a call waits for a node that takes its results.
-            results = by_name[name].input if name in autodiff and name not in waited else ()
-            found = [waited[one] for taken in results if (one := split_tensor(tensor_name(taken))[0]) in waited]
-            inputs += [f"^{one}" for one in found or [waited.get(name, name)]]
-        copy.input[:] = inputs
-    return changed
-
-
 def _derive_gradients(
     fixed: GraphView, graph: Graph, opened: GraphDef, beside: Set[str], records: Sequence[Record]
 ) -> OpenedGraph | None:
@@ -279,12 +217,10 @@ def _derive_gradients(
         beside: the nodes that `graph` has not, as gradients do not need them.
         records: what autodiff delivered.
     """
-    instead, gradients = dict[str, str](), dict[str, str]()
+    instead, gradients = dict[str, tf.Tensor](), dict[str, str]()
     # Optimizers ask so too: no update of a reference variable comes before the gradients that read it.
     has_references = any(fixed.op(node) in _REFERENCES for node in fixed.nodes)
     autodiff = frozenset[str]().union(*(record.ops for record in records))
-    if not is_whole(graph, GraphView(opened).ancestors(losses_of(records)) - autodiff):
-        return None
     with graph.as_default(), in_style_of(graph):
         for number, record in enumerate(one for one in records if one.gradients):  # the rest TensorFlow asked itself
             ys = [graph.get_tensor_by_name(tensor) for tensor in record.of]
@@ -304,12 +240,10 @@ def _derive_gradients(
                 for old, new in (copies | parts).items():
                     if _node_of(old) not in beside:
                         _redirect(graph, record, old, new)
-                    instead[old] = str(new.name)
+                    instead[old] = new
     ops = [op.name for op in graph.get_operations()]
-    changed = _add_gradients(opened, graph.as_graph_def(add_shapes=True), instead, autodiff)
-    _drop_stand_ins(changed, instead)
-    _drop_old_gradients(changed, instead, autodiff)
-    view = GraphView(changed)
+    derived = graph.as_graph_def(add_shapes=True)
+    view = GraphView(replace_gradients(opened, derived, instead, autodiff, {old: _seen_open(old) for old in instead}))
     _infer_others(fixed, view, graph, beside)
     again, hidden = records_in(graph, ops, (), view)
     return None if hidden else OpenedGraph(view, again, gradients)

@@ -1,0 +1,117 @@
+"""Puts gradients that were derived again in the place of the old ones."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence, Set
+
+import tensorflow as tf
+
+from parallax.graph.batches import is_opened
+from parallax.graph.view import split_tensor, tensor_name
+from parallax.types import GraphDef, NodeDef
+
+_SHAPES = "_output_shapes"
+
+
+def replace_gradients(
+    opened: GraphDef, derived: GraphDef, instead: Mapping[str, tf.Tensor], autodiff: Set[str], seen: Mapping[str, str]
+) -> GraphDef:
+    """A graph in which all take new gradients in place of old ones, which are then the new ones by name.
+
+    What autodiff computed of the batch for the old ones goes. The rest stays, as the dense shape of a gradient's rows,
+    which a script may fetch.
+
+    Args:
+        opened: the graph; its nodes are changed.
+        derived: a part of it with the new gradients; its nodes are changed.
+        instead: old tensor -> new tensor of the graph that `derived` is of.
+        autodiff: the nodes that autodiff made for the old ones.
+        seen: old tensor -> the name of a node that stands for it, if there is one: that goes.
+    """
+    changed = type(opened)(versions=opened.versions, library=derived.library)
+    functions = {function.signature.name for function in derived.library.function}
+    changed.library.function.extend(one for one in opened.library.function if one.signature.name not in functions)
+    by_name = {node.name: node for node in opened.node}
+    nodes = {node.name: node for node in derived.node}
+    for name in by_name.keys() & nodes.keys():
+        if "_class" in by_name[name].attr:
+            nodes[name].attr["_class"].CopyFrom(by_name[name].attr["_class"])
+    nodes |= {name: node for name, node in by_name.items() if name not in nodes}
+    for old in instead:
+        nodes.pop(seen[old], None)
+    _lead_to(nodes, instead, autodiff, seen)
+    given = {split_tensor(old)[0]: new for old, new in instead.items() if split_tensor(old)[0] in autodiff}
+    for name, new in given.items():
+        if name in nodes and _SHAPES in nodes[name].attr and len(nodes[name].attr[_SHAPES].list.shape) == 1:
+            _become(nodes[name], new)
+    changed.node.extend(_find_kept(nodes, autodiff, given.keys()))
+    return changed
+
+
+def _lead_to(
+    nodes: Mapping[str, NodeDef], instead: Mapping[str, tf.Tensor], autodiff: Set[str], seen: Mapping[str, str]
+) -> None:
+    """Has all but autodiff take, and wait for, what is new."""
+    names = {old: str(new.name) for old, new in instead.items()}
+    taken = {form: new for old, new in names.items() for name in (old, seen[old]) for form in _forms(name)}
+    waited = {split_tensor(old)[0]: split_tensor(new)[0] for old, new in names.items()}
+    for name, node in nodes.items():
+        if name in autodiff:
+            continue
+        before = node.input[:]
+        now = [taken.get(one, one) for one in before]
+        if before and before[-1][0] == "^":
+            now = [one for one in now if one[0] != "^"]
+            for one in (one[1:] for one in before if one[0] == "^"):
+                # Who waits for a call waits for a node that takes its results.
+                results = nodes[one].input if one in autodiff and one not in waited else ()
+                found = [waited[result] for tensor in results if (result := _node_of(tensor)) in waited]
+                now += [f"^{other}" for other in found or [waited.get(one, one)]]
+        if now != before:
+            node.input[:] = now
+
+
+def _forms(name: str) -> tuple[str, str]:
+    """How a node may name a tensor that it takes."""
+    return tensor_name(name).removesuffix(":0"), tensor_name(name)
+
+
+def _become(node: NodeDef, new: tf.Tensor) -> None:
+    """A node becomes a copy of a tensor."""
+    node.CopyFrom(type(node)(name=node.name, op="Identity", input=[str(new.name)]))
+    node.attr["T"].type = new.dtype.base_dtype.as_datatype_enum
+    node.attr[_SHAPES].list.shape.add().CopyFrom(new.shape.as_proto())
+
+
+def _find_kept(nodes: Mapping[str, NodeDef], autodiff: Set[str], delivered: Set[str]) -> list[NodeDef]:
+    """The nodes without those of autodiff that are computed of the batch and that nothing needs."""
+    needed = {name: [*map(_node_of, node.input)] for name, node in nodes.items()}
+    takers: dict[str, list[str]] = {}
+    for name, others in needed.items():
+        for other in others:
+            takers.setdefault(other, []).append(name)
+    of_batch = _reach(takers, [name for name, node in nodes.items() if is_opened(node)])
+    wanted = _reach(needed, (nodes.keys() - (autodiff & of_batch)) | (delivered & nodes.keys()))
+    kept = [node for name, node in nodes.items() if name in wanted]
+    for node in kept:
+        places = node.attr["_class"].list.s if "_class" in node.attr else ()
+        if any(place.decode().removeprefix("loc:@") not in wanted for place in places):
+            del node.attr["_class"]
+    return kept
+
+
+def _reach(ways: Mapping[str, Sequence[str]], begin: Iterable[str]) -> set[str]:
+    """Some nodes, and all that they lead to."""
+    found = set(begin)
+    waiting = list(found)
+    while waiting:
+        for other in ways.get(waiting.pop(), ()):
+            if other not in found:
+                found.add(other)
+                waiting.append(other)
+    return found
+
+
+def _node_of(taken: str) -> str:
+    """The node that an input of a node names."""
+    return taken.removeprefix("^").partition(":")[0]
