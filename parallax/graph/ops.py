@@ -139,6 +139,13 @@ def op_definition(op: str) -> OpDef | None:
 
 
 @cache
+def takes_functions(op: str) -> bool:
+    """Whether ops of this type have functions among their attributes; of an op that is not registered it may be so."""
+    definition = op_definition(op)
+    return definition is None or any(attr.type in ("func", "list(func)") for attr in definition.attr)
+
+
+@cache
 def _argument_kinds(op: str) -> tuple[tuple[str, bool], ...]:
     """(name, is state) of every input, where no argument is a list."""
     definition = op_definition(op)

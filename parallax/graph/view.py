@@ -8,7 +8,7 @@ can be printed and compared.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
-from functools import lru_cache, wraps
+from functools import cached_property, lru_cache, wraps
 from typing import Any, NamedTuple, TypeVar
 
 from parallax.errors import GraphError
@@ -53,25 +53,45 @@ class GraphView:
         self.graph_def = graph_def
         self.nodes: dict[str, NodeDef] = {node.name: node for node in graph_def.node}
         self.remembered: dict[Any, Any] = {}
-        self._ops: dict[str, str] = {name: node.op for name, node in self.nodes.items()}
-        self._position = {name: i for i, name in enumerate(self.nodes)}
+        self._ops: dict[str, str] = {}
         self._inputs: dict[str, tuple[str, ...]] = {}
         self._controls: dict[str, tuple[str, ...]] = {}
-        self._consumers: dict[str, list[Edge]] = {}
-        self._control_consumers: dict[str, list[str]] = {}
         self._outputs: dict[str, list[str]] = {}
         self._shapes: dict[str, Shape] = {}
         self._order: list[str] = []
         for name, node in self.nodes.items():
-            taken = list(node.input)
-            data = tuple([tensor_name(one) for one in taken if one[0] != "^"])
-            controls = tuple([one[1:] for one in taken if one[0] == "^"]) if len(data) < len(taken) else ()
-            data = data if instead is None else instead.get(name, data)
-            self._inputs[name], self._controls[name] = data, controls
-            for slot, tensor in enumerate(data):
-                self._consumers.setdefault(tensor, []).append(Edge(name, slot))
+            self._ops[name] = node.op
+            taken, controls = node.input[:], ()
+            if taken and taken[-1][0] == "^":
+                controls = tuple([one[1:] for one in taken if one[0] == "^"])
+                taken = [one for one in taken if one[0] != "^"]
+            self._inputs[name] = tuple([one if ":" in one else one + ":0" for one in taken])
+            self._controls[name] = controls
+        self._inputs |= instead or {}
+
+    @cached_property
+    def _consumers(self) -> dict[str, list[Edge]]:
+        found: dict[str, list[Edge]] = {}
+        for name, taken in self._inputs.items():
+            for slot, tensor in enumerate(taken):
+                edge = Edge(name, slot)
+                if tensor in found:
+                    found[tensor].append(edge)
+                else:
+                    found[tensor] = [edge]
+        return found
+
+    @cached_property
+    def _control_consumers(self) -> dict[str, list[str]]:
+        found: dict[str, list[str]] = {}
+        for name, controls in self._controls.items():
             for control in controls:
-                self._control_consumers.setdefault(control, []).append(name)
+                found.setdefault(control, []).append(name)
+        return found
+
+    @cached_property
+    def _position(self) -> dict[str, int]:
+        return {name: number for number, name in enumerate(self.nodes)}
 
     def op(self, node: str) -> str:
         """The op type of a node."""
@@ -120,7 +140,8 @@ class GraphView:
     def outputs(self, node: str) -> list[str]:
         """The output tensors of a node."""
         if node not in self._outputs:
-            self._outputs[node] = [f"{node}:{i}" for i in range(len(self._inferred(node)))]
+            count = len(self._inferred(node))
+            self._outputs[node] = [f"{node}:0"] if count == 1 else [f"{node}:{i}" for i in range(count)]
         return self._outputs[node]
 
     def shape(self, tensor: str) -> Shape:
@@ -139,7 +160,7 @@ class GraphView:
     def _inferred(self, node: str) -> Sequence[Any]:
         """The shapes of a node's outputs as TensorFlow has inferred them."""
         attributes = self.nodes[node].attr
-        return list(attributes["_output_shapes"].list.shape) if "_output_shapes" in attributes else []
+        return attributes["_output_shapes"].list.shape if "_output_shapes" in attributes else ()
 
     def dtype(self, tensor: str) -> int:
         """The element type of a tensor, as TensorFlow numbers types (references as their values' type)."""

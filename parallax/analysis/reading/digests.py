@@ -14,8 +14,8 @@ from dataclasses import dataclass
 
 import tensorflow as tf
 
-from parallax.analysis.reading.functions import takes_functions
 from parallax.graph.batches import FULL
+from parallax.graph.ops import takes_functions
 from parallax.graph.view import EXAMPLES
 from parallax.types import AttrValue, FunctionDef, GraphDef, NameAttrList, NodeDef
 

@@ -7,9 +7,8 @@ left are loops, conditionals that compute only, and functions that datasets and 
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cache
 
-from parallax.graph.ops import op_definition, state_op
+from parallax.graph.ops import op_definition, state_op, takes_functions
 from parallax.graph.view import GraphView
 from parallax.types import FunctionDef, FunctionLibrary, NodeDef
 
@@ -80,13 +79,6 @@ class Functions:
         """Which inputs of a node are variables that the functions which it calls write."""
         first = 1 if node.op in ("If", "StatelessIf", "Case", "StatelessCase") else 0
         return frozenset(first + number for name in self.of_node(node) for number in self.written(name))
-
-
-@cache
-def takes_functions(op: str) -> bool:
-    """Whether ops of this type have functions among their attributes; of an op that is not registered it may be so."""
-    definition = op_definition(op)
-    return definition is None or any(attr.type in ("func", "list(func)") for attr in definition.attr)
 
 
 def _is_variable_op(node: NodeDef) -> bool:

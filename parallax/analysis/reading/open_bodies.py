@@ -17,10 +17,10 @@ from tensorflow.python.framework.function_def_to_graph import function_def_to_gr
 from parallax.analysis.reading.batch_constants import BatchConstants
 from parallax.analysis.reading.batch_divisors import BatchDivisors
 from parallax.analysis.reading.batch_numbers import BatchNumbers
-from parallax.analysis.reading.functions import takes_functions
 from parallax.analysis.reading.inline import knowing
 from parallax.analysis.reading.left_constants import LISTS
 from parallax.analysis.reading.lower_loops import LOOPS
+from parallax.graph.ops import takes_functions
 from parallax.graph.view import GraphView, Shape, split_tensor, tensor_name
 from parallax.types import FunctionDef, GraphDef, NameAttrList, NodeDef
 

@@ -13,11 +13,10 @@ from dataclasses import dataclass, field
 import tensorflow as tf
 
 from parallax.analysis.reading import record
-from parallax.analysis.reading.functions import takes_functions
 from parallax.analysis.reading.inline import InlinedCall
 from parallax.analysis.reading.launcher_graph import functions_meant
 from parallax.errors import GraphError
-from parallax.graph.ops import state_op
+from parallax.graph.ops import state_op, takes_functions
 from parallax.graph.view import GraphView, split_tensor
 from parallax.types import FuncGraph, FunctionDef, Graph, NodeDef
 

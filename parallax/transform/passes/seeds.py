@@ -14,7 +14,7 @@ from typing import Any
 import tensorflow as tf
 from tensorflow.core.framework import types_pb2
 
-from parallax.graph.ops import seed_slots
+from parallax.graph.ops import seed_slots, takes_functions
 from parallax.transform.building.editor import SCOPE, Worker
 from parallax.types import GraphDef, NodeDef
 
@@ -102,7 +102,7 @@ def _reached(called: Mapping[str, set[str]], names: set[str]) -> set[str]:
 
 def _functions_of(nodes: Iterable[NodeDef]) -> set[str]:
     """The names of the functions that nodes call."""
-    values = [value for node in nodes for value in node.attr.values()]
+    values = [value for node in nodes if takes_functions(node.op) for value in node.attr.values()]
     return {f.name for value in values for f in (value.func, *value.list.func)} - {""}
 
 
