@@ -14,6 +14,7 @@ from ops.bench.race import command as race
 from ops.bench.regret import command as regret
 from ops.bench.replan import command as replan
 from ops.bench.safety import command as safety
+from ops.bench.start import command as start
 from ops.bench.twin import command as twin
 from parallax.settings.arguments import CommandParser
 
@@ -29,6 +30,7 @@ def main() -> None:
     published.add_command(commands)
     safety.add_command(commands)
     keras.add_command(commands)
+    start.add_command(commands)
     lazy.add_command(commands)
     memory.add_command(commands)
     checkpoint.add_command(commands)

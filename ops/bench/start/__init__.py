@@ -1,0 +1,1 @@
+"""How long scripts take that fit small models: by plain Keras, and by workers that start beside the script."""
