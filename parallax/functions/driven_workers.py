@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import pickle
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 from parallax import call as calls
@@ -70,10 +70,10 @@ class DrivenWorkers:
     def are_there(self) -> bool:
         """Whether all of them still answer, where they have opened a session before."""
         if self._channel is not None and self.is_sound:
-            try:
+            self._is_sound = False
+            with suppress(ChannelClosed):
                 RequestQueue(self._channel).ask("meet")()
-            except ChannelClosed:
-                self._is_sound = False
+                self._is_sound = True
         return self.is_sound
 
     def has_open(self, served: ServedGraph) -> bool:
@@ -95,6 +95,7 @@ class DrivenWorkers:
         Raises:
             JobFailed: the job has failed, and has said why.
         """
+        self._is_sound = False  # until they have settled
         try:
             requests = RequestQueue(self._connect())
             with deferred_interrupts():
@@ -109,7 +110,6 @@ class DrivenWorkers:
                 raise
             self._is_sound = self._settles(requests)
         except ChannelClosed:
-            self._is_sound = False
             self._job.fail()
 
     def _settles(self, requests: RequestQueue, seconds: float = math.inf) -> bool:
@@ -158,11 +158,15 @@ class ReservedWorkers:
         self._number, self._config, self._resource = number, config, resource
         self._needs = JobNeeds.of(config, resource)
         waiting = take_waiting()
-        if isinstance(waiting, DrivenWorkers) and waiting.needs == self._needs and waiting.are_there():
-            self._workers = waiting
+        if waiting is None:
+            self._workers = self._started()
             return
-        if waiting is not None:
-            waiting.close()
+        with ExitStack() as unless_taken:
+            unless_taken.callback(waiting.close)
+            if isinstance(waiting, DrivenWorkers) and waiting.needs == self._needs and waiting.are_there():
+                unless_taken.pop_all()
+                self._workers = waiting
+                return
         self._workers = self._started()
 
     @contextmanager
