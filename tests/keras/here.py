@@ -49,12 +49,12 @@ class OneWorkerSession:
             return self._session.run(fetches, given)
         return [[value] for value in self._session.run(fetches, given)]
 
-    def read(self, name):
-        return self._session.run(self._variables[name])
+    def read(self, ops):
+        return self._session.run({op: self._variables[op] for op in ops})
 
-    def write(self, name, value):
-        initializer = self._variables[name].initializer
-        self._session.run(initializer, {initializer.inputs[1]: value})
+    def write(self, values):
+        initializers = {op: self._variables[op].initializer for op in values}
+        self._session.run(list(initializers.values()), {initializers[op].inputs[1]: values[op] for op in values})
 
     def close(self):
         self._session.close()

@@ -131,12 +131,14 @@ class _All(RunningSteps):
     def run_op(self, op):
         self._session.job.run_ops([[op.name]] * self._session.size)
 
-    def read(self, name):
-        return self._session.job.run([f"{name}/Read/ReadVariableOp:0"], [{}] * self._session.size)[0][0]
+    def read(self, names):
+        read = [f"{name}/Read/ReadVariableOp:0" for name in names]
+        return dict(zip(names, self._session.job.run(read, [{}] * self._session.size)[0], strict=True))
 
-    def write(self, name, value):
-        op, given = self._session.writes[name]
-        self._session.job.run([op], [{given: np.asarray(value)}] * self._session.size)
+    def write(self, values):
+        ops = [self._session.writes[name] for name in values]
+        given = {fed: np.asarray(value) for (_, fed), value in zip(ops, values.values(), strict=True)}
+        self._session.job.run([op for op, _ in ops], [given] * self._session.size)
 
 
 def _layout(size, servers, run_option):
