@@ -145,7 +145,6 @@ def install() -> None:
 
 def _install(library: ModuleType) -> None:
     _wrap(library.TRAINER, "fit", _fit)
-    _wrap(library.TRAINER, "compile", _compile)
     _wrap(library.TRAINER, "train_on_batch", _train_on_batch)
     library.trace_large(lambda: _tables().traced_bytes)
     limit_whole(_whole_bytes)
@@ -176,11 +175,6 @@ def _whole_bytes() -> float:
 
 def _is_on() -> bool:
     return _use.is_wanted or is_commanded()
-
-
-def _compile(original: Callable[..., None], model: KerasModel, *args: Argument, **kwargs: Argument) -> None:
-    original(model, *args, **kwargs)
-    _start_early()
 
 
 def _start_early() -> None:
