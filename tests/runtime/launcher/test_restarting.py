@@ -223,10 +223,10 @@ def test_hosts_answer_by_connecting_back(tmp_path, monkeypatch):
 
 def test_streams_for_text_alone_take_what_a_spare_says():
     from parallax.runtime.launcher.relay import bytes_of
-    from parallax.runtime.launcher.spare import _HeldStream
+    from parallax.runtime.launcher.spare import HeldStream
 
     text = io.StringIO()
-    held = _HeldStream(bytes_of(text))
+    held = HeldStream(bytes_of(text))
     held.write(b"before ")
     assert text.getvalue() == "" and not held.isatty()
     held.release()
