@@ -1,10 +1,10 @@
-"""A job that is carried out beside the script, which goes on: its workers wait for the plans that they are sent."""
+"""A job that runs alongside the script: its workers wait for the plans that this process sends them."""
 
 from __future__ import annotations
 
 import signal
 import sys
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import BinaryIO, NoReturn, cast
 
@@ -39,61 +39,54 @@ class JobFailed(JobEnded, Exception):
 
 @dataclass(frozen=True, slots=True)
 class JobNeeds:
-    """What makes one job do for two calls.
+    """What a call needs of a job; equal needs are met by one job.
 
     Attributes:
-        cluster: its machines.
-        config: the settings, with what the command line says.
+        cluster: the machines.
+        config: the settings, with those of the command line.
         wanted: what the command line asks.
+        config_text: the settings as text, by which they are compared.
     """
 
     cluster: Cluster
-    config: str
+    config: Config = field(compare=False)
     wanted: Settings
+    config_text: str
 
     @staticmethod
     def of(config: Config | None, resource_info: str | Path | None) -> JobNeeds:
-        """Those of calls with these arguments of `parallel_run`.
+        """The needs of a call with these arguments of `parallel_run`.
 
         Raises:
             ConfigError: configuration or resource file break a rule.
         """
         call = checked_call(None, resource_info, True, config)
-        return JobNeeds(checked_cluster(call), repr(call.config), call.wanted)
+        return JobNeeds(checked_cluster(call), call.config, call.wanted, repr(call.config))
 
 
 class JobBeside:
-    """Starts a job whose workers call a function beside this process; what they write is shown from `show` on.
+    """A job whose workers call a function while this process goes on; their output is shown from `show` on.
 
     Args:
+        needs: the machines and settings.
         number: of the call that it is started for (`call.next_call`).
         function: of `packed_function`; it must end by itself when this process is done with it.
         attachment: what the function is given.
-        config: settings.
-        resource_info: a resource file; None for workers on this machine.
         servers: the number of the host that each server is on.
 
     Raises:
-        ParallaxError: before anything is started, when configuration, resource file or machine break a rule.
+        LaunchError: before anything is started, when this machine or process cannot start a job.
     """
 
     def __init__(
-        self,
-        number: int,
-        function: bytes,
-        attachment: bytes,
-        config: Config | None = None,
-        resource_info: str | Path | None = None,
-        servers: tuple[int, ...] = (),
+        self, needs: JobNeeds, number: int, function: bytes, attachment: bytes, servers: tuple[int, ...] = ()
     ) -> None:
-        call = checked_call(None, resource_info, True, config)
-        cluster = checked_cluster(call)
-        check_launching(function, cluster, starts=True)
-        mine = of_workers(replace(call.wanted, call=number), call.config)
-        message = replace(message_without_plan(cluster, servers), function=function, attachment=attachment)
+        check_launching(function, needs.cluster, starts=True)
+        mine = of_workers(replace(needs.wanted, call=number), needs.config)
+        message = replace(message_without_plan(needs.cluster, servers), function=function, attachment=attachment)
         self._held = [HeldStream(bytes_of(stream)) for stream in (sys.stdout, sys.stderr)]
         streams = [cast(BinaryIO, stream) for stream in self._held]
-        self._running = RunningJob(launch, job_with(message, cluster, call.config, mine), streams=streams)
+        self._running = RunningJob(launch, job_with(message, needs.cluster, needs.config, mine), streams=streams)
 
     @property
     def is_alive(self) -> bool:

@@ -1,4 +1,4 @@
-"""The workers that this process drives: started before their plan is known, and kept from one call to the next."""
+"""The workers that this process drives: it starts them before their plan is known, and keeps them between calls."""
 
 from __future__ import annotations
 
@@ -23,33 +23,24 @@ from parallax.runtime.worker.job_message import JobMessage
 from parallax.settings.config import Config
 
 IDLE_S = 600.0
-"""How long workers are kept that nobody needs."""
+"""How long idle workers are kept."""
 _PATIENCE_S = 5.0
-"""How long workers may take to end their session after an error in this process."""
+"""How long workers may take to finish a call after an error in this process."""
 
 
 class DrivenWorkers:
-    """The workers of one job, which open a session for each call.
+    """The workers of one job, which open a session for each graph.
 
     Args:
+        needs: the machines and settings.
         number: of the call that they are started for (`call.next_call`).
-        needs: of the call.
-        config: settings.
-        resource: a resource file; None for workers on this machine.
         servers: the number of the host that each server is on.
 
     Raises:
-        ParallaxError: before anything is started, when configuration, resource file or machine break a rule.
+        LaunchError: before anything is started, when this machine or process cannot start a job.
     """
 
-    def __init__(
-        self,
-        number: int,
-        needs: JobNeeds,
-        config: Config,
-        resource: str | Path | None,
-        servers: tuple[int, ...] = (),
-    ) -> None:
+    def __init__(self, needs: JobNeeds, number: int, servers: tuple[int, ...] = ()) -> None:
         self.needs, self.servers = needs, servers
         self._is_sound = True
         self._open: ServedGraph | None = None
@@ -57,7 +48,7 @@ class DrivenWorkers:
         self._listening = DriverSocket()
         address = pickle.dumps(self._listening.address)
         try:
-            self._job = JobBeside(number, packed_function(serve), address, config, resource, servers)
+            self._job = JobBeside(needs, number, packed_function(serve), address, servers)
         except BaseException:
             self._listening.close()
             raise
@@ -68,7 +59,7 @@ class DrivenWorkers:
         return self._is_sound and self._job.is_alive
 
     def are_there(self) -> bool:
-        """Whether all of them still answer, where they have opened a session before."""
+        """Whether all workers still answer; those that have never opened a session are not asked."""
         if self._channel is not None and self.is_sound:
             self._is_sound = False
             with suppress(ChannelClosed):
@@ -113,7 +104,7 @@ class DrivenWorkers:
             self._job.fail()
 
     def _settles(self, requests: RequestQueue, seconds: float = math.inf) -> bool:
-        """Whether workers end what they do for a call, in a time."""
+        """Has workers finish a call; False where they take longer than `seconds`."""
         try:
             if not requests.ask("settle")(seconds):
                 self._open = None
@@ -158,16 +149,14 @@ class ReservedWorkers:
         self._number, self._config, self._resource = number, config, resource
         self._needs = JobNeeds.of(config, resource)
         waiting = take_waiting()
-        if waiting is None:
-            self._workers = self._started()
-            return
         with ExitStack() as unless_taken:
-            unless_taken.callback(waiting.close)
+            if waiting is not None:
+                unless_taken.callback(waiting.close)
             if isinstance(waiting, DrivenWorkers) and waiting.needs == self._needs and waiting.are_there():
                 unless_taken.pop_all()
                 self._workers = waiting
                 return
-        self._workers = self._started()
+        self._workers = DrivenWorkers(self._needs, number)
 
     @contextmanager
     def session(self, graph: StepGraph, steps: Mapping[str, GraphStep]) -> Iterator[RemoteSteps]:
@@ -189,34 +178,36 @@ class ReservedWorkers:
             message = plan_message(self._number, graph.graph, self._config, self._resource)
             if message.servers != self._workers.servers:
                 self._workers.close()
-                self._workers = self._started(message.servers)
+                self._workers = DrivenWorkers(self._needs, self._number, message.servers)
         with self._workers.session(message, graph, served, self._config) as running:
             yield running
         calls.count_job()
 
     def release(self) -> None:
-        """Has the workers wait for the next call; those with servers end, which keep what variables they hold."""
+        """Has the workers wait for the next call; a job with servers ends, for these keep a closed session's variables."""
         if self._workers.is_sound and not self._workers.servers:
             let_wait(self._workers, IDLE_S)
         else:
             self._workers.close()
 
-    def _started(self, servers: tuple[int, ...] = ()) -> DrivenWorkers:
-        return DrivenWorkers(self._number, self._needs, self._config, self._resource, servers)
-
 
 def start_workers(number: int, config: Config, resource: str | Path | None = None) -> None:
-    """Starts workers, which wait for the call of this number or a later one; with its arguments as `ReservedWorkers`.
+    """Starts workers that wait for the call of this number or a later one.
+
+    Args:
+        number: of the call.
+        config: its settings.
+        resource: its resource file; None for workers on this machine.
 
     Raises:
         ParallaxError: before anything is started, when configuration, resource file or machine break a rule.
     """
-    let_wait(DrivenWorkers(number, JobNeeds.of(config, resource), config, resource), IDLE_S)
+    let_wait(DrivenWorkers(JobNeeds.of(config, resource), number), IDLE_S)
 
 
 @contextmanager
 def reserved_workers(number: int, config: Config, resource: str | Path | None = None) -> Iterator[ReservedWorkers]:
-    """Reserves workers for a call, with its arguments as `ReservedWorkers` has them; they start beside this process."""
+    """Reserves workers for a call, which start while this process goes on; arguments are those of `ReservedWorkers`."""
     reserved = ReservedWorkers(number, config, resource)
     try:
         yield reserved

@@ -49,9 +49,11 @@ class RequestQueue:
                 self._channel.send(own)
 
     def ask(self, kind: str, *arguments: Picklable, own: Picklable = None) -> Callable[..., Picklable]:
-        """Sends a request, as `tell`; gives what waits for its answer, at most for so many seconds as it is given.
+        """Sends a request that has an answer; arguments are those of `tell`.
 
-        What is given raises ChannelClosed where the workers have gone, and TimeoutError.
+        Returns:
+            A function that waits for the answer and returns it. It takes a timeout in seconds, infinite by default, and
+            raises TimeoutError, or ChannelClosed where the workers have gone.
         """
         with deferred_interrupts():
             self.tell(kind, *arguments, own=own)

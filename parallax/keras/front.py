@@ -18,7 +18,7 @@ from parallax.after_import import after_import
 from parallax.errors import ConfigError, ParallaxError
 from parallax.functions.attachments import attached, attachment_with
 from parallax.functions.batch_statistics import statistics_of
-from parallax.functions.driven_workers import reserved_workers, start_workers
+from parallax.functions.driven_workers import ReservedWorkers, reserved_workers, start_workers
 from parallax.functions.function import have_input_alike
 from parallax.functions.input_digests import check_input
 from parallax.functions.running import RunningSteps
@@ -27,6 +27,7 @@ from parallax.keras import keras3
 from parallax.keras.batches import ScriptTraining
 from parallax.keras.fitting import FitCall, check_folder, read_fit, run_fit
 from parallax.keras.libraries import tf_keras
+from parallax.keras.refusals import calls_python
 from parallax.keras.results import (
     forget_values,
     has_backup,
@@ -229,10 +230,15 @@ def _launched(
     number: int, model: KerasModel, arguments: dict[str, Argument], original: Callable[..., KerasHistory]
 ) -> KerasHistory:
     if settings().role == Role.LAUNCH and _is_driven(arguments):
-        return _drive(number, model, arguments, original)
-    fit = _read(model, arguments)
-    if settings().role == Role.LAUNCH:
-        check_folder(fit, _tables())
+        with reserved_workers(number, _use.config, _use.resource_info) as workers:  # they start during the trace
+            fit = _read(model, arguments)
+            check_folder(fit, _tables())
+            if not calls_python(fit.graph.graph):
+                return _drive(fit, workers, original)
+    else:
+        fit = _read(model, arguments)
+        if settings().role == Role.LAUNCH:
+            check_folder(fit, _tables())
     state = state_of(fit) if number > 1 or is_loaded() else None
     attachment = attachment_with(state, fit.data)
     ended = calls.run_call(
@@ -253,15 +259,10 @@ def _is_driven(arguments: Mapping[str, Argument]) -> bool:
     return not keeps and not others and calls.is_led_here(_use.config, _use.resource_info)
 
 
-def _drive(
-    number: int, model: KerasModel, arguments: dict[str, Argument], original: Callable[..., KerasHistory]
-) -> KerasHistory:
+def _drive(fit: FitCall, workers: ReservedWorkers, original: Callable[..., KerasHistory]) -> KerasHistory:
     """Trains by workers that have the graph of the steps, and do not run the script."""
-    with reserved_workers(number, _use.config, _use.resource_info) as workers:  # they start while steps are traced
-        fit = _read(model, arguments)
-        check_folder(fit, _tables())
-        with workers.session(fit.graph, fit.steps) as steps:
-            history, values = run_fit(fit, original, steps, _tables())
+    with workers.session(fit.graph, fit.steps) as steps:
+        history, values = run_fit(fit, original, steps, _tables())
     take_state(fit, values)
     calls.remember(result_of(fit, history, values))
     forget_values(calls.remembered(), _tables().whole_bytes)

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterator
+from itertools import chain
+
 import tensorflow as tf
 
 from parallax.errors import GraphError
 from parallax.keras.libraries import library_of
-from parallax.types import ConcreteFunction, KerasModel
+from parallax.types import ConcreteFunction, Graph, KerasModel, NodeDef
 
 _PYTHON_OPS = ("PyFunc", "EagerPyFunc")
-"""With effects that TensorFlow does not know; a `numpy_function(stateful=False)` is another op."""
+"""With effects that TensorFlow does not know."""
+_STATELESS_PYTHON_OP = "PyFuncStateless"
+"""Of a `numpy_function(stateful=False)`."""
 _EAGER = (
     "The steps of a model are carried out as a graph, and {what} asks for Python at each step. Leave it out, and debug "
     "the script without Parallax."
@@ -78,7 +83,17 @@ def check_step(name: str, concrete: ConcreteFunction) -> None:
     Raises:
         GraphError: what was found, and what to do.
     """
-    whole = concrete.graph.as_graph_def()
-    for node in (*whole.node, *(node for one in whole.library.function for node in one.node_def)):
-        if node.op in _PYTHON_OPS:
-            raise GraphError(_CALLS_PYTHON.format(step=name, op=node.op, name=node.name))
+    for node in _find_nodes(concrete.graph, _PYTHON_OPS):
+        raise GraphError(_CALLS_PYTHON.format(step=name, op=node.op, name=node.name))
+
+
+def calls_python(graph: Graph) -> bool:
+    """Whether a graph whose steps are allowed calls Python code, which only a process that runs the script has."""
+    return any(_find_nodes(graph, (_STATELESS_PYTHON_OP,)))
+
+
+def _find_nodes(graph: Graph, ops: Collection[str]) -> Iterator[NodeDef]:
+    """The nodes of some ops, in the bodies of functions too."""
+    whole = graph.as_graph_def()
+    nodes = chain(whole.node, *(one.node_def for one in whole.library.function))
+    return (node for node in nodes if node.op in ops)

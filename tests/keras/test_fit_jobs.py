@@ -56,6 +56,13 @@ def test_a_script_with_callbacks_and_two_fits_comes_to_what_plain_keras_comes_to
     assert max(parts.values()) <= 1e-6, parts
 
 
+def test_a_step_that_calls_python_code_is_run_by_workers_that_run_the_script(start):  # noqa: F811
+    running = start(SCRIPTS / "python_in_step.py", "job")
+    expected = found_in(start(SCRIPTS / "python_in_step.py", "plain").finish())
+    parts = differences(found_in(running.finish(240)), expected)
+    assert max(parts.values()) <= 1e-6, parts
+
+
 @pytest.mark.parametrize("victim", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_a_fit_whose_worker_is_killed_goes_on_from_its_backup_when_it_is_run_again(start, tmp_path, victim):  # noqa: F811
     script, here, plain = SCRIPTS / "fit_that_is_killed.py", tmp_path / "here", tmp_path / "plain"

@@ -44,7 +44,7 @@ def run(arguments: argparse.Namespace) -> None:
     wanted = {LINES: "at most 4 s more", RECURRENT: "at most 8 s more", AGAIN: "the second in 1 s"}
     wanted[THREE] = "ratio at most 2, the second in 3 s"
     for case in CASES:
-        rounds = [(_timed(case, 0), _timed(case, arguments.workers)) for _ in range(arguments.rounds)]
+        rounds = [(_time_script(case, 0), _time_script(case, arguments.workers)) for _ in range(arguments.rounds)]
         plain, workers = (_medians([one[which] for one in rounds]) for which in (0, 1))
         print(
             f"{case:14}{plain.whole_s:9.1f}{workers.whole_s:11.1f}{workers.whole_s - plain.whole_s:8.1f}"
@@ -59,7 +59,7 @@ def _medians(timed: Sequence[TimedScript]) -> TimedScript:
     return TimedScript(statistics.median(one.whole_s for one in timed), started)
 
 
-def _timed(case: str, workers: int) -> TimedScript:
+def _time_script(case: str, workers: int) -> TimedScript:
     """One run of the script: by plain Keras, or by workers where their number is not 0."""
     script = ["ops.bench.start.script", case]
     words = ["parallax.cli", "run", "--workers", str(workers), "-m", *script] if workers else script

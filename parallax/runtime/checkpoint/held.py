@@ -128,7 +128,7 @@ class ShardedRows(Generic[Rows]):
 
     def write(self: ShardedRows[RowOps], session: Session, first: int, count: int, rows: ArrayOnWorker0) -> None:
         """Worker 0 sends every owner its rows of the range."""
-        low, mine = self._scattered(first, count, rows)
+        low, mine = self._scatter(first, count, rows)
         if len(mine):
             self.ops.write(session, low, mine)
 
@@ -158,9 +158,9 @@ class ShardedRows(Generic[Rows]):
 
     def spread(self, value: ArrayOnWorker0) -> Array:
         """Worker 0 sends every owner its rows."""
-        return self._scattered(0, self.stored.rows, value)[1]
+        return self._scatter(0, self.stored.rows, value)[1]
 
-    def _scattered(self, first: int, count: int, rows: ArrayOnWorker0) -> tuple[int, Array]:
+    def _scatter(self, first: int, count: int, rows: ArrayOnWorker0) -> tuple[int, Array]:
         """This worker's rows of a range that worker 0 has, and the first one's local number."""
         rank = self.comm.Get_rank()
         low, high = self.ownership.local_range(rank, first, count)
@@ -290,7 +290,7 @@ class ReplicatedRows(_Replicated, Generic[Rows]):
 
     def write(self: ReplicatedRows[RowOps], session: Session, first: int, count: int, rows: ArrayOnWorker0) -> None:
         """Worker 0's rows go to all."""
-        mine = self._sent_to_all(count, rows)
+        mine = self._broadcast(count, rows)
         if count:
             self.ops.write(session, first, mine)
 
@@ -301,9 +301,9 @@ class ReplicatedRows(_Replicated, Generic[Rows]):
 
     def spread(self, value: ArrayOnWorker0) -> Array:
         """Worker 0's rows go to all."""
-        return self._sent_to_all(self.stored.rows, value)
+        return self._broadcast(self.stored.rows, value)
 
-    def _sent_to_all(self, count: int, rows: ArrayOnWorker0) -> Array:
+    def _broadcast(self, count: int, rows: ArrayOnWorker0) -> Array:
         mine = np.ascontiguousarray(rows) if self.comm.Get_rank() == 0 else empty(self.stored, count)
         barrier(self.comm)
         self.comm.Bcast(bytes_of(mine))

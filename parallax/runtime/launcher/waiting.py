@@ -1,6 +1,6 @@
-"""The job of this process that waits for more work; there is at most one.
+"""The idle job of this process; there is at most one.
 
-It ends when it has waited long enough, when another job needs its machines, and with this process.
+It ends after a time, before another job starts, and with this process.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ from typing import Protocol
 
 
 class WaitingJob(Protocol):
-    """A job that waits."""
+    """A job that is idle."""
 
     def close(self) -> None:
         """Ends it, and waits for that."""
 
 
 class _Waiting:
-    """Where the job waits; used by several threads."""
+    """Holds the idle job; several threads use it."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -30,7 +30,7 @@ class _Waiting:
 
     def put(self, job: WaitingJob, seconds: float) -> None:
         with self._lock:
-            before = self._taken()
+            before = self._pop()
             self._job, self._process = job, os.getpid()
             self._timer = threading.Timer(seconds, self._end_late, [job])
             self._timer.daemon = True
@@ -40,7 +40,7 @@ class _Waiting:
 
     def take(self) -> WaitingJob | None:
         with self._lock:
-            return self._taken()
+            return self._pop()
 
     def end(self) -> None:
         job = self.take()
@@ -49,12 +49,12 @@ class _Waiting:
 
     def _end_late(self, job: WaitingJob) -> None:
         with self._lock:
-            late = self._taken() if self._job is job else None
+            late = self._pop() if self._job is job else None
         if late is not None:
             late.close()
 
-    def _taken(self) -> WaitingJob | None:
-        """The job, which waits no more; a process that was forked has none."""
+    def _pop(self) -> WaitingJob | None:
+        """Removes the job, and returns it; in a forked process there is none."""
         job, self._job = self._job, None
         if self._timer is not None:
             self._timer.cancel()

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from parallax.analysis.reading.digests import fingerprint, first_difference
+from parallax.analysis.reading.digests import are_alike, fingerprint, first_difference
 from parallax.analysis.reading.launcher_graph import (
     LauncherGraph,
     functions_meant,
@@ -19,6 +19,7 @@ from parallax.analysis.reading.launcher_graph import (
     unpacked,
 )
 from parallax.errors import OtherGraphError
+from parallax.graph.view import EXAMPLES
 from parallax.runtime.worker.one_graph import launchers_graph, place_of
 
 v1 = tf.compat.v1
@@ -186,3 +187,17 @@ def test_the_place_of_an_op_is_the_scripts_line():
     with tf.Graph().as_default():
         op = tf.square(1.0).op
     assert place_of(op).startswith(f"{__file__}:")
+
+
+def test_graphs_are_alike_whose_structure_and_values_are_also_inside_of_functions():
+    first = definition(built())
+    assert are_alike(first, definition(built(shift=1)))  # other names of functions
+    for other in ({"value": 2.0}, {"inner": 3.0}, {"large": 1.0}, {"seed": 1}, {"width": 4}, {"more": True}):
+        assert not are_alike(first, definition(built(**other))), other
+
+
+def test_graphs_are_not_alike_that_expect_batches_of_another_length():
+    graphs = [definition(built()) for _ in range(2)]
+    for graph_def, length in zip(graphs, (8, 16), strict=True):
+        next(node for node in graph_def.node if node.op == "Placeholder").attr[EXAMPLES].i = length
+    assert fingerprint(graphs[0]) == fingerprint(graphs[1]) and not are_alike(*graphs)

@@ -3,6 +3,7 @@ import time
 
 import pytest
 
+from parallax.errors import SessionError
 from parallax.runtime.supervisor.control import CONTROL_FD, check_message, read_sealed
 from parallax.runtime.worker import heartbeat
 from parallax.runtime.worker.heartbeat import Heartbeat
@@ -76,3 +77,20 @@ def test_the_beat_goes_on_when_the_loop_has_ended(sent):
     assert sent(kind("finished")) == {"kind": "finished", "runs": 0}
     own = sent(lambda message: message["kind"] == "alive" and "serves" not in message)  # a server's of a test before
     assert own["fetch"] == ""
+
+
+def test_sessions_may_follow_each_other_until_the_loop_ends_where_that_is_expected(sent):
+    alone, serving = Heartbeat(), Heartbeat()
+    alone.open()
+    with pytest.raises(SessionError, match="once"):
+        alone.open()
+    serving.expect_sessions()
+    serving.start()
+    for _ in range(2):
+        serving.open()
+        with serving.run("train", "d"):
+            pass
+        serving.count()
+        serving.close()
+    serving.finish()
+    assert sent(kind("finished")) == {"kind": "finished", "runs": 2}

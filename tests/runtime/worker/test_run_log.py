@@ -126,6 +126,19 @@ def test_a_short_session_that_trained_nothing_is_told_of_at_its_end(view, said):
     assert (level, more) == (logging.WARNING, []) and "No run of this session (3 runs) updated" in text
 
 
+def test_a_second_loop_of_a_session_is_told_of_by_itself(view, said):
+    runs = RunLog(view, UPDATES, tells=True)
+    for seconds in (1.0, 2.0):
+        run(runs, ("train_op",), FIRST_STEPS + 1, seconds=seconds)
+        assert runs.step == FIRST_STEPS + 2
+        runs.finish()
+        assert runs.step == 1
+    assert [text.partition(",")[0] for _, text in said] == [
+        "A step took 1000 ms (median of 1 step)",
+        "A step took 2000 ms (median of 1 step)",
+    ]
+
+
 def test_an_op_that_looks_like_a_training_op_and_updates_nothing_is_told_of_at_once(view, said):
     runs = RunLog(view, UPDATES, tells=True)
     run(runs, ("train/step", "loss:0"), 2)
