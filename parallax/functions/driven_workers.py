@@ -184,7 +184,7 @@ class ReservedWorkers:
         calls.count_job()
 
     def release(self) -> None:
-        """Has the workers wait for the next call; a job with servers ends, for these keep a closed session's variables."""
+        """Has the workers wait for the next call; a job with servers ends, as these keep the variables of sessions."""
         if self._workers.is_sound and not self._workers.servers:
             let_wait(self._workers, IDLE_S)
         else:
