@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import sys
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import BinaryIO, NoReturn, cast
 
@@ -12,14 +13,18 @@ from parallax.api import JobEnded
 from parallax.cluster.machines import Cluster
 from parallax.errors import LaunchError
 from parallax.planned_call import check_outputs, checked_call, checked_cluster, plan_call, show_plan
-from parallax.runtime.launcher.launch import launch
+from parallax.runtime.launcher.job import Job
+from parallax.runtime.launcher.launch import Contact, JobEnd, launch
 from parallax.runtime.launcher.relay import bytes_of
+from parallax.runtime.launcher.restarting import RestartOptions, launch_restarting
 from parallax.runtime.launcher.spare import HeldStream, RunningJob
 from parallax.runtime.launching import check_launching
 from parallax.runtime.make_job import job_with, message_of, message_without_plan, of_workers
+from parallax.runtime.restarts import check_restarts, standing_by
 from parallax.runtime.worker.job_message import JobMessage
 from parallax.settings.config import Config
 from parallax.settings.environment import Settings
+from parallax.settings.parts import RestartConfig
 from parallax.types import Graph
 
 _ENDED_EARLY = "Workers serve the process that launched them until it is done, and these ended before."
@@ -61,7 +66,9 @@ class JobNeeds:
             ConfigError: configuration or resource file break a rule.
         """
         call = checked_call(None, resource_info, True, config)
-        return JobNeeds(checked_cluster(call), call.config, call.wanted, repr(call.config))
+        cluster = checked_cluster(call)
+        check_restarts(call.config, cluster, is_call=True, resumes=True)
+        return JobNeeds(cluster, call.config, call.wanted, repr(call.config))
 
 
 class JobBeside:
@@ -86,17 +93,38 @@ class JobBeside:
         message = replace(message_without_plan(needs.cluster, servers), function=function, attachment=attachment)
         self._held = [HeldStream(bytes_of(stream)) for stream in (sys.stdout, sys.stderr)]
         streams = [cast(BinaryIO, stream) for stream in self._held]
-        self._running = RunningJob(launch, job_with(message, needs.cluster, needs.config, mine), streams=streams)
+        job = job_with(message, needs.cluster, needs.config, mine)
+        self._contacts: list[Contact] = []
+        self._running = RunningJob(partial(self._launch, needs.config.restart), job, streams=streams)
 
     @property
     def is_alive(self) -> bool:
         """Whether the job still runs."""
         return not self._running.wait(0)
 
+    @property
+    def saved_step(self) -> int | None:
+        """The step of the latest checkpoint that its workers have reported; None while there is none."""
+        return max((step for one in self._contacts if (step := one.progress.step) is not None), default=None)
+
     def show(self) -> None:
         """Shows what its processes write, and have written; a second call changes nothing."""
         for stream in self._held:
             stream.release()
+
+    def _launch(self, asked: RestartConfig, job: Job, out: BinaryIO, errors: BinaryIO, contact: Contact) -> JobEnd:
+        """Launches it, and again where it fails and that is wanted."""
+
+        def launch_one(job: Job, own_out: BinaryIO | None, own_errors: BinaryIO | None, contact: Contact) -> JobEnd:
+            self._contacts.append(contact)
+            return launch(job, own_out or out, own_errors or errors, contact)
+
+        if not asked.max_restarts:
+            return launch_one(job, None, None, contact)
+        hosts = tuple(host.address for host in job.cluster.hosts)
+        spare = None if asked.no_spare else standing_by()
+        options = RestartOptions(asked.max_restarts, has_checkpoints=False, standing_by=spare, is_driven=True)
+        return launch_restarting(options, hosts, lambda _: job, launch_one, contact.signals)
 
     def cancel(self) -> None:
         """Ends it at once."""

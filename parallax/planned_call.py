@@ -32,7 +32,7 @@ class Call:
     """A call of `parallel_run`, or of `plan`.
 
     Attributes:
-        graph: the user's tf.Graph.
+        graph: the user's tf.Graph; None before it is known.
         resource_info: a resource file; None for workers on this machine.
         sync: whether every step takes the gradients of all workers.
         config: settings, checked again, with what the command line says.
@@ -92,7 +92,7 @@ def plan_on(cluster: Cluster, analysed: Analysed, call: Call) -> Plan:
 def checked_cluster(call: Call) -> Cluster:
     """The machines of a job, when nothing speaks against it but the plan."""
     config = call.config
-    if config.ckpt_config.keeps_state:
+    if config.ckpt_config.keeps_state and call.graph is not None:  # workers may start before there is one
         from parallax.runtime.checkpoint.checkpoints import check_global_step
 
         check_global_step(call.graph, config.ckpt_config)  # what every worker would refuse

@@ -7,12 +7,14 @@ import pickle
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
+from typing import NamedTuple
 
 from parallax import call as calls
-from parallax.functions.remote_steps import RemoteSteps, RequestQueue
+from parallax.functions.remote_steps import RemoteSteps
+from parallax.functions.request_queue import RequestQueue, Resend
 from parallax.functions.running import INITIAL, place_of_value
 from parallax.functions.served_graph import ServedGraph
-from parallax.functions.serving import END, serve
+from parallax.functions.serving import END, ReadyWorkers, serve
 from parallax.functions.step_graph import GraphStep, StepGraph
 from parallax.job_beside import JobBeside, JobNeeds, plan_message
 from parallax.logger import log
@@ -43,7 +45,7 @@ class DrivenWorkers:
     def __init__(self, needs: JobNeeds, number: int, servers: tuple[int, ...] = ()) -> None:
         self.needs, self.servers = needs, servers
         self._is_sound = True
-        self._open: ServedGraph | None = None
+        self._open: _OpenGraph | None = None
         self._channel: DriverConnection | None = None
         self._listening = DriverSocket()
         address = pickle.dumps(self._listening.address)
@@ -69,7 +71,7 @@ class DrivenWorkers:
 
     def has_open(self, served: ServedGraph) -> bool:
         """Whether their session is one on this graph."""
-        return self._open is not None and self._open.is_like(served)
+        return self._open is not None and self._open.served.is_like(served)
 
     @contextmanager
     def session(
@@ -88,20 +90,38 @@ class DrivenWorkers:
         """
         self._is_sound = False  # until they have settled
         try:
-            requests = RequestQueue(self._connect())
+            restarts = self.needs.config.restart.max_restarts
+            requests = RequestQueue(self._connect(), self._restore if restarts else None)
             with deferred_interrupts():
                 if message is not None and self._open is not None:
-                    requests.tell("close")
-                self._open = served
-                ready = requests.ask("open", message, served, config) if message is not None else requests.ask("resume")
+                    requests.tell("close", resend=Resend.UNANSWERED)
+                if message is not None:
+                    self._open = _OpenGraph(message, served, config)
+                ready = requests.open("resume") if message is None else requests.open("open", message, served, config)
             try:
-                yield RemoteSteps(graph, requests, ready())
+                yield RemoteSteps(graph, requests, ready(), lambda: self._job.saved_step)
             except BaseException:
+                requests.give_up()
                 self._is_sound = self._settles(requests, _PATIENCE_S)
                 raise
-            self._is_sound = self._settles(requests)
+            self._is_sound = self._settles(requests) and not requests.has_recovered  # each call may restart so often
         except ChannelClosed:
             self._job.fail()
+
+    def _restore(self) -> tuple[DriverConnection, ReadyWorkers]:
+        """Waits for the workers of a job that was started again, which open the session.
+
+        Raises:
+            ChannelClosed: it is not started again.
+        """
+        assert self._open is not None, "a session was opened"
+        while True:
+            if self._channel is not None:
+                self._channel.close()
+            self._channel = None
+            channel = self._connect()
+            with suppress(ChannelClosed):
+                return channel, RequestQueue(channel).open("open", *self._open)()
 
     def _settles(self, requests: RequestQueue, seconds: float = math.inf) -> bool:
         """Has workers finish a call; False where they take longer than `seconds`."""
@@ -133,6 +153,20 @@ class DrivenWorkers:
         return self._channel
 
 
+class _OpenGraph(NamedTuple):
+    """What a session was opened on.
+
+    Attributes:
+        message: of the plan.
+        served: the graph of the steps.
+        config: settings.
+    """
+
+    message: JobMessage
+    served: ServedGraph
+    config: Config
+
+
 class ReservedWorkers:
     """The workers that one call has for itself.
 
@@ -146,7 +180,7 @@ class ReservedWorkers:
     """
 
     def __init__(self, number: int, config: Config, resource: str | Path | None) -> None:
-        self._number, self._config, self._resource = number, config, resource
+        self._number, self._resource = number, resource
         self._needs = JobNeeds.of(config, resource)
         waiting = take_waiting()
         with ExitStack() as unless_taken:
@@ -159,12 +193,13 @@ class ReservedWorkers:
         self._workers = DrivenWorkers(self._needs, number)
 
     @contextmanager
-    def session(self, graph: StepGraph, steps: Mapping[str, GraphStep]) -> Iterator[RemoteSteps]:
+    def session(self, graph: StepGraph, steps: Mapping[str, GraphStep], config: Config) -> Iterator[RemoteSteps]:
         """Plans a graph, prints the plan, and has a session opened on it; or goes on with that of an equal graph.
 
         Args:
             graph: of the steps.
             steps: by name.
+            config: settings, which differ from those of the workers in the folder of checkpoints alone.
 
         Raises:
             JobFailed: the job has failed, and has said why.
@@ -175,11 +210,11 @@ class ReservedWorkers:
         if has_values and self._workers.has_open(served):
             log.info("The model's steps are those of the fit before, whose plan and workers go on.")
         else:
-            message = plan_message(self._number, graph.graph, self._config, self._resource)
+            message = plan_message(self._number, graph.graph, config, self._resource)
             if message.servers != self._workers.servers:
                 self._workers.close()
                 self._workers = DrivenWorkers(self._needs, self._number, message.servers)
-        with self._workers.session(message, graph, served, self._config) as running:
+        with self._workers.session(message, graph, served, config) as running:
             yield running
         calls.count_job()
 

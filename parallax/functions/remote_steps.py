@@ -2,74 +2,38 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 
+from parallax.functions.carried_sums import CarriedSums, RunSums
 from parallax.functions.numbered_rows import NumberedRows
+from parallax.functions.request_queue import RequestQueue, Resend
 from parallax.functions.running import place_of_value
-from parallax.functions.serving import DriverRequest, ReadyWorkers, StepResults, WantedResults
+from parallax.functions.serving import ReadyWorkers, StepResults, WantedResults
 from parallax.functions.shares import Share, rows_of, share_of
 from parallax.functions.step_graph import GraphStep, StepGraph
 from parallax.functions.traced import InFile, bytes_of
+from parallax.logger import log
+from parallax.report.text import bytes_text
 from parallax.runtime.checkpoint.stored import groups
-from parallax.runtime.driver_channel import DriverConnection, deferred_interrupts
 from parallax.types import Array, ArrayOnWorker0, Comm, Nest, Operation, Picklable, Tensor, Value, Variable
 
-
-class RequestQueue:
-    """RequestQueue to workers, which answer some of them, in order.
-
-    Args:
-        channel: to worker 0.
-    """
-
-    def __init__(self, channel: DriverConnection) -> None:
-        self._channel = channel
-        self._asked = self._heard = 0  # requests with answers, and answers
-        self._answers: dict[int, Picklable] = {}
-
-    def tell(self, kind: str, *arguments: Picklable, own: Picklable = None) -> None:
-        """Sends a request that has no answer.
-
-        Args:
-            kind: of it.
-            arguments: for all workers.
-            own: for worker 0 alone.
-
-        Raises:
-            ChannelClosed: the workers have gone.
-        """
-        with deferred_interrupts():
-            self._channel.send(DriverRequest(kind, arguments, own is not None))
-            if own is not None:
-                self._channel.send(own)
-
-    def ask(self, kind: str, *arguments: Picklable, own: Picklable = None) -> Callable[..., Picklable]:
-        """Sends a request that has an answer; arguments are those of `tell`.
-
-        Returns:
-            A function that waits for the answer and returns it. It takes a timeout in seconds, infinite by default, and
-            raises TimeoutError, or ChannelClosed where the workers have gone.
-        """
-        with deferred_interrupts():
-            self.tell(kind, *arguments, own=own)
-            number = self._asked
-            self._asked += 1
-
-        def wait(seconds: float = math.inf) -> Picklable:
-            until_s = time.monotonic() + seconds
-            while number not in self._answers:
-                self._channel.wait(until_s)
-                with deferred_interrupts():
-                    self._answers[self._heard] = self._channel.receive()
-                    self._heard += 1
-            return self._answers.pop(number)
-
-        return wait
+_KEPT_BYTES = 1 << 30
+"""Of requests, and of values, that are kept for workers that replace failed ones."""
+_BASE_S = 10.0
+"""How long workers compute at least between two readings of all values."""
+_TOO_MUCH = (
+    "More than {size} of batches would be kept for workers that replace failed ones, so a failure will end this `fit`. "
+    "{remedy}"
+)
+_REMEDIES = {
+    True: "Write checkpoints more often (CheckPointConfig.save_ckpt_steps), or leave max_restarts out.",
+    False: "Write checkpoints (CheckPointConfig), or leave max_restarts out.",
+}
 
 
 class RemoteSteps:
@@ -85,41 +49,48 @@ class RemoteSteps:
     size, rank = 1, 0
     comm: Comm = None
 
-    def __init__(self, graph: StepGraph, requests: RequestQueue, ready: ReadyWorkers) -> None:
+    def __init__(
+        self, graph: StepGraph, requests: RequestQueue, ready: ReadyWorkers, saved_step: Callable[[], int | None]
+    ) -> None:
         """Takes over workers that have opened the graph.
 
         Args:
             graph: with its steps.
             requests: to the workers.
             ready: what they have answered.
+            saved_step: gives the step of the latest checkpoint that the workers have reported.
         """
-        self._graph, self._tell, self._ask = graph, requests.tell, requests.ask
+        self._graph, self._requests, self._saved_step = graph, requests, saved_step
         self._workers, self.resumed_step = ready
         self.steps = self.resumed_step or 0
-        self._wanted: dict[str, WantedResults] = {}
+        requests.begin_at(self.steps)
+        self._sums = CarriedSums()
+        requests.watcher = self._sums
+        self._wanted: dict[tuple[str, WantedResults], int] = {}
         self._sent: dict[tuple[int, ...], tuple[int, Sequence[Array]]] = {}
+        self._base_s, self._base_cost_s = time.monotonic(), 0.0
 
     def variables(self) -> dict[str, Variable]:
         """As that of `RunningSteps`."""
         return {one.name: one.variable for one in self._graph.taken()}
 
-    def begin(self, local: Sequence[str]) -> None:
+    def begin(self, parts: Mapping[str, Sequence[str]]) -> None:
         """As that of `RunningSteps`: gives the workers the script's values."""
+        self._sums.names = parts
         if self.resumed_step is not None:
             return
         in_files: dict[str, list[str]] = {}
         here: dict[str, Value] = {}
-        for name, variable in self.variables().items():
+        for name in self._shared_names():
+            variable = self.variables()[name]
             place = place_of_value(variable)
-            if name in local:
-                continue
             if place is None:
                 here[name] = variable.numpy()
             elif isinstance(place, InFile):
                 in_files.setdefault(place.prefix, []).append(name)
         self.write(here)
         for prefix, names in in_files.items():
-            self._tell("load", prefix, names)
+            self._requests.tell("load", prefix, names)
 
     def share_of(self, batch: Nest) -> Share:
         """All of a batch, which is cut when it is sent."""
@@ -133,24 +104,36 @@ class RemoteSteps:
         numbers = [one.name for one, has_rows in zip(fetches, rows, strict=True) if not has_rows]
         joined = [one.name for one, has_rows in zip(fetches, rows, strict=True) if has_rows]
         wanted = WantedResults(tuple(one.name for one in parts), tuple(numbers), tuple(joined))
-        if self._wanted.get(step.name) != wanted:
-            self._wanted[step.name] = wanted
-            self._tell("wish", step.name, wanted)
-        answer = self._send_batch(step.name, share)
+        key = step.name, wanted
+        if key not in self._wanted:
+            self._wanted[key] = len(self._wanted)
+            self._requests.tell("wish", self._wanted[key], *key, resend=Resend.ALWAYS)
+        self._bound_requests()
+        run = self._sums.note_run(step.name)
+        answer = self._send_batch(self._wanted[key], share, run, step.is_counted)
         self.steps += step.is_counted
 
         def wait() -> list[Value]:
             found: StepResults = answer()
             waiting = iter(found.means), iter(found.rows)
-            return [*found.sums, *(next(waiting[has_rows]) for has_rows in rows)]
+            return [*run.add(found.sums), *(next(waiting[has_rows]) for has_rows in rows)]
 
         return wait
+
+    def read_epoch(self) -> tuple[int, int, int]:
+        """As that of `RunningSteps`."""
+        found: tuple[int, int, int] = self._requests.ask("read_epoch")()
+        return found
+
+    def note_epoch(self, epoch: int, step: int, batches: int | None) -> None:
+        """As that of `RunningSteps`."""
+        self._requests.tell("note_epoch", epoch, step, batches)
 
     def read(self, names: Sequence[str]) -> dict[str, ArrayOnWorker0]:
         """Variables' values by name."""
         variables, found = self.variables(), {}
         for group in groups({name: bytes_of(variables[name]) for name in names}):
-            found.update(self._ask("read", group)())
+            found.update(self._requests.ask("read", group)())
         return found
 
     def read_everywhere(self, name: str) -> ArrayOnWorker0:
@@ -161,26 +144,58 @@ class RemoteSteps:
         """Gives variables values, by name."""
         arrays = {name: np.asarray(value) for name, value in values.items()}
         for group in groups({name: array.nbytes for name, array in arrays.items()}):
-            self._tell("write", group, own=[arrays[name] for name in group])
+            self._requests.tell("write", group, own=[arrays[name] for name in group])
 
     def store(self, folder: Path, names: Sequence[str], step: int | None = None) -> dict[str, InFile]:
         """As that of `RunningSteps`."""
-        found: dict[str, InFile] = self._ask("store", folder, list(names), step)()
+        found: dict[str, InFile] = self._requests.ask("store", folder, list(names), step)()
         return found
 
-    def run_op(self, op: Operation) -> None:
-        """Runs an op of the graph without feeds."""
-        self._tell("op", op.name)
+    def reset(self, op: Operation) -> None:
+        """As that of `RunningSteps`."""
+        self._requests.tell("reset", op.name, note=self._sums.note_reset())
 
-    def _send_batch(self, step: str, batch: Share) -> Callable[..., Picklable]:
+    def _shared_names(self) -> list[str]:
+        """The names of variables of which workers have no parts of their own."""
+        parts = {name for names in self._sums.names.values() for name in names}
+        return [name for name in self.variables() if name not in parts]
+
+    def _bound_requests(self) -> None:
+        """Keeps few requests for workers that replace failed ones, and little for them to do again."""
+        requests, in_files = self._requests, self._graph.loop is not None
+        if not requests.is_restorable:
+            return
+        if in_files and requests.kept_bytes > _KEPT_BYTES:
+            requests.forget_until(self._saved_step() or 0)
+        elif not in_files and (
+            requests.kept_bytes > _KEPT_BYTES or time.monotonic() - self._base_s > max(_BASE_S, 50 * self._base_cost_s)
+        ):
+            self._take_base()
+        if requests.kept_bytes > _KEPT_BYTES:
+            requests.give_up()
+            log.warning(_TOO_MUCH.format(size=bytes_text(_KEPT_BYTES), remedy=_REMEDIES[in_files]))
+
+    def _take_base(self) -> None:
+        """Reads all variables, with which restored workers begin from now on, where this process may have them."""
+        began_s, variables = time.monotonic(), self.variables()
+        names = self._shared_names()
+        if sum(bytes_of(variables[name]) for name in names) <= _KEPT_BYTES:
+            values = self.read(names)
+            sizes = {name: np.asarray(value).nbytes for name, value in values.items()}
+            self._requests.rebase([("write", (group,), [values[n] for n in group]) for group in groups(sizes)])
+        self._base_s = time.monotonic()
+        self._base_cost_s = self._base_s - began_s
+
+    def _send_batch(self, wanted: int, batch: Share, run: RunSums, counts: bool) -> Callable[..., Picklable]:
         """Sends row numbers of arrays, which the workers get once, or their shares of a batch; gives what waits."""
+        ask = partial(self._requests.ask, resend=Resend.SINCE_BASE, note=run, counts=counts)
         numbered = [part for part in batch.arrays if isinstance(part, NumberedRows)]
         if not numbered or len(numbered) < len(batch.arrays):
             shares = [share_of(batch.arrays, one, self._workers) for one in range(self._workers)]
-            return self._ask("shares", step, own=shares)
+            return ask("shares", wanted, own=shares)
         key = tuple(id(part.array) for part in numbered)
         if key not in self._sent:
             arrays = [part.array for part in numbered]  # held, so that no others are taken for them
             self._sent[key] = len(self._sent), arrays
-            self._tell("arrays", self._sent[key][0], own=arrays)
-        return self._ask("rows", step, self._sent[key][0], numbered[0].numbers)
+            self._requests.tell("arrays", self._sent[key][0], own=arrays, resend=Resend.ALWAYS)
+        return ask("rows", wanted, self._sent[key][0], numbered[0].numbers)

@@ -49,16 +49,17 @@ class RunningSteps:
         self.resumed_step: int | None = session.resumed_step
         self.steps = self.resumed_step or 0
 
-    def begin(self, local: Sequence[str]) -> None:
+    def begin(self, parts: Mapping[str, Sequence[str]]) -> None:
         """Gives the session the script's values, worker 0's, unless it has those of a checkpoint.
 
         What starts at its traced initial value has it, and what is in files is read by its owners.
 
         Args:
-            local: names of variables of which each worker keeps its own, from zero on.
+            parts: by step, the names of the variables of which each worker keeps its own part of a sum, from zero on.
         """
         if self.resumed_step is not None:
             return
+        local = {name for names in parts.values() for name in names}
         taken = {one.name: one.variable for one in self._graph.taken() if one.name not in local}
         sources = self.comm.bcast({name: place_of_value(variable) for name, variable in taken.items()})
         here = [name for name, source in sources.items() if source is None]
@@ -150,8 +151,8 @@ class RunningSteps:
         assert self._graph.loop is not None, "no step of this graph is counted"
         return self._graph.loop
 
-    def run_op(self, op: Operation) -> None:
-        """Runs an op of the graph without feeds."""
+    def reset(self, op: Operation) -> None:
+        """Runs an op of the graph that sets this worker's parts of sums to zero."""
         self._session.run(op)
 
     def read(self, names: Sequence[str]) -> dict[str, ArrayOnWorker0]:

@@ -110,8 +110,9 @@ class _Service:
         self._comm = members.workers.Dup()
         self._running: RunningSteps
         self._steps: dict[str, GraphStep] = {}
-        self._wanted: dict[str, WantedResults] = {}
-        self._tensors: dict[str, list[Tensor]] = {}
+        self._has_checkpoints = False
+        self._wanted: dict[int, WantedResults] = {}
+        self._of_wanted: dict[int, tuple[GraphStep, list[Tensor]]] = {}
         self._arrays: dict[int, NumberedArrays] = {}
 
     def run(self) -> None:
@@ -151,6 +152,7 @@ class _Service:
         graph, self._steps = served.import_graph()
         opened = calls.worker_call(graph.graph, config)
         self._running = RunningSteps(graph, opened.session, opened.size, opened.rank)
+        self._has_checkpoints = config.ckpt_config.keeps_state
         self._answer(ReadyWorkers(opened.size, self._running.resumed_step))
 
     def serve_resume(self, _: None) -> None:
@@ -159,7 +161,7 @@ class _Service:
 
     def serve_settle(self, _: None) -> None:
         """Ends a call, and says whether another one can go on with its session, when nothing of it is left to do."""
-        is_kept = self._running.settle()
+        is_kept = self._running.settle() and not self._has_checkpoints  # the last one comes when a session closes
         if is_kept:
             self._finish()
         else:
@@ -183,27 +185,28 @@ class _Service:
         """What workers do together when steps have ended."""
         for last in self._members.at_end:
             last()
-        for of_call in (self._wanted, self._tensors, self._arrays):
+        for of_call in (self._wanted, self._of_wanted, self._arrays):
             of_call.clear()
 
-    def serve_wish(self, step: str, wanted: WantedResults, _: None) -> None:
-        """Says what a step gives from now on."""
-        graph = self._steps[step].run.graph
-        self._wanted[step] = wanted
-        self._tensors[step] = [graph.get_tensor_by_name(name) for names in wanted for name in names]
+    def serve_wish(self, number: int, name: str, wanted: WantedResults, _: None) -> None:
+        """Gives a number to a step with certain results."""
+        step = self._steps[name]
+        self._wanted[number] = wanted
+        tensors = [step.run.graph.get_tensor_by_name(name) for names in wanted for name in names]
+        self._of_wanted[number] = step, tensors
 
     def serve_arrays(self, number: int, own: list[Array] | None) -> None:
         """Takes arrays, of which steps are then given row numbers."""
         self._arrays[number] = NumberedArrays(_arrays_of_worker_0(own, self._running))
 
-    def serve_rows(self, step: str, number: int, numbers: Array, _: None) -> None:
+    def serve_rows(self, wanted: int, number: int, numbers: Array, _: None) -> None:
         """Runs a step on rows of arrays."""
         batch = self._arrays[number].batch(numbers)
-        self._run(step, share_of(batch, self._running.rank, self._running.size))
+        self._run(wanted, share_of(batch, self._running.rank, self._running.size))
 
-    def serve_shares(self, step: str, own: list[Share] | None) -> None:
+    def serve_shares(self, wanted: int, own: list[Share] | None) -> None:
         """Runs a step on shares that the driver has cut."""
-        self._run(step, self._running.comm.scatter(own) if self._running.size > 1 else own[0] if own else Share(()))
+        self._run(wanted, self._running.comm.scatter(own) if self._running.size > 1 else own[0] if own else Share(()))
 
     def serve_read(self, names: Sequence[str], _: None) -> None:
         """Gives variables' values, by name."""
@@ -221,16 +224,24 @@ class _Service:
         """Writes a checkpoint, and gives where each variable is."""
         self._answer(self._running.store(folder, names, step))
 
-    def serve_op(self, op: str, _: None) -> None:
-        """Runs an op of the graph."""
-        self._running.run_op(op)
+    def serve_read_epoch(self, _: None) -> None:
+        """Gives what the graph says of the loop."""
+        self._answer(self._running.read_epoch())
 
-    def _run(self, name: str, share: Share) -> None:
+    def serve_note_epoch(self, epoch: int, step: int, batches: int | None, _: None) -> None:
+        """Notes for checkpoints that an epoch begins."""
+        self._running.note_epoch(epoch, step, batches)
+
+    def serve_reset(self, op: str, _: None) -> None:
+        """Sets the parts that each worker has of metrics to zero."""
+        self._running.reset(op)
+
+    def _run(self, number: int, share: Share) -> None:
         """Runs a step, and gives what one process would have computed."""
-        wanted, step = self._wanted[name], self._steps[name]
-        found = self._running.run(step, share, self._tensors[name])
-        number = len(wanted.sums) + len(wanted.means)
-        numbers, rows = found[:number], [np.asarray(value)[: share.rows] for value in found[number:]]
+        wanted = self._wanted[number]
+        found = self._running.run(self._of_wanted[number][0], share, self._of_wanted[number][1])
+        scalars = len(wanted.sums) + len(wanted.means)
+        numbers, rows = found[:scalars], [np.asarray(value)[: share.rows] for value in found[scalars:]]
         results = _of_all(numbers, len(wanted.sums), rows, self._running.comm, self._running.size)
         if results is not None:
             self._answer(results)

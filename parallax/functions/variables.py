@@ -36,7 +36,7 @@ class SessionVariables:
     def begin(self, running: RunningSteps) -> Mirrors:
         """Gives the session the script's values, and mirrors the script's variables."""
         self._running = running
-        running.begin(list(self._parts))
+        running.begin({"step": list(self._parts)})
         variables = running.variables()
         self._base = {name: variables[name].numpy() for name in self._parts}
         self._mirrors = Mirrors(variables.items(), self._fetched)
@@ -48,7 +48,7 @@ class SessionVariables:
         values = {name: self._mirrors.variable(name).numpy() for name in written}
         for name in [name for name in values if name in self._parts]:
             self._base[name] = values.pop(name)
-            self._running.run_op(self._reset[name])
+            self._running.reset(self._reset[name])
         self._running.write(values if self._running.rank == 0 else dict.fromkeys(values))
 
     def refresh_all(self) -> None:

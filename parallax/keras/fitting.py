@@ -190,7 +190,7 @@ def run_fit(
     if running.rank:
         arguments.update(callbacks=None, verbose=0)
     library = library_of(model)
-    if fit.graph.loop is not None and isinstance(running, RunningSteps):
+    if fit.graph.loop is not None:
         first, last = arguments.get("initial_epoch", 0), arguments.get("epochs", 1)
         training.progress = FitProgress(model, running, first, last)
     lists = mock.patch(library.CALLBACK_LIST_IN_FIT, callback_list_for(model, training))

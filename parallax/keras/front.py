@@ -6,7 +6,7 @@ import functools
 import inspect
 import math
 import pickle
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -184,7 +184,7 @@ def _start_early() -> None:
         return
     _use.has_started = True
     with suppress(ParallaxError):  # which `fit` raises
-        if _is_driven({}):
+        if _is_driven():
             start_workers(calls.upcoming_call(), _use.config, _use.resource_info)
 
 
@@ -229,12 +229,12 @@ def _config_of(number: int) -> Config:
 def _launched(
     number: int, model: KerasModel, arguments: dict[str, Argument], original: Callable[..., KerasHistory]
 ) -> KerasHistory:
-    if settings().role == Role.LAUNCH and _is_driven(arguments):
+    if settings().role == Role.LAUNCH and _is_driven():
         with reserved_workers(number, _use.config, _use.resource_info) as workers:  # they start during the trace
             fit = _read(model, arguments)
             check_folder(fit, _tables())
             if not calls_python(fit.graph.graph):
-                return _drive(fit, workers, original)
+                return _drive(fit, workers, original, _config_of(number))
     else:
         fit = _read(model, arguments)
         if settings().role == Role.LAUNCH:
@@ -251,17 +251,19 @@ def _launched(
     return history_of(model, result, arguments)
 
 
-def _is_driven(arguments: Mapping[str, Argument]) -> bool:
+def _is_driven() -> bool:
     """Whether this process goes over the batches of a `fit` itself; else each worker runs the script up to it."""
     config = merged(_use.config, settings())
-    keeps = config.ckpt_config.keeps_state or config.restart.max_restarts or has_backup(arguments)
     others = config.hooks or config.chief_only_hooks or settings().verify_first is not None
-    return not keeps and not others and calls.is_led_here(_use.config, _use.resource_info)
+    is_elastic = config.restart.min_hosts is not None
+    return not is_elastic and not others and calls.is_led_here(_use.config, _use.resource_info)
 
 
-def _drive(fit: FitCall, workers: ReservedWorkers, original: Callable[..., KerasHistory]) -> KerasHistory:
+def _drive(
+    fit: FitCall, workers: ReservedWorkers, original: Callable[..., KerasHistory], config: Config
+) -> KerasHistory:
     """Trains by workers that have the graph of the steps, and do not run the script."""
-    with workers.session(fit.graph, fit.steps) as steps:
+    with workers.session(fit.graph, fit.steps, config) as steps:
         history, values = run_fit(fit, original, steps, _tables())
     take_state(fit, values)
     calls.remember(result_of(fit, history, values))

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Protocol
 
+from parallax.functions.remote_steps import RemoteSteps
 from parallax.functions.running import RunningSteps
 from parallax.logger import log
 from parallax.types import Argument, KerasModel
@@ -45,7 +46,7 @@ class FitProgress:
     """
 
     model: KerasModel
-    running: RunningSteps
+    running: RunningSteps | RemoteSteps
     first_epoch: int
     last_epoch: int
     epochs: Epochs | None = None

@@ -102,13 +102,14 @@ class ModelTraining:
         }
         taken = running.variables()
         self._number_of = {names.get(key, f"metric {number}"): number for number, key in enumerate(metrics)}
-        running.begin([name for name in taken if name in self._number_of])
+        name_of = dict(zip(metrics, self._number_of, strict=True))
+        running.begin({step: [name_of[id(v)] for v in one.metrics] for step, one in traced.items()})
         self._trained = [name for name in taken if name not in self._number_of]
         counted = {name: self._sums.variables[number] for name, number in self._number_of.items()}
         self.mirrors = Mirrors({**taken, **counted}.items(), self._fetched)
         if running.resumed_step is not None:
             self.mirrors.outdate(self._trained)
-            running.run_op(reset)  # a checkpoint has what one worker had of the metrics of an epoch
+            running.reset(reset)  # a checkpoint has what one worker had of the metrics of an epoch
         _trainings[id(model)] = self
 
     def take_arrays(self, arrays: Mapping[str, NumberedArrays]) -> None:
@@ -329,7 +330,7 @@ class ModelTraining:
     def _write(self, trained: list[str], metrics: dict[int, Value]) -> None:
         self._running.write({n: self.mirrors.variable(n).numpy() if self.rank == 0 else None for n in trained})
         if metrics:
-            self._running.run_op(self._reset)
+            self._running.reset(self._reset)
             self._sums.begin_at(metrics)
 
     def _tell(self, what: Picklable) -> Picklable:

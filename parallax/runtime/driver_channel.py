@@ -59,7 +59,10 @@ class DriverConnection:
         Raises:
             ChannelClosed: the other side has gone.
         """
-        data = pickle.dumps(message, protocol=5)
+        self.send_bytes(pickle.dumps(message, protocol=5))
+
+    def send_bytes(self, data: bytes) -> None:
+        """Sends a message that is pickled already; as `send`."""
         try:
             with deferred_interrupts():
                 self._connection.send_bytes(data)

@@ -1,12 +1,15 @@
 """Scripts that fit on several workers: what they come to is what plain Keras comes to, and failures are named."""
 
 import json
+import signal
+import time
 from pathlib import Path
 
 import numpy as np
 import pytest
 import tensorflow as tf
 
+from parallax.runtime.supervisor.processes import processes_with
 from tests.end_to_end.conftest import CLI, start, warm_server, warm_workers, write  # noqa: F401
 
 SCRIPTS = Path(__file__).parent / "scripts"
@@ -26,6 +29,15 @@ def seen_in(done):
 
 def told(done, word):
     return next(line for line in done.stdout.splitlines() if line.startswith(word)).removeprefix(word)
+
+
+def end_of_killed_script(running):
+    """Waits until a script that kills itself, and what it started, has ended."""
+    assert running.process.wait(240) == -signal.SIGKILL, running.output()
+    deadline_s = time.monotonic() + 10
+    while processes_with(running.mark) and time.monotonic() < deadline_s:
+        time.sleep(0.1)
+    assert processes_with(running.mark) == ()
 
 
 def differences(first, second):
@@ -63,32 +75,44 @@ def test_a_step_that_calls_python_code_is_run_by_workers_that_run_the_script(sta
     assert max(parts.values()) <= 1e-6, parts
 
 
+@pytest.mark.new_workers  # they are found below the script
 @pytest.mark.parametrize("victim", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_a_fit_whose_worker_is_killed_goes_on_from_its_backup_when_it_is_run_again(start, tmp_path, victim):  # noqa: F811
     script, here, plain = SCRIPTS / "fit_that_is_killed.py", tmp_path / "here", tmp_path / "plain"
     here.mkdir()
     plain.mkdir()
-    words = (*CLI, "run", "--workers", 2, script, here, victim)
+    words = (*CLI, "run", "--workers", 2, script, here, "backup", victim)
     killed = start(*words).finish()
     assert killed.status == 137 and f"rank {victim} was killed by SIGKILL" in killed.stderr, killed
     running = start(*words)
-    assert start(script, plain, 0, "plain").finish().status == -9
-    expected = found_in(start(script, plain, 0, "plain").finish())
+    assert start(script, plain, "backup", "script", "plain").finish().status == -9
+    expected = found_in(start(script, plain, "backup", "script", "plain").finish())
     parts = differences(found_in(running.finish()), expected)
     assert expected["epochs"] == [2, 3] and max(parts.values()) <= 1e-6, parts
 
 
-@pytest.mark.slow
-def test_a_fit_whose_worker_is_killed_is_started_again_and_goes_on_from_its_backup(start, tmp_path):  # noqa: F811
+@pytest.mark.new_workers  # they are found below the script
+@pytest.mark.parametrize(
+    ("kind", "victim"),
+    [
+        ("arrays", 1),
+        ("files", 0),
+        pytest.param("arrays", 0, marks=pytest.mark.slow),
+        pytest.param("generator", 1, marks=pytest.mark.slow),
+        pytest.param("files", 1, marks=pytest.mark.slow),
+        pytest.param("backup", 1, marks=pytest.mark.slow),
+    ],
+)
+def test_a_fit_whose_workers_fail_goes_on_where_it_was(start, tmp_path, kind, victim):  # noqa: F811
     script, here, plain = SCRIPTS / "fit_that_is_killed.py", tmp_path / "here", tmp_path / "plain"
     here.mkdir()
     plain.mkdir()
-    running = start(*CLI, "run", "--workers", 2, "--max-restarts", 1, script, here, 1)
-    assert start(script, plain, 0, "plain").finish().status == -9
-    expected = found_in(start(script, plain, 0, "plain").finish())
+    words = (*CLI, "run", "--workers", 2, "--max-restarts", 1, script, here, kind, victim)
+    running = start(*words)
+    expected = found_in(start(script, plain, kind, victim, "plain").finish())
     done = running.finish(240)
-    said = "Restart 1 of 1: rank 1 was killed by SIGKILL"
-    assert done.status == 0 and said in done.stderr and "BackupAndRestore" not in done.stderr, done
+    assert f"Restart 1 of 1: rank {victim} was killed by SIGKILL" in done.stderr, done
+    assert done.stderr.count("Goes on where the script is.") == 1, done
     parts = differences(found_in(done), expected)
     assert max(parts.values()) <= 1e-6, parts
 
@@ -96,15 +120,16 @@ def test_a_fit_whose_worker_is_killed_is_started_again_and_goes_on_from_its_back
 @pytest.mark.parametrize(
     ("kind", "workers"), [("arrays", 2), *(pytest.param(k, 3, marks=pytest.mark.slow) for k in CHECKPOINTED)]
 )
-def test_a_fit_with_checkpoints_that_is_killed_goes_on_within_its_epoch(start, tmp_path, kind, workers):  # noqa: F811
+def test_a_script_that_is_killed_goes_on_within_the_epoch_of_its_checkpoint(start, tmp_path, kind, workers):  # noqa: F811
     script, here, plain = SCRIPTS / "fit_with_checkpoints.py", tmp_path / "here", tmp_path / "plain"
     here.mkdir()
     plain.mkdir()
-    words = (*CLI, "run", "--workers", workers, "--max-restarts", 1, script, here, kind)
+    words = (*CLI, "run", "--workers", workers, script, here, kind)
+    end_of_killed_script(start(*words))
     running = start(*words)
     expected = found_in(start(script, plain, kind, "plain").finish())
     done = running.finish(240)
-    assert "Goes on from step" in done.stderr and "BackupAndRestore" not in done.stderr, done
+    assert "Resumed: `fit` goes on in epoch 3" in done.stderr, done
     epochs, seen = seen_in(done)
     assert epochs == [2, 3] and seen[0][0] == 2 and seen[0][1] > 0 and seen[-1] == [3, 3], seen
     parts = differences(found_in(done), expected)
@@ -116,12 +141,12 @@ def test_a_fit_with_checkpoints_that_is_killed_goes_on_within_its_epoch(start, t
     assert max(parts.values()) <= 1e-6, parts
 
 
-def test_a_fit_that_is_killed_before_its_first_checkpoint_begins_anew(start, tmp_path):  # noqa: F811
+def test_a_script_that_is_killed_before_its_first_checkpoint_begins_anew(start, tmp_path):  # noqa: F811
     script, here, plain = SCRIPTS / "fit_with_checkpoints.py", tmp_path / "here", tmp_path / "plain"
     here.mkdir()
     plain.mkdir()
     words = (*CLI, "run", "--workers", 2, script, here, "late")
-    assert start(*words).finish().status == 137
+    end_of_killed_script(start(*words))
     running = start(*words)
     expected = found_in(start(script, plain, "late", "plain").finish())
     done = running.finish()

@@ -128,7 +128,7 @@ class _All(RunningSteps):
         put = [(_sum if t.name in counted else _log)(values) for t, *values in zip(flat, *values, strict=True)]
         return put
 
-    def run_op(self, op):
+    def reset(self, op):
         self._session.job.run_ops([[op.name]] * self._session.size)
 
     def read(self, names):

@@ -69,6 +69,7 @@ class RestartState:
         min_hosts: with so many the job goes on; None: with all of them alone.
         has_checkpoints: the workers write checkpoints, not the script itself.
         is_behind: the latest checkpoint may not have been told: not each of them is.
+        is_driven: the process that launched the job drives it, and goes on where it was.
         restarts: how often one was started again.
         quick: failures in a row without a new checkpoint between.
         last: why the last one failed.
@@ -83,6 +84,7 @@ class RestartState:
     min_hosts: int | None = None
     has_checkpoints: bool = True
     is_behind: bool = False
+    is_driven: bool = False
     restarts: int = 0
     quick: int = 0
     last: EndCause = EndCause()
@@ -185,6 +187,8 @@ def _refusal(before: RestartState, after: RestartState, job: FailedJob) -> str |
 
 
 def _where_from(state: RestartState) -> str:
+    if state.is_driven:
+        return "Goes on where the script is."
     if state.step is not None:
         return f"Goes on from step {state.step}{' or later' if state.is_behind or state.last.kind in _UNHEARD else ''}."
     if state.has_checkpoints:

@@ -13,6 +13,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -57,6 +58,7 @@ class RestartOptions:
         has_checkpoints: the workers write checkpoints, not the script itself.
         is_behind: as in `RestartState`.
         standing_by: the variable that has processes of a spare job wait, and its value; None for no spare jobs.
+        is_driven: as in `RestartState`.
     """
 
     most: int
@@ -64,9 +66,16 @@ class RestartOptions:
     has_checkpoints: bool = True
     is_behind: bool = False
     standing_by: tuple[str, str] | None = None
+    is_driven: bool = False
 
 
-def launch_restarting(options: RestartOptions, hosts: tuple[str, ...], job_on: JobOn, launch: Launch) -> JobEnd:
+def launch_restarting(
+    options: RestartOptions,
+    hosts: tuple[str, ...],
+    job_on: JobOn,
+    launch: Launch,
+    caught: list[int] | None = None,
+) -> JobEnd:
     """Runs a job on all hosts until it ends well or is not worth another start; gives the end of the last one.
 
     Args:
@@ -74,11 +83,12 @@ def launch_restarting(options: RestartOptions, hosts: tuple[str, ...], job_on: J
         hosts: addresses of all hosts.
         job_on: plans and gives the job on some of them; for all it has planned already.
         launch: as `launch.launch`.
+        caught: signals that end the job, to which another thread adds them; None for those that this process gets.
 
     Raises:
         LaunchError: as `launch`, of the first job.
     """
-    with caught_signals() as caught:
+    with nullcontext(caught) if caught is not None else caught_signals() as caught:
         restarting = _Restarting(options, hosts, job_on, launch, caught)
         try:
             return restarting.run()
@@ -93,7 +103,12 @@ class _Restarting:
         self, options: RestartOptions, hosts: tuple[str, ...], job_on: JobOn, launch: Launch, caught: list[int]
     ) -> None:
         self._state = RestartState(
-            options.most, hosts, options.min_hosts, options.has_checkpoints, is_behind=options.is_behind
+            options.most,
+            hosts,
+            options.min_hosts,
+            options.has_checkpoints,
+            is_behind=options.is_behind,
+            is_driven=options.is_driven,
         )
         self._standing_by = options.standing_by
         self._hosts = hosts

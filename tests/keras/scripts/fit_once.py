@@ -8,6 +8,7 @@ from pathlib import Path
 
 import keras
 import numpy as np
+from worker_processes import find_worker
 
 import parallax.keras
 
@@ -52,18 +53,6 @@ class Breaking(keras.callbacks.Callback):
             raise KeyError("a callback that breaks")
 
 
-def find_worker():
-    """The process of a worker that is below this one."""
-    words = {int(path.parent.name): path.read_bytes().split(b"\0") for path in Path("/proc").glob("[0-9]*/cmdline")}
-    for process, found in words.items():
-        above = process
-        while above > 1 and found[1:3] == [b"-m", b"parallax.runtime.worker.main"]:
-            above = int(Path(f"/proc/{above}/stat").read_text().rpartition(")")[2].split()[1])
-            if above == os.getpid():
-                return process
-    raise LookupError("no worker is there")
-
-
 def pieces():
     for first in range(0, 70, 16):
         yield ids[first : first + 16], labels[first : first + 16]
@@ -88,7 +77,9 @@ except KeyError:
     seen.append(float(np.sum(student.get_weights()[0])))  # as the second batch has left them
 student.fit(pieces(), verbose=0)
 if kind == "killed":
-    kill = keras.callbacks.LambdaCallback(on_train_batch_end=lambda batch, logs: os.kill(find_worker(), signal.SIGKILL))
+    kill = keras.callbacks.LambdaCallback(
+        on_train_batch_end=lambda batch, logs: os.kill(find_worker(1), signal.SIGKILL)
+    )
     try:
         student.fit(ids, labels, verbose=0, callbacks=[kill])
     except SystemExit as failed:

@@ -1,4 +1,8 @@
-"""A fit with a backup, in whose third epoch a worker is killed once: FOLDER VICTIM [plain], for plain Keras."""
+"""A fit whose workers are killed in its third epoch: FOLDER KIND VICTIM [plain], for plain Keras.
+
+KIND is "backup" for a callback that lets the script go on when it is run again, "files" for checkpoints of steps, or
+the kind of input of a fit that keeps nothing: "arrays", "generator". VICTIM is a rank, or "script" for this process.
+"""
 
 import json
 import os
@@ -8,14 +12,15 @@ from pathlib import Path
 
 import keras
 import numpy as np
+from worker_processes import find_worker
 
+import parallax
 import parallax.keras
 
-if "plain" not in sys.argv:
-    parallax.keras.use()
-folder = Path(sys.argv[1])
-victim = folder / f"process-{sys.argv[2]}"
-(folder / f"process-{os.environ.get('OMPI_COMM_WORLD_RANK', '0')}").write_text(str(os.getpid()), encoding="utf-8")
+folder, kind, victim, is_plain = Path(sys.argv[1]), sys.argv[2], sys.argv[3], "plain" in sys.argv
+if not is_plain:
+    saved = parallax.CheckPointConfig(folder / "saved", save_ckpt_steps=3) if kind == "files" else None
+    parallax.keras.use(None, parallax.Config(ckpt_config=saved))
 keras.utils.set_random_seed(4)
 random = np.random.RandomState(0)
 x, y = random.randint(0, 40, (30, 3)).astype("int32"), random.rand(30, 1).astype("float32")
@@ -25,19 +30,35 @@ model.compile(keras.optimizers.Adam(0.02), "mse", metrics=["mae"])
 
 
 class Kills(keras.callbacks.Callback):
-    """Kills the victim in the middle of epoch 2, of the first run alone."""
+    """Kills the victim in the middle of epoch 2, of the first run alone; changes the learning rate and metrics."""
 
     def on_epoch_begin(self, epoch, logs=None):
         self.epoch = epoch
+        if epoch == 3:
+            self.model.optimizer.learning_rate = 0.01
 
     def on_train_batch_end(self, batch, logs=None):
+        if (self.epoch, batch) == (2, 0):
+            model.evaluate(x[:5], y[:5], verbose=0)  # between the steps of an epoch
         if (self.epoch, batch) == (2, 1) and not (folder / "killed").exists():
             (folder / "killed").touch()
-            os.kill(int(victim.read_text(encoding="utf-8")), signal.SIGKILL)
+            if victim == "script" or not is_plain:
+                os.kill(os.getpid() if victim == "script" else find_worker(int(victim)), signal.SIGKILL)
 
 
-callbacks = [keras.callbacks.BackupAndRestore(folder / "backup"), Kills()]
-history = model.fit(x, y, batch_size=9, epochs=4, verbose=0, callbacks=callbacks)
+def pieces():
+    """Batches in an array that is used again."""
+    own = np.random.RandomState(1)
+    taken = np.zeros((9, 3), "int32")
+    while True:
+        chosen = own.randint(0, 30, 9)
+        taken[:] = x[chosen]
+        yield taken, y[chosen]
+
+
+callbacks = [Kills(), *([keras.callbacks.BackupAndRestore(folder / "backup")] if kind == "backup" else [])]
+data = {"x": pieces(), "steps_per_epoch": 4} if kind == "generator" else {"x": x, "y": y, "batch_size": 9}
+history = model.fit(**data, epochs=4, verbose=0, validation_data=(x[:7], y[:7]), callbacks=callbacks)
 found = {
     "history": history.history,
     "epochs": history.epoch,

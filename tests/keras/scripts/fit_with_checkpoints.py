@@ -49,7 +49,7 @@ inputs = {
 
 
 class Kills(keras.callbacks.Callback):
-    """Kills this process, worker 0, in the middle of epoch 2 of the first run; notes which epochs there are."""
+    """Kills this process in the middle of epoch 2 of the first run; notes which epochs there are."""
 
     def on_train_begin(self, logs=None):
         self.seen = []

@@ -5,10 +5,10 @@ import os
 import signal
 import sys
 import time
-from pathlib import Path
 
 import keras
 import numpy as np
+from worker_processes import find_workers
 
 import parallax
 import parallax.keras
@@ -32,22 +32,6 @@ def made(width):
     model = keras.Sequential(layers)
     model.compile(keras.optimizers.Adam(0.01), "mse", metrics=["mae"])
     return model
-
-
-def find_workers():
-    """The processes of workers below this one, by their numbers."""
-    found = []
-    for path in Path("/proc").glob("[0-9]*/cmdline"):
-        try:
-            words, above = path.read_bytes().split(b"\0"), int(path.parent.name)
-            while above > 1 and words[1:3] == [b"-m", b"parallax.runtime.worker.main"]:
-                above = int(Path(f"/proc/{above}/stat").read_text().rpartition(")")[2].split()[1])
-                if above == os.getpid():
-                    found.append(int(path.parent.name))
-                    break
-        except (FileNotFoundError, ProcessLookupError):  # it has ended
-            continue
-    return sorted(found)
 
 
 def fit(model, **more):

@@ -1,0 +1,79 @@
+"""Sums of per-worker parts that go on when workers are replaced, whose own parts begin at zero then."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Protocol
+
+import numpy as np
+
+from parallax.types import Array
+
+
+class _Noted(Protocol):
+    """A request with what its sender knows of it."""
+
+    note: object
+
+
+class RunSums:
+    """The sums of one run of a step.
+
+    Args:
+        names: of the variables, in the order of the step's sums.
+    """
+
+    def __init__(self, names: Sequence[str]) -> None:
+        self._names = names
+        self.carried: Mapping[str, Array] = {}
+        self.totals: Mapping[str, Array] = {}
+
+    def add(self, parts: Sequence[Array]) -> list[Array]:
+        """The sums, of those of the workers that there are now, and of those before them."""
+        found = [
+            (part + self.carried[name]).astype(part.dtype) if name in self.carried else part
+            for name, part in zip(self._names, map(np.asarray, parts), strict=True)
+        ]
+        self.totals = dict(zip(self._names, found, strict=True))
+        return found
+
+
+class _Reset:
+    """The variables begin at zero."""
+
+
+class CarriedSums:
+    """Follows which sums the next workers would have to begin with.
+
+    Attributes:
+        names: by step, those of its sums.
+    """
+
+    def __init__(self) -> None:
+        self.names: Mapping[str, Sequence[str]] = {}
+        self._base: dict[str, Array] = {}
+
+    def note_run(self, step: str) -> RunSums:
+        """The note of a request that runs a step."""
+        return RunSums(self.names.get(step, ()))
+
+    def note_reset(self) -> object:
+        """The note of a request after which all of them begin at zero."""
+        return _Reset()
+
+    def on_forget(self, requests: Iterable[_Noted]) -> None:
+        """Takes requests whose effect the next workers begin with."""
+        for request in requests:
+            if isinstance(request.note, _Reset):
+                self._base = {}
+            elif isinstance(request.note, RunSums):
+                self._base |= request.note.totals
+
+    def on_restore(self, requests: Iterable[_Noted]) -> None:
+        """Takes requests that other workers carry out now."""
+        carried: Mapping[str, Array] = dict(self._base)
+        for request in requests:
+            if isinstance(request.note, _Reset):
+                carried = {}
+            elif isinstance(request.note, RunSums):
+                request.note.carried = carried
