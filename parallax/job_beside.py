@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import sys
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -13,6 +14,7 @@ from parallax.api import JobEnded
 from parallax.cluster.machines import Cluster
 from parallax.errors import LaunchError
 from parallax.planned_call import check_outputs, checked_call, checked_cluster, plan_call, show_plan
+from parallax.runtime.launcher.ending_signals import termination_added_to
 from parallax.runtime.launcher.job import Job
 from parallax.runtime.launcher.launch import Contact, JobEnd, launch
 from parallax.runtime.launcher.relay import bytes_of
@@ -106,6 +108,10 @@ class JobBeside:
     def saved_step(self) -> int | None:
         """The step of the latest checkpoint that its workers have reported; None while there is none."""
         return max((step for one in self._contacts if (step := one.progress.step) is not None), default=None)
+
+    def preempted_by_termination(self) -> AbstractContextManager[None]:
+        """Within it, at SIGTERM of this process, its workers save and end."""
+        return termination_added_to(self._running.contact.signals)
 
     def show(self) -> None:
         """Shows what its processes write, and have written; a second call changes nothing."""

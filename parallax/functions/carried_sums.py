@@ -21,11 +21,11 @@ class RunSums:
 
     Args:
         names: of the variables, in the order of the step's sums.
+        carried: what workers before have added up, by variable.
     """
 
-    def __init__(self, names: Sequence[str]) -> None:
-        self._names = names
-        self.carried: Mapping[str, Array] = {}
+    def __init__(self, names: Sequence[str], carried: Mapping[str, Array]) -> None:
+        self._names, self.carried = names, carried
         self.totals: Mapping[str, Array] = {}
 
     def add(self, parts: Sequence[Array]) -> list[Array]:
@@ -51,14 +51,16 @@ class CarriedSums:
 
     def __init__(self) -> None:
         self.names: Mapping[str, Sequence[str]] = {}
-        self._base: dict[str, Array] = {}
+        self._base: dict[str, Array] = {}  # of the next workers
+        self._carried: Mapping[str, Array] = {}  # of those that there are now
 
     def note_run(self, step: str) -> RunSums:
         """The note of a request that runs a step."""
-        return RunSums(self.names.get(step, ()))
+        return RunSums(self.names.get(step, ()), self._carried)
 
     def note_reset(self) -> object:
         """The note of a request after which all of them begin at zero."""
+        self._carried = {}
         return _Reset()
 
     def on_forget(self, requests: Iterable[_Noted]) -> None:
@@ -77,3 +79,4 @@ class CarriedSums:
                 carried = {}
             elif isinstance(request.note, RunSums):
                 request.note.carried = carried
+        self._carried = carried

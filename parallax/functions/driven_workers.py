@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import pickle
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -98,8 +98,10 @@ class DrivenWorkers:
                 if message is not None:
                     self._open = _OpenGraph(message, served, config)
                 ready = requests.open("resume") if message is None else requests.open("open", message, served, config)
+            saves = config.ckpt_config.ckpt_dir is not None
             try:
-                yield RemoteSteps(graph, requests, ready(), lambda: self._job.saved_step)
+                with self._job.preempted_by_termination() if saves else nullcontext():
+                    yield RemoteSteps(graph, requests, ready(), lambda: self._job.saved_step)
             except BaseException:
                 requests.give_up()
                 self._is_sound = self._settles(requests, _PATIENCE_S)

@@ -155,6 +155,20 @@ def test_a_script_that_is_killed_before_its_first_checkpoint_begins_anew(start, 
     assert max(parts.values()) <= 1e-6, parts
 
 
+def test_a_fit_that_is_preempted_saves_and_goes_on_within_its_epoch(start, tmp_path):  # noqa: F811
+    script, here, plain = SCRIPTS / "fit_with_checkpoints.py", tmp_path / "here", tmp_path / "plain"
+    here.mkdir()
+    plain.mkdir()
+    words = (*CLI, "run", "--workers", 2, "--max-restarts", 1, script, here, "preempted")
+    done = start(*words).finish(240)
+    assert done.status == 75 and "parallax: preempted at step" in done.stderr and "FOUND" not in done.stdout, done
+    running = start(*words)
+    expected = found_in(start(script, plain, "preempted", "plain").finish())
+    del expected["last"]  # of the batches after the checkpoint alone
+    parts = differences(found_in(running.finish(240)), expected)
+    assert max(parts.values()) <= 1e-6, parts
+
+
 NAMED = {
     "callback": "ValueError: a callback that breaks",
     "step": "the rows are too large",
@@ -162,9 +176,10 @@ NAMED = {
 }
 
 
-@pytest.mark.parametrize("kind", ["callback", "step", "input"])  # of input, workers that run the script have their own
+@pytest.mark.parametrize("kind", ["callback", "step", "input"])
 def test_a_job_ends_with_what_failed_on_a_worker(start, kind):  # noqa: F811
-    done = start(*CLI, "run", "--workers", 2, SCRIPTS / "fit_that_fails.py", kind).finish()
+    options = ("--verify-first", 1) if kind == "input" else ()  # with which workers run the script, and read their own
+    done = start(*CLI, "run", "--workers", 2, *options, SCRIPTS / "fit_that_fails.py", kind).finish()
     assert done.status == 1 and NAMED[kind] in done.stderr and "WENT ON" not in done.stdout, done
 
 

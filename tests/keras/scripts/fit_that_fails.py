@@ -47,8 +47,5 @@ if kind == "step":
 if kind == "input":
     own = np.random.default_rng()
     data = tf.data.Dataset.from_tensor_slices((own.random((16, 4)).astype("float32"), y)).batch(4)
-callbacks = [Breaks()]
-if kind == "input":
-    callbacks.append(keras.callbacks.BackupAndRestore("backup"))  # with which workers run the script
-model.fit(data, epochs=2, verbose=0, callbacks=callbacks)
+model.fit(data, epochs=2, verbose=0, callbacks=[Breaks()])
 print("WENT ON", flush=True)

@@ -1,6 +1,7 @@
 """A fit with checkpoints of steps, killed once in its third epoch: FOLDER KIND [plain], for plain Keras, which is not.
 
-KIND names the input, from shuffled arrays to a generator; "late" is arrays with a first checkpoint after the kill.
+KIND names the input, from shuffled arrays to a generator; "late" is arrays with a first checkpoint after the kill,
+and "preempted" the same with SIGTERM.
 """
 
 import json
@@ -17,7 +18,7 @@ import parallax.keras
 
 folder, kind, is_plain = Path(sys.argv[1]), sys.argv[2], "plain" in sys.argv
 if not is_plain:
-    saved = parallax.CheckPointConfig(folder / "saved", save_ckpt_steps=1000 if kind == "late" else 1)
+    saved = parallax.CheckPointConfig(folder / "saved", save_ckpt_steps=1000 if kind in ("late", "preempted") else 1)
     parallax.keras.use(None, parallax.Config(ckpt_config=saved))
 keras.utils.set_random_seed(4)
 random = np.random.RandomState(0)
@@ -40,6 +41,7 @@ dataset = tf.data.Dataset.from_tensor_slices((x, y))
 inputs = {
     "arrays": {"x": x, "y": y, "batch_size": 9},
     "late": {"x": x, "y": y, "batch_size": 9},
+    "preempted": {"x": x, "y": y, "batch_size": 9},
     "twice": {"x": x, "y": y, "batch_size": 9},
     "dataset": {"x": dataset.shuffle(30, seed=5).batch(9)},
     "unknown": {"x": dataset.filter(lambda ids, _: ids[0] != 7).shuffle(9, seed=5).batch(9)},
@@ -61,7 +63,7 @@ class Kills(keras.callbacks.Callback):
         self.seen.append([self.epoch, batch])
         if not is_plain and self.epoch == 2 and batch in (1, 2) and not (folder / "killed").exists():
             (folder / "killed").touch()
-            os.kill(os.getpid(), signal.SIGKILL)
+            os.kill(os.getpid(), signal.SIGTERM if kind == "preempted" else signal.SIGKILL)
 
 
 kills = Kills()
