@@ -18,6 +18,7 @@ from parallax.api import JobEnded, perform, run_job
 from parallax.errors import ConfigError, LaunchError, SessionError
 from parallax.job_beside import JobFailed
 from parallax.planned_call import checked_call
+from parallax.runtime.launcher.answering import own_address
 from parallax.runtime.launcher.launch import JobEnd
 from parallax.runtime.make_job import cluster_of
 from parallax.runtime.worker.called import packed_function
@@ -133,10 +134,17 @@ def number_of_workers(config: Config | None = None, resource_info: str | Path | 
     return cluster_of(call.resource_info, call.config, call.wanted).num_workers
 
 
-def is_led_here(config: Config | None = None, resource_info: str | Path | None = None) -> bool:
-    """Whether worker 0 of a call's job is on this machine."""
+def can_drive(config: Config | None = None, resource_info: str | Path | None = None) -> bool:
+    """Whether worker 0 of a call's job can reach this process: it is on this machine, or its address is known here."""
     call = checked_call(None, resource_info, True, config)
-    return cluster_of(call.resource_info, call.config, call.wanted).hosts[0].is_this_machine
+    leader = cluster_of(call.resource_info, call.config, call.wanted).leader
+    if leader.is_this_machine:
+        return True
+    try:
+        own_address(leader.address)
+    except OSError:  # such as a name that only ssh's configuration knows
+        return False
+    return True
 
 
 def jobs_run() -> int:

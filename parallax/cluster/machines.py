@@ -194,6 +194,11 @@ class Cluster:
         return sum(host.num_workers for host in self.hosts)
 
     @property
+    def leader(self) -> Host:
+        """The host of worker 0."""
+        return next(host for host in self.hosts if host.num_workers)
+
+    @property
     def workers_are_alone(self) -> bool:
         """Whether no host has more than one worker."""
         return max(host.num_workers for host in self.hosts) == 1

@@ -19,6 +19,7 @@ from parallax.functions.step_graph import GraphStep, StepGraph
 from parallax.job_beside import JobBeside, JobNeeds, plan_message
 from parallax.logger import log
 from parallax.runtime.driver_channel import ChannelClosed, DriverConnection, DriverSocket, deferred_interrupts
+from parallax.runtime.launcher.answering import own_address
 from parallax.runtime.launcher.waiting import let_wait, take_waiting
 from parallax.runtime.worker.called import packed_function
 from parallax.runtime.worker.job_message import JobMessage
@@ -47,7 +48,9 @@ class DrivenWorkers:
         self._is_sound = True
         self._open: _OpenGraph | None = None
         self._channel: DriverConnection | None = None
-        self._listening = DriverSocket()
+        leader = needs.cluster.leader
+        own = None if leader.is_this_machine else own_address(leader.address)
+        self._listening = DriverSocket(own, needs.cluster.ports)
         address = pickle.dumps(self._listening.address)
         try:
             self._job = JobBeside(needs, number, packed_function(serve), address, servers)

@@ -256,7 +256,7 @@ def _is_driven() -> bool:
     config = merged(_use.config, settings())
     others = config.hooks or config.chief_only_hooks or settings().verify_first is not None
     is_elastic = config.restart.min_hosts is not None
-    return not is_elastic and not others and calls.is_led_here(_use.config, _use.resource_info)
+    return not is_elastic and not others and calls.can_drive(_use.config, _use.resource_info)
 
 
 def _drive(

@@ -1,7 +1,8 @@
-"""Messages between the process that drives workers and worker 0, which are on one machine.
+"""Messages between the process that drives workers and worker 0.
 
-The driver listens at an abstract address of the kernel, of which no file is left. Whoever connects must know a key that
-travels with the job's message; a stranger is sent away before anything of it is unpickled.
+On one machine the driver listens at an abstract address of the kernel, of which no file is left; for a worker 0 on
+another machine at a TCP port. Whoever connects must know a key that travels with the job's message; a stranger is sent
+away before anything of it is unpickled.
 """
 
 from __future__ import annotations
@@ -20,10 +21,21 @@ from dataclasses import dataclass
 from multiprocessing import AuthenticationError
 from multiprocessing.connection import Connection, answer_challenge, deliver_challenge
 
+from parallax.errors import LaunchError
 from parallax.types import Picklable
 
 _POLL_S = 0.1
 _PATIENCE_S = 10.0
+_PROBE_S, _PROBES = 5, 4
+"""A machine that answers so many probes in a row, so far apart, with nothing is gone."""
+_NO_PORT = (
+    "The script's process drives workers on other machines, for which it needs {span} of {own}, and got none: "
+    "{reason}. Widen `ports` of the resource file."
+)
+_NOT_REACHED = (
+    "Worker 0 must reach the process that drives the workers at {place}, and does not: {reason}. Open that port "
+    "between the two machines; `ports` of the resource file says which ports are taken."
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,11 +43,11 @@ class DriverAddress:
     """Where a driver listens.
 
     Attributes:
-        name: of its socket.
+        place: the name of a socket of this machine, or an IP address and a port.
         key: by which both sides know each other.
     """
 
-    name: str
+    place: str | tuple[str, int]
     key: bytes
 
 
@@ -126,14 +138,26 @@ class DriverSocket:
 
     Attributes:
         address: of it, for worker 0.
+
+    Args:
+        own: this machine's IP address for a worker 0 on another one; None for a worker 0 on this machine.
+        ports: the first and last port that may be listened on; None for any.
+
+    Raises:
+        LaunchError: none of the ports is free.
     """
 
-    def __init__(self) -> None:
-        name = f"\0parallax-{secrets.token_hex(16)}"
-        self.address = DriverAddress(name, secrets.token_bytes(32))
-        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        self._socket.bind(name)
-        self._socket.listen()
+    def __init__(self, own: str | None = None, ports: tuple[int, int] | None = None) -> None:
+        place: str | tuple[str, int]
+        if own is None:
+            place = f"\0parallax-{secrets.token_hex(16)}"
+            self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+            self._socket.bind(place)
+            self._socket.listen()
+        else:
+            self._socket = _listen(own, ports)
+            place = own, self._socket.getsockname()[1]
+        self.address = DriverAddress(place, secrets.token_bytes(32))
         self._socket.settimeout(_POLL_S)
 
     def accept(self, is_alive: Callable[[], bool]) -> DriverConnection | None:
@@ -141,6 +165,7 @@ class DriverSocket:
         while is_alive():
             with suppress(TimeoutError):
                 connected, _ = self._socket.accept()
+                _watch_peer(connected)
                 copy, channel = connected.dup(), DriverConnection(connected)
                 with copy, suppress(AuthenticationError, EOFError, OSError):
                     _limit_silence(copy, _PATIENCE_S)  # of a stranger who says nothing
@@ -159,14 +184,50 @@ def connect(address: DriverAddress) -> DriverConnection:
     """The channel of worker 0 to its driver.
 
     Raises:
-        OSError: nobody listens there.
+        LaunchError: nobody listens there.
         AuthenticationError: whoever does is not the driver.
     """
-    connected = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    connected.connect(address.name)
+    try:
+        if isinstance(address.place, str):
+            connected = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+            connected.connect(address.place)
+        else:
+            connected = socket.create_connection(address.place, _PATIENCE_S)
+            connected.settimeout(None)
+    except OSError as error:
+        raise LaunchError(_NOT_REACHED.format(place=_text_of(address.place), reason=error)) from error
+    _watch_peer(connected)
     channel = DriverConnection(connected)
     channel._introduce(address.key, is_driver=False)
     return channel
+
+
+def _listen(own: str, ports: tuple[int, int] | None) -> socket.socket:
+    """A socket that listens on a port of this machine."""
+    reason = ""
+    for port in range(ports[0], ports[1] + 1) if ports is not None else (0,):
+        try:
+            return socket.create_server((own, port), family=socket.AF_INET6 if ":" in own else socket.AF_INET)
+        except OSError as error:
+            reason = str(error.strerror)
+    span = f"a port from {ports[0]} to {ports[1]}" if ports is not None else "a port"
+    raise LaunchError(_NO_PORT.format(span=span, own=own, reason=reason))
+
+
+def _watch_peer(connected: socket.socket) -> None:
+    """Has messages to another machine leave at once, and a machine that is gone noticed."""
+    if connected.family == socket.AF_UNIX:
+        return
+    connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    connected.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, _PROBE_S)
+    connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, _PROBE_S)
+    connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, _PROBES)
+    connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, (_PROBES + 1) * _PROBE_S * 1000)
+
+
+def _text_of(place: str | tuple[str, int]) -> str:
+    return "a socket of this machine" if isinstance(place, str) else f"{place[0]}, port {place[1]}"
 
 
 def _limit_silence(connected: socket.socket, seconds: float) -> None:

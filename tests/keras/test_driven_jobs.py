@@ -6,6 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+from parallax.errors import LaunchError
 from parallax.runtime.driver_channel import ChannelClosed, DriverAddress, DriverSocket, connect
 from tests.end_to_end.conftest import CLI, start, warm_server, warm_workers, write  # noqa: F401
 from tests.keras.test_fit_jobs import SCRIPTS, differences, found_in
@@ -65,20 +66,34 @@ def test_workers_that_no_fit_needs_say_nothing_and_end_with_the_script(start, wr
     assert done.status == 0 and done.stdout.strip() == "DONE" and "rank" not in done.stderr, done
 
 
-def test_who_does_not_know_the_key_of_a_driver_is_sent_away():
-    listening, is_waiting = DriverSocket(), iter([True, True, True, False])
-    silent = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    silent.connect(listening.address.name)
+LISTENING = {"this machine": (), "another machine": ("127.0.0.1", (30000, 40000))}
+
+
+@pytest.mark.parametrize("where", LISTENING)
+def test_who_does_not_know_the_key_of_a_driver_is_sent_away(where):
+    listening, is_waiting = DriverSocket(*LISTENING[where]), iter([True, True, True, False])
+    place = listening.address.place
+    silent = socket.socket(socket.AF_UNIX if isinstance(place, str) else socket.AF_INET, socket.SOCK_STREAM)
+    silent.connect(place)
     silent.sendall(b"no key at all, and more than a message has")
     assert listening.accept(lambda: next(is_waiting)) is None
     silent.close()
     listening.close()
-    with pytest.raises(OSError, match="refused"):
-        connect(DriverAddress(listening.address.name, b"some other key"))
+    with pytest.raises(LaunchError, match="Worker 0 must reach the process that drives .* refused"):
+        connect(DriverAddress(place, b"some other key"))
 
 
-def test_a_channel_says_that_the_other_side_has_gone():
-    listening = DriverSocket()
+def test_a_driver_that_gets_none_of_its_ports_says_so():
+    first = DriverSocket("127.0.0.1")
+    port = first.address.place[1]
+    with pytest.raises(LaunchError, match=f"needs a port from {port} to {port} of 127.0.0.1, and got none: .* in use"):
+        DriverSocket("127.0.0.1", (port, port))
+    first.close()
+
+
+@pytest.mark.parametrize("where", LISTENING)
+def test_a_channel_says_that_the_other_side_has_gone(where):
+    listening = DriverSocket(*LISTENING[where])
     with ThreadPoolExecutor(1) as beside:
         other = beside.submit(connect, listening.address)
         channel = listening.accept(lambda: True)

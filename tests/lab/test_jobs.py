@@ -64,8 +64,8 @@ def test_servers_hold_variables_listen_on_their_hosts_address_only_and_let_no_st
     assert "parallax: server 1 on host host1 was killed by SIGKILL" in stderr
 
 
-def strangers_come(lab, folder):
-    """Garbage from each host to all ports that it reaches, and sessions of TensorFlow with the job's servers."""
+def send_garbage(lab):
+    """Sends garbage from each host to all ports that it reaches, and gives those ports by host."""
     at = {name: lab.listening(name) for name in lab.names}
     for here in lab.names:
         places = [
@@ -76,6 +76,12 @@ def strangers_come(lab, folder):
         ]
         done = lab.run_on(here, [sys.executable, "-m", "tests.fences.strangers", *places], capture_output=True)
         assert (done.returncode, done.stdout) == (0, b"b''\n"), done.stderr
+    return at
+
+
+def strangers_come(lab, folder):
+    """Garbage from each host to all ports that it reaches, and sessions of TensorFlow with the job's servers."""
+    at = send_garbage(lab)
     targets = [f"{one.address}:{one.port}" for ports in at.values() for one in ports if 20000 <= one.port <= 20100]
     words = ["-m", "tests.fences.stranger_session", str(folder / "written"), *targets]
     done = lab.run_on("host0", [sys.executable, *words], capture_output=True, text=True)

@@ -37,7 +37,7 @@ def answering_hosts(cluster: Cluster, limit_s: float = LIMIT_S) -> tuple[str, ..
 
 def _answers(cluster: Cluster, host: Host, limit_s: float) -> bool:
     try:
-        own = _own_address(host.address)
+        own = own_address(host.address)
     except socket.gaierror:  # a name that only ssh's configuration knows: that it is reached must do
         with _started(cluster, host, ["true"]) as process:
             return _ends_well(process, limit_s)
@@ -51,8 +51,12 @@ def _answers(cluster: Cluster, host: Host, limit_s: float) -> bool:
             return _hears(listener, word, process, limit_s)
 
 
-def _own_address(other: str) -> str:
-    """The address of this machine by which another one is reached; nothing is sent."""
+def own_address(other: str) -> str:
+    """The address of this machine by which another one is reached; nothing is sent.
+
+    Raises:
+        OSError: its name is not known, or no network leads there.
+    """
     family, _, _, _, place = socket.getaddrinfo(other, 9, type=socket.SOCK_DGRAM)[0]
     with socket.socket(family, socket.SOCK_DGRAM) as found:
         found.connect(place)
