@@ -128,7 +128,7 @@ class JobBeside:
         if not asked.max_restarts:
             return launch_one(job, None, None, contact)
         hosts = tuple(host.address for host in job.cluster.hosts)
-        spare = None if asked.no_spare else standing_by()
+        spare = None if asked.no_spare else standing_by(runs_script=False)
         options = RestartOptions(asked.max_restarts, has_checkpoints=False, standing_by=spare, is_driven=True)
         return launch_restarting(options, hosts, lambda _: job, launch_one, contact.signals)
 

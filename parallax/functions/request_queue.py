@@ -275,9 +275,8 @@ class RequestQueue:
         if self._opening is not None and self._opening == self._heard:
             self._answers[self._heard] = ready
             self._heard += 1
-        if ready.resumed_step is not None:
-            self._check_step(ready.resumed_step)
-            self.forget_until(ready.resumed_step)
+        self._check_step(ready.resumed_step or 0)
+        self.forget_until(ready.resumed_step or 0)
         if self.watcher is not None:
             self.watcher.on_restore(self._log)
         for request in [*self._setup, *self._base, *self._log]:

@@ -29,9 +29,9 @@ _NO_RESTARTS = (
     "restart=parallax.RestartConfig(max_restarts=N), or leave memory_steps out."
 )
 _NO_LOOP = (
-    "memory_steps is for scripts whose loop follows the global step, and is {number} for a call such as `fit`, which "
-    "begins anew when it is started again. Write checkpoints to a folder (CheckPointConfig.ckpt_dir), or give `fit` "
-    "keras.callbacks.BackupAndRestore, and leave memory_steps out."
+    "memory_steps is for scripts whose loop follows the global step, and is {number} for a call such as `fit`. Give "
+    "max_restarts alone, with which a Keras `fit` goes on where it was, or write checkpoints to a folder "
+    "(CheckPointConfig.ckpt_dir), and leave memory_steps out."
 )
 _OWN_CHECKPOINTS = (
     "max_restarts is %d, and neither ckpt_config nor keras.callbacks.BackupAndRestore was given: a job that is started "
@@ -133,7 +133,11 @@ def _launch_planned(
     return launch_restarting(options, addresses, job_on, launch)
 
 
-def standing_by() -> tuple[str, str]:
-    """The variable that has processes of a spare job import and wait, and its value."""
-    modules = [*_TO_IMPORT, *(name for name in _IF_IMPORTED if name in sys.modules)]
+def standing_by(runs_script: bool = True) -> tuple[str, str]:
+    """The variable that has processes of a spare job import and wait, and its value.
+
+    Args:
+        runs_script: whether they will run the script, with what it has imported.
+    """
+    modules = [*_TO_IMPORT, *(name for name in _IF_IMPORTED if runs_script and name in sys.modules)]
     return variable_of("stand_by"), ",".join(modules)

@@ -154,14 +154,15 @@ def test_the_result_of_a_step_that_is_in_a_checkpoint_alone_is_missed():
         asked[1]()
 
 
-def test_requests_that_are_no_longer_kept_are_missed():
+@pytest.mark.parametrize("resumed", [2, None])
+def test_requests_that_are_no_longer_kept_are_missed(resumed):
     files = {}
     lives = iter([13, -1])
 
     def restore():
         files.pop(3)
         channel = Workers({0: 1}, -1)
-        return channel, ReadyWorkers(2, 2)
+        return channel, ReadyWorkers(2, resumed)
 
     requests = RequestQueue(Workers(files, next(lives)), restore)
     requests.open("open")()
