@@ -21,7 +21,7 @@ _OPENED, _SCRIPT = "_parallax_opened", "script/"
 """How steps of scripts begin: they are what the analysis takes for one, and no front end has named them."""
 _REPORTED, _PART = "_parallax_reported", "_parallax_part"
 FULL = "_parallax_full"
-_MARKS = (_BATCH, _LENGTH, _ELEMENTS, _ROW_ENDS, _REPORTED, _PART)
+_MARKS = frozenset([_BATCH, _LENGTH, _ELEMENTS, _ROW_ENDS, _REPORTED, _PART])
 """How long batches will be: a graph is the same whatever it says."""
 VALUE, ADDED = "value", "added"
 """What a step reports: a scalar of which the workers' mean is taken, or of which their sum is."""
@@ -155,7 +155,7 @@ def is_part(node: NodeDef) -> bool:
 @once_per_view
 def marked_nodes(view: GraphView) -> tuple[str, ...]:
     """The nodes with a mark of this file, in the order of the graph."""
-    return tuple(name for name, node in view.nodes.items() if any(map(node.attr.__contains__, _MARKS)))
+    return tuple([name for name, node in view.nodes.items() if not _MARKS.isdisjoint(node.attr)])
 
 
 def batch_of(node: NodeDef) -> str:
@@ -208,19 +208,20 @@ def batch_by_node(view: GraphView) -> dict[str, str]:
     while len(found) > known:
         known = len(found)
         for node in view.topological_order():
-            before = [split_tensor(t)[0] for t in view.inputs(node)]
-            batch = next((found[one] for one in before if one in found), "")
-            if batch:
-                found.setdefault(node, batch)
+            if node in found:
+                continue
+            for tensor in view.inputs(node):
+                if (before := split_tensor(tensor)[0]) in found:
+                    found[node] = found[before]
+                    break
         if not has_loops(view):  # what a turn of a loop gives, the next one takes
             break
     return found
 
 
-@once_per_view
 def has_loops(view: GraphView) -> bool:
     """Whether a graph has loops of the old style."""
-    return any(view.op(node) in NEXT_ITERATIONS for node in view.nodes)
+    return view.has_op(NEXT_ITERATIONS)
 
 
 def length_by_step(view: GraphView) -> dict[str, str]:

@@ -41,11 +41,10 @@ Branches = tuple[Branch, ...]
 @once_per_view
 def branches_of(view: GraphView) -> dict[str, Branches]:
     """For every node the branches and loops that it is inside of."""
+    if not view.has_op((*SWITCHES, *_ENTERS)):
+        return dict.fromkeys(view.nodes, ())
     found: dict[str, Branches] = {}
-    order = view.topological_order()
-    if not any(view.op(node) in (*SWITCHES, *_ENTERS) for node in order):
-        return dict.fromkeys(order, ())
-    for node in order:
+    for node in view.topological_order():
         op = view.op(node)
         inputs = [_at(view, found, tensor) for tensor in view.inputs(node) if split_tensor(tensor)[0] in found]
         inputs += [found[name] for name in view.controls(node) if name in found]

@@ -93,9 +93,38 @@ class GraphView:
     def _position(self) -> dict[str, int]:
         return {name: number for number, name in enumerate(self.nodes)}
 
+    @cached_property
+    def _before(self) -> dict[str, list[str]]:
+        controls = self._controls
+        return {
+            node: [*[split_tensor(tensor)[0] for tensor in taken], *controls[node]]
+            for node, taken in self._inputs.items()
+        }
+
+    @cached_property
+    def _by_op(self) -> dict[str, list[str]]:
+        found: dict[str, list[str]] = {}
+        for name, op in self._ops.items():
+            if op in found:
+                found[op].append(name)
+            else:
+                found[op] = [name]
+        return found
+
     def op(self, node: str) -> str:
         """The op type of a node."""
         return self._ops[node]
+
+    def has_op(self, ops: Iterable[str]) -> bool:
+        """Whether the graph has a node of one of these op types."""
+        return any(op in self._by_op for op in ops)
+
+    def nodes_of(self, ops: Iterable[str]) -> list[str]:
+        """The nodes of these op types, in the order of the graph."""
+        found = [self._by_op[op] for op in ops if op in self._by_op]
+        if len(found) == 1:
+            return [*found[0]]
+        return sorted((node for nodes in found for node in nodes), key=self._position.__getitem__)
 
     def flag(self, node: str, attribute: str) -> bool:
         """Whether a node has an attribute that is true, or a number and not 0.
@@ -112,6 +141,10 @@ class GraphView:
     def controls(self, node: str) -> tuple[str, ...]:
         """The nodes that must run before a node without giving it a tensor."""
         return self._controls[node]
+
+    def nodes_before(self, node: str) -> list[str]:
+        """The nodes that a node takes tensors of or waits for, as it names them: one may come more than once."""
+        return self._before[node]
 
     def consumers(self, tensor: str) -> list[Edge]:
         """The edges that take a tensor, in the order of the graph."""
@@ -210,23 +243,28 @@ class GraphView:
         """The nodes and everything they need, through tensors and control inputs; fed tensors need nothing."""
         found = set(nodes)
         waiting = list(found)
+        before = self._before
         while waiting:
             node = waiting.pop()
-            tensors = [t for t in self._inputs[node] if t not in fed] if fed else self._inputs[node]
-            for needed in [*[split_tensor(t)[0] for t in tensors], *self._controls[node]]:
+            for needed in self._before_unfed(node, fed) if fed else before[node]:
                 if needed not in found:
                     found.add(needed)
                     waiting.append(needed)
         return found
+
+    def _before_unfed(self, node: str, fed: frozenset[str]) -> list[str]:
+        """The nodes that a node needs where some tensors are fed."""
+        return [*[split_tensor(t)[0] for t in self._inputs[node] if t not in fed], *self._controls[node]]
 
     def computed_of(self, nodes: Iterable[str]) -> set[str]:
         """The nodes, and all that their inputs are computed of; what they only come after is not among it."""
         found = set(nodes)
         waiting = list(found)
         while waiting:
-            needed = {split_tensor(t)[0] for t in self._inputs[waiting.pop()]} - found
-            found |= needed
-            waiting += needed
+            for tensor in self._inputs[waiting.pop()]:
+                if (needed := split_tensor(tensor)[0]) not in found:
+                    found.add(needed)
+                    waiting.append(needed)
         return found
 
     def descendants(self, nodes: Iterable[str], stops: Set[str] = frozenset(), waits: bool = False) -> set[str]:
@@ -241,10 +279,23 @@ class GraphView:
         waiting = list(found)
         while waiting:
             node = waiting.pop()
-            users = [*takers.get(node, ()), *(self._control_consumers.get(node, ()) if waits else ())]
-            fresh = set(users) - found - stops
-            found |= fresh
-            waiting += fresh
+            users = takers.get(node, ())
+            for user in [*users, *self._control_consumers.get(node, ())] if waits else users:
+                if user not in found and user not in stops:
+                    found.add(user)
+                    waiting.append(user)
+        return found
+
+    def reached(self, nodes: Iterable[str], within: Set[str]) -> set[str]:
+        """Some nodes, and those of `within` that are computed of them; not by what comes around to another turn."""
+        found, takers = set(nodes), _takers_by_node(self)
+        waiting = list(found)
+        while waiting:
+            for taker in takers.get(waiting.pop(), ()):
+                if taker not in found and taker in within:
+                    found.add(taker)
+                    if self._ops[taker] not in NEXT_ITERATIONS:
+                        waiting.append(taker)
         return found
 
     def topological_order(self) -> list[str]:
@@ -255,11 +306,12 @@ class GraphView:
         if self._order:
             return self._order
         order = self._order
-        if self._is_in_order():
-            order += self.nodes
-            return order
         state: dict[str, int] = {}
-        for root in self.nodes:
+        for root, before in self._before.items():
+            if state.get(root) is None and all([needed in state for needed in before]):
+                state[root] = 2  # between roots nothing waits: what has a state is done
+                order.append(root)
+                continue
             stack = [root]
             while stack:
                 node = stack[-1]
@@ -277,23 +329,11 @@ class GraphView:
                         stack.append(needed)
         return order
 
-    def _is_in_order(self) -> bool:
-        """Whether the graph lists every node after all that it takes or waits for."""
-        known: set[str] = set()
-        for node in self.nodes:
-            for tensor in self._inputs[node]:
-                if tensor.rpartition(":")[0] not in known:
-                    return False
-            if not known.issuperset(self._controls[node]):
-                return False
-            known.add(node)
-        return True
-
     def needed(self, node: str) -> list[str]:
         """The nodes that a node takes tensors of or waits for; not what comes around to the Merge of a loop."""
         if node not in self._inputs:
             raise GraphError(f"The graph names node {node!r} as an input and does not hold it.")
-        needed = [*[split_tensor(t)[0] for t in self._inputs[node]], *self._controls[node]]
+        needed = self._before[node]
         if self.op(node) in ("Merge", "RefMerge"):
             needed = [n for n in needed if self.op(n) not in NEXT_ITERATIONS]
         return sorted(set(needed), key=self._position.__getitem__, reverse=True) if len(needed) > 1 else needed
@@ -318,7 +358,11 @@ def _takers_by_node(view: GraphView) -> dict[str, list[str]]:
     found: dict[str, list[str]] = {}
     for node in view.nodes:
         for tensor in view.inputs(node):
-            found.setdefault(split_tensor(tensor)[0], []).append(node)
+            needed = split_tensor(tensor)[0]
+            if needed in found:
+                found[needed].append(node)
+            else:
+                found[needed] = [node]
     return found
 
 

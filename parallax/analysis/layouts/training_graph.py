@@ -114,10 +114,10 @@ def _find_needed(view: GraphView, nodes: Sequence[str], batches: Mapping[str, st
     found, waiting = set(nodes), list(nodes)
     while waiting:
         node = waiting.pop()
-        needed = (*map(_node_of, view.inputs(node)), *view.controls(node)) if node not in batches else ()
-        fresh = set(needed) - found
-        found |= fresh
-        waiting += fresh
+        for needed in view.nodes_before(node) if node not in batches else ():
+            if needed not in found:
+                found.add(needed)
+                waiting.append(needed)
     return found
 
 

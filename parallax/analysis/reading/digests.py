@@ -22,7 +22,7 @@ from parallax.types import AttrValue, FunctionDef, GraphDef, NameAttrList, NodeD
 SEEDS = ("seed", "seed2")
 _OWN_NAMES = ("_gradient_op_type", FULL, EXAMPLES)
 """Attributes that are no structure: by which a process finds a Python object of its own, and what is only expected."""
-_LEFT_OUT = (*SEEDS, *_OWN_NAMES, "shared_name")
+_LEFT_OUT = frozenset([*SEEDS, *_OWN_NAMES, "shared_name"])
 """What a skeleton has in part or not at all."""
 _UUID = re.compile(rb"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}")
 _NO_NAME = re.compile(r"[^A-Za-z0-9_]")
@@ -212,11 +212,13 @@ def _is_bare(node: NodeDef, bodies: _Bodies) -> bool:
         return False
     if node.HasField("experimental_debug_info") or node.HasField("experimental_type"):
         return False
-    names = list(node.attr)
-    if any(name in _LEFT_OUT or (name.startswith("_") and name not in _PLAIN_NAMES) for name in names):
+    names = [*node.attr]
+    if not _LEFT_OUT.isdisjoint(names):
         return False
-    controls = [name for name in node.input if name[0] == "^"]
-    return len(controls) < 2 or list(node.input) == _ordered(node.input)
+    if any([name[0] == "_" and name not in _PLAIN_NAMES for name in names]):
+        return False
+    inputs = node.input[:]
+    return len(inputs) < 2 or inputs[-2][0] != "^" or inputs == _ordered(inputs)
 
 
 def _called(value: AttrValue) -> Iterable[NameAttrList]:

@@ -188,11 +188,8 @@ def _import_graph(opened: GraphDef, beside: Set[str], contexts: Contexts) -> Gra
 
 def _find_part_of_losses(view: GraphView, sources: Sequence[str], losses: Set[str], autodiff: Set[str]) -> set[str]:
     """What losses need, and what is computed of batches outside of autodiff, with what that needs."""
-    reached = {split_tensor(tensor)[0] for tensor in sources}
-    for node in view.topological_order():
-        if node not in autodiff and any(split_tensor(tensor)[0] in reached for tensor in view.inputs(node)):
-            reached.add(node)
-    return view.ancestors(losses | reached)
+    begin = {split_tensor(tensor)[0] for tensor in sources}
+    return view.ancestors(losses | view.reached(begin, view.nodes.keys() - autodiff))
 
 
 def _without(opened: GraphDef, beside: Set[str]) -> GraphDef:
@@ -261,16 +258,13 @@ def _infer_others(fixed: GraphView, view: GraphView, graph: Graph, beside: Set[s
     changed: set[str] = set()
     reached: set[str] = set()
     for node in view.topological_order() if beside else ():
-        taken = (
-            zip(view.inputs(node), fixed.inputs(node), strict=True)
-            if node in beside and view.op(node) == fixed.op(node)
-            else ()
-        )
-        if any(
-            new in changed or (_node_of(new) not in beside and _is_another(fixed, view, new, old)) for new, old in taken
-        ):
-            reached.add(node)
-            changed.update(t for t in fixed.outputs(node) if fixed.shape(t) != () or fixed.dtype(t) in _LEADING)
+        if node not in beside or view.op(node) != fixed.op(node):
+            continue
+        for new, old in zip(view.inputs(node), fixed.inputs(node), strict=True):
+            if new in changed or (_node_of(new) not in beside and _is_another(fixed, view, new, old)):
+                reached.add(node)
+                changed.update(t for t in fixed.outputs(node) if fixed.shape(t) != () or fixed.dtype(t) in _LEADING)
+                break
     part, others = type(view.graph_def)(), view.ancestors(reached) & beside
     for node in view.graph_def.node:
         if node.name in others:

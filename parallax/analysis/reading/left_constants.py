@@ -133,16 +133,12 @@ class LeftConstants:
         """Whether a tensor is made of constants, with an axis, or an entry, that may be as long as the batch."""
         if self._view.op(split_tensor(tensor)[0]) in SHAPE_SLOT:
             return any(n and self._numbers.is_multiple(float(n)) for n in self._view.shape(tensor) or ())
-        value = self._view.constant(tensor)
+        value = self._view.constant(tensor) if self._view.shape(tensor) != () else None
         return value is not None and value.ndim > 0 and self._numbers.may_be_of_batch(value)
 
     def _reach(self, seen: GraphView, begin: Set[str]) -> set[str]:
         """Some nodes, and all that is computed of them outside of autodiff."""
-        reached = set(begin)
-        for node in seen.topological_order():
-            if node in self._forward and any(split_tensor(t)[0] in reached for t in seen.inputs(node)):
-                reached.add(node)
-        return reached
+        return seen.reached(begin, self._forward)
 
 
 def find_declared_dims(node: NodeDef) -> Sequence[Any]:

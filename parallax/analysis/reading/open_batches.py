@@ -36,8 +36,9 @@ def mark_open_batches(view: GraphView, initial: Set[str], losses: Set[str], auto
     Returns:
         Whether there are any, and losses take nothing of fixed length beside them, which may be a batch or not.
     """
-    sources = [node for node in view.nodes if _is_open(view, node) and node not in initial]
-    if any(_is_fixed(view, node) for node in view.ancestors(losses) - initial):
+    sources = [node for node in view.nodes_of((*SOURCES, *_DEFAULTS)) if node not in initial and _is_open(view, node)]
+    needed = view.ancestors(losses) - initial
+    if any(node in needed and _is_fixed(view, node) for node in view.nodes_of(SOURCES)):
         return False
     for number, group in enumerate(_groups(view, sources, autodiff)):
         for node in group:
@@ -45,11 +46,9 @@ def mark_open_batches(view: GraphView, initial: Set[str], losses: Set[str], auto
     return bool(sources)
 
 
-def _is_open(view: GraphView, node: str) -> bool:
-    is_source = view.op(node) in (*SOURCES, *_DEFAULTS) or is_opened(view.nodes[node])
-    return is_source and any(
-        _has_open_rows(view, tensor) and not is_assigned(view, tensor) for tensor in view.outputs(node)
-    )
+def _is_open(view: GraphView, source: str) -> bool:
+    """Whether a source gives a tensor with an open first dimension, which no variable becomes."""
+    return any(_has_open_rows(view, tensor) and not is_assigned(view, tensor) for tensor in view.outputs(source))
 
 
 def is_assigned(view: GraphView, tensor: str) -> bool:
@@ -62,11 +61,9 @@ def is_assigned(view: GraphView, tensor: str) -> bool:
     )
 
 
-def _is_fixed(view: GraphView, node: str) -> bool:
+def _is_fixed(view: GraphView, source: str) -> bool:
     """Whether a source gives a tensor of fixed length, and nothing has opened it."""
-    if view.op(node) not in SOURCES:
-        return False
-    found = [tensor for tensor in view.outputs(node) if ((view.shape(tensor) or (None,))[0] or 1) > 1]
+    found = [tensor for tensor in view.outputs(source) if ((view.shape(tensor) or (None,))[0] or 1) > 1]
     return any(not all(is_opened(view.nodes[edge.node]) for edge in view.consumers(tensor)) for tensor in found)
 
 

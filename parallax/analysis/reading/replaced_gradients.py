@@ -85,11 +85,11 @@ def _become(node: NodeDef, new: tf.Tensor) -> None:
 
 def _find_kept(nodes: Mapping[str, NodeDef], autodiff: Set[str], delivered: Set[str]) -> list[NodeDef]:
     """The nodes without those of autodiff that are computed of the batch and that nothing needs."""
-    needed = {name: [*map(_node_of, node.input)] for name, node in nodes.items()}
-    takers: dict[str, list[str]] = {}
+    needed = {name: [_node_of(one) for one in node.input] for name, node in nodes.items()}
+    takers: dict[str, list[str]] = {name: [] for name in nodes}
     for name, others in needed.items():
         for other in others:
-            takers.setdefault(other, []).append(name)
+            takers[other].append(name)
     of_batch = _reach(takers, [name for name, node in nodes.items() if is_opened(node)])
     wanted = _reach(needed, (nodes.keys() - (autodiff & of_batch)) | (delivered & nodes.keys()))
     kept = [node for name, node in nodes.items() if name in wanted]
@@ -114,4 +114,4 @@ def _reach(ways: Mapping[str, Sequence[str]], begin: Iterable[str]) -> set[str]:
 
 def _node_of(taken: str) -> str:
     """The node that an input of a node names."""
-    return taken.removeprefix("^").partition(":")[0]
+    return taken[1:] if taken[0] == "^" else taken.partition(":")[0]

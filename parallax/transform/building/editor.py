@@ -28,7 +28,7 @@ from parallax.transform.building.node_edits import (
 from parallax.transform.building.reduce_and_broadcast import HorovodReducer, NoReducer, QueueReducer, Reducer
 from parallax.transform.building.shares import BatchShare
 from parallax.transform.building.wire import Wire
-from parallax.types import Array, AttrValue, Graph, GraphDef, Handle, Operation, Tensor
+from parallax.types import Array, AttrValue, Graph, GraphDef, Handle, NodeDef, Operation, Tensor
 
 SCOPE = "parallax"
 """All nodes that the transform adds are under this name."""
@@ -328,7 +328,9 @@ class Editor:
             set_control_input(nodes[name], before, op)
         made = self.copies.among(self.scratch.as_graph_def().node)
         graph_def.node.extend([n for n in made if not n.name.startswith((f"{_INPUT}/", f"{_REFERENCE}/", f"{_WAIT}/"))])
-        self._put_in_inputs(graph_def)
+        changed = {edge.node for edge in self.redirected} | self.replaced.keys() | self.no_ops.keys()
+        changed |= {name for name, _ in self.waits_for}
+        self._put_in_inputs([*(nodes[name] for name in changed), *graph_def.node[len(nodes) :]])
         if self.partitions or self.worker.servers:  # where servers run, all plans of a job give a node one place
             self._stay_here(graph_def)
         return graph_def
@@ -339,8 +341,8 @@ class Editor:
             if "/job:" not in node.device:
                 node.device = f"/job:worker/task:{self.worker.rank}{node.device}"
 
-    def _put_in_inputs(self, graph_def: GraphDef) -> None:
-        """Puts the user's tensors and nodes where placeholders stood for them."""
+    def _put_in_inputs(self, changed: Iterable[NodeDef]) -> None:
+        """Puts the user's tensors and nodes where placeholders stood for them, in nodes that may take new ones."""
         new = f"{SCOPE}/"  # TensorFlow writes the first output of what it built without a number
         given = [*self.inputs.items(), *self.references.items()]
         stands_for = {
@@ -349,7 +351,7 @@ class Editor:
         stands_for.update({f"^{tensor.op.name}": f"^{split_tensor(name)[0]}" for name, tensor in given})
         stands_for.update({f"^{op.name}": f"^{name}" for name, op in self.waits.items()})
         beside = {f"loc:@{t.op.name}".encode(): f"loc:@{split_tensor(n)[0]}".encode() for n, t in given}
-        for node in graph_def.node:
+        for node in changed:
             for i, name in enumerate(node.input):
                 if name.removesuffix(":0") in stands_for:
                     node.input[i] = stands_for[name.removesuffix(":0")]

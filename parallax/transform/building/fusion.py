@@ -97,17 +97,18 @@ def _levels(view: GraphView, rewrites: Rewrites) -> dict[str, int]:
         for node in push_nodes(push):
             also_needs.setdefault(node, set()).update(push.lookups)
     exchanges = {lookup.node for lookup in rewrites.lookups} | also_needs.keys()
-    order = view.topological_order()
+    after = view.descendants(exchanges, waits=True)
+    order = [node for node in view.topological_order() if node in after]
     levels: dict[str, int] = {}
     while True:  # a push may come before its pull in the user's order; the levels then need another round
         before, is_in_order = dict(levels), True
         for node in order:
-            needed = [split_tensor(t)[0] for t in view.inputs(node)] + [*view.controls(node), *also_needs.get(node, ())]
+            needed = [n for n in (*view.nodes_before(node), *also_needs.get(node, ())) if n in after]
             known = [levels[n] for n in needed if n in levels]
             is_in_order = is_in_order and len(known) == len(needed)
             levels[node] = max(known, default=0) + (node in exchanges)
         if levels == before or (not before and is_in_order):
-            return levels
+            return dict.fromkeys(view.nodes, 0) | levels
 
 
 def _sites(view: GraphView, rewrites: Rewrites, levels: dict[str, int]) -> tuple[PushSite, ...]:

@@ -89,16 +89,17 @@ def _levels_and_places(view: GraphView) -> tuple[dict[str, int], dict[str, int]]
     transform adds is as late as what it takes.
     """
     branches = branches_of(view)
-    counted = {name for name in view.nodes if view.op(name) == ALL_REDUCE and not branches[name]}
+    counted = {name for name in view.nodes_of([ALL_REDUCE]) if not branches[name]}
     order = view.topological_order()
-    taken = {node: _taken(view, node) for node in order}
     levels: dict[str, int] = dict.fromkeys(order, 0)
     behind: dict[str, int] = {}  # the levels of what takes a node, where these are not 0
+    reached = view.descendants(counted, waits=True)
+    after = [node for node in order if node in reached]
     is_changed = True
     while is_changed:  # a second time only where a loop's end has another level than its head
         is_changed = False
-        for node, names in taken.items():
-            level = max([behind[name] for name in names if name in behind], default=0)
+        for node in after:
+            level = max([behind[name] for name in view.nodes_before(node) if name in behind], default=0)
             if level != levels[node]:
                 is_changed = is_changed or view.op(node) in NEXT_ITERATIONS
                 levels[node] = level
@@ -107,13 +108,8 @@ def _levels_and_places(view: GraphView) -> tuple[dict[str, int], dict[str, int]]
     places: dict[str, int] = {}
     for number, node in enumerate(order):
         is_users = not node.startswith("parallax/")
-        places[node] = number if is_users else max([places.get(name, 0) for name in taken[node]], default=0)
+        places[node] = number if is_users else max([places.get(name, 0) for name in view.nodes_before(node)], default=0)
     return levels, places
-
-
-def _taken(view: GraphView, node: str) -> list[str]:
-    """The nodes that a node takes tensors of or waits for."""
-    return [*[split_tensor(tensor)[0] for tensor in view.inputs(node)], *view.controls(node)]
 
 
 def _join(graph_def: GraphDef, members: list[NodeDef], name: str) -> JoinedMessage:
