@@ -186,7 +186,7 @@ def capture(
         rewritten, lazy = lazy_updates(view.graph_def, view)
         if rewritten is not view.graph_def:
             row_update_ops()  # the graph has one of them
-            view = GraphView(_with_shapes(rewritten))
+            view = GraphView(rewritten)
     records, hidden = records_in(graph, names, calls, view)
     variables = _variables(graph, view, is_open)
     fixed: GraphView | None = None

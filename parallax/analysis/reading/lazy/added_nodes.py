@@ -13,6 +13,15 @@ from parallax.types import Array, DType, GraphDef, NodeDef
 _SHAPES = "_output_shapes"
 
 
+def tell_shapes(node: NodeDef, *shapes: Shape) -> None:
+    """Notes the shapes of a node's outputs."""
+    node.attr[_SHAPES].Clear()
+    for shape in shapes:
+        known = node.attr[_SHAPES].list.shape.add(unknown_rank=shape is None)
+        for length in shape or ():
+            known.dim.add(size=-1 if length is None else length)
+
+
 class AddedNodes:
     """Adds nodes to a copy of a graph, under a name of their own.
 
@@ -128,21 +137,13 @@ class AddedNodes:
         node.attr["value"].tensor.CopyFrom(tf.make_tensor_proto(value))
         return f"{node.name}:0"
 
-    def tell_shape(self, node: NodeDef, *shapes: Shape) -> None:
-        """Notes the shapes of a node's outputs."""
-        node.attr[_SHAPES].Clear()
-        for shape in shapes:
-            known = node.attr[_SHAPES].list.shape.add()
-            for length in shape or ():
-                known.dim.add(size=-1 if length is None else length)
-
     def _node(self, op: str, inputs: list[str], shapes: list[Shape], types: list[int]) -> NodeDef:
         """A node, and what its outputs are."""
         name = f"{self._scope}/{op}_{len(self._made)}"
         node = self._out.node.add(name=name, op=op, input=map(input_name, inputs))
         for number, (shape, dtype) in enumerate(zip(shapes, types, strict=True)):
             self._made[f"{name}:{number}"] = shape, dtype
-        self.tell_shape(node, *shapes)
+        tell_shapes(node, *shapes)
         return node
 
     def _shape(self, tensor: str) -> Shape:

@@ -6,12 +6,14 @@ add nothing, and without such reductions nobody makes the dense gradient. The su
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from parallax.analysis.reading.lazy.added_nodes import tell_shapes
 from parallax.analysis.reading.lazy.elementwise import PASSES
 from parallax.analysis.reading.lazy.group import source_of
 from parallax.analysis.reading.lazy.handles import input_name, node_of
-from parallax.graph.view import Edge, GraphView
+from parallax.graph.view import Edge, GraphView, Shape
 from parallax.types import GraphDef
 
 _SUMS = ("Sum", "L2Loss")
@@ -89,12 +91,21 @@ def _is_single(view: GraphView, tensor: str) -> bool:
 def take_rows(out: GraphDef, view: GraphView, norms: RowNorms) -> None:
     """Changes a copy of the graph: reductions take rows, of nodes that are added."""
     nodes = {node.name: node for node in out.node}
+    shapes: dict[str, Shape] = {}
     for edge, tensor in norms.instead.items():
         nodes[edge.node].input[edge.slot] = input_name(tensor)
     for name, (like, inputs) in norms.copies.items():
         copy = out.node.add()
         copy.CopyFrom(view.nodes[like])
         copy.name = name
-        copy.attr.pop("_output_shapes", None)
+        shapes[name] = _shape_of_copy(view, shapes, inputs)
+        tell_shapes(copy, shapes[name])
         del copy.input[:]
         copy.input.extend([*map(input_name, inputs), *(f"^{wait}" for wait in view.controls(like))])
+
+
+def _shape_of_copy(view: GraphView, shapes: Mapping[str, Shape], inputs: Sequence[str]) -> Shape:
+    """The shape of a node on rows: theirs, as all else that it takes has one element; None where that has more axes."""
+    found = [shapes[one] if one in shapes else view.shape(one) for one in inputs]
+    rows = next((shape for shape in found if shape is None or any(length != 1 for length in shape)), found[0])
+    return None if rows is None or any(len(shape or ()) > len(rows) for shape in found) else rows

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from tensorflow.core.framework import graph_pb2
 
+from parallax.analysis.reading.lazy.added_nodes import tell_shapes
 from parallax.analysis.reading.lazy.handles import READ, Handles, input_name, node_of
 from parallax.analysis.reading.lazy.norms import norms_by_row, take_rows
 from parallax.graph.view import GraphView
@@ -118,7 +119,7 @@ def _forget(node: NodeDef, gone: set[str]) -> None:
 
 
 def _add(out: GraphDef, view: GraphView, one: RowUpdate) -> None:
-    """Appends the node and what it takes."""
+    """Appends the node and what it takes, with their shapes; the node itself gives nothing."""
     dtype = view.nodes[one.states[0]].attr["dtype"].type
     device = view.nodes[one.states[0]].device
     scalars = [_scalar(out, view, tensor, dtype, f"{one.name}/scalar_{n}") for n, tensor in enumerate(one.scalars)]
@@ -131,6 +132,7 @@ def _add(out: GraphDef, view: GraphView, one: RowUpdate) -> None:
         packed.attr["dtype"].type = dtype
         packed.attr["value"].tensor.dtype = dtype
         packed.attr["value"].tensor.tensor_shape.dim.add(size=0)
+    tell_shapes(packed, (len(scalars),))
     node = out.node.add(name=one.name, op=one.op, device=device)
     waits = [f"^{name}" for name in one.waits]
     node.input.extend([input_name(one.values), input_name(one.indices), packed.name, *one.states, *waits])
@@ -148,12 +150,15 @@ def _scalar(out: GraphDef, view: GraphView, tensor: str, dtype: int, name: str) 
     if view.dtype(tensor) == _BOOL:
         cast = out.node.add(name=f"{name}/number", op="Cast", input=[input_name(tensor)])
         cast.attr["SrcT"].type, cast.attr["DstT"].type = _BOOL, dtype
+        tell_shapes(cast, view.shape(tensor))
         given = cast.name
     if view.shape(tensor) == ():
         return given
     shape = out.node.add(name=f"{name}/shape", op="Const")
     shape.attr["dtype"].type = shape.attr["value"].tensor.dtype = _INT32
     shape.attr["value"].tensor.tensor_shape.dim.add(size=0)
+    tell_shapes(shape, (0,))
     reshaped = out.node.add(name=name, op="Reshape", input=[given, shape.name])
     reshaped.attr["T"].type, reshaped.attr["Tshape"].type = dtype, _INT32
+    tell_shapes(reshaped, ())
     return str(reshaped.name)

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 
 from tensorflow.core.framework import graph_pb2
 
-from parallax.analysis.reading.lazy.added_nodes import AddedNodes
+from parallax.analysis.reading.lazy.added_nodes import AddedNodes, tell_shapes
 from parallax.analysis.reading.lazy.elementwise import ELEMENTWISE, PASSES
 from parallax.analysis.reading.lazy.group import (
     SUM_OF_ROWS,
@@ -232,7 +232,7 @@ def _add_once(out: GraphDef, view: GraphView, sums: _Sums, shape: tuple[int, ...
         nodes[edge.node].input[edge.slot] = input_name(value)
         if view.op(edge.node) == SUM_OF_ROWS:
             nodes[edge.node].input[2] = input_name(made.count(shape[0], view.dtype(view.inputs(edge.node)[2])))
-            made.tell_shape(nodes[edge.node], shape)
+            tell_shapes(nodes[edge.node], shape)
         if view.op(edge.node) != "Sum":
             nodes[edge.node].input[_slots(view, edge.node)[1]] = input_name(made.lead_in(rows, gates))
 
