@@ -97,7 +97,7 @@ def monitored_session(
         direct = None
         if can_be_direct(imported, hooks[:-1], members.target):
             waits_for = [hook for hook in hooks if isinstance(hook, Finishing)]
-            direct = DirectRuns(worker.raw, waits_for, worker_graph.overlaps)
+            direct = DirectRuns(worker.raw, waits_for, worker_graph.overlaps, repeats=has_values)
             members.at_end.append(direct.settle)
         return monitored, direct, saved, memory, values
 

@@ -31,10 +31,14 @@ class DirectRuns:
         raw: TensorFlow's session, in this process.
         waits_for: hooks that must see all runs until they have finished.
         overlaps: whether its graph has gates at which runs take turns.
+        repeats: whether all runs come again, as the steps of a front end do; else a run is made ready the second time.
     """
 
-    def __init__(self, raw: Session, waits_for: Sequence[Finishing] = (), overlaps: bool = False) -> None:
+    def __init__(
+        self, raw: Session, waits_for: Sequence[Finishing] = (), overlaps: bool = False, repeats: bool = False
+    ) -> None:
         self._raw = raw
+        self._repeats = repeats
         self._overlapping = Overlapping(raw) if overlaps else None
         self._waits_for = list(waits_for)
         self._ready: dict[tuple[tuple[str, ...], tuple[str, ...]], _Ready | None] = {}
@@ -55,8 +59,9 @@ class DirectRuns:
         if key not in self._ready:
             if not tensors or len({*tensors, *feeds}) < len(tensors) + len(feeds):
                 return None
-            self._ready[key] = None  # a run that does not come again is not worth it
-            return None
+            self._ready[key] = None
+            if not self._repeats:  # a run that does not come again is not worth it
+                return None
         ready = self._ready[key]
         if ready is None:
             ready = self._ready[key] = _Ready(self._raw, *key, self._overlapping if overlaps else None)

@@ -24,6 +24,12 @@ def runs():
 X = np.ones([3, 2], np.float32)
 
 
+def test_runs_that_repeat_are_direct_from_the_first_on(runs):
+    direct = DirectRuns(runs._raw, repeats=True)
+    np.testing.assert_array_equal(direct.run(("more:0",), {"x:0": X})[0], X + 1)
+    assert direct.run(("more:0",), {"x:0": X.astype(np.float64)}) is None
+
+
 def test_what_is_run_again_gives_what_a_session_would(runs):
     assert runs.run(("more:0", "count"), {"x:0": X}) is None  # the first time goes the long way
     more, count = runs.run(("more:0", "count"), {"x:0": X})
