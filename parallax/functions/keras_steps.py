@@ -10,13 +10,14 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 
 import tensorflow as tf
-from keras.src.backend.common.variables import Variable
+from keras.src import backend
+from keras.src.backend.common.variables import Variable as BackendVariable
 from keras.src.optimizers.base_optimizer import BaseOptimizer
 
 from parallax.functions.batch_statistics import normalizations_of_keras
 from parallax.functions.keras_optimizers import merged_rows, rows_apart, taken_by_row
 from parallax.functions.libraries import Seen
-from parallax.types import Gradient, KerasOptimizer, KerasVariable, TensorLike
+from parallax.types import Argument, Gradient, KerasOptimizer, KerasVariable, TensorLike, Variable
 
 
 @contextmanager
@@ -45,6 +46,7 @@ def optimizers_seen(merges_rows: bool) -> Iterator[dict[int, KerasOptimizer]]:
     with ExitStack() as stack:
         stack.enter_context(taken_by_row())
         stack.enter_context(normalizations_of_keras())
+        stack.enter_context(_variables_made_eagerly())
         for kind in _kinds_with_apply(BaseOptimizer):
             stack.enter_context(_applies_noted(kind, optimizers, stack, merged_rows if merges_rows else rows_apart))
         yield optimizers
@@ -70,19 +72,43 @@ def _head(variable: KerasVariable) -> str:
 
 
 @contextmanager
+def _variables_made_eagerly() -> Iterator[None]:
+    """Within it, variables that a trace makes get their values at once: TensorFlow traces a step that makes some twice.
+
+    The values are those of the initializers, wherever they are called.
+    """
+    own = backend.Variable._initialize_with_initializer
+
+    def initialize(self: KerasVariable, initializer: Callable[..., TensorLike]) -> None:
+        with tf.init_scope(), tf.variable_creator_scope(_eager_variable):
+            own(self, initializer)
+
+    backend.Variable._initialize_with_initializer = initialize
+    try:
+        yield
+    finally:
+        backend.Variable._initialize_with_initializer = own
+
+
+def _eager_variable(next_creator: Callable[..., Variable], **kwargs: Argument) -> Variable:
+    """A variable whose initializer runs now and is not lifted out of a trace."""
+    return next_creator(**{**kwargs, "experimental_enable_variable_lifting": False})
+
+
+@contextmanager
 def _reads_noted(used: dict[int, KerasVariable]) -> Iterator[None]:
-    own = Variable.value
+    own = BackendVariable.value
 
     def value(self: KerasVariable) -> TensorLike:
         found = own.fget(self)
         used[id(self._value)] = self
         return found
 
-    Variable.value = property(value)
+    BackendVariable.value = property(value)
     try:
         yield
     finally:
-        Variable.value = own
+        BackendVariable.value = own
 
 
 def _kinds_with_apply(kind: type[KerasOptimizer]) -> list[type]:

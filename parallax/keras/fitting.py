@@ -152,7 +152,6 @@ def read_steps(
     Raises:
         GraphError: a step cannot be had in a graph.
     """
-    library_of(model).build(model, specs["train"])
     traced = {"train": traced_training(model, specs["train"], merge_rows)}
     if "test" in specs:
         traced["test"] = traced_evaluation(model, specs["test"])

@@ -63,12 +63,6 @@ def check_resumable() -> None:
     """Raises where `fit` cannot go on within an epoch: it can."""
 
 
-def build(model: KerasModel, spec: Nest) -> None:
-    """Makes the variables of a model and its optimizers, as Keras does where there are none: a first trace does."""
-    if not all(layer.built for layer in model._flatten_layers()):
-        tf.function(model.train_step, autograph=False).get_concrete_function(spec)
-
-
 def converting_layers() -> AbstractContextManager[object]:
     """Within it layers are called as `fit` calls them: as they are written, without AutoGraph."""
     return nullcontext()

@@ -41,7 +41,7 @@ class ModelStep:
 
 
 def traced_training(model: KerasModel, spec: Nest, merges_rows: bool = False) -> ModelStep:
-    """The traced `train_step` of a compiled and built model.
+    """The traced `train_step` of a compiled model; the trace makes the variables that the model does not have yet.
 
     Args:
         model: a keras.Model.

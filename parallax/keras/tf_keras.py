@@ -81,16 +81,6 @@ def check_resumable() -> None:
     )
 
 
-def build(model: KerasModel, spec: Nest) -> None:
-    """Makes the variables of a model, its optimizer, its losses and its metrics: a first trace does."""
-
-    def step(data: Nest) -> Nest:
-        with converting_layers():
-            return model.train_step(data)
-
-    tf.function(step, autograph=False).get_concrete_function(spec)
-
-
 @contextmanager
 def converting_layers() -> Iterator[None]:
     """Within it AutoGraph converts what layers of the user's own do in `call`, as in the functions of tf_keras."""
