@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import NamedTuple, NoReturn, TypeVar
 
+from parallax.analysis.decided import DecidedGraph
 from parallax.api import JobEnded, perform, run_job
 from parallax.errors import ConfigError, LaunchError, SessionError
 from parallax.job_beside import JobFailed
@@ -224,18 +225,21 @@ def run_to_the_end(
     raise JobEnded(_job_of(number, graph, attachment, config, resource_info, sync).status)
 
 
-def worker_call(graph: Graph, config: Config | None = None, sync: bool = True) -> WorkerCall:
+def worker_call(
+    graph: Graph, config: Config | None = None, sync: bool = True, decided: DecidedGraph | None = None
+) -> WorkerCall:
     """Opens the session of this worker for the call that its job is for; every worker must call it.
 
     Args:
         graph: the tf.Graph that the launching process gave to `run_call`.
         config: as there; hooks and session options are this worker's.
         sync: as there.
+        decided: what the launching process has decided of the graph, where the worker has the graph from it.
 
     Raises:
         ParallaxError: as `parallel_run` in a worker.
     """
-    call = checked_call(graph, None, sync, config)
+    call = replace(checked_call(graph, None, sync, config), decided=decided)
     if call.wanted.role != Role.WORKER:
         raise SessionError("Only a worker has a session: the launching process starts a job by `run_call`.")
     members = current_process_group()

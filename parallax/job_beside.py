@@ -8,8 +8,9 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import BinaryIO, NoReturn, cast
+from typing import BinaryIO, NamedTuple, NoReturn, cast
 
+from parallax.analysis.decided import DecidedGraph
 from parallax.api import JobEnded
 from parallax.cluster.machines import Cluster
 from parallax.errors import LaunchError
@@ -154,9 +155,21 @@ class JobBeside:
             self.cancel()
 
 
+class PlannedMessage(NamedTuple):
+    """What workers of a job beside this process are sent of a plan.
+
+    Attributes:
+        message: as workers of any job.
+        decided: what follows for the graph, which they need not read themselves.
+    """
+
+    message: JobMessage
+    decided: DecidedGraph
+
+
 def plan_message(
     number: int, graph: Graph, config: Config | None = None, resource_info: str | Path | None = None
-) -> JobMessage:
+) -> PlannedMessage:
     """Plans a graph, prints the plan, and gives the message by which workers of a job beside this process follow it.
 
     Args:
@@ -173,4 +186,6 @@ def plan_message(
     analysed, cluster, plan = plan_call(call)
     check_outputs(call, cluster)
     seed = show_plan(plan, call.config)
-    return message_of(graph, analysed, plan, cluster, call.config, of_workers(call.wanted, call.config), seed)
+    mine = of_workers(call.wanted, call.config)
+    message = message_of(graph, analysed, plan, cluster, call.config, mine, seed)
+    return PlannedMessage(message, DecidedGraph.of(analysed, plan))

@@ -11,18 +11,17 @@ from typing import NamedTuple
 
 from parallax import call as calls
 from parallax.functions.remote_steps import RemoteSteps
-from parallax.functions.request_queue import RequestQueue, Resend
+from parallax.functions.request_queue import RequestQueue
 from parallax.functions.running import INITIAL, place_of_value
 from parallax.functions.served_graph import ServedGraph
 from parallax.functions.serving import END, ReadyWorkers, serve
 from parallax.functions.step_graph import GraphStep, StepGraph
-from parallax.job_beside import JobBeside, JobNeeds, plan_message
+from parallax.job_beside import JobBeside, JobNeeds, PlannedMessage, plan_message
 from parallax.logger import log
 from parallax.runtime.driver_channel import ChannelClosed, DriverConnection, DriverSocket, deferred_interrupts
 from parallax.runtime.launcher.answering import own_address
 from parallax.runtime.launcher.waiting import let_wait, take_waiting
 from parallax.runtime.worker.called import packed_function
-from parallax.runtime.worker.job_message import JobMessage
 from parallax.settings.config import Config
 
 IDLE_S = 600.0
@@ -76,14 +75,21 @@ class DrivenWorkers:
         """Whether their session is one on this graph."""
         return self._open is not None and self._open.served.is_like(served)
 
+    def close_session(self) -> None:
+        """Has workers close the session that they have open, if any, while this process goes on."""
+        with suppress(ChannelClosed), deferred_interrupts():  # whoever needs them next finds out
+            if self._channel is not None and self._open is not None:
+                self._open = None
+                RequestQueue(self._channel).tell("close")
+
     @contextmanager
     def session(
-        self, message: JobMessage | None, graph: StepGraph, served: ServedGraph, config: Config
+        self, planned: PlannedMessage | None, graph: StepGraph, served: ServedGraph, config: Config
     ) -> Iterator[RemoteSteps]:
         """The workers' session for one call.
 
         Args:
-            message: of the plan; None for the session that they have open.
+            planned: the plan for it, where they have no session open; None for the session that they have open.
             graph: of the steps.
             served: the same for the workers.
             config: settings.
@@ -96,11 +102,9 @@ class DrivenWorkers:
             restarts = self.needs.config.restart.max_restarts
             requests = RequestQueue(self._connect(), self._restore if restarts else None)
             with deferred_interrupts():
-                if message is not None and self._open is not None:
-                    requests.tell("close", resend=Resend.UNANSWERED)
-                if message is not None:
-                    self._open = _OpenGraph(message, served, config)
-                ready = requests.open("resume") if message is None else requests.open("open", message, served, config)
+                if planned is not None:
+                    self._open = _OpenGraph(planned, served, config)
+                ready = requests.open("resume") if planned is None else requests.open("open", planned, served, config)
             saves = config.ckpt_config.ckpt_dir is not None
             try:
                 with self._job.preempted_by_termination() if saves else nullcontext():
@@ -162,12 +166,12 @@ class _OpenGraph(NamedTuple):
     """What a session was opened on.
 
     Attributes:
-        message: of the plan.
+        planned: the plan for it.
         served: the graph of the steps.
         config: settings.
     """
 
-    message: JobMessage
+    planned: PlannedMessage
     served: ServedGraph
     config: Config
 
@@ -210,16 +214,18 @@ class ReservedWorkers:
             JobFailed: the job has failed, and has said why.
             ParallaxError: before anything is opened, as `parallel_run`.
         """
-        served, message = ServedGraph.of(graph, steps), None
+        served, planned = ServedGraph.of(graph, steps), None
         has_values = all(place_of_value(one.variable) != INITIAL for one in graph.taken())
         if has_values and self._workers.has_open(served):
             log.info("The model's steps are those of the fit before, whose plan and workers go on.")
         else:
-            message = plan_message(self._number, graph.graph, config, self._resource)
-            if message.servers != self._workers.servers:
+            self._workers.close_session()  # meanwhile
+            planned = plan_message(self._number, graph.graph, config, self._resource)
+            servers = planned.message.servers
+            if servers != self._workers.servers:
                 self._workers.close()
-                self._workers = DrivenWorkers(self._needs, self._number, message.servers)
-        with self._workers.session(message, graph, served, config) as running:
+                self._workers = DrivenWorkers(self._needs, self._number, servers)
+        with self._workers.session(planned, graph, served, config) as running:
             yield running
         calls.count_job()
 

@@ -24,10 +24,10 @@ from parallax.functions.running import RunningSteps
 from parallax.functions.served_graph import ServedGraph
 from parallax.functions.shares import Share, share_of
 from parallax.functions.step_graph import GraphStep
+from parallax.job_beside import PlannedMessage
 from parallax.runtime.driver_channel import ChannelClosed, DriverAddress, DriverConnection, connect
 from parallax.runtime.worker.barrier import barrier, wait_for
 from parallax.runtime.worker.heartbeat import current_heartbeat
-from parallax.runtime.worker.job_message import JobMessage
 from parallax.runtime.worker.ranks import ProcessGroup, bytes_of_rank_0, current_process_group
 from parallax.settings.config import Config
 from parallax.types import Array, Comm, Picklable, Tensor, Value
@@ -146,11 +146,11 @@ class _Service:
         barrier(self._comm)
         self._answer(None)
 
-    def serve_open(self, message: JobMessage, served: ServedGraph, config: Config, _: None) -> None:
+    def serve_open(self, planned: PlannedMessage, served: ServedGraph, config: Config, _: None) -> None:
         """Opens a session on a graph, and says that it is there."""
-        self._members.parcel = message
+        self._members.parcel = planned.message
         graph, self._steps = served.import_graph()
-        opened = calls.worker_call(graph.graph, config)
+        opened = calls.worker_call(graph.graph, config, decided=planned.decided)
         self._running = RunningSteps(graph, opened.session, opened.size, opened.rank)
         self._has_checkpoints = config.ckpt_config.keeps_state
         self._answer(ReadyWorkers(opened.size, self._running.resumed_step))

@@ -51,6 +51,7 @@ class GraphView:
 
     def __init__(self, graph_def: GraphDef, instead: Mapping[str, tuple[str, ...]] | None = None) -> None:
         self.graph_def = graph_def
+        self._instead = instead
         self.nodes: dict[str, NodeDef] = {node.name: node for node in graph_def.node}
         self.remembered: dict[Any, Any] = {}
         self._ops: dict[str, str] = {}
@@ -68,6 +69,9 @@ class GraphView:
             self._inputs[name] = tuple([one if ":" in one else one + ":0" for one in taken])
             self._controls[name] = controls
         self._inputs |= instead or {}
+
+    def __reduce__(self) -> tuple[type[GraphView], tuple[GraphDef, Mapping[str, tuple[str, ...]] | None]]:
+        return GraphView, (self.graph_def, self._instead)
 
     @cached_property
     def _consumers(self) -> dict[str, list[Edge]]:

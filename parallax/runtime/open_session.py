@@ -13,6 +13,7 @@ import hashlib
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from parallax.analysis.decided import DecidedGraph
 from parallax.analysis.reading.capture import initialization_phases
 from parallax.analysis.reading.gradients import training_updates
 from parallax.analysis.stages import Analysed, analyse, analysed_as, constraints_of, rewrites_of
@@ -70,6 +71,8 @@ class SessionExtras:
         replan: whether a better plan is looked for, and what is done about it.
         kept: for verification, where tensors of each step are left.
         has_values: whether `session.values` shall read and write single variables.
+        decided: what the launcher has decided of the graph, where this worker has the graph from it; hooks may then add
+            nothing to the graph.
     """
 
     equal_randomness: bool = False
@@ -79,6 +82,7 @@ class SessionExtras:
     replan: ReplanOptions | None = None
     kept: Path | None = None
     has_values: bool = False
+    decided: DecidedGraph | None = None
 
 
 def open_session(
@@ -101,7 +105,7 @@ def open_session(
     members, watch = current_process_group(), current_heartbeat()
     watch.open()
     with watch.run("parallel_run", "parallel_run"):
-        made = _make_graph(graph, config, parcel, members, extras.equal_randomness)
+        made = _make_graph(graph, config, parcel, members, extras)
         worker = _context(graph, made, members, watch)
         if extras.graph_folder is not None:
             write_events(extras.graph_folder, members.rank, made.worker_graph)
@@ -170,18 +174,20 @@ class _Made:
 
 
 def _make_graph(
-    graph: Graph, config: Config, parcel: JobMessage, members: ProcessGroup, equal_randomness: bool
+    graph: Graph, config: Config, parcel: JobMessage, members: ProcessGroup, extras: SessionExtras
 ) -> _Made:
     """Starts Horovod, takes the launcher's graph and plan, and transforms the graph as all workers do."""
-    plan = plan_from_json(parcel.plan)
-    launcher, digest = launchers_graph(graph, parcel.graph, plan.fingerprint, members.rank)
-    members.start()
-    take_launchers_graph(graph, launcher, members.workers)
-    alone = analysed_as(graph, parcel.spec, digest, config.lazy_updates, plan.synchronous)
-    plan.check_belongs_to(alone.spec, plan.layout)
-    members.folders.lead_hooks(config.hooks, members.workers)
-    analysed = _with_hooks(alone, graph, config, plan.synchronous)
-    rewrites = rewrites_of(analysed, plan, equal_randomness)
+    plan, equal_randomness = plan_from_json(parcel.plan), extras.equal_randomness
+    if extras.decided is None:
+        alone = _read_graph(graph, config, parcel, plan, members)
+        members.folders.lead_hooks(config.hooks, members.workers)
+        analysed = _with_hooks(alone, graph, config, plan.synchronous)
+        rewrites = rewrites_of(analysed, plan, equal_randomness)
+    else:
+        members.start()
+        extras.decided.register_ops()
+        alone = analysed = extras.decided.analysed
+        rewrites = extras.decided.rewrites
     _agree("plan", plan.to_json())
     _agree("decisions", repr(rewrites))
     saved = CheckPointConfig() if equal_randomness else config.ckpt_config
@@ -196,6 +202,16 @@ def _make_graph(
         tell_of_whole_values(worker_graph.cut_whole)
         tell_of_lost_positions(worker_graph)
     return _Made(plan, alone, analysed, place, worker_graph, recovered)
+
+
+def _read_graph(graph: Graph, config: Config, parcel: JobMessage, plan: Plan, members: ProcessGroup) -> Analysed:
+    """Starts Horovod, takes the launcher's graph in the place of the one that this worker has built, and reads it."""
+    launcher, digest = launchers_graph(graph, parcel.graph, plan.fingerprint, members.rank)
+    members.start()
+    take_launchers_graph(graph, launcher, members.workers)
+    alone = analysed_as(graph, parcel.spec, digest, config.lazy_updates, plan.synchronous)
+    plan.check_belongs_to(alone.spec, plan.layout)
+    return alone
 
 
 def _positions_of(recovered: RecoveredState | None, saved: CheckPointConfig, comm: Comm) -> StoredPositions | None:

@@ -1,0 +1,38 @@
+"""What the launching process has decided of a graph, for workers that have the graph from it alone."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from parallax.analysis.stages import Analysed, rewrites_of
+from parallax.graph.row_updates import ROW_UPDATE_OPS, row_update_ops
+from parallax.plans.plan import Plan
+from parallax.plans.rewrites import Rewrites
+
+
+@dataclass(frozen=True, slots=True)
+class DecidedGraph:
+    """An analysed graph and what is to be changed in it; it can be pickled.
+
+    Attributes:
+        analysed: the graph.
+        rewrites: what is to be changed.
+    """
+
+    analysed: Analysed
+    rewrites: Rewrites
+
+    @staticmethod
+    def of(analysed: Analysed, plan: Plan) -> DecidedGraph:
+        """The decisions that follow from a plan; what was found out on the way stays in this process."""
+        alone = replace(analysed, captured=replace(analysed.captured))
+        return DecidedGraph(alone, rewrites_of(analysed, plan))
+
+    def register_ops(self) -> None:
+        """Has TensorFlow know the ops that the analysis has put into the graph.
+
+        Raises:
+            TransformError: their library has not been built.
+        """
+        if any(node.op in ROW_UPDATE_OPS for node in self.analysed.captured.view.graph_def.node):
+            row_update_ops()
