@@ -77,6 +77,8 @@ class JobNeeds:
 class JobBeside:
     """A job whose workers call a function while this process goes on; their output is shown from `show` on.
 
+    The function has its graphs from this process, and finds TensorFlow imported without Keras.
+
     Args:
         needs: the machines and settings.
         number: of the call that it is started for (`call.next_call`).
@@ -92,7 +94,7 @@ class JobBeside:
         self, needs: JobNeeds, number: int, function: bytes, attachment: bytes, servers: tuple[int, ...] = ()
     ) -> None:
         check_launching(function, needs.cluster, starts=True)
-        mine = of_workers(replace(needs.wanted, call=number), needs.config)
+        mine = of_workers(replace(needs.wanted, call=number, without_keras=True), needs.config)
         message = replace(message_without_plan(needs.cluster, servers), function=function, attachment=attachment)
         self._held = [HeldStream(bytes_of(stream)) for stream in (sys.stdout, sys.stderr)]
         streams = [cast(BinaryIO, stream) for stream in self._held]

@@ -29,6 +29,7 @@ from parallax.runtime.driver_channel import ChannelClosed, DriverAddress, Driver
 from parallax.runtime.worker.barrier import barrier, wait_for
 from parallax.runtime.worker.heartbeat import current_heartbeat
 from parallax.runtime.worker.ranks import ProcessGroup, bytes_of_rank_0, current_process_group
+from parallax.runtime.worker.without_keras import keras_left_out
 from parallax.settings.config import Config
 from parallax.types import Array, Comm, Picklable, Tensor, Value
 
@@ -96,8 +97,9 @@ def serve() -> None:
     address: DriverAddress = pickle.loads(calls.attachment())
     members = current_process_group()
     current_heartbeat().expect_sessions()
-    import_module("parallax.runtime.open_session")  # before a graph comes, which is planned meanwhile
-    members.start()
+    with keras_left_out():
+        import_module("parallax.runtime.open_session")  # before a graph comes, which is planned meanwhile
+        members.start()
     _Service(members, connect(address) if members.rank == 0 else None).run()
     calls.end_call()
 

@@ -85,6 +85,7 @@ class Settings:
         call: the number of the script's call that a job is started for, from 1 (parallax/call.py); None for
             `parallel_run`, at which the launching process ends.
         by_itself: whether the process that launched a worker's job ran the script without a `parallax` command.
+        without_keras: whether a worker imports TensorFlow without Keras, as it has its graph from another process.
         script_seed: of what Python and NumPy draw while the script builds its graph.
         joined_args: the script's arguments for the one process of a verification, one a line.
         cluster: fingerprint of the cluster profile that a model profile belongs to.
@@ -211,6 +212,7 @@ class Settings:
     seed: int | None = None
     call: int | None = None
     by_itself: bool | None = None
+    without_keras: bool | None = None
     script_seed: int | None = None
     cluster: str | None = None
     log_level: str | None = None

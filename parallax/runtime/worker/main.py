@@ -14,6 +14,7 @@ import os
 import socket
 import sys
 from collections.abc import Mapping
+from contextlib import nullcontext
 
 from parallax.runtime.supervisor.control import send
 from parallax.runtime.supervisor.framework_log import join_deprecations, write_lines_once
@@ -25,6 +26,7 @@ from parallax.runtime.worker.random_state import AlikeUntilBuilt
 from parallax.runtime.worker.ranks import ProcessGroup, membership
 from parallax.runtime.worker.result import CallDone
 from parallax.runtime.worker.script import error_text, run_script, what_text
+from parallax.runtime.worker.without_keras import keras_left_out
 from parallax.settings.environment import settings
 
 
@@ -67,7 +69,8 @@ def check_fenced(secret: Mapping[str, str]) -> None:
 
 def _run(words: list[str], members: ProcessGroup) -> bool:
     """Runs the script; returns whether it came to its own end."""
-    from parallax.analysis.reading import record  # imports TensorFlow, which must come after MPI
+    with keras_left_out() if settings().without_keras else nullcontext():
+        from parallax.analysis.reading import record  # imports TensorFlow, which must come after MPI
 
     record.install()
     join_deprecations()
