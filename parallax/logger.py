@@ -11,6 +11,7 @@ from typing import TextIO
 
 from parallax.errors import ConfigError
 from parallax.settings.environment import log_level
+from parallax.status_line import clear_status
 
 
 class _Stderr(logging.StreamHandler[TextIO]):
@@ -18,6 +19,7 @@ class _Stderr(logging.StreamHandler[TextIO]):
 
     def emit(self, record: logging.LogRecord) -> None:
         """Writes one line."""
+        clear_status()
         self.stream = sys.stderr
         super().emit(record)
 

@@ -25,6 +25,7 @@ from parallax.settings import checked
 from parallax.settings.config import Config, moot_settings
 from parallax.settings.environment import Settings, settings
 from parallax.settings.merged import merged
+from parallax.status_line import clear_status
 from parallax.types import Buffer, Graph
 
 
@@ -118,6 +119,7 @@ def check_outputs(call: Call, cluster: Cluster) -> None:
 def show_plan(plan: Plan, config: Config) -> int:
     """Prints a plan, and the seed where it is drawn, which is given."""
     seed = config.seed if config.seed is not None else drawn_seed()
+    clear_status()
     sys.stdout.write(plan_table(plan) + (f"Seed {seed}\n" if config.seed is None else ""))
     sys.stdout.flush()
     return seed

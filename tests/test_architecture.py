@@ -20,7 +20,7 @@ MODULES = {
 
 # What is in the package may import from the rows above its own, and from its own folder.
 LAYERS = (
-    ("errors", "after_import", "types"),
+    ("errors", "after_import", "types", "status_line"),
     ("strict", "private_files"),
     ("graph", "cluster", "optimizers"),
     ("plans",),

@@ -1,4 +1,7 @@
-"""The command line of faults: `python -m ops.faults --simulated N`, `--seed S`, `--planted`, `--real N [--restart]`."""
+"""The command line of faults: `python -m ops.faults --simulated N`, `--seed S`, `--planted`, `--real N`, `--fits N`.
+
+`--real N --restart` has jobs go on after each fault.
+"""
 
 from __future__ import annotations
 
@@ -25,6 +28,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     what.add_argument("--seed", type=int, metavar="S", help="run one simulated job and show what happens in it")
     what.add_argument("--planted", action="store_true", help="plant each known defect, and see that it is found")
     what.add_argument("--real", type=int, metavar="N", help="run N real jobs, each with a fault")
+    what.add_argument("--fits", type=int, metavar="N", help="have N faults meet the workers of a script's fits")
     parser.add_argument("--restart", action="store_true", help="with --real: N faults, in jobs that go on after each")
     parser.add_argument("--first", type=int, default=0, metavar="S", help="the first seed (0)")
     help_processes = "that simulate (all cores); with --restart, jobs at a time (1)"
@@ -43,6 +47,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         from ops.faults import restarted
 
         return restarted.run_all(arguments.real, arguments.first, arguments.processes or 1)
+    if arguments.fits is not None:
+        from ops.faults import fits
+
+        return fits.run_all(arguments.fits, arguments.first)
     if arguments.real is not None:
         from ops.faults.real import run_all
 

@@ -62,9 +62,10 @@ class RunningJob:
         mark: in the environment of all its processes.
         argv: what Python runs of ops.faults.
         lab: the hosts; None for this machine.
+        shows: whether what it prints is shown.
     """
 
-    def __init__(self, folder: Path, mark: str, argv: list[str], lab: Lab | None) -> None:
+    def __init__(self, folder: Path, mark: str, argv: list[str], lab: Lab | None, shows: bool = False) -> None:
         self.lab = lab
         self.own = folder / "own"
         self.own.mkdir()
@@ -76,7 +77,7 @@ class RunningJob:
                 words if lab is None else lab.argv_on("host0", words),
                 env={**os.environ, _MARK: mark, "TF_CPP_MIN_LOG_LEVEL": "2", **temporary},
                 stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
+                stdout=None if shows else subprocess.DEVNULL,
                 stderr=stderr,
                 start_new_session=True,
             )

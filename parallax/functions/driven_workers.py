@@ -18,11 +18,13 @@ from parallax.functions.serving import END, ReadyWorkers, serve
 from parallax.functions.step_graph import GraphStep, StepGraph
 from parallax.job_beside import JobBeside, JobNeeds, PlannedMessage, plan_message
 from parallax.logger import log
+from parallax.report.text import counted
 from parallax.runtime.driver_channel import ChannelClosed, DriverConnection, DriverSocket, deferred_interrupts
 from parallax.runtime.launcher.answering import own_address
 from parallax.runtime.launcher.waiting import let_wait, take_waiting
 from parallax.runtime.worker.called import packed_function
 from parallax.settings.config import Config
+from parallax.status_line import clear_status, show_status
 
 IDLE_S = 600.0
 """How long idle workers are kept."""
@@ -106,9 +108,12 @@ class DrivenWorkers:
                     self._open = _OpenGraph(planned, served, config)
                 ready = requests.open("resume") if planned is None else requests.open("open", planned, served, config)
             saves = config.ckpt_config.ckpt_dir is not None
+            show_status(f"{counted(self.needs.cluster.num_workers, 'worker')} open the session")
             try:
                 with self._job.preempted_by_termination() if saves else nullcontext():
-                    yield RemoteSteps(graph, requests, ready(), lambda: self._job.saved_step)
+                    running = RemoteSteps(graph, requests, ready(), lambda: self._job.saved_step)
+                    clear_status()
+                    yield running
             except BaseException:
                 requests.give_up()
                 self._is_sound = self._settles(requests, _PATIENCE_S)
@@ -220,6 +225,7 @@ class ReservedWorkers:
             log.info("The model's steps are those of the fit before, whose plan and workers go on.")
         else:
             self._workers.close_session()  # meanwhile
+            show_status(f"planning {len(graph.graph.get_operations()):,} ops")
             planned = plan_message(self._number, graph.graph, config, self._resource)
             servers = planned.message.servers
             if servers != self._workers.servers:

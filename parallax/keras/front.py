@@ -42,6 +42,7 @@ from parallax.settings.config import Config
 from parallax.settings.environment import Role, is_commanded, settings
 from parallax.settings.merged import merged
 from parallax.settings.parts import TableConfig
+from parallax.status_line import show_status, status_line
 from parallax.types import Argument, KerasHistory, KerasModel, Nest
 
 _Found = TypeVar("_Found")
@@ -230,7 +231,11 @@ def _launched(
     number: int, model: KerasModel, arguments: dict[str, Argument], original: Callable[..., KerasHistory]
 ) -> KerasHistory:
     if settings().role == Role.LAUNCH and _is_driven():
-        with reserved_workers(number, _use.config, _use.resource_info) as workers:  # they start during the trace
+        with (
+            status_line(arguments.get("verbose") != 0),
+            reserved_workers(number, _use.config, _use.resource_info) as workers,  # they start during the trace
+        ):
+            show_status("tracing the steps of fit")
             fit = _read(model, arguments)
             check_folder(fit, _tables())
             if not calls_python(fit.graph.graph):

@@ -1,0 +1,56 @@
+"""One line at a terminal that says what is waited for, and goes when something else is written."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+_ERASE = "\r\x1b[K"
+
+
+class _Line:
+    """The line of this process."""
+
+    def __init__(self) -> None:
+        self.is_wanted = self._is_there = False
+
+    def show(self, text: str) -> None:
+        if self.is_wanted and sys.stderr.isatty():
+            self._is_there = True
+            sys.stderr.write(f"{_ERASE}{text} ...")
+            sys.stderr.flush()
+
+    def clear(self) -> None:
+        if self._is_there:
+            self._is_there = False
+            sys.stderr.write(_ERASE)
+            sys.stderr.flush()
+
+
+_line = _Line()
+
+
+@contextmanager
+def status_line(is_wanted: bool = True) -> Iterator[None]:
+    """Within it, `show_status` shows a line where stderr is a terminal; at its end the line goes.
+
+    Args:
+        is_wanted: whether it shows anything.
+    """
+    before, _line.is_wanted = _line.is_wanted, is_wanted
+    try:
+        yield
+    finally:
+        _line.clear()
+        _line.is_wanted = before
+
+
+def show_status(text: str) -> None:
+    """Says what is waited for from now on, in the place of what was."""
+    _line.show(text)
+
+
+def clear_status() -> None:
+    """Takes the line away, for other text to be written."""
+    _line.clear()
