@@ -116,7 +116,8 @@ class DrivenWorkers:
                     yield running
             except BaseException:
                 requests.give_up()
-                self._is_sound = self._settles(requests, _PATIENCE_S)
+                with suppress(ChannelClosed):  # the exception goes before it, and may have come while others started
+                    self._is_sound = self._settles(requests, _PATIENCE_S)
                 raise
             self._is_sound = self._settles(requests) and not requests.has_recovered  # each call may restart so often
         except ChannelClosed:
