@@ -8,6 +8,7 @@ import json
 import os
 import signal
 import sys
+import time
 from pathlib import Path
 
 import keras
@@ -50,6 +51,16 @@ inputs = {
 }
 
 
+def wait_for_checkpoint(step):
+    """Waits until one of this step or a later one is there: it is written while training goes on."""
+    until_s = time.monotonic() + 60
+    while time.monotonic() < until_s:
+        if any(int(path.stem.rpartition("-")[2]) >= step for path in (folder / "saved").glob("model.ckpt-*.index")):
+            return
+        time.sleep(0.02)
+    raise TimeoutError(f"no checkpoint of step {step}")
+
+
 class Kills(keras.callbacks.Callback):
     """Kills this process in the middle of epoch 2 of the first run; notes which epochs there are."""
 
@@ -63,6 +74,8 @@ class Kills(keras.callbacks.Callback):
         self.seen.append([self.epoch, batch])
         if not is_plain and self.epoch == 2 and batch in (1, 2) and not (folder / "killed").exists():
             (folder / "killed").touch()
+            if kind not in ("late", "preempted"):
+                wait_for_checkpoint(4 * self.epoch + 1)
             os.kill(os.getpid(), signal.SIGTERM if kind == "preempted" else signal.SIGKILL)
 
 
