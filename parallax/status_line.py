@@ -9,7 +9,7 @@ from contextlib import contextmanager
 _ERASE = "\r\x1b[K"
 
 
-class _Line:
+class _StatusLine:
     """The line of this process."""
 
     def __init__(self) -> None:
@@ -28,7 +28,7 @@ class _Line:
             sys.stderr.flush()
 
 
-_line = _Line()
+_line = _StatusLine()
 
 
 @contextmanager
