@@ -72,7 +72,8 @@ def _digest(value: Tensor) -> Tensor:
 def _has_nan(pieces: Sequence[Tensor]) -> Tensor | None:
     if not pieces[0].dtype.is_floating:
         return None
-    return tf.reduce_any([tf.reduce_any(tf.math.is_nan(piece)) for piece in pieces])
+    found = [tf.reduce_any(tf.math.is_nan(piece)) for piece in pieces]
+    return found[0] if len(found) == 1 else tf.reduce_any(found)
 
 
 def _by_row(handle: Handle, dtype: DType, one: Watched, chunk_bytes: int) -> tuple[tuple[Tensor, ...], list[Tensor]]:
