@@ -189,5 +189,5 @@ def plan_message(
     check_outputs(call, cluster)
     seed = show_plan(plan, call.config)
     mine = of_workers(call.wanted, call.config)
-    message = message_of(graph, analysed, plan, cluster, call.config, mine, seed)
+    message = message_of(plan, cluster, call.config, mine, seed)
     return PlannedMessage(message, DecidedGraph.of(analysed, plan))

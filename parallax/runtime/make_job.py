@@ -83,28 +83,30 @@ def job_of(
     attachment: Buffer = b"",
 ) -> Job:
     """The job of a plan; `mine` is what its workers are to do, `function` and `attachment` are as in `JobMessage`."""
-    message = message_of(graph, analysed, plan, cluster, config, mine, seed)
-    return job_with(replace(message, function=function, attachment=attachment), cluster, config, mine)
-
-
-def message_of(
-    graph: Graph, analysed: Analysed, plan: Plan, cluster: Cluster, config: Config, mine: Settings, seed: int
-) -> JobMessage:
-    """What workers are sent of a plan; `mine` is what they are to do."""
     from parallax.analysis.reading.launcher_graph import packed
 
+    message = replace(
+        message_of(plan, cluster, config, mine, seed),
+        # The one process of a verification has every value of the launcher's: so must the workers.
+        graph=packed(graph, math.inf) if mine.role == Role.VERIFY_WORKER else packed(graph),
+        spec=analysed.to_json(),
+        function=function,
+        attachment=attachment,
+    )
+    return job_with(message, cluster, config, mine)
+
+
+def message_of(plan: Plan, cluster: Cluster, config: Config, mine: Settings, seed: int) -> JobMessage:
+    """What workers are sent of a plan, without the graph; `mine` is what they are to do."""
     looks = replan_options(config, mine) is not None
     cluster_profile = read_measured(config.cluster_profile, None) if looks else PlanInputs()
     cluster_profile.check_names([host.address for host in cluster.hosts])
     return replace(
         message_without_plan(cluster, plan.servers),
         plan=plan.to_json(),
-        # The one process of a verification has every value of the launcher's: so must the workers.
-        graph=packed(graph, math.inf) if mine.role == Role.VERIFY_WORKER else packed(graph),
         seed=seed,
         cluster="" if cluster_profile.cluster is None else cluster_profile.cluster.to_json(),
         cluster_name=cluster_profile.cluster_name,
-        spec=analysed.to_json(),
     )
 
 
