@@ -122,42 +122,43 @@ def main() -> int:
         restart = parallax.RestartConfig(max_restarts=fault.restarts, no_spare=True)
         parallax.keras.use(None, parallax.Config(workers=2, restart=restart))
         began_s = time.monotonic()
-        told = _meet(fault, fit, expected)
-        print(f"seed {seed}, {fault}: {told or f'{time.monotonic() - began_s:.1f} s'}", flush=True)
-        wrong += bool(told)
+        problem = _try(fault, fit, expected)
+        print(f"seed {seed}, {fault}: {problem or f'{time.monotonic() - began_s:.1f} s'}", flush=True)
+        wrong += bool(problem)
     print(f"wrong: {wrong} of {number}", flush=True)
     return int(bool(wrong))
 
 
-def _meet(fault: FitFault, fit: Callable[[list[Any]], list[Any]], expected: list[Any]) -> str:
+def _try(fault: FitFault, fit: Callable[[list[Any]], list[Any]], expected: list[Any]) -> str:
     """What is wrong when a fault meets a fit, and after it; empty where nothing is."""
     import keras
 
     import parallax.keras
 
-    if fault.moment == "between":
-        fit([])
-        _hit(fault)
-        return _differences(fit([]), expected)
     came: list[str] = []
-    fits = keras.callbacks.LambdaCallback(
+    in_fit = keras.callbacks.LambdaCallback(
         on_train_begin=lambda logs: threading.Timer(fault.after_s, lambda: came.append(_hit(fault))).start()
     )
-    calls = keras.callbacks.LambdaCallback(
+    in_callback = keras.callbacks.LambdaCallback(
         on_epoch_end=lambda epoch, logs: came.append(_hit(fault)) if epoch == _EPOCHS // 2 else None
     )
     slow = keras.callbacks.LambdaCallback(on_epoch_end=lambda epoch, logs: time.sleep(_LONGEST_S / _EPOCHS))
-    with _stderr_read() as text:
+    callbacks = {"fit": [slow, in_fit], "callback": [in_callback], "between": []}[fault.moment]
+    with _capture_stderr() as text:
         try:
-            found = fit([slow, fits if fault.moment == "fit" else calls])
+            if fault.moment == "between":
+                fit([])
+                came.append(_hit(fault))
+            found = fit(callbacks)
         except parallax.keras.JobFailed as failed:
-            if fault.restarts:
+            if fault.restarts and fault.moment != "between":
                 return f"failed with status {failed.status}: {text()}"
             if not fault.is_named(text()):
                 return f"said {text()}"
             found = fit([])
-        else:
-            wait(lambda: bool(came), 2 * _LONGEST_S)
+        if not wait(lambda: bool(came), 2 * _LONGEST_S) or "nobody" in came:
+            return f"start: nobody was there: {came}"
+        parallax.keras.close()  # of workers that were stopped as they had nothing to do any more
     return _differences(found, expected) or _differences(fit([]), expected)
 
 
@@ -184,7 +185,7 @@ def _processes_below() -> Iterator[Seen]:
 
 
 @contextmanager
-def _stderr_read() -> Iterator[Callable[[], str]]:
+def _capture_stderr() -> Iterator[Callable[[], str]]:
     """Within it, what is written to stderr goes to a file first; gives a function that returns the end of it."""
     before = os.dup(2)
     with tempfile.TemporaryFile() as file:
