@@ -26,7 +26,7 @@ def test_a_job_whose_worker_is_killed_ends_trained_with_equal_values(start, tmp_
     running = start(*run, SCRIPT, tmp_path / "other", STEPS, 6, files[1])
     pid = int(running.wait_for("rank 1 is process").rpartition(" ")[2])
     deadline_s = time.monotonic() + 120
-    while not has_spare(running):
+    while not (has_spare(running) and (tmp_path / "other" / "model.ckpt-4.index").exists()):
         assert time.monotonic() < deadline_s, running.output()[1]
         time.sleep(0.1)
     os.kill(pid, signal.SIGKILL)
