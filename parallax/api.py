@@ -181,7 +181,7 @@ def _worker(call: Call) -> tuple[Session, int, int, int] | int:
         replan=replan_options(config, wanted),
         kept=Path(wanted.job_folder or "") if verifying else None,
         has_values=wanted.call is not None,
-        decided=call.decided,
+        decisions=call.decisions,
     )
     session, size, rank = open_session(graph, config, current_process_group().parcel, extras)
     if verifying:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import NamedTuple, NoReturn, TypeVar
 
-from parallax.analysis.decided import DecidedGraph
+from parallax.analysis.graph_decisions import GraphDecisions
 from parallax.api import JobEnded, perform, run_job
 from parallax.errors import ConfigError, LaunchError, SessionError
 from parallax.job_beside import JobFailed
@@ -226,7 +226,7 @@ def run_to_the_end(
 
 
 def worker_call(
-    graph: Graph, config: Config | None = None, sync: bool = True, decided: DecidedGraph | None = None
+    graph: Graph, config: Config | None = None, sync: bool = True, decisions: GraphDecisions | None = None
 ) -> WorkerCall:
     """Opens the session of this worker for the call that its job is for; every worker must call it.
 
@@ -234,12 +234,12 @@ def worker_call(
         graph: the tf.Graph that the launching process gave to `run_call`.
         config: as there; hooks and session options are this worker's.
         sync: as there.
-        decided: what the launching process has decided of the graph, where the worker has the graph from it.
+        decisions: what the launching process has decided of the graph, where the worker has the graph from it.
 
     Raises:
         ParallaxError: as `parallel_run` in a worker.
     """
-    call = replace(checked_call(graph, None, sync, config), decided=decided)
+    call = replace(checked_call(graph, None, sync, config), decisions=decisions)
     if call.wanted.role != Role.WORKER:
         raise SessionError("Only a worker has a session: the launching process starts a job by `run_call`.")
     members = current_process_group()

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import signal
 import sys
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import BinaryIO, NamedTuple, NoReturn, cast
 
-from parallax.analysis.decided import DecidedGraph
+from parallax.analysis.graph_decisions import GraphDecisions
 from parallax.api import JobEnded
 from parallax.cluster.machines import Cluster
 from parallax.errors import LaunchError
 from parallax.planned_call import check_outputs, checked_call, checked_cluster, plan_call, show_plan
-from parallax.runtime.launcher.ending_signals import termination_added_to
+from parallax.runtime.launcher.ending_signals import add_sigterm_to
 from parallax.runtime.launcher.job import Job
 from parallax.runtime.launcher.launch import Contact, JobEnd, launch
 from parallax.runtime.launcher.relay import bytes_of
@@ -84,6 +85,7 @@ class JobBeside:
         number: of the call that it is started for (`call.next_call`).
         function: of `packed_function`; it must end by itself when this process is done with it.
         attachment: what the function is given.
+        is_restart_wanted: whether it shall be started again, where it has failed now and its settings allow that.
         servers: the number of the host that each server is on.
 
     Raises:
@@ -91,15 +93,21 @@ class JobBeside:
     """
 
     def __init__(
-        self, needs: JobNeeds, number: int, function: bytes, attachment: bytes, servers: tuple[int, ...] = ()
+        self,
+        needs: JobNeeds,
+        number: int,
+        function: bytes,
+        attachment: bytes,
+        is_restart_wanted: Callable[[], bool],
+        servers: tuple[int, ...] = (),
     ) -> None:
         check_launching(function, needs.cluster, starts=True)
         mine = of_workers(replace(needs.wanted, call=number, without_keras=True), needs.config)
         message = replace(message_without_plan(needs.cluster, servers), function=function, attachment=attachment)
         self._held = [HeldStream(bytes_of(stream)) for stream in (sys.stdout, sys.stderr)]
         streams = [cast(BinaryIO, stream) for stream in self._held]
+        self._is_restart_wanted = is_restart_wanted
         job = job_with(message, needs.cluster, needs.config, mine)
-        self._contacts: list[Contact] = []
         self._running = RunningJob(partial(self._launch, needs.config.restart), job, streams=streams)
 
     @property
@@ -107,14 +115,9 @@ class JobBeside:
         """Whether the job still runs."""
         return not self._running.wait(0)
 
-    @property
-    def saved_step(self) -> int | None:
-        """The step of the latest checkpoint that its workers have reported; None while there is none."""
-        return max((step for one in self._contacts if (step := one.progress.step) is not None), default=None)
-
-    def preempted_by_termination(self) -> AbstractContextManager[None]:
+    def preempt_on_sigterm(self) -> AbstractContextManager[None]:
         """Within it, at SIGTERM of this process, its workers save and end."""
-        return termination_added_to(self._running.contact.signals)
+        return add_sigterm_to(self._running.contact.signals)
 
     def show(self) -> None:
         """Shows what its processes write, and have written; a second call changes nothing."""
@@ -123,16 +126,16 @@ class JobBeside:
 
     def _launch(self, asked: RestartConfig, job: Job, out: BinaryIO, errors: BinaryIO, contact: Contact) -> JobEnd:
         """Launches it, and again where it fails and that is wanted."""
+        if not asked.max_restarts:
+            return launch(job, out, errors, contact)
 
         def launch_one(job: Job, own_out: BinaryIO | None, own_errors: BinaryIO | None, contact: Contact) -> JobEnd:
-            self._contacts.append(contact)
             return launch(job, own_out or out, own_errors or errors, contact)
 
-        if not asked.max_restarts:
-            return launch_one(job, None, None, contact)
         hosts = tuple(host.address for host in job.cluster.hosts)
         spare = None if asked.no_spare else standing_by(runs_script=False)
-        options = RestartOptions(asked.max_restarts, has_checkpoints=False, standing_by=spare, is_driven=True)
+        wanted = self._is_restart_wanted
+        options = RestartOptions(asked.max_restarts, standing_by=spare, is_driven=True, is_wanted=wanted)
         return launch_restarting(options, hosts, lambda _: job, launch_one, contact.signals)
 
     def cancel(self) -> None:
@@ -162,11 +165,11 @@ class PlannedMessage(NamedTuple):
 
     Attributes:
         message: as workers of any job.
-        decided: what follows for the graph, which they need not read themselves.
+        decisions: what follows for the graph, which they need not read themselves.
     """
 
     message: JobMessage
-    decided: DecidedGraph
+    decisions: GraphDecisions
 
 
 def plan_message(
@@ -190,4 +193,4 @@ def plan_message(
     seed = show_plan(plan, call.config)
     mine = of_workers(call.wanted, call.config)
     message = message_of(plan, cluster, call.config, mine, seed)
-    return PlannedMessage(message, DecidedGraph.of(analysed, plan))
+    return PlannedMessage(message, GraphDecisions.of(analysed, plan))

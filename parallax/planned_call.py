@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
 
-from parallax.analysis.decided import DecidedGraph
+from parallax.analysis.graph_decisions import GraphDecisions
 from parallax.analysis.stages import Analysed, analyse_for, plan_for
 from parallax.cluster.machines import Cluster
 from parallax.errors import ConfigError
@@ -42,7 +42,7 @@ class Call:
         function: what workers call in the place of the script, packed (worker/called.py); empty for the script.
         attachment: what workers are given besides the graph.
         resumes: whether what workers call goes on, when it is started again, from what it has kept itself.
-        decided: in a worker that has the graph from the launching process, what that has decided of it.
+        decisions: in a worker that has the graph from the launching process, what that has decided of it.
     """
 
     graph: Graph
@@ -53,7 +53,7 @@ class Call:
     function: Buffer = b""
     attachment: Buffer = b""
     resumes: bool = False
-    decided: DecidedGraph | None = None
+    decisions: GraphDecisions | None = None
 
 
 def checked_call(graph: Graph, resource_info: str | Path | None, sync: bool, given: Config | None) -> Call:

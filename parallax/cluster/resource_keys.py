@@ -44,9 +44,8 @@ FILE_KEYS = (
     Key(
         "ports",
         "two ports like 20000-20100",
-        "The first and the last port that TensorFlow servers, and workers of a job with servers, may listen on, and the "
-        "process that drives a Keras `fit` with worker 0 on another host. MPI's "
-        "ports are not among them.",
+        "The first and the last port that TensorFlow servers, and workers of a job with servers, may listen on, and "
+        "the process that drives a Keras `fit` with worker 0 on another host. MPI's ports are not among them.",
         "any port",
     ),
 )

@@ -7,17 +7,22 @@ from typing import Protocol
 
 import numpy as np
 
+from parallax.functions.request_queue import RequestNote
+from parallax.functions.serving import StepResults
 from parallax.types import Array
 
 
 class _Noted(Protocol):
     """A request with what its sender knows of it."""
 
-    note: object
+    note: RequestNote | None
 
 
 class RunSums:
     """The sums of one run of a step.
+
+    Attributes:
+        totals: by variable, once the workers have answered: of those that there are now, and of those before them.
 
     Args:
         names: of the variables, in the order of the step's sums.
@@ -28,18 +33,19 @@ class RunSums:
         self._names, self.carried = names, carried
         self.totals: Mapping[str, Array] = {}
 
-    def add(self, parts: Sequence[Array]) -> list[Array]:
-        """The sums, of those of the workers that there are now, and of those before them."""
-        found = [
-            (part + self.carried[name]).astype(part.dtype) if name in self.carried else part
-            for name, part in zip(self._names, map(np.asarray, parts), strict=True)
-        ]
-        self.totals = dict(zip(self._names, found, strict=True))
-        return found
+    def on_answer(self, answer: StepResults) -> None:
+        """Adds up what workers have now and had before."""
+        self.totals = {
+            name: (part + self.carried[name]).astype(part.dtype) if name in self.carried else part
+            for name, part in zip(self._names, map(np.asarray, answer.sums), strict=True)
+        }
 
 
 class _Reset:
     """The variables begin at zero."""
+
+    def on_answer(self, answer: StepResults) -> None:
+        """There is none."""
 
 
 class CarriedSums:
@@ -58,7 +64,7 @@ class CarriedSums:
         """The note of a request that runs a step."""
         return RunSums(self.names.get(step, ()), self._carried)
 
-    def note_reset(self) -> object:
+    def note_reset(self) -> RequestNote:
         """The note of a request after which all of them begin at zero."""
         self._carried = {}
         return _Reset()

@@ -48,13 +48,14 @@ class DrivenWorkers:
         self.needs, self.servers = needs, servers
         self._is_sound = True
         self._open: _OpenGraph | None = None
+        self._requests: RequestQueue | None = None  # of the last call
         self._channel: DriverConnection | None = None
         leader = needs.cluster.leader
         own = None if leader.is_this_machine else own_address(leader.address)
         self._listening = DriverSocket(own, needs.cluster.ports)
         address = pickle.dumps(self._listening.address)
         try:
-            self._job = JobBeside(needs, number, packed_function(serve), address, servers)
+            self._job = JobBeside(needs, number, packed_function(serve), address, self._is_restart_wanted, servers)
         except BaseException:
             self._listening.close()
             raise
@@ -103,6 +104,7 @@ class DrivenWorkers:
         try:
             restarts = self.needs.config.restart.max_restarts
             requests = RequestQueue(self._connect(), self._restore if restarts else None)
+            self._requests = requests
             with deferred_interrupts():
                 if planned is not None:
                     self._open = _OpenGraph(planned, served, config)
@@ -110,8 +112,8 @@ class DrivenWorkers:
             saves = config.ckpt_config.ckpt_dir is not None
             show_status(f"{counted(self.needs.cluster.num_workers, 'worker')} open the session")
             try:
-                with self._job.preempted_by_termination() if saves else nullcontext():
-                    running = RemoteSteps(graph, requests, ready(), lambda: self._job.saved_step)
+                with self._job.preempt_on_sigterm() if saves else nullcontext():
+                    running = RemoteSteps(graph, requests, ready())
                     clear_status()
                     yield running
             except BaseException:
@@ -120,8 +122,13 @@ class DrivenWorkers:
                     self._is_sound = self._settles(requests, _PATIENCE_S)
                 raise
             self._is_sound = self._settles(requests) and not requests.has_recovered  # each call may restart so often
+            requests.give_up()
         except ChannelClosed:
             self._job.fail()
+
+    def _is_restart_wanted(self) -> bool:
+        """Whether workers that fail now shall be replaced: those of a call that goes on, and those of the first."""
+        return self._requests is None or not self._requests.has_given_up
 
     def _restore(self) -> tuple[DriverConnection, ReadyWorkers]:
         """Waits for the workers of a job that was started again, which open the session.

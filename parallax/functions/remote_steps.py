@@ -11,7 +11,7 @@ import numpy as np
 
 from parallax.functions.carried_sums import CarriedSums, RunSums
 from parallax.functions.numbered_rows import NumberedRows
-from parallax.functions.request_queue import RequestQueue, Resend
+from parallax.functions.request_queue import RequestQueue, Resend, SentRequest
 from parallax.functions.running import place_of_value
 from parallax.functions.serving import ReadyWorkers, StepResults, WantedResults
 from parallax.functions.shares import Share, rows_of, share_of
@@ -24,16 +24,13 @@ from parallax.types import Array, ArrayOnWorker0, Comm, Nest, Operation, Picklab
 
 _KEPT_BYTES = 1 << 30
 """Of requests, and of values, that are kept for workers that replace failed ones."""
-_BASE_S = 10.0
-"""How long workers compute at least between two readings of all values."""
+_BASE_S, _BASE_COSTS = 10.0, 50
+"""How long workers compute at least between two readings of all values, and how many times as long as one takes."""
 _TOO_MUCH = (
-    "More than {size} of batches would be kept for workers that replace failed ones, so a failure will end this `fit`. "
-    "{remedy}"
+    "More than {size} of {what} would be kept for workers that replace failed ones, so a failure will end this `fit`. "
+    "{remedy}, or leave max_restarts out."
 )
-_REMEDIES = {
-    True: "Write checkpoints more often (CheckPointConfig.save_ckpt_steps), or leave max_restarts out.",
-    False: "Write checkpoints (CheckPointConfig), or leave max_restarts out.",
-}
+_SAVE, _SAVE_MORE_OFTEN = "Write checkpoints (CheckPointConfig)", "Write checkpoints more often"
 
 
 class RemoteSteps:
@@ -49,18 +46,15 @@ class RemoteSteps:
     size, rank = 1, 0
     comm: Comm = None
 
-    def __init__(
-        self, graph: StepGraph, requests: RequestQueue, ready: ReadyWorkers, saved_step: Callable[[], int | None]
-    ) -> None:
+    def __init__(self, graph: StepGraph, requests: RequestQueue, ready: ReadyWorkers) -> None:
         """Takes over workers that have opened the graph.
 
         Args:
             graph: with its steps.
             requests: to the workers.
             ready: what they have answered.
-            saved_step: gives the step of the latest checkpoint that the workers have reported.
         """
-        self._graph, self._requests, self._saved_step = graph, requests, saved_step
+        self._graph, self._requests = graph, requests
         self._workers, self.resumed_step = ready
         self.steps = self.resumed_step or 0
         requests.begin_at(self.steps)
@@ -69,6 +63,7 @@ class RemoteSteps:
         self._wanted: dict[tuple[str, WantedResults], int] = {}
         self._sent: dict[tuple[int, ...], tuple[int, Sequence[Array]]] = {}
         self._base_s, self._base_cost_s = time.monotonic(), 0.0
+        self._saved_step: int | None = None  # of the latest checkpoint that the workers have written
 
     def variables(self) -> dict[str, Variable]:
         """As that of `RunningSteps`."""
@@ -91,6 +86,8 @@ class RemoteSteps:
         self.write(here)
         for prefix, names in in_files.items():
             self._requests.tell("load", prefix, names)
+        if self._requests.is_restorable:
+            self._requests.rebase()
 
     def share_of(self, batch: Nest) -> Share:
         """All of a batch, which is cut when it is sent."""
@@ -109,14 +106,15 @@ class RemoteSteps:
             self._wanted[key] = len(self._wanted)
             self._requests.tell("wish", self._wanted[key], *key, resend=Resend.ALWAYS)
         self._bound_requests()
-        run = self._sums.note_run(step.name)
+        run, names = self._sums.note_run(step.name), self._sums.names.get(step.name, ())
         answer = self._send_batch(self._wanted[key], share, run, step.is_counted)
         self.steps += step.is_counted
 
         def wait() -> list[Value]:
             found: StepResults = answer()
+            self._saved_step = found.saved_step
             waiting = iter(found.means), iter(found.rows)
-            return [*run.add(found.sums), *(next(waiting[has_rows]) for has_rows in rows)]
+            return [*(run.totals[name] for name in names), *(next(waiting[has_rows]) for has_rows in rows)]
 
         return wait
 
@@ -144,7 +142,7 @@ class RemoteSteps:
         """Gives variables values, by name."""
         arrays = {name: np.asarray(value) for name, value in values.items()}
         for group in groups({name: array.nbytes for name, array in arrays.items()}):
-            self._requests.tell("write", group, own=[arrays[name] for name in group])
+            self._requests.tell("write", group, payload=[arrays[name] for name in group])
 
     def store(self, folder: Path, names: Sequence[str], step: int | None = None) -> dict[str, InFile]:
         """As that of `RunningSteps`."""
@@ -165,26 +163,32 @@ class RemoteSteps:
         requests, in_files = self._requests, self._graph.loop is not None
         if not requests.is_restorable:
             return
-        if in_files and requests.kept_bytes > _KEPT_BYTES:
-            requests.forget_until(self._saved_step() or 0)
-        elif not in_files and (
-            requests.kept_bytes > _KEPT_BYTES or time.monotonic() - self._base_s > max(_BASE_S, 50 * self._base_cost_s)
-        ):
+        is_full = requests.kept_bytes > _KEPT_BYTES
+        if in_files:
+            requests.forget_until(self._saved_step or 0)
+        elif is_full or time.monotonic() - self._base_s > max(_BASE_S, _BASE_COSTS * self._base_cost_s):
             self._take_base()
         if requests.kept_bytes > _KEPT_BYTES:
-            requests.give_up()
-            log.warning(_TOO_MUCH.format(size=bytes_text(_KEPT_BYTES), remedy=_REMEDIES[in_files]))
+            self._give_up("batches", _SAVE_MORE_OFTEN if in_files else _SAVE)
 
     def _take_base(self) -> None:
         """Reads all variables, with which restored workers begin from now on, where this process may have them."""
         began_s, variables = time.monotonic(), self.variables()
         names = self._shared_names()
-        if sum(bytes_of(variables[name]) for name in names) <= _KEPT_BYTES:
-            values = self.read(names)
-            sizes = {name: np.asarray(value).nbytes for name, value in values.items()}
-            self._requests.rebase([("write", (group,), [values[n] for n in group]) for group in groups(sizes)])
+        if sum(bytes_of(variables[name]) for name in names) > _KEPT_BYTES:
+            self._give_up("variables", _SAVE)
+            return
+        values = self.read(names)
+        sizes = {name: np.asarray(value).nbytes for name, value in values.items()}
+        self._requests.rebase(
+            SentRequest.of("write", (group,), [values[name] for name in group]) for group in groups(sizes)
+        )
         self._base_s = time.monotonic()
         self._base_cost_s = self._base_s - began_s
+
+    def _give_up(self, what: str, remedy: str) -> None:
+        self._requests.give_up()
+        log.warning(_TOO_MUCH.format(size=bytes_text(_KEPT_BYTES), what=what, remedy=remedy))
 
     def _send_batch(self, wanted: int, batch: Share, run: RunSums, counts: bool) -> Callable[..., Picklable]:
         """Sends row numbers of arrays, which the workers get once, or their shares of a batch; gives what waits."""
@@ -192,10 +196,10 @@ class RemoteSteps:
         numbered = [part for part in batch.arrays if isinstance(part, NumberedRows)]
         if not numbered or len(numbered) < len(batch.arrays):
             shares = [share_of(batch.arrays, one, self._workers) for one in range(self._workers)]
-            return ask("shares", wanted, own=shares)
+            return ask("shares", wanted, payload=shares)
         key = tuple(id(part.array) for part in numbered)
         if key not in self._sent:
             arrays = [part.array for part in numbered]  # held, so that no others are taken for them
             self._sent[key] = len(self._sent), arrays
-            self._requests.tell("arrays", self._sent[key][0], own=arrays, resend=Resend.ALWAYS)
+            self._requests.tell("arrays", self._sent[key][0], payload=arrays, resend=Resend.ALWAYS)
         return ask("rows", wanted, self._sent[key][0], numbered[0].numbers)

@@ -42,37 +42,64 @@ class Resend(Enum):
     ALWAYS = auto()
 
 
+class RequestNote(Protocol):
+    """What the sender of a request wants to know of it."""
+
+    def on_answer(self, answer: Picklable) -> None:
+        """Takes the answer as soon as it has come, before anybody waits for it."""
+
+
 @dataclass(slots=True, eq=False)
 class SentRequest:
     """A request, kept for the next workers.
 
     Attributes:
         data: the pickled `DriverRequest`.
-        own: what worker 0 alone gets: pickled, or, of a request that is always sent again, as it is; None for nothing.
-        number: of its answer, in order; None for a request without one.
+        payload: what worker 0 alone gets; pickled already, unless the request is always sent again. None for nothing.
+        has_answer: whether workers answer it.
         resend: when it is sent again.
+        note: its sender's.
+        counts: whether it runs a counted step.
+        number: of its answer, in order.
         at: how many counted steps were asked for before it.
-        note: what its sender knows of it.
     """
 
     data: bytes
-    own: Picklable
-    number: int | None
+    payload: Picklable
+    has_answer: bool
     resend: Resend
-    at: int
-    note: object = None
+    note: RequestNote | None
+    counts: bool = False
+    number: int = -1
+    at: int = 0
+
+    @staticmethod
+    def of(
+        kind: str,
+        arguments: tuple[Picklable, ...],
+        payload: Picklable = None,
+        has_answer: bool = False,
+        resend: Resend = Resend.SINCE_BASE,
+        note: RequestNote | None = None,
+        counts: bool = False,
+    ) -> SentRequest:
+        """Packs a request, so that what its sender changes later changes nothing."""
+        data = pickle.dumps(DriverRequest(kind, arguments, payload is not None), protocol=5)
+        if payload is not None and resend is not Resend.ALWAYS:
+            payload = pickle.dumps(payload, protocol=5)
+        return SentRequest(data, payload, has_answer, resend, note, counts)
 
     @property
     def num_bytes(self) -> int:
         """Of what is kept."""
-        return len(self.data) + (len(self.own) if isinstance(self.own, bytes) else 0)
+        return len(self.data) + (len(self.payload) if isinstance(self.payload, bytes) else 0)
 
 
 class RequestWatcher(Protocol):
     """Follows which requests are kept."""
 
     def on_forget(self, requests: Iterable[SentRequest]) -> None:
-        """Takes requests that will never be sent again, in order."""
+        """Takes answered requests that will never be sent again, in order."""
 
     def on_restore(self, requests: Iterable[SentRequest]) -> None:
         """Takes those that are sent to other workers now, in order."""
@@ -83,7 +110,8 @@ class RequestQueue:
 
     Attributes:
         has_recovered: whether workers have failed and others have gone on.
-        kept_bytes: of the requests that would be sent again.
+        has_given_up: whether a failure of the workers ends it.
+        kept_bytes: of the requests since the base, which would be sent again.
         watcher: follows which requests are kept.
 
     Args:
@@ -94,11 +122,12 @@ class RequestQueue:
     def __init__(self, channel: DriverConnection, restore: Restore | None = None) -> None:
         self._channel, self._restore = channel, restore
         self.watcher: RequestWatcher | None = None
-        self.has_recovered = False
+        self.has_recovered, self.has_given_up = False, restore is None
         self.kept_bytes = 0
         self._asked = self._heard = 0  # requests with answers, and answers
+        self._waiting: deque[SentRequest] = deque()  # for their answers
         self._answers: dict[int, Picklable] = {}
-        self._opening: int | None = None
+        self._opening: SentRequest | None = None
         self._steps = self._first = 0  # counted steps so far, and before the requests that are kept
         self._base: list[SentRequest] = []
         self._setup: list[SentRequest] = []
@@ -111,8 +140,8 @@ class RequestQueue:
 
     def open(self, kind: str, *arguments: Picklable) -> Callable[..., Picklable]:
         """Opens or resumes a session, which restored workers have already; arguments and result are those of `ask`."""
-        self._opening = self._asked
-        return self._ask(kind, arguments, None, Resend.UNANSWERED, None, is_logged=False)
+        self._opening = SentRequest.of(kind, arguments, has_answer=True, resend=Resend.UNANSWERED)
+        return self._send(self._opening, is_logged=False)
 
     def begin_at(self, step: int) -> None:
         """Says how many counted steps the session has run."""
@@ -122,31 +151,31 @@ class RequestQueue:
         self,
         kind: str,
         *arguments: Picklable,
-        own: Picklable = None,
+        payload: Picklable = None,
         resend: Resend = Resend.SINCE_BASE,
-        note: object = None,
+        note: RequestNote | None = None,
     ) -> None:
         """Sends a request that has no answer.
 
         Args:
             kind: of it.
             arguments: for all workers.
-            own: for worker 0 alone.
+            payload: for worker 0 alone.
             resend: when it is sent again.
-            note: for `on_forget` and `on_restore`.
+            note: for the watcher.
 
         Raises:
             ChannelClosed: the workers have gone.
         """
-        self._send(self._request(kind, arguments, own, None, resend, note))
+        self._send(SentRequest.of(kind, arguments, payload, resend=resend, note=note))
 
     def ask(
         self,
         kind: str,
         *arguments: Picklable,
-        own: Picklable = None,
+        payload: Picklable = None,
         resend: Resend = Resend.UNANSWERED,
-        note: object = None,
+        note: RequestNote | None = None,
         counts: bool = False,
     ) -> Callable[..., Picklable]:
         """Sends a request that has an answer.
@@ -154,101 +183,86 @@ class RequestQueue:
         Args:
             kind: as that of `tell`, with all the others.
             arguments: as there.
-            own: as there.
+            payload: as there.
             resend: as there.
-            note: as there.
+            note: as there; it gets the answer too.
             counts: whether it is a counted step.
 
         Returns:
             A function that waits for the answer and returns it. It takes a timeout in seconds, infinite by default, and
             raises TimeoutError, or ChannelClosed where the workers have gone.
         """
-        return self._ask(kind, arguments, own, resend, note, counts=counts)
+        return self._send(SentRequest.of(kind, arguments, payload, True, resend, note, counts))
 
-    def rebase(self, requests: Iterable[tuple[str, tuple[Picklable, ...], Picklable]]) -> None:
-        """Has restored workers begin with other requests than those so far.
+    def rebase(self, requests: Iterable[SentRequest] | None = None) -> None:
+        """Has restored workers begin with other requests than those so far, which are all answered.
 
         Args:
-            requests: kind, arguments, and what worker 0 alone gets of each; they have no answers.
+            requests: without answers; None for those that were sent so far.
         """
-        self._forget(list(self._log))
+        if requests is None:
+            self._base += self._log
+        else:
+            self._forget(list(self._log))
+            self._base = list(requests)
         self._log.clear()
-        self._base = [
-            self._request(kind, arguments, own, None, Resend.SINCE_BASE, None) for kind, arguments, own in requests
-        ]
-        self._count_bytes()
+        self.kept_bytes = 0
 
     def forget_until(self, step: int) -> None:
         """Lets go of requests that a checkpoint of a counted step has the effect of, as far as they are answered."""
         dropped: list[SentRequest] = []
         while self._log and self._log[0].at < step and self._is_answered(self._log[0]):
             dropped.append(self._log.popleft())
+            self.kept_bytes -= dropped[-1].num_bytes
         if dropped:
-            self._first = dropped[-1].at + 1
-            self._base = []
+            self._first, self._base = dropped[-1].at + 1, []
         self._forget(dropped)
-        self._count_bytes()
 
     def give_up(self) -> None:
         """Keeps no requests from now on: a failure of the workers ends it."""
-        self._restore = None
+        self.has_given_up, self._restore = True, None
         self._base, self._setup = [], []
         self._log.clear()
         self.kept_bytes = 0
 
-    def _ask(
-        self,
-        kind: str,
-        arguments: tuple[Picklable, ...],
-        own: Picklable,
-        resend: Resend,
-        note: object,
-        is_logged: bool = True,
-        counts: bool = False,
-    ) -> Callable[..., Picklable]:
-        number = self._asked
-        request = self._request(kind, arguments, own, number, resend, note)
-        self._asked += 1
-        self._steps += counts
-        self._send(request, is_logged)
-
-        def wait(seconds: float = math.inf) -> Picklable:
-            until_s = time.monotonic() + seconds
-            while number not in self._answers:
-                try:
-                    self._channel.wait(until_s)
-                    with deferred_interrupts():
-                        self._answers[self._heard] = self._channel.receive()
-                        self._heard += 1
-                except ChannelClosed:
-                    self._recover()
-            return self._answers.pop(number)
-
-        return wait
-
-    def _request(
-        self,
-        kind: str,
-        arguments: tuple[Picklable, ...],
-        own: Picklable,
-        number: int | None,
-        resend: Resend,
-        note: object,
-    ) -> SentRequest:
-        data = pickle.dumps(DriverRequest(kind, arguments, own is not None), protocol=5)
-        if own is not None and resend is not Resend.ALWAYS:
-            own = pickle.dumps(own, protocol=5)
-        return SentRequest(data, own, number, resend, self._steps, note)
-
-    def _send(self, request: SentRequest, is_logged: bool = True) -> None:
+    def _send(self, request: SentRequest, is_logged: bool = True) -> Callable[..., Picklable]:
+        """Sends a request; gives what waits for its answer."""
         try:
-            with deferred_interrupts():
+            with deferred_interrupts():  # a number without its request would shift all later answers
+                request.at = self._steps
+                self._steps += request.counts
+                if request.has_answer:
+                    request.number = self._asked
+                    self._asked += 1
+                    self._waiting.append(request)
                 if self._restore is not None and is_logged:
-                    (self._setup if request.resend is Resend.ALWAYS else self._log).append(request)
-                    self.kept_bytes += request.num_bytes
+                    is_setup = request.resend is Resend.ALWAYS
+                    (self._setup if is_setup else self._log).append(request)
+                    self.kept_bytes += 0 if is_setup else request.num_bytes
                 _send_on(self._channel, request)
         except ChannelClosed:
             self._recover()
+
+        def wait(seconds: float = math.inf) -> Picklable:
+            until_s = time.monotonic() + seconds
+            while request.number not in self._answers:
+                try:
+                    self._channel.wait(until_s)
+                    with deferred_interrupts():
+                        self._hear(self._channel.receive())
+                except ChannelClosed:
+                    self._recover()
+            return self._answers.pop(request.number)
+
+        return wait
+
+    def _hear(self, answer: Picklable) -> None:
+        """Takes the next answer."""
+        request = self._waiting.popleft()
+        self._answers[request.number] = answer
+        self._heard += 1
+        if request.note is not None:
+            request.note.on_answer(answer)
 
     def _recover(self) -> None:
         """Has the next job's workers take over.
@@ -272,9 +286,8 @@ class RequestQueue:
 
     def _send_again(self, channel: DriverConnection, ready: ReadyWorkers) -> None:
         self._channel = channel
-        if self._opening is not None and self._opening == self._heard:
-            self._answers[self._heard] = ready
-            self._heard += 1
+        if self._waiting and self._waiting[0] is self._opening:
+            self._hear(ready)
         self._check_step(ready.resumed_step or 0)
         self.forget_until(ready.resumed_step or 0)
         if self.watcher is not None:
@@ -283,7 +296,7 @@ class RequestQueue:
             if request.resend is Resend.UNANSWERED and self._is_answered(request):
                 continue
             _send_on(channel, request)
-            if request.number is not None and self._is_answered(request):
+            if request.has_answer and self._is_answered(request):
                 channel.receive()  # it is known; so neither side waits for the other with full buffers
 
     def _check_step(self, step: int) -> None:
@@ -298,19 +311,16 @@ class RequestQueue:
             raise SessionError(_LOST.format(step=step))
 
     def _is_answered(self, request: SentRequest) -> bool:
-        return request.number is None or request.number < self._heard
+        return not request.has_answer or request.number < self._heard
 
     def _forget(self, dropped: list[SentRequest]) -> None:
         if dropped and self.watcher is not None:
             self.watcher.on_forget(dropped)
 
-    def _count_bytes(self) -> None:
-        self.kept_bytes = sum(one.num_bytes for one in [*self._setup, *self._log])
-
 
 def _send_on(channel: DriverConnection, request: SentRequest) -> None:
     channel.send_bytes(request.data)
-    if isinstance(request.own, bytes):
-        channel.send_bytes(request.own)
-    elif request.own is not None:
-        channel.send(request.own)
+    if isinstance(request.payload, bytes):
+        channel.send_bytes(request.payload)
+    elif request.payload is not None:
+        channel.send(request.payload)

@@ -89,6 +89,13 @@ class RunningSteps:
         prefix = self._session.values.save(str(folder), [self._ops[name] for name in names], step)
         return {name: InFile(prefix, self._ops[name]) for name in names}
 
+    @property
+    def saved_step(self) -> int | None:
+        """The counted step of the session's latest checkpoint; None while there is none."""
+        checkpoints = self._session.checkpoints
+        found: int | None = None if checkpoints is None else checkpoints.saved_step
+        return found
+
     def share_of(self, batch: Nest) -> Share:
         """This worker's share of a batch."""
         return share_of(batch, self.rank, self.size)

@@ -68,11 +68,17 @@ class WantedResults(NamedTuple):
 
 
 class StepResults(NamedTuple):
-    """Values of `WantedResults`, of the global batch."""
+    """Values of `WantedResults`, of the global batch.
+
+    Attributes:
+        sums, means, rows: as there.
+        saved_step: the counted step of the session's latest checkpoint; None while there is none.
+    """
 
     sums: list[Array]
     means: list[Array]
     rows: list[Array]
+    saved_step: int | None = None
 
 
 class DriverRequest(NamedTuple):
@@ -152,7 +158,7 @@ class _Service:
         """Opens a session on a graph, and says that it is there."""
         self._members.parcel = planned.message
         graph, self._steps = served.import_graph()
-        opened = calls.worker_call(graph.graph, config, decided=planned.decided)
+        opened = calls.worker_call(graph.graph, config, decisions=planned.decisions)
         self._running = RunningSteps(graph, opened.session, opened.size, opened.rank)
         self._has_checkpoints = config.ckpt_config.keeps_state
         self._answer(ReadyWorkers(opened.size, self._running.resumed_step))
@@ -246,7 +252,7 @@ class _Service:
         numbers, rows = found[:scalars], [np.asarray(value)[: share.rows] for value in found[scalars:]]
         results = _of_all(numbers, len(wanted.sums), rows, self._running.comm, self._running.size)
         if results is not None:
-            self._answer(results)
+            self._answer(results._replace(saved_step=self._running.saved_step))
 
 
 def _of_all(numbers: Sequence[Value], sums: int, rows: Sequence[Array], comm: Comm, size: int) -> StepResults | None:

@@ -250,13 +250,13 @@ class GraphView:
         before = self._before
         while waiting:
             node = waiting.pop()
-            for needed in self._before_unfed(node, fed) if fed else before[node]:
+            for needed in self._find_needed(node, fed) if fed else before[node]:
                 if needed not in found:
                     found.add(needed)
                     waiting.append(needed)
         return found
 
-    def _before_unfed(self, node: str, fed: frozenset[str]) -> list[str]:
+    def _find_needed(self, node: str, fed: frozenset[str]) -> list[str]:
         """The nodes that a node needs where some tensors are fed."""
         return [*[split_tensor(t)[0] for t in self._inputs[node] if t not in fed], *self._controls[node]]
 
@@ -290,7 +290,7 @@ class GraphView:
                     waiting.append(user)
         return found
 
-    def reached(self, nodes: Iterable[str], within: Set[str]) -> set[str]:
+    def reach(self, nodes: Iterable[str], within: Set[str]) -> set[str]:
         """Some nodes, and those of `within` that are computed of them; not by what comes around to another turn."""
         found, takers = set(nodes), _takers_by_node(self)
         waiting = list(found)

@@ -270,7 +270,7 @@ def _drive(
     """Trains by workers that have the graph of the steps, and do not run the script."""
     with workers.session(fit.graph, fit.steps, config) as steps:
         history, values = run_fit(fit, original, steps, _tables())
-    take_state(fit, values)
+        take_state(fit, values)  # the model has them, whatever the end of the session brings
     calls.remember(result_of(fit, history, values))
     forget_values(calls.remembered(), _tables().whole_bytes)
     return history

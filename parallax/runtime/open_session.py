@@ -13,7 +13,7 @@ import hashlib
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from parallax.analysis.decided import DecidedGraph
+from parallax.analysis.graph_decisions import GraphDecisions
 from parallax.analysis.reading.capture import initialization_phases
 from parallax.analysis.reading.gradients import training_updates
 from parallax.analysis.stages import Analysed, analyse, analysed_as, constraints_of, rewrites_of
@@ -71,8 +71,8 @@ class SessionExtras:
         replan: whether a better plan is looked for, and what is done about it.
         kept: for verification, where tensors of each step are left.
         has_values: whether `session.values` shall read and write single variables.
-        decided: what the launcher has decided of the graph, where this worker has the graph from it; hooks may then add
-            nothing to the graph.
+        decisions: what the launcher has decided of the graph, where this worker has the graph from it; hooks may then
+            add nothing to the graph.
     """
 
     equal_randomness: bool = False
@@ -82,7 +82,7 @@ class SessionExtras:
     replan: ReplanOptions | None = None
     kept: Path | None = None
     has_values: bool = False
-    decided: DecidedGraph | None = None
+    decisions: GraphDecisions | None = None
 
 
 def open_session(
@@ -148,7 +148,8 @@ def open_session(
     session = Session(
         worker, monitored, members.size, members.workers.Dup(), direct, between_steps, guard, values, change
     )
-    session.resumed_step = None if saved is None else saved.loaded_step
+    if saved is not None:
+        session.resumed_step, session.checkpoints = saved.loaded_step, saved
     return session, members.size, members.rank
 
 
@@ -178,16 +179,16 @@ def _make_graph(
 ) -> _Made:
     """Starts Horovod, takes the launcher's graph and plan, and transforms the graph as all workers do."""
     plan, equal_randomness = plan_from_json(parcel.plan), extras.equal_randomness
-    if extras.decided is None:
+    if extras.decisions is None:
         alone = _read_graph(graph, config, parcel, plan, members)
         members.folders.lead_hooks(config.hooks, members.workers)
         analysed = _with_hooks(alone, graph, config, plan.synchronous)
         rewrites = rewrites_of(analysed, plan, equal_randomness)
     else:
         members.start()
-        extras.decided.register_ops()
-        alone = analysed = extras.decided.analysed
-        rewrites = extras.decided.rewrites
+        extras.decisions.register_ops()
+        alone = analysed = extras.decisions.analysed
+        rewrites = extras.decisions.rewrites
     _agree("plan", plan.to_json())
     _agree("decisions", repr(rewrites))
     saved = CheckPointConfig() if equal_randomness else config.ckpt_config

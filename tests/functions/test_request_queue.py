@@ -9,8 +9,8 @@ import pytest
 
 from parallax.errors import SessionError
 from parallax.functions.carried_sums import CarriedSums
-from parallax.functions.request_queue import RequestQueue, Resend
-from parallax.functions.serving import ReadyWorkers
+from parallax.functions.request_queue import RequestQueue, Resend, SentRequest
+from parallax.functions.serving import ReadyWorkers, StepResults
 from parallax.runtime.driver_channel import ChannelClosed
 
 ANSWERED = ("open", "step", "read")
@@ -68,7 +68,7 @@ class Workers:
         self.number = (self.number * 31 + value) % 1009
         self.part += value
         self.steps += 1
-        self.answers.append([np.asarray(self.part), np.asarray(self.number)])
+        self.answers.append(StepResults([np.asarray(self.part)], [np.asarray(self.number)], []))
         if self.files is not None and self.steps % 3 == 0:
             self.files[self.steps] = self.number
 
@@ -99,14 +99,21 @@ def run(seed, lives, files):
     requests.begin_at(0)
     requests.watcher = sums
     sums.names = {"train": ["total"]}
-    own, answers, wish = random.Random(seed), [], 0
+    own, answers, waiting, wish = random.Random(seed), [], [], 0
     requests.tell("wish", 0, resend=Resend.ALWAYS)
+
+    def take(one):
+        place, wait, note = one
+        found = wait()
+        answers[place] = int(note.totals["total"]), int(found.means[0])
+
     for _ in range(60):
         what = own.choice(["step", "step", "step", "step", "reset", "write", "read", "wish"])
         if what == "step":
             note = sums.note_run("train")
-            found = requests.ask("step", wish, own.randrange(9), resend=Resend.SINCE_BASE, note=note, counts=True)()
-            answers.append((int(note.add(found[:1])[0]), int(found[1])))
+            wait = requests.ask("step", wish, own.randrange(9), resend=Resend.SINCE_BASE, note=note, counts=True)
+            waiting.append((len(answers), wait, note))
+            answers.append(None)
         elif what == "reset":
             requests.tell("reset", note=sums.note_reset())
         elif what == "write":
@@ -117,9 +124,13 @@ def run(seed, lives, files):
         else:
             answers.append(requests.ask("read")())
         if files is None and own.random() < 0.1:
-            requests.rebase([("write", (requests.ask("read")(),), None)])
+            requests.rebase([SentRequest.of("write", (requests.ask("read")(),))])
         elif files and own.random() < 0.2:
             requests.forget_until(max(files))
+        while len(waiting) > 1:  # as a step's results are waited for when the next one was sent
+            take(waiting.pop(0))
+    for one in waiting:
+        take(one)
     assert requests.has_recovered == (lives != [-1])
     return answers
 

@@ -13,6 +13,7 @@ from parallax.runtime.supervisor.processes import processes_with
 from tests.end_to_end.conftest import CLI, start, warm_server, warm_workers, write  # noqa: F401
 
 SCRIPTS = Path(__file__).parent / "scripts"
+KEPT_TOO_MUCH = "More than 100 B of variables would be kept for workers that replace failed ones"
 CHECKPOINTED = ("twice", "dataset", "repeated", "generator")
 """Kinds of input of fit_with_checkpoints.py; of a dataset of unknown length Keras itself counts too many steps."""
 
@@ -95,8 +96,9 @@ def test_a_fit_whose_worker_is_killed_goes_on_from_its_backup_when_it_is_run_aga
 @pytest.mark.parametrize(
     ("kind", "victim"),
     [
-        ("arrays", 1),
+        ("bases", 1),
         ("files", 0),
+        pytest.param("arrays", 1, marks=pytest.mark.slow),
         pytest.param("arrays", 0, marks=pytest.mark.slow),
         pytest.param("generator", 1, marks=pytest.mark.slow),
         pytest.param("files", 1, marks=pytest.mark.slow),
@@ -115,6 +117,13 @@ def test_a_fit_whose_workers_fail_goes_on_where_it_was(start, tmp_path, kind, vi
     assert done.stderr.count("Goes on where the script is.") == 1, done
     parts = differences(found_in(done), expected)
     assert max(parts.values()) <= 1e-6, parts
+
+
+@pytest.mark.new_workers  # they are found below the script
+def test_a_fit_of_which_too_much_would_be_kept_says_so_and_ends_with_its_workers(start, tmp_path):  # noqa: F811
+    words = ("--workers", 2, "--max-restarts", 1, SCRIPTS / "fit_that_is_killed.py", tmp_path, "full", 0)
+    done = start(*CLI, "run", *words).finish(240)
+    assert done.status == 137 and KEPT_TOO_MUCH in done.stderr and "FOUND" not in done.stdout, done
 
 
 @pytest.mark.parametrize(

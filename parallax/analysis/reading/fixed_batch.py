@@ -189,7 +189,7 @@ def _import_graph(opened: GraphDef, beside: Set[str], contexts: Contexts) -> Gra
 def _find_part_of_losses(view: GraphView, sources: Sequence[str], losses: Set[str], autodiff: Set[str]) -> set[str]:
     """What losses need, and what is computed of batches outside of autodiff, with what that needs."""
     begin = {split_tensor(tensor)[0] for tensor in sources}
-    return view.ancestors(losses | view.reached(begin, view.nodes.keys() - autodiff))
+    return view.ancestors(losses | view.reach(begin, view.nodes.keys() - autodiff))
 
 
 def _without(opened: GraphDef, beside: Set[str]) -> GraphDef:

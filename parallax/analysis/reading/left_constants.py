@@ -138,7 +138,7 @@ class LeftConstants:
 
     def _reach(self, seen: GraphView, begin: Set[str]) -> set[str]:
         """Some nodes, and all that is computed of them outside of autodiff."""
-        return seen.reached(begin, self._forward)
+        return seen.reach(begin, self._forward)
 
 
 def find_declared_dims(node: NodeDef) -> Sequence[Any]:

@@ -67,6 +67,7 @@ class Checkpoints:
         succession: whole checkpoints and increments.
         beside: writes beside training; None where training waits.
         loaded_step: the step that the session was resumed at; None for a start from initial values.
+        saved_step: the step of the latest one that was written or loaded.
         positions: where random streams and the input are; None where checkpoints do not hold that.
     """
 
@@ -77,6 +78,7 @@ class Checkpoints:
     succession: Succession = field(default_factory=lambda: Succession(1))
     beside: BesideTraining | None = None
     loaded_step: int | None = None
+    saved_step: int | None = None
     positions: KeptPositions | None = None
 
     def hold(self, graph: Graph, places: Places) -> None:
@@ -108,7 +110,7 @@ class Checkpoints:
         self.storage.take_folder()
         moved = self.storage.load(session)
         if moved is not None:
-            self.loaded_step = int(session.run(self.step))
+            self.loaded_step = self.saved_step = int(session.run(self.step))
             self.succession.last = moved.header
             anew = () if self.positions is None else self.positions.take(session, moved.prefix)
             if self.storage.comm.Get_rank() == 0:

@@ -142,7 +142,7 @@ class CheckpointHook(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
             if refusal:
                 header = following(must_be_whole=True)  # touched rows are forgotten
             if refusal != "":
-                self._take(lambda: self._stand(session, step, header), may_fail)
+                self._take(step, lambda: self._stand(session, step, header), may_fail)
         if refusal:
             self._warn_once("Training waits while checkpoints are written", f": variables cannot be frozen {refusal}")
         self._saved(step)
@@ -155,8 +155,8 @@ class CheckpointHook(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
             tell_saved(step)
         return moved
 
-    def _take(self, result: Callable[[], Moved], may_fail: bool) -> None:
-        """Takes in what came of a checkpoint."""
+    def _take(self, step: int, result: Callable[[], Moved], may_fail: bool) -> None:
+        """Takes in what came of the checkpoint of a step."""
         try:
             moved = result()
         except NotWritten as error:
@@ -167,7 +167,7 @@ class CheckpointHook(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
             notes: tuple[str, ...] = (f"{error} Training goes on; the next checkpoint is tried at its time.",)
         else:
             notes = moved.notes
-            self.checkpoints.succession.last = moved.header
+            self.checkpoints.succession.last, self.checkpoints.saved_step = moved.header, step
             self._tell_writers(moved.writers)
             _LOG.info(
                 "Written: %s, %s in %.1f s, of which training waited %.3f s; %s of memory were held twice",
@@ -197,7 +197,7 @@ class CheckpointHook(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
         """Takes in what came of a checkpoint beside training, once it has ended."""
         beside = self.checkpoints.beside
         if beside is not None and beside.step is not None and not beside.is_writing:
-            self._take(beside.take, may_fail=True)
+            self._take(beside.step, beside.take, may_fail=True)
 
     def _wait(self, is_due: bool = True) -> None:
         """Waits for the checkpoint that is being written, if there is one; every worker must call it."""

@@ -37,7 +37,7 @@ def caught_signals() -> Iterator[list[int]]:
 
 
 @contextlib.contextmanager
-def termination_added_to(signals: list[int]) -> Iterator[None]:
+def add_sigterm_to(signals: list[int]) -> Iterator[None]:
     """Within it SIGTERM is added to the signals of a job; a script's own handler stays."""
     is_main = threading.current_thread() is threading.main_thread()
     if not is_main or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:

@@ -59,6 +59,7 @@ class RestartOptions:
         is_behind: as in `RestartState`.
         standing_by: the variable that has processes of a spare job wait, and its value; None for no spare jobs.
         is_driven: as in `RestartState`.
+        is_wanted: whether a job that has failed now shall be started again at all.
     """
 
     most: int
@@ -67,6 +68,7 @@ class RestartOptions:
     is_behind: bool = False
     standing_by: tuple[str, str] | None = None
     is_driven: bool = False
+    is_wanted: Callable[[], bool] = lambda: True
 
 
 def launch_restarting(
@@ -110,7 +112,7 @@ class _Restarting:
             is_behind=options.is_behind,
             is_driven=options.is_driven,
         )
-        self._standing_by = options.standing_by
+        self._standing_by, self._is_wanted = options.standing_by, options.is_wanted
         self._hosts = hosts
         self._job_on = job_on
         self._launch = launch
@@ -129,6 +131,8 @@ class _Restarting:
         while True:
             end = self._run(running)
             if end.cause.kind in (WELL, STOPPED) or self._caught:  # however it has ended since a signal came
+                return end
+            if not self._is_wanted():
                 return end
             if end.cause.kind == YIELDED:
                 self._state = after_yield(self._state, end.progress)

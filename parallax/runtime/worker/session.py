@@ -101,6 +101,14 @@ class ValueAccess(Protocol):
         """Writes worker 0's values, by variable op, wherever they are held."""
 
 
+class SavedSteps(Protocol):
+    """Which checkpoints a session has written (checkpoint/checkpoints.py)."""
+
+    @property
+    def saved_step(self) -> int | None:
+        """The global step of the latest one; None while there is none."""
+
+
 class PlanChange(Protocol):
     """Goes over to other plans (replan/requested.py); every worker must make the same calls."""
 
@@ -117,9 +125,11 @@ class Session(PlainSession):
     Attributes:
         values: reads and writes variables between runs, for front ends.
         resumed_step: the global step of the checkpoint that it began with; None where it began with initial values.
+        checkpoints: which ones it has written; None where it writes none.
     """
 
     resumed_step: int | None = None
+    checkpoints: SavedSteps | None = None
 
     def __init__(
         self,

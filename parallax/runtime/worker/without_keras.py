@@ -21,7 +21,7 @@ _OF_HOROVOD = "horovod.tensorflow.sync_batch_norm"
 @contextmanager
 def keras_left_out() -> Iterator[None]:
     """Within it Keras cannot be imported; afterwards it can."""
-    finder = _Without()
+    finder = _FinderOfKeras()
     sys.meta_path.insert(0, finder)
     try:
         yield
@@ -29,7 +29,7 @@ def keras_left_out() -> Iterator[None]:
         sys.meta_path.remove(finder)
 
 
-class _Without(MetaPathFinder):
+class _FinderOfKeras(MetaPathFinder):
     """Finds Keras, whose place TensorFlow asks for, and loads nothing of it."""
 
     def find_spec(
@@ -40,11 +40,11 @@ class _Without(MetaPathFinder):
             return None
         spec = PathFinder.find_spec(fullname, path)
         if spec is not None:
-            spec.loader = _NoKeras()
+            spec.loader = _LoaderOfNothing()
         return spec
 
 
-class _NoKeras(Loader):
+class _LoaderOfNothing(Loader):
     """Loads Horovod's module of a layer without that layer, and refuses to load Keras."""
 
     def create_module(self, spec: ModuleSpec) -> None:

@@ -1,7 +1,8 @@
 """A fit whose workers are killed in its third epoch: FOLDER KIND VICTIM [plain], for plain Keras.
 
 KIND is "backup" for a callback that lets the script go on when it is run again, "files" for checkpoints of steps, or
-the kind of input of a fit that keeps nothing: "arrays", "generator". VICTIM is a rank, or "script" for this process.
+the kind of input of a fit that keeps nothing: "arrays", "generator"; "bases" are arrays whose variables are read before
+each step, "full" ones of which too much would be kept. VICTIM is a rank, or "script" for this process.
 """
 
 import json
@@ -16,11 +17,16 @@ from worker_processes import find_worker
 
 import parallax
 import parallax.keras
+from parallax.functions import remote_steps
 
 folder, kind, victim, is_plain = Path(sys.argv[1]), sys.argv[2], sys.argv[3], "plain" in sys.argv
 if not is_plain:
     saved = parallax.CheckPointConfig(folder / "saved", save_ckpt_steps=3) if kind == "files" else None
     parallax.keras.use(None, parallax.Config(ckpt_config=saved))
+if kind == "bases":
+    remote_steps._BASE_S = remote_steps._BASE_COSTS = 0
+if kind == "full":
+    remote_steps._KEPT_BYTES = 100
 keras.utils.set_random_seed(4)
 random = np.random.RandomState(0)
 x, y = random.randint(0, 40, (30, 3)).astype("int32"), random.rand(30, 1).astype("float32")

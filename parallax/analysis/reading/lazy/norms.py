@@ -105,7 +105,7 @@ def take_rows(out: GraphDef, view: GraphView, norms: RowNorms) -> None:
 
 
 def _shape_of_copy(view: GraphView, shapes: Mapping[str, Shape], inputs: Sequence[str]) -> Shape:
-    """The shape of a node on rows: theirs, as all else that it takes has one element; None where that has more axes."""
+    """The shape of a node on rows: the rows', as other inputs have one element; None where one has more axes."""
     found = [shapes[one] if one in shapes else view.shape(one) for one in inputs]
     rows = next((shape for shape in found if shape is None or any(length != 1 for length in shape)), found[0])
     return None if rows is None or any(len(shape or ()) > len(rows) for shape in found) else rows

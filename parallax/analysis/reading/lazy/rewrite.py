@@ -119,7 +119,7 @@ def _forget(node: NodeDef, gone: set[str]) -> None:
 
 
 def _add(out: GraphDef, view: GraphView, one: RowUpdate) -> None:
-    """Appends the node and what it takes, with their shapes; the node itself gives nothing."""
+    """Appends the node and its inputs, and notes the shapes of the inputs; the node itself has no output."""
     dtype = view.nodes[one.states[0]].attr["dtype"].type
     device = view.nodes[one.states[0]].device
     scalars = [_scalar(out, view, tensor, dtype, f"{one.name}/scalar_{n}") for n, tensor in enumerate(one.scalars)]

@@ -5,7 +5,7 @@ import pickle
 import tensorflow.compat.v1 as tf
 
 import parallax
-from parallax.analysis.decided import DecidedGraph
+from parallax.analysis.graph_decisions import GraphDecisions
 from parallax.analysis.stages import analyse, plan_for, rewrites_of
 from parallax.plans.plan import one_host
 from parallax.transform.building.editor import Worker
@@ -22,7 +22,7 @@ def test_the_graph_of_a_worker_follows_from_decisions_that_were_sent():
     analysed = analyse(graph)
     plan = plan_for(analysed, one_host(2), parallax.Config())
     assert analysed.captured.lazy  # its graph has an op of Parallax's own
-    sent = pickle.loads(pickle.dumps(DecidedGraph.of(analysed, plan)))
+    sent = pickle.loads(pickle.dumps(GraphDecisions.of(analysed, plan)))
     sent.register_ops()
     place = Worker(rank=1, size=2, seed=1)
     made = transform(sent.analysed.captured.view, sent.rewrites, place).graph_def

@@ -11,7 +11,7 @@ from parallax.plans.rewrites import Rewrites
 
 
 @dataclass(frozen=True, slots=True)
-class DecidedGraph:
+class GraphDecisions:
     """An analysed graph and what is to be changed in it; it can be pickled.
 
     Attributes:
@@ -23,10 +23,10 @@ class DecidedGraph:
     rewrites: Rewrites
 
     @staticmethod
-    def of(analysed: Analysed, plan: Plan) -> DecidedGraph:
+    def of(analysed: Analysed, plan: Plan) -> GraphDecisions:
         """The decisions that follow from a plan; what was found out on the way stays in this process."""
         alone = replace(analysed, captured=replace(analysed.captured))
-        return DecidedGraph(alone, rewrites_of(analysed, plan))
+        return GraphDecisions(alone, rewrites_of(analysed, plan))
 
     def register_ops(self) -> None:
         """Has TensorFlow know the ops that the analysis has put into the graph.
