@@ -232,3 +232,15 @@ def test_streams_for_text_alone_take_what_a_spare_says():
     held.release()
     held.write(b"after")
     assert text.getvalue() == "before after"
+
+
+def test_a_failed_job_that_nobody_waits_for_is_not_started_again():
+    played = Played([KILLED, WELL], awaits_spare=False)
+    options = RestartOptions(3, is_wanted=lambda: False)
+    assert launch_restarting(options, ("localhost",), lambda hosts: JOB, played.launch) is KILLED
+    assert len(played.jobs) == 1
+
+
+def test_signals_that_another_thread_adds_end_the_last_job():
+    played, caught = Played([KILLED, WELL], awaits_spare=False), [int(signal.SIGTERM)]
+    assert launch_restarting(RestartOptions(3), ("localhost",), lambda hosts: JOB, played.launch, caught) is KILLED
