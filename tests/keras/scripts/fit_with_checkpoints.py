@@ -71,6 +71,8 @@ class Kills(keras.callbacks.Callback):
         self.epoch = epoch
 
     def on_train_batch_end(self, batch, logs=None):
+        if kind == "preempted" and (folder / "killed").exists():
+            time.sleep(1)  # the launcher has its word passed on meanwhile
         self.seen.append([self.epoch, batch])
         if not is_plain and self.epoch == 2 and batch in (1, 2) and not (folder / "killed").exists():
             (folder / "killed").touch()
