@@ -98,7 +98,13 @@ class Workers:
         self._load()
         self.analysed = analyse(self._steps.graph)
         names = [one.name for one in self._steps.taken()]
-        self._expected = _plain(optimizer, policy, self._batches, names, merges)
+        self._expect = lambda policy: _plain(optimizer, policy, self._batches, names, merges)
+        self._expected = self._expect(policy)
+
+    def distances_from(self, policy: Any) -> dict[str, float]:
+        """How far plain Keras ends from plain Keras with another dtype policy, for each variable."""
+        other = self._expect(policy)
+        return {name: difference(value, other[name]) for name, value in self._expected.items()}
 
     def result(self, route: str, servers: int = 0) -> Trained:
         """Trains by a route, as far as each variable can take that."""

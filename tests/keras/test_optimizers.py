@@ -21,8 +21,6 @@ HAS_MUON = hasattr(O, "Muon") and not keras.__version__.startswith("3.12.")
 """Keras 3.12's own Muon asks TensorFlow's variables for a path, which they do not have."""
 TOLERANCE = 1e-5
 """Relative, after six steps in float32; sums over workers are in another order."""
-HALF_TOLERANCE = 2e-2
-"""Layers that compute in bfloat16 round each worker's gradient to 8 bits before the workers' mean."""
 
 
 def optimizers(newer: tuple[str, ...] = ("Muon", "ScheduleFreeAdamW")) -> dict[str, Callable[[], Any]]:
@@ -213,8 +211,12 @@ def test_an_update_that_multiplies_the_whole_table_says_so_and_every_worker_hold
 
 
 def test_layers_in_bfloat16_end_as_in_plain_keras_but_for_rounding() -> None:
-    found = Workers(EVERY["Adam"], policy="mixed_bfloat16").result("alltoall")
-    check(found, HALF_TOLERANCE)
+    made = Workers(EVERY["Adam"], policy="mixed_bfloat16")
+    found = made.result("alltoall")
+    # Each worker rounds its part of a gradient to 8 bits, one process the sum: by which kernel, the processor decides.
+    rounding = max(made.distances_from(None).values())
+    assert 0.002 < rounding < 0.05
+    check(found, 2 * rounding)
     assert found.routes["emb/embeddings"] == "sparse by alltoall"
 
 
