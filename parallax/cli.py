@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import sys
 from collections.abc import Callable
@@ -20,12 +21,14 @@ from parallax.profiles.profiles import cluster_profile_from_json
 from parallax.report.html.files import write_file
 from parallax.report.text import explanation, plan_table
 from parallax.runtime.check.builds import SecondBuild, second_build
+from parallax.runtime.launcher.early_server import end_early_server, start_early_server
+from parallax.runtime.launcher.job import cluster_named
 from parallax.runtime.launcher.own_process import check_own_process, check_surroundings
 from parallax.runtime.supervisor.framework_log import join_deprecations, quiet_import, write_lines_once
 from parallax.runtime.trace.options import trace_options
 from parallax.runtime.worker.local_training import local_training_noticed
 from parallax.runtime.worker.random_state import AlikeUntilBuilt, drawn_seed
-from parallax.runtime.worker.script import MODULE, error_text, run_script
+from parallax.runtime.worker.script import MODULE, error_text, mentions_keras, run_script
 from parallax.settings import checked
 from parallax.settings.config import HOST_TIMEOUT_S
 from parallax.settings.environment import (
@@ -144,6 +147,10 @@ def _run_here(
     finish: Callable[[JobEnded], int] = lambda ended: ended.status,
 ) -> int:
     """Runs the script; `finish` takes what ended it at its first job, and gives the exit status."""
+    words = [arguments.script, *arguments.args]
+    if wanted.role == Role.LAUNCH:
+        with contextlib.suppress(ParallaxError):  # which the script's call raises
+            start_early_server(cluster_named(wanted.resource, wanted.workers), mentions_keras(words))
     with quiet_import(shown_from):
         from parallax.analysis.reading import record
         from parallax.api import JobEnded
@@ -156,7 +163,7 @@ def _run_here(
     before, path = sys.argv, sys.path[0]
     try:
         with applied(wanted), local_training_noticed(wanted.role, arguments.command, _say):
-            run_script([arguments.script, *arguments.args])
+            run_script(words)
     except JobEnded as ended:
         return finish(ended)
     except SystemExit as stop:
@@ -169,6 +176,7 @@ def _run_here(
     finally:
         sys.argv, sys.path[0] = before, path
         alike.part(0)
+        end_early_server()
     if jobs_run():
         return 0
     name = arguments.args[0] if arguments.script == MODULE else arguments.script

@@ -61,6 +61,7 @@ TIERS = {
     "tests/runtime/trace/test_trace.py": "graph",
     "tests/runtime/worker/test_exchange_report.py": "graph",
     "tests/runtime/launcher/test_launch.py": "job",
+    "tests/runtime/launcher/test_forked_workers.py": "job",
     "tests/runtime/checkpoint/test_owner.py": "graph",
     "tests/runtime/test_launching.py": "graph",
     "tests/runtime/test_wire.py": "graph",

@@ -86,7 +86,7 @@ LOADS_NOTHING_HEAVY = (
     "parallax.runtime.supervisor.*",
 )
 # How many modules of the package importing one may load.
-MAY_LOAD = {"parallax.errors": 5, "parallax.runtime.supervisor.agent": 13}
+MAY_LOAD = {"parallax.errors": 5, "parallax.runtime.supervisor.agent": 14}
 
 MAY_READ_ENVIRONMENT = (
     "parallax.settings.environment",
@@ -94,6 +94,7 @@ MAY_READ_ENVIRONMENT = (
     "parallax.runtime.supervisor.control",
     "parallax.runtime.supervisor.preload",
     "parallax.runtime.launcher.mpirun",
+    "parallax.runtime.worker.fork_server",
 )
 
 MAX_LINES = 400

@@ -182,9 +182,11 @@ def _become(asked: dict[str, Any]) -> None:
     sys.argv = ["parallax", *asked["words"]]
     sys.path[0] = asked["cwd"]
     if FOLDER in os.environ:
+        from parallax import cli
         from parallax.runtime.launcher import mpirun
 
         mpirun._AGENT = ("-m", "tests.warm_worker")  # type: ignore[assignment]
+        cli.start_early_server = lambda *_: None
 
     from parallax.cli import main
 

@@ -99,7 +99,7 @@ END = DriverRequest("end")
 
 
 def serve() -> None:
-    """What a worker runs (runtime/worker/called.py): does what the driver asks for until that ends."""
+    """What a worker runs (runtime/worker/call_function.py): does what the driver asks for until that ends."""
     address: DriverAddress = pickle.loads(calls.attachment())
     members = current_process_group()
     current_heartbeat().expect_sessions()

@@ -17,23 +17,20 @@ from parallax.cluster.resource_file import parse_resource_file
 from parallax.errors import ConfigError, LaunchError
 from parallax.plans.plan import Plan
 from parallax.profiles.plan_inputs import PlanInputs, read_measured
-from parallax.runtime.launcher.job import Job, layout_of, worker_defaults
+from parallax.runtime.launcher.job import Job, layout_of, worker_variables
 from parallax.runtime.replan.options import replan_options
 from parallax.runtime.worker.job_message import JobMessage
 from parallax.settings.config import Config
 from parallax.settings.environment import (
     Role,
     Settings,
-    as_variables,
     framework_level,
     is_commanded,
-    python_path_with,
     visible_gpus,
-    with_defaults,
 )
 from parallax.types import Buffer, Graph
 
-CALLED = "parallax.runtime.worker.called"
+CALLED = "parallax.runtime.worker.call_function"
 """The module that workers run where they call a function."""
 
 _UNWRITABLE = (
@@ -131,11 +128,7 @@ def job_with(message: JobMessage, cluster: Cluster, config: Config, mine: Settin
         ("-m", "parallax.runtime.worker.main", *words),
         cluster,
         message.servers,
-        (
-            *as_variables(mine).items(),
-            *with_defaults(worker_defaults(cluster, message.servers)),
-            ("PYTHONPATH", python_path_with(Path(__file__).resolve().parents[2])),
-        ),
+        worker_variables(mine, cluster, message.servers),
         config.stall_timeout_s,
         message.pieces(),
         _output_folder(config, mine.call),

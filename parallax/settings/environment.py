@@ -228,6 +228,10 @@ _KINDS: dict[str, type] = {
 """Setting -> type of its values, as annotated."""
 
 
+SETTINGS_VARIABLES = frozenset(map(variable_of, _KINDS))
+"""The names of the variables by which settings reach a process."""
+
+
 def settings() -> Settings:
     """Reads the settings of this process.
 

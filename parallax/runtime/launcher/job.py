@@ -21,7 +21,11 @@ from parallax.settings.environment import (
     FRAMEWORK_QUIET,
     HASH_SEED,
     MIN_LOG_LEVEL,
+    Settings,
+    as_variables,
+    python_path_with,
     visible_gpus,
+    with_defaults,
 )
 from parallax.types import Buffer
 
@@ -58,6 +62,7 @@ class Job:
         limits: how long each kind of silence is waited for.
         host_timeout_s: how long a host may take to answer before anything is started.
         preemption_grace_s: how long the workers have to save when the launcher gets SIGTERM; None when they cannot.
+        forks_workers: whether the workers of a host are forked from one process that has imported TensorFlow.
     """
 
     program: tuple[str, ...]
@@ -71,6 +76,7 @@ class Job:
     limits: Limits = LIMITS
     host_timeout_s: float = HOST_TIMEOUT_S
     preemption_grace_s: float | None = None
+    forks_workers: bool = True
 
     def __post_init__(self) -> None:
         if not self.program or not all(self.program[:1]):
@@ -159,6 +165,22 @@ def worker_defaults(cluster: Cluster, servers: tuple[int, ...]) -> dict[str, str
         "MALLOC_MMAP_THRESHOLD_": str(32 << 20),
         "MALLOC_TRIM_THRESHOLD_": str(256 << 20),
     }
+
+
+def worker_variables(mine: Settings, cluster: Cluster, servers: tuple[int, ...]) -> tuple[tuple[str, str], ...]:
+    """The variables of a job's processes.
+
+    Args:
+        mine: what workers are to do.
+        cluster: the machines.
+        servers: the number of the host that each server is on.
+    """
+    path = python_path_with(Path(__file__).resolve().parents[3])
+    return (
+        *as_variables(mine).items(),
+        *with_defaults(worker_defaults(cluster, servers)),
+        ("PYTHONPATH", path),
+    )
 
 
 def _check_hosts(cluster: Cluster) -> None:

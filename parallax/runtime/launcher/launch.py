@@ -35,6 +35,7 @@ from functools import partial
 from typing import IO, BinaryIO
 
 from parallax.runtime.launcher.cause import EndCause, Progress
+from parallax.runtime.launcher.early_server import take_early_server
 from parallax.runtime.launcher.end_of_job import (
     EXIT_PREEMPTED,
     EXIT_STALLED,
@@ -147,14 +148,15 @@ def launch(
     sinks = stdout or bytes_of(sys.stdout), stderr or bytes_of(sys.stderr)
     signals = contact.signals if contact is not None else []
     check_reachable(job, launcher, partial(_tell, sinks[1]), lambda: bool(signals))
-    job_id = uuid.uuid4().hex
     sys.stdout.flush()
     files = OutputFiles(job.output_folder, job.rank_names) if job.output_folder is not None else None
     relay = Relay(*sinks, job.label_of, files, job.framework_log)
     watch = _Watch(job, relay, contact or Contact([]))
     catching = caught_signals() if contact is None else contextlib.nullcontext(contact.signals)
     with catching as caught:
-        environment = mpirun_environment(job, job_id, secrets.token_hex(32), launcher)
+        early = take_early_server(job, launcher)
+        job_id, secret = (early.job_id, early.secret) if early else (uuid.uuid4().hex, secrets.token_hex(32))
+        environment = mpirun_environment(job, job_id, secret, launcher)
         environment |= {RESULT_FILE: watch.collector.path} if watch.collector.path else {}
         given = watch.contact.given or JobInput()
         process = _start(mpirun_argv(job, launcher), environment, given)
@@ -171,6 +173,8 @@ def launch(
             ended.set()
             speaker.join()
             _end(process)
+            if early is not None:
+                early.close()
             left = end_processes({JOB_ID: job_id}, _STRAY_GRACE_S)
             given.close()
             if process.returncode < 0:

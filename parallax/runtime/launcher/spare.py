@@ -76,7 +76,7 @@ class SpareJob:
         self._pieces = job.input
         self._given = JobInput()
         self._held = [HeldStream(stream) for stream in streams]
-        waiting = replace(job, environment=(*job.environment, standing_by), input=())
+        waiting = replace(job, environment=(*job.environment, standing_by), input=(), forks_workers=False)
         held = [cast(BinaryIO, stream) for stream in self._held]
         self._running = RunningJob(launch, waiting, self._given, held)
 

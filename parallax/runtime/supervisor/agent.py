@@ -1,8 +1,9 @@
 """The supervisor of one rank: starts the worker, sends on what it writes, and ends everything it started.
 
-`python -m parallax.runtime.supervisor.agent [--preload LIBRARY] [--listen ADDRESS] -- PROGRAM ARGS...` runs once per
-rank under mpirun and starts `python PROGRAM ARGS...` with the same interpreter. The worker inherits mpirun's
-environment, so it may call MPI_Init itself; the supervisor imports neither MPI nor TensorFlow. All it writes are frames
+`python -m parallax.runtime.supervisor.agent [--preload LIBRARY] [--listen ADDRESS] [--forks N] -- PROGRAM ARGS...` runs
+once per rank under mpirun and starts `python PROGRAM ARGS...` with the same interpreter; N workers of the host are
+forked from one process (`worker_process.py`). The worker inherits mpirun's environment, so it may call
+MPI_Init itself; the supervisor imports neither MPI nor TensorFlow. All it writes are frames
 (`parallax.runtime.supervisor.frames`). Rank 0's worker inherits the standard input too, where the launcher's parcel
 comes. What the supervisor does is decided in `machine.py`; here is the loop that carries it out.
 
@@ -24,15 +25,13 @@ import os
 import select
 import signal
 import socket
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import IO
 
 from parallax.runtime.supervisor.control import CONTROL_FD, PREEMPTION_FD, RESULT_FD
-from parallax.runtime.supervisor.frames import Exit, Frame, Start, StreamName, Text
+from parallax.runtime.supervisor.frames import Exit, Frame, Start, Text
 from parallax.runtime.supervisor.limits import LIMITS, PREEMPTION, WORD, Limits
 from parallax.runtime.supervisor.machine import (
     Beaten,
@@ -69,6 +68,7 @@ from parallax.runtime.supervisor.processes import (
     vitals_of,
 )
 from parallax.runtime.supervisor.room import NoRoom, check_room
+from parallax.runtime.supervisor.worker_process import WORKER_DEFAULTS, WorkerOrder, WorkerProcess, start_worker
 
 RANK = "OMPI_COMM_WORLD_RANK"  # set by mpirun
 
@@ -79,11 +79,7 @@ _DRAIN_BYTES = 1 << 20  # no pipe holds more, so a dead worker's last words are 
 _DAEMON_GRACE_S = 1.0
 _POLL_S = 0.02
 _ENDS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-_DEFAULTS = {
-    "PYTHONUNBUFFERED": "1",  # Python would hold back output to a pipe until 8 KiB have come together
-    "UCX_DEBUG_SIGNO": "0",  # UCX, which Open MPI loads, would log more at a SIGHUP, and live on
-}
-_OPTIONS = ("--preload", "--listen", "--beat", "--unheard")
+_OPTIONS = ("--preload", "--listen", "--forks", "--beat", "--unheard")
 
 
 def main(arguments: list[str]) -> int:
@@ -96,7 +92,7 @@ def main(arguments: list[str]) -> int:
     if RANK not in os.environ or not program or set(options) - {*_OPTIONS}:
         sys.stderr.write(
             "usage, under mpirun: python -m parallax.runtime.supervisor.agent "
-            "[--preload LIBRARY] [--listen ADDRESS] [--beat S] [--unheard S] -- PROGRAM ARGS...\n"
+            "[--preload LIBRARY] [--listen ADDRESS] [--forks N] [--beat S] [--unheard S] -- PROGRAM ARGS...\n"
         )
         return 2
     rank, daemon = int(os.environ[RANK]), os.getppid()
@@ -107,7 +103,8 @@ def main(arguments: list[str]) -> int:
     supervisor = _Supervisor(rank, _limits(options), wake_fd)
     try:
         check_room(os.environ)
-        left = supervisor.run(program, _variables(options, rank, secret, supervisor.put))
+        variables = _variables(options, rank, secret, supervisor.put)
+        left = supervisor.run(program, variables, int(options.get("--forks", 0)) > 0)
     except (CannotListen, NoRoom) as error:
         supervisor.put(Text(rank, "stderr", f"{error}\n"), Exit(rank, CANNOT_START))
         left = Leave(CANNOT_START, False)
@@ -174,16 +171,16 @@ class _Supervisor:
         self.state = SupervisorState(rank, time.monotonic(), limits)
         self._wake_fd = wake_fd
         self._outbox = Outbox(1)
-        self._process: subprocess.Popen[bytes] | None = None
+        self._process: WorkerProcess | None = None
         self._channels: dict[int, Channel] = {}
         self._left: Leave | None = None
         self._preemption_fd: int | None = None
 
-    def run(self, program: tuple[str, ...], variables: Mapping[str, str]) -> Leave:
+    def run(self, program: tuple[str, ...], variables: Mapping[str, str], is_forked: bool) -> Leave:
         """Starts the worker and stays until it has ended, and with it all of its process group."""
         rank = self.state.rank
         try:
-            self._start(program, variables)
+            self._start(program, variables, is_forked)
         except OSError as error:
             self.put(Text(rank, "stderr", f"cannot start {sys.executable}: {error}\n"), Exit(rank, CANNOT_START))
             return Leave(CANNOT_START, False)
@@ -211,19 +208,13 @@ class _Supervisor:
             time.sleep(_POLL_S)
             self.put()
 
-    def _start(self, program: tuple[str, ...], variables: Mapping[str, str]) -> None:
-        supervisor, rank = os.getpid(), self.state.rank
+    def _start(self, program: tuple[str, ...], variables: Mapping[str, str], is_forked: bool) -> None:
+        rank = self.state.rank
         channels: dict[str, Channel] = {CONTROL_FD: ControlChannel(rank)}
         if rank == 0:
             channels[RESULT_FD] = ResultChannel(rank)
         pipes = {name: os.pipe() for name in channels}
-
-        def tie() -> None:  # between fork and exec; the supervisor has no threads
-            die_with_parent(signal.SIGKILL)
-            if os.getppid() != supervisor:
-                os.kill(os.getpid(), signal.SIGKILL)
-
-        environment = {**_DEFAULTS, **os.environ, **variables}
+        environment = {**WORKER_DEFAULTS, **os.environ, **variables}
         environment |= {name: str(written) for name, (_, written) in pipes.items()}
         given = [written for _, written in pipes.values()]
         if rank == 0:
@@ -231,24 +222,18 @@ class _Supervisor:
             os.set_blocking(read, False)
             environment[PREEMPTION_FD] = str(read)
             given.append(read)
-        self._process = subprocess.Popen(
-            [sys.executable, *program],
-            stdin=None if rank == 0 else subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            env=environment,
-            pass_fds=tuple(given),
-            start_new_session=True,
-            preexec_fn=tie,
-        )
+        self._process = start_worker(WorkerOrder(program, environment, 0 if rank == 0 else None, given), is_forked)
         for fd in given:
             os.close(fd)
-        self.put(Start(rank, supervisor, self._process.pid, socket.gethostname(), scratch_patterns(os.environ)))
+        self._tell_start()
         self._channels = {pipes[name][0]: channel for name, channel in channels.items()}
-        streams: dict[StreamName, IO[bytes] | None] = {"stdout": self._process.stdout, "stderr": self._process.stderr}
-        for stream, pipe in streams.items():
-            if pipe is not None:
-                self._channels[pipe.fileno()] = TextChannel(rank, stream)
+        for stream, fd in self._process.streams.items():
+            self._channels[fd] = TextChannel(rank, stream)
+
+    def _tell_start(self) -> None:
+        if self._process is not None:
+            host, scratch = socket.gethostname(), scratch_patterns(os.environ)
+            self.put(Start(self.state.rank, os.getpid(), self._process.pid, host, scratch))
 
     def _wait(self, open_fds: set[int]) -> None:
         """Takes in what happens until something has, or something is due; ends of pipes leave `open_fds`."""
@@ -257,8 +242,12 @@ class _Supervisor:
         writers = [] if self._outbox.is_empty else [self._outbox.fd]
         idle = any(channel.waiting for channel in self._channels.values())
         due_s = max(0.0, self.state.due_s - time.monotonic())
-        ready = select.select([self._wake_fd, *readers], writers, [], min(due_s, IDLE_S) if idle else due_s)
+        news = [self._process.news_fd] if self._process and self._process.news_fd is not None else []
+        ready = select.select([self._wake_fd, *news, *readers], writers, [], min(due_s, IDLE_S) if idle else due_s)
         for fd in ready[0]:
+            if fd in news:
+                self._take_news()
+                continue
             data = os.read(fd, READ_BYTES)
             if fd == self._wake_fd:
                 self._take_signals(data)
@@ -269,6 +258,16 @@ class _Supervisor:
         self.put(*(frame for channel in self._channels.values() for frame in channel.rest(last=False)))
         is_due = time.monotonic() >= self.state.sampled_s + self.state.limits.beat_s
         self._step(Sampled(vitals_of(self._process.pid)) if is_due and self._process else TimePassed())
+        if is_due and self._process and self._process.is_coming:  # the fork server imports, and cannot beat
+            self._step(Beaten({}))
+
+    def _take_news(self) -> None:
+        """Takes in what the fork server tells."""
+        if self._process is not None:
+            was_coming = self._process.is_coming
+            self._process.take_news()
+            if was_coming and not self._process.is_coming and not self._process.has_ended():
+                self._tell_start()
 
     def _take(self, channel: Channel, data: bytes) -> None:
         for found in channel.feed(data):
@@ -320,17 +319,12 @@ class _Supervisor:
                 os.write(self._preemption_fd, b"1")
 
     def _has_ended(self) -> bool:
-        """Whether the worker is dead. It is not waited for, so no other process group can have its number yet."""
-        if self._process is None:
-            return True
-        return os.waitid(os.P_PID, self._process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+        """Whether the worker is dead; no other process group can have its number yet."""
+        return self._process is None or self._process.has_ended()
 
     def _signal(self, number: int) -> None:
-        if self._process is not None and self._process.returncode is None:
-            try:
-                os.killpg(self._process.pid, number)
-            except ProcessLookupError:
-                pass
+        if self._process is not None:
+            self._process.signal(number)
 
 
 def _linger(wake_fd: int, told: bool) -> None:

@@ -1,4 +1,4 @@
-"""What workers run in the place of a script (`-m parallax.runtime.worker.called`): a function of the launching process.
+"""Packs a function of the launching process, which workers call in the place of a script (call_function.py).
 
 It comes pickled in the job message, by value as far as it was written in the launching program itself (a notebook has
 no file that workers could run), and is called without arguments.
@@ -14,7 +14,6 @@ from collections.abc import Callable
 import cloudpickle
 
 from parallax.errors import ConfigError
-from parallax.runtime.worker.ranks import current_process_group
 from parallax.types import Buffer
 
 
@@ -44,7 +43,3 @@ def unpacked_function(data: Buffer) -> Callable[[], object]:
     sys.path += [folder for folder in path if folder not in sys.path]
     function: Callable[[], object] = pickle.load(stream)
     return function
-
-
-if __name__ == "__main__":
-    unpacked_function(current_process_group().parcel.function)()

@@ -43,6 +43,22 @@ def run_script(words: Sequence[str]) -> None:
     runpy.run_path(words[0], run_name="__main__")
 
 
+def mentions_keras(words: Sequence[str]) -> bool:
+    """Whether the file of a script has Keras's name in it; nothing is imported or run.
+
+    Args:
+        words: as for `run_script`.
+    """
+    if words[0] != MODULE:
+        paths = [Path(words[0])]
+    else:
+        name = words[1].replace(".", os.sep)
+        paths = [Path(folder) / name for folder in [str(Path.cwd()), *sys.path]]
+        paths = [path for one in paths for path in (one.with_name(f"{one.name}.py"), one / "__main__.py")]
+    script = next((path for path in paths if path.is_file()), None)
+    return script is not None and b"keras" in script.read_bytes()
+
+
 def _check_module(name: str) -> None:
     """Refuses a module that Python does not find; what a module raises itself comes through."""
     wanted = name

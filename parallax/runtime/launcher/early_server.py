@@ -1,0 +1,140 @@
+"""The fork server of a job to come, which imports TensorFlow while this process does the same and runs its script.
+
+`parallax run` starts it before anything else, for workers on this machine; there is at most one. The next job that is
+launched takes it, if its workers are to have the environment that the server was started with, and with it the id and
+the secret of the job, which the server must have from its start.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import socket
+import subprocess
+import uuid
+from collections.abc import Mapping
+
+from parallax.cluster.machines import Cluster
+from parallax.runtime.launcher.job import Job, worker_variables
+from parallax.runtime.launcher.mpirun import Launcher, mpirun_environment, this_launcher
+from parallax.runtime.supervisor.control import RESULT_FILE
+from parallax.runtime.supervisor.preload import SECRET
+from parallax.runtime.supervisor.processes import JOB_ID
+from parallax.runtime.supervisor.worker_process import (
+    BACKLOG,
+    FORK_SERVER,
+    WORKER,
+    WORKER_DEFAULTS,
+    server_name,
+    tied_to,
+)
+from parallax.settings.environment import SETTINGS_VARIABLES, Role, Settings
+from parallax.settings.options import variable_of
+
+_WITHOUT_KERAS = variable_of("without_keras")
+_AT_START = (
+    _WITHOUT_KERAS,
+    "PYTHON",
+    "LD_",
+    "MALLOC_",
+    "TF_",
+    "OMP_",
+    "MKL_",
+    "OPENBLAS_",
+    "XLA_",
+    "HOROVOD_",
+    "NCCL_",
+    "CUDA_",
+)
+"""How variables begin that an interpreter, an import or a library at its loading reads."""
+_OF_A_JOB = {JOB_ID, SECRET, RESULT_FILE, *SETTINGS_VARIABLES} - {_WITHOUT_KERAS}
+_PATIENCE_S = 5.0
+
+
+class EarlyServer:
+    """A fork server that waits for its job.
+
+    Args:
+        job: one like that to come.
+        launcher: what starts jobs.
+
+    Attributes:
+        job_id, secret: of the job that it can serve.
+    """
+
+    def __init__(self, job: Job, launcher: Launcher) -> None:
+        self.job_id, self.secret = uuid.uuid4().hex, secrets.token_hex(32)
+        self._environment = mpirun_environment(job, self.job_id, self.secret, launcher)
+        lifeline, self._held_fd = os.pipe()
+        with socket.socket(socket.AF_UNIX) as listening:
+            listening.bind(server_name(self.job_id))
+            tie = tied_to(os.getpid())
+
+            def listen() -> None:  # in the server, whose process others then see at the other end
+                tie()
+                listening.listen(BACKLOG)
+
+            self._process = subprocess.Popen(
+                [launcher.python, *FORK_SERVER, str(listening.fileno()), str(lifeline)],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,  # what fails here fails in a worker again
+                stderr=subprocess.DEVNULL,
+                env={**WORKER_DEFAULTS, **self._environment},
+                pass_fds=(listening.fileno(), lifeline),
+                start_new_session=True,
+                preexec_fn=listen,
+            )
+        os.close(lifeline)
+
+    def serves(self, environment: Mapping[str, str]) -> bool:
+        """Whether it is there, and its workers can have an environment of mpirun's."""
+        if self._process.poll() is not None:
+            return False
+        own, other = ({n: v for n, v in one.items() if n not in _OF_A_JOB} for one in (self._environment, environment))
+        return all(other.get(name) == value for name, value in own.items()) and not any(
+            name.startswith(_AT_START) for name in other.keys() - own.keys()
+        )
+
+    def close(self) -> None:
+        """Ends it, and with it what is left of its workers."""
+        with contextlib.suppress(OSError):
+            os.close(self._held_fd)
+        try:
+            self._process.wait(_PATIENCE_S if self._process.poll() is None else 0)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+
+
+_waiting: list[EarlyServer] = []
+
+
+def start_early_server(cluster: Cluster, without_keras: bool) -> None:
+    """Starts the fork server of the next job, where that has several workers on this machine.
+
+    Args:
+        cluster: the machines of the job.
+        without_keras: whether its workers will have their graph from this process.
+    """
+    if not _waiting and any(host.is_this_machine and host.num_workers > 1 for host in cluster.hosts):
+        wanted = Settings(Role.WORKER, without_keras=without_keras or None)
+        _waiting.append(EarlyServer(Job(WORKER, cluster, (), worker_variables(wanted, cluster, ())), this_launcher()))
+
+
+def take_early_server(job: Job, launcher: Launcher) -> EarlyServer | None:
+    """The fork server that a job may take; whoever takes it must close it."""
+    if not _waiting or not job.forks_workers or job.program[: len(WORKER)] != WORKER:
+        return None
+    found = _waiting.pop()
+    environment = mpirun_environment(job, found.job_id, found.secret, launcher)
+    if found.serves(environment):
+        return found
+    found.close()
+    return None
+
+
+def end_early_server() -> None:
+    """Ends the fork server that no job has taken, if there is one."""
+    while _waiting:
+        _waiting.pop().close()

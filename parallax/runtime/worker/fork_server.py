@@ -1,0 +1,233 @@
+"""Forks the workers of a host from one process that has imported what they need, TensorFlow above all.
+
+Supervisors start it and ask it (`parallax.runtime.supervisor.worker_process`, which has what goes over a connection);
+on the launcher's machine the launcher may have started it before there was a job (`runtime/launcher/early_server.py`).
+It imports, with MPI's library loaded and MPI not initialized, and forks a process for each connection; that process
+becomes the worker: with its descriptors, environment and arguments, in a session of its own. It dies with the server.
+Where something has started threads in Python, which no fork has, the process becomes a new interpreter instead.
+
+An import that fails here fails in the worker again, which tells of it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import gc
+import importlib.util
+import io
+import json
+import os
+import random
+import runpy
+import select
+import signal
+import socket
+import sys
+import threading
+from collections.abc import Sequence
+from importlib import import_module
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from parallax.runtime.supervisor.processes import die_with_parent
+from parallax.runtime.supervisor.worker_process import NUMBER, check_peer
+from parallax.runtime.worker.without_keras import keras_left_out
+from parallax.settings.environment import settings
+
+RANK = "OMPI_COMM_WORLD_RANK"
+_SERVED = ("numpy", "parallax.functions.serving", "parallax.runtime.open_session", "horovod.tensorflow")
+"""What workers import that have their graph from the driving process."""
+_SCRIPTED = ("numpy", "parallax.api", "parallax.runtime.open_session", "horovod.tensorflow")
+"""What workers import that run a script."""
+_MOST_FDS = 16
+_PATIENCE_S = 5.0
+
+
+def main() -> None:
+    """Serves the connections to a socket; in a worker, runs its program.
+
+    Arguments are the descriptor of the socket and, where it shall stay until that is at its end, of a lifeline.
+    """
+    listening, *lifeline = map(int, sys.argv[1:])
+    with contextlib.suppress(Exception):
+        import_for_workers()
+    order = ForkServer(socket.socket(fileno=listening), *lifeline).serve()
+    if order is not None:
+        order.become()
+
+
+def import_for_workers() -> None:
+    """Imports what workers of this process's settings need."""
+    # Before TensorFlow: both carry hwloc, and MPI must find its own. The module itself would initialize MPI.
+    spec = importlib.util.find_spec("mpi4py.MPI")
+    if spec is not None and spec.origin is not None:
+        ctypes.CDLL(spec.origin)
+    serves = settings().without_keras
+    with keras_left_out() if serves else contextlib.nullcontext():
+        for module in _SERVED if serves else _SCRIPTED:
+            import_module(module)
+
+
+class ForkOrder(NamedTuple):
+    """What a process has to become.
+
+    Attributes:
+        asked: the words of the program, the folder, the environment, the numbers of passed descriptors, and the cores.
+        fds: descriptors: standard input, output, errors, and those that are passed.
+        is_whole: whether the fork server had no threads, which this process would lack.
+    """
+
+    asked: dict[str, Any]
+    fds: list[int]
+    is_whole: bool
+
+    def become(self) -> None:
+        """Makes this process the worker, and runs its program."""
+        self._take_place()
+        words = self.asked["words"]
+        if not self.is_whole:
+            os.execv(sys.executable, [sys.executable, *words])
+        self._start_over()
+        _, module, *arguments = words
+        sys.argv = [module, *arguments]
+        runpy.run_module(module, run_name="__main__", alter_sys=True)
+
+    def _take_place(self) -> None:
+        """Takes its descriptors, environment, folder and cores."""
+        os.chdir(self.asked["folder"])
+        os.sched_setaffinity(0, self.asked["cores"])
+        for number, fd in enumerate(self.fds[:3]):
+            os.dup2(fd, number)
+            os.close(fd)
+        passed = {str(theirs): fd for theirs, fd in zip(self.asked["passed"], self.fds[3:], strict=True)}
+        environment = self.asked["environment"]
+        for name, value in environment.items():
+            if name.endswith("_FD") and value in passed:
+                environment[name] = str(passed[value])
+                os.set_inheritable(passed[value], True)
+        os.environ.clear()
+        os.environ.update(environment)
+        with contextlib.suppress(OSError):  # its name for ps(1), whose command is the server's
+            Path("/proc/self/comm").write_text(f"rank {environment.get(RANK, '')}", encoding="ascii")
+
+    def _start_over(self) -> None:
+        """Does what a new interpreter does at its start, and the library that processes of a job are loaded with."""
+        prepare = getattr(ctypes.CDLL(None), "parallax_prepare_fence", None)
+        if prepare is not None:
+            prepare()
+        random.seed()
+        if "numpy" in sys.modules:
+            sys.modules["numpy"].random.seed()
+        sys.path[0] = self.asked["folder"]
+        for stream, fd, mode in (("stdin", 0, "r"), ("stdout", 1, "w"), ("stderr", 2, "w")):
+            opened = os.fdopen(fd, f"{mode}b", -1 if mode == "r" else 0, closefd=False)
+            setattr(sys, stream, io.TextIOWrapper(opened, write_through=True))  # as PYTHONUNBUFFERED has them
+            setattr(sys, f"__{stream}__", getattr(sys, stream))
+
+
+class ForkServer:
+    """Forks a process for each supervisor that connects, and lets it know of the process's end.
+
+    Args:
+        listening: the socket to which they connect.
+        lifeline: a descriptor at whose end the server ends; None to end when no connection is left.
+    """
+
+    def __init__(self, listening: socket.socket, lifeline: int | None = None) -> None:
+        self._listening, self._lifeline = listening, lifeline
+        self._workers: dict[socket.socket, int] = {}
+        self._ended: set[int] = set()
+        self._killed: set[int] = set()
+
+    def serve(self) -> ForkOrder | None:
+        """Serves until nobody needs it; returns in each forked process, with what that has to become."""
+        gc.freeze()  # no worker looks through what all have
+        woken, wakes = os.pipe()
+        os.set_blocking(wakes, False)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        signal.set_wakeup_fd(wakes, warn_on_full_buffer=False)
+        asleep = [woken, self._listening, *(() if self._lifeline is None else (self._lifeline,))]
+        while True:
+            ready = select.select([*asleep, *self._workers], [], [], None if self._workers else _PATIENCE_S)[0]
+            if self._lifeline in ready and not os.read(self._lifeline or 0, 1):
+                return None
+            if woken in ready:
+                os.read(woken, 1 << 10)
+                self._tell_ended()
+            for supervisor in [one for one in ready if one in self._workers]:  # nothing more is sent: it has ended
+                self._forget(supervisor)
+            if self._listening in ready:
+                order = self._fork((woken, wakes))
+                if order is not None:
+                    return order
+            elif not self._workers and self._lifeline is None:
+                return None
+
+    def _fork(self, own_fds: Sequence[int]) -> ForkOrder | None:
+        """Forks a process for the next connection; returns what it has to become, in it."""
+        supervisor, _ = self._listening.accept()
+        supervisor.settimeout(_PATIENCE_S)  # of a process of the same user, which has sent all at once
+        fds: list[int] = []
+        try:
+            check_peer(supervisor)
+            _, fds, _, _ = socket.recv_fds(supervisor, 1, _MOST_FDS)
+            request, *handed = fds
+            asked = json.loads(os.pread(request, os.fstat(request).st_size, 0))
+        except (OSError, ValueError):
+            supervisor.close()
+            for fd in fds:
+                os.close(fd)
+            return None
+        server, is_whole = os.getpid(), threading.active_count() == 1
+        pid = os.fork()
+        if pid == 0:
+            signal.set_wakeup_fd(-1)
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            os.setsid()
+            die_with_parent(signal.SIGKILL)
+            if os.getppid() != server:
+                os._exit(1)
+            for one in (self._listening, supervisor, *self._workers):
+                one.close()
+            for fd in (request, *own_fds, *(() if self._lifeline is None else (self._lifeline,))):
+                os.close(fd)
+            return ForkOrder(asked, handed, is_whole)
+        for fd in fds:
+            os.close(fd)
+        self._workers[supervisor] = pid
+        with contextlib.suppress(OSError):  # the supervisor has ended: its end is seen next
+            supervisor.sendall(NUMBER.pack(pid))
+        return None
+
+    def _tell_ended(self) -> None:
+        """Sends the status of workers that have ended; they are waited for when their supervisors have read it."""
+        for supervisor, pid in self._workers.items():
+            if pid in self._ended:
+                continue
+            found = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+            if found is not None:
+                self._ended.add(pid)
+                status = found.si_status if found.si_code == os.CLD_EXITED else -found.si_status
+                with contextlib.suppress(OSError):
+                    supervisor.sendall(NUMBER.pack(status))
+        self._bury()
+
+    def _forget(self, supervisor: socket.socket) -> None:
+        """Kills what is left of a worker, with its process group, which it may not have made yet."""
+        pid = self._workers.pop(supervisor)
+        supervisor.close()
+        for kill in (os.killpg, os.kill):
+            with contextlib.suppress(ProcessLookupError):
+                kill(pid, signal.SIGKILL)
+        self._ended.discard(pid)
+        self._killed.add(pid)
+        self._bury()
+
+    def _bury(self) -> None:
+        """Waits for those killed workers that are dead; one may hang in the kernel for a while."""
+        self._killed -= {pid for pid in self._killed if os.waitpid(pid, os.WNOHANG)[0]}
+
+
+if __name__ == "__main__":
+    main()
