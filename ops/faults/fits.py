@@ -181,7 +181,7 @@ def _hit(fault: FitFault) -> str:
 def _processes_below() -> Iterator[Seen]:
     for process in psutil.Process().children(recursive=True):
         with suppress(psutil.Error):
-            yield Seen(process.pid, process.ppid(), " ".join(process.cmdline()), process.environ())
+            yield Seen.of(process)
 
 
 @contextmanager

@@ -245,12 +245,13 @@ class _GoingOn:
         found: dict[str, list[int]] = {"worker": [], "server": [], "agent": [], "mpirun": []}
         own = [one for one, its_job in self._jobs() if its_job == job]
         agents = {one.pid for one in own if one.rank is not None and one.is_agent}
+        servers = {one.pid for one in own if "worker.fork_server" in one.words and not one.is_forked}
         for one in own:
             if one.is_mpirun:
                 found["mpirun"].append(one.pid)
             elif one.pid in agents and one.parent not in agents:
                 found["agent"].append(one.pid)
-            elif one.rank is not None and one.pid not in agents and one.parent in agents:
+            elif one.rank is not None and one.pid not in agents and one.parent in agents | servers:
                 found["server" if "worker.server" in one.words else "worker"].append(one.pid)
         return found
 

@@ -18,6 +18,7 @@ from ops.lab import Lab
 from parallax.runtime.supervisor.processes import processes_with
 
 _RANK, _MARK = "OMPI_COMM_WORLD_RANK", "PARALLAX_FAULTS"
+_FORKED = "rank "
 _POLL_S = 0.1
 
 
@@ -29,18 +30,31 @@ class Seen:
         pid: its number on this machine.
         parent: the number of what has started it.
         words: its command line.
-        environment: the variables that it was started with.
+        environment: the variables that it was started with; of a forked worker, those of its fork server.
+        name: its own, which says what a forked worker is.
     """
 
     pid: int
     parent: int
     words: str
     environment: Mapping[str, str]
+    name: str
+
+    @staticmethod
+    def of(process: psutil.Process) -> Seen:
+        """What is seen of a process; psutil.Error where it has ended."""
+        words = " ".join(process.cmdline())
+        return Seen(process.pid, process.ppid(), words, process.environ(), process.name())
+
+    @property
+    def is_forked(self) -> bool:
+        """Whether it is a worker that a fork server has forked."""
+        return self.name.startswith(_FORKED)
 
     @property
     def rank(self) -> int | None:
         """The rank that it belongs to; None of what starts ranks."""
-        rank = self.environment.get(_RANK)
+        rank = self.name.removeprefix(_FORKED) if self.is_forked else self.environment.get(_RANK)
         return None if rank is None else int(rank)
 
     @property
@@ -92,9 +106,9 @@ class RunningJob:
         """The job's processes, and what the kernel tells of each; dead ones that nobody has waited for are left out."""
         for pid in self.pids():
             with contextlib.suppress(psutil.Error):
-                process = psutil.Process(pid)
-                if words := process.cmdline():
-                    yield Seen(pid, process.ppid(), " ".join(words), process.environ())
+                seen = Seen.of(psutil.Process(pid))
+                if seen.words:
+                    yield seen
 
     def said(self) -> str:
         """What the launcher has written to stderr."""

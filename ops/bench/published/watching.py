@@ -16,6 +16,7 @@ _SIZE = re.compile(r"^(VmHWM|VmRSS):\s+(\d+) kB", re.MULTILINE)
 _KINDS = (
     ("parallax.runtime.supervisor.agent", "supervisor"),  # first: it names what it starts
     ("parallax.runtime.worker.main", "worker"),
+    ("parallax.runtime.worker.fork_server", "worker"),  # and those that it forks
     ("parallax.runtime.worker.server", "server"),
     ("parallax.cli", "launcher"),
 )
