@@ -3,11 +3,13 @@
 import json
 import os
 import signal
+from pathlib import Path
 
 import numpy as np
 import pytest
 import tensorflow as tf
 
+from ops.lab import Lab, why_not
 from tests.lab.conftest import SCRIPTS
 from tests.lab.test_jobs import send_garbage
 
@@ -20,6 +22,16 @@ def found_in(finished):
     return json.loads(next(line for line in stdout.splitlines() if line.startswith("FOUND "))[6:])
 
 
+def worker_on(lab, host):
+    """A worker that a fork server of a host has forked."""
+    return next(pid for pid in lab.processes(host) if Path(f"/proc/{pid}/comm").read_text().startswith("rank "))
+
+
+def compare(found, expected):
+    for one, other in zip(tf.nest.flatten(found), tf.nest.flatten(expected), strict=True):
+        np.testing.assert_allclose(one, other, atol=1e-5)
+
+
 def test_a_fit_drives_workers_of_another_host_lets_no_stranger_in_and_survives_a_worker(lab, start, tmp_path):
     file = tmp_path / "resource.yaml"
     file.write_text(f'hosts: [{{address: 10.77.0.2, workers: 2}}]\nssh: {{agent: "{lab.agent}"}}\nports: 20000-20100\n')
@@ -29,9 +41,18 @@ def test_a_fit_drives_workers_of_another_host_lets_no_stranger_in_and_survives_a
     driver = [one for one in lab.listening("host0") if 20000 <= one.port <= 20100]
     assert len(driver) == 1 and driver[0].address == lab.address("host0"), lab.listening("host0")
     send_garbage(lab)
-    os.kill(job.pid("host1", "parallax.runtime.worker.main"), signal.SIGKILL)
+    os.kill(worker_on(lab, "host1"), signal.SIGKILL)
     (tmp_path / "go").touch()
     found = job.finish()
     assert "Restart 1 of 1" in found[2], str(job)
-    for one, other in zip(tf.nest.flatten(found_in(found)), tf.nest.flatten(expected), strict=True):
-        np.testing.assert_allclose(one, other, atol=1e-5)
+    compare(found_in(found), expected)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(bool(why_not()), reason=str(why_not()))
+def test_a_fit_drives_two_workers_on_each_of_four_hosts(start, tmp_path):
+    (tmp_path / "go").touch()
+    with Lab(4) as lab:
+        file = lab.resource_file(2)
+        expected = found_in(start(SCRIPTS / "fit_elsewhere.py", "none", tmp_path, "plain", cluster=lab).finish())
+        compare(found_in(start(SCRIPTS / "fit_elsewhere.py", file, tmp_path, cluster=lab).finish()), expected)

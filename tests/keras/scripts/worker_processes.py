@@ -6,26 +6,33 @@ from pathlib import Path
 
 def find_workers():
     """The processes of workers below this one, by their numbers."""
-    found = []
-    for path in Path("/proc").glob("[0-9]*/cmdline"):
-        try:
-            words, above = path.read_bytes().split(b"\0"), int(path.parent.name)
-            while above > 1 and words[1:3] == [b"-m", b"parallax.runtime.worker.main"]:
-                above = int(Path(f"/proc/{above}/stat").read_text().rpartition(")")[2].split()[1])
-                if above == os.getpid():
-                    found.append(int(path.parent.name))
-                    break
-        except (FileNotFoundError, ProcessLookupError):  # it has ended
-            continue
-    return sorted(found)
+    return sorted(process for process, _ in _workers())
 
 
 def find_worker(rank):
     """The first process that was started as this rank; spare jobs have others."""
-    ranks = {}
-    for process in find_workers():
-        for variable in Path(f"/proc/{process}/environ").read_bytes().split(b"\0"):
-            name, _, value = variable.partition(b"=")
-            if name == b"OMPI_COMM_WORLD_RANK":
-                ranks.setdefault(int(value), process)
-    return ranks[rank]
+    return min(process for process, found in _workers() if found == rank)
+
+
+def _workers():
+    """The processes of workers below this one, with their ranks."""
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            rank, above = _rank_of(folder), int(folder.name)
+            while rank is not None and above > 1:
+                above = int(Path(f"/proc/{above}/stat").read_text().rpartition(")")[2].split()[1])
+                if above == os.getpid():
+                    yield int(folder.name), rank
+        except (FileNotFoundError, ProcessLookupError):  # it has ended
+            continue
+
+
+def _rank_of(folder):
+    """The rank of a worker: a forked one has it as its name."""
+    name = (folder / "comm").read_text().strip()
+    if name.startswith("rank "):
+        return int(name.removeprefix("rank "))
+    if (folder / "cmdline").read_bytes().split(b"\0")[1:3] != [b"-m", b"parallax.runtime.worker.main"]:
+        return None
+    variables = (folder / "environ").read_bytes().split(b"\0")
+    return next(int(one.partition(b"=")[2]) for one in variables if one.startswith(b"OMPI_COMM_WORLD_RANK="))
