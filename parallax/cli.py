@@ -149,7 +149,7 @@ def _run_here(
     """Runs the script; `finish` takes what ended it at its first job, and gives the exit status."""
     words = [arguments.script, *arguments.args]
     if wanted.role == Role.LAUNCH:
-        with contextlib.suppress(ParallaxError):  # which the script's call raises
+        with contextlib.suppress(ParallaxError, OSError):  # which the script's call raises too
             start_early_server(cluster_named(wanted.resource, wanted.workers), mentions_keras(words))
     with quiet_import(shown_from):
         from parallax.analysis.reading import record

@@ -7,7 +7,6 @@ the secret of the job, which the server must have from its start.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import secrets
 import socket
@@ -49,7 +48,6 @@ _AT_START = (
 )
 """How variables begin that an interpreter, an import or a library at its loading reads."""
 _OF_A_JOB = {JOB_ID, SECRET, RESULT_FILE, *SETTINGS_VARIABLES} - {_WITHOUT_KERAS}
-_PATIENCE_S = 5.0
 
 
 class EarlyServer:
@@ -97,14 +95,10 @@ class EarlyServer:
         )
 
     def close(self) -> None:
-        """Ends it, and with it what is left of its workers."""
-        with contextlib.suppress(OSError):
-            os.close(self._held_fd)
-        try:
-            self._process.wait(_PATIENCE_S if self._process.poll() is None else 0)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
+        """Kills it, and with it what is left of its workers."""
+        self._process.kill()
+        self._process.wait()
+        os.close(self._held_fd)
 
 
 _waiting: list[EarlyServer] = []
