@@ -31,22 +31,24 @@ def seen(merges_rows: bool) -> Iterator[Callable[[], dict[int, Seen]]]:
         In a context: a function that gives, by the id of a tf.Variable, what Keras knows about it.
     """
     used: dict[int, KerasVariable] = {}
-    with _reads_noted(used), optimizers_seen(merges_rows) as optimizers:
-        yield lambda: _seen(used, list(optimizers.values()))
+    made: list[KerasVariable] = []
+    with _reads_noted(used), optimizers_seen(merges_rows, made) as optimizers:
+        yield lambda: _seen(used, list(optimizers.values()), {id(one._value) for one in made})
 
 
 @contextmanager
-def optimizers_seen(merges_rows: bool) -> Iterator[dict[int, KerasOptimizer]]:
+def optimizers_seen(merges_rows: bool, made: list[KerasVariable] | None = None) -> Iterator[dict[int, KerasOptimizer]]:
     """Within it, optimizers that are applied are noted by their ids, wherever the step has them from.
 
     Args:
         merges_rows: whether equal rows of sparse gradients are added up before an optimizer sees them.
+        made: a list that gets the variables that are made.
     """
     optimizers: dict[int, KerasOptimizer] = {}
     with ExitStack() as stack:
         stack.enter_context(taken_by_row())
         stack.enter_context(normalizations_of_keras())
-        stack.enter_context(_variables_made_eagerly())
+        stack.enter_context(_variables_made_eagerly([] if made is None else made))
         for kind in _kinds_with_apply(BaseOptimizer):
             stack.enter_context(_applies_noted(kind, optimizers, stack, merged_rows if merges_rows else rows_apart))
         yield optimizers
@@ -72,16 +74,20 @@ def _head(variable: KerasVariable) -> str:
 
 
 @contextmanager
-def _variables_made_eagerly() -> Iterator[None]:
+def _variables_made_eagerly(made: list[KerasVariable]) -> Iterator[None]:
     """Within it, variables that a trace makes get their values at once: TensorFlow traces a step that makes some twice.
 
     The values are those of the initializers, wherever they are called.
+
+    Args:
+        made: a list that gets the variables.
     """
     own = backend.Variable._initialize_with_initializer
 
     def initialize(self: KerasVariable, initializer: Callable[..., TensorLike]) -> None:
         with tf.init_scope(), tf.variable_creator_scope(_eager_variable):
             own(self, initializer)
+        made.append(self)
 
     backend.Variable._initialize_with_initializer = initialize
     try:
@@ -154,8 +160,8 @@ def _within(optimizer: KerasOptimizer) -> list[KerasOptimizer]:
     return [one for one in own if one is not None]
 
 
-def _seen(used: dict[int, KerasVariable], optimizers: list[KerasOptimizer]) -> dict[int, Seen]:
-    found = {key: Seen(one.path, bool(one.trainable)) for key, one in used.items()}
+def _seen(used: dict[int, KerasVariable], optimizers: list[KerasOptimizer], made: set[int]) -> dict[int, Seen]:
+    found = {key: Seen(one.path, bool(one.trainable), key in made) for key, one in used.items()}
     for optimizer in optimizers:
         trained = list(getattr(optimizer, "_trainable_variables", ()))
         for one in optimizer.variables:

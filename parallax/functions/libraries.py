@@ -21,10 +21,12 @@ class Seen:
     Attributes:
         name: by which its users know it.
         trainable: whether it is trained.
+        is_made: whether it was made while the step was traced, and not by an optimizer.
     """
 
     name: str
     trainable: bool
+    is_made: bool = False
 
 
 @contextmanager

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import tensorflow as tf
 from tensorflow.python.ops.resource_variable_ops import BaseResourceVariable
 
+from parallax.errors import GraphError
 from parallax.functions.arguments import Arguments, with_tensors
 from parallax.functions.batch_statistics import fused_normalizations
 from parallax.functions.counting import check_returned, check_sums
@@ -35,6 +36,10 @@ class Tracing:
 
 
 AS_TENSORFLOW = Tracing()
+_MADE_ANEW = (
+    "A step makes {names} anew each time it is called, as a layer does that the step makes and nothing keeps: it is "
+    "never trained. Make it once, outside of the step, or in the model's __init__ or build."
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +72,8 @@ def traced_step(
         tracing: how TensorFlow traces it.
 
     Raises:
-        GraphError: it writes a metric's variable otherwise than by adding to it, or returns what is computed of one.
+        GraphError: it writes a metric's variable otherwise than by adding to it, or returns what is computed of one; or
+            makes variables anew each time.
     """
 
     def call(*tensors: Tensor) -> Nest:
@@ -75,16 +81,37 @@ def traced_step(
         with fused_normalizations():
             return marked_means(step(*args, **kwargs), returns)
 
+    def trace() -> ConcreteFunction:
+        options = tracing.autograph_options
+        traced = tf.function(call, autograph=tracing.autograph, experimental_autograph_options=options)
+        return traced.get_concrete_function(*arguments.specs)
+
     with libraries_seen(merges_rows) as seen, handles_noted() as by_handle:
-        traced = tf.function(
-            call, autograph=tracing.autograph, experimental_autograph_options=tracing.autograph_options
-        )
-        concrete = traced.get_concrete_function(*arguments.specs)
-        taken = captured_variables(concrete, by_handle)
+        concrete = trace()
+        taken, known = captured_variables(concrete, by_handle), seen()
+        made = [one for one in taken if id(one) in known and known[id(one)].is_made]
+        if made:
+            check_made_once(made, captured_variables(trace(), by_handle))
         parts = [one for one in taken if one.aggregation == tf.VariableAggregation.SUM]
         check_sums(concrete, parts)
         check_returned(concrete, parts)
-        return StepTrace(concrete, tuple(_named(taken, seen())))
+        return StepTrace(concrete, tuple(_named(taken, known)))
+
+
+def check_made_once(first: Sequence[Variable], second: Sequence[Variable]) -> None:
+    """Refuses a step that takes other variables each time it is traced, as TensorFlow does.
+
+    Args:
+        first: tf.Variables that it takes.
+        second: those of another trace.
+
+    Raises:
+        GraphError: which are new.
+    """
+    kept = set(map(id, second))
+    names = [getattr(one, "path", one.name.split(":")[0]) for one in first if id(one) not in kept]
+    if names:
+        raise GraphError(_MADE_ANEW.format(names=", ".join(names)))
 
 
 @contextmanager

@@ -14,7 +14,7 @@ import tensorflow as tf
 from parallax.functions.batch_statistics import fused_normalizations
 from parallax.functions.reports import reported_value
 from parallax.functions.step_graph import GraphStep, StepGraph, StepVariable
-from parallax.functions.tracing import captured_variables, handles_noted
+from parallax.functions.tracing import captured_variables, check_made_once, handles_noted
 from parallax.keras.libraries import library_of
 from parallax.keras.logs import check_log, flat_logs
 from parallax.keras.metrics import is_of_metrics
@@ -121,9 +121,16 @@ def _traced(model: KerasModel, step: Callable[[Nest], Logs], spec: Nest) -> Mode
         logs = {name: _told(name, value, metrics) for name, value in flat_logs(logs).items()}
         return logs, [tf.identity(variable) for variable in metrics]
 
-    with handles_noted() as by_handle:
-        concrete = tf.function(traced, autograph=False).get_concrete_function(spec)
-        captured = captured_variables(concrete, by_handle)
+    def trace() -> tuple[ConcreteFunction, list[Variable]]:
+        with handles_noted() as by_handle:
+            concrete = tf.function(traced, autograph=False).get_concrete_function(spec)
+            return concrete, captured_variables(concrete, by_handle)
+
+    concrete, captured = trace()
+    known = {id(one.variable) for one in variables_of(model)}
+    others = [variable for variable in captured if id(variable) not in known]
+    if others:  # the script has them elsewhere, or the step makes them anew
+        check_made_once(others, trace()[1])
     return ModelStep(concrete, tuple(metrics), spec, tuple(captured))
 
 

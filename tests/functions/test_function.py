@@ -170,6 +170,23 @@ def test_the_batch_is_open_scalars_are_not_and_python_values_are_constants():
             check_same(given, arguments_of(*other))
 
 
+@pytest.mark.parametrize("keeps", [True, False])
+def test_a_layer_that_a_step_makes_anew_is_refused_and_one_that_it_keeps_is_not(keeps):
+    kept = []
+
+    def step(x):
+        made = kept[0] if keeps and kept else keras.layers.Dense(1, name="made")
+        kept[:] = [made]
+        return tf.reduce_mean(made(x))
+
+    given = arguments_of([np.ones([2, 3], np.float32)], {})
+    if keeps:
+        assert [one.name for one in traced_step(step, given).variables] == ["made/kernel", "made/bias"]
+    else:
+        with pytest.raises(GraphError, match="makes .*kernel.*bias anew each time"):
+            traced_step(step, given)
+
+
 def test_a_signature_leaves_lengths_open():
     signature = [tf.TensorSpec([None, None], tf.int64)]
     given = arguments_of([IDS], {}, signature)

@@ -86,6 +86,34 @@ class Largest(keras.metrics.Metric):
         return self.found
 
 
+class MakesLayers(keras.Model):
+    def __init__(self, keeps):
+        super().__init__()
+        self.dense, self.kept, self.scale = layers.Dense(1), [] if keeps else None, tf.Variable(1.0)
+
+    def call(self, x):
+        return self.scale * self.dense(x)
+
+    def train_step(self, data):
+        x, y = data
+        made = self.kept[0] if self.kept else layers.Dense(4, name="made")
+        if self.kept is not None:
+            self.kept[:] = [made]
+        return super().train_step((made(x), y))
+
+
+def test_a_layer_that_train_step_makes_anew_is_refused_and_one_that_it_keeps_is_not():
+    for keeps in (True, False):
+        made = MakesLayers(keeps)
+        made.compile("sgd", "mse")
+        if keeps:
+            names = [one.name for one in read_fit(made, {"x": X, "y": Y}).graph.taken()]
+            assert sum(name.endswith("made/kernel") for name in names) == 1
+        else:
+            with pytest.raises(GraphError, match="makes made/kernel, made/bias anew each time"):
+                read_fit(made, {"x": X, "y": Y})
+
+
 def test_a_metric_that_does_not_add_up_is_refused():
     made = model()
     made.compile("sgd", "mse", metrics=[Largest()])
