@@ -245,7 +245,7 @@ class _GoingOn:
         found: dict[str, list[int]] = {"worker": [], "server": [], "agent": [], "mpirun": []}
         own = [one for one, its_job in self._jobs() if its_job == job]
         agents = {one.pid for one in own if one.rank is not None and one.is_agent}
-        servers = {one.pid for one in own if "worker.fork_server" in one.words and not one.is_forked}
+        servers = {one.pid for one in own if "worker.fork_server" in one.words and one.rank is None}
         for one in own:
             if one.is_mpirun:
                 found["mpirun"].append(one.pid)

@@ -18,7 +18,6 @@ from ops.lab import Lab
 from parallax.runtime.supervisor.processes import processes_with
 
 _RANK, _MARK = "OMPI_COMM_WORLD_RANK", "PARALLAX_FAULTS"
-_FORKED = "rank "
 _POLL_S = 0.1
 
 
@@ -30,31 +29,23 @@ class Seen:
         pid: its number on this machine.
         parent: the number of what has started it.
         words: its command line.
-        environment: the variables that it was started with; of a forked worker, those of its fork server.
-        name: its own, which says what a forked worker is.
+        environment: the variables that it was started with; of a forked worker, its rank and those of its fork server.
     """
 
     pid: int
     parent: int
     words: str
     environment: Mapping[str, str]
-    name: str
 
     @staticmethod
     def of(process: psutil.Process) -> Seen:
         """What is seen of a process; psutil.Error where it has ended."""
-        words = " ".join(process.cmdline())
-        return Seen(process.pid, process.ppid(), words, process.environ(), process.name())
-
-    @property
-    def is_forked(self) -> bool:
-        """Whether it is a worker that a fork server has forked."""
-        return self.name.startswith(_FORKED)
+        return Seen(process.pid, process.ppid(), " ".join(process.cmdline()), process.environ())
 
     @property
     def rank(self) -> int | None:
         """The rank that it belongs to; None of what starts ranks."""
-        rank = self.name.removeprefix(_FORKED) if self.is_forked else self.environment.get(_RANK)
+        rank = self.environment.get(_RANK)
         return None if rank is None else int(rank)
 
     @property

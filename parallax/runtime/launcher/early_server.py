@@ -1,12 +1,13 @@
 """The fork server of a job to come, which imports TensorFlow while this process does the same and runs its script.
 
 `parallax run` starts it before anything else, for workers on this machine; there is at most one. The next job that is
-launched takes it, if its workers are to have the environment that the server was started with, and with it the id and
-the secret of the job, which the server must have from its start.
+launched takes it, if its workers are to have the environment that the server was started with, and takes over the id
+and the secret that the server has had from its start.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import secrets
 import socket
@@ -23,6 +24,7 @@ from parallax.runtime.supervisor.processes import JOB_ID
 from parallax.runtime.supervisor.worker_process import (
     BACKLOG,
     FORK_SERVER,
+    PLACE_OF_RANK,
     WORKER,
     WORKER_DEFAULTS,
     server_name,
@@ -47,6 +49,7 @@ _AT_START = (
     "CUDA_",
 )
 """How variables begin that an interpreter, an import or a library at its loading reads."""
+_PATIENCE_S = 5.0
 _OF_A_JOB = {JOB_ID, SECRET, RESULT_FILE, *SETTINGS_VARIABLES} - {_WITHOUT_KERAS}
 
 
@@ -76,9 +79,9 @@ class EarlyServer:
             self._process = subprocess.Popen(
                 [launcher.python, *FORK_SERVER, str(listening.fileno()), str(lifeline)],
                 stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,  # what fails here fails in a worker again
+                stdout=subprocess.DEVNULL,  # an import that fails is tried by the workers again
                 stderr=subprocess.DEVNULL,
-                env={**WORKER_DEFAULTS, **self._environment},
+                env={**WORKER_DEFAULTS, **self._environment, **PLACE_OF_RANK},
                 pass_fds=(listening.fileno(), lifeline),
                 start_new_session=True,
                 preexec_fn=listen,
@@ -90,14 +93,16 @@ class EarlyServer:
         if self._process.poll() is not None:
             return False
         own, other = ({n: v for n, v in one.items() if n not in _OF_A_JOB} for one in (self._environment, environment))
+        at_start = _AT_START if _WITHOUT_KERAS in own else (*_AT_START, "KERAS_")
         return all(other.get(name) == value for name, value in own.items()) and not any(
-            name.startswith(_AT_START) for name in other.keys() - own.keys()
+            name.startswith(at_start) for name in other.keys() - own.keys()
         )
 
     def close(self) -> None:
         """Kills it, and with it what is left of its workers."""
         self._process.kill()
-        self._process.wait()
+        with contextlib.suppress(subprocess.TimeoutExpired):  # it hangs in the kernel
+            self._process.wait(_PATIENCE_S)
         os.close(self._held_fd)
 
 
@@ -111,16 +116,25 @@ def start_early_server(cluster: Cluster, without_keras: bool) -> None:
         cluster: the machines of the job.
         without_keras: whether its workers will have their graph from this process.
     """
-    if not _waiting and any(host.is_this_machine and host.num_workers > 1 for host in cluster.hosts):
+    if not _waiting and _has_forks_here(cluster):
         wanted = Settings(Role.WORKER, without_keras=without_keras or None)
         _waiting.append(EarlyServer(Job(WORKER, cluster, (), worker_variables(wanted, cluster, ())), this_launcher()))
 
 
+def _has_forks_here(cluster: Cluster) -> bool:
+    """Whether workers of this machine are forked; the user's own options of mpirun may set variables and cores."""
+    is_here = any(host.is_this_machine and host.num_workers > 1 for host in cluster.hosts)
+    return is_here and not cluster.mpirun_options
+
+
 def take_early_server(job: Job, launcher: Launcher) -> EarlyServer | None:
     """The fork server that a job may take; whoever takes it must close it."""
-    if not _waiting or not job.forks_workers or job.program[: len(WORKER)] != WORKER:
+    if not job.forks_workers or job.program[: len(WORKER)] != WORKER or not _has_forks_here(job.cluster):
         return None
-    found = _waiting.pop()
+    try:
+        found = _waiting.pop()
+    except IndexError:
+        return None
     environment = mpirun_environment(job, found.job_id, found.secret, launcher)
     if found.serves(environment):
         return found

@@ -159,7 +159,12 @@ def launch(
         environment = mpirun_environment(job, job_id, secret, launcher)
         environment |= {RESULT_FILE: watch.collector.path} if watch.collector.path else {}
         given = watch.contact.given or JobInput()
-        process = _start(mpirun_argv(job, launcher), environment, given)
+        try:
+            process = _start(mpirun_argv(job, launcher), environment, given)
+        except BaseException:
+            if early is not None:
+                early.close()
+            raise
         if any(job.input):
             given.give(job.input)
         elif watch.contact.given is None:

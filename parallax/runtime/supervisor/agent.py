@@ -1,11 +1,11 @@
 """The supervisor of one rank: starts the worker, sends on what it writes, and ends everything it started.
 
 `python -m parallax.runtime.supervisor.agent [--preload LIBRARY] [--listen ADDRESS] [--forks N] -- PROGRAM ARGS...` runs
-once per rank under mpirun and starts `python PROGRAM ARGS...` with the same interpreter; N workers of the host are
-forked from one process (`worker_process.py`). The worker inherits mpirun's environment, so it may call
-MPI_Init itself; the supervisor imports neither MPI nor TensorFlow. All it writes are frames
-(`parallax.runtime.supervisor.frames`). Rank 0's worker inherits the standard input too, where the launcher's parcel
-comes. What the supervisor does is decided in `machine.py`; here is the loop that carries it out.
+once per rank under mpirun and starts `python PROGRAM ARGS...` with the same interpreter, or has it forked where the
+host has N such workers (`worker_process.py`). The worker inherits mpirun's environment, so it may call MPI_Init itself;
+the supervisor imports neither MPI nor TensorFlow. All it writes are frames (`parallax.runtime.supervisor.frames`). Rank
+0's worker inherits the standard input too, where the launcher's parcel comes. What the supervisor does is decided in
+`machine.py`; here is the loop that carries it out.
 
 The launcher's word comes as SIGURG, which mpirun passes on to all ranks. Without it for `--unheard` seconds, from its
 start on, there is no launcher any more, or no way to it: the supervisor then ends its worker, mpirun's daemon on this
@@ -15,7 +15,8 @@ The worker is started with the library that `--preload` names (parallax/native/p
 `--listen` names the host's own address, to which the library keeps TensorFlow's servers.
 
 Exit status: the worker's own, or 128 + n when signal n ended it; mpirun ends the other ranks when it is not 0. 127 when
-the worker could not be started. The worker dies with the supervisor (SIGKILL), the supervisor with mpirun (SIGTERM).
+the worker could not be started. The worker dies with the supervisor (SIGKILL), by the kernel or by its fork server; the
+supervisor dies with mpirun (SIGTERM).
 """
 
 from __future__ import annotations
@@ -175,6 +176,7 @@ class _Supervisor:
         self._channels: dict[int, Channel] = {}
         self._left: Leave | None = None
         self._preemption_fd: int | None = None
+        self._told_pid = 0
 
     def run(self, program: tuple[str, ...], variables: Mapping[str, str], is_forked: bool) -> Leave:
         """Starts the worker and stays until it has ended, and with it all of its process group."""
@@ -232,6 +234,7 @@ class _Supervisor:
 
     def _tell_start(self) -> None:
         if self._process is not None:
+            self._told_pid = self._process.pid
             host, scratch = socket.gethostname(), scratch_patterns(os.environ)
             self.put(Start(self.state.rank, os.getpid(), self._process.pid, host, scratch))
 
@@ -246,7 +249,8 @@ class _Supervisor:
         ready = select.select([self._wake_fd, *news, *readers], writers, [], min(due_s, IDLE_S) if idle else due_s)
         for fd in ready[0]:
             if fd in news:
-                self._take_news()
+                if self._process:
+                    self._process.take_news()
                 continue
             data = os.read(fd, READ_BYTES)
             if fd == self._wake_fd:
@@ -258,16 +262,8 @@ class _Supervisor:
         self.put(*(frame for channel in self._channels.values() for frame in channel.rest(last=False)))
         is_due = time.monotonic() >= self.state.sampled_s + self.state.limits.beat_s
         self._step(Sampled(vitals_of(self._process.pid)) if is_due and self._process else TimePassed())
-        if is_due and self._process and self._process.is_coming:  # the fork server imports, and cannot beat
-            self._step(Beaten({}))
-
-    def _take_news(self) -> None:
-        """Takes in what the fork server tells."""
-        if self._process is not None:
-            was_coming = self._process.is_coming
-            self._process.take_news()
-            if was_coming and not self._process.is_coming and not self._process.has_ended():
-                self._tell_start()
+        if self._process and self._process.pid != self._told_pid:
+            self._tell_start()
 
     def _take(self, channel: Channel, data: bytes) -> None:
         for found in channel.feed(data):

@@ -264,7 +264,7 @@ def send(message: Mapping[str, object]) -> bool:
             while line:  # one write, unless a signal cuts it short
                 line = line[os.write(int(number), line) :]
         except BrokenPipeError:
-            # The supervisor is dead: the kernel is ending this process too, and nobody is left to be told.
+            # The supervisor is dead: this process is being ended too, and nobody is left to be told.
             return False
     return True
 

@@ -2,10 +2,11 @@
 
 A host of several workers imports TensorFlow once: the first of its supervisors starts a fork server
 (`parallax.runtime.worker.fork_server`), if the launcher has not, and all ask it for their workers, on a socket that is
-no file and is named by the job. On a connection there goes to the server a byte with the descriptors of the worker, the
-first of which holds the request; back come the worker's process id once it is forked, and its exit status once it has
-ended. Whoever is at the other end of a connection must be a process of the same user. The server kills a worker whose
-supervisor has closed the connection, and ends when all have.
+no file and is named by the job. A supervisor sends one byte with the descriptors of the worker, the first of which
+holds the request; the server answers with the worker's process id once it is forked, and with its exit status once it
+has ended. Whoever is at the other end of a connection must be a process of the same user. The server kills a worker
+whose supervisor has closed the connection, and ends when all have. Where it cannot be reached, workers are new
+interpreters.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import contextlib
 import json
 import os
 import re
+import resource
 import select
 import signal
 import socket
@@ -39,11 +41,17 @@ WORKER_DEFAULTS = {
 NUMBER = struct.Struct("=i")
 """What comes from a fork server: a process id, and later an exit status (minus the signal)."""
 
+PLACE_OF_RANK = {"PARALLAX_PLACE_OF_RANK": "-" * 16}
+"""A variable of a server in whose place a forked worker writes its rank, by which its supervisor and others find it."""
+
 _OF_ONE_RANK = re.compile("OMPI_|PMIX_|PARALLAX_LISTEN_PORT$|.*_FD$")
 """Variables that differ between the workers of a host; a server has no rank, by which its supervisor would end it."""
+_NO_SERVER = 127
+"""The status of a worker whose server has ended before it was forked."""
 _PEER = struct.Struct("=iII")  # ucred of unix(7): process, user, group
 BACKLOG = 1024
 _PATIENCE_S, _PAUSE_S = 10.0, 0.01
+_LIMITS = tuple(name for name in dir(resource) if name.startswith("RLIMIT_"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +112,8 @@ def start_worker(order: WorkerOrder, is_forked: bool) -> WorkerProcess:
         OSError: the interpreter cannot be started.
     """
     if is_forked:
-        return ForkedWorker(order, lambda output: connect_to_server(order.environment, output))
+        with contextlib.suppress(OSError):  # such as where security modules allow no sockets without files
+            return ForkedWorker(order, lambda output: connect_to_server(order.environment, output))
     return SpawnedWorker(order)
 
 
@@ -180,6 +189,10 @@ class ForkedWorker:
             os.write(request, _request_bytes(order))
             handed = [request, stdin, written_out, written_err, *order.passed]
             socket.send_fds(server.socket, [b"+"], handed)
+        except BaseException:
+            os.close(out)
+            os.close(err)
+            raise
         finally:
             for fd in (request, written_out, written_err, *(() if order.stdin is not None else (stdin,))):
                 os.close(fd)
@@ -202,9 +215,8 @@ class ForkedWorker:
             data = self._server.socket.recv(NUMBER.size, socket.MSG_WAITALL)
         except OSError:
             data = b""
-        if not data:  # the fork server was killed, and with it whom it has forked
-            self._server.close()
-            self._end(-signal.SIGKILL)
+        if not data:
+            self._lose_server()
         elif self._is_forked:
             self._end(NUMBER.unpack(data)[0])
         else:
@@ -229,8 +241,23 @@ class ForkedWorker:
             self._end(-number)
             self._server.kill()  # what is not yet forked ends at once, and its job with it
         elif self._is_forked and not self._server.is_closed:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(self.pid, number)
+            self._signal_group(number)
+
+    def _signal_group(self, number: int) -> None:
+        for kill in (os.killpg, os.kill):  # it may not have made its group yet
+            try:
+                kill(self.pid, number)
+            except ProcessLookupError:
+                continue
+            return
+
+    def _lose_server(self) -> None:
+        """The server has ended, and with it whom it has forked; not what these have started."""
+        if self._is_forked:
+            self._signal_group(signal.SIGKILL)
+        status = self._server.status()
+        self._server.close()
+        self._end(-signal.SIGKILL if self._is_forked else _NO_SERVER if status is None else status)
 
     def _end(self, status: int) -> None:
         self._status, self.news_fd = status, None
@@ -253,6 +280,10 @@ class ServerConnection:
         """Kills a server that this process has started."""
         if self._started is not None:
             self._started.kill()
+
+    def status(self) -> int | None:
+        """How a server ended that this process has started; None of others."""
+        return None if self._started is None else self._started.wait()
 
     def close(self) -> None:
         """Closes it: the server may forget the worker."""
@@ -324,7 +355,7 @@ def _start_server(name: str, environment: Mapping[str, str], output: tuple[int, 
             stdin=subprocess.DEVNULL,
             stdout=output[0],
             stderr=output[1],
-            env=shared,
+            env={**shared, **PLACE_OF_RANK},
             pass_fds=(listening.fileno(),),
             start_new_session=True,
             preexec_fn=lambda: listening.listen(BACKLOG),  # there, for whoever connects to know the server's process
@@ -332,11 +363,15 @@ def _start_server(name: str, environment: Mapping[str, str], output: tuple[int, 
 
 
 def _request_bytes(order: WorkerOrder) -> bytes:
+    umask = os.umask(0o077)
+    os.umask(umask)
     asked: dict[str, Any] = {
         "words": list(order.program),
         "folder": str(Path.cwd()),
         "environment": dict(order.environment),
         "passed": list(order.passed),
         "cores": sorted(os.sched_getaffinity(0)),
+        "umask": umask,
+        "limits": {name: resource.getrlimit(getattr(resource, name)) for name in _LIMITS},
     }
     return json.dumps(asked).encode()

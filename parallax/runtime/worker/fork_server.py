@@ -1,12 +1,11 @@
 """Forks the workers of a host from one process that has imported what they need, TensorFlow above all.
 
-Supervisors start it and ask it (`parallax.runtime.supervisor.worker_process`, which has what goes over a connection);
-on the launcher's machine the launcher may have started it before there was a job (`runtime/launcher/early_server.py`).
-It imports, with MPI's library loaded and MPI not initialized, and forks a process for each connection; that process
-becomes the worker: with its descriptors, environment and arguments, in a session of its own. It dies with the server.
-Where something has started threads in Python, which no fork has, the process becomes a new interpreter instead.
-
-An import that fails here fails in the worker again, which tells of it.
+Supervisors start it and ask it (`parallax.runtime.supervisor.worker_process`, which describes the protocol); on the
+launcher's machine the launcher may have started it before there was a job (`runtime/launcher/early_server.py`). It
+imports, with MPI's library loaded and MPI not initialized, and forks a process for each connection; that process
+becomes the worker: with its descriptors, environment, arguments and limits, in a session of its own. It dies with the
+server. Where an import has failed, or something has started threads, which no fork has, the process becomes a new
+interpreter instead: that tells of what failed.
 """
 
 from __future__ import annotations
@@ -19,19 +18,24 @@ import io
 import json
 import os
 import random
+import resource
 import runpy
 import select
 import signal
 import socket
 import sys
 import threading
+import time
+import warnings
 from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from parallax.runtime.supervisor.control import CONTROL_FD, PREEMPTION_FD, RESULT_FD
+from parallax.runtime.supervisor.preload import forget_preloaded
 from parallax.runtime.supervisor.processes import die_with_parent
-from parallax.runtime.supervisor.worker_process import NUMBER, check_peer
+from parallax.runtime.supervisor.worker_process import NUMBER, PLACE_OF_RANK, check_peer
 from parallax.runtime.worker.without_keras import keras_left_out
 from parallax.settings.environment import settings
 
@@ -40,6 +44,8 @@ _SERVED = ("numpy", "parallax.functions.serving", "parallax.runtime.open_session
 """What workers import that have their graph from the driving process."""
 _SCRIPTED = ("numpy", "parallax.api", "parallax.runtime.open_session", "horovod.tensorflow")
 """What workers import that run a script."""
+_ENV_START = 47
+"""Where proc(5) has the address of a process's first variables (`env_start`), counted from its state."""
 _MOST_FDS = 16
 _PATIENCE_S = 5.0
 
@@ -47,14 +53,23 @@ _PATIENCE_S = 5.0
 def main() -> None:
     """Serves the connections to a socket; in a worker, runs its program.
 
-    Arguments are the descriptor of the socket and, where it shall stay until that is at its end, of a lifeline.
+    Arguments are the descriptor of the socket and, optionally, of a pipe at whose end the server exits.
     """
     listening, *lifeline = map(int, sys.argv[1:])
-    with contextlib.suppress(Exception):
+    forget_preloaded()  # what imports start is none of the job's; each worker has it from its supervisor
+    is_whole = _has_one_thread()
+    try:
         import_for_workers()
-    order = ForkServer(socket.socket(fileno=listening), *lifeline).serve()
-    if order is not None:
-        order.become()
+    except BaseException:  # an exit too; a worker fails alike, and tells
+        is_whole = False
+    order = ForkServer(socket.socket(fileno=listening), lifeline[0] if lifeline else None, is_whole).serve()
+    if order is None:
+        os._exit(0)
+    order.become()
+
+
+def _has_one_thread() -> bool:
+    return len(list(Path("/proc/self/task").iterdir())) == 1
 
 
 def import_for_workers() -> None:
@@ -73,9 +88,9 @@ class ForkOrder(NamedTuple):
     """What a process has to become.
 
     Attributes:
-        asked: the words of the program, the folder, the environment, the numbers of passed descriptors, and the cores.
+        asked: what the supervisor has sent (`worker_process`).
         fds: descriptors: standard input, output, errors, and those that are passed.
-        is_whole: whether the fork server had no threads, which this process would lack.
+        is_whole: whether the fork server has imported all, and had no threads, which this process would lack.
     """
 
     asked: dict[str, Any]
@@ -94,36 +109,60 @@ class ForkOrder(NamedTuple):
         runpy.run_module(module, run_name="__main__", alter_sys=True)
 
     def _take_place(self) -> None:
-        """Takes its descriptors, environment, folder and cores."""
-        os.chdir(self.asked["folder"])
-        os.sched_setaffinity(0, self.asked["cores"])
+        """Takes its descriptors, environment, folder and limits."""
         for number, fd in enumerate(self.fds[:3]):
             os.dup2(fd, number)
             os.close(fd)
+        os.chdir(self.asked["folder"])
+        os.umask(self.asked["umask"])
+        os.sched_setaffinity(0, self.asked["cores"])
+        for name, limits in self.asked["limits"].items():
+            with contextlib.suppress(ValueError, OSError):  # above the server's own
+                resource.setrlimit(getattr(resource, name), limits)
         passed = {str(theirs): fd for theirs, fd in zip(self.asked["passed"], self.fds[3:], strict=True)}
         environment = self.asked["environment"]
-        for name, value in environment.items():
-            if name.endswith("_FD") and value in passed:
-                environment[name] = str(passed[value])
-                os.set_inheritable(passed[value], True)
+        for name in (CONTROL_FD, RESULT_FD, PREEMPTION_FD):
+            if name in environment:
+                fd = passed[environment[name]]
+                environment[name] = str(fd)
+                os.set_inheritable(fd, True)
         os.environ.clear()
         os.environ.update(environment)
-        with contextlib.suppress(OSError):  # its name for ps(1), whose command is the server's
-            Path("/proc/self/comm").write_text(f"rank {environment.get(RANK, '')}", encoding="ascii")
+        show_rank(environment.get(RANK, ""))
 
     def _start_over(self) -> None:
         """Does what a new interpreter does at its start, and the library that processes of a job are loaded with."""
         prepare = getattr(ctypes.CDLL(None), "parallax_prepare_fence", None)
         if prepare is not None:
             prepare()
+        time.tzset()
         random.seed()
         if "numpy" in sys.modules:
             sys.modules["numpy"].random.seed()
         sys.path[0] = self.asked["folder"]
         for stream, fd, mode in (("stdin", 0, "r"), ("stdout", 1, "w"), ("stderr", 2, "w")):
+            before = getattr(sys, stream)
             opened = os.fdopen(fd, f"{mode}b", -1 if mode == "r" else 0, closefd=False)
-            setattr(sys, stream, io.TextIOWrapper(opened, write_through=True))  # as PYTHONUNBUFFERED has them
-            setattr(sys, f"__{stream}__", getattr(sys, stream))
+            made = io.TextIOWrapper(opened, before.encoding, before.errors, write_through=True)  # unbuffered
+            setattr(sys, stream, made)
+            setattr(sys, f"__{stream}__", made)
+
+
+def show_rank(rank: str) -> None:
+    """Has /proc show the rank among this process's first variables, in place of the server's, and as its name.
+
+    Args:
+        rank: in digits.
+    """
+    with contextlib.suppress(OSError):
+        Path("/proc/self/comm").write_text(f"rank {rank}", encoding="ascii")
+    ((name, value),) = PLACE_OF_RANK.items()
+    place = Path("/proc/self/environ").read_bytes().find(f"{name}={value}".encode())
+    fields = Path("/proc/self/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
+    begin, length = int(fields[_ENV_START]), len(name) + 1 + len(value)
+    text = f"{RANK}={rank}".encode()
+    if place >= 0 and begin > 0 and len(text) <= length:
+        ctypes.memmove(begin + place, text.ljust(length, b"\0"), length)
 
 
 class ForkServer:
@@ -132,10 +171,11 @@ class ForkServer:
     Args:
         listening: the socket to which they connect.
         lifeline: a descriptor at whose end the server ends; None to end when no connection is left.
+        is_whole: whether forked processes need not become new interpreters.
     """
 
-    def __init__(self, listening: socket.socket, lifeline: int | None = None) -> None:
-        self._listening, self._lifeline = listening, lifeline
+    def __init__(self, listening: socket.socket, lifeline: int | None = None, is_whole: bool = True) -> None:
+        self._listening, self._lifeline, self._is_whole = listening, lifeline, is_whole
         self._workers: dict[socket.socket, int] = {}
         self._ended: set[int] = set()
         self._killed: set[int] = set()
@@ -143,6 +183,8 @@ class ForkServer:
     def serve(self) -> ForkOrder | None:
         """Serves until nobody needs it; returns in each forked process, with what that has to become."""
         gc.freeze()  # no worker looks through what all have
+        # NumPy's threads are made anew in a forked process, and others there are none.
+        warnings.filterwarnings("ignore", message=".*multi-threaded.*fork", category=DeprecationWarning)
         woken, wakes = os.pipe()
         os.set_blocking(wakes, False)
         signal.signal(signal.SIGCHLD, lambda *_: None)
@@ -179,8 +221,12 @@ class ForkServer:
             for fd in fds:
                 os.close(fd)
             return None
-        server, is_whole = os.getpid(), threading.active_count() == 1
-        pid = os.fork()
+        server, is_whole = os.getpid(), self._is_whole and threading.active_count() == 1
+        try:
+            pid = os.fork()
+        except OSError:  # no memory, or too many processes: the supervisor sees its connection end
+            supervisor.close()
+            pid = -1
         if pid == 0:
             signal.set_wakeup_fd(-1)
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
@@ -195,6 +241,8 @@ class ForkServer:
             return ForkOrder(asked, handed, is_whole)
         for fd in fds:
             os.close(fd)
+        if pid < 0:
+            return None
         self._workers[supervisor] = pid
         with contextlib.suppress(OSError):  # the supervisor has ended: its end is seen next
             supervisor.sendall(NUMBER.pack(pid))

@@ -3,6 +3,9 @@
 import os
 from pathlib import Path
 
+RANK = b"OMPI_COMM_WORLD_RANK="
+WORKERS = ([b"-m", b"parallax.runtime.worker.main"], [b"-m", b"parallax.runtime.worker.fork_server"])
+
 
 def find_workers():
     """The processes of workers below this one, by their numbers."""
@@ -28,11 +31,8 @@ def _workers():
 
 
 def _rank_of(folder):
-    """The rank of a worker: a forked one has it as its name."""
-    name = (folder / "comm").read_text().strip()
-    if name.startswith("rank "):
-        return int(name.removeprefix("rank "))
-    if (folder / "cmdline").read_bytes().split(b"\0")[1:3] != [b"-m", b"parallax.runtime.worker.main"]:
+    """The rank of a worker; None of other processes."""
+    if (folder / "cmdline").read_bytes().split(b"\0")[1:3] not in WORKERS:
         return None
     variables = (folder / "environ").read_bytes().split(b"\0")
-    return next(int(one.partition(b"=")[2]) for one in variables if one.startswith(b"OMPI_COMM_WORLD_RANK="))
+    return next((int(one.partition(b"=")[2]) for one in variables if one.startswith(RANK)), None)
