@@ -50,7 +50,7 @@ _NO_SERVER = 127
 """The status of a worker whose server has ended before it was forked."""
 _PEER = struct.Struct("=iII")  # ucred of unix(7): process, user, group
 BACKLOG = 1024
-_PATIENCE_S, _PAUSE_S = 10.0, 0.01
+_PATIENCE_S, _PAUSE_S, _END_S = 10.0, 0.01, 0.5
 _LIMITS = tuple(name for name in dir(resource) if name.startswith("RLIMIT_"))
 
 
@@ -62,7 +62,7 @@ class WorkerOrder:
         program: words for the interpreter.
         environment: all of it.
         stdin: the descriptor that it reads; None for nothing to read.
-        passed: other descriptors that it has; variables that end in _FD name them.
+        passed: other descriptors that it has, by the variables that name them.
     """
 
     program: Sequence[str]
@@ -282,8 +282,10 @@ class ServerConnection:
             self._started.kill()
 
     def status(self) -> int | None:
-        """How a server ended that this process has started; None of others."""
-        return None if self._started is None else self._started.wait()
+        """How a server ended that this process has started; None of others, and of one that goes on."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            return None if self._started is None else self._started.wait(_END_S)
+        return None
 
     def close(self) -> None:
         """Closes it: the server may forget the worker."""

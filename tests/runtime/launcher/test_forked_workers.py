@@ -16,8 +16,16 @@ from parallax.runtime.launcher import early_server
 from parallax.runtime.launcher.early_server import end_early_server, start_early_server, take_early_server
 from parallax.runtime.launcher.job import Job, worker_variables
 from parallax.runtime.launcher.mpirun import mpirun_environment, this_launcher
+from parallax.runtime.supervisor import worker_process
 from parallax.runtime.supervisor.processes import GONE, processes_with, vitals_of
-from parallax.runtime.supervisor.worker_process import WORKER, check_peer
+from parallax.runtime.supervisor.worker_process import (
+    WORKER,
+    ForkedWorker,
+    ServerConnection,
+    WorkerOrder,
+    check_peer,
+    start_worker,
+)
 from parallax.runtime.worker.script import mentions_keras
 from parallax.settings.environment import Role, Settings
 from tests.end_to_end.conftest import CLI, start, warm_server, warm_workers, write  # noqa: F401
@@ -157,6 +165,29 @@ def test_a_peer_of_another_user_is_refused(monkeypatch):
         monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
         with pytest.raises(PermissionError, match=f"Process {os.getpid()} of user"):
             check_peer(one)
+
+
+@pytest.mark.parametrize(("server", "status"), [("exit 3", 3), ("kill -9 $$", -9), ("exec sleep 60", 127), (None, 127)])
+def test_a_worker_whose_server_ends_before_it_is_forked_has_the_servers_status_if_that_is_known(server, status):
+    started = None if server is None else subprocess.Popen(["sh", "-c", server])
+    one, other = socket.socketpair(socket.AF_UNIX)
+    worker = ForkedWorker(WorkerOrder((), {}, None, ()), lambda _: ServerConnection(one, 1, started))
+    other.close()
+    assert worker.wait() == status
+    for fd in worker.streams.values():
+        os.close(fd)
+    if started is not None:
+        started.kill()
+        started.wait()
+
+
+def test_a_worker_is_a_new_interpreter_where_no_server_can_be_reached(monkeypatch):
+    def refuse(*_):
+        raise PermissionError
+
+    monkeypatch.setattr(worker_process, "connect_to_server", refuse)
+    worker = start_worker(WorkerOrder(("-c", "import sys; sys.exit(4)"), dict(os.environ), None, ()), is_forked=True)
+    assert worker.wait() == 4
 
 
 SCRIPT = """
