@@ -11,7 +11,7 @@ demo: install
 # Three tests at a time on two cores: a job's processes wait for each other much of the time. `pytest PATH` by hand runs
 # one at a time.
 test: lint
-	$(BIN)/pytest -n 3
+	$(BIN)/pytest -n 3 --durations=30
 
 # What is known in a minute and a half: nothing of it loads TensorFlow.
 check: lint
