@@ -35,18 +35,8 @@ from parallax.settings.options import variable_of
 
 _WITHOUT_KERAS = variable_of("without_keras")
 _AT_START = (
-    _WITHOUT_KERAS,
-    "PYTHON",
-    "LD_",
-    "MALLOC_",
-    "TF_",
-    "OMP_",
-    "MKL_",
-    "OPENBLAS_",
-    "XLA_",
-    "HOROVOD_",
-    "NCCL_",
-    "CUDA_",
+    *(_WITHOUT_KERAS, "PYTHON", "LD_", "LC_", "LANG", "MALLOC_", "OMP_", "GOMP_", "KMP_", "MKL_", "OPENBLAS_"),
+    *("TF_", "XLA_", "CUDA_", "HOROVOD_", "NCCL_"),
 )
 """How variables begin that an interpreter, an import or a library at its loading reads."""
 _PATIENCE_S = 5.0

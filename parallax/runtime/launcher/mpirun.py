@@ -25,7 +25,7 @@ from parallax.runtime.supervisor.control import CONTROL_FD, PREEMPTION_FD, RESUL
 from parallax.runtime.supervisor.limits import LIMITS, PREEMPTION, WORD
 from parallax.runtime.supervisor.preload import LIBRARY, LISTEN_ADDRESS, LISTEN_PORT, SECRET, agent_words, preloaded
 from parallax.runtime.supervisor.processes import JOB_ID
-from parallax.runtime.supervisor.worker_process import WORKER
+from parallax.runtime.supervisor.worker_process import FORK, WORKER
 
 _AGENT = ("-m", "parallax.runtime.supervisor.agent")
 _SERVER = ("-m", "parallax.runtime.worker.server")
@@ -226,7 +226,7 @@ def _application(job: Job, launcher: Launcher, group: _Group) -> Iterator[str]:
     if job.limits != LIMITS:
         yield from ("--beat", f"{job.limits.beat_s:g}", "--unheard", f"{job.limits.unheard_s:g}")
     if group.size > 1 and not group.is_server and job.forks_workers and job.program[: len(WORKER)] == WORKER:
-        yield from ("--forks", str(group.size))
+        yield from ("--start", FORK)
     yield "--"
     yield from _SERVER if group.is_server else job.program
 

@@ -1,11 +1,11 @@
 """The supervisor of one rank: starts the worker, sends on what it writes, and ends everything it started.
 
-`python -m parallax.runtime.supervisor.agent [--preload LIBRARY] [--listen ADDRESS] [--forks N] -- PROGRAM ARGS...` runs
-once per rank under mpirun and starts `python PROGRAM ARGS...` with the same interpreter, or has it forked where the
-host has N such workers (`worker_process.py`). The worker inherits mpirun's environment, so it may call MPI_Init itself;
-the supervisor imports neither MPI nor TensorFlow. All it writes are frames (`parallax.runtime.supervisor.frames`). Rank
-0's worker inherits the standard input too, where the launcher's parcel comes. What the supervisor does is decided in
-`machine.py`; here is the loop that carries it out.
+`python -m parallax.runtime.supervisor.agent [--preload LIBRARY] [--listen ADDRESS] [--start fork] -- PROGRAM ARGS...`
+runs once per rank under mpirun and starts `python PROGRAM ARGS...` with the same interpreter; with `--start fork` the
+host's fork server forks it (`worker_process.py`). The worker inherits mpirun's environment, so it may call MPI_Init
+itself; the supervisor imports neither MPI nor TensorFlow. All it writes are frames
+(`parallax.runtime.supervisor.frames`). Rank 0's worker inherits the standard input too, where the launcher's parcel
+comes. What the supervisor does is decided in `machine.py`; here is the loop that carries it out.
 
 The launcher's word comes as SIGURG, which mpirun passes on to all ranks. Without it for `--unheard` seconds, from its
 start on, there is no launcher any more, or no way to it: the supervisor then ends its worker, mpirun's daemon on this
@@ -62,6 +62,7 @@ from parallax.runtime.supervisor.pipes import (
 from parallax.runtime.supervisor.preload import CannotListen, check_library, forget_preloaded, preloaded
 from parallax.runtime.supervisor.processes import (
     JOB_ID,
+    RANK,
     die_with_parent,
     end_processes,
     remove_scratch,
@@ -69,9 +70,7 @@ from parallax.runtime.supervisor.processes import (
     vitals_of,
 )
 from parallax.runtime.supervisor.room import NoRoom, check_room
-from parallax.runtime.supervisor.worker_process import WORKER_DEFAULTS, WorkerOrder, WorkerProcess, start_worker
-
-RANK = "OMPI_COMM_WORLD_RANK"  # set by mpirun
+from parallax.runtime.supervisor.worker_process import FORK, WORKER_DEFAULTS, WorkerOrder, WorkerProcess, start_worker
 
 LINGER_S = 1.0
 CANNOT_START = 127
@@ -80,7 +79,7 @@ _DRAIN_BYTES = 1 << 20  # no pipe holds more, so a dead worker's last words are 
 _DAEMON_GRACE_S = 1.0
 _POLL_S = 0.02
 _ENDS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-_OPTIONS = ("--preload", "--listen", "--forks", "--beat", "--unheard")
+_OPTIONS = ("--preload", "--listen", "--start", "--beat", "--unheard")
 
 
 def main(arguments: list[str]) -> int:
@@ -93,7 +92,7 @@ def main(arguments: list[str]) -> int:
     if RANK not in os.environ or not program or set(options) - {*_OPTIONS}:
         sys.stderr.write(
             "usage, under mpirun: python -m parallax.runtime.supervisor.agent "
-            "[--preload LIBRARY] [--listen ADDRESS] [--forks N] [--beat S] [--unheard S] -- PROGRAM ARGS...\n"
+            "[--preload LIBRARY] [--listen ADDRESS] [--start fork] [--beat S] [--unheard S] -- PROGRAM ARGS...\n"
         )
         return 2
     rank, daemon = int(os.environ[RANK]), os.getppid()
@@ -105,7 +104,7 @@ def main(arguments: list[str]) -> int:
     try:
         check_room(os.environ)
         variables = _variables(options, rank, secret, supervisor.put)
-        left = supervisor.run(program, variables, int(options.get("--forks", 0)) > 0)
+        left = supervisor.run(program, variables, options.get("--start") == FORK)
     except (CannotListen, NoRoom) as error:
         supervisor.put(Text(rank, "stderr", f"{error}\n"), Exit(rank, CANNOT_START))
         left = Leave(CANNOT_START, False)

@@ -23,6 +23,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 JOB_ID = "PARALLAX_JOB_ID"
+RANK = "OMPI_COMM_WORLD_RANK"
+"""Set by mpirun."""
 GONE = "X"
 STOPPED = "T"  # by a signal
 

@@ -33,6 +33,8 @@ from parallax.runtime.supervisor.processes import JOB_ID, die_with_parent
 
 WORKER = ("-m", "parallax.runtime.worker.main")
 """How programs begin that a fork server has imported for."""
+FORK = "fork"
+"""How a supervisor is asked to have its worker forked."""
 FORK_SERVER = ("-m", "parallax.runtime.worker.fork_server")
 WORKER_DEFAULTS = {
     "PYTHONUNBUFFERED": "1",  # Python would hold back output to a pipe until 8 KiB have come together
@@ -84,10 +86,6 @@ class WorkerProcess(Protocol):
     streams: dict[StreamName, int]
     news_fd: int | None
 
-    @property
-    def is_coming(self) -> bool:
-        """Whether the worker is still to be forked."""
-
     def take_news(self) -> None:
         """Reads what has come on `news_fd`."""
 
@@ -138,7 +136,6 @@ class SpawnedWorker:
             "stderr": self._process.stderr.fileno(),
         }
         self.news_fd: int | None = None
-        self.is_coming = False
 
     def take_news(self) -> None:
         """SIGCHLD is the news."""
@@ -202,11 +199,6 @@ class ForkedWorker:
         self._is_forked = False
         self._status: int | None = None
 
-    @property
-    def is_coming(self) -> bool:
-        """Whether the worker is still to be forked."""
-        return not self._is_forked and self._status is None
-
     def take_news(self) -> None:
         """Reads its process id or its exit status."""
         if self._status is not None:
@@ -237,7 +229,7 @@ class ForkedWorker:
 
     def signal(self, number: int) -> None:
         """Sends a signal to its process group; one that is still to be forked will not be."""
-        if self.is_coming:
+        if not self._is_forked and self._status is None:
             self._end(-number)
             self._server.kill()  # what is not yet forked ends at once, and its job with it
         elif self._is_forked and not self._server.is_closed:

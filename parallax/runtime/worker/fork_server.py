@@ -34,12 +34,11 @@ from typing import Any, NamedTuple
 
 from parallax.runtime.supervisor.control import CONTROL_FD, PREEMPTION_FD, RESULT_FD
 from parallax.runtime.supervisor.preload import forget_preloaded
-from parallax.runtime.supervisor.processes import die_with_parent
+from parallax.runtime.supervisor.processes import RANK, die_with_parent
 from parallax.runtime.supervisor.worker_process import NUMBER, PLACE_OF_RANK, check_peer
 from parallax.runtime.worker.without_keras import keras_left_out
 from parallax.settings.environment import settings
 
-RANK = "OMPI_COMM_WORLD_RANK"
 _SERVED = ("numpy", "parallax.functions.serving", "parallax.runtime.open_session", "horovod.tensorflow")
 """What workers import that have their graph from the driving process."""
 _SCRIPTED = ("numpy", "parallax.api", "parallax.runtime.open_session", "horovod.tensorflow")
@@ -105,7 +104,7 @@ class ForkOrder(NamedTuple):
             os.execv(sys.executable, [sys.executable, *words])
         self._start_over()
         _, module, *arguments = words
-        sys.argv = [module, *arguments]
+        sys.argv, sys.orig_argv = [module, *arguments], [sys.executable, *words]
         runpy.run_module(module, run_name="__main__", alter_sys=True)
 
     def _take_place(self) -> None:
@@ -196,7 +195,7 @@ class ForkServer:
                 return None
             if woken in ready:
                 os.read(woken, 1 << 10)
-                self._tell_ended()
+                self._report_ends()
             for supervisor in [one for one in ready if one in self._workers]:  # nothing more is sent: it has ended
                 self._forget(supervisor)
             if self._listening in ready:
@@ -248,7 +247,7 @@ class ForkServer:
             supervisor.sendall(NUMBER.pack(pid))
         return None
 
-    def _tell_ended(self) -> None:
+    def _report_ends(self) -> None:
         """Sends the status of workers that have ended; they are waited for when their supervisors have read it."""
         for supervisor, pid in self._workers.items():
             if pid in self._ended:

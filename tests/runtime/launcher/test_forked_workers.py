@@ -19,6 +19,7 @@ from parallax.runtime.launcher.mpirun import mpirun_environment, this_launcher
 from parallax.runtime.supervisor import worker_process
 from parallax.runtime.supervisor.processes import GONE, processes_with, vitals_of
 from parallax.runtime.supervisor.worker_process import (
+    NUMBER,
     WORKER,
     ForkedWorker,
     ServerConnection,
@@ -74,12 +75,19 @@ def launch(start, write):  # noqa: F811
 
 def test_workers_are_forked_from_one_process_and_have_all_else_of_their_own(launch):
     done = launch("""
+import numpy as np
 import tensorflow as tf
+graph = tf.Graph()
+with graph.as_default():
+    drawn = tf.compat.v1.random_uniform([])
+session = tf.compat.v1.Session(graph=graph)
 parent = Path(f"/proc/{os.getppid()}/cmdline").read_text().split("\\0")
 print(json.dumps({
     "rank": rank, "size": group.size, "parent": os.getppid(), "command": parent[1:3],
     "shown": f"\\0OMPI_COMM_WORLD_RANK={rank}\\0" in Path("/proc/self/environ").read_text(),
     "leads": os.getsid(0) == os.getpgid(0) == os.getpid(), "name": Path("/proc/self/comm").read_text(),
+    "draws": [float(np.random.default_rng().random()), float(tf.random.uniform([])), float(session.run(drawn))],
+    "original": sys.orig_argv[1:3],
     "of_rank": os.environ["OMPI_COMM_WORLD_RANK"], "argv": sys.argv, "input": sys.stdin.read(),
     "sum": float(group.workers.allreduce(rank)),
     "computes": float(tf.constant(2.0) + rank), "keras": "keras.src" in sys.modules,
@@ -96,7 +104,10 @@ sys.stderr.write(f"error of {rank}\\n")
         assert (one["leads"], one["name"], one["handler"], one["shown"]) == (True, f"rank {rank}\n", True, True)
         assert (one["computes"], one["keras"], one["input"]) == (2.0 + rank, False, "")
         assert one["argv"][0].endswith("launcher.py")
+        assert one["original"] == ["-m", "parallax.runtime.worker.main"]
         assert f"[{rank}] error of {rank}" in done.stderr
+    draws = [draw for one in found for draw in one["draws"]]
+    assert len(set(draws)) == len(draws)  # without a seed each draws its own, by NumPy and TensorFlow
 
 
 @pytest.mark.parametrize(
@@ -124,21 +135,37 @@ time.sleep(60)
     assert done.status == status and told in done.stderr, done
 
 
-def test_a_job_that_is_ended_while_its_fork_server_imports_leaves_nothing(launch):
+@pytest.mark.parametrize(
+    ("victim", "number", "status", "told"),
+    [
+        ("launcher", signal.SIGTERM, 128 + signal.SIGTERM, "the launcher got SIGTERM"),
+        ("server", signal.SIGKILL, None, "parallax: "),
+        ("server", signal.SIGSTOP, 124, "is silent: a signal stopped its process"),
+    ],
+    ids=["ended", "killed", "stopped"],
+)
+def test_a_job_that_fails_while_its_fork_server_imports_says_why_and_leaves_nothing(
+    launch, victim, number, status, told
+):
     running = launch("raise AssertionError('came to its work')")
     deadline_s = time.monotonic() + 60
-    while not any(b"fork_server" in command for command in _commands(running.mark)):
+    while not (servers := _servers(running.mark)):
         assert time.monotonic() < deadline_s
         time.sleep(0.05)
-    os.kill(running.process.pid, signal.SIGTERM)
-    done = running.finish(20)
-    assert done.status == 128 + signal.SIGTERM and "came to its work" not in done.stderr, done
+    os.kill(running.process.pid if victim == "launcher" else servers[0], number)
+    done = running.finish(60)
+    assert done.status == status if status else done.status in (127, 137), done
+    assert told in done.stderr and "came to its work" not in done.stderr, done
+
+
+def _servers(mark):
+    return [pid for pid, command in _commands(mark) if b"fork_server" in command]
 
 
 def _commands(mark):
     for pid in processes_with(mark):
         try:
-            yield Path(f"/proc/{pid}/cmdline").read_bytes()
+            yield pid, Path(f"/proc/{pid}/cmdline").read_bytes()
         except OSError:  # it has ended
             continue
 
@@ -179,6 +206,19 @@ def test_a_worker_whose_server_ends_before_it_is_forked_has_the_servers_status_i
     if started is not None:
         started.kill()
         started.wait()
+
+
+def test_what_a_worker_has_started_ends_with_a_server_that_is_killed():
+    forked = subprocess.Popen(["sh", "-c", "echo $$; sleep 60; true"], stdout=subprocess.PIPE, start_new_session=True)
+    assert int(forked.stdout.readline()) == forked.pid
+    one, other = socket.socketpair(socket.AF_UNIX)
+    worker = ForkedWorker(WorkerOrder((), {}, None, ()), lambda _: ServerConnection(one, 1))
+    other.sendall(NUMBER.pack(forked.pid))
+    other.close()
+    assert worker.wait() == -signal.SIGKILL and worker.pid == forked.pid
+    assert forked.wait(10) == -signal.SIGKILL and forked.stdout.read() == b""  # nobody has its output open any more
+    for fd in worker.streams.values():
+        os.close(fd)
 
 
 def test_a_worker_is_a_new_interpreter_where_no_server_can_be_reached(monkeypatch):
@@ -253,7 +293,8 @@ def test_an_early_server_goes_to_the_next_job_that_could_have_started_it(waiting
     (server,) = waiting
     for others in ({"variable": "of the script"}, {"TF2_BEHAVIOR": "1"}):
         assert server.serves({**mpirun_environment(job(), "1", "0" * 64, this_launcher()), **others})
-    for others in ({"OMP_NUM_THREADS": "1"}, {"PATH": "/bin"}, {"PARALLAX_WITHOUT_KERAS": "1"}):
+    changed = ({"PATH": "/bin"}, {"PARALLAX_WITHOUT_KERAS": "1"}, {"KERAS_BACKEND": "jax"})
+    for others in (*changed, {"OMP_NUM_THREADS": "1"}, {"KMP_BLOCKTIME": "0"}, {"LC_NUMERIC": "C"}):
         assert not server.serves({**mpirun_environment(job(), "1", "0" * 64, this_launcher()), **others})
     assert take_early_server(Job(("train.py",), local_cluster(2, "")), this_launcher()) is None
     assert take_early_server(job(), this_launcher()) is server

@@ -14,6 +14,7 @@ from parallax.runtime.launcher.job import Job, layout_of
 from parallax.runtime.launcher.mpirun import Launcher, find_mpirun, mpirun_argv, mpirun_environment
 from parallax.runtime.launcher.startable import check_startable
 from parallax.runtime.supervisor import preload
+from parallax.runtime.supervisor.worker_process import WORKER
 from parallax.settings.environment import with_defaults
 
 HOME = "/opt/env/bin"
@@ -103,6 +104,16 @@ def test_the_whole_command_of_a_job_on_this_machine():
         "--",
         *("train.py", "--epochs", "3"),
     ]
+
+
+@pytest.mark.parametrize(
+    ("workers", "program", "forks", "is_forked"),
+    [(2, WORKER, True, True), (1, WORKER, True, False), (2, ("train.py",), True, False), (2, WORKER, False, False)],
+)
+def test_several_workers_of_a_host_are_forked_where_the_job_allows_that(workers, program, forks, is_forked):
+    job = Job((*program, "x"), local_cluster(workers, ""), (0,), forks_workers=forks)
+    of_workers, of_servers = " ".join(mpirun_argv(job, launcher())).split(" : ")
+    assert ("--start fork" in of_workers, "--start" in of_servers) == (is_forked, False)
 
 
 def test_servers_of_this_machine_follow_its_workers():

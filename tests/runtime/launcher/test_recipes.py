@@ -46,7 +46,7 @@ def expected(hosts, program):
         start += ["-np", "2", "--host", f"{host}:2", "-wdir", "/parallax"]
         start += ["-x", "PARALLAX_JOB_ID", "-x", "LD_BIND_NOW", "-x", "CUDA_VISIBLE_DEVICES=-1"]
         start += ["/parallax/.venv/bin/python", "-m", "parallax.runtime.supervisor.agent"]
-        start += ["--preload", "/parallax/.venv/lib/libparallax_preload.so", "--forks", "2", "--"]
+        start += ["--preload", "/parallax/.venv/lib/libparallax_preload.so", "--start", "fork", "--"]
         start += ["-m", "parallax.runtime.worker.main", *program]
     return start
 
