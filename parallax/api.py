@@ -280,8 +280,8 @@ def _launch(call: Call, planned: PlannedCall, launch_job: Launch) -> JobEnd:
     analysed, cluster, plan = planned
     end_waiting_job()
     if not verifying:
-        check_restarts(config, cluster, wanted.call is not None, call.resumes)
-    check_launching(call.function, cluster, starts=wanted.role != Role.DRY_RUN)
+        check_restarts(config, cluster, wanted.call is not None)
+    check_launching(wanted.call is None, cluster, starts=wanted.role != Role.DRY_RUN)
     if wanted.verify_first is not None:
         check_comparable(analysed, plan)
     if verifying:
@@ -293,13 +293,13 @@ def _launch(call: Call, planned: PlannedCall, launch_job: Launch) -> JobEnd:
     if wanted.role == Role.DRY_RUN:
         from parallax.runtime.launcher.dry_run import dry_run_text
 
-        job = job_of(graph, analysed, plan, cluster, config, mine, seed, call.function)
+        job = job_of(graph, analysed, plan, cluster, config, mine, seed)
         sys.stdout.write("\n" + dry_run_text(job, this_launcher()))
         return JobEnd(0)
     if not verifying:
 
         def job_on(plan: Plan, cluster: Cluster) -> Job:
-            return job_of(graph, analysed, plan, cluster, config, mine, seed, call.function, call.attachment)
+            return job_of(graph, analysed, plan, cluster, config, mine, seed)
 
         plan_for_hosts = partial(plan_on, analysed=analysed, call=call)
         return launch_planned(config, (cluster, plan), plan_for_hosts, job_on, launch_job, mine.memory_job)

@@ -24,6 +24,7 @@ from parallax.runtime.check.builds import SecondBuild, second_build
 from parallax.runtime.launcher.early_server import end_early_server, start_early_server
 from parallax.runtime.launcher.job import cluster_named
 from parallax.runtime.launcher.own_process import check_own_process, check_surroundings
+from parallax.runtime.launcher.waiting import end_waiting_job
 from parallax.runtime.supervisor.framework_log import join_deprecations, quiet_import, write_lines_once
 from parallax.runtime.trace.options import trace_options
 from parallax.runtime.worker.local_training import local_training_noticed
@@ -164,6 +165,7 @@ def _run_here(
     try:
         with applied(wanted), local_training_noticed(wanted.role, arguments.command, _say):
             run_script(words)
+            end_waiting_job(is_last=True)
     except JobEnded as ended:
         return finish(ended)
     except SystemExit as stop:

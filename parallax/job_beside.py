@@ -7,7 +7,6 @@ import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
-from functools import partial
 from pathlib import Path
 from typing import BinaryIO, NamedTuple, NoReturn, cast
 
@@ -15,7 +14,9 @@ from parallax.analysis.graph_decisions import GraphDecisions
 from parallax.api import JobEnded
 from parallax.cluster.machines import Cluster
 from parallax.errors import LaunchError
-from parallax.planned_call import check_outputs, checked_call, checked_cluster, plan_call, show_plan
+from parallax.planned_call import check_outputs, checked_call, checked_cluster, plan_call, plan_on, show_plan
+from parallax.plans.plan import Plan
+from parallax.report.text import plan_table
 from parallax.runtime.launcher.ending_signals import add_sigterm_to
 from parallax.runtime.launcher.job import Job
 from parallax.runtime.launcher.launch import Contact, JobEnd, launch
@@ -25,10 +26,10 @@ from parallax.runtime.launcher.spare import HeldStream, RunningJob
 from parallax.runtime.launching import check_launching
 from parallax.runtime.make_job import job_with, message_of, message_without_plan, of_workers
 from parallax.runtime.restarts import check_restarts, standing_by
+from parallax.runtime.verify.first import check_comparable
 from parallax.runtime.worker.job_message import JobMessage
 from parallax.settings.config import Config
 from parallax.settings.environment import Settings
-from parallax.settings.parts import RestartConfig
 from parallax.types import Graph
 
 _ENDED_EARLY = "Workers serve the process that launched them until it is done, and these ended before."
@@ -71,7 +72,7 @@ class JobNeeds:
         """
         call = checked_call(None, resource_info, True, config)
         cluster = checked_cluster(call)
-        check_restarts(call.config, cluster, is_call=True, resumes=True)
+        check_restarts(call.config, cluster, is_call=True)
         return JobNeeds(cluster, call.config, call.wanted, repr(call.config))
 
 
@@ -86,7 +87,7 @@ class JobBeside:
         function: of `packed_function`; it must end by itself when this process is done with it.
         attachment: what the function is given.
         is_restart_wanted: whether it shall be started again, where it has failed now and its settings allow that.
-        servers: the number of the host that each server is on.
+        servers_on: by the addresses of its hosts, the number of the host that each server is on.
 
     Raises:
         LaunchError: before anything is started, when this machine or process cannot start a job.
@@ -99,16 +100,15 @@ class JobBeside:
         function: bytes,
         attachment: bytes,
         is_restart_wanted: Callable[[], bool],
-        servers: tuple[int, ...] = (),
+        servers_on: Callable[[tuple[str, ...]], tuple[int, ...]] = lambda _: (),
     ) -> None:
-        check_launching(function, needs.cluster, starts=True)
-        mine = of_workers(replace(needs.wanted, call=number, without_keras=True), needs.config)
-        message = replace(message_without_plan(needs.cluster, servers), function=function, attachment=attachment)
+        check_launching(False, needs.cluster, starts=True)
+        self._mine = of_workers(replace(needs.wanted, call=number, without_keras=True), needs.config)
+        self._needs, self._sent, self._servers_on = needs, (function, attachment), servers_on
         self._held = [HeldStream(bytes_of(stream)) for stream in (sys.stdout, sys.stderr)]
         streams = [cast(BinaryIO, stream) for stream in self._held]
         self._is_restart_wanted = is_restart_wanted
-        job = job_with(message, needs.cluster, needs.config, mine)
-        self._running = RunningJob(partial(self._launch, needs.config.restart), job, streams=streams)
+        self._running = RunningJob(self._launch, self._job_on(_addresses_of(needs.cluster)), streams=streams)
 
     @property
     def is_alive(self) -> bool:
@@ -124,19 +124,35 @@ class JobBeside:
         for stream in self._held:
             stream.release()
 
-    def _launch(self, asked: RestartConfig, job: Job, out: BinaryIO, errors: BinaryIO, contact: Contact) -> JobEnd:
+    def _job_on(self, addresses: tuple[str, ...]) -> Job:
+        """The job on some of the hosts."""
+        cluster, (function, attachment) = self._needs.cluster.on(addresses), self._sent
+        message = message_without_plan(cluster, self._servers_on(addresses))
+        message = replace(message, function=function, attachment=attachment)
+        return job_with(message, cluster, self._needs.config, self._mine)
+
+    def _launch(self, job: Job, out: BinaryIO, errors: BinaryIO, contact: Contact) -> JobEnd:
         """Launches it, and again where it fails and that is wanted."""
+        config = self._needs.config
+        asked = config.restart
         if not asked.max_restarts:
             return launch(job, out, errors, contact)
 
         def launch_one(job: Job, own_out: BinaryIO | None, own_errors: BinaryIO | None, contact: Contact) -> JobEnd:
             return launch(job, own_out or out, own_errors or errors, contact)
 
-        hosts = tuple(host.address for host in job.cluster.hosts)
+        hosts = _addresses_of(job.cluster)
         spare = None if asked.no_spare else standing_by(runs_script=False)
         wanted = self._is_restart_wanted
-        options = RestartOptions(asked.max_restarts, standing_by=spare, is_driven=True, is_wanted=wanted)
-        return launch_restarting(options, hosts, lambda _: job, launch_one, contact.signals)
+        options = RestartOptions(
+            asked.max_restarts,
+            asked.min_hosts,
+            has_checkpoints=config.ckpt_config.keeps_state,
+            standing_by=spare,
+            is_driven=True,
+            is_wanted=wanted,
+        )
+        return launch_restarting(options, hosts, self._job_on, launch_one, contact.signals)
 
     def cancel(self) -> None:
         """Ends it at once."""
@@ -172,10 +188,8 @@ class PlannedMessage(NamedTuple):
     decisions: GraphDecisions
 
 
-def plan_message(
-    number: int, graph: Graph, config: Config | None = None, resource_info: str | Path | None = None
-) -> PlannedMessage:
-    """Plans a graph, prints the plan, and gives the message by which workers of a job beside this process follow it.
+class CallPlans:
+    """The plans of one call, by the hosts that its job is on; each is made and printed once.
 
     Args:
         number: of the call (`call.next_call`).
@@ -186,11 +200,42 @@ def plan_message(
     Raises:
         ParallaxError: graph, plan, configuration or resource file break a rule.
     """
-    call = checked_call(graph, resource_info, True, config)
-    call = replace(call, wanted=replace(call.wanted, call=number))
-    analysed, cluster, plan = plan_call(call)
-    check_outputs(call, cluster)
-    seed = show_plan(plan, call.config)
-    mine = of_workers(call.wanted, call.config)
-    message = message_of(plan, cluster, call.config, mine, seed)
-    return PlannedMessage(message, GraphDecisions.of(analysed, plan))
+
+    def __init__(
+        self, number: int, graph: Graph, config: Config | None = None, resource_info: str | Path | None = None
+    ) -> None:
+        call = checked_call(graph, resource_info, True, config)
+        self._call = replace(call, wanted=replace(call.wanted, call=number))
+        self._analysed, self._cluster, plan = plan_call(self._call)
+        check_outputs(self._call, self._cluster)
+        if self._call.wanted.verify_first is not None:
+            check_comparable(self._analysed, plan)
+        self._seed = show_plan(plan, self._call.config)
+        self._found = {_addresses_of(self._cluster): self._message(plan, self._cluster)}
+
+    def on_all(self) -> PlannedMessage:
+        """The plan for all hosts."""
+        return self.on(_addresses_of(self._cluster))
+
+    def on(self, addresses: tuple[str, ...]) -> PlannedMessage:
+        """The plan for some of the hosts.
+
+        Raises:
+            ParallaxError: there is none.
+        """
+        if addresses not in self._found:
+            cluster = self._cluster.on(addresses)
+            plan = plan_on(cluster, self._analysed, self._call)
+            sys.stdout.write(plan_table(plan))
+            sys.stdout.flush()
+            self._found[addresses] = self._message(plan, cluster)
+        return self._found[addresses]
+
+    def _message(self, plan: Plan, cluster: Cluster) -> PlannedMessage:
+        mine = of_workers(self._call.wanted, self._call.config)
+        message = message_of(plan, cluster, self._call.config, mine, self._seed)
+        return PlannedMessage(message, GraphDecisions.of(self._analysed, plan))
+
+
+def _addresses_of(cluster: Cluster) -> tuple[str, ...]:
+    return tuple(host.address for host in cluster.hosts)

@@ -26,7 +26,7 @@ from parallax.settings.config import Config, moot_settings
 from parallax.settings.environment import Settings, settings
 from parallax.settings.merged import merged
 from parallax.status_line import clear_status
-from parallax.types import Buffer, Graph
+from parallax.types import Graph
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,9 +39,6 @@ class Call:
         sync: whether every step takes the gradients of all workers.
         config: settings, checked again, with what the command line says.
         wanted: what the command line or the launcher asks of this process.
-        function: what workers call in the place of the script, packed (worker/called.py); empty for the script.
-        attachment: what workers are given besides the graph.
-        resumes: whether what workers call goes on, when it is started again, from what it has kept itself.
         decisions: in a worker that has the graph from the launching process, what that has decided of it.
     """
 
@@ -50,9 +47,6 @@ class Call:
     sync: bool
     config: Config
     wanted: Settings
-    function: Buffer = b""
-    attachment: Buffer = b""
-    resumes: bool = False
     decisions: GraphDecisions | None = None
 
 

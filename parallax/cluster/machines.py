@@ -9,7 +9,8 @@ from __future__ import annotations
 import ipaddress
 import re
 import socket
-from dataclasses import dataclass
+from collections.abc import Collection
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from parallax.errors import ConfigError
@@ -220,6 +221,10 @@ class Cluster:
                 return host
             left -= host.num_workers
         raise IndexError(f"a rank must be from 0 to {self.num_workers - 1}, and is {rank}")
+
+    def on(self, addresses: Collection[str]) -> Cluster:
+        """The same with some of its hosts alone."""
+        return replace(self, hosts=tuple(host for host in self.hosts if host.address in addresses))
 
     @property
     def is_local(self) -> bool:

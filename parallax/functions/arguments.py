@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import tensorflow as tf
@@ -17,11 +17,6 @@ from tensorflow.python.util import nest
 from parallax.errors import ConfigError, GraphError
 from parallax.types import Argument, Nest, Tensor, TensorLike, TypeSpec
 
-_OTHER_ARGUMENTS = (
-    "A step runs in a graph that was made at its first call, for {known}, and this call has {given}. Pass what changes "
-    "as a tensor, and leave open what may have another length: parallax.function(step, "
-    "input_signature=[tf.TensorSpec([None, None], tf.int64), ...])."
-)
 _NO_SIGNATURE = (
     "input_signature must be a list or tuple of tf.TensorSpec or tf.RaggedTensorSpec, one for each argument of the "
     "step, and {given!r} was given."
@@ -129,19 +124,33 @@ def with_tensors(structure: Nest, tensors: Sequence[Tensor]) -> Nest:
     return tf.nest.pack_sequence_as(structure, flat)
 
 
-def check_same(known: Arguments, given: Arguments) -> None:
-    """Refuses arguments for which a step was not traced.
+def without_values(arguments: Arguments) -> Arguments:
+    """The same without tensors, for `are_alike`."""
+    return replace(arguments, structure=_form_of(arguments), tensors=())
 
-    Raises:
-        GraphError: they differ from those of the first call.
+
+def are_alike(known: Arguments, given: Arguments) -> bool:
+    """Whether the trace for some arguments is one for others.
+
+    Args:
+        known: of `without_values`.
+        given: of another call.
     """
-    texts = [_text(one) for one in (known, given)]
-    fits = len(known.specs) == len(given.specs) and all(
-        own.is_compatible_with(other) for own, other in zip(known.specs, given.specs, strict=True)
-    )
-    others = [one.others for one in (known, given)]
-    if not fits or len(others[0]) != len(others[1]) or any(not _is_equal(*pair) for pair in zip(*others, strict=True)):
-        raise GraphError(_OTHER_ARGUMENTS.format(known=texts[0], given=texts[1]))
+    if len(known.specs) != len(given.specs) or known.structure != _form_of(given):
+        return False
+    fits = all(own.is_compatible_with(other) for own, other in zip(known.specs, given.specs, strict=True))
+    return fits and all(_is_equal(*pair) for pair in zip(known.others, given.others, strict=True))
+
+
+def arguments_text(arguments: Arguments) -> str:
+    """Arguments in a line: the types and shapes of tensors, and other values."""
+    others = [repr(one)[:40] for one in arguments.others if one is not None]
+    return ", ".join([*_spec_texts(arguments.specs), *others]) or "no arguments"
+
+
+def _form_of(arguments: Arguments) -> Nest:
+    """The structure of arguments, without what is in it."""
+    return tf.nest.map_structure(_is_tensor, arguments.structure)
 
 
 def _signed(args: list[Argument], signature: list[TypeSpec]) -> tuple[list[Argument], list[TypeSpec]]:
@@ -153,7 +162,8 @@ def _signed(args: list[Argument], signature: list[TypeSpec]) -> tuple[list[Argum
     except (TypeError, ValueError) as error:
         raise GraphError(_OTHER_VALUE.format(spec=signature, given=repr(args[:count])[:200])) from error
     if _has_tensors(args[count:]):
-        raise GraphError(_OTHER_COUNT.format(signature=_specs_text(specs), given=_text(arguments_of(args, {}))))
+        given = arguments_text(arguments_of(args, {}))
+        raise GraphError(_OTHER_COUNT.format(signature=_specs_text(specs), given=given))
     tensors = [_as_said(one, spec) for one, spec in zip(flat, specs, strict=True)]
     return [*tf.nest.pack_sequence_as(signature, tensors), *args[count:]], specs
 
@@ -196,11 +206,6 @@ def _spec_of(one: TensorLike, wider: TypeSpec | None) -> TypeSpec:
 
 def _is_equal(one: object, other: object) -> bool:
     return one is other or (type(one) is type(other) and isinstance(one, str | int | float | bool) and one == other)
-
-
-def _text(arguments: Arguments) -> str:
-    others = [repr(one)[:40] for one in arguments.others if one is not None]
-    return ", ".join([*_spec_texts(arguments.specs), *others]) or "no arguments"
 
 
 def _specs_text(specs: Sequence[TypeSpec]) -> str:

@@ -39,19 +39,20 @@ def check_sums(concrete: ConcreteFunction, variables: Sequence[Variable]) -> Non
                 raise GraphError(_NOT_A_SUM.format(name=variable_by_handle[id(outer)].name.split(":")[0], op=other))
 
 
-def check_returned(concrete: ConcreteFunction, variables: Sequence[Variable]) -> None:
+def check_returned(concrete: ConcreteFunction, variables: Sequence[Variable], results: Sequence[Tensor]) -> None:
     """Refuses a step that returns what is computed of variables of which each worker has a part.
 
     Args:
         concrete: the traced step.
         variables: the tf.Variables.
+        results: what it returns, tensors of its graph.
 
     Raises:
         GraphError: it does.
     """
     variable_by_handle = {id(handle_of(one)): one for one in variables}
     for outer, inner in concrete.graph.captures:
-        if id(outer) in variable_by_handle and any(_is_computed_of(one, inner) for one in concrete.outputs):
+        if id(outer) in variable_by_handle and any(_is_computed_of(one, inner) for one in results):
             raise GraphError(_RETURNED.format(name=variable_by_handle[id(outer)].name.split(":")[0]))
 
 

@@ -16,13 +16,13 @@ from parallax.functions.running import INITIAL, place_of_value
 from parallax.functions.served_graph import ServedGraph
 from parallax.functions.serving import END, ReadyWorkers, serve
 from parallax.functions.step_graph import GraphStep, StepGraph
-from parallax.job_beside import JobBeside, JobNeeds, PlannedMessage, plan_message
+from parallax.job_beside import CallPlans, JobBeside, JobNeeds, PlannedMessage
 from parallax.logger import log
 from parallax.report.text import counted
 from parallax.runtime.driver_channel import ChannelClosed, DriverConnection, DriverSocket, deferred_interrupts
-from parallax.runtime.launcher.answering import own_address
+from parallax.runtime.launcher.answering import driver_address
 from parallax.runtime.launcher.waiting import let_wait, take_waiting
-from parallax.runtime.worker.called import packed_function
+from parallax.runtime.worker.called import packed_function, pickled
 from parallax.settings.config import Config
 from parallax.status_line import clear_status, show_status
 
@@ -38,24 +38,25 @@ class DrivenWorkers:
     Args:
         needs: the machines and settings.
         number: of the call that they are started for (`call.next_call`).
-        servers: the number of the host that each server is on.
+        plans: of a call with servers, which its job starts; None for one without.
 
     Raises:
         LaunchError: before anything is started, when this machine or process cannot start a job.
     """
 
-    def __init__(self, needs: JobNeeds, number: int, servers: tuple[int, ...] = ()) -> None:
-        self.needs, self.servers = needs, servers
+    def __init__(self, needs: JobNeeds, number: int, plans: CallPlans | None = None) -> None:
+        self.needs = needs
+        self.servers = () if plans is None else plans.on_all().message.servers
+        self._hosts: tuple[str, ...] = ()  # of the job that the channel leads to
         self._is_sound = True
         self._open: _OpenGraph | None = None
         self._requests: RequestQueue | None = None  # of the last call
         self._channel: DriverConnection | None = None
-        leader = needs.cluster.leader
-        own = None if leader.is_this_machine else own_address(leader.address)
-        self._listening = DriverSocket(own, needs.cluster.ports)
+        self._listening = DriverSocket(_address_for(needs), needs.cluster.ports)
         address = pickle.dumps(self._listening.address)
         try:
-            self._job = JobBeside(needs, number, packed_function(serve), address, self._is_restart_wanted, servers)
+            servers_on = (lambda _: ()) if plans is None else (lambda hosts: plans.on(hosts).message.servers)
+            self._job = JobBeside(needs, number, packed_function(serve), address, self._is_restart_wanted, servers_on)
         except BaseException:
             self._listening.close()
             raise
@@ -87,12 +88,12 @@ class DrivenWorkers:
 
     @contextmanager
     def session(
-        self, planned: PlannedMessage | None, graph: StepGraph, served: ServedGraph, config: Config
+        self, plans: CallPlans | None, graph: StepGraph, served: ServedGraph, config: Config
     ) -> Iterator[RemoteSteps]:
         """The workers' session for one call.
 
         Args:
-            planned: the plan for it, where they have no session open; None for the session that they have open.
+            plans: for it, where they have no session open; None for the session that they have open.
             graph: of the steps.
             served: the same for the workers.
             config: settings.
@@ -105,10 +106,13 @@ class DrivenWorkers:
             restarts = self.needs.config.restart.max_restarts
             requests = RequestQueue(self._connect(), self._restore if restarts else None)
             self._requests = requests
+            if plans is not None:
+                opened = _OpenGraph(plans, served, pickled(config, "hooks"))
+                request = opened.request(self._hosts)
             with deferred_interrupts():
-                if planned is not None:
-                    self._open = _OpenGraph(planned, served, config)
-                ready = requests.open("resume") if planned is None else requests.open("open", planned, served, config)
+                if plans is not None:
+                    self._open = opened
+                ready = requests.open("resume") if plans is None else requests.open("open", *request)
             saves = config.ckpt_config.ckpt_dir is not None
             show_status(f"{counted(self.needs.cluster.num_workers, 'worker')} open the session")
             try:
@@ -143,7 +147,7 @@ class DrivenWorkers:
             self._channel = None
             channel = self._connect()
             with suppress(ChannelClosed):
-                return channel, RequestQueue(channel).open("open", *self._open)()
+                return channel, RequestQueue(channel).open("open", *self._open.request(self._hosts))()
 
     def _settles(self, requests: RequestQueue, seconds: float = math.inf) -> bool:
         """Has workers finish a call; False where they take longer than `seconds`."""
@@ -170,23 +174,42 @@ class DrivenWorkers:
         self._job.show()
         if self._channel is None:
             self._channel = self._listening.accept(lambda: self._job.is_alive)
+            if self._channel is not None:
+                self._hosts = RequestQueue(self._channel).ask("list_hosts")()
         if self._channel is None:
             raise ChannelClosed
         return self._channel
+
+
+def _address_for(needs: JobNeeds) -> str | None:
+    """This machine's address for worker 0; None where worker 0 is on this machine.
+
+    Raises:
+        LaunchError: no network leads to worker 0's host.
+    """
+    hosts = [needs.cluster.leader]
+    if needs.config.restart.min_hosts is not None:  # worker 0 may move
+        hosts += needs.cluster.hosts
+    away = [host for host in hosts if not host.is_this_machine]
+    return driver_address(needs.cluster, away[0]) if away else None
 
 
 class _OpenGraph(NamedTuple):
     """What a session was opened on.
 
     Attributes:
-        planned: the plan for it.
+        plans: for it.
         served: the graph of the steps.
-        config: settings.
+        config: settings, with hooks of the script, pickled.
     """
 
-    planned: PlannedMessage
+    plans: CallPlans
     served: ServedGraph
-    config: Config
+    config: bytes
+
+    def request(self, hosts: tuple[str, ...]) -> tuple[PlannedMessage, ServedGraph, bytes]:
+        """What workers on some hosts are told, by the hosts' addresses."""
+        return self.plans.on(hosts), self.served, self.config
 
 
 class ReservedWorkers:
@@ -227,19 +250,19 @@ class ReservedWorkers:
             JobFailed: the job has failed, and has said why.
             ParallaxError: before anything is opened, as `parallel_run`.
         """
-        served, planned = ServedGraph.of(graph, steps), None
+        served, plans = ServedGraph.of(graph, steps), None
         has_values = all(place_of_value(one.variable) != INITIAL for one in graph.taken())
         if has_values and self._workers.has_open(served):
             log.info("The model's steps are those of the fit before, whose plan and workers go on.")
         else:
             self._workers.close_session()  # meanwhile
             show_status(f"planning {len(graph.graph.get_operations()):,} ops")
-            planned = plan_message(self._number, graph.graph, config, self._resource)
-            servers = planned.message.servers
+            plans = CallPlans(self._number, graph.graph, config, self._resource)
+            servers = plans.on_all().message.servers
             if servers != self._workers.servers:
                 self._workers.close()
-                self._workers = DrivenWorkers(self._needs, self._number, servers)
-        with self._workers.session(planned, graph, served, config) as running:
+                self._workers = DrivenWorkers(self._needs, self._number, plans if servers else None)
+        with self._workers.session(plans, graph, served, config) as running:
             yield running
         calls.count_job()
 

@@ -1,50 +1,48 @@
 """Training steps of custom loops: a function that one process calls with whole batches is carried out by all workers.
 
-`function` gives a step that is called like the original. At its first call the launching process plans the traced step,
-starts workers that run the whole script, and ends with the job's exit status, as at `parallel_run`. In a worker the
-first call opens the session on the step's graph; from then on calls run it, each worker on its rows of the batch.
+`function` gives a step that is called like the original. Its first call traces it, and has workers open a session on
+its graph (loop.py); later calls have them carry it out, each worker on its rows of the batch. Other arguments and
+another object trace it again, as those of a `tf.function` do.
 """
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
 import tensorflow as tf
-from tensorflow.python.eager import context
 from tensorflow.python.eager.polymorphic_function.polymorphic_function import Function as PolymorphicFunction
 
 from parallax import call as calls
 from parallax.errors import ConfigError, GraphError, SessionError
-from parallax.functions.arguments import Arguments, arguments_of, bound_arguments, check_same, check_signature
-from parallax.functions.attachments import attached, attachment_with
+from parallax.functions.arguments import (
+    Arguments,
+    are_alike,
+    arguments_of,
+    arguments_text,
+    bound_arguments,
+    check_signature,
+    without_values,
+)
 from parallax.functions.batch_statistics import statistics_of
-from parallax.functions.input_digests import check_input
-from parallax.functions.input_order import iterate_in_order
-from parallax.functions.results import joined, mark_sums, rules_of
-from parallax.functions.running import RunningSteps
-from parallax.functions.shares import Share, digest_of, examples_of, rows_of, share_of
-from parallax.functions.step_graph import GraphStep, StepGraph
-from parallax.functions.traced import is_loaded, portable_values, take_values
+from parallax.functions.loop import LoopStep, ScriptLoop, graph_of, loop_for
+from parallax.functions.results import rules_of
+from parallax.functions.shares import examples_of, rows_of
 from parallax.functions.tracing import AS_TENSORFLOW, Tracing, traced_step
-from parallax.functions.variables import SessionVariables
 from parallax.logger import log
-from parallax.runtime.worker.ranks import current_process_group
 from parallax.settings.config import Config
 from parallax.types import Argument, Nest, TensorLike, TypeSpec
 
-_ONE_STEP = (
-    "A script has one step that all workers carry out, and this is a second one: {second}, after {first}. Do what both "
-    "do in one step, or call this one as it is, a tf.function: every worker then computes all of it, with all rows."
+_TOO_MANY = (
+    "{name} was traced for {count} different calls, and each makes the workers open a session anew: {last}. Pass what "
+    "changes from call to call as a tensor, and leave open what may have another length: parallax.function(step, "
+    "input_signature=[tf.TensorSpec([None, None], tf.int64), ...])."
 )
+_MOST_VARIANTS = 16
 _NO_FUNCTION = "parallax.function takes a function that makes one training step, and {given!r} was given."
-_ONE_OBJECT = (
-    "A step that is a method runs in a graph that was made at its first call, for one object, and {name} is now called "
-    "for another one. Train both in one step, or write a script for each."
-)
 _IN_A_FUNCTION = (
     "The script calls a step of parallax.function itself, for each batch, and {name} is called within another function "
     "that TensorFlow traces (a tf.function, or a model's train_step). Call it in a Python loop, or decorate the outer "
@@ -84,14 +82,13 @@ def function(
     """A training step of a custom loop, carried out by all workers; also usable as a decorator, of a method too.
 
     It takes the batch of one process, tensors or arrays whose first dimension is the batch; each worker takes its rows
-    of every one of them. Scalar tensors go to all, and other Python values are constants of the step. All workers must
-    call it with the same arguments.
+    of every one of them. Scalar tensors go to all, and other Python values are constants of the step.
 
     Of what it returns, a scalar of a floating type is that of the whole batch (a mean over it, where the plan says
     nothing else), and a tensor whose first dimension is that of the batch has the rows of all, in order. What is
     neither needs `returns`. Keras's metrics that it updates have the sums of all workers when they are asked outside.
 
-    Variables of the script have the trained values when they are read; all workers must read them.
+    Variables of the script have the trained values when they are read.
 
     Args:
         step: a function, or a `tf.function`, that trains variables: with a tape, and an optimizer of Keras or TF1. A
@@ -122,7 +119,6 @@ def function(
     def distributed(one: Callable[..., Nest]) -> DistributedStep:
         if not callable(one):
             raise ConfigError(_NO_FUNCTION.format(given=one))
-        have_input_alike()
         whole = _settings_of(one, tracing)
         if jit_compile or getattr(one, "_jit_compile", None):
             log.warning(_NOT_COMPILED)
@@ -142,14 +138,23 @@ def _settings_of(step: Callable[..., Nest], tracing: Tracing) -> Tracing:
     )
 
 
-def have_input_alike() -> None:
-    """In a worker, has the script draw the same numbers on all workers, for each takes its part of the same input."""
-    if calls.is_worker():
-        members = current_process_group()
-        members.when_built.clear()
-        iterate_in_order()
-        if context.global_seed() is None:
-            tf.random.set_seed(members.parcel.seed)
+@dataclass(frozen=True, slots=True)
+class _Variant:
+    """A step as it was traced for some arguments.
+
+    Attributes:
+        owner: the object whose method it is, alone; empty for a function.
+        arguments: of its first call.
+        step: of the script's loop.
+    """
+
+    owner: tuple[object, ...]
+    arguments: Arguments
+    step: LoopStep
+
+    def fits(self, owner: tuple[object, ...], given: Arguments) -> bool:
+        """Whether a call with other arguments is one of it."""
+        return [id(one) for one in owner] == [id(one) for one in self.owner] and are_alike(self.arguments, given)
 
 
 class DistributedStep:
@@ -174,8 +179,7 @@ class DistributedStep:
         self.input_signature = tracing.input_signature
         self._resource_info, self._config, self._tracing = resource_info, config, tracing
         self._returns, self._merges_rows = returns, merges_rows
-        self._running: _OpenStep | None = None
-        self._owner: tuple[object, ...] = ()
+        self._variants: list[_Variant] = []
         functools.update_wrapper(self, self.python_function, updated=())
         found = str(name or getattr(self.python_function, "__name__", "step"))
         self._name = found if found.isidentifier() else "step"
@@ -186,21 +190,17 @@ class DistributedStep:
 
     @property
     def worker_id(self) -> int:
-        """This worker's number, from 0; before the first call 0."""
-        return 0 if self._running is None else self._running.rank
+        """The number of this process among those that run the script: 0, for workers do not run it."""
+        return 0
 
     def graph_of(self, *args: Argument, **kwargs: Argument) -> tf.Graph:
         """The graph that a call with these arguments trains, for `parallax.plan`; nothing is started."""
-        return self.read((), args, kwargs)[1].graph
+        return self.graph_for((), args, kwargs)
 
     def refresh_variables(self) -> None:
-        """Gives this process the trained values of all variables; every worker must call it.
-
-        Until the next step a worker may then read variables alone, as a checkpoint that worker 0 writes does. Before
-        the first call nothing is to be done.
-        """
-        if self._running is not None:
-            self._running.refresh_variables()
+        """Gives this process the trained values of all variables; those that are read have them without it."""
+        if self._variants:
+            self._loop().refresh_variables()
 
     def get_concrete_function(self, *args: Argument, **kwargs: Argument) -> NoReturn:
         """Refused: there is none.
@@ -214,7 +214,8 @@ class DistributedStep:
         """Carries out a step.
 
         Raises:
-            JobEnded: at the first call, in the launching process, with the job's exit status.
+            JobEnded: at the first call, in a process that does something else than to train, as `parallax plan`.
+            JobFailed: the workers have failed, and have said why.
             ParallaxError: as `parallel_run`.
         """
         return self.call((), args, kwargs)
@@ -229,56 +230,45 @@ class DistributedStep:
         """
         if not tf.executing_eagerly():
             raise GraphError(_IN_A_FUNCTION.format(name=self._name))
-        if self._running is None:
-            self._running, self._owner = self._begun(owner, args, kwargs), owner
-        if [id(one) for one in owner] != [id(one) for one in self._owner]:
-            raise SessionError(_ONE_OBJECT.format(name=self._name))
-        return self._running.run(self._arguments(owner, args, kwargs))
+        given = self._arguments(owner, args, kwargs)
+        variant = next((one for one in self._variants if one.fits(owner, given)), None)
+        if variant is None:
+            if len(self._variants) >= _MOST_VARIANTS:
+                raise GraphError(_TOO_MANY.format(name=self._name, count=_MOST_VARIANTS, last=arguments_text(given)))
+            step = self._loop().add(lambda: self._traced(owner, args, kwargs))
+            variant = _Variant(owner, without_values(given), step)
+            self._variants.append(variant)
+        batch = list(given.tensors)
+        _check_rows(batch)
+        results, values = self._loop().run(variant.step, batch)
+        waiting = iter(values)
+        return tf.nest.map_structure(lambda one: None if one is None else tf.convert_to_tensor(next(waiting)), results)
 
-    def read(
-        self, owner: tuple[object, ...], args: tuple[Argument, ...], kwargs: dict[str, Argument]
-    ) -> tuple[Arguments, StepGraph, GraphStep, tuple[str, ...]]:
-        """Traces the step for a call's arguments; see `call`.
+    def graph_for(self, owner: tuple[object, ...], args: tuple[Argument, ...], kwargs: dict[str, Argument]) -> tf.Graph:
+        """As `graph_of`; arguments are those of `call`."""
+        return graph_of([self._traced(owner, args, kwargs)]).graph
 
-        Returns:
-            The arguments, the graph, the step in it, and how each of its results is put together.
-        """
+    def _loop(self) -> ScriptLoop:
+        return loop_for(self._config, self._resource_info)
+
+    def _traced(self, owner: tuple[object, ...], args: tuple[Argument, ...], kwargs: dict[str, Argument]) -> LoopStep:
+        """Traces the step for a call's arguments; see `call`."""
         arguments = self._arguments(owner, args, kwargs)
         step = functools.partial(self.python_function, *owner) if owner else self.python_function
         with statistics_of(self._config.batch_norm):
             traced = traced_step(step, arguments, self._merges_rows, self._returns, self._tracing)
-        graph = StepGraph(traced.variables)
         with_rows = [one for one in arguments.tensors if len(one.shape)]
         full = rows_of(with_rows) if with_rows else 0
         workers = calls.number_of_workers(self._config, self._resource_info)
         examples = examples_of(arguments.tensors, workers)
-        found = graph.add(self._name, traced.concrete, is_uneven=True, examples=examples, full=full)
-        rules = rules_of(found.fetches, self._returns)
-        fetches, rules = mark_sums(graph.graph, found.fetches, rules)
-        return arguments, graph, replace(found, fetches=fetches), rules
+        rules = rules_of(traced.concrete.structured_outputs[0], self._returns)
+        return LoopStep(self._name, traced.concrete, traced.variables, traced.metrics, examples, full, rules)
 
     def _arguments(
         self, owner: tuple[object, ...], args: tuple[Argument, ...], kwargs: dict[str, Argument]
     ) -> Arguments:
         given, named = bound_arguments(self.python_function, (*owner, *args), kwargs)
         return arguments_of(given[len(owner) :], named, self.input_signature)
-
-    def _begun(self, owner: tuple[object, ...], args: tuple[Argument, ...], kwargs: dict[str, Argument]) -> _OpenStep:
-        _count_step(self._name)
-        arguments, graph, step, rules = self.read(owner, args, kwargs)
-        parts = SessionVariables(graph)
-        number = calls.next_call()
-        taken = {one.name: one.variable for one in graph.taken()}
-        state = portable_values(taken) if calls.jobs_run() or is_loaded() else None
-        session, size, rank, given = calls.run_to_the_end(
-            number, graph.graph, attachment_with(state, arguments.tensors), self._config, self._resource_info
-        )
-        launched = attached(given)
-        check_input(number, arguments.tensors, launched.digest)
-        take_values(taken, launched.state or {})
-        running = RunningSteps(graph, session, size, rank)
-        parts.begin(running)
-        return _OpenStep(running, parts, step, arguments, rules)
 
 
 @dataclass(frozen=True, slots=True)
@@ -310,7 +300,7 @@ class MethodStep:
 
     def graph_of(self, *args: Argument, **kwargs: Argument) -> tf.Graph:
         """See `DistributedStep`."""
-        return self.step.read((self.owner,), args, kwargs)[1].graph
+        return self.step.graph_for((self.owner,), args, kwargs)
 
     def refresh_variables(self) -> None:
         """See `DistributedStep`."""
@@ -325,65 +315,11 @@ class MethodStep:
         return self.step.call((self.owner,), args, kwargs)
 
 
-class _OpenStep:
-    """A step that runs in this worker's session.
-
-    Attributes:
-        rank: of this worker.
-    """
-
-    def __init__(
-        self,
-        running: RunningSteps,
-        variables: SessionVariables,
-        step: GraphStep,
-        arguments: Arguments,
-        rules: tuple[str, ...],
-    ) -> None:
-        self.rank = running.rank
-        self._running, self._variables, self._step = running, variables, step
-        self._arguments, self._rules = arguments, rules
-
-    def refresh_variables(self) -> None:
-        """Gives this process the values of all variables."""
-        self._variables.refresh_all()
-
-    def run(self, given: Arguments) -> Nest:
-        rank, size = self._running.rank, self._running.size
-        check_same(self._arguments, given)
-        batch = list(given.tensors)
-        every = _checked_rows(batch)
-        self._variables.flush()
-        share = share_of(batch, rank, size) if every else Share(tuple(batch), rows=1)
-        flat = [one for one in tf.nest.flatten(self._step.fetches) if one is not None]
-        values = self._running.run(self._step, share, flat)
-        self._variables.outdate()
-        digest = digest_of(batch) if size > 1 else 0
-        found = iter(joined(values, self._rules, share, digest, self._running.comm))
-        return tf.nest.map_structure(
-            lambda one: None if one is None else tf.convert_to_tensor(next(found)), self._step.fetches
-        )
-
-
-def _checked_rows(batch: list[TensorLike]) -> int:
-    """How many rows the arguments of a call have; 0 where none has any."""
-    with_rows = [one for one in batch if len(one.shape)]
-    if not with_rows:
-        return 0
-    lengths = sorted({rows_of([one]) for one in with_rows})
+def _check_rows(batch: list[TensorLike]) -> None:
+    """Refuses arguments with unequally many rows."""
+    lengths = sorted({rows_of([one]) for one in batch if len(one.shape)})
     if len(lengths) > 1:
         raise SessionError(
             f"All arguments of a step that have a first dimension have that of the batch, and there are {lengths}. "
             "What is not of the batch, give the step in a variable, or take it from around it."
         )
-    return lengths[0]
-
-
-_steps: list[str] = []
-"""The steps that this process has begun, by name: one."""
-
-
-def _count_step(name: str) -> None:
-    if _steps:
-        raise SessionError(_ONE_STEP.format(first=_steps[0], second=name))
-    _steps.append(name)

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Sequence
-from functools import cached_property
 
 import numpy as np
 
@@ -54,15 +52,3 @@ class NumberedArrays:
         first = int(numbers[0]) if len(numbers) else 0
         follows = bool((numbers == np.arange(first, first + len(numbers))).all())
         return [NumberedRows(array, numbers, first if follows else None) for array in self._arrays]
-
-    def digest(self, numbers: Array) -> int:
-        """A number below 2**16, which is most likely another for another batch or other arrays."""
-        return zlib.crc32(np.ascontiguousarray(numbers).data, self._whole) & 0xFFFF
-
-    @cached_property
-    def _whole(self) -> int:
-        value = 0
-        for array in self._arrays:
-            value = zlib.crc32(str((array.shape, array.dtype)).encode(), value)
-            value = zlib.crc32(array.reshape(-1).view(np.uint8).data, value)
-        return value

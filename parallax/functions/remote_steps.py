@@ -14,7 +14,7 @@ from parallax.functions.numbered_rows import NumberedRows
 from parallax.functions.request_queue import RequestQueue, Resend, SentRequest
 from parallax.functions.running import place_of_value
 from parallax.functions.serving import ReadyWorkers, StepResults, WantedResults
-from parallax.functions.shares import Share, rows_of, share_of
+from parallax.functions.shares import Share, portable_batch, rows_of
 from parallax.functions.step_graph import GraphStep, StepGraph
 from parallax.functions.traced import InFile, bytes_of
 from parallax.logger import log
@@ -22,6 +22,8 @@ from parallax.report.text import bytes_text
 from parallax.runtime.checkpoint.stored import groups
 from parallax.types import Array, ArrayOnWorker0, Comm, Nest, Operation, Picklable, Tensor, Value, Variable
 
+_RULES = ("mean", "rows", "same")
+"""In the order of `WantedResults`."""
 _KEPT_BYTES = 1 << 30
 """Of requests, and of values, that are kept for workers that replace failed ones."""
 _BASE_S, _BASE_COSTS = 10.0, 50
@@ -55,7 +57,7 @@ class RemoteSteps:
             ready: what they have answered.
         """
         self._graph, self._requests = graph, requests
-        self._workers, self.resumed_step = ready
+        self.resumed_step = ready.resumed_step
         self.steps = self.resumed_step or 0
         requests.begin_at(self.steps)
         self._sums = CarriedSums()
@@ -91,16 +93,34 @@ class RemoteSteps:
 
     def share_of(self, batch: Nest) -> Share:
         """All of a batch, which is cut when it is sent."""
-        return Share(tuple(batch), rows_of(batch), rows_of(batch))
+        rows = rows_of(batch)
+        return Share(tuple(batch), rows or 1, rows)
 
     def start(
-        self, step: GraphStep, share: Share, fetches: Sequence[Tensor], parts: Sequence[Tensor] = ()
+        self,
+        step: GraphStep,
+        share: Share,
+        fetches: Sequence[Tensor],
+        parts: Sequence[Tensor] = (),
+        rules: Sequence[str] | None = None,
     ) -> Callable[[], list[Value]]:
-        """As that of `RunningSteps`, of the global batch; what is given waits for the results."""
-        rows = [bool(one.shape.rank) and one.shape[0] is None for one in fetches]
-        numbers = [one.name for one, has_rows in zip(fetches, rows, strict=True) if not has_rows]
-        joined = [one.name for one, has_rows in zip(fetches, rows, strict=True) if has_rows]
-        wanted = WantedResults(tuple(one.name for one in parts), tuple(numbers), tuple(joined))
+        """Has the workers run a step on a batch.
+
+        Args:
+            step: one of the graph's.
+            share: the global batch.
+            fetches: what is wanted of it, tensors of the graph.
+            parts: what is wanted before that: tensors of which each worker has a part of a sum.
+            rules: how each of `fetches` is put together: "mean", "rows" or "same"; None for rows where the first
+                dimension is open, else means.
+
+        Returns:
+            What waits for the values of parts and fetches, of the global batch.
+        """
+        if rules is None:
+            rules = ["rows" if one.shape.rank and one.shape[0] is None else "mean" for one in fetches]
+        names_by = {rule: [one.name for one, own in zip(fetches, rules, strict=True) if own == rule] for rule in _RULES}
+        wanted = WantedResults(tuple(one.name for one in parts), *(tuple(names_by[rule]) for rule in _RULES))
         key = step.name, wanted
         if key not in self._wanted:
             self._wanted[key] = len(self._wanted)
@@ -113,8 +133,8 @@ class RemoteSteps:
         def wait() -> list[Value]:
             found: StepResults = answer()
             self._saved_step = found.saved_step
-            waiting = iter(found.means), iter(found.rows)
-            return [*(run.totals[name] for name in names), *(next(waiting[has_rows]) for has_rows in rows)]
+            waiting = dict(zip(_RULES, map(iter, (found.means, found.rows, found.same)), strict=True))
+            return [*(run.totals[name] for name in names), *(next(waiting[rule]) for rule in rules)]
 
         return wait
 
@@ -195,8 +215,7 @@ class RemoteSteps:
         ask = partial(self._requests.ask, resend=Resend.SINCE_BASE, note=run, counts=counts)
         numbered = [part for part in batch.arrays if isinstance(part, NumberedRows)]
         if not numbered or len(numbered) < len(batch.arrays):
-            shares = [share_of(batch.arrays, one, self._workers) for one in range(self._workers)]
-            return ask("shares", wanted, payload=shares)
+            return ask("batch", wanted, payload=portable_batch(batch.arrays))
         key = tuple(id(part.array) for part in numbered)
         if key not in self._sent:
             arrays = [part.array for part in numbered]  # held, so that no others are taken for them

@@ -1,24 +1,20 @@
 """What a step returns, of all workers: means of scalars, the rows of all in order, sums where the script says so.
 
-Each worker has the result of its rows. A scalar of a floating type is taken for a mean over the batch, a tensor whose
-first dimension is open for one of the batch's rows; of all others the script says which they are. Means are marked
-while the step is traced (reports.py), so that each is what one process returns.
+Each worker has the result of its rows, and serving.py puts them together. A scalar of a floating type is taken for a
+mean over the batch, a tensor whose first dimension is open for one of the batch's rows; of all others the script says
+which they are. Means are marked while the step is traced (reports.py), so that each is what one process returns.
 """
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Sequence
 
-import numpy as np
 import tensorflow as tf
 
-from parallax.errors import ConfigError, GraphError, SessionError
+from parallax.errors import ConfigError, GraphError
 from parallax.functions.reports import reported_value
-from parallax.functions.shares import OTHER_INPUT, Share
 from parallax.graph.batches import ADDED, mark_reported
-from parallax.runtime.worker.barrier import barrier
-from parallax.types import Array, Comm, Graph, Nest, Tensor, Value
+from parallax.types import Graph, Nest, Tensor
 
 RULES = ("mean", "sum", "rows", "same")
 _RULES_TEXT = (
@@ -102,7 +98,9 @@ def _is_real(tensor: Tensor) -> bool:
 def _words(returns: Nest, count: int) -> list[str]:
     if returns is None:
         return []
-    return [returns] * count if isinstance(returns, str) else tf.nest.flatten(returns)
+    if isinstance(returns, str):
+        return [returns] * count
+    return [one for one in tf.nest.flatten(returns) if one is not None]
 
 
 def _plain_rule(tensor: Tensor) -> str:
@@ -122,60 +120,3 @@ def _rule_of(tensor: Tensor) -> str:
         f"A step returns means over the batch (floating scalars) and rows of it, and {tensor.name!r} is "
         f"{tensor.dtype.name}{shape}. Say what it is: {_RULES_TEXT}."
     )
-
-
-def joined(values: Sequence[Value], rules: Sequence[str], share: Share, digest: int, comm: Comm) -> list[Array]:
-    """The results of the global batch; every worker must call it.
-
-    Args:
-        values: what the step gave for this worker's share, flat.
-        rules: of each.
-        share: this worker's.
-        digest: of this worker's whole input, below 2**16.
-        comm: communicator of the workers.
-
-    Raises:
-        SessionError: on all workers, when their inputs differ, or what is the same does not.
-    """
-    size = comm.Get_size()
-    if size == 1:
-        return [np.asarray(value) for value in values]
-    marks = [digest, *(_digest(value) for value, rule in zip(values, rules, strict=True) if rule == "same")]
-    added = [
-        np.ravel(value).astype(np.float64) if share.rows or rule == "mean" else np.zeros(np.size(value))
-        for value, rule in zip(values, rules, strict=True)
-        if rule in ("mean", "sum")
-    ]
-    own = np.concatenate([np.asarray([*marks, *(mark * mark for mark in marks)], np.float64), *added])
-    whole = np.empty_like(own)
-    barrier(comm)  # who waits there leaves its core to others
-    comm.Allreduce(own, whole)
-    alike = [size * whole[len(marks) + i] == whole[i] ** 2 for i in range(len(marks))]
-    if not alike[0]:
-        raise SessionError(OTHER_INPUT)
-    if not all(alike):
-        raise SessionError(f"What a step returns as 'same' differs between workers. Say what it is: {_RULES_TEXT}.")
-    place, found = 2 * len(marks), []
-    for value, rule in zip(values, rules, strict=True):
-        value = np.asarray(value)
-        if rule in ("mean", "sum"):
-            part = whole[place : place + value.size].reshape(value.shape) / (size if rule == "mean" else 1)
-            place += value.size
-            found.append(part.astype(value.dtype))
-        else:
-            found.append(value if rule == "same" else _rows(value, share, comm))
-    return found
-
-
-def _rows(value: Array, share: Share, comm: Comm) -> Array:
-    given = 1 if share.is_stand_in else share.rows
-    if len(value) != given:
-        raise SessionError(
-            f"A step returns a tensor of {len(value)} rows for {given} rows of the batch. Say what it is: "
-            f"{_RULES_TEXT}."
-        )
-    return np.concatenate(comm.allgather(value[: share.rows]))
-
-
-def _digest(value: Value) -> int:
-    return zlib.crc32(np.ascontiguousarray(value).tobytes()) & 0xFFFF

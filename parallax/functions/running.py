@@ -1,20 +1,18 @@
-"""Runs the steps of a StepGraph in a worker's session, and keeps the script's variables in agreement with it."""
+"""Runs the steps of a StepGraph in a worker's session, and reads and writes its variables."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
 
 from parallax.errors import SessionError
-from parallax.functions.shares import Share, share_of
+from parallax.functions.shares import Share
 from parallax.functions.step_graph import GraphStep, LoopVariables, StepGraph
 from parallax.functions.traced import InFile, source_of
 from parallax.runtime.worker.barrier import barrier
-from parallax.runtime.worker.heartbeat import current_heartbeat
-from parallax.types import ArrayOnWorker0, Comm, Fetch, Nest, Operation, Session, Tensor, Value, Variable
+from parallax.types import ArrayOnWorker0, Comm, Operation, Session, Tensor, Value, Variable
 
 INITIAL = "initial"
 """A value's place: in the initial value that was traced, of which nothing is made yet."""
@@ -49,25 +47,6 @@ class RunningSteps:
         self.resumed_step: int | None = session.resumed_step
         self.steps = self.resumed_step or 0
 
-    def begin(self, parts: Mapping[str, Sequence[str]]) -> None:
-        """Gives the session the script's values, worker 0's, unless it has those of a checkpoint.
-
-        What starts at its traced initial value has it, and what is in files is read by its owners.
-
-        Args:
-            parts: by step, the names of the variables of which each worker keeps its own part of a sum, from zero on.
-        """
-        if self.resumed_step is not None:
-            return
-        local = {name for names in parts.values() for name in names}
-        taken = {one.name: one.variable for one in self._graph.taken() if one.name not in local}
-        sources = self.comm.bcast({name: place_of_value(variable) for name, variable in taken.items()})
-        here = [name for name, source in sources.items() if source is None]
-        self.write({name: taken[name].numpy() if self.rank == 0 else None for name in here})
-        places = {name: source.prefix for name, source in sources.items() if isinstance(source, InFile)}
-        for prefix in dict.fromkeys(places.values()):
-            self.load(prefix, [name for name, one in places.items() if one == prefix])
-
     def load(self, prefix: str, names: Sequence[str]) -> None:
         """Gives variables their values of a checkpoint; every worker must call it."""
         self._session.values.load(prefix, [self._ops[name] for name in names])
@@ -95,17 +74,6 @@ class RunningSteps:
         checkpoints = self._session.checkpoints
         found: int | None = None if checkpoints is None else checkpoints.saved_step
         return found
-
-    def share_of(self, batch: Nest) -> Share:
-        """This worker's share of a batch."""
-        return share_of(batch, self.rank, self.size)
-
-    def start(
-        self, step: GraphStep, share: Share, fetches: Sequence[Tensor], parts: Sequence[Tensor] = ()
-    ) -> Callable[[], list[Value]]:
-        """Runs a step; gives what gives what `run` does."""
-        found = self.run(step, share, fetches, parts)
-        return lambda: found
 
     def run(
         self, step: GraphStep, share: Share, fetches: Sequence[Tensor], parts: Sequence[Tensor] = ()
@@ -137,10 +105,9 @@ class RunningSteps:
 
     def read_epoch(self) -> tuple[int, int, int]:
         """What the graph says of the loop: an epoch, the step at which it began, and its batches (-1: unknown)."""
-        with self._together("how far the loop is"):
-            barrier(self.comm)
-            op = self._loop().epoch.op.name
-            epoch, step, batches = self.comm.bcast(self._session.values.read([op])[op])
+        barrier(self.comm)
+        op = self._loop().epoch.op.name
+        epoch, step, batches = self.comm.bcast(self._session.values.read([op])[op])
         return int(epoch), int(step), int(batches)
 
     def note_epoch(self, epoch: int, step: int, batches: int | None) -> None:
@@ -167,34 +134,6 @@ class RunningSteps:
         found = self._session.values.read([self._ops[name] for name in names])
         return {name: found[self._ops[name]] for name in names}
 
-    def read_everywhere(self, name: str) -> Value:
-        """A variable's value on all workers, which must all read it."""
-        if self.size == 1:
-            return self.read([name])[name]
-        with self._together(name):
-            value = self.read([name])[name]
-            barrier(self.comm)  # who waits there leaves its core to others
-            return self.comm.bcast(value)
-
-    def sum_of(self, tensor: Fetch, name: str) -> Value:
-        """The sum over the workers of a tensor that each has of its own; every worker must ask for it."""
-        with self._together(name):
-            own = np.asarray(self._session.run(tensor)[0])
-            if self.size == 1:
-                return own
-            found = np.empty_like(own)
-            barrier(self.comm)
-            self.comm.Allreduce(own, found)
-            return found
-
-    def _together(self, name: str) -> AbstractContextManager[object]:
-        """Names, for who finds workers waiting, what all of them must read."""
-        what = (
-            f"the value of {name}, which every worker must read; before worker 0 alone reads variables, as for a "
-            "checkpoint, all workers call step.refresh_variables()"
-        )
-        return current_heartbeat().run(what, what)
-
     def write(self, values: Mapping[str, ArrayOnWorker0]) -> None:
         """Writes worker 0's values of variables by name (None elsewhere), wherever they are held."""
         arrays = {name: value if value is None else np.asarray(value) for name, value in values.items()}
@@ -212,10 +151,6 @@ class RunningSteps:
     def close(self) -> None:
         """Ends the session."""
         self._session.close()
-
-    def variables(self) -> dict[str, Variable]:
-        """The script's variables that the graph's steps take, by name."""
-        return {one.name: one.variable for one in self._graph.taken()}
 
 
 def _check_known(fetches: Sequence[Tensor], found: Sequence[Value | None]) -> None:

@@ -1,17 +1,28 @@
-"""The serialized form of a step graph: a MetaGraphDef, and the names of the tensors by which workers run its steps."""
+"""The serialized form of a step graph.
+
+It is a MetaGraphDef, with the names of the tensors by which workers run its steps, and the Python functions that its
+ops call.
+"""
 
 from __future__ import annotations
 
+import inspect
+import pickle
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import chain
 
 import tensorflow as tf
 from tensorflow.python.framework.meta_graph import import_scoped_meta_graph
+from tensorflow.python.ops import script_ops
 
 from parallax.analysis.reading.digests import are_alike
 from parallax.functions.step_graph import GraphStep, LoopVariables, StepGraph
+from parallax.runtime.worker.called import pickled
 from parallax.runtime.worker.graph_files import meta_graph
 from parallax.types import Fetch, Graph, GraphDef
+
+PYTHON_OPS = ("PyFuncStateless", "PyFunc")
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,16 +45,22 @@ class ServedGraph:
         variables: name of a variable of the script -> that of its op in the graph.
         steps: by their names.
         loop: names of the ops of `LoopVariables`; empty where there are none.
+        functions: pickled, the Python functions that ops of the graph call, by their tokens; empty where none does.
     """
 
     meta_graph: bytes
     variables: Mapping[str, str]
     steps: Mapping[str, _NamedStep]
     loop: tuple[str, ...] = ()
+    functions: bytes = b""
 
     @staticmethod
     def of(graph: StepGraph, steps: Mapping[str, GraphStep]) -> ServedGraph:
-        """The served form of a graph and its steps."""
+        """The served form of a graph and its steps.
+
+        Raises:
+            ConfigError: an op calls a Python function that cannot be pickled.
+        """
         named = {
             name: _NamedStep(
                 tuple(feed.name for feed in step.feeds),
@@ -56,7 +73,8 @@ class ServedGraph:
         }
         loop = () if graph.loop is None else (graph.loop.step.op.name, graph.loop.epoch.op.name)
         variables = {name: variable.handle.op.name for name, variable in graph.made.items()}
-        return ServedGraph(meta_graph(graph.graph).SerializeToString(), variables, named, loop)
+        functions = _pickled_functions(graph.graph)
+        return ServedGraph(meta_graph(graph.graph).SerializeToString(), variables, named, loop, functions)
 
     def is_like(self, other: ServedGraph) -> bool:
         """Whether it has the same steps of the same graph, however functions are called in it."""
@@ -71,6 +89,8 @@ class ServedGraph:
         found = tf.compat.v1.MetaGraphDef.FromString(self.meta_graph)
         with tf.Graph().as_default() as graph:
             import_scoped_meta_graph(found)  # that of tf.compat.v1.train makes a Saver too
+        if self.functions:
+            _register_functions(graph, self.functions)
         variables = {one.handle.op.name: one for one in graph.get_collection(tf.compat.v1.GraphKeys.GLOBAL_VARIABLES)}
         made = {name: variables[op] for name, op in self.variables.items()}
         loop = LoopVariables(*(variables[op] for op in self.loop)) if self.loop else None
@@ -87,6 +107,24 @@ class ServedGraph:
             for name, step in self.steps.items()
         }
         return StepGraph((), graph, made, loop), steps
+
+
+def _pickled_functions(graph: Graph) -> bytes:
+    """The Python functions that a graph's ops call, by token."""
+    whole = graph.as_graph_def()
+    nodes = chain(whole.node, *(one.node_def for one in whole.library.function))
+    tokens = {node.attr["token"].s.decode() for node in nodes if node.op in PYTHON_OPS}
+    # What is registered suspends AutoGraph around the function itself, which is pickled.
+    found = {token: inspect.unwrap(script_ops._py_funcs.get(token)) for token in sorted(tokens)}
+    return pickled(found, "Python code that a step calls") if found else b""
+
+
+def _register_functions(graph: Graph, functions: bytes) -> None:
+    """Has TensorFlow call the functions for the graph's ops, as long as there is the graph."""
+    found = pickle.loads(functions)
+    graph._parallax_functions = found
+    for token, function in found.items():
+        script_ops._py_funcs._funcs[token] = function
 
 
 def _name(tensor: Fetch | None) -> str | None:

@@ -11,6 +11,7 @@ import gc
 import os
 import pickle
 import time
+import zlib
 from collections.abc import Callable, Sequence
 from importlib import import_module
 from pathlib import Path
@@ -19,10 +20,11 @@ from typing import NamedTuple
 import numpy as np
 
 from parallax import call as calls
+from parallax.errors import SessionError
 from parallax.functions.numbered_rows import NumberedArrays
 from parallax.functions.running import RunningSteps
 from parallax.functions.served_graph import ServedGraph
-from parallax.functions.shares import Share, share_of
+from parallax.functions.shares import RaggedRows, Share, share_of
 from parallax.functions.step_graph import GraphStep
 from parallax.job_beside import PlannedMessage
 from parallax.runtime.driver_channel import ChannelClosed, DriverAddress, DriverConnection, connect
@@ -31,7 +33,7 @@ from parallax.runtime.worker.heartbeat import current_heartbeat
 from parallax.runtime.worker.ranks import ProcessGroup, bytes_of_rank_0, current_process_group
 from parallax.runtime.worker.without_keras import keras_left_out
 from parallax.settings.config import Config
-from parallax.types import Array, Comm, Picklable, Tensor, Value
+from parallax.types import Array, Comm, Picklable, Tensor
 
 _PIECE_BYTES = 1 << 30
 """MPI counts to 2**31."""
@@ -41,15 +43,23 @@ _WATCH_S = 5e-4
 """How long a worker looks for the next request before it sleeps in between."""
 
 
+_NOT_THE_SAME = (
+    "What a step returns as 'same' differs between workers. Say that it is a 'mean' over the batch, a 'sum' over it, "
+    "or 'rows' of it: parallax.function(step, returns={...})."
+)
+_OTHER_ROWS = (
+    "A step returns a tensor of shape {shape} for {rows} rows of the batch. Say what it is: a 'mean' over the batch, a "
+    "'sum' over it, or the 'same' on all workers: parallax.function(step, returns={{...}})."
+)
+
+
 class ReadyWorkers(NamedTuple):
     """The first words of worker 0.
 
     Attributes:
-        size: number of workers.
         resumed_step: as in `RunningSteps`.
     """
 
-    size: int
     resumed_step: int | None
 
 
@@ -60,24 +70,27 @@ class WantedResults(NamedTuple):
         sums: of which each worker has a part, added up.
         means: numbers, of which the mean over the workers counts.
         rows: that have a row for each example, put one after the other.
+        same: that are equal on all workers.
     """
 
     sums: tuple[str, ...] = ()
     means: tuple[str, ...] = ()
     rows: tuple[str, ...] = ()
+    same: tuple[str, ...] = ()
 
 
 class StepResults(NamedTuple):
     """Values of `WantedResults`, of the global batch.
 
     Attributes:
-        sums, means, rows: as there.
+        sums, means, rows, same: as there.
         saved_step: the counted step of the session's latest checkpoint; None while there is none.
     """
 
     sums: list[Array]
     means: list[Array]
     rows: list[Array]
+    same: list[Array]
     saved_step: int | None = None
 
 
@@ -107,7 +120,6 @@ def serve() -> None:
         import_module("parallax.runtime.open_session")  # before a graph comes, which is planned meanwhile
         members.start()
     _Service(members, connect(address) if members.rank == 0 else None).run()
-    calls.end_call()
 
 
 class _Service:
@@ -118,7 +130,7 @@ class _Service:
         self._comm = members.workers.Dup()
         self._running: RunningSteps
         self._steps: dict[str, GraphStep] = {}
-        self._has_checkpoints = False
+        self._is_of_one_call = False
         self._wanted: dict[int, WantedResults] = {}
         self._of_wanted: dict[int, tuple[GraphStep, list[Tensor]]] = {}
         self._arrays: dict[int, NumberedArrays] = {}
@@ -149,27 +161,31 @@ class _Service:
         if self._channel is not None:
             self._channel.send(value)
 
+    def serve_list_hosts(self, _: None) -> None:
+        """Gives the addresses of the job's hosts."""
+        self._answer(self._members.parcel.addresses)
+
     def serve_meet(self, _: None) -> None:
         """Says that all workers are there."""
         barrier(self._comm)
         self._answer(None)
 
-    def serve_open(self, planned: PlannedMessage, served: ServedGraph, config: Config, _: None) -> None:
+    def serve_open(self, planned: PlannedMessage, served: ServedGraph, settings: bytes, _: None) -> None:
         """Opens a session on a graph, and says that it is there."""
         self._members.parcel = planned.message
+        config: Config = pickle.loads(settings)
         graph, self._steps = served.import_graph()
-        opened = calls.worker_call(graph.graph, config, decisions=planned.decisions)
-        self._running = RunningSteps(graph, opened.session, opened.size, opened.rank)
-        self._has_checkpoints = config.ckpt_config.keeps_state
-        self._answer(ReadyWorkers(opened.size, self._running.resumed_step))
+        self._running = RunningSteps(graph, *calls.worker_session(graph.graph, config, planned.decisions))
+        self._is_of_one_call = config.ckpt_config.keeps_state or bool(config.hooks or config.chief_only_hooks)
+        self._answer(ReadyWorkers(self._running.resumed_step))
 
     def serve_resume(self, _: None) -> None:
         """Goes on with the session of the call before."""
-        self._answer(ReadyWorkers(self._running.size, None))
+        self._answer(ReadyWorkers(None))
 
     def serve_settle(self, _: None) -> None:
         """Ends a call, and says whether another one can go on with its session, when nothing of it is left to do."""
-        is_kept = self._running.settle() and not self._has_checkpoints  # the last one comes when a session closes
+        is_kept = self._running.settle() and not self._is_of_one_call  # the last checkpoint comes when it closes
         if is_kept:
             self._finish()
         else:
@@ -212,9 +228,11 @@ class _Service:
         batch = self._arrays[number].batch(numbers)
         self._run(wanted, share_of(batch, self._running.rank, self._running.size))
 
-    def serve_shares(self, wanted: int, own: list[Share] | None) -> None:
-        """Runs a step on shares that the driver has cut."""
-        self._run(wanted, self._running.comm.scatter(own) if self._running.size > 1 else own[0] if own else Share(()))
+    def serve_batch(self, wanted: int, own: list[Array | RaggedRows] | None) -> None:
+        """Runs a step on a batch that worker 0 cuts."""
+        size = self._running.size
+        shares = None if own is None else [share_of(own, rank, size) for rank in range(size)]
+        self._run(wanted, self._running.comm.scatter(shares) if size > 1 else shares[0] if shares else Share(()))
 
     def serve_read(self, names: Sequence[str], _: None) -> None:
         """Gives variables' values, by name."""
@@ -248,38 +266,58 @@ class _Service:
         """Runs a step, and gives what one process would have computed."""
         wanted = self._wanted[number]
         found = self._running.run(self._of_wanted[number][0], share, self._of_wanted[number][1])
+        values = [np.asarray(value) for value in found]
         scalars = len(wanted.sums) + len(wanted.means)
-        numbers, rows = found[:scalars], [np.asarray(value)[: share.rows] for value in found[scalars:]]
-        results = _of_all(numbers, len(wanted.sums), rows, self._running.comm, self._running.size)
+        first_same = scalars + len(wanted.rows)
+        rows = [_checked_rows(value, share) for value in values[scalars:first_same]]
+        own = StepResults(values[: len(wanted.sums)], values[len(wanted.sums) : scalars], rows, values[first_same:])
+        results = _of_all(own, self._running.comm, self._running.size)
         if results is not None:
             self._answer(results._replace(saved_step=self._running.saved_step))
 
 
-def _of_all(numbers: Sequence[Value], sums: int, rows: Sequence[Array], comm: Comm, size: int) -> StepResults | None:
+def _of_all(own: StepResults, comm: Comm, size: int) -> StepResults | None:
     """The results of all workers, on worker 0.
 
     Args:
-        numbers: what is added up, then what a mean is taken of.
-        sums: how many are added up.
-        rows: this worker's rows.
+        own: this worker's.
         comm: of the workers.
         size: their number.
+
+    Raises:
+        SessionError: on worker 0, when what is the same on all workers is not.
     """
-    own = [np.asarray(value) for value in numbers]
     if size == 1:
-        return StepResults(own[:sums], own[sums:], list(rows))
-    flat = np.concatenate([np.zeros(0), *map(np.ravel, own)], dtype=np.float64)
+        return own
+    marks = np.array([zlib.crc32(np.ascontiguousarray(one).tobytes()) & 0xFFFF for one in own.same], np.float64)
+    numbers = [*own.sums, *own.means]
+    flat = np.concatenate([marks, marks * marks, *map(np.ravel, numbers)], dtype=np.float64)
     whole = np.empty_like(flat) if comm.Get_rank() == 0 else None
     comm.Reduce(flat, whole)
-    joined = [comm.gather(one) for one in rows]
+    joined = [comm.gather(one) for one in own.rows]
     if whole is None:
         return None
-    found, place = [], 0
-    for number, value in enumerate(own):
+    if not np.array_equal(size * whole[len(marks) : 2 * len(marks)], whole[: len(marks)] ** 2):
+        raise SessionError(_NOT_THE_SAME)
+    found, place = [], 2 * len(marks)
+    for number, value in enumerate(numbers):
         part = whole[place : place + value.size].reshape(value.shape)
-        found.append((part if number < sums else part / size).astype(value.dtype))
+        found.append((part if number < len(own.sums) else part / size).astype(value.dtype))
         place += value.size
-    return StepResults(found[:sums], found[sums:], [np.concatenate(pieces) for pieces in joined])
+    sums, means = found[: len(own.sums)], found[len(own.sums) :]
+    return StepResults(sums, means, [np.concatenate(pieces) for pieces in joined], own.same)
+
+
+def _checked_rows(value: Array, share: Share) -> Array:
+    """The rows of a result that are of the worker's own examples.
+
+    Raises:
+        SessionError: the result has other rows.
+    """
+    rows = 1 if share.is_stand_in else share.rows
+    if not value.ndim or len(value) != rows:
+        raise SessionError(_OTHER_ROWS.format(shape=list(value.shape), rows=rows))
+    return value[: share.rows]
 
 
 def _from_worker_0(data: bytes, comm: Comm) -> bytes:

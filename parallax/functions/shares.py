@@ -1,14 +1,13 @@
 """Cuts a global batch into the workers' shares.
 
-All workers read the same input, and each takes its rows: one after the other, the shares are the batch of one process.
-That the input is the same is checked in each step, by a digest. A batch that has fewer rows than there are workers
+One after the other, the shares are the batch of one process. A batch that has fewer rows than there are workers
 leaves some without: these compute on a stand-in, a row of another worker, which counts for nothing
 (transform/building/shares.py). So no op is run on an empty batch, which many kernels do not take.
 """
 
 from __future__ import annotations
 
-import zlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,17 +15,7 @@ import tensorflow as tf
 
 from parallax.functions.numbered_rows import NumberedRows
 from parallax.graph.batches import place_of_share
-from parallax.types import Array, Nest, TensorLike
-
-OTHER_INPUT = (
-    "All workers must read the same batches, of which each takes its rows, and this one differs. Seed what "
-    "is shuffled or drawn (tf.random.set_seed, keras.utils.set_random_seed before the dataset is made), and sort what "
-    "is listed from disk. What several threads draw (a PyDataset with workers, a map with num_parallel_calls in a "
-    "dataset that no `for` goes over) comes in another order each time: draw in one thread, in a map leave "
-    "num_parallel_calls out, or draw by a seed of the element (tf.random.stateless_uniform)."
-)
-
-_LOOKED_AT_BYTES = 1 << 14
+from parallax.types import Array, Nest, RaggedTensor, TensorLike
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,9 +38,50 @@ class Share:
         return self.rows == 0 < self.total
 
 
+class RaggedRows:
+    """The rows of a ragged tensor as arrays, which can be sent and cut without TensorFlow.
+
+    Attributes:
+        values: flat, [n, ...].
+        splits: of each level, the outermost first: where its rows begin and end in the next one's.
+        shape: rows, and nothing that is known of them.
+    """
+
+    def __init__(self, values: Array, splits: Sequence[Array]) -> None:
+        self.values, self.splits = values, tuple(splits)
+        self.shape: tuple[int | None, ...] = (len(self.splits[0]) - 1, None)
+
+    @staticmethod
+    def of(ragged: RaggedTensor) -> RaggedRows:
+        """The rows of a tf.RaggedTensor with a value."""
+        values, *splits = (np.asarray(part) for part in tf.nest.flatten(ragged, expand_composites=True))
+        return RaggedRows(values, splits)
+
+    def __getitem__(self, rows: slice) -> RaggedRows:
+        first, end, _ = rows.indices(len(self.splits[0]) - 1)
+        splits = []
+        for ends in self.splits:
+            taken = ends[first : end + 1]
+            first, end = int(taken[0]), int(taken[-1])
+            splits.append(taken - taken[0])
+        return RaggedRows(self.values[first:end], splits)
+
+    def parts(self) -> list[Array]:
+        """Its arrays as `tf.nest` flattens a ragged tensor."""
+        return [self.values, *self.splits]
+
+
+def portable_batch(batch: Nest) -> list[Array | RaggedRows]:
+    """The flat parts of a batch, without those that are None, in a form that can be sent."""
+    parts = [one for one in tf.nest.flatten(batch) if one is not None]
+    return [RaggedRows.of(one) if isinstance(one, tf.RaggedTensor) else np.asarray(one) for one in parts]
+
+
 def rows_of(batch: Nest) -> int:
-    """The length of a batch, by the first of its parts that has rows."""
-    first = next(one for one in tf.nest.flatten(batch) if _has_rows(one))
+    """The length of a batch, by the first of its parts that has rows; 0 where none has."""
+    first = next((one for one in tf.nest.flatten(batch) if _has_rows(one)), None)
+    if first is None:
+        return 0
     return int(first.nrows()) if isinstance(first, tf.RaggedTensor) else int(first.shape[0])
 
 
@@ -67,14 +97,23 @@ def examples_of(batch: Nest, size: int) -> list[int]:
 
 
 def share_of(batch: Nest, rank: int, size: int) -> Share:
-    """A worker's rows of a batch; those of all ranks, in order, are the batch. Scalars go to all workers."""
+    """A worker's rows of a batch; those of all ranks, in order, are the batch. Scalars go to all workers.
+
+    Args:
+        batch: arrays, tensors, and rows of the types of this package; where none has rows, all workers get all of it.
+        rank: of the worker.
+        size: number of workers.
+    """
     total = rows_of(batch)
+    if not any(_has_rows(one) for one in tf.nest.flatten(batch)):
+        return Share(tuple(np.asarray(one) for one in tf.nest.flatten(batch) if one is not None), rows=1)
     first, end = place_of_share(total, rank, size)
     taken = slice(first, max(end, min(first + 1, total)))
     arrays: list[Array] = []
     for one in tf.nest.flatten(batch):
-        if isinstance(one, tf.RaggedTensor):
-            arrays += [np.asarray(part) for part in tf.nest.flatten(one[taken], expand_composites=True)]
+        if isinstance(one, tf.RaggedTensor | RaggedRows):
+            ragged = one if isinstance(one, RaggedRows) else RaggedRows.of(one)
+            arrays += ragged[taken].parts()
         elif isinstance(one, NumberedRows):
             arrays.append(one[taken])
         elif one is not None:  # cut by NumPy, a tenth of what an op takes
@@ -82,22 +121,5 @@ def share_of(batch: Nest, rank: int, size: int) -> Share:
     return Share(tuple(arrays), end - first, total)
 
 
-def digest_of(batch: Nest) -> int:
-    """A number below 2**16, which is most likely another for another batch."""
-    value = 0
-    for one in tf.nest.flatten(batch, expand_composites=True):
-        if one is None:
-            continue
-        array = np.asarray(one)
-        value = zlib.crc32(str(array.shape).encode(), value)
-        if array.dtype == object:
-            value = zlib.crc32(repr(array.ravel()[:64].tolist()).encode(), value)
-            continue
-        data = np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
-        value = zlib.crc32(data[:_LOOKED_AT_BYTES], value)
-        value = zlib.crc32(data[max(_LOOKED_AT_BYTES, len(data) - _LOOKED_AT_BYTES) :], value)
-    return value & 0xFFFF
-
-
-def _has_rows(one: TensorLike | NumberedRows | None) -> bool:
+def _has_rows(one: TensorLike | NumberedRows | RaggedRows | None) -> bool:
     return one is not None and len(one.shape) > 0

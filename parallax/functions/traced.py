@@ -91,17 +91,15 @@ class TracedVariable(UninitializedVariable):  # type: ignore[misc]
 
 
 class _Whole:
-    """What this process has made whole, and loaded.
+    """What this process has made whole.
 
     Attributes:
         limit: gives how many bytes of variables it may make whole; by default without end.
-        is_loaded: whether variables have values of a checkpoint.
     """
 
     def __init__(self) -> None:
         self.limit: Callable[[], float] = lambda: float("inf")
         self._bytes: dict[int, int] = {}
-        self.is_loaded = False
 
     def add(self, variable: Variable, where: str, remedy: str) -> None:
         """Takes a variable in, or says that it would be too much."""
@@ -193,34 +191,8 @@ def check_whole(variable: Variable) -> None:
         _whole.add(variable, _TRAINED, _EVALUATE_IN_FIT)
 
 
-def note_loaded() -> None:
-    """Says that this program has given variables values that its workers cannot know by themselves."""
-    _whole.is_loaded = True
-
-
-def is_loaded() -> bool:
-    """Whether workers must be told the values that variables have before the first job."""
-    return _whole.is_loaded
-
-
-def portable_values(variables: Mapping[str, Variable]) -> dict[str, PortableValue]:
-    """The values of variables, by name, for another process: arrays, and of those in files the places.
-
-    What has its initial value is left out, as every process has its graph.
-
-    Args:
-        variables: name -> tf.Variable.
-    """
-    found = {}
-    for name, variable in variables.items():
-        source = source_of(variable)
-        if source is None or isinstance(source, InFile):
-            found[name] = source or variable.numpy()
-    return found
-
-
 def take_values(variables: Mapping[str, Variable], values: Mapping[str, PortableValue]) -> None:
-    """Gives variables the values that another process had (`portable_values`)."""
+    """Gives variables values by name; those in files are left there."""
     for name, value in values.items():
         if name not in variables:
             continue

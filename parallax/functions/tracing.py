@@ -47,12 +47,14 @@ class StepTrace:
     """A step as TensorFlow traced it.
 
     Attributes:
-        concrete: takes the tensors of the arguments, flat.
+        concrete: takes the tensors of the arguments, flat; gives (results, values of the variables of metrics).
         variables: that it takes, each with a name of its own.
+        metrics: the tf.Variables whose values add up over replicas (`aggregation` SUM), as those of metrics, in order.
     """
 
     concrete: ConcreteFunction
     variables: tuple[StepVariable, ...]
+    metrics: tuple[Variable, ...]
 
 
 def traced_step(
@@ -75,11 +77,14 @@ def traced_step(
         GraphError: it writes a metric's variable otherwise than by adding to it, or returns what is computed of one; or
             makes variables anew each time.
     """
+    parts: list[Variable] = []
+    as_it_is = tf.autograph.experimental.do_not_convert(_read_parts)
 
     def call(*tensors: Tensor) -> Nest:
         args, kwargs = with_tensors(arguments.structure, tensors)
         with fused_normalizations():
-            return marked_means(step(*args, **kwargs), returns)
+            results = marked_means(step(*args, **kwargs), returns)
+        return results, as_it_is(parts, by_handle)
 
     def trace() -> ConcreteFunction:
         options = tracing.autograph_options
@@ -92,10 +97,22 @@ def traced_step(
         made = [one for one in taken if id(one) in known and known[id(one)].is_made]
         if made:
             check_made_once(made, captured_variables(trace(), by_handle))
-        parts = [one for one in taken if one.aggregation == tf.VariableAggregation.SUM]
         check_sums(concrete, parts)
-        check_returned(concrete, parts)
-        return StepTrace(concrete, tuple(_named(taken, known)))
+        check_returned(concrete, parts, concrete.outputs[: len(concrete.outputs) - len(parts)])
+        return StepTrace(concrete, tuple(_named(taken, known)), tuple(parts))
+
+
+def _read_parts(parts: list[Variable], by_handle: Mapping[int, Variable]) -> list[Tensor]:
+    """The values of variables that add up over replicas, of those that the function being traced has captured.
+
+    Args:
+        parts: filled with these variables.
+        by_handle: as for `captured_variables`.
+    """
+    captures = tf.compat.v1.get_default_graph().captures
+    taken = [by_handle[id(outer)] for outer, _ in captures if id(outer) in by_handle]
+    parts[:] = [one for one in taken if one.aggregation == tf.VariableAggregation.SUM]
+    return [tf.identity(one) for one in parts]
 
 
 def check_made_once(first: Sequence[Variable], second: Sequence[Variable]) -> None:

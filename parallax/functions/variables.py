@@ -1,66 +1,173 @@
-"""The variables of a script while a session trains them: read as the one process would read them, written likewise.
+"""The variables of a script while workers train them: read as the one process would read them, written likewise.
 
-A variable whose values add up over replicas (`aggregation` SUM, as those of metrics) is a part on each worker, from
-zero on, and its value is the sum of what the script last wrote and all parts. All others have worker 0's value.
+Each worker has a part of the variables of metrics, from zero on, and their value is the sum of what the script last
+wrote and all parts. The value of all others is the workers'.
 """
 
 from __future__ import annotations
 
-import numpy as np
-import tensorflow as tf
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
 
+from parallax.errors import ConfigError
+from parallax.functions.metric_sums import MetricSums
 from parallax.functions.mirrors import Mirrors
-from parallax.functions.running import RunningSteps
-from parallax.functions.step_graph import StepGraph
-from parallax.types import Value
+from parallax.functions.remote_steps import RemoteSteps
+from parallax.functions.traced import InFile, bytes_of, initial_of
+from parallax.logger import log
+from parallax.report.text import bytes_text, counted
+from parallax.settings.parts import TableConfig
+from parallax.types import Operation, PortableValue, Value, Variable
+
+_NO_FOLDER = (
+    "A model whose large variables have more than {limit} (TableConfig.whole_bytes) gets them back from its workers as "
+    "a checkpoint that they write, and no folder is named; there are {size} in {count}. Name one: parallax run "
+    "--tables-dir DIR, or TableConfig(tables_dir=...). Or allow more bytes than that: --whole-bytes N."
+)
+_WRITTEN = "The trained model is in the checkpoint {prefix}, and {count} of it there alone (docs/keras.md)."
 
 
-class SessionVariables:
-    """The variables that a graph's steps have taken."""
+class TrainedVariables:
+    """The variables that workers train for the script.
 
-    def __init__(self, graph: StepGraph) -> None:
-        """Adds what reads and resets parts to the graph; before a session is opened on it.
+    Attributes:
+        by_name: the script's tf.Variables, those of metrics too.
+        mirrors: the same, kept in agreement with the workers'.
+        sums: those of metrics.
+        numbers: by step, which of `sums` it gives, in its order.
+        is_released: whether it has ended.
+    """
+
+    def __init__(
+        self,
+        running: RemoteSteps,
+        metrics: Mapping[str, Sequence[Variable]],
+        names: Mapping[int, str],
+        reset: Operation,
+        guard: Callable[[], AbstractContextManager[object]] = nullcontext,
+    ) -> None:
+        """Gives the workers the script's values, and mirrors its variables.
 
         Args:
-            graph: with its steps.
+            running: the steps.
+            metrics: by step, the tf.Variables of metrics whose sums it gives.
+            names: id of a tf.Variable -> its name in the graph.
+            reset: op of the graph that sets the workers' parts of metrics to zero.
+            guard: a context in which workers are asked for values that are read.
         """
-        self._graph = graph
-        self._parts = {}
-        added = [one.name for one in graph.taken() if one.variable.aggregation == tf.VariableAggregation.SUM]
-        for name in added:
-            with graph.graph.as_default(), graph.graph.name_scope("parts/"):
-                self._parts[name] = tf.identity(graph.made[name])
-        self._reset = {name: graph.reset([name]) for name in added}
-        self._base: dict[str, Value] = {}
+        self._running, self._reset, self._guard = running, reset, guard
+        self.is_released = False
+        number_of: dict[int, int] = {}
+        for variables in metrics.values():
+            for one in variables:
+                number_of.setdefault(id(one), len(number_of))
+        by_id = {id(one): one for variables in metrics.values() for one in variables}
+        self.sums = MetricSums([by_id[key] for key in number_of])
+        self.numbers = {step: [number_of[id(one)] for one in variables] for step, variables in metrics.items()}
+        self._number_of = {names.get(key, f"metric {number}"): number for key, number in number_of.items()}
+        name_of = dict(zip(number_of, self._number_of, strict=True))
+        running.begin({step: [name_of[id(one)] for one in variables] for step, variables in metrics.items()})
+        taken = running.variables()
+        self._trained = [name for name in taken if name not in self._number_of]
+        summed = {name: self.sums.variables[number] for name, number in self._number_of.items()}
+        self.by_name = {**taken, **summed}
+        self.mirrors = Mirrors(self.by_name.items(), self._fetched)
+        if running.resumed_step is not None:
+            self.mirrors.outdate(self._trained)
+            running.reset(reset)  # a checkpoint has what one worker had of the metrics of an epoch
 
-    def begin(self, running: RunningSteps) -> Mirrors:
-        """Gives the session the script's values, and mirrors the script's variables."""
-        self._running = running
-        running.begin({"step": list(self._parts)})
-        variables = running.variables()
-        self._base = {name: variables[name].numpy() for name in self._parts}
-        self._mirrors = Mirrors(variables.items(), self._fetched)
-        return self._mirrors
+    def outdate(self, are_trained: bool) -> None:
+        """Says that a step has run.
+
+        Args:
+            are_trained: whether it may have changed others than those of metrics.
+        """
+        self.mirrors.outdate(self._number_of)
+        if are_trained:
+            self.mirrors.outdate(self._trained)
 
     def flush(self) -> None:
-        """Gives the session what the script wrote; every worker must call it, having written the same variables."""
-        written, self._mirrors.written = sorted(self._mirrors.written), set()
-        values = {name: self._mirrors.variable(name).numpy() for name in written}
-        for name in [name for name in values if name in self._parts]:
-            self._base[name] = values.pop(name)
-            self._running.reset(self._reset[name])
-        self._running.write(values if self._running.rank == 0 else dict.fromkeys(values))
+        """Gives the workers what the script has written."""
+        written, self.mirrors.written = sorted(self.mirrors.written), set()
+        if not written:
+            return
+        values = {name: self.mirrors.variable(name).numpy() for name in written}
+        metrics = {self._number_of[name]: values.pop(name) for name in written if name in self._number_of}
+        self._running.write(values)
+        if metrics:
+            self._running.reset(self._reset)
+            self.sums.begin_at(metrics)
 
-    def refresh_all(self) -> None:
-        """Gives the script's variables the session's values; every worker must call it."""
-        self._mirrors.refresh_all()
+    def values(self, tables: TableConfig) -> dict[str, PortableValue]:
+        """The values of all variables by name; the large ones are written to files where that is said.
 
-    def outdate(self) -> None:
-        """Says that a step has run."""
-        self._mirrors.outdate(self._running.variables())
+        Args:
+            tables: what is done with large variables.
+
+        Raises:
+            CheckpointError: the files cannot be written.
+            ConfigError: no folder is named for them.
+        """
+        self.flush()
+        self.sums.latest.arrive()
+        variables = self._running.variables()
+        large = find_large_variables(variables, tables)
+        found: dict[str, PortableValue] = {}
+        found.update(self._running.read([name for name in self._trained if name not in large]))
+        found.update({name: self.sums.sums[number] for name, number in self._number_of.items()})
+        if large:
+            check_folder(variables, tables)
+            places = self.store(Path(tables.tables_dir or ""))
+            log.info(_WRITTEN.format(prefix=places[large[0]].prefix, count=counted(len(large), "large variable")))
+            found.update({name: places[name] for name in large})
+        return found
+
+    def store(self, folder: Path, step: int | None = None) -> dict[str, InFile]:
+        """Writes a checkpoint of the variables, without those of metrics.
+
+        Args:
+            folder: on worker 0's machine.
+            step: its number; None for the one that comes after those of the folder.
+
+        Returns:
+            Where each variable is, by name.
+
+        Raises:
+            CheckpointError: it cannot be written.
+        """
+        self.flush()
+        return self._running.store(folder, self._trained, step)
+
+    def release(self) -> None:
+        """Ends it; the variables keep the values that they have."""
+        self.is_released = True
+        self.mirrors.release()
 
     def _fetched(self, name: str) -> Value:
-        if name not in self._parts:
-            return self._running.read_everywhere(name)
-        base = self._base[name]
-        return (base + self._running.sum_of(self._parts[name], name)).astype(np.asarray(base).dtype)
+        if name in self._number_of:
+            return self.sums.sums[self._number_of[name]]
+        with self._guard():
+            return self._running.read([name])[name]
+
+
+def find_large_variables(variables: Mapping[str, Variable], tables: TableConfig) -> list[str]:
+    """The names of traced variables, where they are more together than one process makes whole; else none."""
+    traced = {name: bytes_of(one) for name, one in variables.items() if initial_of(one) is not None}
+    return list(traced) if sum(traced.values()) > tables.whole_bytes else []
+
+
+def check_folder(variables: Mapping[str, Variable], tables: TableConfig) -> None:
+    """Refuses to train what could not be stored.
+
+    Raises:
+        ConfigError: large variables are not to be sent back, and no folder was named for them.
+    """
+    large = find_large_variables(variables, tables)
+    if large and tables.tables_dir is None:
+        sizes = [bytes_of(variables[name]) for name in large]
+        raise ConfigError(
+            _NO_FOLDER.format(
+                count=counted(len(sizes), "variable"), size=bytes_text(sum(sizes)), limit=bytes_text(tables.whole_bytes)
+            )
+        )

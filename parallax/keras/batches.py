@@ -1,116 +1,100 @@
-"""`train_on_batch` in a script's own loop: workers run the whole script, and each trains on its rows of the batch.
-
-The first call opens the session, as that of a step of `parallax.function` does; later ones run it, and give every
-worker the logs of the global batch. What the script calls between them (evaluate, predict, get_weights) every worker
-computes for itself, with the trained values, which all bring together: so all workers must call it. Worker 0 writes
-files.
-"""
+"""`train_on_batch` in a script's own loop: the workers carry out the steps of the models that it trains."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import tensorflow as tf
 
 from parallax import call as calls
-from parallax.errors import SessionError
-from parallax.functions.attachments import attached, attachment_with
 from parallax.functions.batch_statistics import statistics_of
-from parallax.functions.input_digests import check_input
-from parallax.functions.running import RunningSteps
-from parallax.functions.traced import is_loaded
-from parallax.keras.fitting import FitCall, read_steps
-from parallax.keras.inputs import batch_length, input_of
+from parallax.functions.loop import LoopStep, OpenLoop, ScriptLoop, loop_for
+from parallax.keras.fitting import check_traced
+from parallax.keras.inputs import batch_length
 from parallax.keras.libraries import library_of
-from parallax.keras.results import state_of, take_state
+from parallax.keras.refusals import check_model
+from parallax.keras.steps import ModelStep, traced_training, variables_of
 from parallax.keras.training import ModelTraining
 from parallax.settings.config import Config
-from parallax.types import Argument, KerasModel, Nest, TensorLike, TypeSpec
-
-_ONE_MODEL = (
-    "A script's own loop trains one model over all workers, and this is another one, or `fit` after train_on_batch. "
-    "Train them by `fit` each, which is a job of its own, or write the loop with parallax.function, for one step "
-    "that trains both."
-)
-_COMPILED = (
-    "The steps of a model are planned at its first train_on_batch, and it was compiled again since then. Compile it "
-    "once; the learning rate may be assigned: model.optimizer.learning_rate = 0.01."
-)
+from parallax.types import Argument, KerasModel, Logs, Nest, TensorLike, TypeSpec
 
 
-class ScriptTraining:
-    """What this worker's script trains by train_on_batch: nothing, or one model.
+class LoopModel:
+    """A model that a script trains by train_on_batch.
 
-    Attributes:
-        training: of that model, once it is trained.
+    Args:
+        model: a compiled keras.Model.
+        loop: of the script.
+        step: the model's in it.
+        traced: the same as it was traced.
     """
 
-    def __init__(self) -> None:
-        self._model: KerasModel | None = None
-        self.training: ModelTraining | None = None
+    def __init__(self, model: KerasModel, loop: ScriptLoop, step: LoopStep, traced: ModelStep) -> None:
+        self._model, self._loop, self.step, self._traced = model, loop, step, traced
+        self._opened: OpenLoop | None = None
+        self._training: ModelTraining
 
-    def is_of(self, model: KerasModel) -> bool:
-        """Whether a model is the one."""
-        return self._model is model
-
-    def check_free(self) -> None:
-        """Refuses another training in a script that trains by train_on_batch."""
-        if self.training is not None:
-            raise SessionError(_ONE_MODEL)
-
-    def prepare(
-        self,
-        model: KerasModel,
-        arguments: Mapping[str, Argument],
-        config: Config,
-        resource: str | Path | None,
-        merge_rows: bool = False,
-    ) -> None:
-        """Has Keras's own `train_on_batch` train over this worker's session.
-
-        Args:
-            model: a compiled keras.Model.
-            arguments: of the call by name.
-            config: settings.
-            resource: a resource file; None for workers on this machine.
-            merge_rows: whether optimizers see equal rows of a sparse gradient added up.
-
-        Raises:
-            JobEnded: in the launching process, with the job's exit status.
-            SessionError: another model is trained by this script, or the model was compiled again.
-        """
-        if self.training is None:
-            full = {"train": batch_length(arguments.get("x"), sys.maxsize)}
-            with statistics_of(config.batch_norm):
-                read = read_steps(model, {}, {"train": _spec_of(model, arguments)}, merge_rows=merge_rows, full=full)
-            self._begin(read, dict(arguments), config, resource)
-        elif not self.is_of(model):
-            raise SessionError(_ONE_MODEL)
-        elif model.train_function != self.training.train_function:
-            raise SessionError(_COMPILED)
-
-    def _begin(
-        self, read: FitCall, arguments: dict[str, Argument], config: Config, resource: str | Path | None
-    ) -> None:
-        number = calls.next_call()
-        state = state_of(read) if calls.jobs_run() or is_loaded() else None
-        data = input_of(arguments)
-        attachment = attachment_with(state, data)
-        session, size, rank, given = calls.run_to_the_end(number, read.graph.graph, attachment, config, resource)
-        launched = attached(given)
-        check_input(number, data, launched.digest)
-        if launched.state is not None:
-            take_state(read, launched.state)
-        model = read.model
-        self._model, self.training = model, _training(read, RunningSteps(read.graph, session, size, rank))
-        model.train_function = self.training.train_function
+    def train_function(self, iterator: Iterator[Nest]) -> Logs | None:
+        """What `Model.train_function` gives for the next batch of an iterator."""
+        opened = self._loop.session()
+        if opened is not self._opened:
+            steps, traced = {"train": opened.steps[self.step]}, {"train": self._traced}
+            self._training = ModelTraining(
+                self._model, opened.running, opened.variables, steps, traced, has_late_logs=False
+            )
+            self._opened = opened
+        with self._loop.guard():
+            return self._training.train_function(iterator)
 
 
-def _training(read: FitCall, running: RunningSteps) -> ModelTraining:
-    return ModelTraining(read.model, running, read.steps, read.traced, read.names, read.reset, reports_everywhere=True)
+_models: WeakKeyDictionary[KerasModel, LoopModel] = WeakKeyDictionary()
+
+
+def prepare_model(
+    model: KerasModel,
+    arguments: Mapping[str, Argument],
+    config: Config,
+    resource: str | Path | None,
+    merge_rows: bool = False,
+) -> None:
+    """Has Keras's own `train_on_batch` train a model by workers.
+
+    Args:
+        model: a compiled keras.Model.
+        arguments: of the call by name.
+        config: settings.
+        resource: a resource file; None for workers on this machine.
+        merge_rows: whether optimizers see equal rows of a sparse gradient added up.
+
+    Raises:
+        JobEnded: in a process that does something else than to train, as `parallax plan`.
+        ParallaxError: as `parallel_run`.
+    """
+    known = _models.get(model)
+    if known is not None and model.train_function == known.train_function:
+        return
+    loop = loop_for(config, resource)
+    found: list[ModelStep] = []
+
+    def trace() -> LoopStep:
+        library_of(model).check_compiled(model, "train_on_batch")
+        check_model(model)
+        with statistics_of(config.batch_norm):
+            traced = traced_training(model, _spec_of(model, arguments), merge_rows)
+        check_traced("train", traced)
+        found.append(traced)
+        full = batch_length(arguments.get("x"), sys.maxsize)
+        examples = -(-full // calls.number_of_workers(config, resource))
+        variables = variables_of(model, traced.captured)
+        return LoopStep("train", traced.concrete, variables, traced.metrics, examples, full)
+
+    step = loop.add(trace, instead_of=None if known is None else known.step)  # it was compiled again
+    _models[model] = LoopModel(model, loop, step, found[0])
+    model.train_function = _models[model].train_function
 
 
 def _spec_of(model: KerasModel, arguments: Mapping[str, Argument]) -> Nest:

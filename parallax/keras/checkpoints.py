@@ -8,9 +8,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from parallax import call as calls
 from parallax.errors import CheckpointError
-from parallax.functions.traced import InFile, bytes_of, initial_of, leave_in, note_loaded, rows
+from parallax.functions.traced import InFile, bytes_of, initial_of, leave_in, rows
 from parallax.keras.libraries import library_of
 from parallax.keras.steps import variables_of
 from parallax.keras.training import training_of
@@ -31,7 +30,7 @@ _MISSING = (
 def save_checkpoint(model: KerasModel, folder: str | Path, step: int) -> str:
     """Writes a checkpoint of a model and its optimizer: `tf.train.load_checkpoint` reads it, and `load_checkpoint`.
 
-    In a callback of `fit` and in the process that goes on after it; in a loop of train_on_batch all workers call it.
+    It works in a callback of `fit`, in a loop of train_on_batch, and after both.
 
     Args:
         model: a built keras.Model.
@@ -48,7 +47,7 @@ def save_checkpoint(model: KerasModel, folder: str | Path, step: int) -> str:
     writer = Writer(absolute(str(folder)), step, CHUNK_BYTES)
     if training is not None:
         training.store(Path(folder), step)
-    elif not calls.is_worker():
+    else:
         try:
             with file_errors(f"The checkpoint of step {step} must be written to {writer.folder}", _WRITABLE):
                 writer.begin()
@@ -73,9 +72,6 @@ def load_checkpoint(model: KerasModel, prefix: str | Path) -> None:
     Raises:
         CheckpointError: the files cannot be read, or a variable is not in them.
     """
-    note_loaded()
-    if calls.is_worker():  # it is told by the launching process, and its machine may not have the files
-        return
     place = absolute(str(prefix))
     with file_errors(f"The checkpoint {place} must be readable", _READABLE):
         bundle = Bundle(place)

@@ -1,31 +1,27 @@
-"""`fit` on all workers: in the launching process, which drives them, or in each worker.
+"""`fit` by workers: the steps of the model are traced for the specs of the batches, and become one graph.
 
-The steps of the model are traced for the specs of the batches and become one graph, which the launching process plans.
-Keras's own `fit` goes over the batches by steps of that graph. Where workers run the script, each makes the same graph
-at the same call, and the launching process gives its model what was trained.
+Keras's own `fit` goes over the batches in this process, by steps of that graph, which workers carry out.
 """
 
 from __future__ import annotations
 
 import itertools
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
-from pathlib import Path
+from dataclasses import dataclass
 from types import GeneratorType, ModuleType
 from unittest import mock
 
-from parallax.errors import ConfigError
 from parallax.functions.counting import check_sums
 from parallax.functions.numbered_rows import NumberedArrays
 from parallax.functions.remote_steps import RemoteSteps
-from parallax.functions.running import RunningSteps
 from parallax.functions.step_graph import GraphStep, StepGraph
-from parallax.functions.traced import InFile, bytes_of, initial_of
+from parallax.functions.traced import take_values
+from parallax.functions.variables import TrainedVariables
 from parallax.keras.arrays import numbered_training, numbered_validation
 from parallax.keras.callbacks import callback_list_for
-from parallax.keras.inputs import batch_length, input_of, open_spec
+from parallax.keras.inputs import batch_length, open_spec
 from parallax.keras.libraries import library_of
 from parallax.keras.progress import FitProgress
 from parallax.keras.refusals import check_model, check_step
@@ -37,8 +33,6 @@ from parallax.keras.steps import (
     traced_training,
 )
 from parallax.keras.training import ModelTraining
-from parallax.logger import log
-from parallax.report.text import bytes_text, counted
 from parallax.settings.parts import TableConfig
 from parallax.types import (
     Argument,
@@ -52,12 +46,6 @@ from parallax.types import (
 _LOOKED_AT_BATCHES = 2
 """Of a generator, from which Keras tells the shapes of all."""
 _NO_LARGE_ONES = TableConfig(whole_bytes=sys.maxsize)
-_NO_FOLDER = (
-    "A model whose large variables have more than {limit} (TableConfig.whole_bytes) gets them back from `fit` as a "
-    "checkpoint that the workers write, and no folder is named; there are {size} in {count}. Name one: parallax run "
-    "--tables-dir DIR, or TableConfig(tables_dir=...). Or allow more bytes than that: --whole-bytes N."
-)
-_WRITTEN = "The trained model is in the checkpoint {prefix}, and {count} of it there alone (docs/keras.md)."
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +60,6 @@ class FitCall:
         steps: the same in the graph.
         names: id of a tf.Variable -> its name in the graph.
         reset: op of the graph that sets a worker's own parts of metrics to zero.
-        data: what it trains and validates with, as far as that can be looked at.
     """
 
     model: KerasModel
@@ -82,7 +69,6 @@ class FitCall:
     steps: Mapping[str, GraphStep]
     names: Mapping[int, str]
     reset: Operation
-    data: Nest = None
 
 
 def read_fit(
@@ -112,7 +98,6 @@ def read_fit(
         library.check_resumable()
     arguments = _with_validation_split(library, dict(arguments))
     peeked = _peeked(arguments, "x")
-    data = [peeked or input_of(arguments)]
     specs = {"train": _spec_of(library, arguments, peeked, arguments.get("batch_size"))}
     full = {"train": batch_length(arguments.get("x"), arguments.get("batch_size"))}
     if arguments.get("validation_data") is not None:
@@ -120,13 +105,11 @@ def read_fit(
         validation = {"x": x, "y": y, "sample_weight": weights}
         length = arguments.get("validation_batch_size") or arguments.get("batch_size")
         peeked = _peeked(validation, "x")
-        data.append(peeked or input_of(validation))
         specs["test"] = _spec_of(library, validation, peeked, length)
         if validation["x"] is not x:
             arguments["validation_data"] = validation["x"]
         full["test"] = batch_length(validation["x"], length)
-    read = read_steps(model, arguments, specs, -(-full["train"] // workers), merge_rows, full, has_checkpoints)
-    return replace(read, data=data)
+    return read_steps(model, arguments, specs, -(-full["train"] // workers), merge_rows, full, has_checkpoints)
 
 
 def read_steps(
@@ -156,21 +139,34 @@ def read_steps(
     if "test" in specs:
         traced["test"] = traced_evaluation(model, specs["test"])
     for name, one in traced.items():
-        check_step(name, one.concrete)
-        check_sums(one.concrete, one.metrics)
+        check_traced(name, one)
     graph, steps = step_graph(model, traced, examples, full, is_counted)
     names = {id(one.variable): one.name for one in graph.taken()}
     metrics = [names[id(v)] for one in traced.values() for v in one.metrics if id(v) in names]
     return FitCall(model, arguments, traced, graph, steps, names, graph.reset(dict.fromkeys(metrics)))
 
 
+def check_traced(name: str, traced: ModelStep) -> None:
+    """Refuses a traced step that workers cannot carry out.
+
+    Args:
+        name: "train" or "test".
+        traced: the step.
+
+    Raises:
+        GraphError: what was found, and what to do.
+    """
+    check_step(name, traced.concrete)
+    check_sums(traced.concrete, traced.metrics)
+
+
 def run_fit(
     fit: FitCall,
     original: Callable[..., KerasHistory],
-    running: RunningSteps | RemoteSteps,
+    running: RemoteSteps,
     tables: TableConfig = _NO_LARGE_ONES,
 ) -> tuple[KerasHistory, dict[str, PortableValue]]:
-    """Carries out a call of `fit` by steps that run on all workers: in each worker, or in the process that drives them.
+    """Carries out a call of `fit` by steps that workers run.
 
     Args:
         fit: the call.
@@ -179,32 +175,34 @@ def run_fit(
         tables: what is done with large variables.
 
     Returns:
-        What Keras returned, and, on worker 0, the values of all variables by name; in the place of those that the
-        workers have written to files, where they are.
+        What Keras returned, and the values of all variables by name; in the place of those that the workers have
+        written to files, where they are.
     """
     model = fit.model
-    training = ModelTraining(model, running, fit.steps, fit.traced, fit.names, fit.reset)
+    metrics = {step: one.metrics for step, one in fit.traced.items()}
+    variables = TrainedVariables(running, metrics, fit.names, fit.reset)
+    training = ModelTraining(model, running, variables, fit.steps, fit.traced)
     arguments = dict(fit.arguments)
     training.take_arrays(_numbered(fit, arguments))
-    if running.rank:
-        arguments.update(callbacks=None, verbose=0)
     library = library_of(model)
     if fit.graph.loop is not None:
         first, last = arguments.get("initial_epoch", 0), arguments.get("epochs", 1)
         training.progress = FitProgress(model, running, first, last)
-    lists = mock.patch(library.CALLBACK_LIST_IN_FIT, callback_list_for(model, training))
+    lists = mock.patch(library.CALLBACK_LIST_IN_FIT, callback_list_for(model, training.within))
     with _functions_of(model, training), lists, library.numbered_epochs(training.progress):
         try:
             history = original(**arguments)
         except BaseException:
             training.abandon()
             raise
-    large = large_variables(fit, tables)
-    values = training.values(large)
-    if large:
-        values.update(_stored(training, large, tables))
+    values = training.values(tables)
     training.release()
     return history, values
+
+
+def take_state(fit: FitCall, values: dict[str, PortableValue]) -> None:
+    """Gives a model's variables values by name."""
+    take_values({one.name: one.variable for one in fit.graph.variables}, values)
 
 
 def _numbered(fit: FitCall, arguments: dict[str, Argument]) -> dict[str, NumberedArrays]:
@@ -263,33 +261,3 @@ def _again(peeked: list[Nest], rest: Iterator[Nest]) -> Iterator[Nest]:
     """A generator of what was taken from one, and then of the rest."""
     yield from peeked
     yield from rest
-
-
-def large_variables(fit: FitCall, tables: TableConfig) -> list[str]:
-    """The names of a model's traced variables, where they are more together than one process makes whole."""
-    traced = {one.name: bytes_of(one.variable) for one in fit.graph.taken() if initial_of(one.variable) is not None}
-    return list(traced) if sum(traced.values()) > tables.whole_bytes else []
-
-
-def check_folder(fit: FitCall, tables: TableConfig) -> None:
-    """Refuses to train what could not be kept.
-
-    Raises:
-        ConfigError: the model's large variables are not to be sent back, and no folder was named for them.
-    """
-    large = set(large_variables(fit, tables))
-    if large and tables.tables_dir is None:
-        sizes = [bytes_of(one.variable) for one in fit.graph.taken() if one.name in large]
-        raise ConfigError(
-            _NO_FOLDER.format(
-                count=counted(len(sizes), "variable"), size=bytes_text(sum(sizes)), limit=bytes_text(tables.whole_bytes)
-            )
-        )
-
-
-def _stored(training: ModelTraining, large: Sequence[str], tables: TableConfig) -> dict[str, InFile]:
-    """Where the large variables are, which are written to files with all others of the model."""
-    places = training.store(Path(tables.tables_dir or ""))
-    if training.rank == 0:
-        log.info(_WRITTEN.format(prefix=places[large[0]].prefix, count=counted(len(large), "large variable")))
-    return {name: places[name] for name in large}

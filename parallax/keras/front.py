@@ -5,9 +5,8 @@ from __future__ import annotations
 import functools
 import inspect
 import math
-import pickle
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import ModuleType
@@ -16,27 +15,14 @@ from typing import TypeVar
 from parallax import call as calls
 from parallax.after_import import after_import
 from parallax.errors import ConfigError, ParallaxError
-from parallax.functions.attachments import attached, attachment_with
 from parallax.functions.batch_statistics import statistics_of
-from parallax.functions.driven_workers import ReservedWorkers, reserved_workers, start_workers
-from parallax.functions.function import have_input_alike
-from parallax.functions.input_digests import check_input
-from parallax.functions.running import RunningSteps
-from parallax.functions.traced import is_loaded, limit_whole
+from parallax.functions.driven_workers import reserved_workers, start_workers
+from parallax.functions.traced import limit_whole
+from parallax.functions.variables import check_folder
 from parallax.keras import keras3
-from parallax.keras.batches import ScriptTraining
-from parallax.keras.fitting import FitCall, check_folder, read_fit, run_fit
+from parallax.keras.batches import prepare_model
+from parallax.keras.fitting import FitCall, read_fit, run_fit, take_state
 from parallax.keras.libraries import tf_keras
-from parallax.keras.refusals import calls_python
-from parallax.keras.results import (
-    forget_values,
-    has_backup,
-    history_of,
-    replay,
-    result_of,
-    state_of,
-    take_state,
-)
 from parallax.runtime.launcher.waiting import end_waiting_job
 from parallax.settings.config import Config
 from parallax.settings.environment import Role, is_commanded, settings
@@ -68,9 +54,6 @@ class _Use:
 
 
 _use = _Use()
-_script_training = ScriptTraining()
-_trained_here: set[int] = set()
-"""By id, the models that this worker's job trains, whose files worker 0's callbacks may write."""
 
 
 def use(
@@ -110,28 +93,21 @@ def call(
 ) -> _Found:
     """Calls a function that makes a model and its data and trains it, from a notebook too.
 
-    Workers call the same function, and nothing of the program around it.
+    Within it models are trained as `use` with these arguments says.
 
     Args:
-        function: takes no arguments; it may be defined in a notebook.
+        function: takes no arguments.
         resource_info: a resource file; None for workers on this machine.
         parallax_config: settings.
         merge_rows: as in `use`.
 
     Returns:
-        What the function returns, here, with trained models in it.
-
-    Raises:
-        ConfigError: the function cannot be pickled.
+        What the function returns.
     """
     before = dict(vars(_use))
-
-    def with_machines() -> _Found:
+    try:
         use(resource_info, parallax_config, merge_rows=merge_rows)
         return function()
-
-    try:
-        return calls.run_function(with_machines)
     finally:
         vars(_use).update(before)
 
@@ -142,7 +118,6 @@ def install() -> None:
         return
     _install(keras3)
     after_import("tf_keras", lambda: _install(tf_keras()))
-    have_input_alike()
 
 
 def _install(library: ModuleType) -> None:
@@ -150,8 +125,6 @@ def _install(library: ModuleType) -> None:
     _wrap(library.TRAINER, "train_on_batch", _train_on_batch)
     library.trace_large(lambda: _tables().traced_bytes)
     limit_whole(_whole_bytes)
-    for name in library.SAVES:
-        _wrap(library.MODEL, name, _save)
 
 
 def _wrap(kind: type, name: str, replacement: Callable[..., object]) -> None:
@@ -185,8 +158,7 @@ def _start_early() -> None:
         return
     _use.has_started = True
     with suppress(ParallaxError):  # which `fit` raises
-        if _is_driven():
-            start_workers(calls.upcoming_call(), _use.config, _use.resource_info)
+        start_workers(calls.upcoming_call(), _use.config, _use.resource_info)
 
 
 def _fit(original: Callable[..., KerasHistory], model: KerasModel, *args: Argument, **kwargs: Argument) -> KerasHistory:
@@ -194,23 +166,21 @@ def _fit(original: Callable[..., KerasHistory], model: KerasModel, *args: Argume
         return original(model, *args, **kwargs)
     bound = inspect.signature(original).bind(model, *args, **kwargs)
     arguments = {name: value for name, value in bound.arguments.items() if name != "self"}
-    _script_training.check_free()
     number = calls.next_call()
-    bound_fit = functools.partial(original, model)
-    if not calls.is_worker():
-        return _launched(number, model, arguments, bound_fit)
-    launched = attached(calls.attachment())
-    if calls.is_replayed(number):
-        return replay(model, launched.results[number - 1], arguments, lambda: _read(model, arguments))
-    fit = _read(model, arguments)
-    check_input(number, fit.data, launched.digest)
-    if launched.state is not None:
-        take_state(fit, launched.state)
-    session, size, rank, _ = calls.worker_call(fit.graph.graph, _config_of(number))
-    _trained_here.add(id(model))
-    history, values = run_fit(fit, bound_fit, RunningSteps(fit.graph, session, size, rank), _tables())
-    session.close()
-    return calls.end_call(b"" if rank else pickle.dumps(result_of(fit, history, values), protocol=5))
+    launches = calls.is_launching()
+    with (
+        status_line(launches and arguments.get("verbose") != 0),
+        reserved_workers(number, _use.config, _use.resource_info) if launches else nullcontext() as workers,
+    ):
+        show_status("tracing the steps of fit")  # meanwhile workers start
+        fit = _read(model, arguments)
+        if workers is None:
+            calls.perform_here(number, fit.graph.graph, _config_of(number), _use.resource_info)
+        check_folder({one.name: one.variable for one in fit.graph.taken()}, _tables())
+        with workers.session(fit.graph, fit.steps, _config_of(number)) as steps:
+            history, values = run_fit(fit, functools.partial(original, model), steps, _tables())
+            take_state(fit, values)  # the model has them, whatever the end of the session brings
+    return history
 
 
 def _read(model: KerasModel, arguments: dict[str, Argument]) -> FitCall:
@@ -227,67 +197,8 @@ def _config_of(number: int) -> Config:
     return replace(_use.config, ckpt_config=replace(saved, ckpt_dir=Path(saved.ckpt_dir) / f"fit-{number}"))
 
 
-def _launched(
-    number: int, model: KerasModel, arguments: dict[str, Argument], original: Callable[..., KerasHistory]
-) -> KerasHistory:
-    if settings().role == Role.LAUNCH and _is_driven():
-        with (
-            status_line(arguments.get("verbose") != 0),
-            reserved_workers(number, _use.config, _use.resource_info) as workers,  # they start during the trace
-        ):
-            show_status("tracing the steps of fit")
-            fit = _read(model, arguments)
-            check_folder(fit, _tables())
-            if not calls_python(fit.graph.graph):
-                return _drive(fit, workers, original, _config_of(number))
-    else:
-        fit = _read(model, arguments)
-        if settings().role == Role.LAUNCH:
-            check_folder(fit, _tables())
-    state = state_of(fit) if number > 1 or is_loaded() else None
-    attachment = attachment_with(state, fit.data)
-    ended = calls.run_call(
-        number, fit.graph.graph, attachment, _config_of(number), _use.resource_info, resumes=has_backup(arguments)
-    )
-    result = pickle.loads(ended)
-    take_state(fit, result["values"])
-    calls.remember(result)
-    forget_values(calls.remembered(), _tables().whole_bytes)
-    return history_of(model, result, arguments)
-
-
-def _is_driven() -> bool:
-    """Whether this process goes over the batches of a `fit` itself; else each worker runs the script up to it."""
-    config = merged(_use.config, settings())
-    others = config.hooks or config.chief_only_hooks or settings().verify_first is not None
-    is_elastic = config.restart.min_hosts is not None
-    return not is_elastic and not others and calls.can_drive(_use.config, _use.resource_info)
-
-
-def _drive(
-    fit: FitCall, workers: ReservedWorkers, original: Callable[..., KerasHistory], config: Config
-) -> KerasHistory:
-    """Trains by workers that have the graph of the steps, and do not run the script."""
-    with workers.session(fit.graph, fit.steps, config) as steps:
-        history, values = run_fit(fit, original, steps, _tables())
-        take_state(fit, values)  # the model has them, whatever the end of the session brings
-    calls.remember(result_of(fit, history, values))
-    forget_values(calls.remembered(), _tables().whole_bytes)
-    return history
-
-
 def _train_on_batch(original: Callable[..., Nest], model: KerasModel, *args: Argument, **kwargs: Argument) -> Nest:
     if _is_on():
         arguments = inspect.signature(original).bind(model, *args, **kwargs).arguments
-        _script_training.prepare(model, arguments, _use.config, _use.resource_info, _use.merge_rows)
-    return original(model, *args, **kwargs)
-
-
-def _save(original: Callable[..., object], model: KerasModel, *args: Argument, **kwargs: Argument) -> object:
-    """Writes files where the script goes on, in the launching process or on worker 0, and in callbacks of worker 0."""
-    if _script_training.is_of(model) and _script_training.training is not None:
-        _script_training.training.mirrors.refresh_all()  # by all workers, who hold the rows
-        return None if _script_training.training.rank else original(model, *args, **kwargs)
-    if calls.is_worker() and id(model) not in _trained_here:
-        return None
+        prepare_model(model, arguments, _use.config, _use.resource_info, _use.merge_rows)
     return original(model, *args, **kwargs)

@@ -39,7 +39,6 @@ RNN: type[Any] = keras.layers.RNN
 CALLBACKS: ModuleType = keras.callbacks
 CALLBACK_LIST: type[Any] = keras.callbacks.CallbackList
 CALLBACK_LIST_IN_FIT = "keras.src.backend.tensorflow.trainer.callbacks_module.CallbackList"
-SAVES = ("save", "save_weights", "export")
 
 unpacked = data_adapter_utils.unpack_x_y_sample_weight
 validation_split = array_slicing.train_validation_split

@@ -13,8 +13,6 @@ from parallax.types import ConcreteFunction, Graph, KerasModel, NodeDef
 
 _PYTHON_OPS = ("PyFunc", "EagerPyFunc")
 """With effects that TensorFlow does not know."""
-_STATELESS_PYTHON_OP = "PyFuncStateless"
-"""Of a `numpy_function(stateful=False)`."""
 _EAGER = (
     "The steps of a model are carried out as a graph, and {what} asks for Python at each step. Leave it out, and debug "
     "the script without Parallax."
@@ -85,11 +83,6 @@ def check_step(name: str, concrete: ConcreteFunction) -> None:
     """
     for node in _find_nodes(concrete.graph, _PYTHON_OPS):
         raise GraphError(_CALLS_PYTHON.format(step=name, op=node.op, name=node.name))
-
-
-def calls_python(graph: Graph) -> bool:
-    """Whether a graph whose steps are allowed calls Python code, which only a process that runs the script has."""
-    return any(_find_nodes(graph, (_STATELESS_PYTHON_OP,)))
 
 
 def _find_nodes(graph: Graph, ops: Collection[str]) -> Iterator[NodeDef]:

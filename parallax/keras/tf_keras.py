@@ -43,7 +43,6 @@ RNN: type[Any] = tf_keras.layers.RNN
 CALLBACKS: ModuleType = tf_keras.callbacks
 CALLBACK_LIST: type[Any] = tf_keras.callbacks.CallbackList
 CALLBACK_LIST_IN_FIT = "tf_keras.src.engine.training.callbacks_module.CallbackList"
-SAVES = ("save", "save_weights", "export")
 
 unpacked = data_adapter.unpack_x_y_sample_weight
 validation_split = data_adapter.train_validation_split

@@ -15,19 +15,18 @@ from parallax.runtime.launcher.own_process import check_own_process
 from parallax.runtime.make_job import script_words
 from parallax.runtime.measure.memory import free_bytes
 from parallax.runtime.worker.script import show_errors_briefly
-from parallax.types import Buffer
 
 WORKER_BYTES = 250_000_000
 """What a worker has for itself once it has imported TensorFlow 2.21, before its first variable."""
 
 
-def check_launching(function: Buffer, cluster: Cluster, starts: bool) -> None:
+def check_launching(runs_script: bool, cluster: Cluster, starts: bool) -> None:
     """Refuses, before anything is printed or started, a process or a machine from which no job can be started.
 
     From here on Python shows an uncaught error of Parallax as the `parallax` command does, without frames.
 
     Args:
-        function: what workers call in place of this process's script; empty for the script.
+        runs_script: whether workers run this process's script.
         cluster: the machines of the job.
         starts: whether the job shall be started, and not only its command be shown.
 
@@ -37,7 +36,7 @@ def check_launching(function: Buffer, cluster: Cluster, starts: bool) -> None:
     show_errors_briefly()
     check_own_process()
     find_mpirun()
-    if not function:
+    if runs_script:
         script_words()
     if starts:
         check_memory(cluster)

@@ -28,7 +28,7 @@ from parallax.settings.environment import (
     is_commanded,
     visible_gpus,
 )
-from parallax.types import Buffer, Graph
+from parallax.types import Graph
 
 CALLED = "parallax.runtime.worker.call_function"
 """The module that workers run where they call a function."""
@@ -76,10 +76,8 @@ def job_of(
     config: Config,
     mine: Settings,
     seed: int,
-    function: Buffer = b"",
-    attachment: Buffer = b"",
 ) -> Job:
-    """The job of a plan; `mine` is what its workers are to do, `function` and `attachment` are as in `JobMessage`."""
+    """The job of a plan, whose workers run the script; `mine` is what they are to do."""
     from parallax.analysis.reading.launcher_graph import packed
 
     message = replace(
@@ -87,8 +85,6 @@ def job_of(
         # The one process of a verification has every value of the launcher's: so must the workers.
         graph=packed(graph, math.inf) if mine.role == Role.VERIFY_WORKER else packed(graph),
         spec=analysed.to_json(),
-        function=function,
-        attachment=attachment,
     )
     return job_with(message, cluster, config, mine)
 
@@ -123,7 +119,7 @@ def message_without_plan(cluster: Cluster, servers: tuple[int, ...]) -> JobMessa
 
 def job_with(message: JobMessage, cluster: Cluster, config: Config, mine: Settings) -> Job:
     """The job whose processes get a message; `mine` is what its workers are to do."""
-    words = ("-m", CALLED) if message.function else script_words()
+    words = script_words() if mine.call is None else ("-m", CALLED)
     return Job(
         ("-m", "parallax.runtime.worker.main", *words),
         cluster,

@@ -181,14 +181,16 @@ def _make_graph(
     plan, equal_randomness = plan_from_json(parcel.plan), extras.equal_randomness
     if extras.decisions is None:
         alone = _read_graph(graph, config, parcel, plan, members)
-        members.folders.lead_hooks(config.hooks, members.workers)
-        analysed = _with_hooks(alone, graph, config, plan.synchronous)
-        rewrites = rewrites_of(analysed, plan, equal_randomness)
     else:
         members.start()
         extras.decisions.register_ops()
-        alone = analysed = extras.decisions.analysed
+        alone = extras.decisions.analysed
+    members.folders.lead_hooks(config.hooks, members.workers)
+    analysed = _with_hooks(alone, graph, config, plan.synchronous)
+    if extras.decisions is not None and analysed is alone:
         rewrites = extras.decisions.rewrites
+    else:
+        rewrites = rewrites_of(analysed, plan, equal_randomness)
     _agree("plan", plan.to_json())
     _agree("decisions", repr(rewrites))
     saved = CheckPointConfig() if equal_randomness else config.ckpt_config
@@ -238,7 +240,7 @@ def _training(worker: WorkerContext, made: _Made, members: ProcessGroup, extras:
     worker.positions = InputPositions(members.rank, members.size, training.trains, inputs, made.plan.synchronous)
     view = made.analysed.captured.view
     if not extras.equal_randomness:  # whoever compares fetches what was asked for
-        worker.log = RunLog(view, updates, tells=members.rank == 0)
+        worker.log = RunLog(view, updates, members.rank == 0, may_idle=extras.has_values)
         worker.nan_report = NanReport(view, worker.log.trains, members.workers.Dup())
         members.at_end += [worker.log.finish, worker.nan_report.finish]
     if members.size > 1 and worker.log is not None and not extras.has_values:

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from dataclasses import replace
 
 from parallax.cluster.machines import Cluster
 from parallax.errors import ConfigError
-from parallax.logger import log
 from parallax.plans.plan import Plan
 from parallax.report.text import plan_table
 from parallax.runtime.launcher.host_memory import host_memory
@@ -33,10 +31,6 @@ _NO_LOOP = (
     "max_restarts alone, with which a Keras `fit` goes on where it was, or write checkpoints to a folder "
     "(CheckPointConfig.ckpt_dir), and leave memory_steps out."
 )
-_OWN_CHECKPOINTS = (
-    "max_restarts is %d, and neither ckpt_config nor keras.callbacks.BackupAndRestore was given: a job that is started "
-    "again goes on from what the script itself keeps, or begins anew."
-)
 
 # What processes of a spare job import: nothing that asks, when it is imported, for the job. What the launching process
 # has not imported, no worker will.
@@ -44,14 +38,13 @@ _TO_IMPORT = ("parallax.runtime.open_session", "horovod.tensorflow")
 _IF_IMPORTED = ("keras", "tf_keras")
 
 
-def check_restarts(config: Config, cluster: Cluster, is_call: bool, resumes: bool) -> None:
+def check_restarts(config: Config, cluster: Cluster, is_call: bool) -> None:
     """Refuses restarts that would lose all, or cannot be.
 
     Args:
         config: the configuration.
         cluster: all machines.
-        is_call: the job is for a call in the middle of a script, which may keep its state itself.
-        resumes: it does.
+        is_call: the job is for a call of the script, which goes on where it was.
 
     Raises:
         ConfigError: says what is missing.
@@ -59,11 +52,8 @@ def check_restarts(config: Config, cluster: Cluster, is_call: bool, resumes: boo
     asked, memory_steps = config.restart, config.ckpt_config.memory_steps
     if memory_steps is not None and (is_call or not asked.max_restarts):
         raise ConfigError((_NO_LOOP if is_call else _NO_RESTARTS).format(number=memory_steps))
-    if asked.max_restarts and not config.ckpt_config.keeps_state:
-        if not is_call:
-            raise ConfigError(_NO_CHECKPOINTS.format(number=asked.max_restarts))
-        if not resumes:
-            log.warning(_OWN_CHECKPOINTS, asked.max_restarts)
+    if asked.max_restarts and not config.ckpt_config.keeps_state and not is_call:
+        raise ConfigError(_NO_CHECKPOINTS.format(number=asked.max_restarts))
     if asked.min_hosts is None:
         return
     if not asked.max_restarts:
@@ -119,7 +109,7 @@ def _launch_planned(
 
     def job_on(chosen: tuple[str, ...]) -> Job:
         if chosen not in jobs:
-            fewer = replace(cluster, hosts=tuple(host for host in cluster.hosts if host.address in chosen))
+            fewer = cluster.on(chosen)
             other = plan_on(fewer)
             sys.stdout.write(plan_table(other))
             sys.stdout.flush()

@@ -1,7 +1,5 @@
 """What `parallax.function` reads of a step, makes of its results, and refuses; no job."""
 
-from unittest import mock
-
 import keras
 import numpy as np
 import pytest
@@ -9,8 +7,8 @@ import tensorflow as tf
 
 import parallax
 from parallax.analysis.stages import analyse, plan_for, rewrites_of
-from parallax.errors import ConfigError, GraphError, SessionError
-from parallax.functions.arguments import arguments_of, check_same
+from parallax.errors import ConfigError, GraphError
+from parallax.functions.arguments import are_alike, arguments_of, without_values
 from parallax.functions.function import DistributedStep
 from parallax.functions.results import rules_of
 from parallax.functions.tracing import traced_step
@@ -164,10 +162,14 @@ def test_the_batch_is_open_scalars_are_not_and_python_values_are_constants():
     given = arguments_of([IDS, np.float32(1)], {"twice": True})
     traced_step(step, given)
     assert seen[0] == ([None, 3], [], True)
-    check_same(given, arguments_of([IDS[:5], tf.constant(2.0)], {"twice": True}))
-    for other in ([IDS, np.float32(1)], {"twice": False}), ([IDS[:, :2], np.float32(1)], {"twice": True}):
-        with pytest.raises(GraphError, match="made at its first call, for int64.None, 3., float32"):
-            check_same(given, arguments_of(*other))
+    known = without_values(given)
+    assert are_alike(known, arguments_of([IDS[:5], tf.constant(2.0)], {"twice": True}))
+    for other in (
+        ([IDS, np.float32(1)], {"twice": False}),
+        ([IDS[:, :2], np.float32(1)], {"twice": True}),
+        ([{"ids": IDS}, np.float32(1)], {"twice": True}),
+    ):
+        assert not are_alike(known, arguments_of(*other))
 
 
 @pytest.mark.parametrize("keeps", [True, False])
@@ -190,7 +192,7 @@ def test_a_layer_that_a_step_makes_anew_is_refused_and_one_that_it_keeps_is_not(
 def test_a_signature_leaves_lengths_open():
     signature = [tf.TensorSpec([None, None], tf.int64)]
     given = arguments_of([IDS], {}, signature)
-    check_same(given, arguments_of([IDS[:, :2]], {}))
+    assert are_alike(without_values(given), arguments_of([IDS[:, :2]], {}))
 
 
 def test_what_a_step_returns_is_known_or_must_be_said():
@@ -245,15 +247,6 @@ def test_a_method_is_a_step_of_its_object_and_of_its_class():
     assert Trainer.step.__name__ == "train" and trainer.step.python_function(X, Y).shape == []
 
 
-def test_a_step_of_one_object_is_none_of_another():
-    first, second = Trainer(), Trainer()
-    step = parallax.function(Trainer.step.python_function)
-    step._running, step._owner = mock.Mock(), (first,)
-    step.__get__(first)(X, Y)
-    with pytest.raises(SessionError, match="for one object, and train is now called for another one"):
-        step.__get__(second)(X, Y)
-
-
 def test_an_input_signature_makes_tensors_of_what_it_names():
     graph = Trainer().signed.graph_of(X.astype(np.float64), Y.tolist(), 0.5)
     assert feeds_of(graph) == [([None, 3], tf.float32), ([None, 1], tf.float32), ([], tf.float32)]
@@ -289,10 +282,9 @@ def test_a_step_may_be_called_by_names_or_by_positions():
     def read(*args, **kwargs):
         return step._arguments((trainer,), args, kwargs)
 
-    check_same(read(X, Y), read(X, Y, 0.1))
-    check_same(read(y=Y, x=X), read(X, Y, twice=False))
-    with pytest.raises(GraphError, match="made at its first call"):
-        check_same(read(X, Y), read(X, Y, twice=True))
+    assert are_alike(without_values(read(X, Y)), read(X, Y, 0.1))
+    assert are_alike(without_values(read(y=Y, x=X)), read(X, Y, twice=False))
+    assert not are_alike(without_values(read(X, Y)), read(X, Y, twice=True))
 
 
 def test_autograph_is_as_the_step_says():

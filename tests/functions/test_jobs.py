@@ -1,24 +1,22 @@
-"""Steps of custom loops in jobs: what the script sees on each worker is what one process sees."""
+"""Steps of custom loops in jobs: what the script sees is what one process sees."""
 
 import subprocess
 import sys
 from pathlib import Path
 
 import numpy as np
+import pytest
 import tensorflow as tf
 
+from tests.end_to_end.conftest import CLI
 from tests.functions.scripts import custom_loop, global_batch, legacy_fit, on_batch
+from tests.keras.test_fit_jobs import differences, found_in
 
 SCRIPTS = Path(__file__).parent / "scripts"
 
 
-def check(expected, folder):
-    """Both workers have seen what one process sees; 1e-6 are roundings of sums in another order."""
-    for rank in range(2):
-        check_file(expected, folder / f"out-{rank}.npz")
-
-
-def check_file(expected, path):
+def check(expected, path):
+    """The script has seen what one process sees; 1e-6 are roundings of sums in another order."""
     with np.load(path) as found:
         assert sorted(found.files) == sorted(expected)
         for name, value in expected.items():
@@ -26,23 +24,23 @@ def check_file(expected, path):
 
 
 def test_a_custom_loop_on_two_workers_is_one_process(start, tmp_path):
-    words = ("-m", "parallax.cli", "run", "--workers", 2, SCRIPTS / "custom_loop.py", "sgd", "out")
+    words = ("-m", "parallax.cli", "run", "--workers", 2, SCRIPTS / "custom_loop.py", "sgd", "out.npz")
     done = start(*words).finish()
     assert done.status == 0, done
-    check(custom_loop.trained("sgd", tf.function), tmp_path)
+    check(custom_loop.trained("sgd", tf.function), tmp_path / "out.npz")
 
 
 def test_a_loss_of_the_global_batch_on_two_workers_is_one_process(start, tmp_path):
-    done = start("-m", "parallax.cli", "run", "--workers", 2, SCRIPTS / "global_batch.py", "out").finish()
+    done = start("-m", "parallax.cli", "run", "--workers", 2, SCRIPTS / "global_batch.py", "out.npz").finish()
     assert done.status == 0, done
-    check(global_batch.trained(tf.function), tmp_path)
+    check(global_batch.trained(tf.function), tmp_path / "out.npz")
 
 
 def test_a_loop_of_train_on_batch_after_a_fit_is_one_process(start, tmp_path):
-    words = ("-m", "parallax.cli", "run", "--workers", 2, SCRIPTS / "on_batch.py", "out", "FIT")
+    words = ("-m", "parallax.cli", "run", "--workers", 2, SCRIPTS / "on_batch.py", "out.npz", "FIT")
     done = start(*words).finish()
     assert done.status == 0, done
-    check(on_batch.trained(True, tmp_path / "plain.weights.h5"), tmp_path)
+    check(on_batch.trained(True, tmp_path / "plain.weights.h5"), tmp_path / "out.npz")
     assert (tmp_path / "trained.weights.h5").stat().st_size == (tmp_path / "plain.weights.h5").stat().st_size
 
 
@@ -58,4 +56,49 @@ def test_a_fit_of_tf_keras_after_a_plain_one_on_two_workers_is_one_process(start
     assert done.status == 0, done
     expected = legacy_fit.fitted()
     assert expected["lr"][-1] < expected["lr"][0]
-    check_file(expected, tmp_path / "fitted.npz")
+    check(expected, tmp_path / "fitted.npz")
+
+
+@pytest.mark.parametrize("workers", [2, pytest.param(3, marks=pytest.mark.slow)])
+def test_steps_of_functions_and_models_in_turn_are_one_process(start, workers):
+    running = start(*CLI, "run", "--workers", workers, SCRIPTS / "steps_in_turn.py", "job")
+    expected = found_in(start(SCRIPTS / "steps_in_turn.py", "plain").finish())
+    done = running.finish(240)
+    parts = differences(found_in(done), expected)
+    assert max(parts.values()) <= 1e-5 and done.stdout.count("BEFORE") == 1, parts
+
+
+@pytest.mark.new_workers  # they are found below the script
+def test_a_loop_whose_workers_fail_goes_on_where_it_was(start):
+    words = ("--workers", 2, "--max-restarts", 1, SCRIPTS / "steps_in_turn.py", "restarts")
+    running = start(*CLI, "run", *words)
+    expected = found_in(start(SCRIPTS / "steps_in_turn.py", "plain").finish())
+    done = running.finish(240)
+    assert done.stderr.count("Goes on where the script is.") == 1, done
+    parts = differences(found_in(done), expected)
+    assert max(parts.values()) <= 1e-5, parts
+
+
+@pytest.mark.new_workers
+def test_a_worker_that_is_killed_between_steps_ends_the_loop_with_an_exception(start):
+    done = start(*CLI, "run", "--workers", 2, SCRIPTS / "steps_in_turn.py", "killed").finish(240)
+    assert "rank 1 was killed by SIGKILL" in done.stderr and "FAILED 137 after" in done.stdout, done
+    assert done.status == 0 and "2 weights" not in done.stdout, done
+
+
+@pytest.mark.new_workers
+@pytest.mark.parametrize("words", [(*CLI, "run", "--workers", 2), ()])
+def test_a_failure_after_the_last_step_is_the_status_of_the_script(start, words):
+    done = start(*words, SCRIPTS / "steps_in_turn.py", "killed last").finish(240)
+    assert done.status == 137 and "FOUND" in done.stdout and "rank 1 was killed by SIGKILL" in done.stderr, done
+
+
+@pytest.mark.parametrize("script", ["steps_in_turn.py", "legacy_fit.py"])
+def test_commands_that_start_nothing_end_at_the_first_call(start, script):
+    done = start("-m", "parallax.cli", "plan", "--workers", 2, SCRIPTS / script, "job").finish()
+    assert done.status == 0 and done.stdout.count("Plan for 2 workers") == 1 and "FOUND" not in done.stdout, done
+
+
+def test_a_verification_of_a_call_is_refused(start):
+    done = start("-m", "parallax.cli", "verify", SCRIPTS / "steps_in_turn.py", "job").finish()
+    assert done.status == 1 and "`parallax verify` compares a graph that is given to parallel_run" in done.stderr, done

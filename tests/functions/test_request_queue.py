@@ -57,7 +57,7 @@ class Workers:
         pass
 
     def open(self):
-        self.answers.append(ReadyWorkers(2, self.steps or None))
+        self.answers.append(ReadyWorkers(self.steps or None))
 
     def wish(self, number):
         assert number == len(self.wishes)  # each once
@@ -68,7 +68,7 @@ class Workers:
         self.number = (self.number * 31 + value) % 1009
         self.part += value
         self.steps += 1
-        self.answers.append(StepResults([np.asarray(self.part)], [np.asarray(self.number)], []))
+        self.answers.append(StepResults([np.asarray(self.part)], [np.asarray(self.number)], [], []))
         if self.files is not None and self.steps % 3 == 0:
             self.files[self.steps] = self.number
 
@@ -173,7 +173,7 @@ def test_requests_that_are_no_longer_kept_are_missed(resumed):
     def restore():
         files.pop(3)
         channel = Workers({0: 1}, -1)
-        return channel, ReadyWorkers(2, resumed)
+        return channel, ReadyWorkers(resumed)
 
     requests = RequestQueue(Workers(files, next(lives)), restore)
     requests.open("open")()

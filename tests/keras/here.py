@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import inspect
-import pickle
 
 import keras
 import numpy as np
@@ -13,9 +12,9 @@ from keras.src.backend.tensorflow.trainer import TensorFlowTrainer
 
 from ops.exactness.session import as_written
 from parallax.functions.keras_optimizers import merged_rows
-from parallax.functions.running import RunningSteps
-from parallax.keras.fitting import read_fit, run_fit
-from parallax.keras.results import history_of, result_of, take_state
+from parallax.functions.running import RunningSteps, place_of_value
+from parallax.functions.shares import share_of
+from parallax.keras.fitting import read_fit, run_fit, take_state
 
 v1 = tf.compat.v1
 PLAIN_FIT = inspect.unwrap(TensorFlowTrainer.fit)
@@ -60,16 +59,36 @@ class OneWorkerSession:
         self._session.close()
 
 
+class StepsHere(RunningSteps):
+    """The steps of a worker of this process, as the script drives them."""
+
+    def variables(self):
+        return {one.name: one.variable for one in self._graph.taken()}
+
+    def begin(self, parts):
+        if self.resumed_step is not None:
+            return
+        local = {name for names in parts.values() for name in names}
+        taken = {name: variable for name, variable in self.variables().items() if name not in local}
+        self.write({name: one.numpy() for name, one in taken.items() if place_of_value(one) is None})
+
+    def share_of(self, batch):
+        return share_of(batch, 0, 1)
+
+    def start(self, step, share, fetches, parts=(), rules=None):
+        found = self.run(step, share, fetches, parts)
+        return lambda: found
+
+
 def fit_here(model, *args, **kwargs):
     """What `fit` gives under `parallax run`, with one worker, in this process."""
     bound = inspect.signature(PLAIN_FIT).bind(model, *args, **kwargs)
     fit = read_fit(model, {name: value for name, value in bound.arguments.items() if name != "self"})
     session = OneWorkerSession(fit.graph)
-    history, values = run_fit(fit, functools.partial(PLAIN_FIT, model), RunningSteps(fit.graph, session, 1, 0))
+    history, values = run_fit(fit, functools.partial(PLAIN_FIT, model), StepsHere(fit.graph, session, 1, 0))
     session.close()
-    result = pickle.loads(pickle.dumps(result_of(fit, history, values)))
-    take_state(fit, result.pop("values"))
-    return history_of(model, result, bound.arguments)
+    take_state(fit, values)
+    return history
 
 
 def fit_plainly(model, *args, **kwargs):

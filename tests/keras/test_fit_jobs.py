@@ -69,11 +69,26 @@ def test_a_script_with_callbacks_and_two_fits_comes_to_what_plain_keras_comes_to
     assert max(parts.values()) <= 1e-6, parts
 
 
-def test_a_step_that_calls_python_code_is_run_by_workers_that_run_the_script(start):  # noqa: F811
+def test_a_step_that_calls_python_code_is_run_by_workers_that_have_the_function(start):  # noqa: F811
     running = start(SCRIPTS / "python_in_step.py", "job")
     expected = found_in(start(SCRIPTS / "python_in_step.py", "plain").finish())
     parts = differences(found_in(running.finish(240)), expected)
     assert max(parts.values()) <= 1e-6, parts
+
+
+def test_hooks_of_the_script_run_on_the_workers_and_first_steps_are_verified(start):  # noqa: F811
+    words = ("--workers", 2, "--verify-first", 2, SCRIPTS / "fit_with_hooks.py")
+    done = start(*CLI, "run", *words).finish(240)
+    assert done.status == 0, done
+    for step in (1, 2):
+        assert f"[0] Step {step} of 2 that are verified: 2 workers and one process are equal" in done.stdout, done
+    for rank in (0, 1):
+        assert f"[{rank}] HOOK of the script: 8 runs, 6 parameters" in done.stdout, done
+
+
+def test_hooks_that_cannot_be_sent_are_refused(start):  # noqa: F811
+    done = start(*CLI, "run", "--workers", 2, SCRIPTS / "fit_with_hooks.py", "lock").finish(240)
+    assert done.status == 1 and "Workers are sent hooks, which must be picklable" in done.stderr, done
 
 
 @pytest.mark.new_workers  # they are found below the script
@@ -181,14 +196,12 @@ def test_a_fit_that_is_preempted_saves_and_goes_on_within_its_epoch(start, tmp_p
 NAMED = {
     "callback": "ValueError: a callback that breaks",
     "step": "the rows are too large",
-    "input": "differs from what the launching process gave",
 }
 
 
-@pytest.mark.parametrize("kind", ["callback", "step", "input"])
+@pytest.mark.parametrize("kind", ["callback", "step"])
 def test_a_job_ends_with_what_failed_on_a_worker(start, kind):  # noqa: F811
-    options = ("--verify-first", 1) if kind == "input" else ()  # with which workers run the script, and read their own
-    done = start(*CLI, "run", "--workers", 2, *options, SCRIPTS / "fit_that_fails.py", kind).finish()
+    done = start(*CLI, "run", "--workers", 2, SCRIPTS / "fit_that_fails.py", kind).finish()
     assert done.status == 1 and NAMED[kind] in done.stderr and "WENT ON" not in done.stdout, done
 
 

@@ -1,84 +1,64 @@
-"""What metrics of all workers come to, which travel beside the next step."""
+"""The sums of metrics over all workers, which arrive during the next step."""
 
 import numpy as np
-import pytest
 import tensorflow as tf
 
-from parallax.errors import SessionError
+from parallax.functions.metric_sums import MetricSums
 from parallax.keras.logs import LateLogs
-from parallax.keras.metrics import MetricSums
+
+PARTS = [np.float32(6.0), np.array([2, 8])]
 
 
-class TwoWorkers:
-    """A communicator on which the other worker has the same sums, and a digest of its own."""
-
-    def __init__(self, digest):
-        self._digest, self.given, self._waiting = digest, 0, None
-
-    def Get_size(self):
-        return 2
-
-    def Iallreduce(self, own, whole):
-        self.given, self._waiting = self.given + 1, (own, whole)
-        return self
-
-    def Test(self):
-        own, whole = self._waiting
-        other = own.copy()
-        other[:2] = self._digest, self._digest**2
-        whole[:] = own + other
-        return True
-
-
-def sums(digest=5):
-    comm = TwoWorkers(digest)
-    return MetricSums([tf.Variable(1.0), tf.Variable([0, 2])], comm), comm
-
-
-PARTS = [np.float32(3.0), np.array([1, 4])]
+def sums():
+    return MetricSums([tf.Variable(1.0), tf.Variable([0, 2])])
 
 
 def test_the_sums_of_a_step_are_those_of_all_workers_over_what_was_there():
-    found, _ = sums()
-    found.send(PARTS, {"own": np.float32(0.25)}, 5)
+    found = sums()
+    found.follow([0, 1], lambda: (PARTS, {"own": np.float32(0.25)}))
     assert [value.tolist() for value in found.sums] == [7.0, [2, 10]]
     assert found.others == {"own": 0.25}
 
 
-def test_who_reads_nothing_waits_for_nothing():
-    found, comm = sums()
-    found.send(PARTS, {}, 5)
-    found.send([2 * part for part in PARTS], {}, 5)
-    assert comm.given == 2
-    assert [value.tolist() for value in found.sums] == [13.0, [4, 18]]
+def test_who_reads_nothing_waits_for_nothing_but_the_step_before():
+    found, waited = sums(), []
+
+    def given(number):
+        waited.append(number)
+        return [number * part for part in PARTS], {}
+
+    for number in range(1, 4):
+        found.follow([0, 1], lambda number=number: given(number))
+        assert waited == list(range(1, number))
+    assert [value.tolist() for value in found.sums] == [19.0, [6, 26]]
+
+
+def test_a_step_leaves_the_sums_of_other_steps_metrics_as_they_are():
+    found = sums()
+    found.follow([1], lambda: (PARTS[1:], {}))
+    found.follow([0], lambda: (PARTS[:1], {}))
+    assert [value.tolist() for value in found.sums] == [7.0, [2, 10]]
 
 
 def test_sums_begin_anew_after_what_was_on_its_way():
-    found, _ = sums()
-    found.send(PARTS, {}, 5)
+    found = sums()
+    found.follow([0, 1], lambda: (PARTS, {}))
     found.begin_at({0: 0.0})
     assert [value.tolist() for value in found.sums] == [0.0, [2, 10]]
 
 
-def test_other_input_is_told_when_the_next_step_begins():
-    found, _ = sums(digest=6)
-    found.send(PARTS, {}, 5)
-    with pytest.raises(SessionError, match="must read the same batches"):
-        found.send(PARTS, {}, 5)
-
-
 def test_logs_of_one_kind_of_step_are_not_those_of_another():
-    found, _ = sums()
-    found.send(PARTS, {"own": np.float32(0.25)}, 5)
-    found.send(PARTS, {}, 5)
+    found = sums()
+    found.follow([0, 1], lambda: (PARTS, {"own": np.float32(0.25)}))
+    found.follow([0, 1], lambda: (PARTS, {}))
     assert found.others == {}
 
 
 def test_the_sums_of_a_step_stay_those_of_that_step():
-    found, _ = sums()
-    found.send(PARTS, {"own": np.float32(0.25)}, 5)
+    found = sums()
+    found.follow([0, 1], lambda: (PARTS, {"own": np.float32(0.25)}))
     first = found.latest
-    found.send([2 * part for part in PARTS], {}, 5)
+    found.follow([0, 1], lambda: ([2 * part for part in PARTS], {}))
     assert [value.tolist() for value in first.sums] == [7.0, [2, 10]] and first.others == {"own": 0.25}
 
 

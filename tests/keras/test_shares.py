@@ -5,7 +5,7 @@ import pytest
 import tensorflow as tf
 
 from parallax.functions.numbered_rows import NumberedArrays
-from parallax.functions.shares import rows_of, share_of
+from parallax.functions.shares import RaggedRows, rows_of, share_of
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 9])
@@ -50,9 +50,16 @@ def test_rows_that_follow_one_another_are_not_copied():
     assert np.shares_memory(rows[1:3], array)
 
 
-def test_other_arrays_and_other_numbers_have_another_digest():
-    array, numbers = np.arange(8.0), np.arange(4)
-    own = NumberedArrays([array]).digest(numbers)
-    assert own == NumberedArrays([array.copy()]).digest(numbers)
-    assert own != NumberedArrays([array]).digest(numbers[::-1])
-    assert own != NumberedArrays([np.append(array[:-1], 1.0)]).digest(numbers)
+def test_ragged_rows_of_several_levels_are_cut_as_tensorflow_cuts_them():
+    ragged = tf.ragged.constant([[[1, 2], []], [], [[3], [4, 5, 6], [7]], [[8]]])
+    rows = RaggedRows.of(ragged)
+    assert rows.shape[0] == 4
+    for first, end in ((0, 1), (1, 3), (2, 4), (1, 2), (0, 4)):
+        expected = tf.nest.flatten(ragged[first:end], expand_composites=True)
+        assert [part.tolist() for part in rows[first:end].parts()] == [part.numpy().tolist() for part in expected]
+
+
+def test_all_workers_get_a_batch_without_rows():
+    share = share_of([np.float32(0.5)], 1, 2)
+    assert (share.rows, share.total, share.is_stand_in, float(share.arrays[0])) == (1, 0, False, 0.5)
+    assert share_of([], 0, 2).arrays == ()

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import functools
 import inspect
-import pickle
 
 import numpy as np
 import tensorflow as tf
@@ -19,15 +18,13 @@ from ops.exactness.transport import together
 from parallax import Config
 from parallax.analysis.reading.capture import initialization_phases
 from parallax.analysis.stages import analyse, plan_for, rewrites_of
-from parallax.functions.running import RunningSteps
 from parallax.functions.shares import Share, share_of
-from parallax.keras.fitting import read_fit, run_fit
-from parallax.keras.results import history_of, result_of, take_state
+from parallax.keras.fitting import read_fit, run_fit, take_state
 from parallax.plans.plan import Layout, one_host
 from parallax.transform.building.all_to_all import native_ops
 from parallax.transform.building.editor import Worker
 from parallax.transform.pipeline import transform
-from tests.keras.here import Alone, outcome
+from tests.keras.here import Alone, StepsHere, outcome
 
 v1 = tf.compat.v1
 SIZE, SEED = 2, 7
@@ -63,9 +60,8 @@ def fit_by(size, model, *args, layouts=None, run_option=None, servers=0, setting
     session = WorkersSession(fit.graph, size, layouts, run_option, servers, settings)
     original = functools.partial(plain_fit_of(model), model)
     history, values = run_fit(fit, original, _All(fit.graph, session, 1, 0))
-    result = pickle.loads(pickle.dumps(result_of(fit, history, values)))
-    take_state(fit, result.pop("values"))
-    return history_of(model, result, fit.arguments)
+    take_state(fit, values)
+    return history
 
 
 class WorkersSession:
@@ -104,7 +100,7 @@ class WorkersSession:
         self.job.run_ops([tables] * size)
 
 
-class _All(RunningSteps):
+class _All(StepsHere):
     """What worker 0 asks of its session, of all workers."""
 
     def share_of(self, batch):

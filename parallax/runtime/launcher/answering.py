@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import secrets
+import shlex
 import signal
 import socket
 import subprocess
@@ -14,11 +15,18 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 from parallax.cluster.machines import Cluster, Host
+from parallax.errors import LaunchError
 from parallax.runtime.launcher.reach import argv_on
 
 LIMIT_S = 8.0
 _POLL_S = 0.1
 _WORD_BYTES = 16
+_ANYWHERE = "192.0.2.1"
+"""An address that stands for any machine (RFC 5737)."""
+_NO_ROUTE = (
+    "Worker 0, on {host}, must reach the process that drives the workers, and no network leads from here to that host: "
+    "{reason}. Give its address in the resource file, or run the script on a machine that reaches it."
+)
 # Runs on the other host, by the interpreter that ranks are started with: connects to an address, and says a word.
 _ANSWER = """
 import socket, sys
@@ -61,6 +69,38 @@ def own_address(other: str) -> str:
     with socket.socket(family, socket.SOCK_DGRAM) as found:
         found.connect(place)
         return str(found.getsockname()[0])
+
+
+def driver_address(cluster: Cluster, host: Host) -> str:
+    """The address of this machine at which a host can reach this process; nothing is sent.
+
+    The host's name may be one that only ssh's configuration knows. If that leads nowhere either, it is the address of
+    the route to everywhere.
+
+    Raises:
+        LaunchError: no network leads to the host.
+    """
+    names = [host.address, _configured_name(cluster, host), _ANYWHERE]
+    error: OSError | None = None
+    for name in filter(None, names):
+        try:
+            return own_address(name)
+        except OSError as found:
+            error = error or found
+    raise LaunchError(_NO_ROUTE.format(host=host.address, reason=error)) from error
+
+
+def _configured_name(cluster: Cluster, host: Host) -> str:
+    """The name or address that ssh's configuration has in the place of a host's name; empty if there is none."""
+    if cluster.ssh.agent is not None:
+        return ""
+    words = [*shlex.split(cluster.ssh.command), "-G", host.address]
+    try:
+        done = subprocess.run(words, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=LIMIT_S)
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    fields = (line.partition(" ") for line in done.stdout.splitlines())
+    return next((value for name, _, value in fields if name == "hostname"), "")
 
 
 @contextlib.contextmanager

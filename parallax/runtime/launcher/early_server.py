@@ -18,7 +18,6 @@ from collections.abc import Mapping
 from parallax.cluster.machines import Cluster
 from parallax.runtime.launcher.job import Job, worker_variables
 from parallax.runtime.launcher.mpirun import Launcher, mpirun_environment, this_launcher
-from parallax.runtime.supervisor.control import RESULT_FILE
 from parallax.runtime.supervisor.preload import SECRET
 from parallax.runtime.supervisor.processes import JOB_ID
 from parallax.runtime.supervisor.worker_process import (
@@ -40,7 +39,7 @@ _AT_START = (
 )
 """How variables begin that an interpreter, an import or a library at its loading reads."""
 _PATIENCE_S = 5.0
-_OF_A_JOB = {JOB_ID, SECRET, RESULT_FILE, *SETTINGS_VARIABLES} - {_WITHOUT_KERAS}
+_OF_A_JOB = {JOB_ID, SECRET, *SETTINGS_VARIABLES} - {_WITHOUT_KERAS}
 
 
 class EarlyServer:

@@ -11,7 +11,7 @@ from parallax.cluster.machines import Cluster, local_cluster
 from parallax.cluster.resource_file import parse_resource_file
 from parallax.errors import ConfigError
 from parallax.plans.plan import Layout
-from parallax.runtime.supervisor.control import CONTROL_FD, HOST_ADDRESS, PREEMPTION_FD, RESULT_FD, RESULT_FILE
+from parallax.runtime.supervisor.control import CONTROL_FD, HOST_ADDRESS, PREEMPTION_FD
 from parallax.runtime.supervisor.limits import LIMITS, Limits
 from parallax.runtime.supervisor.preload import LISTEN_ADDRESS, LISTEN_PORT, SECRET
 from parallax.runtime.supervisor.processes import JOB_ID
@@ -38,7 +38,7 @@ _HOST = re.compile(r"[A-Za-z0-9.-]+")
 # Set by the launch itself.
 _RESERVED = (
     *(BIND_NOW, CONTROL_FD, HOST_ADDRESS, JOB_ID, LISTEN_ADDRESS, LISTEN_PORT, SECRET),
-    *(PREEMPTION_FD, RESULT_FD, RESULT_FILE),
+    PREEMPTION_FD,
 )
 
 

@@ -64,10 +64,9 @@ from parallax.runtime.launcher.outcome import Ending
 from parallax.runtime.launcher.output_files import OutputFiles
 from parallax.runtime.launcher.reach import check_reachable
 from parallax.runtime.launcher.relay import Relay, bytes_of
-from parallax.runtime.launcher.result import ResultCollector
 from parallax.runtime.launcher.startable import check_startable
-from parallax.runtime.supervisor.control import RESULT_FILE, Damaged
-from parallax.runtime.supervisor.frames import Control, Demultiplexer, ResultPart, Start, Text, read_frame
+from parallax.runtime.supervisor.control import Damaged
+from parallax.runtime.supervisor.frames import Control, Demultiplexer, Start, Text, read_frame
 from parallax.runtime.supervisor.limits import WORD
 from parallax.runtime.supervisor.machine import ReaderGone, SignalCame
 from parallax.runtime.supervisor.processes import (
@@ -95,14 +94,12 @@ class JobEnd:
 
     Attributes:
         status: its exit status (see above).
-        result: what rank 0 gave back, for reading only; None when it gave nothing, or not all of it.
         cause: of what kind the end is.
         reason: what the user was told of it, in a line.
         progress: how far it came.
     """
 
     status: int
-    result: memoryview | None = None
     cause: EndCause = EndCause()
     reason: str = ""
     progress: Progress = Progress()
@@ -137,11 +134,11 @@ def launch(
         contact: of a job that runs in a thread of its own; without one, signals to this process end the job.
 
     Returns:
-        The job's exit status, and what it gave back.
+        How the job ended.
 
     Raises:
         LaunchError: there is no mpirun, or something else that the job needs on this machine, a host cannot be reached,
-            or a file for the ranks' output cannot be made; or the result came damaged.
+            or a file for the ranks' output cannot be made.
     """
     launcher = this_launcher()
     check_startable(job, launcher)
@@ -157,7 +154,6 @@ def launch(
         early = take_early_server(job, launcher)
         job_id, secret = (early.job_id, early.secret) if early else (uuid.uuid4().hex, secrets.token_hex(32))
         environment = mpirun_environment(job, job_id, secret, launcher)
-        environment |= {RESULT_FILE: watch.collector.path} if watch.collector.path else {}
         given = watch.contact.given or JobInput()
         try:
             process = _start(mpirun_argv(job, launcher), environment, given)
@@ -184,11 +180,8 @@ def launch(
             given.close()
             if process.returncode < 0:
                 remove_scratch({*watch.scratch, mpirun_scratch(environment, process.pid)})
-            result = watch.collector.close()
-    if result is not None and not ending.status:
-        watch.collector.check(result)
     reason = ending.message.partition("\n")[0].partition(" The job was ended.")[0].rstrip(".")
-    return JobEnd(_report(ending, left, relay), result, ending.cause, reason, watch.contact.progress)
+    return JobEnd(_report(ending, left, relay), ending.cause, reason, watch.contact.progress)
 
 
 class _Watch:
@@ -203,7 +196,6 @@ class _Watch:
         grace_s = job.preemption_grace_s if passes_preemption_on(job.cluster) else None
         self.state = new_job(names, hosts, job.num_workers, job.stall_timeout_s, job.limits, now_s, grace_s)
         self.scratch: set[str] = set()
-        self.collector = ResultCollector(job.cluster.hosts[0].is_this_machine)
         self._agents: dict[int, int] = {}  # supervisors on this machine: rank -> process
         self._num_ranks = job.num_ranks
         self._damaged: set[int] = set()  # ranks of which that is said
@@ -278,8 +270,6 @@ class _Watch:
         elif isinstance(frame, Control):
             if frame.message.get("kind") == "failed":  # printed once for all, in the end
                 self.relay.keep(frame.rank, str(frame.message.get("error", "")))
-        elif isinstance(frame, ResultPart):
-            self.collector.take(frame)
         elif isinstance(frame, Start) and frame.host == socket.gethostname():
             self.scratch.update(frame.scratch)
             self._agents[frame.rank] = frame.agent_pid

@@ -21,7 +21,7 @@ from parallax.cluster.machines import Cluster, Host
 from parallax.errors import LaunchError
 from parallax.runtime.launcher.job import BIND_NOW, Job
 from parallax.runtime.launcher.open_mpi import MCA, PASSED_ON, kept_variables, launch_parameters, parameters_of
-from parallax.runtime.supervisor.control import CONTROL_FD, PREEMPTION_FD, RESULT_FD, RESULT_FILE
+from parallax.runtime.supervisor.control import CONTROL_FD, PREEMPTION_FD
 from parallax.runtime.supervisor.limits import LIMITS, PREEMPTION, WORD
 from parallax.runtime.supervisor.preload import LIBRARY, LISTEN_ADDRESS, LISTEN_PORT, SECRET, agent_words, preloaded
 from parallax.runtime.supervisor.processes import JOB_ID
@@ -261,7 +261,7 @@ def mpirun_environment(job: Job, job_id: str, secret: str, launcher: Launcher) -
         launcher: of its variables those are left out that would have Open MPI start ranks elsewhere or otherwise.
     """
     kept = kept_variables(launcher.variables)
-    for name in (CONTROL_FD, PREEMPTION_FD, RESULT_FD, RESULT_FILE, LISTEN_PORT):
+    for name in (CONTROL_FD, PREEMPTION_FD, LISTEN_PORT):
         kept.pop(name, None)
     if launcher.prefix is not None and not job.cluster.is_local:
         kept["OPAL_PREFIX"] = launcher.prefix

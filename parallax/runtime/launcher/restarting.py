@@ -181,7 +181,7 @@ class _Restarting:
             cause = EndCause(BROKEN)
             if isinstance(error, HostsNotReady):
                 cause = EndCause(HOST_LOST, host=error.hosts[0])
-            return JobEnd(EXIT_UNKNOWN, None, cause, str(error).partition("\n")[0].rstrip("."))
+            return JobEnd(EXIT_UNKNOWN, cause, str(error).partition("\n")[0].rstrip("."))
 
     def _has_more_hosts(self, running: RunningJob) -> bool:
         """Whether hosts answer that a job is not on, and it has come far enough to be ended for them."""

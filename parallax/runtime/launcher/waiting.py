@@ -1,12 +1,14 @@
-"""The idle job of this process; there is at most one.
+"""The job of this process that runs on between two calls; there is at most one.
 
-It ends after a time, before another job starts, and with this process.
+It is idle, and ends after a time, before another job starts, and with this process. Or the script still uses it, from
+step to step of a loop of its own, until another call needs the workers.
 """
 
 from __future__ import annotations
 
 import atexit
 import os
+import sys
 import threading
 from typing import Protocol
 
@@ -18,15 +20,27 @@ class WaitingJob(Protocol):
         """Ends it, and waits for that."""
 
 
+class JobUser(Protocol):
+    """What uses a job from step to step."""
+
+    def end(self, is_last: bool = False) -> None:
+        """Ends the use; the job then waits, or has ended.
+
+        Args:
+            is_last: whether this process ends.
+        """
+
+
 class _Waiting:
-    """Holds the idle job; several threads use it."""
+    """Holds the idle job, or what uses it; several threads use it."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._job: WaitingJob | None = None
+        self._user: JobUser | None = None
         self._process = 0
         self._timer: threading.Timer | None = None
-        atexit.register(self.end)
+        atexit.register(self._end_at_exit)
 
     def put(self, job: WaitingJob, seconds: float) -> None:
         with self._lock:
@@ -38,14 +52,36 @@ class _Waiting:
         if before is not None:
             before.close()
 
+    def use(self, user: JobUser) -> None:
+        with self._lock:
+            self._user, self._process = user, os.getpid()
+
     def take(self) -> WaitingJob | None:
+        self._end_use()
         with self._lock:
             return self._pop()
 
-    def end(self) -> None:
-        job = self.take()
-        if job is not None:
-            job.close()
+    def end(self, is_last: bool = False) -> None:
+        try:
+            self._end_use(is_last)
+        finally:
+            with self._lock:
+                job = self._pop()
+            if job is not None:
+                job.close()
+
+    def _end_use(self, is_last: bool = False) -> None:
+        user, self._user = self._user, None
+        if user is not None and self._process == os.getpid():
+            user.end(is_last)
+
+    def _end_at_exit(self) -> None:
+        try:
+            self.end(is_last=True)
+        except SystemExit as failed:  # which Python would not take for the status of this process
+            for stream in (sys.stdout, sys.stderr):
+                stream.flush()
+            os._exit(failed.code if isinstance(failed.code, int) else 1)
 
     def _end_late(self, job: WaitingJob) -> None:
         with self._lock:
@@ -69,11 +105,24 @@ def let_wait(job: WaitingJob, seconds: float) -> None:
     _waiting.put(job, seconds)
 
 
+def use_until_needed(user: JobUser) -> None:
+    """Says who uses a job until another call needs it."""
+    _waiting.use(user)
+
+
 def take_waiting() -> WaitingJob | None:
-    """The job that waits, if there is one; whoever takes it must end it, or have it wait again."""
+    """The job that waits, if there is one; whoever takes it must end it, or have it wait again.
+
+    Raises:
+        JobFailed: the use of it ends, and it has failed.
+    """
     return _waiting.take()
 
 
-def end_waiting_job() -> None:
-    """Ends the job that waits, if there is one, and waits for that."""
-    _waiting.end()
+def end_waiting_job(is_last: bool = False) -> None:
+    """Ends the job that waits or is used, if there is one, and waits for that; raises what `take_waiting` does.
+
+    Args:
+        is_last: whether the script has ended.
+    """
+    _waiting.end(is_last)

@@ -31,7 +31,7 @@ import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from parallax.runtime.supervisor.control import CONTROL_FD, PREEMPTION_FD, RESULT_FD
+from parallax.runtime.supervisor.control import CONTROL_FD, PREEMPTION_FD
 from parallax.runtime.supervisor.frames import Exit, Frame, Start, Text
 from parallax.runtime.supervisor.limits import LIMITS, PREEMPTION, WORD, Limits
 from parallax.runtime.supervisor.machine import (
@@ -56,7 +56,6 @@ from parallax.runtime.supervisor.pipes import (
     Channel,
     ControlChannel,
     Outbox,
-    ResultChannel,
     TextChannel,
 )
 from parallax.runtime.supervisor.preload import CannotListen, check_library, forget_preloaded, preloaded
@@ -212,8 +211,6 @@ class _Supervisor:
     def _start(self, program: tuple[str, ...], variables: Mapping[str, str], is_forked: bool) -> None:
         rank = self.state.rank
         channels: dict[str, Channel] = {CONTROL_FD: ControlChannel(rank)}
-        if rank == 0:
-            channels[RESULT_FD] = ResultChannel(rank)
         pipes = {name: os.pipe() for name in channels}
         environment = {**WORKER_DEFAULTS, **os.environ, **variables}
         environment |= {name: str(written) for name, (_, written) in pipes.items()}

@@ -20,7 +20,6 @@ from __future__ import annotations
 
 import json
 import os
-import struct
 import threading
 from collections.abc import Mapping
 from typing import Annotated, Any
@@ -30,11 +29,6 @@ import msgspec
 from msgspec import Meta
 
 CONTROL_FD = "PARALLAX_CONTROL_FD"
-RESULT_FD = "PARALLAX_RESULT_FD"
-"""Rank 0's pipe for what the job gives back: its head (`result_head`), then its bytes, if no file has them."""
-RESULT_FILE = "PARALLAX_RESULT_FILE"
-"""Set by the launcher where rank 0 is on its machine: a file in its memory for these bytes, which then go no other way.
-mpirun takes a core for what it passes on: 28 MB/s, where the file takes 1 GB/s."""
 PREEMPTION_FD = "PARALLAX_PREEMPTION_FD"
 """Rank 0's pipe by which its supervisor lets it know that the job is preempted: a byte, and reading never waits."""
 BEAT = "alive"
@@ -45,14 +39,11 @@ HOST_ADDRESS = "PARALLAX_HOST_ADDRESS"
 """Set by the supervisor of a rank in a job with servers: the address of its host, in digits."""
 
 WIRE_VERSION = 1
-"""Of sealed lines and of the result's head; a change of either needs another number."""
+"""Of sealed lines; a change needs another number."""
 
 MARK = b"parallax/"
 """Begins every sealed line; the version follows."""
 _HEADING_BYTES = len(b"%s%d 01234567 " % (MARK, WIRE_VERSION))
-_RESULT = struct.Struct(">4sQII")  # mark with version, bytes and checksum of the result, checksum of these
-_RESULT_MARK = b"PXR%d" % WIRE_VERSION
-RESULT_HEAD_BYTES = _RESULT.size
 _PIECE_BYTES = 1 << 20
 _SHOWN_BYTES = 60
 
@@ -224,24 +215,6 @@ def checksum(data: bytes | bytearray | memoryview) -> int:
     return found
 
 
-def result_head(size: int, crc: int) -> bytes:
-    """What goes before the job's result: how many bytes it has, and their checksum."""
-    head = _RESULT.pack(_RESULT_MARK, size, crc, 0)[:-4]
-    return head + checksum(head).to_bytes(4, "big")
-
-
-def read_result_head(head: bytes) -> tuple[int, int]:
-    """(bytes, checksum) of the result that follows a head.
-
-    Raises:
-        Damaged: it is no head of this version.
-    """
-    _, size, crc, _ = _RESULT.unpack(head)
-    if head != result_head(size, crc):
-        raise Damaged(f"the head of the job's result is none of version {WIRE_VERSION}, or is damaged: {head.hex()}")
-    return size, crc
-
-
 def send(message: Mapping[str, object]) -> bool:
     """Sends `message` to the launcher, or does nothing outside a job.
 
@@ -267,16 +240,6 @@ def send(message: Mapping[str, object]) -> bool:
             # The supervisor is dead: this process is being ended too, and nobody is left to be told.
             return False
     return True
-
-
-def take_result_pipe() -> tuple[int | None, str]:
-    """The write end of rank 0's pipe for the job's result, once; None afterwards, on other ranks and outside a job.
-
-    Returns:
-        The descriptor, and the path of the file in the launcher's memory; empty where there is none.
-    """
-    number = os.environ.pop(RESULT_FD, "")
-    return int(number) if number else None, os.environ.get(RESULT_FILE, "")
 
 
 def is_preempted() -> bool:

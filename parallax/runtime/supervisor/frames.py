@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import re
-from binascii import b2a_base64
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field, fields
 from typing import Annotated, Any, Literal
@@ -99,31 +98,13 @@ class Pulse:
     doing: Mapping[str, object] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True)
-class ResultPart:
-    """A piece of what the job gives back; the pieces come in order.
-
-    Attributes:
-        rank: who sends it: rank 0.
-        total_bytes: of the whole result.
-        crc: CRC-32C of the whole result.
-        data: the piece.
-    """
-
-    rank: _Count
-    total_bytes: _Count
-    crc: Annotated[int, Meta(ge=0, lt=2**32)]
-    data: bytes = field(repr=False)
-
-
-Frame = Start | Text | Control | Exit | Pulse | ResultPart
+Frame = Start | Text | Control | Exit | Pulse
 _CLASS_BY_KIND: dict[str, Any] = {
     "start": Start,
     "text": Text,
     "control": Control,
     "exit": Exit,
     "pulse": Pulse,
-    "result": ResultPart,
 }
 _KIND_BY_CLASS = {kind: name for name, kind in _CLASS_BY_KIND.items()}
 
@@ -131,9 +112,6 @@ _KIND_BY_CLASS = {kind: name for name, kind in _CLASS_BY_KIND.items()}
 def encode_frame(frame: Frame) -> bytes:
     """The sealed line of `frame`: ASCII, ended by a newline, without the character `<`."""
     kind = _KIND_BY_CLASS[type(frame)]
-    if isinstance(frame, ResultPart):  # base64 needs no escapes, and a result may have gigabytes
-        head = f'{{"frame": "{kind}", "rank": {frame.rank}, "total_bytes": {frame.total_bytes}, "crc": {frame.crc}, '
-        return seal(b"".join([head.encode("ascii"), b'"data": "', b2a_base64(frame.data, newline=False), b'"}']))
     # JSON itself has no `<`, so each one is inside a string and may be written as its escape.
     return seal(json.dumps({"frame": kind, **asdict(frame)}).replace("<", "\\u003c").encode("ascii"))
 

@@ -10,13 +10,11 @@ from typing import Protocol
 
 from parallax.runtime.supervisor.control import (
     BEAT,
-    RESULT_HEAD_BYTES,
     Damaged,
     check_message,
-    read_result_head,
     read_sealed,
 )
-from parallax.runtime.supervisor.frames import Control, Frame, ResultPart, StreamName, Text, encode_frame
+from parallax.runtime.supervisor.frames import Control, Frame, StreamName, Text, encode_frame
 from parallax.runtime.supervisor.machine import Beaten
 
 IDLE_S = 0.2  # text without a newline waits this long for the rest of its line (progress bars, prompts)
@@ -137,38 +135,4 @@ class ControlChannel:
 
     def rest(self, last: bool) -> Iterator[Frame]:
         """Nothing: half a message of a dead worker says nothing."""
-        return iter(())
-
-
-class ResultChannel:
-    """What the worker gives back, as the bytes come: the head, then the bytes."""
-
-    may_wait = True
-    waiting = b""
-
-    def __init__(self, rank: int) -> None:
-        self._rank = rank
-        self._told: tuple[int, int] | None = None
-        self._head = b""
-        self._is_refused = False
-
-    def feed(self, data: bytes) -> Iterator[Frame]:
-        """A frame of `data`; one without bytes when the head has come, for a result may be empty."""
-        if self._is_refused:
-            return
-        if self._told is None:
-            self._head += data
-            if len(self._head) < RESULT_HEAD_BYTES:
-                return
-            try:
-                self._told = read_result_head(self._head[:RESULT_HEAD_BYTES])
-            except Damaged as error:
-                self._is_refused = True
-                yield Text(self._rank, "stderr", f"parallax: this rank's result was dropped: {error}.\n")
-                return
-            data = self._head[RESULT_HEAD_BYTES:]
-        yield ResultPart(self._rank, *self._told, data)
-
-    def rest(self, last: bool) -> Iterator[Frame]:
-        """Nothing: each piece is sent on at once."""
         return iter(())

@@ -23,17 +23,28 @@ def packed_function(function: Callable[[], object]) -> bytes:
     Raises:
         ConfigError: it cannot be pickled.
     """
-    stream = io.BytesIO()
-    pickle.dump((sys.path, sys.argv), stream)
+    name = getattr(function, "__name__", repr(function))
+    return pickle.dumps((sys.path, sys.argv)) + pickled(function, f"a function that workers call, {name}")
+
+
+def pickled(value: object, what: str) -> bytes:
+    """A value for workers, by value as far as it was written in the script itself.
+
+    Args:
+        value: it.
+        what: the noun that an error names.
+
+    Raises:
+        ConfigError: it cannot be pickled.
+    """
     try:
-        cloudpickle.dump(function, stream)
+        found: bytes = cloudpickle.dumps(value)
     except Exception as error:  # objects of any kind refuse to be pickled in ways of their own
-        name = getattr(function, "__name__", repr(function))
         raise ConfigError(
-            f"A function that workers call must be picklable with all that it uses from around it, and {name} is not: "
+            f"Workers are sent {what}, which must be picklable with all that it refers to, and is not: "
             f"{type(error).__name__}: {error}. Make what cannot be pickled (models, datasets, open files) inside it."
         ) from error
-    return stream.getvalue()
+    return found
 
 
 def unpacked_function(data: Buffer) -> Callable[[], object]:

@@ -32,7 +32,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from parallax.runtime.supervisor.control import CONTROL_FD, PREEMPTION_FD, RESULT_FD
+from parallax.runtime.supervisor.control import CONTROL_FD, PREEMPTION_FD
 from parallax.runtime.supervisor.preload import forget_preloaded
 from parallax.runtime.supervisor.processes import RANK, die_with_parent
 from parallax.runtime.supervisor.worker_process import NUMBER, PLACE_OF_RANK, check_peer
@@ -120,7 +120,7 @@ class ForkOrder(NamedTuple):
                 resource.setrlimit(getattr(resource, name), limits)
         passed = {str(theirs): fd for theirs, fd in zip(self.asked["passed"], self.fds[3:], strict=True)}
         environment = self.asked["environment"]
-        for name in (CONTROL_FD, RESULT_FD, PREEMPTION_FD):
+        for name in (CONTROL_FD, PREEMPTION_FD):
             if name in environment:
                 fd = passed[environment[name]]
                 environment[name] = str(fd)

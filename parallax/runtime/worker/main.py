@@ -2,8 +2,7 @@
 
 Gradients are recorded from the first line of the script on. A script that fails tells the launcher and ends at once,
 without waiting for collectives that will never come; one that ends well waits for the others before it leaves. A script
-may also end in its middle, where what the job was started for is done (result.py), or a preempted job has saved
-(preemption.py).
+also ends in its middle where a preempted job has saved (preemption.py).
 """
 
 from __future__ import annotations
@@ -24,7 +23,6 @@ from parallax.runtime.worker.heartbeat import watching
 from parallax.runtime.worker.preemption import Preempted
 from parallax.runtime.worker.random_state import AlikeUntilBuilt
 from parallax.runtime.worker.ranks import ProcessGroup, membership
-from parallax.runtime.worker.result import CallDone
 from parallax.runtime.worker.script import error_text, run_script, what_text
 from parallax.runtime.worker.without_keras import keras_left_out
 from parallax.settings.environment import settings
@@ -80,7 +78,7 @@ def _run(words: list[str], members: ProcessGroup) -> bool:
     members.when_built.append(AlikeUntilBuilt(settings().script_seed or members.parcel.seed).part)
     try:
         run_script(words)
-    except (CallDone, Preempted):
+    except Preempted:
         return False
     except SystemExit as stop:
         if stop.code not in (None, 0):

@@ -66,12 +66,13 @@ class RunLog:
         view: the user's graph.
         updates: the ops in it that train.
         tells: whether this worker says what was seen; one does, for all.
+        may_idle: whether runs that train nothing are no mistake.
     """
 
-    def __init__(self, view: GraphView, updates: Set[str], tells: bool) -> None:
+    def __init__(self, view: GraphView, updates: Set[str], tells: bool, may_idle: bool = False) -> None:
         self._view = view
         self._updates = updates
-        self._tells = tells
+        self._tells, self._may_idle = tells, may_idle
         self._trains: dict[tuple[str, ...], bool] = {}
         self._plan: Plan | None = None
         self._times: deque[tuple[float, float]] = deque(maxlen=_KEPT_STEPS)
@@ -106,7 +107,7 @@ class RunLog:
         self._runs += 1
         if self.trains(names):
             self._take_step(now_s - run.began_s, run.between_s, pending, plan)
-        elif not self._trained and self._runs == IDLE_RUNS:
+        elif not self._trained and self._runs == IDLE_RUNS and not self._may_idle:
             self._warn(f"None of the first {IDLE_RUNS} runs of this session updated a trained variable.")
 
     @property
@@ -132,7 +133,7 @@ class RunLog:
         times = self.times()
         if self._tells and times is not None:
             log.info(times_text(times, self._plan))
-        if self._runs and not self._trained:
+        if self._runs and not self._trained and not self._may_idle:
             self._warn(f"No run of this session ({counted(self._runs, 'run')}) updated a trained variable.")
         self._begin_loop()
 

@@ -1,6 +1,6 @@
 """A loop whose loss needs the global batch: batch statistics, in-batch negatives, and results of every kind.
 
-python global_batch.py OUT     by all workers under `parallax run`: OUT-RANK.npz has what the script saw
+python global_batch.py OUT     by all workers under `parallax run`: OUT has what the script saw
 """
 
 import sys
@@ -44,11 +44,7 @@ def trained(wrap):
 
 
 if __name__ == "__main__":
-    steps = []
-
-    def by_all(step):
-        steps.append(parallax.function(step, None, parallax.Config(layouts=True), returns=RETURNS))
-        return steps[0]
-
-    found = trained(by_all)
-    np.savez(f"{sys.argv[1]}-{steps[0].worker_id}.npz", **found)
+    np.savez(
+        sys.argv[1],
+        **trained(lambda step: parallax.function(step, None, parallax.Config(layouts=True), returns=RETURNS)),
+    )

@@ -1,6 +1,5 @@
 """A loop of train_on_batch, after a fit with FIT: python on_batch.py OUTPUT FIT."""
 
-import os
 import sys
 
 import keras
@@ -35,4 +34,4 @@ if __name__ == "__main__":
 
     parallax.keras.use()
     found = trained(sys.argv[2:] == ["FIT"], "trained.weights.h5")
-    np.savez(f"{sys.argv[1]}-{os.environ['OMPI_COMM_WORLD_RANK']}.npz", **found)
+    np.savez(sys.argv[1], **found)

@@ -53,8 +53,6 @@ def test_the_job_knows_its_own_control_variables():
         "PARALLAX_LISTEN_PORT",
         "PARALLAX_SECRET",
         "PARALLAX_PREEMPTION_FD",
-        "PARALLAX_RESULT_FD",
-        "PARALLAX_RESULT_FILE",
     )
 
 

@@ -48,11 +48,11 @@ def test_what_cannot_be_is_refused_with_a_remedy():
     in_memory = CheckPointConfig(memory_steps=1)
     cluster = local_cluster(2, "")
     with pytest.raises(ConfigError, match="is 1 without max_restarts"):
-        check_restarts(Config(ckpt_config=in_memory), cluster, is_call=False, resumes=False)
+        check_restarts(Config(ckpt_config=in_memory), cluster, is_call=False)
     restarted = Config(ckpt_config=in_memory, restart=RestartConfig(2))
-    check_restarts(restarted, cluster, is_call=False, resumes=False)
+    check_restarts(restarted, cluster, is_call=False)
     with pytest.raises(ConfigError, match="for a call such as `fit`"):
-        check_restarts(restarted, cluster, is_call=True, resumes=True)
+        check_restarts(restarted, cluster, is_call=True)
     with pytest.raises(ConfigError, match="one of whole_every and memory_steps"):
         CheckPointConfig("folder", save_ckpt_steps=2, whole_every=3, memory_steps=1)
     with pytest.raises(ConfigError, match="memory_steps"):

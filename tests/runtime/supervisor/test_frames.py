@@ -5,7 +5,6 @@ from parallax.runtime.supervisor.frames import (
     Demultiplexer,
     Exit,
     Pulse,
-    ResultPart,
     Start,
     Text,
     decode_frame,
@@ -30,10 +29,8 @@ def lines_of(*chunks):
         ),
         Exit(1, -9, told=True),
         Exit(0, 0),
-        ResultPart(0, 300, 2**32 - 1, bytes(range(256))),
         Pulse(2, 0.0, 1.5, {"kind": "alive", "runs": 3, "fetch": "train", "seconds": 0.5}),
         Pulse(2),
-        ResultPart(0, 0, 0, b""),
     ],
     ids=lambda frame: type(frame).__name__,
 )

@@ -1,0 +1,273 @@
+"""The session in which workers carry out the steps that a script's own loop calls.
+
+It stays open from step to step. When a step is called for the first time, it is opened anew with that step too, and
+when another call has needed the workers in between, with the steps so far: each time from the values that the script's
+variables have. So any number of steps, of functions and of models, trains the same variables.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import NamedTuple
+
+import tensorflow as tf
+
+from parallax import call as calls
+from parallax.functions.driven_workers import ReservedWorkers, reserved_workers
+from parallax.functions.remote_steps import RemoteSteps
+from parallax.functions.results import mark_sums
+from parallax.functions.step_graph import GraphStep, StepGraph, StepVariable
+from parallax.functions.traced import take_values
+from parallax.functions.variables import TrainedVariables
+from parallax.runtime.driver_channel import ChannelClosed
+from parallax.runtime.launcher.waiting import use_until_needed
+from parallax.settings.config import Config
+from parallax.settings.environment import settings
+from parallax.settings.merged import merged
+from parallax.status_line import show_status, status_line
+from parallax.types import ConcreteFunction, Nest, Value, Variable
+
+
+@dataclass(frozen=True, eq=False)
+class LoopStep:
+    """A step that a script's loop calls, as TensorFlow traced it.
+
+    Attributes:
+        name: its scope in a graph.
+        concrete: gives (results, values of the variables of metrics).
+        variables: that it takes, by names that are unique in it.
+        metrics: the tf.Variables of metrics, in order.
+        examples: how many a worker has of a batch, of each of its tensors; 0 if unknown.
+        full: how many most global batches have; 0 if unknown.
+        rules: how each of its results is put together, flat (results.py); None where its caller says that.
+    """
+
+    name: str
+    concrete: ConcreteFunction
+    variables: Sequence[StepVariable]
+    metrics: Sequence[Variable] = ()
+    examples: int | Sequence[int] = 0
+    full: int = 0
+    rules: tuple[str, ...] | None = None
+
+
+class OpenLoop(NamedTuple):
+    """A session that is open.
+
+    Attributes:
+        running: its steps.
+        variables: the script's.
+        steps: in the graph.
+        rules: as in `LoopStep`.
+    """
+
+    running: RemoteSteps
+    variables: TrainedVariables
+    steps: dict[LoopStep, GraphStep]
+    rules: dict[LoopStep, tuple[str, ...] | None]
+
+
+class ScriptLoop:
+    """The steps that a script's own loop calls, and their session.
+
+    Args:
+        config: settings.
+        resource: a resource file; None for workers on this machine.
+    """
+
+    def __init__(self, config: Config, resource: str | Path | None) -> None:
+        self._config, self._resource = config, resource
+        self._number = calls.next_call()
+        self._steps: list[LoopStep] = []
+        self._stack = ExitStack()
+        self._open: OpenLoop | None = None
+
+    def add(self, trace: Callable[[], LoopStep], instead_of: LoopStep | None = None) -> LoopStep:
+        """Adds a step, and has the workers open a session with all; meanwhile they start, where there are none.
+
+        Args:
+            trace: gives the step.
+            instead_of: a step that is called no more.
+
+        Raises:
+            JobEnded: in a process that does something else than to train, as `parallax plan`.
+            JobFailed: the workers have failed, and have said why.
+            ParallaxError: before anything is opened, as `parallel_run`.
+        """
+        with status_line(True), ExitStack() as stack:
+            launches = calls.is_launching()
+            reserved = self._reserve(stack) if launches and self._open is None else None
+            show_status("tracing the step")
+            step = trace()
+            steps = [one for one in self._steps if one is not instead_of] + [step]
+            names = {one.name for one in steps[:-1]}
+            step = replace(step, name=_unique_name(step.name, names))
+            steps[-1] = step
+            if not launches:
+                calls.perform_here(self._number, graph_of(steps).graph, self._config, self._resource)
+            self._steps = steps
+            self._open_session(reserved or self._reserve(stack), stack)
+        return step
+
+    def session(self) -> OpenLoop:
+        """The session, opened again if another call has ended it.
+
+        Raises:
+            JobFailed: the workers have failed, and have said why.
+            ParallaxError: before anything is opened, as `parallel_run`.
+        """
+        if self._open is None:
+            with status_line(True), ExitStack() as stack:
+                self._open_session(self._reserve(stack), stack)
+        assert self._open is not None, "it was opened"
+        return self._open
+
+    def run(self, step: LoopStep, batch: Nest) -> tuple[Nest, list[Value]]:
+        """Has the workers carry out a step on a global batch.
+
+        Args:
+            step: of `add`.
+            batch: its flat arguments.
+
+        Returns:
+            The structure of its results, tensors of the graph, and the value of each, flat.
+
+        Raises:
+            JobFailed: the workers have failed, and have said why.
+        """
+        opened = self.session()
+        running, variables, made = opened.running, opened.variables, opened.steps[step]
+        results, parts = made.fetches
+        wanted = [one for one in tf.nest.flatten(results) if one is not None]
+        with self.guard():
+            variables.flush()
+            wait = running.start(made, running.share_of(batch), wanted, parts, opened.rules[step])
+            found: list[Value] = []
+
+            def values() -> tuple[list[Value], dict[str, Value]]:
+                both = wait()
+                found.extend(both[len(parts) :])
+                return both[: len(parts)], {}
+
+            variables.sums.follow(variables.numbers[step.name], values)
+            variables.sums.latest.arrive()
+        variables.outdate(are_trained=True)
+        return results, found
+
+    def refresh_variables(self) -> None:
+        """Gives the script's variables the trained values."""
+        if self._open is not None:
+            self._open.variables.mirrors.refresh_all()
+
+    @contextmanager
+    def guard(self) -> Iterator[None]:
+        """Within it workers are asked for something; their failure ends the session.
+
+        Raises:
+            JobFailed: the workers have failed, and have said why.
+        """
+        try:
+            yield
+        except ChannelClosed:
+            opened, self._open = self._open, None
+            if opened is not None:
+                opened.variables.release()
+            self._stack.pop_all().__exit__(*sys.exc_info())
+            raise
+
+    def end(self, is_last: bool = False) -> None:
+        """Ends the session, if it is open; the script's variables get its values.
+
+        Args:
+            is_last: whether nobody will read them.
+
+        Raises:
+            JobFailed: the workers have failed, and have said why.
+        """
+        opened = self._open
+        if opened is None:
+            return
+        if not is_last:
+            with self.guard():
+                values = opened.variables.values(merged(self._config, settings()).tables)
+        self._open = None
+        opened.variables.release()
+        if not is_last:
+            take_values(opened.variables.by_name, values)
+        self._stack.pop_all().close()
+
+    def _reserve(self, stack: ExitStack) -> ReservedWorkers:
+        return stack.enter_context(reserved_workers(self._number, self._config, self._resource))
+
+    def _open_session(self, reserved: ReservedWorkers, stack: ExitStack) -> None:
+        """Opens a session on all steps, which `stack` closes until it is open."""
+        graph, steps, rules = _graph_of(self._steps)
+        names = {id(one.variable): one.name for one in graph.taken()}
+        metrics = {one.name: one.metrics for one in self._steps}
+        reset = graph.reset(dict.fromkeys(names[id(v)] for of in metrics.values() for v in of if id(v) in names))
+        by_name = {made.name: made for made in steps.values()}
+        running = stack.enter_context(reserved.session(graph, by_name, self._config))
+        variables = TrainedVariables(running, metrics, names, reset, self.guard)
+        self._open = OpenLoop(running, variables, steps, rules)
+        self._stack = stack.pop_all()
+        use_until_needed(self)
+
+
+def graph_of(steps: Sequence[LoopStep]) -> StepGraph:
+    """The graph of several steps."""
+    return _graph_of(steps)[0]
+
+
+def _graph_of(
+    steps: Sequence[LoopStep],
+) -> tuple[StepGraph, dict[LoopStep, GraphStep], dict[LoopStep, tuple[str, ...] | None]]:
+    """One graph of several steps, each of them in it, and how their results are put together."""
+    graph = StepGraph(_merged_variables(steps))
+    made, rules = {}, {}
+    for one in steps:
+        found = graph.add(one.name, one.concrete, is_uneven=True, examples=one.examples, full=one.full)
+        rules[one] = one.rules
+        if one.rules is not None:
+            results, rules[one] = mark_sums(graph.graph, found.fetches[0], one.rules)
+            found = replace(found, fetches=(results, found.fetches[1]))
+        made[one] = found
+    return graph, made, rules
+
+
+def _merged_variables(steps: Sequence[LoopStep]) -> list[StepVariable]:
+    """The variables of all steps, each with one name of its own."""
+    found: dict[int, StepVariable] = {}
+    names: set[str] = set()
+    for one in (variable for step in steps for variable in step.variables):
+        known = found.get(id(one.variable))
+        if known is not None:
+            found[id(one.variable)] = replace(known, trainable=known.trainable or one.trainable)
+            continue
+        name = _unique_name(one.name, names)
+        names.add(name)
+        found[id(one.variable)] = replace(one, name=name)
+    return list(found.values())
+
+
+def _unique_name(name: str, taken: set[str]) -> str:
+    found, number = name, 0
+    while found in taken:
+        number += 1
+        found = f"{name}_{number}"
+    return found
+
+
+_loops: dict[tuple[str, str], ScriptLoop] = {}
+"""By their settings and machines."""
+
+
+def loop_for(config: Config, resource: str | Path | None) -> ScriptLoop:
+    """The loop of this script with these settings."""
+    key = repr(config), str(resource)
+    if key not in _loops:
+        _loops[key] = ScriptLoop(config, resource)
+    return _loops[key]

@@ -1,0 +1,107 @@
+"""The sums of metrics over all workers.
+
+The variables of a metric are sums over examples (Keras's own `aggregation="sum"`): each worker adds up its own, and the
+sum over the workers is the one process's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import cached_property
+
+import numpy as np
+
+from parallax.types import Value, Variable
+
+StepValues = tuple[Sequence[Value], dict[str, Value]]
+"""What a step has given: the sums of its metrics' variables, and logs beside metrics."""
+
+
+class StepSums:
+    """What one process would have after a step: waited for, and put together, when somebody asks for it.
+
+    Args:
+        base: the values at which the workers' own parts began, by variable.
+        numbers: of the variables whose sums the step gives.
+        before: the sums after the step before; None where all parts begin at zero.
+        wait: gives the step's values; None where there was no step.
+    """
+
+    def __init__(
+        self,
+        base: Sequence[Value],
+        numbers: Sequence[int] = (),
+        before: StepSums | None = None,
+        wait: Callable[[], StepValues] | None = None,
+    ) -> None:
+        self._base, self._numbers, self._before, self._wait = base, numbers, before, wait
+
+    def arrive(self) -> None:
+        """Waits for the sums."""
+        self._values  # noqa: B018
+
+    @cached_property
+    def _values(self) -> tuple[list[Value], dict[str, Value]]:
+        sums = list(self._base if self._before is None else self._before.sums)
+        self._before = None
+        if self._wait is None:
+            return sums, {}
+        parts, others = self._wait()
+        for number, part in zip(self._numbers, parts, strict=True):
+            base = self._base[number]
+            sums[number] = (base + np.asarray(part).astype(base.dtype)).astype(base.dtype)
+        return sums, others
+
+    @property
+    def sums(self) -> list[Value]:
+        """The metrics' variables, arrays of their types."""
+        return self._values[0]
+
+    @property
+    def others(self) -> dict[str, Value]:
+        """What the step logged beside metrics, of all workers."""
+        return self._values[1]
+
+
+class MetricSums:
+    """The sums of metrics over all workers, since each was last written.
+
+    A step's sums are on their way until somebody asks for them, or the next step has been made.
+
+    Attributes:
+        variables: the tf.Variables of metrics, in order.
+        latest: the sums after the last step.
+    """
+
+    def __init__(self, variables: Sequence[Variable]) -> None:
+        self.variables = list(variables)
+        self._base = [variable.numpy() for variable in variables]
+        self.latest = StepSums(self._base)
+
+    @property
+    def sums(self) -> list[Value]:
+        """What the one process would have, arrays of the variables' types."""
+        return self.latest.sums
+
+    @property
+    def others(self) -> dict[str, Value]:
+        """What the last step logged beside metrics, of all workers."""
+        return self.latest.others
+
+    def begin_at(self, values: dict[int, Value]) -> None:
+        """Some variables begin anew, by their numbers, at these values; the workers' own parts of all begin at zero."""
+        self._base = list(self.sums)
+        for number, value in values.items():
+            self._base[number] = np.asarray(value, self._base[number].dtype)
+        self.latest = StepSums(self._base)
+
+    def follow(self, numbers: Sequence[int], wait: Callable[[], StepValues]) -> None:
+        """Records a step; waits for the step before.
+
+        Args:
+            numbers: of the variables whose sums it gives.
+            wait: gives these sums, and its logs beside metrics.
+        """
+        before = self.latest
+        self.latest = StepSums(self._base, numbers, before, wait)
+        before.arrive()

@@ -1,0 +1,24 @@
+"""Functions and values that workers are sent."""
+
+import threading
+
+import pytest
+
+from parallax.errors import ConfigError
+from parallax.runtime.worker.called import packed_function, unpacked_function
+
+
+def test_a_function_comes_with_what_it_uses_from_around_it():
+    factor = 3
+    assert unpacked_function(packed_function(lambda: factor * 2))() == 6
+
+
+def test_a_function_that_cannot_be_sent_is_refused_with_what_holds_it():
+    lock = threading.Lock()
+
+    def locked():
+        return lock.locked()
+
+    said = "a function that workers call, locked, which must be picklable .* TypeError: .* Make what cannot be pickled"
+    with pytest.raises(ConfigError, match=said):
+        packed_function(locked)
