@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import subprocess
 from pathlib import Path
 
 import numpy as np
@@ -45,6 +46,22 @@ def test_a_fit_drives_workers_of_another_host_lets_no_stranger_in_and_survives_a
     (tmp_path / "go").touch()
     found = job.finish()
     assert "Restart 1 of 1" in found[2], str(job)
+    compare(found_in(found), expected)
+
+
+def test_a_fit_that_loses_a_host_is_planned_for_the_others_and_goes_on(lab, start, tmp_path):
+    expected = found_in(start(SCRIPTS / "fit_elsewhere.py", "none", tmp_path, "plain").finish())
+    job = start(SCRIPTS / "fit_elsewhere.py", lab.resource_file(1), tmp_path, "elastic")
+    job.wait_for("WAITS")
+    link = ["ip", "link", "set", "to-host1"]
+    subprocess.run(lab.argv_on_bridge([*link, "down"]), check=True)
+    try:
+        (tmp_path / "go").touch()
+        found = job.finish()
+    finally:
+        subprocess.run(lab.argv_on_bridge([*link, "up"]), check=True)
+    assert "parallax: Left out: host1. The job goes on with 1 of 2 hosts." in found[2], str(job)
+    assert found[1].count("Plan for 2 workers") == found[1].count("Plan for 1 worker,") == 1, str(job)
     compare(found_in(found), expected)
 
 

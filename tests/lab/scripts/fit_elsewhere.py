@@ -1,8 +1,13 @@
-"""A fit by workers on other hosts, which waits in its second epoch: RESOURCE FOLDER [plain], for plain Keras."""
+"""A fit by workers on other hosts, which waits in its second epoch: RESOURCE FOLDER [plain|elastic].
+
+"plain" is for plain Keras, "elastic" for a fit that goes on with one host where the other is lost.
+"""
 
 import json
 import sys
 import time
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import keras
@@ -10,10 +15,23 @@ import numpy as np
 
 import parallax
 import parallax.keras
+from parallax import job_beside
+from parallax.runtime.supervisor.limits import Limits
 
 resource, folder, is_plain = sys.argv[1], Path(sys.argv[2]), "plain" in sys.argv
+LIMITS = Limits(silent_s=5.0, word_s=1.0, unheard_s=12.0)
+
+
+def launch_within_limits(launch, job, *arguments, **more):
+    return launch(replace(job, limits=LIMITS), *arguments, **more)
+
+
 if not is_plain:
-    parallax.keras.use(resource, parallax.Config(restart=parallax.RestartConfig(max_restarts=1)))
+    if "elastic" in sys.argv:
+        job_beside.launch = partial(launch_within_limits, job_beside.launch)
+    elastic = {"min_hosts": 1, "no_spare": True} if "elastic" in sys.argv else {}
+    restarts = parallax.RestartConfig(max_restarts=1, **elastic)
+    parallax.keras.use(resource, parallax.Config(restart=restarts))
 print("BEFORE", flush=True)
 keras.utils.set_random_seed(4)
 random = np.random.RandomState(0)

@@ -1,11 +1,17 @@
 """Who connects back: strangers, and connections that end early, are passed over."""
 
+import os
 import socket
 import struct
 import subprocess
 import threading
 
-from parallax.runtime.launcher.answering import _hears
+import pytest
+
+from parallax.cluster.machines import Cluster, Host, Ssh
+from parallax.errors import LaunchError
+from parallax.runtime.launcher import answering
+from parallax.runtime.launcher.answering import _hears, driver_address
 
 WORD = "0123456789abcdef"
 
@@ -31,3 +37,24 @@ def test_a_connection_that_is_reset_or_says_another_word_is_passed_over():
     finally:
         process.kill()
         process.wait()
+
+
+def test_a_name_that_only_ssh_knows_is_looked_up_in_its_configuration(tmp_path, monkeypatch):
+    ssh = tmp_path / "ssh"
+    ssh.write_text('#!/bin/sh\nprintf "user me\\nhostname 127.0.0.1\\n"\n')
+    ssh.chmod(0o755)
+    host = Host("gpu-box.not-a-name.invalid", 1)
+    cluster = Cluster((host,))
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    assert driver_address(cluster, host) == "127.0.0.1"
+
+
+def test_a_host_to_which_no_network_leads_is_named(monkeypatch):
+    def fail(name):
+        raise OSError(f"no way to {name}")
+
+    monkeypatch.setattr(answering, "own_address", fail)
+    host = Host("nowhere", 1)
+    cluster = Cluster((host,), ssh=Ssh(agent="my-agent"))
+    with pytest.raises(LaunchError, match="Worker 0, on nowhere, must reach .* no way to nowhere.* Give its address"):
+        driver_address(cluster, host)
