@@ -23,7 +23,7 @@ from parallax.runtime.launcher.restarting import RestartOptions, launch_restarti
 LIMIT_S = 20.0
 LATER = "later"
 RAN = Progress(has_started=True, has_run=True, step=4, has_saved=True)
-KILLED = JobEnd(137, None, EndCause(cause.KILLED, (1,)), "rank 1 was killed by SIGKILL", RAN)
+KILLED = JobEnd(137, EndCause(cause.KILLED, (1,)), "rank 1 was killed by SIGKILL", RAN)
 WELL = JobEnd(0)
 STANDING_BY = ("PARALLAX_STAND_BY", "numpy")
 JOB = Job(("train.py",), local_cluster(2, ""), input=(b"par", b"cel"))
@@ -53,15 +53,15 @@ class Played:
             fails = self.spares.pop(0) if self.spares else False
             if fails == LATER:
                 time.sleep(4 * restarting._POLL_S)
-                return JobEnd(137, None, EndCause(cause.KILLED))
+                return JobEnd(137, EndCause(cause.KILLED))
             if fails:
                 self._ready.release()
-                return JobEnd(1, None, EndCause(cause.RAISED))
+                return JobEnd(1, EndCause(cause.RAISED))
             stdout.write(b"spare speaks\n")
             self._ready.release()
             if not self._parcel_comes(contact):
                 self.stopped += 1
-                return JobEnd(143, None, EndCause(cause.STOPPED))
+                return JobEnd(143, EndCause(cause.STOPPED))
         self.jobs.append((job, STANDING_BY in job.environment))
         end = self.ends.pop(0)
         if isinstance(end, Exception):
@@ -143,7 +143,7 @@ def test_a_later_job_that_cannot_be_launched_is_tried_again(capfdbinary):
     assert b"Restart 2 of 3 in 2 s: Host b cannot be reached. Goes on" in capfdbinary.readouterr()[1]
 
 
-@pytest.mark.parametrize("stopped", [JobEnd(143, None, EndCause(cause.STOPPED)), KILLED])
+@pytest.mark.parametrize("stopped", [JobEnd(143, EndCause(cause.STOPPED)), KILLED])
 def test_a_signal_ends_the_job_and_is_no_reason_to_start_it_again(stopped):
     seen = []
 
