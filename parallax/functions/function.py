@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
+from weakref import ref
 
 import tensorflow as tf
 from tensorflow.python.eager.polymorphic_function.polymorphic_function import Function as PolymorphicFunction
@@ -143,18 +144,33 @@ class _Variant:
     """A step as it was traced for some arguments.
 
     Attributes:
-        owner: the object whose method it is, alone; empty for a function.
+        owner: gives the object whose method it is, None when that is no more; None for a function.
         arguments: of its first call.
         step: of the script's loop.
     """
 
-    owner: tuple[object, ...]
+    owner: Callable[[], object] | None
     arguments: Arguments
     step: LoopStep
 
-    def fits(self, owner: tuple[object, ...], given: Arguments) -> bool:
-        """Whether a call with other arguments is one of it."""
-        return [id(one) for one in owner] == [id(one) for one in self.owner] and are_alike(self.arguments, given)
+    @property
+    def can_be_called(self) -> bool:
+        """Whether it is a function's, or there still is the object whose method it is."""
+        return self.owner is None or self.owner() is not None
+
+    def is_of(self, owner: tuple[object, ...]) -> bool:
+        """Whether it is a method of an object, or, of none, a function."""
+        return not owner if self.owner is None else bool(owner) and self.owner() is owner[0]
+
+
+def _reference(owner: tuple[object, ...]) -> Callable[[], object] | None:
+    """What gives the object of a method as long as there is one."""
+    if not owner:
+        return None
+    try:
+        return ref(owner[0])
+    except TypeError:  # of a class that has no place for it
+        return lambda: owner[0]
 
 
 class DistributedStep:
@@ -231,12 +247,14 @@ class DistributedStep:
         if not tf.executing_eagerly():
             raise GraphError(_IN_A_FUNCTION.format(name=self._name))
         given = self._arguments(owner, args, kwargs)
-        variant = next((one for one in self._variants if one.fits(owner, given)), None)
+        self._variants = [one for one in self._variants if one.can_be_called]
+        own = [one for one in self._variants if one.is_of(owner)]
+        variant = next((one for one in own if are_alike(one.arguments, given)), None)
         if variant is None:
-            if len(self._variants) >= _MOST_VARIANTS:
+            if len(own) >= _MOST_VARIANTS:
                 raise GraphError(_TOO_MANY.format(name=self._name, count=_MOST_VARIANTS, last=arguments_text(given)))
             step = self._loop().add(lambda: self._traced(owner, args, kwargs))
-            variant = _Variant(owner, without_values(given), step)
+            variant = _Variant(_reference(owner), without_values(given), step)
             self._variants.append(variant)
         batch = list(given.tensors)
         _check_rows(batch)

@@ -2,7 +2,8 @@
 
 It stays open from step to step. When a step is called for the first time, it is opened anew with that step too, and
 when another call has needed the workers in between, with the steps so far: each time from the values that the script's
-variables have. So any number of steps, of functions and of models, trains the same variables.
+variables have. So any number of steps, of functions and of models, trains the same variables. Steps that nobody can
+call any more are left out then.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
+from weakref import WeakKeyDictionary, ref
 
 import tensorflow as tf
 
@@ -67,8 +69,8 @@ class OpenLoop(NamedTuple):
 
     running: RemoteSteps
     variables: TrainedVariables
-    steps: dict[LoopStep, GraphStep]
-    rules: dict[LoopStep, tuple[str, ...] | None]
+    steps: WeakKeyDictionary[LoopStep, GraphStep]
+    rules: WeakKeyDictionary[LoopStep, tuple[str, ...] | None]
 
 
 class ScriptLoop:
@@ -82,7 +84,7 @@ class ScriptLoop:
     def __init__(self, config: Config, resource: str | Path | None) -> None:
         self._config, self._resource = config, resource
         self._number = calls.next_call()
-        self._steps: list[LoopStep] = []
+        self._steps: list[ref[LoopStep]] = []
         self._stack = ExitStack()
         self._open: OpenLoop | None = None
 
@@ -103,13 +105,13 @@ class ScriptLoop:
             reserved = self._reserve(stack) if launches and self._open is None else None
             show_status("tracing the step")
             step = trace()
-            steps = [one for one in self._steps if one is not instead_of] + [step]
-            names = {one.name for one in steps[:-1]}
-            step = replace(step, name=_unique_name(step.name, names))
-            steps[-1] = step
+            steps = [one for one in self._callable_steps() if one is not instead_of]
+            step = replace(step, name=_unique_name(step.name, {one.name for one in steps}))
             if not launches:
-                calls.perform_here(self._number, graph_of(steps).graph, self._config, self._resource)
-            self._steps = steps
+                graph = graph_of([*steps, step]).graph
+                calls.perform_here(self._number, graph, self._config, self._resource)
+            self._steps = [ref(one) for one in (*steps, step)]
+            del steps
             self._open_session(reserved or self._reserve(stack), stack)
         return step
 
@@ -200,14 +202,18 @@ class ScriptLoop:
             take_values(opened.variables.by_name, values)
         self._stack.pop_all().close()
 
+    def _callable_steps(self) -> list[LoopStep]:
+        """The steps that somebody still has."""
+        return [step for one in self._steps if (step := one()) is not None]
+
     def _reserve(self, stack: ExitStack) -> ReservedWorkers:
         return stack.enter_context(reserved_workers(self._number, self._config, self._resource))
 
     def _open_session(self, reserved: ReservedWorkers, stack: ExitStack) -> None:
         """Opens a session on all steps, which `stack` closes until it is open."""
-        graph, steps, rules = _graph_of(self._steps)
+        graph, steps, rules = _graph_of(self._callable_steps())
         names = {id(one.variable): one.name for one in graph.taken()}
-        metrics = {one.name: one.metrics for one in self._steps}
+        metrics = {one.name: one.metrics for one in steps}
         reset = graph.reset(dict.fromkeys(names[id(v)] for of in metrics.values() for v in of if id(v) in names))
         by_name = {made.name: made for made in steps.values()}
         running = stack.enter_context(reserved.session(graph, by_name, self._config))
@@ -224,10 +230,11 @@ def graph_of(steps: Sequence[LoopStep]) -> StepGraph:
 
 def _graph_of(
     steps: Sequence[LoopStep],
-) -> tuple[StepGraph, dict[LoopStep, GraphStep], dict[LoopStep, tuple[str, ...] | None]]:
+) -> tuple[StepGraph, WeakKeyDictionary[LoopStep, GraphStep], WeakKeyDictionary[LoopStep, tuple[str, ...] | None]]:
     """One graph of several steps, each of them in it, and how their results are put together."""
     graph = StepGraph(_merged_variables(steps))
-    made, rules = {}, {}
+    made: WeakKeyDictionary[LoopStep, GraphStep] = WeakKeyDictionary()
+    rules: WeakKeyDictionary[LoopStep, tuple[str, ...] | None] = WeakKeyDictionary()
     for one in steps:
         found = graph.add(one.name, one.concrete, is_uneven=True, examples=one.examples, full=one.full)
         rules[one] = one.rules

@@ -34,15 +34,19 @@ class LoopModel:
     """
 
     def __init__(self, model: KerasModel, loop: ScriptLoop, step: LoopStep, traced: ModelStep) -> None:
-        self._model, self._loop, self.step, self._traced = model, loop, step, traced
+        self._model, self._loop, self._step, self._traced = model, loop, step, traced
         self._opened: OpenLoop | None = None
         self._training: ModelTraining
+
+    def is_of(self, model: KerasModel) -> bool:
+        """Whether it is for a model, and not for one that this one is a copy of."""
+        return self._model is model
 
     def train_function(self, iterator: Iterator[Nest]) -> Logs | None:
         """What `Model.train_function` gives for the next batch of an iterator."""
         opened = self._loop.session()
         if opened is not self._opened:
-            steps, traced = {"train": opened.steps[self.step]}, {"train": self._traced}
+            steps, traced = {"train": opened.steps[self._step]}, {"train": self._traced}
             self._training = ModelTraining(
                 self._model, opened.running, opened.variables, steps, traced, has_late_logs=False
             )
@@ -51,7 +55,8 @@ class LoopModel:
             return self._training.train_function(iterator)
 
 
-_models: WeakKeyDictionary[KerasModel, LoopModel] = WeakKeyDictionary()
+_steps: WeakKeyDictionary[KerasModel, LoopStep] = WeakKeyDictionary()
+"""The latest step of each model, which one that is compiled again replaces."""
 
 
 def prepare_model(
@@ -74,8 +79,8 @@ def prepare_model(
         JobEnded: in a process that does something else than to train, as `parallax plan`.
         ParallaxError: as `parallel_run`.
     """
-    known = _models.get(model)
-    if known is not None and model.train_function == known.train_function:
+    known = getattr(model.train_function, "__self__", None)
+    if isinstance(known, LoopModel) and known.is_of(model):
         return
     loop = loop_for(config, resource)
     found: list[ModelStep] = []
@@ -92,9 +97,8 @@ def prepare_model(
         variables = variables_of(model, traced.captured)
         return LoopStep("train", traced.concrete, variables, traced.metrics, examples, full)
 
-    step = loop.add(trace, instead_of=None if known is None else known.step)  # it was compiled again
-    _models[model] = LoopModel(model, loop, step, found[0])
-    model.train_function = _models[model].train_function
+    step = _steps[model] = loop.add(trace, instead_of=_steps.get(model))
+    model.train_function = LoopModel(model, loop, step, found[0]).train_function
 
 
 def _spec_of(model: KerasModel, arguments: Mapping[str, Argument]) -> Nest:

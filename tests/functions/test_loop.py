@@ -1,0 +1,124 @@
+"""Which steps a script's loop opens a session on, and when; workers are stand-ins of this process."""
+
+import gc
+from contextlib import contextmanager
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import parallax
+from parallax.errors import GraphError
+from parallax.functions import loop as loops
+from parallax.runtime.launcher.waiting import end_waiting_job
+from tests.keras.here import OneWorkerSession, StepsHere
+
+
+class Workers:
+    """Opens sessions in this process, and notes the steps of each."""
+
+    opened = []
+
+    @contextmanager
+    def session(self, graph, steps, config):
+        session = OneWorkerSession(graph)
+        self.opened.append(sorted(steps))
+        yield StepsHere(graph, session, 1, 0)
+        session.close()
+
+
+@contextmanager
+def reserved_workers(*_):
+    end_waiting_job()
+    yield Workers()
+
+
+@pytest.fixture
+def opened(monkeypatch):
+    monkeypatch.setattr(loops, "reserved_workers", reserved_workers)
+    monkeypatch.setattr(loops, "_loops", {})
+    Workers.opened = []
+    yield Workers.opened
+    end_waiting_job(is_last=True)
+
+
+class Trainer:
+    """An object with a step."""
+
+    def __init__(self, name="w"):
+        self.kernel = tf.Variable([2.0], name=name)
+
+    @parallax.function
+    def step(self, x, scale=1.0):
+        loss = tf.reduce_mean(scale * x) * self.kernel[0]
+        self.kernel.assign_sub([1.0])
+        return loss
+
+
+X = np.ones([4], np.float32)
+
+
+def test_a_session_is_opened_anew_with_each_step_that_is_called_and_again_after_another_call(opened):
+    one, other = Trainer(), Trainer()
+    assert [float(one.step(X)) for _ in range(3)] == [2.0, 1.0, 0.0]
+    assert float(other.step(2 * X)) == 4.0 and float(one.step(X)) == -1.0
+    assert float(one.step(X, scale=3.0)) == -6.0
+    assert opened == [["step"], ["step", "step_1"], ["step", "step_1", "step_2"]]
+    end_waiting_job()  # as another call does
+    assert one.kernel.numpy() == [-3.0]
+    assert float(one.step(X)) == -3.0 and one.kernel.numpy() == [-4.0]
+    assert opened[3:] == [["step", "step_1", "step_2"]]
+
+
+def test_steps_that_nobody_can_call_are_left_out(opened):
+    one = Trainer()
+    one.step(X)
+    for _ in range(20):  # folds of a validation, each with an object of its own
+        fold = Trainer()
+        assert float(fold.step(X)) == 2.0
+        del fold
+        gc.collect()
+    assert max(map(len, opened)) == 2
+    assert float(one.step(X)) == 1.0
+
+
+def test_a_cell_that_is_run_again_replaces_its_step(opened):
+    kernel = tf.Variable([2.0])
+    for _ in range(3):
+
+        @parallax.function
+        def step(x):
+            kernel.assign_add([1.0])
+            return tf.reduce_mean(x) * kernel[0]
+
+        step(X)
+        step(X)
+    assert kernel.numpy() == [8.0] and opened == [["step"]] * 3
+
+
+def test_values_that_change_from_call_to_call_are_refused_in_the_end(opened):
+    one = Trainer()
+    for number in range(16):
+        one.step(X, scale=float(number))
+    with pytest.raises(GraphError, match="step was traced for 16 different calls.*16.0. Pass what changes .* a tensor"):
+        one.step(X, scale=16.0)
+    assert float(Trainer().step(X, scale=16.0)) == 32.0
+
+
+def test_a_model_that_is_compiled_again_has_one_step(opened, monkeypatch):
+    from parallax.keras import front
+    from parallax.keras.front import install
+
+    install()
+    monkeypatch.setattr(front._use, "is_wanted", True)
+    keras.utils.set_random_seed(1)
+    model = keras.Sequential([keras.Input([1]), keras.layers.Dense(1, use_bias=False)])
+    model.set_weights([np.array([[2.0]], np.float32)])
+    ones = np.ones([4, 1], np.float32)
+    model.compile(keras.optimizers.SGD(0.25), "mse")
+    assert float(model.train_on_batch(ones, ones)) == 1.0
+    model.compile(keras.optimizers.SGD(0.5), "mse", metrics=["mae"])
+    assert [float(one) for one in model.train_on_batch(ones, ones)] == [0.25, 0.5]
+    np.testing.assert_allclose(model.get_weights()[0], [[1.0]])
+    assert opened == [["train"], ["train"]]
