@@ -21,7 +21,7 @@ import tensorflow as tf
 from parallax import call as calls
 from parallax.functions.driven_workers import ReservedWorkers, reserved_workers
 from parallax.functions.remote_steps import RemoteSteps
-from parallax.functions.results import mark_sums
+from parallax.functions.results import mark_results
 from parallax.functions.step_graph import GraphStep, StepGraph, StepVariable
 from parallax.functions.traced import take_values
 from parallax.functions.variables import TrainedVariables
@@ -45,7 +45,7 @@ class LoopStep:
         metrics: the tf.Variables of metrics, in order.
         examples: how many a worker has of a batch, of each of its tensors; 0 if unknown.
         full: how many most global batches have; 0 if unknown.
-        rules: how each of its results is put together, flat (results.py); None where its caller says that.
+        rules: how each of its results is put together, flat (results.py); None for rows and means.
     """
 
     name: str
@@ -64,13 +64,13 @@ class OpenLoop(NamedTuple):
         running: its steps.
         variables: the script's.
         steps: in the graph.
-        rules: as in `LoopStep`.
+        rules: how each of their results is put together, flat.
     """
 
     running: RemoteSteps
     variables: TrainedVariables
     steps: WeakKeyDictionary[LoopStep, GraphStep]
-    rules: WeakKeyDictionary[LoopStep, tuple[str, ...] | None]
+    rules: WeakKeyDictionary[LoopStep, tuple[str, ...]]
 
 
 class ScriptLoop:
@@ -230,18 +230,15 @@ def graph_of(steps: Sequence[LoopStep]) -> StepGraph:
 
 def _graph_of(
     steps: Sequence[LoopStep],
-) -> tuple[StepGraph, WeakKeyDictionary[LoopStep, GraphStep], WeakKeyDictionary[LoopStep, tuple[str, ...] | None]]:
+) -> tuple[StepGraph, WeakKeyDictionary[LoopStep, GraphStep], WeakKeyDictionary[LoopStep, tuple[str, ...]]]:
     """One graph of several steps, each of them in it, and how their results are put together."""
     graph = StepGraph(_merged_variables(steps))
     made: WeakKeyDictionary[LoopStep, GraphStep] = WeakKeyDictionary()
-    rules: WeakKeyDictionary[LoopStep, tuple[str, ...] | None] = WeakKeyDictionary()
+    rules: WeakKeyDictionary[LoopStep, tuple[str, ...]] = WeakKeyDictionary()
     for one in steps:
         found = graph.add(one.name, one.concrete, is_uneven=True, examples=one.examples, full=one.full)
-        rules[one] = one.rules
-        if one.rules is not None:
-            results, rules[one] = mark_sums(graph.graph, found.fetches[0], one.rules)
-            found = replace(found, fetches=(results, found.fetches[1]))
-        made[one] = found
+        results, rules[one] = mark_results(graph.graph, found.fetches[0], one.rules)
+        made[one] = replace(found, fetches=(results, found.fetches[1]))
     return graph, made, rules
 
 

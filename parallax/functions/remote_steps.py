@@ -12,6 +12,7 @@ import numpy as np
 from parallax.functions.carried_sums import CarriedSums, RunSums
 from parallax.functions.numbered_rows import NumberedRows
 from parallax.functions.request_queue import RequestQueue, Resend, SentRequest
+from parallax.functions.results import has_rows
 from parallax.functions.running import place_of_value
 from parallax.functions.serving import ReadyWorkers, StepResults, WantedResults
 from parallax.functions.shares import Share, portable_batch, rows_of
@@ -118,7 +119,7 @@ class RemoteSteps:
             What waits for the values of parts and fetches, of the global batch.
         """
         if rules is None:
-            rules = ["rows" if one.shape.rank and one.shape[0] is None else "mean" for one in fetches]
+            rules = ["rows" if has_rows(one) else "mean" for one in fetches]
         names_by = {rule: [one.name for one, own in zip(fetches, rules, strict=True) if own == rule] for rule in _RULES}
         wanted = WantedResults(tuple(one.name for one in parts), *(tuple(names_by[rule]) for rule in _RULES))
         key = step.name, wanted

@@ -13,10 +13,11 @@ import tensorflow as tf
 
 from parallax.errors import ConfigError, GraphError
 from parallax.functions.reports import reported_value
-from parallax.graph.batches import ADDED, mark_reported
+from parallax.graph.batches import ADDED, ROWS, mark_reported
 from parallax.types import Graph, Nest, Tensor
 
 RULES = ("mean", "sum", "rows", "same")
+_KIND_OF_RULE = {"sum": ADDED, "rows": ROWS}
 _RULES_TEXT = (
     "'mean' over the batch, 'sum' over it, 'rows' of it in order, or 'same' on all workers: "
     'parallax.function(step, returns={"loss": "mean", "correct": "sum"})'
@@ -70,25 +71,34 @@ def marked_means(results: Nest, returns: Nest) -> Nest:
     return tf.nest.pack_sequence_as(results, marked)
 
 
-def mark_sums(graph: Graph, fetches: Nest, rules: Sequence[str]) -> tuple[Nest, tuple[str, ...]]:
+def has_rows(tensor: Tensor) -> bool:
+    """Whether a result has a row for each example of a batch, where nobody says something else."""
+    return bool(tensor.shape.rank) and tensor.shape[0] is None
+
+
+def mark_results(graph: Graph, fetches: Nest, rules: Sequence[str] | None = None) -> tuple[Nest, tuple[str, ...]]:
     """The results of a step, and their rules: sums over the batch are all-reduced in the step, and then the same.
 
     Args:
         graph: that has the step.
         fetches: the step's results.
-        rules: of each, flat.
+        rules: of each, flat; None for rows and means.
     """
     flat = tf.nest.flatten(fetches)
+    given = [one for one in flat if one is not None]
+    rules = ["rows" if has_rows(one) else "mean" for one in given] if rules is None else rules
     waiting = iter(rules)
     with graph.as_default(), graph.name_scope("results/"):
-        found = [_mark_sum(one) if one is not None and next(waiting) == "sum" else one for one in flat]
+        found = [one if one is None else _mark_result(one, next(waiting)) for one in flat]
     return tf.nest.pack_sequence_as(fetches, found), tuple("same" if rule == "sum" else rule for rule in rules)
 
 
-def _mark_sum(tensor: Tensor) -> Tensor:
-    added = tf.identity(tensor)
-    mark_reported(added, ADDED)
-    return added
+def _mark_result(tensor: Tensor, rule: str) -> Tensor:
+    if rule not in _KIND_OF_RULE:
+        return tensor
+    marked = tf.identity(tensor)
+    mark_reported(marked, _KIND_OF_RULE[rule])
+    return marked
 
 
 def _is_real(tensor: Tensor) -> bool:
@@ -107,7 +117,7 @@ def _plain_rule(tensor: Tensor) -> str:
     """What a tensor is plainly of itself; empty where it might be one or the other."""
     if tensor.shape.rank == 0 and tensor.dtype.is_floating:
         return "mean"
-    if tensor.shape.rank and tensor.shape[0] is None:
+    if has_rows(tensor):
         return "rows"
     return ""
 

@@ -131,6 +131,7 @@ class _Service:
         self._running: RunningSteps
         self._steps: dict[str, GraphStep] = {}
         self._is_of_one_call = False
+        self._whole: frozenset[str] = frozenset()
         self._wanted: dict[int, WantedResults] = {}
         self._of_wanted: dict[int, tuple[GraphStep, list[Tensor]]] = {}
         self._arrays: dict[int, NumberedArrays] = {}
@@ -173,6 +174,7 @@ class _Service:
     def serve_open(self, planned: PlannedMessage, served: ServedGraph, settings: bytes, _: None) -> None:
         """Opens a session on a graph, and says that it is there."""
         self._members.parcel = planned.message
+        self._whole = frozenset(one for layouts in planned.decisions.rewrites.layouts for one in layouts.whole_results)
         config: Config = pickle.loads(settings)
         graph, self._steps = served.import_graph()
         self._running = RunningSteps(graph, *calls.worker_session(graph.graph, config, planned.decisions))
@@ -269,11 +271,22 @@ class _Service:
         values = [np.asarray(value) for value in found]
         scalars = len(wanted.sums) + len(wanted.means)
         first_same = scalars + len(wanted.rows)
-        rows = [_checked_rows(value, share) for value in values[scalars:first_same]]
+        rows = [
+            self._rows_of(name, value, share)
+            for name, value in zip(wanted.rows, values[scalars:first_same], strict=True)
+        ]
         own = StepResults(values[: len(wanted.sums)], values[len(wanted.sums) : scalars], rows, values[first_same:])
         results = _of_all(own, self._running.comm, self._running.size)
         if results is not None:
             self._answer(results._replace(saved_step=self._running.saved_step))
+
+    def _rows_of(self, name: str, value: Array, share: Share) -> Array:
+        """The rows of a result that this worker gives: worker 0 all of those that every worker has."""
+        if self._running.size == 1:
+            return value
+        if name in self._whole:
+            return value if self._running.rank == 0 else value[:0]
+        return _checked_rows(value, share)
 
 
 def _of_all(own: StepResults, comm: Comm, size: int) -> StepResults | None:

@@ -23,8 +23,8 @@ _REPORTED, _PART = "_parallax_reported", "_parallax_part"
 FULL = "_parallax_full"
 _MARKS = frozenset([_BATCH, _LENGTH, _ELEMENTS, _ROW_ENDS, _REPORTED, _PART])
 """How long batches will be: a graph is the same whatever it says."""
-VALUE, ADDED = "value", "added"
-"""What a step reports: a scalar of which the workers' mean is taken, or of which their sum is."""
+VALUE, ADDED, ROWS = "value", "added", "rows"
+"""What a step reports: a scalar of which the workers' mean is taken, or of which their sum is; rows of all in order."""
 
 
 def mark_batch(placeholder: Tensor, step: str) -> None:
@@ -129,11 +129,11 @@ def mark_length(length: Tensor, step: str) -> None:
 
 
 def mark_reported(identity: Tensor, kind: str) -> None:
-    """Says that a scalar is reported; who takes it then has what the workers' mean, or sum, must be taken of.
+    """Says that a tensor is reported; who takes it then has what the workers' mean, sum or rows must be taken of.
 
     Args:
         identity: the result of an Identity.
-        kind: VALUE or ADDED.
+        kind: VALUE, ADDED or ROWS.
     """
     _set(identity.op, _REPORTED, kind)
 
@@ -230,7 +230,7 @@ def length_by_step(view: GraphView) -> dict[str, str]:
 
 
 def reported_as(node: NodeDef) -> str:
-    """What a node reports: VALUE, ADDED, or empty."""
+    """What a node reports: VALUE, ADDED, ROWS, or empty."""
     return _mark(node, _REPORTED)
 
 

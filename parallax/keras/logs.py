@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from parallax.errors import GraphError
+from parallax.functions.results import has_rows
 from parallax.types import Log, Logs, Tensor
 
 _BETWEEN = "\x1f"
@@ -45,11 +46,6 @@ def nested_logs(logs: Logs) -> Logs:
             inner = inner.setdefault(one, {})
         inner[last] = value
     return found
-
-
-def has_rows(log: Tensor) -> bool:
-    """Whether a log has a row for each example of a batch."""
-    return bool(log.shape.rank) and log.shape[0] is None
 
 
 def check_log(name: str, log: Tensor) -> None:

@@ -6,13 +6,14 @@ Keras's own `train_step`, `test_step` and `predict_step` are traced as they stan
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 import tensorflow as tf
 
 from parallax.functions.batch_statistics import fused_normalizations
 from parallax.functions.reports import reported_value
+from parallax.functions.results import mark_results
 from parallax.functions.step_graph import GraphStep, StepGraph, StepVariable
 from parallax.functions.tracing import captured_variables, check_made_once, handles_noted
 from parallax.keras.libraries import library_of
@@ -82,7 +83,9 @@ def step_graph(
     steps = {}
     for name, one in traced.items():
         counts = is_counted and name == "train"
-        steps[name] = graph.add(name, one.concrete, True, examples, lengths[name], counts)
+        found = graph.add(name, one.concrete, True, examples, lengths[name], counts)
+        results, parts = found.fetches
+        steps[name] = replace(found, fetches=(mark_results(graph.graph, results)[0], parts))
     return graph, steps
 
 

@@ -25,7 +25,7 @@ from parallax.analysis.layouts.training_graph import (
 from parallax.analysis.layouts.visit_step import visit_all
 from parallax.analysis.reading.capture import variable_of_tensor
 from parallax.errors import GraphError
-from parallax.graph.batches import ADDED, VALUE, batch_by_node, is_part, reported_as
+from parallax.graph.batches import ADDED, ROWS, VALUE, batch_by_node, is_part, reported_as
 from parallax.graph.control_flow import branches_of
 from parallax.graph.grown_rows import find_grown_rows
 from parallax.graph.lengths import Length
@@ -283,9 +283,12 @@ def _make_layouts(program: VisitedGraph, step: StepWalk) -> Layouts:
         is_whole = is_reduced and program.steps is None
         changes.append(Change(tensor, before, layout, edges, is_whole, batches.get(split_tensor(tensor)[0], "")))
     sums: list[Reported] = []
+    whole_results: list[str] = []
     for node in program.order:
         tensor, kind = f"{node}:0", reported_as(program.view.nodes[node])
         fact, batch = step.facts.get(tensor), batches.get(node, "")
+        if fact is not None and kind == ROWS and fact.layout == REPLICATED:
+            whole_results.append(tensor)
         if fact is None or kind not in (VALUE, ADDED) or fact.is_same:
             continue
         if kind == VALUE and fact.is_sum:
@@ -300,6 +303,7 @@ def _make_layouts(program: VisitedGraph, step: StepWalk) -> Layouts:
         filled=tuple(replace(one, edges=tuple(program.takers(f"{one.node}:0"))) for one in step.filled),
         shapes=tuple(step.shapes),
         reported=tuple(sums),
+        whole_results=tuple(whole_results),
         sharded={t: f.layout for t, f in step.facts.items() if isinstance(f.layout, Sharded)},
         ends={t: f.layout for t, f in step.facts.items() if isinstance(f.layout, RowEnds)},
         concatenated={t: f.layout for t, f in step.facts.items() if isinstance(f.layout, Concatenated)},

@@ -63,6 +63,11 @@ class VisitedGraph(TrainingGraph):
     lengths: Mapping[str, str] = field(default_factory=dict)
     ends: Mapping[str, str] = field(default_factory=dict)
 
+    @property
+    def row_batches(self) -> Set[str]:
+        """The batches that have a row for each example."""
+        return frozenset(self.lengths.values())
+
     def takers(self, tensor: str) -> list[Edge]:
         """The edges of a step that take a tensor."""
         return [edge for edge in self.view.consumers(tensor) if self.is_of_step(edge.node)]

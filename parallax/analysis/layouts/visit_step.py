@@ -14,7 +14,7 @@ from parallax.analysis.layouts.training_graph import NO_ARRAYS, VisitedGraph
 from parallax.analysis.layouts.values import constant_value
 from parallax.analysis.reading.capture import VARIABLES, variable_of_tensor
 from parallax.errors import GraphError
-from parallax.graph.batches import batch_tensors
+from parallax.graph.batches import ROWS, batch_tensors, reported_as
 from parallax.graph.control_flow import branches_of
 from parallax.graph.lengths import ONE, Length
 from parallax.graph.loop_frames import Unit
@@ -83,6 +83,8 @@ def _find_facts(program: VisitedGraph, step: StepWalk, node: str) -> list[Fact]:
         return []
     if is_of_own_batch(view.nodes[node]):
         return _visit_own_batch(step, node)
+    if reported_as(view.nodes[node]) == ROWS:
+        return _visit_rows(program, step, node)
     for layouts, takers in TAKEN:
         if op not in takers:
             step.replicate_layouts(node, *layouts)
@@ -102,6 +104,16 @@ def _visit_own_batch(step: StepWalk, node: str) -> list[Fact]:
     if fact.axis is None and not fact.is_same:
         fact = step.take(node, 0, REPLICATED)
     return step.all_outputs(node, fact.layout, fact.dims)
+
+
+def _visit_rows(program: VisitedGraph, step: StepWalk, node: str) -> list[Fact]:
+    """Rows that a step reports: each worker's of its own examples, or, of another layout, those of the global batch."""
+    (fact,) = step.inputs(node)
+    part = fact.part
+    if part is not None and fact.axis == 0 and part == ShardedAxis(part.batch) and part.batch in program.row_batches:
+        return step.all_outputs(node, fact.layout, fact.dims)
+    step.gather(node)
+    return step.all_outputs(node, REPLICATED)
 
 
 def _visit_source(program: VisitedGraph, step: StepWalk, node: str) -> list[Fact]:

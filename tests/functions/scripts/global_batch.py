@@ -11,7 +11,8 @@ import tensorflow as tf
 
 import parallax
 
-RETURNS = {"loss": "mean", "correct": "sum", "length": "sum", "scores": "rows", "largest": "mean"}
+RETURNS = {"loss": "mean", "correct": "sum", "length": "sum", "scores": "rows", "largest": "mean", "none": None}
+RETURNS |= dict.fromkeys(("sorted", "masked", "unique", "pairs", "texts"), "rows")
 
 
 def trained(wrap):
@@ -32,13 +33,22 @@ def trained(wrap):
         optimizer.apply_gradients(zip(tape.gradient(loss, variables), variables, strict=True))
         correct = tf.reduce_sum(tf.cast(tf.equal(tf.argmax(scores, 1, tf.int32), labels), tf.float32))
         length = tf.cast(tf.shape(ids)[0], tf.float32)
-        return {"loss": loss, "correct": correct, "length": length, "scores": rows, "largest": tf.reduce_max(rows)}
+        others = {  # of other lengths than the batch, and of other layouts
+            "sorted": tf.sort(rows[:, 0]),
+            "masked": tf.boolean_mask(rows, ids[:, 0] % 2 == 0),
+            "unique": tf.unique(tf.reshape(ids, [-1])).y,
+            "pairs": tf.reshape(scores, [-1]),
+            "texts": tf.strings.as_string(ids),
+            "none": None,
+        }
+        largest = tf.reduce_max(rows)
+        return {"loss": loss, "correct": correct, "length": length, "scores": rows, "largest": largest, **others}
 
     train = wrap(step)
     random, seen = np.random.default_rng(1), []
     for rows in (7, 8, 1):
         results = train(random.integers(0, 40, [rows, 5]).astype(np.int32))
-        seen.append({name: np.asarray(value) for name, value in results.items()})
+        seen.append({name: np.asarray(value) for name, value in results.items() if value is not None})
     found = {f"{name} {n}": value for n, results in enumerate(seen) for name, value in results.items()}
     return found | {f"weight {n}": value.numpy() for n, value in enumerate(model.variables)}
 
