@@ -117,7 +117,7 @@ class DrivenWorkers:
             show_status(f"{counted(self.needs.cluster.num_workers, 'worker')} open the session")
             try:
                 with self._job.preempt_on_sigterm() if saves else nullcontext():
-                    running = RemoteSteps(graph, requests, ready())
+                    running = RemoteSteps(graph, requests, ready(), self._whole_results())
                     clear_status()
                     yield running
             except BaseException:
@@ -129,6 +129,13 @@ class DrivenWorkers:
             requests.give_up()
         except ChannelClosed:
             self._job.fail()
+
+    def _whole_results(self) -> frozenset[str] | None:
+        """As for `RemoteSteps`, by the plan of the session that is open."""
+        if self.needs.cluster.num_workers == 1 or self._open is None:
+            return None
+        layouts = self._open.plans.on_all().decisions.rewrites.layouts
+        return frozenset(name for one in layouts for name in one.whole_results)
 
     def _is_restart_wanted(self) -> bool:
         """Whether workers that fail now shall be replaced: those of a call that goes on, and those of the first."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -12,7 +12,7 @@ import numpy as np
 from parallax.functions.carried_sums import CarriedSums, RunSums
 from parallax.functions.numbered_rows import NumberedRows
 from parallax.functions.request_queue import RequestQueue, Resend, SentRequest
-from parallax.functions.results import has_rows
+from parallax.functions.results import plain_rule
 from parallax.functions.running import place_of_value
 from parallax.functions.serving import ReadyWorkers, StepResults, WantedResults
 from parallax.functions.shares import Share, portable_batch, rows_of
@@ -23,7 +23,7 @@ from parallax.report.text import bytes_text
 from parallax.runtime.checkpoint.stored import groups
 from parallax.types import Array, ArrayOnWorker0, Comm, Nest, Operation, Picklable, Tensor, Value, Variable
 
-_RULES = ("mean", "rows", "same")
+_RULES = ("mean", "rows", "same", "whole")
 """In the order of `WantedResults`."""
 _KEPT_BYTES = 1 << 30
 """Of requests, and of values, that are kept for workers that replace failed ones."""
@@ -49,14 +49,18 @@ class RemoteSteps:
     size, rank = 1, 0
     comm: Comm = None
 
-    def __init__(self, graph: StepGraph, requests: RequestQueue, ready: ReadyWorkers) -> None:
+    def __init__(
+        self, graph: StepGraph, requests: RequestQueue, ready: ReadyWorkers, whole: Collection[str] | None = None
+    ) -> None:
         """Takes over workers that have opened the graph.
 
         Args:
             graph: with its steps.
             requests: to the workers.
             ready: what they have answered.
+            whole: the results that layouts bring to every worker; None where there is one worker.
         """
+        self._whole = whole
         self._graph, self._requests = graph, requests
         self.resumed_step = ready.resumed_step
         self.steps = self.resumed_step or 0
@@ -112,14 +116,14 @@ class RemoteSteps:
             share: the global batch.
             fetches: what is wanted of it, tensors of the graph.
             parts: what is wanted before that: tensors of which each worker has a part of a sum.
-            rules: how each of `fetches` is put together: "mean", "rows" or "same"; None for rows where the first
-                dimension is open, else means.
+            rules: how each of `fetches` is put together: "mean", "rows", "same" or "whole"; None for the plain ones
+                (results.py).
 
         Returns:
             What waits for the values of parts and fetches, of the global batch.
         """
-        if rules is None:
-            rules = ["rows" if has_rows(one) else "mean" for one in fetches]
+        rules = list(map(plain_rule, fetches)) if rules is None else rules
+        rules = [self._checked_rule(rule, one.name) for rule, one in zip(rules, fetches, strict=True)]
         names_by = {rule: [one.name for one, own in zip(fetches, rules, strict=True) if own == rule] for rule in _RULES}
         wanted = WantedResults(tuple(one.name for one in parts), *(tuple(names_by[rule]) for rule in _RULES))
         key = step.name, wanted
@@ -134,7 +138,7 @@ class RemoteSteps:
         def wait() -> list[Value]:
             found: StepResults = answer()
             self._saved_step = found.saved_step
-            waiting = dict(zip(_RULES, map(iter, (found.means, found.rows, found.same)), strict=True))
+            waiting = dict(zip(_RULES, map(iter, (found.means, found.rows, found.same, found.whole)), strict=True))
             return [*(run.totals[name] for name in names), *(next(waiting[rule]) for rule in rules)]
 
         return wait
@@ -173,6 +177,10 @@ class RemoteSteps:
     def reset(self, op: Operation) -> None:
         """As that of `RunningSteps`."""
         self._requests.tell("reset", op.name, note=self._sums.note_reset())
+
+    def _checked_rule(self, rule: str, name: str) -> str:
+        """A rule; of a result that no layout tells, and that must be equal on all workers, one that checks this."""
+        return "same" if rule == "whole" and self._whole is not None and name not in self._whole else rule
 
     def _shared_names(self) -> list[str]:
         """The names of variables of which workers have no parts of their own."""

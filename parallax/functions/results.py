@@ -1,8 +1,9 @@
-"""What a step returns, of all workers: means of scalars, the rows of all in order, sums where the script says so.
+"""What a step returns, of all workers: what one process returns.
 
-Each worker has the result of its rows, and serving.py puts them together. A scalar of a floating type is taken for a
-mean over the batch, a tensor whose first dimension is open for one of the batch's rows; of all others the script says
-which they are. Means are marked while the step is traced (reports.py), so that each is what one process returns.
+Each worker has the result of its rows, and serving.py puts them together: a scalar of a floating type is taken for a
+mean over the batch, a tensor whose first dimension is open for rows of it, and all else is brought to every worker in
+the step. The script may say something else. Results are marked while the step is traced (reports.py) and in its graph,
+so that layouts bring them into the form that is put together.
 """
 
 from __future__ import annotations
@@ -13,11 +14,11 @@ import tensorflow as tf
 
 from parallax.errors import ConfigError, GraphError
 from parallax.functions.reports import reported_value
-from parallax.graph.batches import ADDED, ROWS, mark_reported
+from parallax.graph.batches import ADDED, ROWS, WHOLE, mark_reported
 from parallax.types import Graph, Nest, Tensor
 
 RULES = ("mean", "sum", "rows", "same")
-_KIND_OF_RULE = {"sum": ADDED, "rows": ROWS}
+_KIND_OF_RULE = {"sum": ADDED, "rows": ROWS, "whole": WHOLE}
 _RULES_TEXT = (
     "'mean' over the batch, 'sum' over it, 'rows' of it in order, or 'same' on all workers: "
     'parallax.function(step, returns={"loss": "mean", "correct": "sum"})'
@@ -29,19 +30,19 @@ def rules_of(results: Nest, returns: Nest) -> tuple[str, ...]:
 
     Args:
         results: the structure of tensors that the traced step returns.
-        returns: what the script says: one of RULES for all, or a structure of them like the results'; None for what is
-            plain of itself.
+        returns: what the script says: one of RULES for all, or a structure of them like the results'; None where it
+            says nothing.
 
     Raises:
         ConfigError: `returns` has another structure, or another word.
-        GraphError: a tensor might be one or the other, or is a mean of whole numbers.
+        GraphError: a result is no tensor, or is a mean of whole numbers.
     """
     flat = [one for one in tf.nest.flatten(results) if one is not None]
     for one in flat:
         if not isinstance(one, tf.Tensor):
             raise GraphError(f"A step returns dense tensors, not {one}. Make it dense, or leave it out.")
     if returns is None:
-        return tuple(_rule_of(one) for one in flat)
+        return tuple(plain_rule(one) for one in flat)
     said = _words(returns, len(flat))
     whole = [one.dtype.name for one, word in zip(flat, said, strict=False) if word == "mean" and not _is_real(one)]
     if whole:
@@ -64,16 +65,18 @@ def marked_means(results: Nest, returns: Nest) -> Nest:
     words = [None if one is None else next(waiting, None) for one in flat]
     marked = [
         reported_value(one)
-        if isinstance(one, tf.Tensor) and (word or _plain_rule(one)) == "mean" and _is_real(one)
+        if isinstance(one, tf.Tensor) and (word or plain_rule(one)) == "mean" and _is_real(one)
         else one
         for one, word in zip(flat, words, strict=True)
     ]
     return tf.nest.pack_sequence_as(results, marked)
 
 
-def has_rows(tensor: Tensor) -> bool:
-    """Whether a result has a row for each example of a batch, where nobody says something else."""
-    return bool(tensor.shape.rank) and tensor.shape[0] is None
+def plain_rule(tensor: Tensor) -> str:
+    """How a result is put together of which nobody says anything: "mean", "rows", or "whole" for what all have."""
+    if tensor.shape.rank == 0 and _is_real(tensor):
+        return "mean"
+    return "rows" if tensor.shape.rank and tensor.shape[0] is None else "whole"
 
 
 def mark_results(graph: Graph, fetches: Nest, rules: Sequence[str] | None = None) -> tuple[Nest, tuple[str, ...]]:
@@ -82,11 +85,11 @@ def mark_results(graph: Graph, fetches: Nest, rules: Sequence[str] | None = None
     Args:
         graph: that has the step.
         fetches: the step's results.
-        rules: of each, flat; None for rows and means.
+        rules: of each, flat, empty where it is left as it is; None for the plain ones.
     """
     flat = tf.nest.flatten(fetches)
     given = [one for one in flat if one is not None]
-    rules = ["rows" if has_rows(one) else "mean" for one in given] if rules is None else rules
+    rules = list(map(plain_rule, given)) if rules is None else rules
     waiting = iter(rules)
     with graph.as_default(), graph.name_scope("results/"):
         found = [one if one is None else _mark_result(one, next(waiting)) for one in flat]
@@ -111,22 +114,3 @@ def _words(returns: Nest, count: int) -> list[str]:
     if isinstance(returns, str):
         return [returns] * count
     return [one for one in tf.nest.flatten(returns) if one is not None]
-
-
-def _plain_rule(tensor: Tensor) -> str:
-    """What a tensor is plainly of itself; empty where it might be one or the other."""
-    if tensor.shape.rank == 0 and tensor.dtype.is_floating:
-        return "mean"
-    if has_rows(tensor):
-        return "rows"
-    return ""
-
-
-def _rule_of(tensor: Tensor) -> str:
-    if rule := _plain_rule(tensor):
-        return rule
-    shape = "" if tensor.shape.rank is None else str(list(tensor.shape))
-    raise GraphError(
-        f"A step returns means over the batch (floating scalars) and rows of it, and {tensor.name!r} is "
-        f"{tensor.dtype.name}{shape}. Say what it is: {_RULES_TEXT}."
-    )

@@ -71,19 +71,21 @@ class WantedResults(NamedTuple):
         means: numbers, of which the mean over the workers counts.
         rows: that have a row for each example, put one after the other.
         same: that are equal on all workers.
+        whole: that are brought to all workers in the step.
     """
 
     sums: tuple[str, ...] = ()
     means: tuple[str, ...] = ()
     rows: tuple[str, ...] = ()
     same: tuple[str, ...] = ()
+    whole: tuple[str, ...] = ()
 
 
 class StepResults(NamedTuple):
     """Values of `WantedResults`, of the global batch.
 
     Attributes:
-        sums, means, rows, same: as there.
+        sums, means, rows, same, whole: as there.
         saved_step: the counted step of the session's latest checkpoint; None while there is none.
     """
 
@@ -91,6 +93,7 @@ class StepResults(NamedTuple):
     means: list[Array]
     rows: list[Array]
     same: list[Array]
+    whole: list[Array]
     saved_step: int | None = None
 
 
@@ -268,14 +271,10 @@ class _Service:
         """Runs a step, and gives what one process would have computed."""
         wanted = self._wanted[number]
         found = self._running.run(self._of_wanted[number][0], share, self._of_wanted[number][1])
-        values = [np.asarray(value) for value in found]
-        scalars = len(wanted.sums) + len(wanted.means)
-        first_same = scalars + len(wanted.rows)
-        rows = [
-            self._rows_of(name, value, share)
-            for name, value in zip(wanted.rows, values[scalars:first_same], strict=True)
-        ]
-        own = StepResults(values[: len(wanted.sums)], values[len(wanted.sums) : scalars], rows, values[first_same:])
+        values = iter([np.asarray(value) for value in found])
+        sums, means, rows, same, whole = ([next(values) for _ in names] for names in wanted)
+        rows = [self._rows_of(name, value, share) for name, value in zip(wanted.rows, rows, strict=True)]
+        own = StepResults(sums, means, rows, same, whole)
         results = _of_all(own, self._running.comm, self._running.size)
         if results is not None:
             self._answer(results._replace(saved_step=self._running.saved_step))
@@ -302,7 +301,7 @@ def _of_all(own: StepResults, comm: Comm, size: int) -> StepResults | None:
     """
     if size == 1:
         return own
-    marks = np.array([zlib.crc32(np.ascontiguousarray(one).tobytes()) & 0xFFFF for one in own.same], np.float64)
+    marks = np.array([_mark_of(one) for one in own.same], np.float64)
     numbers = [*own.sums, *own.means]
     flat = np.concatenate([marks, marks * marks, *map(np.ravel, numbers)], dtype=np.float64)
     whole = np.empty_like(flat) if comm.Get_rank() == 0 else None
@@ -318,7 +317,13 @@ def _of_all(own: StepResults, comm: Comm, size: int) -> StepResults | None:
         found.append((part if number < len(own.sums) else part / size).astype(value.dtype))
         place += value.size
     sums, means = found[: len(own.sums)], found[len(own.sums) :]
-    return StepResults(sums, means, [np.concatenate(pieces) for pieces in joined], own.same)
+    return StepResults(sums, means, [np.concatenate(pieces) for pieces in joined], own.same, own.whole)
+
+
+def _mark_of(value: Array) -> int:
+    """A number below 2**16, which is most likely another for another value."""
+    data = repr(value.tolist()).encode() if value.dtype == object else np.ascontiguousarray(value).tobytes()
+    return zlib.crc32(data) & 0xFFFF
 
 
 def _checked_rows(value: Array, share: Share) -> Array:

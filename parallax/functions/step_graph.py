@@ -150,6 +150,8 @@ class StepGraph:
                 self.loop.step.assign_add(1, read_value=False)
             results = concrete._call_flat([*feeds], taken)
             run = tf.group(*self.graph.get_operations()[first:], name="run")
+            # Each result by itself: the call's own name stands for all of them, those that are made of gradients too.
+            results = tf.nest.map_structure(lambda one: None if one is None else tf.identity(one), results)
         rows, length = marked or (None, None)
         return GraphStep(name, feeds, results, run, rows, length, is_counted)
 

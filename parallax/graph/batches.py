@@ -23,8 +23,8 @@ _REPORTED, _PART = "_parallax_reported", "_parallax_part"
 FULL = "_parallax_full"
 _MARKS = frozenset([_BATCH, _LENGTH, _ELEMENTS, _ROW_ENDS, _REPORTED, _PART])
 """How long batches will be: a graph is the same whatever it says."""
-VALUE, ADDED, ROWS = "value", "added", "rows"
-"""What a step reports: a scalar of which the workers' mean is taken, or of which their sum is; rows of all in order."""
+VALUE, ADDED, ROWS, WHOLE = "value", "added", "rows", "whole"
+"""What a step reports: a scalar of which the workers' mean, or sum, is taken; rows in order; what every worker has."""
 
 
 def mark_batch(placeholder: Tensor, step: str) -> None:
@@ -133,7 +133,7 @@ def mark_reported(identity: Tensor, kind: str) -> None:
 
     Args:
         identity: the result of an Identity.
-        kind: VALUE, ADDED or ROWS.
+        kind: VALUE, ADDED, ROWS or WHOLE.
     """
     _set(identity.op, _REPORTED, kind)
 
@@ -230,7 +230,7 @@ def length_by_step(view: GraphView) -> dict[str, str]:
 
 
 def reported_as(node: NodeDef) -> str:
-    """What a node reports: VALUE, ADDED, ROWS, or empty."""
+    """What a node reports: VALUE, ADDED, ROWS, WHOLE, or empty."""
     return _mark(node, _REPORTED)
 
 

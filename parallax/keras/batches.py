@@ -17,7 +17,7 @@ from parallax.keras.fitting import check_traced
 from parallax.keras.inputs import batch_length
 from parallax.keras.libraries import library_of
 from parallax.keras.refusals import check_model
-from parallax.keras.steps import ModelStep, traced_training, variables_of
+from parallax.keras.steps import ModelStep, rules_of_logs, traced_training, variables_of
 from parallax.keras.training import ModelTraining
 from parallax.settings.config import Config
 from parallax.types import Argument, KerasModel, Logs, Nest, TensorLike, TypeSpec
@@ -95,7 +95,7 @@ def prepare_model(
         full = batch_length(arguments.get("x"), sys.maxsize)
         examples = -(-full // calls.number_of_workers(config, resource))
         variables = variables_of(model, traced.captured)
-        return LoopStep("train", traced.concrete, variables, traced.metrics, examples, full)
+        return LoopStep("train", traced.concrete, variables, traced.metrics, examples, full, rules_of_logs(traced))
 
     step = _steps[model] = loop.add(trace, instead_of=_steps.get(model))
     model.train_function = LoopModel(model, loop, step, found[0]).train_function

@@ -1,29 +1,14 @@
-"""What a step logs, and which of it can be put together of what the workers have.
-
-Logs have one level of names here: a metric's result may be a dictionary, as that of the metrics of `compile`. What is
-computed of the batch itself is a number, of a floating type as means are, or has a row for each example.
-"""
+"""What a step logs, with one level of names: a metric's result may be a dictionary, as that of `compile`'s metrics."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from parallax.errors import GraphError
-from parallax.functions.results import has_rows
-from parallax.types import Log, Logs, Tensor
+from parallax.types import Log, Logs
 
 _BETWEEN = "\x1f"
 """Between a log's name and a name within it; no name that is typed has it."""
-
-_NO_SHAPE = (
-    "Each worker logs what its rows of the batch give, and of the log {name!r} the shape is not known: {shape}. Log a "
-    "number, or a tensor with a row for each example."
-)
-_WHOLE_NUMBER = (
-    "Each worker logs what its rows of the batch give, and of the log {name!r}, {dtype}, it is not known whether that "
-    "adds up, as a count does. Count in a metric (keras.metrics.Sum), and log its result."
-)
 
 
 def flat_logs(logs: Logs, within: str = "") -> Logs:
@@ -46,38 +31,6 @@ def nested_logs(logs: Logs) -> Logs:
             inner = inner.setdefault(one, {})
         inner[last] = value
     return found
-
-
-def check_log(name: str, log: Tensor) -> None:
-    """Refuses a log of which it is not known what the whole batch's is.
-
-    Args:
-        name: of the log.
-        log: a tensor of a function that is being traced, computed of more than metrics.
-
-    Raises:
-        GraphError: it is a whole number of the batch, or has no known shape.
-    """
-    known = name.replace(_BETWEEN, ".")
-    if log.shape.rank is None or None in log.shape[1:]:
-        raise GraphError(_NO_SHAPE.format(name=known, shape=log.shape))
-    if not log.dtype.is_floating and not has_rows(log) and _is_of_batch(log):
-        raise GraphError(_WHOLE_NUMBER.format(name=known, dtype=log.dtype.name))
-
-
-def _is_of_batch(tensor: Tensor) -> bool:
-    """Whether a tensor of a function is computed of its arguments, and not of variables and constants alone."""
-    graph = tensor.graph
-    arguments = {one.op.name for one in graph.inputs} - {inner.op.name for _, inner in graph.captures}
-    seen, waiting = {tensor.op.name}, [tensor.op]
-    while waiting:
-        op = waiting.pop()
-        if op.name in arguments:
-            return True
-        before = [one.op for one in op.inputs if one.op.name not in seen]
-        seen.update(one.name for one in before)
-        waiting += before
-    return False
 
 
 class LateLogs(Logs):

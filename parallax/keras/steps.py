@@ -13,11 +13,11 @@ import tensorflow as tf
 
 from parallax.functions.batch_statistics import fused_normalizations
 from parallax.functions.reports import reported_value
-from parallax.functions.results import mark_results
+from parallax.functions.results import mark_results, plain_rule
 from parallax.functions.step_graph import GraphStep, StepGraph, StepVariable
 from parallax.functions.tracing import captured_variables, check_made_once, handles_noted
 from parallax.keras.libraries import library_of
-from parallax.keras.logs import check_log, flat_logs
+from parallax.keras.logs import flat_logs
 from parallax.keras.metrics import is_of_metrics
 from parallax.types import ConcreteFunction, KerasModel, Log, Logs, Nest, Tensor, Variable
 
@@ -85,8 +85,15 @@ def step_graph(
         counts = is_counted and name == "train"
         found = graph.add(name, one.concrete, True, examples, lengths[name], counts)
         results, parts = found.fetches
-        steps[name] = replace(found, fetches=(mark_results(graph.graph, results)[0], parts))
+        steps[name] = replace(found, fetches=(mark_results(graph.graph, results, rules_of_logs(one))[0], parts))
     return graph, steps
+
+
+def rules_of_logs(traced: ModelStep) -> tuple[str, ...]:
+    """How each log of a step is put together, flat; empty for those that are computed of metrics."""
+    logs: Logs = traced.concrete.structured_outputs[0]
+    of = {name: "" if is_of_metrics(log, traced.metrics) else plain_rule(log) for name, log in logs.items()}
+    return tuple(tf.nest.flatten(of))
 
 
 def variables_of(model: KerasModel, captured: Sequence[Variable] = ()) -> list[StepVariable]:
@@ -121,7 +128,7 @@ def _traced(model: KerasModel, step: Callable[[Nest], Logs], spec: Nest) -> Mode
         with library_of(model).converting_layers(), fused_normalizations():
             logs = step(data)
         metrics[:] = _metric_variables(model)
-        logs = {name: _told(name, value, metrics) for name, value in flat_logs(logs).items()}
+        logs = {name: _told(value, metrics) for name, value in flat_logs(logs).items()}
         return logs, [tf.identity(variable) for variable in metrics]
 
     def trace() -> tuple[ConcreteFunction, list[Variable]]:
@@ -137,13 +144,11 @@ def _traced(model: KerasModel, step: Callable[[Nest], Logs], spec: Nest) -> Mode
     return ModelStep(concrete, tuple(metrics), spec, tuple(captured))
 
 
-def _told(name: str, log: Log, metrics: list[Variable]) -> Log:
+def _told(log: Log, metrics: list[Variable]) -> Log:
     """A log of a step, marked where it is computed of the batch itself and not of metrics, as a returned loss is."""
     tensor = tf.convert_to_tensor(log)
-    if is_of_metrics(tensor, metrics):
-        return log
-    check_log(name, tensor)
-    return reported_value(tensor) if tensor.shape.rank == 0 and tensor.dtype.is_floating else log
+    is_mean = not is_of_metrics(tensor, metrics) and plain_rule(tensor) == "mean"
+    return reported_value(tensor) if is_mean else log
 
 
 def _metric_variables(model: KerasModel) -> list[Variable]:

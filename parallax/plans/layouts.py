@@ -283,7 +283,7 @@ class LayoutRewrites:
         filled: rows of bags, to be as many as a worker has examples.
         shapes: shapes of which one axis is the worker's.
         reported: partial sums that are reported as means over the workers.
-        whole_results: reported rows that are no worker's own: every worker has those of the global batch.
+        whole_results: what is reported and no worker's own: every worker has that of the global batch.
         sharded: tensor -> its layout, of those whose shapes are asked for.
         ends: tensor -> its layout, of those that have where rows end.
         concatenated: tensor -> its layout, of those whose pieces have layouts of their own.

@@ -18,6 +18,7 @@ from ops.exactness.transport import together
 from parallax import Config
 from parallax.analysis.reading.capture import initialization_phases
 from parallax.analysis.stages import analyse, plan_for, rewrites_of
+from parallax.functions.results import plain_rule
 from parallax.functions.shares import Share, share_of
 from parallax.keras.fitting import read_fit, run_fit, take_state
 from parallax.plans.plan import Layout, one_host
@@ -87,6 +88,8 @@ class WorkersSession:
                 self.writes[name] = v1.assign(variable, given).op.name, given.name
         analysed = analyse(graph.graph, layouts=layouts)
         plan = plan_for(analysed, _layout(size, servers, run_option), Config(run_option=run_option, **settings or {}))
+        layouts = rewrites_of(analysed, plan, False).layouts
+        self.whole = {name for one in layouts for name in one.whole_results}
         of = [Worker(rank, size, SEED, False, servers=plan.servers) for rank in range(size)]
         made = [transform(analysed.captured.view, rewrites_of(analysed, plan, False), worker) for worker in of]
         runs = [op.name for op in graph.graph.get_operations() if op.name.endswith("/run")]
@@ -118,11 +121,25 @@ class _All(StepsHere):
         found = self._session.job.run([step.run.name, *(tensor.name for tensor in flat)], given)
         assert all(value is not None for one in found for value in one[1:])
         values = [
-            [_of_share(tensor, value, own) for tensor, value in zip(flat, one[1:], strict=True)]
+            [self._of_share(tensor, value, own) for tensor, value in zip(flat, one[1:], strict=True)]
             for one, own in zip(found, share.arrays, strict=True)
         ]
-        put = [(_sum if t.name in counted else _log)(values) for t, *values in zip(flat, *values, strict=True)]
-        return put
+        joined = []
+        for tensor, *own in zip(flat, *values, strict=True):
+            if tensor.name in counted:
+                joined.append(_sum(own))
+            elif tensor.name in self._session.whole or plain_rule(tensor) == "whole":
+                for other in own[1:]:
+                    np.testing.assert_array_equal(own[0], other, err_msg=tensor.name)
+                joined.append(own[0])
+            else:
+                joined.append(_log(own))
+        return joined
+
+    def _of_share(self, tensor, value, share):
+        """A result of a worker: of what has rows, those of its share."""
+        has_rows = plain_rule(tensor) == "rows" and tensor.name not in self._session.whole
+        return value[: share.rows] if has_rows else value
 
     def reset(self, op):
         self._session.job.run_ops([[op.name]] * self._session.size)
@@ -139,11 +156,6 @@ class _All(StepsHere):
 
 def _layout(size, servers, run_option):
     return Layout((size, 0), (1,) * servers) if run_option == "HYBRID" else one_host(size, servers)
-
-
-def _of_share(tensor, value, share):
-    """A result of a worker: of what has rows, those of its share."""
-    return value[: share.rows] if tensor.shape.rank and tensor.shape[0] is None else value
 
 
 def _sum(values):

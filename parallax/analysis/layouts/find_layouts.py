@@ -25,7 +25,7 @@ from parallax.analysis.layouts.training_graph import (
 from parallax.analysis.layouts.visit_step import visit_all
 from parallax.analysis.reading.capture import variable_of_tensor
 from parallax.errors import GraphError
-from parallax.graph.batches import ADDED, ROWS, VALUE, batch_by_node, is_part, reported_as
+from parallax.graph.batches import ADDED, ROWS, VALUE, WHOLE, batch_by_node, is_part, reported_as
 from parallax.graph.control_flow import branches_of
 from parallax.graph.grown_rows import find_grown_rows
 from parallax.graph.lengths import Length
@@ -162,6 +162,8 @@ def _finish(program: VisitedGraph, step: StepWalk) -> None:
         else:
             _finish_rows(view, step, source, source.indices)
     for node in sorted(filter(program.is_of_step, program.after)):
+        if view.op(node) == "IdentityN" and not any(map(view.consumers, view.outputs(node))):
+            continue  # the name of a call, whose results are taken by themselves
         for slot, tensor in enumerate(view.inputs(node)):
             if tensor in step.facts and Edge(node, slot) not in delivered and not step.facts[tensor].is_same:
                 step.take(node, slot, REPLICATED)
@@ -287,7 +289,7 @@ def _make_layouts(program: VisitedGraph, step: StepWalk) -> Layouts:
     for node in program.order:
         tensor, kind = f"{node}:0", reported_as(program.view.nodes[node])
         fact, batch = step.facts.get(tensor), batches.get(node, "")
-        if fact is not None and kind == ROWS and fact.layout == REPLICATED:
+        if fact is not None and kind in (ROWS, WHOLE) and fact.layout == REPLICATED:
             whole_results.append(tensor)
         if fact is None or kind not in (VALUE, ADDED) or fact.is_same:
             continue

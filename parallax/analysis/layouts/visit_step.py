@@ -14,7 +14,7 @@ from parallax.analysis.layouts.training_graph import NO_ARRAYS, VisitedGraph
 from parallax.analysis.layouts.values import constant_value
 from parallax.analysis.reading.capture import VARIABLES, variable_of_tensor
 from parallax.errors import GraphError
-from parallax.graph.batches import ROWS, batch_tensors, reported_as
+from parallax.graph.batches import ROWS, WHOLE, batch_tensors, reported_as
 from parallax.graph.control_flow import branches_of
 from parallax.graph.lengths import ONE, Length
 from parallax.graph.loop_frames import Unit
@@ -83,8 +83,9 @@ def _find_facts(program: VisitedGraph, step: StepWalk, node: str) -> list[Fact]:
         return []
     if is_of_own_batch(view.nodes[node]):
         return _visit_own_batch(step, node)
-    if reported_as(view.nodes[node]) == ROWS:
-        return _visit_rows(program, step, node)
+    kind = reported_as(view.nodes[node])
+    if kind in (ROWS, WHOLE):
+        return _visit_result(program, step, node, kind)
     for layouts, takers in TAKEN:
         if op not in takers:
             step.replicate_layouts(node, *layouts)
@@ -106,10 +107,10 @@ def _visit_own_batch(step: StepWalk, node: str) -> list[Fact]:
     return step.all_outputs(node, fact.layout, fact.dims)
 
 
-def _visit_rows(program: VisitedGraph, step: StepWalk, node: str) -> list[Fact]:
-    """Rows that a step reports: each worker's of its own examples, or, of another layout, those of the global batch."""
+def _visit_result(program: VisitedGraph, step: StepWalk, node: str, kind: str) -> list[Fact]:
+    """What a step reports: rows of a worker's own examples; of another layout, or no rows, what one process has."""
     (fact,) = step.inputs(node)
-    part = fact.part
+    part = fact.part if kind == ROWS else None
     if part is not None and fact.axis == 0 and part == ShardedAxis(part.batch) and part.batch in program.row_batches:
         return step.all_outputs(node, fact.layout, fact.dims)
     step.gather(node)
