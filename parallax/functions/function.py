@@ -85,9 +85,8 @@ def function(
     It takes the batch of one process, tensors or arrays whose first dimension is the batch; each worker takes its rows
     of every one of them. Scalar tensors go to all, and other Python values are constants of the step.
 
-    Of what it returns, a scalar of a floating type is that of the whole batch (a mean over it, where the plan says
-    nothing else), and a tensor whose first dimension is that of the batch has the rows of all, in order. What is
-    neither needs `returns`. Keras's metrics that it updates have the sums of all workers when they are asked outside.
+    It returns what one process returns for the whole batch; `returns` says what else the workers' values come to.
+    Keras's metrics that it updates have the sums of all workers when they are asked outside.
 
     Variables of the script have the trained values when they are read.
 

@@ -68,7 +68,7 @@ class Workers:
         self.number = (self.number * 31 + value) % 1009
         self.part += value
         self.steps += 1
-        self.answers.append(StepResults([np.asarray(self.part)], [np.asarray(self.number)], [], []))
+        self.answers.append(StepResults([np.asarray(self.part)], [np.asarray(self.number)], [], [], []))
         if self.files is not None and self.steps % 3 == 0:
             self.files[self.steps] = self.number
 
