@@ -165,7 +165,6 @@ def _run_here(
     try:
         with applied(wanted), local_training_noticed(wanted.role, arguments.command, _say):
             run_script(words)
-            end_waiting_job(is_last=True)
     except JobEnded as ended:
         return finish(ended)
     except SystemExit as stop:
@@ -179,6 +178,10 @@ def _run_here(
         sys.argv, sys.path[0] = before, path
         alike.part(0)
         end_early_server()
+    try:
+        end_waiting_job(is_last=True)
+    except JobEnded as ended:
+        return finish(ended)
     if jobs_run():
         return 0
     name = arguments.args[0] if arguments.script == MODULE else arguments.script
