@@ -24,7 +24,6 @@ from parallax.runtime.check.builds import SecondBuild, second_build
 from parallax.runtime.launcher.early_server import end_early_server, start_early_server
 from parallax.runtime.launcher.job import cluster_named
 from parallax.runtime.launcher.own_process import check_own_process, check_surroundings
-from parallax.runtime.launcher.waiting import end_waiting_job
 from parallax.runtime.supervisor.framework_log import join_deprecations, quiet_import, write_lines_once
 from parallax.runtime.trace.options import trace_options
 from parallax.runtime.worker.local_training import local_training_noticed
@@ -178,10 +177,6 @@ def _run_here(
         sys.argv, sys.path[0] = before, path
         alike.part(0)
         end_early_server()
-    try:
-        end_waiting_job(is_last=True)
-    except JobEnded as ended:
-        return finish(ended)
     if jobs_run():
         return 0
     name = arguments.args[0] if arguments.script == MODULE else arguments.script

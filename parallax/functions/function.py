@@ -102,7 +102,7 @@ def function(
         autograph: whether Python's control flow on tensors becomes TensorFlow's.
         experimental_autograph_options: for that.
         jit_compile: left out, with a warning where it is True: the step has collectives.
-        reduce_retracing: accepted; a step is traced once, for batches of any length.
+        reduce_retracing: accepted; one trace is for batches of any length.
         name: of the step in its graph; None for the function's own.
         others: refused.
 

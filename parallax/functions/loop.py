@@ -9,7 +9,7 @@ call any more are left out then.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -88,12 +88,12 @@ class ScriptLoop:
         self._stack = ExitStack()
         self._open: OpenLoop | None = None
 
-    def add(self, trace: Callable[[], LoopStep], instead_of: LoopStep | None = None) -> LoopStep:
+    def add(self, trace: Callable[[], LoopStep], instead_of: Collection[LoopStep] = ()) -> LoopStep:
         """Adds a step, and has the workers open a session with all; meanwhile they start, where there are none.
 
         Args:
             trace: gives the step.
-            instead_of: a step that is called no more.
+            instead_of: steps that are called no more.
 
         Raises:
             JobEnded: in a process that does something else than to train, as `parallax plan`.
@@ -105,14 +105,18 @@ class ScriptLoop:
             reserved = self._reserve(stack) if launches and self._open is None else None
             show_status("tracing the step")
             step = trace()
-            steps = [one for one in self._callable_steps() if one is not instead_of]
+            steps = [one for one in self._callable_steps() if one not in instead_of]
             step = replace(step, name=_unique_name(step.name, {one.name for one in steps}))
             if not launches:
                 graph = graph_of([*steps, step]).graph
                 calls.perform_here(self._number, graph, self._config, self._resource)
-            self._steps = [ref(one) for one in (*steps, step)]
+            before, self._steps = self._steps, [ref(one) for one in (*steps, step)]
             del steps
-            self._open_session(reserved or self._reserve(stack), stack)
+            try:
+                self._open_session(reserved or self._reserve(stack), stack)
+            except BaseException:
+                self._steps = before
+                raise
         return step
 
     def session(self) -> OpenLoop:
@@ -148,6 +152,7 @@ class ScriptLoop:
         with self.guard():
             variables.flush()
             wait = running.start(made, running.share_of(batch), wanted, parts, opened.rules[step])
+            variables.outdate(are_trained=True)
             found: list[Value] = []
 
             def values() -> tuple[list[Value], dict[str, Value]]:
@@ -157,7 +162,6 @@ class ScriptLoop:
 
             variables.sums.follow(variables.numbers[step.name], values)
             variables.sums.latest.arrive()
-        variables.outdate(are_trained=True)
         return results, found
 
     def refresh_variables(self) -> None:
@@ -220,6 +224,7 @@ class ScriptLoop:
         variables = TrainedVariables(running, metrics, names, reset, self.guard)
         self._open = OpenLoop(running, variables, steps, rules)
         self._stack = stack.pop_all()
+        calls.count_job()
         use_until_needed(self)
 
 

@@ -43,11 +43,9 @@ class StepSums:
     @cached_property
     def _values(self) -> tuple[list[Value], dict[str, Value]]:
         sums = list(self._base if self._before is None else self._before.sums)
+        parts, others = ((), {}) if self._wait is None else self._wait()
         self._before = None
-        if self._wait is None:
-            return sums, {}
-        parts, others = self._wait()
-        for number, part in zip(self._numbers, parts, strict=True):
+        for number, part in zip(self._numbers if parts else (), parts, strict=True):
             base = self._base[number]
             sums[number] = (base + np.asarray(part).astype(base.dtype)).astype(base.dtype)
         return sums, others

@@ -39,6 +39,7 @@ class Mirrors:
         self._fetch = fetch
         self._quiet: set[str] = set()
         self.stale = {name for name, variable in self._variables.items() if source_of(variable) is not None}
+        self._changed: set[str] = set()
         self.written: set[str] = set()
         self._watches = [self._watched(name, variable) for name, variable in self._variables.items()]
         for name, variable in self._variables.items():
@@ -52,7 +53,9 @@ class Mirrors:
 
     def outdate(self, names: Iterable[str]) -> None:
         """Says that the session has other values now."""
-        self.stale.update(names)
+        found = set(names)
+        self.stale |= found
+        self._changed |= found
 
     def refresh(self, name: str) -> None:
         """Gives a variable the session's value, if it has an older one."""
@@ -60,6 +63,11 @@ class Mirrors:
             check_whole(self._variables[name])
             self.stale.discard(name)
             self.put(name, self._fetch(name))
+
+    def refresh_changed(self, name: str) -> None:
+        """Gives a variable the session's value, if a step may have changed it since."""
+        if name in self._changed:
+            self.refresh(name)
 
     def refresh_all(self) -> None:
         """Gives all variables the session's values."""
@@ -71,6 +79,7 @@ class Mirrors:
         with self.unwatched(name):
             self._variables[name].assign(value)
         self.stale.discard(name)
+        self._changed.discard(name)
 
     @contextmanager
     def unwatched(self, name: str) -> Iterator[None]:
@@ -95,6 +104,7 @@ class Mirrors:
         """Says that the script has written a variable, which has its value here now."""
         if name not in self._quiet:
             self.stale.discard(name)
+            self._changed.discard(name)
             self.written.add(name)
 
     def _watched(self, name: str, variable: Variable) -> Callable[[], None]:

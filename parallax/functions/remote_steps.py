@@ -21,7 +21,7 @@ from parallax.functions.traced import InFile, bytes_of
 from parallax.logger import log
 from parallax.report.text import bytes_text
 from parallax.runtime.checkpoint.stored import groups
-from parallax.types import Array, ArrayOnWorker0, Comm, Nest, Operation, Picklable, Tensor, Value, Variable
+from parallax.types import Array, ArrayOnWorker0, Nest, Operation, Picklable, Tensor, Value, Variable
 
 _RULES = ("mean", "rows", "same", "whole")
 """In the order of `WantedResults`."""
@@ -30,24 +30,19 @@ _KEPT_BYTES = 1 << 30
 _BASE_S, _BASE_COSTS = 10.0, 50
 """How long workers compute at least between two readings of all values, and how many times as long as one takes."""
 _TOO_MUCH = (
-    "More than {size} of {what} would be kept for workers that replace failed ones, so a failure will end this `fit`. "
-    "{remedy}, or leave max_restarts out."
+    "More than {size} of {what} would be kept for workers that replace failed ones, so a failure will end the "
+    "training. {remedy}, or leave max_restarts out."
 )
 _SAVE, _SAVE_MORE_OFTEN = "Write checkpoints (CheckPointConfig)", "Write checkpoints more often"
 
 
 class RemoteSteps:
-    """Steps that workers run for this process; used as `RunningSteps` of a single worker.
+    """Steps that workers run for this process.
 
     Attributes:
-        size, rank: of the single worker.
-        comm: there is nobody to talk to.
         resumed_step: as in `RunningSteps`.
         steps: as in `RunningSteps`.
     """
-
-    size, rank = 1, 0
-    comm: Comm = None
 
     def __init__(
         self, graph: StepGraph, requests: RequestQueue, ready: ReadyWorkers, whole: Collection[str] | None = None
@@ -73,11 +68,17 @@ class RemoteSteps:
         self._saved_step: int | None = None  # of the latest checkpoint that the workers have written
 
     def variables(self) -> dict[str, Variable]:
-        """As that of `RunningSteps`."""
+        """The script's variables that the graph's steps take, by name."""
         return {one.name: one.variable for one in self._graph.taken()}
 
     def begin(self, parts: Mapping[str, Sequence[str]]) -> None:
-        """As that of `RunningSteps`: gives the workers the script's values."""
+        """Gives the workers the script's values, unless they have those of a checkpoint.
+
+        What starts at its traced initial value has it, and what is in files is read by its owners.
+
+        Args:
+            parts: by step, the names of the variables of which each worker keeps its own part of a sum, from zero on.
+        """
         self._sums.names = parts
         if self.resumed_step is not None:
             return
@@ -158,10 +159,6 @@ class RemoteSteps:
         for group in groups({name: bytes_of(variables[name]) for name in names}):
             found.update(self._requests.ask("read", group)())
         return found
-
-    def read_everywhere(self, name: str) -> ArrayOnWorker0:
-        """A variable's value."""
-        return self.read([name])[name]
 
     def write(self, values: Mapping[str, ArrayOnWorker0]) -> None:
         """Gives variables values, by name."""

@@ -6,7 +6,6 @@ ops call.
 
 from __future__ import annotations
 
-import inspect
 import pickle
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -114,8 +113,9 @@ def _pickled_functions(graph: Graph) -> bytes:
     whole = graph.as_graph_def()
     nodes = chain(whole.node, *(one.node_def for one in whole.library.function))
     tokens = {node.attr["token"].s.decode() for node in nodes if node.op in PYTHON_OPS}
-    # What is registered suspends AutoGraph around the function itself, which is pickled.
-    found = {token: inspect.unwrap(script_ops._py_funcs.get(token)) for token in sorted(tokens)}
+    registered = {token: script_ops._py_funcs.get(token) for token in sorted(tokens)}
+    # TensorFlow suspends AutoGraph around the function itself, which is pickled.
+    found = {token: getattr(function, "__wrapped__", function) for token, function in registered.items()}
     return pickled(found, "Python code that a step calls") if found else b""
 
 

@@ -218,6 +218,9 @@ def rows(variable: Any, first: int, count: int) -> Value:
         CheckpointError: the value is in files that cannot be read here.
     """
     own = getattr(variable, "_value", variable)
+    if (mirror := getattr(own, "_parallax_mirror", None)) is not None:
+        mirrors, name = mirror
+        mirrors.refresh_changed(name)
     source = source_of(own)
     if isinstance(source, InFile):
         return _read(source, first, count)

@@ -153,7 +153,7 @@ def handles_noted() -> Iterator[dict[int, Variable]]:
 
 
 def captured_variables(concrete: ConcreteFunction, by_handle: Mapping[int, Variable]) -> list[Variable]:
-    """The variables that a traced function captures, in the order in which it first does, equal in all processes.
+    """The variables that a traced function captures, in the order in which it first does.
 
     TensorFlow's own list of them is a set, whose order is another one in each process.
 

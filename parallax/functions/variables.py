@@ -75,7 +75,8 @@ class TrainedVariables:
         self.mirrors = Mirrors(self.by_name.items(), self._fetched)
         if running.resumed_step is not None:
             self.mirrors.outdate(self._trained)
-            running.reset(reset)  # a checkpoint has what one worker had of the metrics of an epoch
+        if number_of:  # workers of an open session, and checkpoints, have parts of earlier steps
+            running.reset(reset)
 
     def outdate(self, are_trained: bool) -> None:
         """Says that a step has run.

@@ -24,17 +24,21 @@ from parallax.types import Argument, KerasModel, Logs, Nest, TensorLike, TypeSpe
 
 
 class LoopModel:
-    """A model that a script trains by train_on_batch.
+    """A model that a script trains by train_on_batch, by batches of one kind.
 
     Args:
         model: a compiled keras.Model.
         loop: of the script.
         step: the model's in it.
         traced: the same as it was traced.
+        others: those of the model's other kinds of batches, this one among them.
     """
 
-    def __init__(self, model: KerasModel, loop: ScriptLoop, step: LoopStep, traced: ModelStep) -> None:
-        self._model, self._loop, self._step, self._traced = model, loop, step, traced
+    def __init__(
+        self, model: KerasModel, loop: ScriptLoop, step: LoopStep, traced: ModelStep, others: list[LoopModel]
+    ) -> None:
+        self._model, self._loop, self.step, self._traced, self.others = model, loop, step, traced, others
+        others.append(self)
         self._opened: OpenLoop | None = None
         self._training: ModelTraining
 
@@ -42,11 +46,20 @@ class LoopModel:
         """Whether it is for a model, and not for one that this one is a copy of."""
         return self._model is model
 
+    def takes(self, spec: Nest) -> bool:
+        """Whether batches of a spec are of its kind."""
+        try:
+            tf.nest.assert_same_structure(self._traced.spec, spec)
+        except (TypeError, ValueError):
+            return False
+        pairs = zip(tf.nest.flatten(self._traced.spec), tf.nest.flatten(spec), strict=True)
+        return all(one is other or (one is not None and one.is_compatible_with(other)) for one, other in pairs)
+
     def train_function(self, iterator: Iterator[Nest]) -> Logs | None:
         """What `Model.train_function` gives for the next batch of an iterator."""
         opened = self._loop.session()
         if opened is not self._opened:
-            steps, traced = {"train": opened.steps[self._step]}, {"train": self._traced}
+            steps, traced = {"train": opened.steps[self.step]}, {"train": self._traced}
             self._training = ModelTraining(
                 self._model, opened.running, opened.variables, steps, traced, has_late_logs=False
             )
@@ -55,8 +68,8 @@ class LoopModel:
             return self._training.train_function(iterator)
 
 
-_steps: WeakKeyDictionary[KerasModel, LoopStep] = WeakKeyDictionary()
-"""The latest step of each model, which one that is compiled again replaces."""
+_steps: WeakKeyDictionary[KerasModel, list[LoopStep]] = WeakKeyDictionary()
+"""The latest steps of each model, which those replace that are traced when it is compiled again."""
 
 
 def prepare_model(
@@ -79,9 +92,14 @@ def prepare_model(
         JobEnded: in a process that does something else than to train, as `parallax plan`.
         ParallaxError: as `parallel_run`.
     """
-    known = getattr(model.train_function, "__self__", None)
+    spec, known = _spec_of(model, arguments), getattr(model.train_function, "__self__", None)
+    others: list[LoopModel] = []
     if isinstance(known, LoopModel) and known.is_of(model):
-        return
+        others = known.others
+        fitting = next((one for one in others if one.takes(spec)), None)
+        if fitting is not None:
+            model.train_function = fitting.train_function
+            return
     loop = loop_for(config, resource)
     found: list[ModelStep] = []
 
@@ -89,7 +107,7 @@ def prepare_model(
         library_of(model).check_compiled(model, "train_on_batch")
         check_model(model)
         with statistics_of(config.batch_norm):
-            traced = traced_training(model, _spec_of(model, arguments), merge_rows)
+            traced = traced_training(model, spec, merge_rows)
         check_traced("train", traced)
         found.append(traced)
         full = batch_length(arguments.get("x"), sys.maxsize)
@@ -97,8 +115,10 @@ def prepare_model(
         variables = variables_of(model, traced.captured)
         return LoopStep("train", traced.concrete, variables, traced.metrics, examples, full, rules_of_logs(traced))
 
-    step = _steps[model] = loop.add(trace, instead_of=_steps.get(model))
-    model.train_function = LoopModel(model, loop, step, found[0]).train_function
+    before = [] if others else _steps.get(model, [])  # it was compiled again
+    step = loop.add(trace, instead_of=before)
+    _steps[model] = [one.step for one in others] + [step]
+    model.train_function = LoopModel(model, loop, step, found[0], others).train_function
 
 
 def _spec_of(model: KerasModel, arguments: Mapping[str, Argument]) -> Nest:

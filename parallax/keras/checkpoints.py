@@ -17,6 +17,7 @@ from parallax.runtime.checkpoint.bundle import Bundle
 from parallax.runtime.checkpoint.folder import absolute, file_errors
 from parallax.runtime.checkpoint.stored import CHUNK_BYTES, chunks, slice_text
 from parallax.runtime.checkpoint.writer import Writer
+from parallax.runtime.launcher.waiting import end_use
 from parallax.types import KerasModel, Variable
 
 _WRITABLE = "Free space there, or name another folder."
@@ -72,6 +73,7 @@ def load_checkpoint(model: KerasModel, prefix: str | Path) -> None:
     Raises:
         CheckpointError: the files cannot be read, or a variable is not in them.
     """
+    end_use()  # steps of a loop begin with the values of the files
     place = absolute(str(prefix))
     with file_errors(f"The checkpoint {place} must be readable", _READABLE):
         bundle = Bundle(place)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import itertools
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from types import GeneratorType, ModuleType
 from unittest import mock
@@ -33,6 +33,7 @@ from parallax.keras.steps import (
     traced_training,
 )
 from parallax.keras.training import ModelTraining
+from parallax.runtime.driver_channel import ChannelClosed
 from parallax.settings.parts import TableConfig
 from parallax.types import (
     Argument,
@@ -178,9 +179,24 @@ def run_fit(
         What Keras returned, and the values of all variables by name; in the place of those that the workers have
         written to files, where they are.
     """
-    model = fit.model
     metrics = {step: one.metrics for step, one in fit.traced.items()}
     variables = TrainedVariables(running, metrics, fit.names, fit.reset)
+    try:
+        history = _fit_by(fit, original, running, variables)
+        return history, variables.values(tables)
+    except BaseException:
+        with suppress(ChannelClosed):  # the model has the values that the workers have
+            variables.mirrors.refresh_all()
+        raise
+    finally:
+        variables.release()
+
+
+def _fit_by(
+    fit: FitCall, original: Callable[..., KerasHistory], running: RemoteSteps, variables: TrainedVariables
+) -> KerasHistory:
+    """What Keras's `fit` returns over batches that workers train on."""
+    model = fit.model
     training = ModelTraining(model, running, variables, fit.steps, fit.traced)
     arguments = dict(fit.arguments)
     training.take_arrays(_numbered(fit, arguments))
@@ -190,14 +206,7 @@ def run_fit(
         training.progress = FitProgress(model, running, first, last)
     lists = mock.patch(library.CALLBACK_LIST_IN_FIT, callback_list_for(model, training.within))
     with _functions_of(model, training), lists, library.numbered_epochs(training.progress):
-        try:
-            history = original(**arguments)
-        except BaseException:
-            training.abandon()
-            raise
-    values = training.values(tables)
-    training.release()
-    return history, values
+        return original(**arguments)
 
 
 def take_state(fit: FitCall, values: dict[str, PortableValue]) -> None:

@@ -107,9 +107,9 @@ class FitProgress:
         chosen = self.model._initial_epoch
         if not isinstance(chosen, ResumedEpoch):
             self.skipped_epochs = self.skipped_batches = 0
-        elif self.running.rank == 0 and chosen >= self.last_epoch:
+        elif chosen >= self.last_epoch:
             log.info(f"Resumed: the {self.last_epoch} epochs of `fit` were trained before. A new folder begins anew.")
-        elif self.running.rank == 0:
+        else:
             log.info(f"Resumed: `fit` goes on in epoch {chosen + 1}, after {self.skipped_batches} of its batches.")
 
     def _note(self, epoch: int) -> None:

@@ -103,7 +103,7 @@ def variables_of(model: KerasModel, captured: Sequence[Variable] = ()) -> list[S
 
     Args:
         model: a keras.Model.
-        captured: the tf.Variables that its traced steps take, in an order that is equal in all processes.
+        captured: the tf.Variables that its traced steps take, in order.
     """
     library = library_of(model)
     trained = {id(library.value(v)) for v in model.trainable_variables}

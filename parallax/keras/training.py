@@ -1,12 +1,12 @@
 """Trains a Keras model by workers: what `fit` and `train_on_batch` of Keras call for a batch.
 
-Keras's own loop runs in the script's process, which drives the workers (functions/remote_steps.py): to it they are one.
+Keras's own loop runs in the script's process, which drives the workers (functions/remote_steps.py).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext, suppress
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from weakref import WeakValueDictionary
 
@@ -24,9 +24,7 @@ from parallax.keras.logs import nested_logs
 from parallax.keras.metrics import LogsOfSums
 from parallax.keras.progress import FitProgress
 from parallax.keras.steps import ModelStep
-from parallax.runtime.driver_channel import ChannelClosed
-from parallax.settings.parts import TableConfig
-from parallax.types import Argument, KerasModel, Logs, Nest, PortableValue, TensorLike, Value
+from parallax.types import Argument, KerasModel, Logs, Nest, TensorLike, Value
 
 _trainings: WeakValueDictionary[int, ModelTraining] = WeakValueDictionary()
 """By a model's id, what trains it in this process."""
@@ -112,24 +110,9 @@ class ModelTraining:
         """What surrounds a hook of the callbacks."""
         return nullcontext() if self.progress is None else self.progress.within(hook, *args)
 
-    def values(self, tables: TableConfig) -> dict[str, PortableValue]:
-        """The values of variables by name; see `TrainedVariables.values`."""
-        return self.variables.values(tables)
-
     def store(self, folder: Path, step: int | None = None) -> dict[str, InFile]:
         """Writes a checkpoint of the model; see `TrainedVariables.store`."""
         return self.variables.store(folder, step)
-
-    def abandon(self) -> None:
-        """Ends it after an exception, with the values that the workers have."""
-        with suppress(ChannelClosed):
-            self.variables.mirrors.refresh_all()
-        self.release()
-
-    def release(self) -> None:
-        """Ends it; the model keeps the values that it has."""
-        self.variables.release()
-        _trainings.pop(id(self._model), None)
 
     def _on_batches(self, which: str, iterator: Iterator[Nest]) -> Logs | None:
         """Steps over as many batches as Keras asks for at once; logs of the last."""
@@ -151,10 +134,10 @@ class ModelTraining:
         results, parts = step.fetches
         share = self._running.share_of(batch)
         wait = self._running.start(step, share, [results[name] for name in logs.others], parts)
+        self.variables.outdate(are_trained=which == "train")
         self.variables.sums.follow(
             self.variables.numbers[step.name], lambda: _values_of(wait(), len(parts), logs.others)
         )
-        self.variables.outdate(are_trained=which == "train")
         library_of(self._model).has_trained(self._model, which)
         return self._reported(results, logs)
 

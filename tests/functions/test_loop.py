@@ -9,8 +9,11 @@ import pytest
 import tensorflow as tf
 
 import parallax
+import parallax.keras
 from parallax.errors import GraphError
 from parallax.functions import loop as loops
+from parallax.keras import front
+from parallax.keras.front import install
 from parallax.runtime.launcher.waiting import end_waiting_job
 from tests.keras.here import OneWorkerSession, StepsHere
 
@@ -40,7 +43,7 @@ def opened(monkeypatch):
     monkeypatch.setattr(loops, "_loops", {})
     Workers.opened = []
     yield Workers.opened
-    end_waiting_job(is_last=True)
+    end_waiting_job()
 
 
 class Trainer:
@@ -107,9 +110,6 @@ def test_values_that_change_from_call_to_call_are_refused_in_the_end(opened):
 
 
 def test_a_model_that_is_compiled_again_has_one_step(opened, monkeypatch):
-    from parallax.keras import front
-    from parallax.keras.front import install
-
     install()
     monkeypatch.setattr(front._use, "is_wanted", True)
     keras.utils.set_random_seed(1)
@@ -122,3 +122,53 @@ def test_a_model_that_is_compiled_again_has_one_step(opened, monkeypatch):
     assert [float(one) for one in model.train_on_batch(ones, ones)] == [0.25, 0.5]
     np.testing.assert_allclose(model.get_weights()[0], [[1.0]])
     assert opened == [["train"], ["train"]]
+
+
+def test_batches_of_other_kinds_are_steps_of_their_own(opened, monkeypatch):
+    install()
+    monkeypatch.setattr(front._use, "is_wanted", True)
+    model = keras.Sequential([keras.Input([1]), keras.layers.Dense(1, use_bias=False)])
+    model.set_weights([np.array([[2.0]], np.float32)])
+    model.compile(keras.optimizers.SGD(0.25), "mse")
+    ones = np.ones([4, 1], np.float32)
+    weights = np.array([1.0, 0.0, 1.0, 0.0], np.float32)
+    losses = [float(model.train_on_batch(ones, ones, **more)) for more in ({}, {"sample_weight": weights}, {})]
+    plain = keras.models.clone_model(model)
+    plain.set_weights([np.array([[2.0]], np.float32)])
+    plain.compile(keras.optimizers.SGD(0.25), "mse")
+    monkeypatch.setattr(front._use, "is_wanted", False)
+    expected = [float(plain.train_on_batch(ones, ones, **more)) for more in ({}, {"sample_weight": weights}, {})]
+    np.testing.assert_allclose(losses, expected, rtol=1e-6)
+    assert opened == [["train"], ["train", "train_1"]]
+
+
+def test_sums_of_metrics_begin_at_what_the_script_has_where_a_session_goes_on(opened):
+    metric = keras.metrics.Sum()
+
+    @parallax.function
+    def step(x):
+        metric.update_state(x)
+        return tf.reduce_sum(x)
+
+    for _ in range(2):
+        step(X)
+        end_waiting_job()
+    assert float(metric.result()) == 8.0
+
+
+def test_a_step_that_fails_to_open_is_not_one_of_the_loop(opened, monkeypatch):
+    one = Trainer()
+    one.step(X)
+    with monkeypatch.context() as broken:
+        broken.setattr(Workers, "session", lambda *_: 1 / 0)
+        other = Trainer()
+        with pytest.raises(ZeroDivisionError) as caught:
+            other.step(X)
+    assert float(one.step(X)) == 1.0 and opened == [["step"], ["step"]]
+    assert caught is not None  # whose traceback holds the step
+
+
+def test_rows_of_a_variable_that_a_step_has_changed_are_the_trained_ones(opened):
+    one = Trainer()
+    one.step(X)
+    np.testing.assert_array_equal(parallax.keras.rows(one.kernel, 0, 1), [1.0])

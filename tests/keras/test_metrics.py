@@ -1,6 +1,7 @@
 """The sums of metrics over all workers, which arrive during the next step."""
 
 import numpy as np
+import pytest
 import tensorflow as tf
 
 from parallax.functions.metric_sums import MetricSums
@@ -37,6 +38,22 @@ def test_a_step_leaves_the_sums_of_other_steps_metrics_as_they_are():
     found = sums()
     found.follow([1], lambda: (PARTS[1:], {}))
     found.follow([0], lambda: (PARTS[:1], {}))
+    assert [value.tolist() for value in found.sums] == [7.0, [2, 10]]
+
+
+def test_sums_that_were_interrupted_are_there_when_they_are_asked_for_again():
+    found, calls = sums(), []
+
+    def wait():
+        calls.append(1)
+        if len(calls) == 1:
+            raise KeyboardInterrupt
+        return PARTS[1:], {}
+
+    found.follow([0], lambda: (PARTS[:1], {}))
+    found.follow([1], wait)
+    with pytest.raises(KeyboardInterrupt):
+        found.latest.arrive()
     assert [value.tolist() for value in found.sums] == [7.0, [2, 10]]
 
 

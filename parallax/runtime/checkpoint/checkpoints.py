@@ -35,8 +35,8 @@ _OF_GRAPH = (
     "minimize(loss, global_step=...)."
 )
 _OF_FRONT_END = (
-    "Keras's `fit` counts its steps; a loop over train_on_batch or parallax.function does not: there, worker 0 saves "
-    "after step.refresh_variables(), by tf.train.CheckpointManager. Leave ckpt_config out."
+    "Keras's `fit` counts its steps; a loop over train_on_batch or parallax.function does not: there the script saves "
+    "by tf.train.CheckpointManager. Leave ckpt_config out."
 )
 
 

@@ -57,23 +57,24 @@ class _Waiting:
             self._user, self._process = user, os.getpid()
 
     def take(self) -> WaitingJob | None:
-        self._end_use()
+        self.end_use()
         with self._lock:
             return self._pop()
 
     def end(self, is_last: bool = False) -> None:
         try:
-            self._end_use(is_last)
+            self.end_use(is_last)
         finally:
             with self._lock:
                 job = self._pop()
             if job is not None:
                 job.close()
 
-    def _end_use(self, is_last: bool = False) -> None:
-        user, self._user = self._user, None
+    def end_use(self, is_last: bool = False) -> None:
+        user = self._user
         if user is not None and self._process == os.getpid():
-            user.end(is_last)
+            user.end(is_last)  # where that fails, it is ended again later
+        self._user = None
 
     def _end_at_exit(self) -> None:
         try:
@@ -119,10 +120,11 @@ def take_waiting() -> WaitingJob | None:
     return _waiting.take()
 
 
-def end_waiting_job(is_last: bool = False) -> None:
-    """Ends the job that waits or is used, if there is one, and waits for that; raises what `take_waiting` does.
+def end_use() -> None:
+    """Has what uses a job end that; raises what `take_waiting` does."""
+    _waiting.end_use()
 
-    Args:
-        is_last: whether the script has ended.
-    """
-    _waiting.end(is_last)
+
+def end_waiting_job() -> None:
+    """Ends the job that waits or is used, if there is one, and waits for that; raises what `take_waiting` does."""
+    _waiting.end()
