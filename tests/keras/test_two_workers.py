@@ -8,7 +8,6 @@ import pytest
 import tensorflow as tf
 import tf_keras
 
-from parallax.errors import GraphError
 from parallax.runtime.worker import names
 from parallax.transform.passes.full_batches import led_to_full
 from tests.keras.here import difference, fit_merged, fit_plainly, outcome
@@ -159,9 +158,11 @@ def test_logs_may_be_dictionaries_of_metrics_and_have_a_row_for_each_example():
     assert [np.shape(each) for each in check(make)["each"]] == [(3,), (3,)]
 
 
-def test_a_log_that_may_add_up_or_not_is_refused():
-    with pytest.raises(GraphError, match=r"log 'right', int64.*keras\.metrics\.Sum"):
-        plan_of_fit(compiled(Counts()), X, Y)
+def test_a_whole_number_that_is_logged_is_of_the_global_batch():
+    def make(train):
+        return (model := compiled(Counts())), train(model, X, Y, **OPTIONS).history
+
+    check(make)
 
 
 def test_a_log_is_put_together_of_the_whole_batch():
