@@ -119,7 +119,8 @@ def message_without_plan(cluster: Cluster, servers: tuple[int, ...]) -> JobMessa
 
 def job_with(message: JobMessage, cluster: Cluster, config: Config, mine: Settings) -> Job:
     """The job whose processes get a message; `mine` is what its workers are to do."""
-    words = script_words() if mine.call is None else ("-m", CALLED)
+    calls = message.function or mine.call is not None
+    words = ("-m", CALLED) if calls else script_words()
     return Job(
         ("-m", "parallax.runtime.worker.main", *words),
         cluster,
