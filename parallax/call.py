@@ -107,7 +107,7 @@ def perform_here(
     """
     call = checked_call(graph, resource_info, True, config)
     perform(replace(call, wanted=replace(call.wanted, call=number)))
-    raise SessionError(_IN_A_WORKER)
+    raise AssertionError("a process that is no worker ends here")
 
 
 def worker_session(graph: Graph, config: Config, decisions: GraphDecisions) -> tuple[Session, int, int]:

@@ -15,9 +15,16 @@ from typing import Any
 
 import tensorflow as tf
 
+from parallax.errors import SessionError
 from parallax.functions.handles import HandleWatch, watch_handle
 from parallax.functions.traced import check_whole, handle_of, source_of
 from parallax.types import Argument, Handle, TensorLike, Value, Variable
+
+_IS_TRAINED = (
+    "One call at a time trains a variable, and {name} is trained by a `fit` that has not ended: one of its callbacks "
+    "calls fit, train_on_batch or a step of parallax.function on the same variables. Make that call after `fit`, or "
+    "put the step into the model's train_step."
+)
 
 
 class Mirrors:
@@ -34,8 +41,14 @@ class Mirrors:
         Args:
             variables: (name, tf.Variable) pairs.
             fetch: gives the session's value by name, an array.
+
+        Raises:
+            SessionError: another session trains one of them.
         """
         self._variables = dict(variables)
+        for name, variable in self._variables.items():
+            if hasattr(variable, "_parallax_mirror"):
+                raise SessionError(_IS_TRAINED.format(name=name))
         self._fetch = fetch
         self._quiet: set[str] = set()
         self.stale = {name for name, variable in self._variables.items() if source_of(variable) is not None}

@@ -76,8 +76,8 @@ class ServedGraph:
         return ServedGraph(meta_graph(graph.graph).SerializeToString(), variables, named, loop, functions)
 
     def is_like(self, other: ServedGraph) -> bool:
-        """Whether it has the same steps of the same graph, however functions are called in it."""
-        names = [(one.variables, one.steps, one.loop) for one in (self, other)]
+        """Whether it has the same steps of the same graph, however TensorFlow's functions are called in it."""
+        names = [(one.variables, one.steps, one.loop, one.functions) for one in (self, other)]
         return names[0] == names[1] and are_alike(self._graph_def(), other._graph_def())
 
     def _graph_def(self) -> GraphDef:

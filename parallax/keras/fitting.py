@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from types import GeneratorType, ModuleType
 from unittest import mock
 
+from parallax.errors import ParallaxError
 from parallax.functions.counting import check_sums
 from parallax.functions.numbered_rows import NumberedArrays
 from parallax.functions.remote_steps import RemoteSteps
@@ -185,7 +186,7 @@ def run_fit(
         history = _fit_by(fit, original, running, variables)
         return history, variables.values(tables)
     except BaseException:
-        with suppress(ChannelClosed):  # the model has the values that the workers have
+        with suppress(ChannelClosed, ParallaxError):  # the model has the workers' values, where they can be had
             variables.mirrors.refresh_all()
         raise
     finally:

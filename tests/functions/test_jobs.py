@@ -12,6 +12,7 @@ from tests.end_to_end.conftest import CLI
 from tests.functions.scripts import custom_loop, global_batch, legacy_fit, on_batch
 from tests.keras.test_fit_jobs import differences, found_in
 
+GOES_ON = "The model's steps are those of the fit before, whose plan and workers go on."
 SCRIPTS = Path(__file__).parent / "scripts"
 
 
@@ -68,7 +69,8 @@ def test_steps_of_functions_and_models_in_turn_are_one_process(start, workers):
     expected = found_in(start(SCRIPTS / "steps_in_turn.py", "plain").finish())
     done = running.finish(240)
     parts = differences(found_in(done), expected)
-    assert max(parts.values()) <= 1e-5 and done.stdout.count("BEFORE") == 1, parts
+    assert max(parts.values()) <= 1e-5, parts
+    assert done.stdout.count("BEFORE") == done.stdout.count("REFUSED") == 1 and GOES_ON in done.stderr, done
 
 
 @pytest.mark.new_workers  # they are found below the script

@@ -10,8 +10,9 @@ import tensorflow as tf
 
 import parallax
 import parallax.keras
-from parallax.errors import GraphError
+from parallax.errors import GraphError, SessionError
 from parallax.functions import loop as loops
+from parallax.functions.mirrors import Mirrors
 from parallax.keras import front
 from parallax.keras.front import install
 from parallax.runtime.launcher.waiting import end_waiting_job
@@ -142,20 +143,6 @@ def test_batches_of_other_kinds_are_steps_of_their_own(opened, monkeypatch):
     assert opened == [["train"], ["train", "train_1"]]
 
 
-def test_sums_of_metrics_begin_at_what_the_script_has_where_a_session_goes_on(opened):
-    metric = keras.metrics.Sum()
-
-    @parallax.function
-    def step(x):
-        metric.update_state(x)
-        return tf.reduce_sum(x)
-
-    for _ in range(2):
-        step(X)
-        end_waiting_job()
-    assert float(metric.result()) == 8.0
-
-
 def test_a_step_that_fails_to_open_is_not_one_of_the_loop(opened, monkeypatch):
     one = Trainer()
     one.step(X)
@@ -172,3 +159,14 @@ def test_rows_of_a_variable_that_a_step_has_changed_are_the_trained_ones(opened)
     one = Trainer()
     one.step(X)
     np.testing.assert_array_equal(parallax.keras.rows(one.kernel, 0, 1), [1.0])
+
+
+def test_a_variable_that_a_fit_trains_is_not_trained_by_a_step_that_its_callback_calls(opened):
+    one, mirrors = Trainer(), None
+    try:
+        mirrors = Mirrors([("w", one.kernel)], lambda name: np.zeros([1], np.float32))
+        with pytest.raises(SessionError, match="One call at a time trains a variable, and w is trained by a `fit`"):
+            one.step(X)
+    finally:
+        mirrors.release()
+    assert float(one.step(X)) == 2.0
