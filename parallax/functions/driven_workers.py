@@ -22,7 +22,7 @@ from parallax.report.text import counted
 from parallax.runtime.driver_channel import ChannelClosed, DriverConnection, DriverSocket, deferred_interrupts
 from parallax.runtime.launcher.answering import driver_address
 from parallax.runtime.launcher.waiting import let_wait, take_waiting
-from parallax.runtime.worker.called import packed_function, pickled
+from parallax.runtime.worker.called import packed_function, pickle_for_workers
 from parallax.settings.config import Config
 from parallax.status_line import clear_status, show_status
 
@@ -107,7 +107,7 @@ class DrivenWorkers:
             requests = RequestQueue(self._connect(), self._restore if restarts else None)
             self._requests = requests
             if plans is not None:
-                opened = _OpenGraph(plans, served, pickled(config, "hooks"))
+                opened = _OpenGraph(plans, served, pickle_for_workers(config, "hooks"))
                 request = opened.request(self._hosts)
             with deferred_interrupts():
                 if plans is not None:
@@ -215,7 +215,7 @@ class _OpenGraph(NamedTuple):
     config: bytes
 
     def request(self, hosts: tuple[str, ...]) -> tuple[PlannedMessage, ServedGraph, bytes]:
-        """What workers on some hosts are told, by the hosts' addresses."""
+        """The arguments of the request that has workers on these hosts, by their addresses, open it."""
         return self.plans.on(hosts), self.served, self.config
 
 
@@ -260,7 +260,7 @@ class ReservedWorkers:
         served, plans = ServedGraph.of(graph, steps), None
         has_values = all(place_of_value(one.variable) != INITIAL for one in graph.taken())
         if has_values and self._workers.has_open(served):
-            log.info("The model's steps are those of the fit before, whose plan and workers go on.")
+            log.info("The steps are those of the call before, whose plan and workers go on.")
         else:
             self._workers.close_session()  # meanwhile
             show_status(f"planning {len(graph.graph.get_operations()):,} ops")

@@ -252,7 +252,7 @@ class DistributedStep:
         if variant is None:
             if len(own) >= _MOST_VARIANTS:
                 raise GraphError(_TOO_MANY.format(name=self._name, count=_MOST_VARIANTS, last=arguments_text(given)))
-            step = self._loop().add(lambda: self._traced(owner, args, kwargs))
+            step = self._loop().add(lambda: self._trace(owner, args, kwargs))
             variant = _Variant(_reference(owner), without_values(given), step)
             self._variants.append(variant)
         batch = list(given.tensors)
@@ -263,12 +263,12 @@ class DistributedStep:
 
     def graph_for(self, owner: tuple[object, ...], args: tuple[Argument, ...], kwargs: dict[str, Argument]) -> tf.Graph:
         """As `graph_of`; arguments are those of `call`."""
-        return graph_of([self._traced(owner, args, kwargs)]).graph
+        return graph_of([self._trace(owner, args, kwargs)]).graph
 
     def _loop(self) -> ScriptLoop:
         return loop_for(self._config, self._resource_info)
 
-    def _traced(self, owner: tuple[object, ...], args: tuple[Argument, ...], kwargs: dict[str, Argument]) -> LoopStep:
+    def _trace(self, owner: tuple[object, ...], args: tuple[Argument, ...], kwargs: dict[str, Argument]) -> LoopStep:
         """Traces the step for a call's arguments; see `call`."""
         arguments = self._arguments(owner, args, kwargs)
         step = functools.partial(self.python_function, *owner) if owner else self.python_function

@@ -22,7 +22,7 @@ from parallax import call as calls
 from parallax.functions.driven_workers import ReservedWorkers, reserved_workers
 from parallax.functions.remote_steps import RemoteSteps
 from parallax.functions.results import mark_results
-from parallax.functions.step_graph import GraphStep, StepGraph, StepVariable
+from parallax.functions.step_graph import GraphStep, StepGraph, StepVariable, unique_name
 from parallax.functions.traced import take_values
 from parallax.functions.variables import TrainedVariables
 from parallax.runtime.driver_channel import ChannelClosed
@@ -45,16 +45,16 @@ class LoopStep:
         metrics: the tf.Variables of metrics, in order.
         examples: how many a worker has of a batch, of each of its tensors; 0 if unknown.
         full: how many most global batches have; 0 if unknown.
-        rules: how each of its results is put together, flat (results.py); None for rows and means.
+        rules: how the workers' values of each result are combined, flat (results.py).
     """
 
     name: str
     concrete: ConcreteFunction
     variables: Sequence[StepVariable]
-    metrics: Sequence[Variable] = ()
-    examples: int | Sequence[int] = 0
-    full: int = 0
-    rules: tuple[str, ...] | None = None
+    metrics: Sequence[Variable]
+    examples: int | Sequence[int]
+    full: int
+    rules: tuple[str, ...]
 
 
 class OpenLoop(NamedTuple):
@@ -64,7 +64,7 @@ class OpenLoop(NamedTuple):
         running: its steps.
         variables: the script's.
         steps: in the graph.
-        rules: how each of their results is put together, flat.
+        rules: how the workers' values of each of their results are combined, flat.
     """
 
     running: RemoteSteps
@@ -106,7 +106,7 @@ class ScriptLoop:
             show_status("tracing the step")
             step = trace()
             steps = [one for one in self._callable_steps() if one not in instead_of]
-            step = replace(step, name=_unique_name(step.name, {one.name for one in steps}))
+            step = replace(step, name=unique_name(step.name, {one.name for one in steps}))
             if not launches:
                 graph = graph_of([*steps, step]).graph
                 calls.perform_here(self._number, graph, self._config, self._resource)
@@ -236,7 +236,7 @@ def graph_of(steps: Sequence[LoopStep]) -> StepGraph:
 def _graph_of(
     steps: Sequence[LoopStep],
 ) -> tuple[StepGraph, WeakKeyDictionary[LoopStep, GraphStep], WeakKeyDictionary[LoopStep, tuple[str, ...]]]:
-    """One graph of several steps, each of them in it, and how their results are put together."""
+    """One graph of several steps, the steps in it, and the rules by which their results are combined."""
     graph = StepGraph(_merged_variables(steps))
     made: WeakKeyDictionary[LoopStep, GraphStep] = WeakKeyDictionary()
     rules: WeakKeyDictionary[LoopStep, tuple[str, ...]] = WeakKeyDictionary()
@@ -256,18 +256,10 @@ def _merged_variables(steps: Sequence[LoopStep]) -> list[StepVariable]:
         if known is not None:
             found[id(one.variable)] = replace(known, trainable=known.trainable or one.trainable)
             continue
-        name = _unique_name(one.name, names)
+        name = unique_name(one.name, names)
         names.add(name)
         found[id(one.variable)] = replace(one, name=name)
     return list(found.values())
-
-
-def _unique_name(name: str, taken: set[str]) -> str:
-    found, number = name, 0
-    while found in taken:
-        number += 1
-        found = f"{name}_{number}"
-    return found
 
 
 _loops: dict[tuple[str, str], ScriptLoop] = {}

@@ -18,7 +18,7 @@ StepValues = tuple[Sequence[Value], dict[str, Value]]
 
 
 class StepSums:
-    """What one process would have after a step: waited for, and put together, when somebody asks for it.
+    """The sums of one process after a step; the workers' answer is awaited at the first access.
 
     Args:
         base: the values at which the workers' own parts began, by variable.

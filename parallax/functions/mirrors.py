@@ -77,7 +77,7 @@ class Mirrors:
             self.stale.discard(name)
             self.put(name, self._fetch(name))
 
-    def refresh_changed(self, name: str) -> None:
+    def refresh_if_changed(self, name: str) -> None:
         """Gives a variable the session's value, if a step may have changed it since."""
         if name in self._changed:
             self.refresh(name)

@@ -12,7 +12,7 @@ import numpy as np
 from parallax.functions.carried_sums import CarriedSums, RunSums
 from parallax.functions.numbered_rows import NumberedRows
 from parallax.functions.request_queue import RequestQueue, Resend, SentRequest
-from parallax.functions.results import plain_rule
+from parallax.functions.results import default_rule
 from parallax.functions.running import place_of_value
 from parallax.functions.serving import ReadyWorkers, StepResults, WantedResults
 from parallax.functions.shares import Share, portable_batch, rows_of
@@ -117,13 +117,13 @@ class RemoteSteps:
             share: the global batch.
             fetches: what is wanted of it, tensors of the graph.
             parts: what is wanted before that: tensors of which each worker has a part of a sum.
-            rules: how each of `fetches` is put together: "mean", "rows", "same" or "whole"; None for the plain ones
-                (results.py).
+            rules: by which each of `fetches` is combined: "mean", "rows", "same" or "whole"; None for the default
+                rules (results.py).
 
         Returns:
             What waits for the values of parts and fetches, of the global batch.
         """
-        rules = list(map(plain_rule, fetches)) if rules is None else rules
+        rules = list(map(default_rule, fetches)) if rules is None else rules
         rules = [self._checked_rule(rule, one.name) for rule, one in zip(rules, fetches, strict=True)]
         names_by = {rule: [one.name for one, own in zip(fetches, rules, strict=True) if own == rule] for rule in _RULES}
         wanted = WantedResults(tuple(one.name for one in parts), *(tuple(names_by[rule]) for rule in _RULES))
@@ -176,7 +176,7 @@ class RemoteSteps:
         self._requests.tell("reset", op.name, note=self._sums.note_reset())
 
     def _checked_rule(self, rule: str, name: str) -> str:
-        """A rule; of a result that no layout tells, and that must be equal on all workers, one that checks this."""
+        """The rule, or, for a result without a layout, which must be equal on all workers, one that checks this."""
         return "same" if rule == "whole" and self._whole is not None and name not in self._whole else rule
 
     def _shared_names(self) -> list[str]:

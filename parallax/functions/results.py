@@ -1,9 +1,9 @@
 """What a step returns, of all workers: what one process returns.
 
-Each worker has the result of its rows, and serving.py puts them together: a scalar of a floating type is taken for a
-mean over the batch, a tensor whose first dimension is open for rows of it, and all else is brought to every worker in
-the step. The script may say something else. Results are marked while the step is traced (reports.py) and in its graph,
-so that layouts bring them into the form that is put together.
+Each worker has the result of its rows, and serving.py combines these: floating scalars are averaged, tensors with an
+open first dimension are concatenated, and the layout engine replicates everything else within the step. `returns` of
+parallax.function overrides that. Results are marked during the trace (reports.py) and in the graph of the step, so that
+the layout engine knows which form is combined.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _RULES_TEXT = (
 
 
 def rules_of(results: Nest, returns: Nest) -> tuple[str, ...]:
-    """How each tensor that a step returns is put together, flat.
+    """The rules by which the tensors that a step returns are combined, flat.
 
     Args:
         results: the structure of tensors that the traced step returns.
@@ -42,7 +42,7 @@ def rules_of(results: Nest, returns: Nest) -> tuple[str, ...]:
         if not isinstance(one, tf.Tensor):
             raise GraphError(f"A step returns dense tensors, not {one}. Make it dense, or leave it out.")
     if returns is None:
-        return tuple(plain_rule(one) for one in flat)
+        return tuple(default_rule(one) for one in flat)
     said = _words(returns, len(flat))
     whole = [one.dtype.name for one, word in zip(flat, said, strict=False) if word == "mean" and not _is_real(one)]
     if whole:
@@ -58,38 +58,36 @@ def rules_of(results: Nest, returns: Nest) -> tuple[str, ...]:
     return tuple(said)
 
 
-def marked_means(results: Nest, returns: Nest) -> Nest:
+def mark_means(results: Nest, returns: Nest) -> Nest:
     """What a step that is being traced returns, with its means over the batch marked as reported; as in `rules_of`."""
     flat = tf.nest.flatten(results)
     waiting = iter(_words(returns, sum(one is not None for one in flat)))
     words = [None if one is None else next(waiting, None) for one in flat]
     marked = [
         reported_value(one)
-        if isinstance(one, tf.Tensor) and (word or plain_rule(one)) == "mean" and _is_real(one)
+        if isinstance(one, tf.Tensor) and (word or default_rule(one)) == "mean" and _is_real(one)
         else one
         for one, word in zip(flat, words, strict=True)
     ]
     return tf.nest.pack_sequence_as(results, marked)
 
 
-def plain_rule(tensor: Tensor) -> str:
-    """How a result is put together of which nobody says anything: "mean", "rows", or "whole" for what all have."""
+def default_rule(tensor: Tensor) -> str:
+    """The default rule of a result: "mean", "rows", or "whole" for one that the step replicates."""
     if tensor.shape.rank == 0 and _is_real(tensor):
         return "mean"
     return "rows" if tensor.shape.rank and tensor.shape[0] is None else "whole"
 
 
-def mark_results(graph: Graph, fetches: Nest, rules: Sequence[str] | None = None) -> tuple[Nest, tuple[str, ...]]:
-    """The results of a step, and their rules: sums over the batch are all-reduced in the step, and then the same.
+def mark_results(graph: Graph, fetches: Nest, rules: Sequence[str]) -> tuple[Nest, tuple[str, ...]]:
+    """Marks the results of a step; gives them and their rules. Sums are all-reduced in the step, and then the same.
 
     Args:
         graph: that has the step.
         fetches: the step's results.
-        rules: of each, flat, empty where it is left as it is; None for the plain ones.
+        rules: of each, flat; empty for one that is left as it is.
     """
     flat = tf.nest.flatten(fetches)
-    given = [one for one in flat if one is not None]
-    rules = list(map(plain_rule, given)) if rules is None else rules
     waiting = iter(rules)
     with graph.as_default(), graph.name_scope("results/"):
         found = [one if one is None else _mark_result(one, next(waiting)) for one in flat]

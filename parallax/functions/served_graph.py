@@ -17,7 +17,7 @@ from tensorflow.python.ops import script_ops
 
 from parallax.analysis.reading.digests import are_alike
 from parallax.functions.step_graph import GraphStep, LoopVariables, StepGraph
-from parallax.runtime.worker.called import pickled
+from parallax.runtime.worker.called import pickle_for_workers
 from parallax.runtime.worker.graph_files import meta_graph
 from parallax.types import Fetch, Graph, GraphDef
 
@@ -116,7 +116,7 @@ def _pickled_functions(graph: Graph) -> bytes:
     registered = {token: script_ops._py_funcs.get(token) for token in sorted(tokens)}
     # TensorFlow suspends AutoGraph around the function itself, which is pickled.
     found = {token: getattr(function, "__wrapped__", function) for token, function in registered.items()}
-    return pickled(found, "Python code that a step calls") if found else b""
+    return pickle_for_workers(found, "Python code that a step calls") if found else b""
 
 
 def _register_functions(graph: Graph, functions: bytes) -> None:

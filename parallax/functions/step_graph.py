@@ -10,7 +10,7 @@ nothing behind capture knows where such a graph came from.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -223,6 +223,15 @@ class StepGraph:
         """What gives a variable its initial value: zero (an empty text, False), or its traced one."""
         initial = initial_of(one.variable)
         return tf.compat.v1.zeros_initializer() if initial is None else partial(_imported, initial)
+
+
+def unique_name(name: str, taken: Collection[str]) -> str:
+    """The name, or the name with a number where it is taken."""
+    found, number = name, 0
+    while found in taken:
+        number += 1
+        found = f"{name}_{number}"
+    return found
 
 
 def _loop_variables() -> LoopVariables:

@@ -220,7 +220,7 @@ def rows(variable: Any, first: int, count: int) -> Value:
     own = getattr(variable, "_value", variable)
     if (mirror := getattr(own, "_parallax_mirror", None)) is not None:
         mirrors, name = mirror
-        mirrors.refresh_changed(name)
+        mirrors.refresh_if_changed(name)
     source = source_of(own)
     if isinstance(source, InFile):
         return _read(source, first, count)

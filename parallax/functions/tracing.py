@@ -14,8 +14,8 @@ from parallax.functions.arguments import Arguments, with_tensors
 from parallax.functions.batch_statistics import fused_normalizations
 from parallax.functions.counting import check_returned, check_sums
 from parallax.functions.libraries import Seen, libraries_seen
-from parallax.functions.results import marked_means
-from parallax.functions.step_graph import StepVariable
+from parallax.functions.results import mark_means
+from parallax.functions.step_graph import StepVariable, unique_name
 from parallax.functions.traced import handle_of
 from parallax.types import ConcreteFunction, Handle, Nest, Tensor, TypeSpec, Variable
 
@@ -83,7 +83,7 @@ def traced_step(
     def call(*tensors: Tensor) -> Nest:
         args, kwargs = with_tensors(arguments.structure, tensors)
         with fused_normalizations():
-            results = marked_means(step(*args, **kwargs), returns)
+            results = mark_means(step(*args, **kwargs), returns)
         return results, as_it_is(parts, by_handle)
 
     def trace() -> ConcreteFunction:
@@ -166,13 +166,11 @@ def captured_variables(concrete: ConcreteFunction, by_handle: Mapping[int, Varia
 
 
 def _named(variables: Sequence[Variable], seen: dict[int, Seen]) -> list[StepVariable]:
-    found, taken = [], set()
+    found: list[StepVariable] = []
+    taken: set[str] = set()
     for one in variables:
         known = seen.get(id(one), Seen(one.name.split(":")[0], bool(one.trainable)))
-        name, number = known.name, 0
-        while name in taken:  # variables of nested models, and unnamed ones, may share a name
-            number += 1
-            name = f"{known.name}_{number}"
+        name = unique_name(known.name, taken)  # variables of nested models, and unnamed ones, may share one
         taken.add(name)
         found.append(StepVariable(one, name, known.trainable))
     return found

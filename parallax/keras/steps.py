@@ -13,8 +13,8 @@ import tensorflow as tf
 
 from parallax.functions.batch_statistics import fused_normalizations
 from parallax.functions.reports import reported_value
-from parallax.functions.results import mark_results, plain_rule
-from parallax.functions.step_graph import GraphStep, StepGraph, StepVariable
+from parallax.functions.results import default_rule, mark_results
+from parallax.functions.step_graph import GraphStep, StepGraph, StepVariable, unique_name
 from parallax.functions.tracing import captured_variables, check_made_once, handles_noted
 from parallax.keras.libraries import library_of
 from parallax.keras.logs import flat_logs
@@ -90,9 +90,9 @@ def step_graph(
 
 
 def rules_of_logs(traced: ModelStep) -> tuple[str, ...]:
-    """How each log of a step is put together, flat; empty for those that are computed of metrics."""
+    """The rule by which each log of a step is combined, flat; empty for logs that are computed of metrics."""
     logs: Logs = traced.concrete.structured_outputs[0]
-    of = {name: "" if is_of_metrics(log, traced.metrics) else plain_rule(log) for name, log in logs.items()}
+    of = {name: "" if is_of_metrics(log, traced.metrics) else default_rule(log) for name, log in logs.items()}
     return tuple(tf.nest.flatten(of))
 
 
@@ -115,7 +115,7 @@ def variables_of(model: KerasModel, captured: Sequence[Variable] = ()) -> list[S
     taken: set[str] = set()
     for value, name in named:
         if id(value) not in found:
-            unique = _unique(name, taken)
+            unique = unique_name(name, taken)  # layers of nested models may share one
             taken.add(unique)
             found[id(value)] = StepVariable(value, unique, id(value) in trained)
     return list(found.values())
@@ -128,7 +128,7 @@ def _traced(model: KerasModel, step: Callable[[Nest], Logs], spec: Nest) -> Mode
         with library_of(model).converting_layers(), fused_normalizations():
             logs = step(data)
         metrics[:] = _metric_variables(model)
-        logs = {name: _told(value, metrics) for name, value in flat_logs(logs).items()}
+        logs = {name: _mark_mean(value, metrics) for name, value in flat_logs(logs).items()}
         return logs, [tf.identity(variable) for variable in metrics]
 
     def trace() -> tuple[ConcreteFunction, list[Variable]]:
@@ -144,10 +144,10 @@ def _traced(model: KerasModel, step: Callable[[Nest], Logs], spec: Nest) -> Mode
     return ModelStep(concrete, tuple(metrics), spec, tuple(captured))
 
 
-def _told(log: Log, metrics: list[Variable]) -> Log:
+def _mark_mean(log: Log, metrics: list[Variable]) -> Log:
     """A log of a step, marked where it is computed of the batch itself and not of metrics, as a returned loss is."""
     tensor = tf.convert_to_tensor(log)
-    is_mean = not is_of_metrics(tensor, metrics) and plain_rule(tensor) == "mean"
+    is_mean = not is_of_metrics(tensor, metrics) and default_rule(tensor) == "mean"
     return reported_value(tensor) if is_mean else log
 
 
@@ -157,12 +157,3 @@ def _metric_variables(model: KerasModel) -> list[Variable]:
     found = [value(v) for metric in model.metrics for v in metric.variables]
     found += [one for v in model.variables if (one := value(v)).aggregation == tf.VariableAggregation.SUM]
     return list({id(v): v for v in found}.values())
-
-
-def _unique(name: str, taken: set[str]) -> str:
-    """The name, or the name with a number: layers of nested models may share one."""
-    number, found = 0, name
-    while found in taken:
-        number += 1
-        found = f"{name}_{number}"
-    return found

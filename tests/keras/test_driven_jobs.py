@@ -52,7 +52,7 @@ def test_workers_are_kept_from_fit_to_fit_until_they_end(start, kind, others):  
     assert max(differences(found_in(done), expected).values()) <= 1e-6
     assert len(kept[0]) == 2 and all(one == kept[0] for one in kept[:5]), others
     assert len(last) == (3 if kind == "other settings" else 2) and not set(last) & set(kept[0]), others
-    assert done.stderr.count("those of the fit before") == 1
+    assert done.stderr.count("those of the call before") == 1
     if kind == "closed":
         assert kept[5] == []
     if "killed" in kind:

@@ -18,7 +18,7 @@ from ops.exactness.transport import together
 from parallax import Config
 from parallax.analysis.reading.capture import initialization_phases
 from parallax.analysis.stages import analyse, plan_for, rewrites_of
-from parallax.functions.results import plain_rule
+from parallax.functions.results import default_rule
 from parallax.functions.shares import Share, share_of
 from parallax.keras.fitting import read_fit, run_fit, take_state
 from parallax.plans.plan import Layout, one_host
@@ -128,7 +128,7 @@ class _All(StepsHere):
         for tensor, *own in zip(flat, *values, strict=True):
             if tensor.name in counted:
                 joined.append(_sum(own))
-            elif tensor.name in self._session.whole or plain_rule(tensor) == "whole":
+            elif tensor.name in self._session.whole or default_rule(tensor) == "whole":
                 for other in own[1:]:
                     np.testing.assert_array_equal(own[0], other, err_msg=tensor.name)
                 joined.append(own[0])
@@ -138,7 +138,7 @@ class _All(StepsHere):
 
     def _of_share(self, tensor, value, share):
         """A result of a worker: of what has rows, those of its share."""
-        has_rows = plain_rule(tensor) == "rows" and tensor.name not in self._session.whole
+        has_rows = default_rule(tensor) == "rows" and tensor.name not in self._session.whole
         return value[: share.rows] if has_rows else value
 
     def reset(self, op):

@@ -24,10 +24,10 @@ def packed_function(function: Callable[[], object]) -> bytes:
         ConfigError: it cannot be pickled.
     """
     name = getattr(function, "__name__", repr(function))
-    return pickle.dumps((sys.path, sys.argv)) + pickled(function, f"a function that workers call, {name}")
+    return pickle.dumps((sys.path, sys.argv)) + pickle_for_workers(function, f"a function that workers call, {name}")
 
 
-def pickled(value: object, what: str) -> bytes:
+def pickle_for_workers(value: object, what: str) -> bytes:
     """A value for workers, by value as far as it was written in the script itself.
 
     Args:
