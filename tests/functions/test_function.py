@@ -262,14 +262,14 @@ def test_an_input_signature_makes_tensors_of_what_it_names():
         ((X, Y, "fast"), "input_signature of a step says TensorSpec.shape=..,.*this call has 'fast'"),
     ],
 )
-def test_what_an_input_signature_does_not_allow_is_refused(args, message):
+def test_what_an_input_signature_does_not_allow_is_planned(args, message):
     with pytest.raises((GraphError, TypeError), match=message):
         parallax.function(Trainer.signed.python_function, input_signature=Trainer.signed.input_signature).__get__(
             Trainer()
         ).graph_of(*args)
 
 
-def test_a_tensor_that_an_input_signature_does_not_name_is_refused():
+def test_a_tensor_that_an_input_signature_does_not_name_is_planned():
     step = parallax.function(Trainer.step.python_function, input_signature=Trainer.signed.input_signature[:2])
     assert step.__get__(Trainer()).graph_of(X, Y)
     with pytest.raises(GraphError, match=r"takes what its input_signature names, float32.None, 3., float32.None, 1.,"):
@@ -322,7 +322,7 @@ def test_what_a_step_has_not_of_a_tf_function_is_refused_by_name():
         tf.function(parallax.function(lambda x: x))(tf.constant(1.0))
 
 
-def test_what_is_no_step_or_no_config_is_refused():
+def test_what_is_no_step_or_no_config_is_planned():
     with pytest.raises(ConfigError, match="takes a function"):
         parallax.function(3)
     with pytest.raises(ConfigError, match=r"parallax\.Config"):
@@ -330,7 +330,7 @@ def test_what_is_no_step_or_no_config_is_refused():
     assert isinstance(parallax.function(returns="sum")(print), DistributedStep)
 
 
-def refused(train):
+def planned(train):
     """The plan of a step with a dense layer; `train` takes the layer, the batch, and what updates by gradients."""
     dense, rule = keras.layers.Dense(1), keras.optimizers.SGD(0.1)
     dense.build([None, 12])
@@ -384,9 +384,9 @@ def returned(metric, loss):
         (with_a_metric(keras.metrics.Mean, lambda metric, loss: metric.total.assign(loss)), "not by adding to it"),
     ],
 )
-def test_what_workers_cannot_put_together_is_refused(train, message):
+def test_what_workers_cannot_put_together_is_planned(train, message):
     with pytest.raises(GraphError, match=message):
-        refused(train)
+        planned(train)
 
 
 def test_what_a_helper_gives_of_a_metric_is_of_the_global_batch():
@@ -397,4 +397,9 @@ def test_what_a_helper_gives_of_a_metric_is_of_the_global_batch():
         metric.update_state(loss)
         return metric.result()
 
-    assert refused(with_a_metric(lambda: None, lambda _, loss: updated(loss))).notes == ()
+    assert planned(with_a_metric(lambda: None, lambda _, loss: updated(loss))).notes == ()
+
+
+def test_steps_that_only_evaluate_are_planned():
+    plan = planned(lambda dense, x, y, update: tf.reduce_mean(tf.square(dense(x) - y)))
+    assert {one.route for one in plan.variables} == {"none"} and plan.notes == ()

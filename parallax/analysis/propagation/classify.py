@@ -26,6 +26,7 @@ from parallax.analysis.reading.gradients import (
 )
 from parallax.analysis.reading.row_reads import lookup_edges
 from parallax.errors import GraphError
+from parallax.graph.batches import length_by_step
 from parallax.graph.garbage import cycles_wait
 from parallax.graph.ops import ELEMENTWISE, state_op
 from parallax.graph.spec import OPEN_SHAPE, GradientSource, GraphSpec, Slot, VariableClass, VariableSpec, model_key
@@ -128,19 +129,25 @@ def _list_updates(captured: Captured, updates: Set[str]) -> dict[str, list[str]]
 
 
 def _check_trains(captured: Captured, updates: Set[str]) -> None:
+    """Refuses a graph that trains nothing, as far as can be seen, unless its steps only evaluate."""
+    if any(written_variable(captured, node) for node in updates):
+        return
     trainable = [name for name, v in captured.variables.items() if v.trainable]
+    initializers = {v.initializer for v in captured.variables.values()}
+    written = {written_variable(captured, node) for node in captured.view.nodes if node not in initializers}
+    if length_by_step(captured.view) and written.isdisjoint(trainable):
+        return
     if not trainable:
         raise GraphError(
             "A graph must have a trainable variable, and this one has none. Build the model before parallel_run."
         )
-    if not any(written_variable(captured, node) for node in updates):
-        raise GraphError(
-            f"A graph must have an op that updates a trainable variable from its gradient, and none of the "
-            f"{len(trainable)} trainable variables ({', '.join(sorted(trainable)[:5])}) has one. "
-            "Call optimizer.minimize (or apply_gradients) before parallel_run. Gradients that a tape's jacobian, "
-            "tf.vectorized_map or a function that is not traced here takes are not seen: take those of a mean over the "
-            "batch."
-        )
+    raise GraphError(
+        f"A graph must have an op that updates a trainable variable from its gradient, and none of the "
+        f"{len(trainable)} trainable variables ({', '.join(sorted(trainable)[:5])}) has one. "
+        "Call optimizer.minimize (or apply_gradients) before parallel_run. Gradients that a tape's jacobian, "
+        "tf.vectorized_map or a function that is not traced here takes are not seen: take those of a mean over the "
+        "batch."
+    )
 
 
 def _choose_first_routes(
