@@ -357,7 +357,7 @@ def fails(tests: tuple[str, ...], mutant: Mutant | None = None) -> bool:
         if mutant is not None:
             file = copy / "parallax" / mutant.file
             file.write_text(file.read_text(encoding="utf-8").replace(mutant.old, mutant.new), encoding="utf-8")
-        argv = [sys.executable, "-m", "pytest", "-x", "-p", "no:cacheprovider", *tests]
+        argv = [sys.executable, "-m", "pytest", "-x", "-p", "no:cacheprovider", "--all-shares", *tests]
         environment = {**os.environ, "PYTHONPATH": str(copy)}
         done = subprocess.run(argv, cwd=copy, env=environment, capture_output=True, text=True, timeout=LIMIT_S)
     if done.returncode not in (0, 1):

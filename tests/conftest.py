@@ -1,8 +1,11 @@
-"""Which tier a test is of, and which tests must be one after the other; golden files.
+"""Which tier a test is of, which tests are in the test command, and which run one after the other; golden files.
 
 Tiers are markers, by folder and by what a file names: `pytest -m pure` loads no TensorFlow. `pytest --regenerate`
-writes the golden files anew; the difference is then read before it is committed. `pytest --graphs-seed N` trains the
-graphs of the grammar that another day has trained.
+writes the golden files anew; the difference is then read before it is committed.
+
+Of the tests marked `rotates` one in `SHARES` runs each day, by the date, and the others are `slow` that day.
+`pytest --graphs-seed YYYYMMDD` runs the share, and trains the graphs of the grammar, of another day; with
+`--all-shares`, and where a test is named (`FILE::TEST`), no test is slow by the date.
 """
 
 from __future__ import annotations
@@ -11,6 +14,7 @@ import datetime
 import os
 import re
 import sys
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -106,21 +110,45 @@ class WithoutTensorFlow:
             )
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """What takes longest comes first: of two processes none then waits long for the other's last group."""
+SHARES = 3
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Marks as slow what rotates and has its turn on another day.
+
+    What takes longest comes first: of two processes none then waits long for the other's last group.
+    """
+    names_a_test = any("::" in arg for arg in config.args)
+    if not (names_a_test or config.option.all_shares):
+        for item in items:
+            mark = item.get_closest_marker("rotates")
+            if mark is not None and not has_turn(item.nodeid, config.option.graphs_seed, **mark.kwargs):
+                item.add_marker(pytest.mark.slow)
     longest = ("lab", "job", "graph", "pure")
     items.sort(key=lambda item: next(n for n, tier in enumerate(longest) if item.get_closest_marker(tier)))
+
+
+def has_turn(nodeid: str, day: int, with_: str = "") -> bool:
+    """Whether a test marked `rotates` is in the test command on a day.
+
+    Args:
+        nodeid: of the test.
+        day: YYYYMMDD.
+        with_: named by tests that share a fixture's work, so that all of them have their turn on one day.
+    """
+    return (zlib.crc32((with_ or nodeid).encode()) + day) % SHARES == 0
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--regenerate", action="store_true", help="write the golden files anew")
     today = f"{datetime.datetime.now(datetime.timezone.utc):%Y%m%d}"
-    help_of_seed = "seed of the grammar's graphs that tests train (default: today's date)"
+    help_of_seed = "the day of the tests that rotate, and seed of the grammar's graphs (default: today's date)"
     parser.addoption("--graphs-seed", type=int, default=int(today), help=help_of_seed)
+    parser.addoption("--all-shares", action="store_true", help="run the tests that rotate, whatever the day")
 
 
 def pytest_report_header(config: pytest.Config) -> str:
-    return f"graphs of the grammar: --graphs-seed {config.option.graphs_seed}"
+    return f"graphs of the grammar, and tests that rotate: --graphs-seed {config.option.graphs_seed}"
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 
-from tests.conftest import ROOT, tier_of
+from tests.conftest import ROOT, SHARES, has_turn, tier_of
 
 
 def test_no_file_of_the_pure_tier_imports_tensorflow() -> None:
@@ -22,3 +22,11 @@ def test_a_file_is_of_the_tier_of_its_folder_or_of_what_it_names() -> None:
         "tests/analysis/test_planner.py": "pure",
     }
     assert {file: tier_of(ROOT / file) for file in files} == files
+
+
+def test_each_test_that_rotates_has_its_turn_once_in_a_few_days() -> None:
+    tests, days = [f"tests/test_one.py::test[{number}]" for number in range(30)], range(20261127, 20261127 + SHARES)
+    turns = {test: [day for day in days if has_turn(test, day)] for test in tests}
+    assert all(len(found) == 1 for found in turns.values())
+    assert {day for (day,) in turns.values()} == set(days)
+    assert len({has_turn(test, days[0], with_="a graph") for test in tests}) == 1

@@ -44,6 +44,7 @@ def race(tmp_path):
     assert left == ()
 
 
+@pytest.mark.rotates
 @pytest.mark.timeout(300)
 def test_a_race_without_a_lab_measures_all_systems_and_says_what_it_cannot_show(race):
     systems = ("parallax", "horovod", "tf-ps")

@@ -31,6 +31,7 @@ def trained(steps=3, **sizes):
             return losses, time.monotonic() - began
 
 
+@pytest.mark.rotates
 @pytest.mark.parametrize(
     ("network", "divisor"), [("nmt", 64), ("resnet50", 64), ("inception_v3", 64), ("stack", 1), ("lm", 256)]
 )

@@ -19,6 +19,8 @@ RUN_HERE = {page: [c for c in commands_of(page) if not elsewhere(c.text)] for pa
 QUICK = [page for page, commands in RUN_HERE.items() if any(not c.slow for c in commands)]
 SLOW = [page for page, commands in RUN_HERE.items() if any(c.slow for c in commands)]
 TROUBLES = Path("docs/troubleshooting.md")
+FIRST = (Path("docs/quick_start.md"), Path("docs/keras.md"))
+"""The pages of which each day's test command follows the commands."""
 
 
 def text_of(page):
@@ -93,7 +95,9 @@ def test_a_text_that_nobody_says_is_seen():
 # --- what is run ---
 
 
-@pytest.mark.parametrize("page", QUICK, ids=str)
+@pytest.mark.parametrize(
+    "page", [pytest.param(page, marks=[pytest.mark.rotates] * (page not in FIRST)) for page in QUICK], ids=str
+)
 def test_quick_commands_do_what_their_page_says(page, tmp_path):
     make_desk(tmp_path)
     assert follow(page, tmp_path, reader_environment() | {"TMPDIR": str(tmp_path)}, slow=False)

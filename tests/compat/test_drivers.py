@@ -43,6 +43,7 @@ def joined(start, expected, driver, behavior, tmp_path):
 LEFT_OUT = (("HYBRID", "linear_regression"), ("MPI", "linear_regression"), ("PS", "language_model"))
 
 
+@pytest.mark.rotates
 @pytest.mark.parametrize("behavior", [pytest.param(b, marks=pytest.mark.slow if b == "v1" else []) for b in BEHAVIORS])
 @pytest.mark.parametrize(
     ("run_option", "driver"),
@@ -69,6 +70,7 @@ def test_a_driver_of_2019_trains_as_one_process_would(start, expected, tmp_path,
     assert {n: d for n, d in differences.items() if not d <= TOLERANCE} == {}
 
 
+@pytest.mark.rotates
 def test_a_driver_is_started_by_python_itself_and_workers_draw_their_own_samples(start, tmp_path):
     flags = ("--library_cells", "--max_steps=3", f"--ckpt_dir={tmp_path / 'ckpt'}", "--save_ckpt_steps=2")
     done = start(HERE / "drivers" / "language_model.py", *flags, TF_USE_LEGACY_KERAS="1").finish(LIMIT_S)
@@ -77,6 +79,7 @@ def test_a_driver_is_started_by_python_itself_and_workers_draw_their_own_samples
     assert losses[0] != losses[1]
 
 
+@pytest.mark.rotates
 def test_layers_that_nobody_seeds_train_alike_on_all_workers(start):
     done = start(HERE / "drivers" / "image_benchmark.py", TF_USE_LEGACY_KERAS="1").finish(LIMIT_S)
     assert done.status == 0, done

@@ -35,6 +35,7 @@ def warnings(done):
     return [line for line in done.stderr.splitlines() if "PARALLAX WARNING" in line]
 
 
+@pytest.mark.rotates
 @pytest.mark.parametrize("kind", ["synchronous", "asynchronous"])
 def test_workers_that_read_one_dataset_are_warned_with_the_remedy(run, kind):
     done = run(SCRIPT, kind, workers=2)

@@ -80,6 +80,7 @@ def test_what_workers_left_is_found_by_fewer_workers_with_servers_and_by_one_pro
         np.testing.assert_allclose(value, by_one[name], rtol=1e-5, atol=2e-6, err_msg=name)
 
 
+@pytest.mark.rotates
 def test_a_preempted_job_saves_and_goes_on_as_if_nothing_had_been(start, tmp_path):
     script, steps = SCRIPTS / "preempted.py", 60
     undisturbed, resumed = tmp_path / "undisturbed.npz", tmp_path / "resumed.npz"
@@ -104,6 +105,7 @@ def test_a_preempted_job_saves_and_goes_on_as_if_nothing_had_been(start, tmp_pat
             np.testing.assert_array_equal(got[name], wanted[name], err_msg=name)
 
 
+@pytest.mark.rotates
 def test_increments_are_resumed_with_other_workers_and_servers_and_equal_the_whole(start, tmp_path):
     script, folder, servers = SCRIPTS / "increments.py", tmp_path / "kept", tmp_path / "servers.yaml"
     servers.write_text("hosts:\n- address: localhost\n  workers: 3\n  servers: 2\n")
@@ -150,6 +152,7 @@ def test_checkpoints_need_a_global_step(run):
     assert "Plan for" not in done.stdout
 
 
+@pytest.mark.rotates
 def test_checkpoints_of_asynchronous_workers_have_weights_and_steps_that_belong_together(start, tmp_path):
     script, folder = SCRIPTS / "asynchronous_checkpoints.py", tmp_path / "kept"
     done = start("-m", "parallax.cli", "run", "--workers", 2, script, folder, 30, 0).finish()
@@ -169,6 +172,7 @@ def test_checkpoints_of_asynchronous_workers_have_weights_and_steps_that_belong_
     assert all("all have done 66, with 132 rows pushed" in again.lines(rank) for rank in range(2)), str(again)
 
 
+@pytest.mark.rotates
 def test_what_servers_hold_is_frozen_and_a_kill_in_the_middle_leaves_the_checkpoint_before(start, write, tmp_path):
     machines = write("machines", "hosts:\n- address: localhost\n  workers: 2\n  servers: 2\n")
     running = start(SCRIPTS / "frozen.py", tmp_path / "kept", machines)

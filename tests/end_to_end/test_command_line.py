@@ -62,6 +62,7 @@ def test_a_plan_with_a_cluster_profile_is_in_milliseconds(start, write):
     assert "The exchanges of a step (compute was not measured) take 1.1 ms" in done.stdout, str(done)
 
 
+@pytest.mark.rotates
 def test_other_sizes_are_simulated_from_a_script_and_a_rate(start, write, tmp_path):
     write("machines.yaml", "hosts:\n- {address: one, workers: 2, bandwidth: 1gbit}\n")
     options = ("--hosts", "4096,2", "-r", "machines.yaml", "--batch", 2, "--html", "sizes.html")
@@ -83,6 +84,7 @@ def test_an_unknown_variable_cannot_be_explained(start):
     assert f"{MODEL}:" in done.stderr and "parallax: A variable must be one of the graph's" in done.stderr, str(done)
 
 
+@pytest.mark.rotates
 def test_a_module_run_without_the_command_uses_the_plan_that_was_written(start, write, tmp_path):
     write("package/__init__.py", "")
     write("package/train.py", MODEL.read_text())
@@ -122,6 +124,7 @@ def test_workers_and_one_process_are_verified_to_be_equal(start):
     assert re.match(rf"No claim of {sum(sum(c) for c in kinds.values())} is false in 3 steps; of \d+ ", lines[-1])
 
 
+@pytest.mark.rotates
 def test_half_precision_is_verified_within_its_rounding_which_is_printed(start):
     options = ("--wire-dtype", "bfloat16", "--feeds", f"{MODEL}:feeds", "--steps", 3)
     done = start(*CLI, "verify", *options, MODEL).finish()
@@ -134,6 +137,7 @@ def test_half_precision_is_verified_within_its_rounding_which_is_printed(start):
     assert done.stdout.splitlines()[-1].endswith(", tolerance 1e-02"), str(done)
 
 
+@pytest.mark.rotates
 def test_updates_of_several_batches_are_verified_against_all_of_them_joined(start):
     options = ("--accumulate-steps", 3, "--feeds", f"{MODEL}:feeds", "--steps", 2)
     done = start(*CLI, "verify", *options, MODEL).finish()
@@ -142,6 +146,7 @@ def test_updates_of_several_batches_are_verified_against_all_of_them_joined(star
     assert done.stdout.splitlines()[-1].startswith("2 workers and one process are equal after 2 steps: "), str(done)
 
 
+@pytest.mark.rotates
 def test_a_loss_summed_over_the_batch_and_a_copy_that_one_worker_changes_are_found(start):
     done = start(*CLI, "verify", "--claims", "--feeds", f"{MODEL}:feeds", MODEL, "--summed", "--drift").finish()
     assert done.status == 1, str(done)
@@ -158,6 +163,7 @@ def test_a_loss_summed_over_the_batch_and_a_copy_that_one_worker_changes_are_fou
     assert f"({MODEL}:" in line and "; of the gradient of 'matmul', " in line, line
 
 
+@pytest.mark.rotates
 def test_the_first_steps_of_a_job_are_held_against_one_process_and_a_difference_ends_it(start):
     done = start(*CLI, "run", "--verify-first", 3, MODEL, "--drift").finish()
     assert done.status == 1, str(done)
@@ -169,6 +175,7 @@ def test_the_first_steps_of_a_job_are_held_against_one_process_and_a_difference_
     assert "weights" in wrong and "[1] worker 1 of" not in done.stdout, str(done)
 
 
+@pytest.mark.rotates
 def test_a_static_batch_is_verified_with_arguments_for_the_joined_one(start, tmp_path):
     draw = np.random.default_rng(1)
     np.savez(tmp_path / "feeds.npz", ids=draw.integers(0, 11, (5, 6)), labels=draw.normal(size=(5, 6, 1)))

@@ -95,6 +95,7 @@ def test_nothing_is_computed_in_bfloat16_without_the_setting_and_nothing_said(co
     nothing_is_in_bfloat16_and_nothing_said(*computed(steps=1))
 
 
+@pytest.mark.rotates
 @pytest.mark.parametrize(
     ("options", "environment", "why"),
     [

@@ -11,6 +11,7 @@ pytestmark = pytest.mark.timeout(600)
 SCRIPT = Path(__file__).parent / "scripts" / "cut.py"
 
 
+@pytest.mark.rotates
 @pytest.mark.parametrize(
     ("cut", "optimizer"),
     [

@@ -97,6 +97,7 @@ def values(folder, tag="fed"):
     return sorted({v.simple_value for e in events(folder) for v in e.summary.value if v.tag == tag})
 
 
+@pytest.mark.rotates
 def test_each_worker_writes_files_of_its_own(run, tmp_path):
     folder = tmp_path / "out"
     done = run(FILES, "files", folder)

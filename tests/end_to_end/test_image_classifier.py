@@ -52,6 +52,7 @@ def classify(start, workers, *flags, limit_s=300):
     return float(accuracy), float(nats), done
 
 
+@pytest.mark.rotates
 def test_two_workers_learn_digits_and_everything_is_all_reduced(start):
     accuracy, _, done = classify(start, 2, "--norm", "batch", "--steps", "80")
     routes = re.findall(r"^\S+  +(\w+) .* (allreduce|allgather|alltoall|ps|none)  ", done.stdout, re.MULTILINE)

@@ -9,6 +9,7 @@ pytestmark = pytest.mark.timeout(300)
 SCRIPT = Path(__file__).parent / "scripts" / "overlapping.py"
 
 
+@pytest.mark.rotates
 def test_steps_that_overlap_change_no_value(start):
     seen = {}
     for overlap in ("on", "off"):

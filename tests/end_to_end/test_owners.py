@@ -41,6 +41,7 @@ def trained(start, tmp_path):
     return trained
 
 
+@pytest.mark.rotates
 def test_a_plan_file_says_who_owns_which_rows(trained):
     done = trained(3, [2, 0, 0, 2], 3)
     assert "2 owners" in done.stdout

@@ -35,6 +35,7 @@ def seen(found):
     return [int(n) for text in found.values() for n in text.removeprefix("saw ").partition(" loss")[0].split()]
 
 
+@pytest.mark.rotates
 def test_a_resumed_run_repeats_the_losses_of_the_undisturbed_one(start, tmp_path):
     whole, _ = runs(start, 2, tmp_path / "whole", 2 * AT)
     again, done = runs(start, 2, from_step(tmp_path / "whole", tmp_path / "again"), 2 * AT)
@@ -43,6 +44,7 @@ def test_a_resumed_run_repeats_the_losses_of_the_undisturbed_one(start, tmp_path
     assert "consumed 24" in done.lines(1)
 
 
+@pytest.mark.rotates
 def test_a_compacted_folder_is_resumed_as_its_chain_is(start, tmp_path):
     """Of an undisturbed run's chain, what a job that was killed after step 6 would have left."""
     options = {"optimizer": "Adagrad", "options": ("--whole-every", 100)}
@@ -63,6 +65,7 @@ def test_a_compacted_folder_is_resumed_as_its_chain_is(start, tmp_path):
         assert again == rest, str(done)
 
 
+@pytest.mark.rotates
 def test_a_run_that_ended_between_the_batches_of_an_update_takes_them_again(start, tmp_path):
     whole, _ = runs(start, 2, tmp_path / "whole", 4, kept=3)
     cut, _ = runs(start, 2, tmp_path / "cut", 4, kept=3, most=5)

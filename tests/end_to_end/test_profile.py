@@ -20,6 +20,7 @@ def printed(done, word):
     return next(line.removeprefix(f"{word} ") for line in done.lines(0) if line.startswith(f"{word} "))
 
 
+@pytest.mark.rotates
 def test_the_first_steps_of_a_job_show_what_sample_batches_do(start, tmp_path):
     sampled = start(
         *CLI, "profile", "--steps", 6, "--feeds", f"{PROFILED}:feeds", "-o", "sampled.json", PROFILED, cold=True

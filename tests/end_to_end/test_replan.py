@@ -56,6 +56,7 @@ def check_equal(found, wanted):
 BY_ALL = {"emb": "allreduce", "other": "allgather"}
 
 
+@pytest.mark.rotates
 def test_two_workers_that_change_their_plan_equal_one_process_slots_included(start, poor):
     words = poor(BY_ALL, "fed", "resource", 0)
     verify = ("verify", *words, "--replan", "on", "--steps", 6, "--feeds", f"{SCRIPT}:feeds", "--fetch", "train")
@@ -78,6 +79,7 @@ def test_a_plan_changes_between_updates_of_several_batches(start, poor):
     assert re.search(r"The plan was changed in [\d.]+ s, ", done.stdout), str(done)
 
 
+@pytest.mark.rotates
 def test_data_random_numbers_hooks_and_checkpoints_go_on_across_a_change(start, poor, tmp_path):
     words = poor(BY_ALL, "data", "resource", 7)
     plain = start(*CLI, "run", *words[:4], SCRIPT, "{}", "data", "resource", 7).finish()

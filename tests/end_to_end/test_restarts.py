@@ -94,6 +94,7 @@ def small_memory(tmp_path):
         subprocess.run(["umount", "-l", str(one)], check=True)
 
 
+@pytest.mark.rotates
 def test_a_memory_folder_without_room_ends_the_job_with_its_name_before_the_first_step(start, tmp_path, small_memory):
     folder = small_memory(32)
     words = ("--memory-dir", folder, SCRIPT.with_name("in_memory.py"), tmp_path / "x.npz", STEPS, "-", 0, 0, 0)

@@ -30,6 +30,7 @@ def counted(start, write):
     return counted
 
 
+@pytest.mark.rotates
 @pytest.mark.parametrize(("workers", "steps"), [(3, 80), pytest.param(4, 200, marks=pytest.mark.slow)])
 def test_what_workers_count_is_exact_and_nobody_waits_for_the_slow_one(counted, workers, steps):
     done = counted("count", workers, steps)

@@ -42,6 +42,7 @@ def test_state_is_restored_saved_assigned_and_read_whole(start, tmp_path, kind):
 
 
 # On servers what is trained so is held against one process by a job of tests/equality.
+@pytest.mark.rotates
 @pytest.mark.parametrize("option", ["HYBRID", pytest.param("PS", marks=pytest.mark.slow)])
 def test_gradients_are_kept_over_several_batches(start, tmp_path, option):
     done = start(*RUN, SCRIPTS / "kept.py", option, tmp_path).finish()
@@ -56,6 +57,7 @@ def test_one_worker_alone_is_traced_while_a_rate_keeps_its_default(start, tmp_pa
     assert len(list((tmp_path / "traces").rglob("run_meta_*"))) == 2
 
 
+@pytest.mark.rotates
 @pytest.mark.parametrize(
     ("other", "told"),
     [("train", "the job stalled: a run that every rank must take part in"), ("gradient_1:0", "Have all workers fetch")],
@@ -68,6 +70,7 @@ def test_workers_that_fetch_other_parts_of_one_message_are_told(start, other, to
 
 # That one seed draws the same again is shown by the first test here too, and that it seeds what the script does not by
 # tests/transform.
+@pytest.mark.rotates
 @pytest.mark.parametrize("kinds", [["reference"], pytest.param(["reference", "resource"], marks=pytest.mark.slow)])
 def test_batches_come_from_pipelines_in_the_graph(start, tmp_path, kinds):
     drawn = []

@@ -57,6 +57,7 @@ def test_a_rank_that_is_late_for_every_step_is_named(start, tmp_path):
     assert [line for line in done.lines(0) if line in text.splitlines()] == text.splitlines(), str(done)
 
 
+@pytest.mark.rotates
 def test_servers_have_rows_and_asynchronous_workers_wait_for_nobody(start, write, tmp_path):
     # The environment asks for the same as the command, and the script has fewer steps than wished.
     wish = {"PARALLAX_TRACE": "traces", "PARALLAX_TRACE_STEPS": "1-9", "PARALLAX_WORKERS": "2"}

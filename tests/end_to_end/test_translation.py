@@ -25,6 +25,7 @@ def scores_of(done):
     return [float(score) for score in re.search(form, done.stdout).groups()]
 
 
+@pytest.mark.rotates
 def test_the_translation_model_learns_and_its_exchange_moves_the_bytes_that_the_plan_predicts(start):
     done = run(start, 2, "--steps", "60", "--batch", "32", *SMALL)
     routes = {line.split()[0]: line for line in done.stdout.splitlines() if "x16" in line or "decoder_" in line}

@@ -22,6 +22,7 @@ def score_of(done):
     return float(re.search(r"analogies ([\d.]+)% \(1,000 questions, [\d,]+ words\)", done.stdout)[1])
 
 
+@pytest.mark.rotates
 def test_word_vectors_are_learned_by_all_to_all_alone(start):
     done = run(start, 2, "--steps", "150", "--width", "16", "--batch", "256")
     routes = re.findall(r"^(words|contexts) +sparse .* alltoall ", done.stdout, re.MULTILINE)

@@ -42,7 +42,6 @@ OF_EACH_BATCH = (
 """A gradient of the first is computed after another's update; the next two draw a sample for every batch; the others
 need a gradient of all batches within each, or keep gradients themselves."""
 IN_SHORT = (
-    "Adam, clipped, resource, ps by fronts",
     "Adam, clipped, resource, ps by fronts as bfloat16",
     "chained, resource, ps by fronts",
     "Adam, clipped, resource, alltoall over 3",
@@ -81,31 +80,19 @@ PLAIN_ROUTES = (
 IN_JOBS = (
     "moving averages",
     "positions, mixed",
-    "unique, masked",
+    "chained",
     "sampled softmax",
     "partitioned, mod",
-    "conditional",
-    "loop",
-    "alternating, other",
-    "chained",
-    "several tables",
-    "tied",
     "if all finite",
-    "every second step, old",
-    "momentum by hand",
-    "update in a function",
-    "adversaries",
     "sharpness-aware",
+    "conditional",
 )
-"""The graphs that are trained in a job too: of each kind of exchange, and of each order of reads and writes."""
-BOTH_WAYS_IN_JOBS = ("sampled softmax", "partitioned, mod", "several tables", "chained")
-"""Of these both with servers and without, as they have several exchanges; of the others one way, by turns."""
+"""The graphs that a job of the test command trains: each exchange and order of reads and writes; `-m slow` has all."""
+BOTH_WAYS_IN_JOBS = ("sampled softmax",)
+"""Trained with servers and without, for its several exchanges; of the others one way, by turns."""
 KEPT_IN_JOBS = (
     "Adam, clipped, resource, alltoall over 3",
-    "Momentum, clipped, resource, allgather over 2",
-    "Ftrl, clipped, resource, allreduce over 3",
     "bags, clipped, reference, unequal by host over 2",
-    "Adam, clipped, resource, ps over 3",
     "positions, resource, hybrid ps over 2",
 )
 """The same of kept gradients."""

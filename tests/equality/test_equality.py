@@ -78,14 +78,27 @@ TO_SERVERS = " ps as "
 ONCE, ONCE_ALONE = "optimizers once", "optimizers once without servers"
 OF_JOBS = "models in jobs"
 # Every job costs more than most of its cases: those of some workers are in as few as can be.
-ONE = Job(1, 2, (f"{ONCE_ALONE}:Adagrad|Adam", f"{ONCE}:Adagrad|Adam"))
+ONE = slow(1, 2, (f"{ONCE_ALONE}:Adagrad|Adam", f"{ONCE}:Adagrad|Adam"))
 TWO = Job(2, 2, (f"{OF_JOBS} without servers", OF_JOBS, "kept in jobs", "kept in jobs without servers"))
-# One of each way to update: rows added, one slot, moments of which all decay, several slots. The exchanges are the same
-# for all others, which are trained in memory.
-UPDATES = "GradientDescent|Momentum|Adam|Ftrl"
-TWO_ON_ONE_SERVER = Job(
-    2, 1, (f"{ONCE}:{UPDATES}", f"wire:{TO_SERVERS}", "wire without servers", f"{ONCE_ALONE}:{UPDATES}")
+# Each type on each route once; several exchanges by the last. Other pairs of type and route are for `-m slow`.
+ROUNDED = "Adagrad, clipped, resource, a"
+HALF_BY_ROUTE = "|".join(
+    (
+        f"{ROUNDED}lltoall as bfloat16",
+        f"{ROUNDED}llgather as float16",
+        f"{ROUNDED}llreduce as bfloat16",
+        "sampled softmax, resource, alltoall as float16",
+    )
 )
+HALF_TO_SERVERS = "resource, ps as bfloat16|resource, hybrid ps as float16"
+# Several slots, and moments that all decay: exchanges are the same for all others, which are trained in memory.
+TWO_ON_ONE_SERVER = Job(
+    2, 1, (f"{ONCE}:Ftrl, |LazyAdam", f"wire:{HALF_TO_SERVERS}", f"wire without servers:{HALF_BY_ROUTE}")
+)
+ALL_WIRES = slow(2, 1, (f"wire:{TO_SERVERS}", "wire without servers"))
+# One of each way to update: rows added, one slot, moments of which all decay, several slots.
+UPDATES = "GradientDescent|Momentum|Adam|Ftrl"
+ALL_UPDATES = slow(2, 1, (f"{ONCE}:{UPDATES}", f"{ONCE_ALONE}:{UPDATES}"))
 # All that these leave out.
 ON_WORKERS = [slow(workers, 0, ("optimizers",)) for workers in (1, 2, 4)]
 GRAPHS = [slow(2, 0, ("models:resource",)), slow(2, 0, ("models:reference",))]
@@ -94,7 +107,7 @@ KEPT = [slow(2, 0, ("kept in short",)), slow(2, 2, ("kept in short",))]
 GRID = [slow(workers, servers, (f"optimizers:{ON_SERVERS}",)) for workers in (1, 2, 4) for servers in (1, 2, 3)]
 
 # Three workers share rows unevenly, or some own more of them: the short cases have several tables in an exchange.
-SHORT_SHARED = "several tables, resource|several tables, reference, alltoall"
+SHORT_SHARED = "several tables, resource, alltoall|several tables, reference, alltoall"
 SHORT_OWNED = ["Adam, clipped, resource, unequal owners", "partitioned, mod, resource, unequal owners"]
 FRONTS = ("fronts in short", "kept by fronts in short")
 THREE = Job(
@@ -104,7 +117,6 @@ THREE = Job(
         f"models without servers:{SHORT_SHARED}",
         f"owners:{'|'.join(SHORT_OWNED)}",
         *FRONTS,
-        f"{ONCE_ALONE}:Adam, ",
     ),
 )
 MORE_SHARED = ("several tables", "bags, clipped", "partitioned, mod", "moving averages", "two losses")
@@ -173,8 +185,7 @@ def check_as_sent(case: str, result: dict[str, Any]) -> None:
 @trained_by(
     {
         ONE: names_of(ONE, ONCE_ALONE),
-        TWO_ON_ONE_SERVER: names_of(TWO_ON_ONE_SERVER, ONCE_ALONE),
-        THREE: names_of(THREE, ONCE_ALONE),
+        ALL_UPDATES: names_of(ALL_UPDATES, ONCE_ALONE),
         **{job: names_of(job, "optimizers") for job in ON_WORKERS},
     }
 )
@@ -199,6 +210,7 @@ def test_three_workers_that_share_rows_unevenly_equal_one_process(results: Any, 
 ON_GRID = {
     ONE: names_of(ONE, ONCE),
     TWO_ON_ONE_SERVER: names_of(TWO_ON_ONE_SERVER, ONCE),
+    ALL_UPDATES: names_of(ALL_UPDATES, ONCE),
     **dict.fromkeys(GRID, names("optimizers", ON_SERVERS)),
 }
 
@@ -213,12 +225,12 @@ def test_every_optimizer_on_servers_equals_one_process(results: Any, case: str, 
     assert {name: found["routes"][name] for name in trained} == trained
 
 
-@trained_by({TWO_ON_ONE_SERVER: [c.name for c in cases("wire")]})
+@trained_by({job: names_of(job, "wire without servers") for job in (TWO_ON_ONE_SERVER, ALL_WIRES)})
 def test_half_precision_on_the_wire_is_one_process_but_for_its_rounding(results: Any, case: str, job: Job) -> None:
     check_rounded(case, results(job)[case])
 
 
-@trained_by({TWO_ON_ONE_SERVER: names("wire", TO_SERVERS)})
+@trained_by({job: names_of(job, "wire") for job in (TWO_ON_ONE_SERVER, ALL_WIRES)})
 def test_half_precision_to_servers_is_one_process_but_for_its_rounding(results: Any, case: str, job: Job) -> None:
     check_rounded(case, results(job)[case])
 

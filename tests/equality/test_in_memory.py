@@ -38,8 +38,8 @@ class Workers(NamedTuple):
 def trained_by(parts: int, *all_workers: Workers, but: str = "over all routes") -> list[Any]:
     """The cases of all, as parameters, in so many parts with each its share of the graphs.
 
-    A graph, which is built once for as many workers, has its cases one after the other. Tests of a part are a group
-    (tests/conftest.py).
+    A graph, which is built once for as many workers, has its cases one after the other, and all on one day. Tests of a
+    part are a group (tests/conftest.py).
     """
     by_graph: dict[str, list[tuple[Workers, Case]]] = {}
     for workers in all_workers:
@@ -49,7 +49,12 @@ def trained_by(parts: int, *all_workers: Workers, but: str = "over all routes") 
     what = " and ".join(dict.fromkeys(f"{one.workers} workers in memory, {one.section}" for one in all_workers))
     numbered = sorted(enumerate(by_graph.values()), key=lambda one: one[0] % parts)
     return [
-        pytest.param(workers, case, id=f"<{what}, part {number % parts}>-{case.name}")
+        pytest.param(
+            workers,
+            case,
+            id=f"<{what}, part {number % parts}>-{case.name}",
+            marks=pytest.mark.rotates(with_=case.graph),
+        )
         for number, of_graph in numbered
         for workers, case in of_graph
     ]
@@ -193,7 +198,7 @@ def test_every_optimizer_on_servers_equals_one_process(equal: Any, workers: Work
     ("workers", "case"),
     [
         p
-        for n in (1, 2, 4)  # of a single worker the test command trains some in a job (test_equality.py)
+        for n in (1, 2, 4)
         for section in ("optimizers", "kept optimizers")
         for p in trained_by(4, Workers(n, 0, section), but=" by host")
     ],

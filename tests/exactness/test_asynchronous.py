@@ -124,6 +124,7 @@ def by_one_of_two(graph, op, rank, feeds):
         return dict(zip(reads, job.run_alone(rank, list(reads.values()), {}), strict=True))
 
 
+@pytest.mark.rotates
 @pytest.mark.parametrize("rank", [0, 1])
 @pytest.mark.parametrize("case", CASES)
 def test_a_workers_steps_are_one_process_on_its_batches(case, rank):

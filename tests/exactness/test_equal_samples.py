@@ -44,6 +44,7 @@ def outcome(text: str, route: str) -> tuple[str, str]:
     return found.kind, found.message
 
 
+@pytest.mark.rotates
 @pytest.mark.parametrize("case", EQUAL)
 @pytest.mark.parametrize("route", ["alltoall", "allgather", "allreduce"])
 def test_equal_samples_dealt_out_to_the_parts_of_a_table_are_there_once(case: str, route: str) -> None:

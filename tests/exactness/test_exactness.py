@@ -38,8 +38,8 @@ PLAIN = Program(
 )
 
 
-GRAPHS, QUICK, GROUP = 300, 180, 30
-"""A group, which is one test, takes about 12 s of processor. Those after QUICK are for `-m slow`, and
+GRAPHS, QUICK, GROUP = 300, 60, 20
+"""A group, which is one test, takes some 10 s of processor. Those after QUICK are for `-m slow`, and
 `python -m ops.exactness` tries more.
 """
 ONE_ROUTE = Trials(1, workers=None, routes="one", claims=False)

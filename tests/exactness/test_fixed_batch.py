@@ -110,6 +110,7 @@ def is_told(found: Outcome) -> bool:
     return any("is taken for a mean" in note for note in found.notes)
 
 
+@pytest.mark.rotates
 @pytest.mark.parametrize("case", EQUAL)
 def test_constant_ids_of_every_example_are_told_from_those_of_all(case: str) -> None:
     found = outcome(EQUAL[case], "hybrid")
@@ -243,6 +244,7 @@ OPENED = {
 """Programs of which the batch is opened, from `ids`, `bags`, `y`, `emb` and `w` to `train`."""
 
 
+@pytest.mark.rotates
 @pytest.mark.parametrize("case", OPENED)
 def test_what_a_script_asks_of_autodiff_is_asked_again(case: str) -> None:
     text = textwrap.dedent(OPENED[case]).strip()

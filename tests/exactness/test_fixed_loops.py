@@ -112,6 +112,7 @@ STAY_CLOSED = ("a function in a loop",)
 """With functional loops: a call in the body of a function is none of the ops that are looked at."""
 
 
+@pytest.mark.rotates
 @pytest.mark.parametrize("features", FEATURES)
 def test_loops_of_the_old_style_are_opened(features: str) -> None:
     source = source_of(FEATURES[features], is_old=True)
@@ -120,6 +121,7 @@ def test_loops_of_the_old_style_are_opened(features: str) -> None:
     assert (found.kind, found.message) == ("equal", "")
 
 
+@pytest.mark.rotates
 @pytest.mark.parametrize("features", [one for one in FEATURES if one not in STAY_CLOSED])
 def test_functional_loops_are_opened(features: str) -> None:
     source = source_of(FEATURES[features], is_old=False)

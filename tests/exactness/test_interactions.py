@@ -297,12 +297,14 @@ def outcome_of(loss: Loss, rows_of_first: int = ROWS) -> Outcome:
     return tried(build, feeds, rows=rows_of_first)
 
 
+@pytest.mark.rotates
 @pytest.mark.parametrize("case", MEET)
 def test_examples_that_meet_are_those_of_the_global_batch(case: str) -> None:
     found = outcome_of(MEET[case])
     assert (found.kind, found.message) == ("equal", "")
 
 
+@pytest.mark.rotates
 @pytest.mark.parametrize("case", APART)
 def test_examples_that_stay_apart_are_gathered_nowhere_but_at_ops_that_take_them_whole(case: str) -> None:
     found = outcome_of(APART[case])

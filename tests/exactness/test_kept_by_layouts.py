@@ -52,6 +52,7 @@ def one_process(loss, optimizer, clip):
             return {v.name: session.run(v) for v in graph.get_collection("variables")}
 
 
+@pytest.mark.rotates
 @pytest.mark.parametrize("route", ["alltoall", "allgather", "allreduce", "ps"])
 @pytest.mark.parametrize("optimizer, clip", [("Adagrad", True), ("Momentum", False)])
 @pytest.mark.parametrize("loss", [plain, normalized, contrastive])

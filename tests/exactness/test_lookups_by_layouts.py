@@ -81,6 +81,7 @@ CASES = {
 }
 
 
+@pytest.mark.rotates
 @pytest.mark.parametrize("case", CASES)
 def test_examples_of_lookups_stay_with_their_worker(case: str) -> None:
     source = CASES[case].source()

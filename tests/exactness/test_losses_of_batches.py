@@ -233,6 +233,7 @@ BY_NAME = {"curved": CURVED, "masked": MASKED, "of targets": OF_TARGETS}
 AT_ONCE = 11
 
 
+@pytest.mark.rotates
 @pytest.mark.parametrize(
     ("kind", "first"), [(kind, first) for kind, losses in BY_NAME.items() for first in range(0, len(losses), AT_ONCE)]
 )

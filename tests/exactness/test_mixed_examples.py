@@ -42,11 +42,13 @@ def outcome(**options: str) -> Outcome:
     return try_program(program_of(**options).source(), ROUTES, layouts=True)[ROUTES[0]]
 
 
+@pytest.mark.rotates
 @pytest.mark.parametrize("feature", FEATURES)
 def test_features_of_all_examples_are_one_process_s(feature: str) -> None:
     assert outcome(feature=feature).kind == "equal"
 
 
+@pytest.mark.rotates
 @pytest.mark.parametrize("loss", LOSSES)
 def test_losses_of_all_examples_are_one_process_s(loss: str) -> None:
     assert outcome(loss=loss).kind == "equal"

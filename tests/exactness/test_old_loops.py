@@ -118,6 +118,7 @@ FEATURES = {
 }
 
 
+@pytest.mark.rotates
 @pytest.mark.parametrize("case", FEATURES)
 def test_loops_of_unequal_shares_are_one_process_s(case: str) -> None:
     outcome = try_program(program_of(FEATURES[case]).source(), [ROUTE], layouts=True)[ROUTE]

@@ -105,6 +105,7 @@ GATHERING = {
 """Case of APART -> the op that takes tensors of the global batch all the same: no rule follows examples through it."""
 
 
+@pytest.mark.rotates
 @pytest.mark.parametrize("case", [*APART, *MEET])
 def test_elements_are_added_up_by_the_examples_of_the_global_batch(case: str) -> None:
     found = outcome_of({**APART, **MEET}[case])

@@ -123,6 +123,7 @@ GATHERED = {
 }
 
 
+@pytest.mark.rotates
 @pytest.mark.parametrize("case", KEPT)
 def test_bags_and_distinct_ids_stay_with_their_worker(case: str) -> None:
     source = program_of(*KEPT[case]).source()
@@ -131,6 +132,7 @@ def test_bags_and_distinct_ids_stay_with_their_worker(case: str) -> None:
     assert try_program(source, ["alltoall"], layouts=True)["alltoall"].kind == "equal"
 
 
+@pytest.mark.rotates
 @pytest.mark.parametrize("case", GATHERED)
 def test_what_depends_on_all_distinct_ids_has_those_of_the_global_batch(case: str) -> None:
     source = program_of(*GATHERED[case]).source()
@@ -252,6 +254,7 @@ def normalized_within_a_mask(table: Any, ids: Any, y: Any) -> Any:
     return (rows - mean) / tf.sqrt(variance + 0.1) + rows
 
 
+@pytest.mark.rotates
 @pytest.mark.parametrize(
     "program",
     [

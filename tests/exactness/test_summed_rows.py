@@ -27,6 +27,7 @@ def one_process(loss, optimizer, clip, factor):
             return {v.name: session.run(v) for v in graph.get_collection("variables")}
 
 
+@pytest.mark.rotates
 @pytest.mark.parametrize("average", [True, False])
 @pytest.mark.parametrize("route", ["alltoall", "allgather", "allreduce", "ps"])
 @pytest.mark.parametrize("loss, optimizer, clip", [(plain, "Adagrad", True), (contrastive, "Momentum", False)])

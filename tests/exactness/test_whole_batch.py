@@ -105,6 +105,7 @@ def _dedented(text: str) -> list[str]:
     return [line[indent:] for line in lines]
 
 
+@pytest.mark.rotates
 @pytest.mark.parametrize("case", WHOLE | OF_ALL_EXAMPLES)
 def test_what_is_computed_from_the_batch_is_computed_from_the_global_batch(case: str) -> None:
     assert outcome((WHOLE | OF_ALL_EXAMPLES)[case], True, "hybrid") == ("equal", "")

@@ -36,6 +36,7 @@ with tf.Graph().as_default():
 """
 
 
+@pytest.mark.rotates
 def test_a_strangers_session_gets_nothing_and_the_job_does_not_mind(tmp_path):
     if not Path(this_launcher().preload_library).is_file():
         pytest.skip("this environment has no libparallax_preload.so: `make install`")

@@ -34,6 +34,7 @@ def test_a_custom_loop_on_two_workers_is_one_process(start, tmp_path):
     check(custom_loop.trained("sgd", tf.function), tmp_path / "out.npz")
 
 
+@pytest.mark.rotates
 def test_a_loss_of_the_global_batch_on_two_workers_is_one_process(start, tmp_path):
     done = start("-m", "parallax.cli", "run", "--workers", 2, SCRIPTS / "global_batch.py", "out.npz").finish()
     assert done.status == 0, done
@@ -48,6 +49,7 @@ def test_a_loop_of_train_on_batch_after_a_fit_is_one_process(start, tmp_path):
     assert (tmp_path / "trained.weights.h5").stat().st_size == (tmp_path / "plain.weights.h5").stat().st_size
 
 
+@pytest.mark.rotates
 def test_a_function_of_a_notebook_gives_a_trained_model(tmp_path):
     program = (SCRIPTS / "notebook.py").read_text(encoding="utf-8")  # as a notebook's cells, it is no file to workers
     words = [sys.executable, "-"]
@@ -55,6 +57,7 @@ def test_a_function_of_a_notebook_gives_a_trained_model(tmp_path):
     assert done.returncode == 0 and done.stdout.endswith("equal\n"), (done.stdout, done.stderr)
 
 
+@pytest.mark.rotates
 def test_a_fit_of_tf_keras_after_a_plain_one_on_two_workers_is_one_process(start, tmp_path):
     done = start(SCRIPTS / "legacy_fit.py", PARALLAX_WORKERS="2").finish()
     assert done.status == 0, done
@@ -73,6 +76,7 @@ def test_steps_of_functions_and_models_in_turn_are_one_process(start, workers):
     assert done.stdout.count("BEFORE") == done.stdout.count("REFUSED") == 1 and GOES_ON in done.stderr, done
 
 
+@pytest.mark.rotates
 @pytest.mark.new_workers  # they are found below the script
 def test_a_loop_whose_workers_fail_goes_on_where_it_was(start):
     words = ("--workers", 2, "--max-restarts", 1, SCRIPTS / "steps_in_turn.py", "restarts")
@@ -84,6 +88,7 @@ def test_a_loop_whose_workers_fail_goes_on_where_it_was(start):
     assert max(parts.values()) <= 1e-5, parts
 
 
+@pytest.mark.rotates
 @pytest.mark.new_workers
 def test_a_worker_that_is_killed_between_steps_ends_the_loop_with_an_exception(start):
     done = start(*CLI, "run", "--workers", 2, SCRIPTS / "steps_in_turn.py", "killed").finish(240)
@@ -91,6 +96,7 @@ def test_a_worker_that_is_killed_between_steps_ends_the_loop_with_an_exception(s
     assert done.status == 0 and "2 weights" not in done.stdout, done
 
 
+@pytest.mark.rotates
 @pytest.mark.new_workers
 @pytest.mark.parametrize("words", [(*CLI, "run", "--workers", 2), ()])
 def test_a_failure_after_the_last_step_is_the_status_of_the_script(start, words):

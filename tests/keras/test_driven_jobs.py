@@ -25,6 +25,7 @@ def test_a_script_runs_once_around_its_fits(start, tmp_path, workers):  # noqa: 
     assert done.stdout.count("BEFORE") == 1
 
 
+@pytest.mark.rotates
 @pytest.mark.new_workers  # they are found below the script
 def test_a_worker_that_is_killed_ends_the_fit_with_the_status_of_its_job(start, tmp_path):  # noqa: F811
     done = start(*CLI, "run", "--workers", 2, SCRIPTS / "fit_once.py", "killed", tmp_path).finish(240)
@@ -32,6 +33,7 @@ def test_a_worker_that_is_killed_ends_the_fit_with_the_status_of_its_job(start, 
     assert "FAILED 137, and 3 weights are left" in done.stdout, done
 
 
+@pytest.mark.rotates
 @pytest.mark.new_workers
 @pytest.mark.parametrize(
     ("kind", "others"),

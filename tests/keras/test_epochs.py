@@ -84,6 +84,7 @@ def batches_of(kind, at_once=1, first_epoch=0, first_batch=0):
     return found
 
 
+@pytest.mark.rotates
 @pytest.mark.parametrize("at_once", [1, 2])
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_batches_that_are_left_are_those_that_would_have_come(kind, at_once):

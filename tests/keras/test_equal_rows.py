@@ -86,6 +86,7 @@ def fitted(make, optimizer, train):
     return model, train(model, IDS, Y, batch_size=5, epochs=2, verbose=0).history
 
 
+@pytest.mark.rotates
 @pytest.mark.parametrize(
     ("make", "optimizer"),
     [

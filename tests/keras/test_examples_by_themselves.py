@@ -88,6 +88,7 @@ def check(model, loss, x, are_gathered=False):
     assert bool(notes) == are_gathered, notes
 
 
+@pytest.mark.rotates
 @pytest.mark.parametrize("name", LOSSES)
 def test_a_loss_of_each_example_gathers_nothing(name):
     check(dense, LOSSES[name], X)

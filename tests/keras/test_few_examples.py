@@ -51,6 +51,7 @@ class Positions(layers.Layer):
         return self.tokens(ids) + self.positions(ops.arange(0, ops.shape(ids)[-1], 1))
 
 
+@pytest.mark.rotates
 @pytest.mark.parametrize(
     ("body", "inputs"),
     [
@@ -89,6 +90,7 @@ def test_gradient_rows_of_a_stand_in_reach_no_update():
     check(make, (4,))
 
 
+@pytest.mark.rotates
 @pytest.mark.parametrize(
     ("loss", "outputs", "y"),
     [

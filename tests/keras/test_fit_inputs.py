@@ -95,6 +95,7 @@ INPUTS = {
 }
 
 
+@pytest.mark.rotates
 @pytest.mark.parametrize("kind", INPUTS)
 def test_input_of_any_kind_is_read_as_by_plain_keras(kind):
     def make(train):

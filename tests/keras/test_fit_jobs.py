@@ -76,6 +76,7 @@ def test_a_step_that_calls_python_code_is_run_by_workers_that_have_the_function(
     assert max(parts.values()) <= 1e-6, parts
 
 
+@pytest.mark.rotates
 def test_hooks_of_the_script_run_on_the_workers_and_first_steps_are_verified(start):  # noqa: F811
     words = ("--workers", 2, "--verify-first", 2, SCRIPTS / "fit_with_hooks.py")
     done = start(*CLI, "run", *words).finish(240)
@@ -91,6 +92,7 @@ def test_hooks_that_cannot_be_sent_are_refused(start):  # noqa: F811
     assert done.status == 1 and "Workers are sent hooks, which must be picklable" in done.stderr, done
 
 
+@pytest.mark.rotates
 @pytest.mark.new_workers  # they are found below the script
 @pytest.mark.parametrize("victim", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_a_fit_whose_worker_is_killed_goes_on_from_its_backup_when_it_is_run_again(start, tmp_path, victim):  # noqa: F811
@@ -107,6 +109,7 @@ def test_a_fit_whose_worker_is_killed_goes_on_from_its_backup_when_it_is_run_aga
     assert expected["epochs"] == [2, 3] and max(parts.values()) <= 1e-6, parts
 
 
+@pytest.mark.rotates
 @pytest.mark.new_workers  # they are found below the script
 @pytest.mark.parametrize(
     ("kind", "victim"),
@@ -134,6 +137,7 @@ def test_a_fit_whose_workers_fail_goes_on_where_it_was(start, tmp_path, kind, vi
     assert max(parts.values()) <= 1e-6, parts
 
 
+@pytest.mark.rotates
 @pytest.mark.new_workers  # they are found below the script
 def test_a_fit_of_which_too_much_would_be_kept_says_so_and_ends_with_its_workers(start, tmp_path):  # noqa: F811
     words = ("--workers", 2, "--max-restarts", 1, SCRIPTS / "fit_that_is_killed.py", tmp_path, "full", 0)
@@ -141,6 +145,7 @@ def test_a_fit_of_which_too_much_would_be_kept_says_so_and_ends_with_its_workers
     assert done.status == 137 and KEPT_TOO_MUCH in done.stderr and "FOUND" not in done.stdout, done
 
 
+@pytest.mark.rotates
 @pytest.mark.parametrize(
     ("kind", "workers"), [("arrays", 2), *(pytest.param(k, 3, marks=pytest.mark.slow) for k in CHECKPOINTED)]
 )
@@ -165,6 +170,7 @@ def test_a_script_that_is_killed_goes_on_within_the_epoch_of_its_checkpoint(star
     assert max(parts.values()) <= 1e-6, parts
 
 
+@pytest.mark.rotates
 def test_a_script_that_is_killed_before_its_first_checkpoint_begins_anew(start, tmp_path):  # noqa: F811
     script, here, plain = SCRIPTS / "fit_with_checkpoints.py", tmp_path / "here", tmp_path / "plain"
     here.mkdir()
@@ -179,6 +185,7 @@ def test_a_script_that_is_killed_before_its_first_checkpoint_begins_anew(start, 
     assert max(parts.values()) <= 1e-6, parts
 
 
+@pytest.mark.rotates
 def test_a_fit_that_is_preempted_saves_and_goes_on_within_its_epoch(start, tmp_path):  # noqa: F811
     script, here, plain = SCRIPTS / "fit_with_checkpoints.py", tmp_path / "here", tmp_path / "plain"
     here.mkdir()
@@ -199,6 +206,7 @@ NAMED = {
 }
 
 
+@pytest.mark.rotates
 @pytest.mark.parametrize("kind", ["callback", "step"])
 def test_a_job_ends_with_what_failed_on_a_worker(start, kind):  # noqa: F811
     done = start(*CLI, "run", "--workers", 2, SCRIPTS / "fit_that_fails.py", kind).finish()

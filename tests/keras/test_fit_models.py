@@ -88,6 +88,7 @@ class Custom(keras.Model):
 MODELS = {"functional": functional, "sequential": sequential, "subclassed": Subclassed, "nested": nested}
 
 
+@pytest.mark.rotates
 @pytest.mark.parametrize("kind", [*MODELS, "frozen"])
 def test_a_model_of_any_kind_is_trained_as_by_plain_keras(kind):
     def make(train):
@@ -152,6 +153,7 @@ def _schedule():
     return keras.optimizers.schedules.CosineDecay(0.1, 8)
 
 
+@pytest.mark.rotates
 @pytest.mark.parametrize(
     "optimizer",
     [

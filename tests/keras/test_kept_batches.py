@@ -27,6 +27,7 @@ def fitted(model, optimizer, x, batch_size, **options):
     return make
 
 
+@pytest.mark.rotates
 @pytest.mark.parametrize("servers, run_option", [(0, None), (2, "PS")])
 @pytest.mark.parametrize("optimizer", [keras.optimizers.SGD, keras.optimizers.Adam])
 @pytest.mark.parametrize("model, x", [(functools.partial(dense, 1), FEATURES), (positions, IDS)])

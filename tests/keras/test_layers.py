@@ -129,6 +129,7 @@ def params():
     ]
 
 
+@pytest.mark.rotates
 @pytest.mark.parametrize(("case", "cuts"), params())
 def test_a_layer_on_workers_is_that_of_one_process(case, cuts) -> None:
     build, x, y, routes = case

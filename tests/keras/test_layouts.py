@@ -148,6 +148,7 @@ LOSSES = {
 }
 
 
+@pytest.mark.rotates
 @pytest.mark.parametrize("name", LOSSES)
 def test_a_loss_of_the_global_batch_is_the_one_process_s(name):
     model, loss = LOSSES[name]
@@ -158,6 +159,7 @@ def test_triplets_of_all_pairs_are_those_of_the_global_batch():
     check(fitted(dense, triplets, y=CLASSES[:, None].astype("f")), size=3)
 
 
+@pytest.mark.rotates
 @pytest.mark.parametrize("size", [2, 3])
 def test_batch_statistics_and_moving_averages_are_those_of_the_global_batch(size):
     check(fitted(normalized, "mse", metrics=["mae"], held_out=True), size)
@@ -165,6 +167,7 @@ def test_batch_statistics_and_moving_averages_are_those_of_the_global_batch(size
     check(fitted(normalized_table, "binary_crossentropy", IDS, y, 0.01, optimizer=adam, metrics=["AUC"]), size)
 
 
+@pytest.mark.rotates
 @pytest.mark.parametrize("size", [2, 4])
 @pytest.mark.parametrize(
     "model, loss, x",
@@ -196,6 +199,7 @@ def test_convolutions_are_normalized_over_the_global_batch():
     check(fitted(normalized_images, CROSS_ENTROPY, IMAGES, CLASSES, metrics=["accuracy"]))
 
 
+@pytest.mark.rotates
 @pytest.mark.parametrize("model", [positions, recurrent, recurrent_twice])
 def test_tables_take_the_sum_of_the_global_batch(model):
     check(fitted(model, "mse", IDS))

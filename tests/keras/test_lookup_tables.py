@@ -69,6 +69,7 @@ def vectorization():
     return layers.TextVectorization(vocabulary=WORDS, output_sequence_length=4)
 
 
+@pytest.mark.rotates
 @pytest.mark.parametrize("kind", MODELS)
 def test_a_model_with_a_table_trains_and_evaluates_as_in_keras(kind):
     def make(train):

@@ -202,6 +202,7 @@ def params():
     ]
 
 
+@pytest.mark.rotates
 @pytest.mark.parametrize(("case", "rows"), params())
 def test_uneven_workers_train_and_evaluate_as_keras_does(case, rows) -> None:
     build, kinds = case

@@ -145,6 +145,7 @@ def check(found: Trained, tolerance: float = TOLERANCE) -> None:
     assert {name: d for name, d in found.differences.items() if not d <= tolerance} == {}
 
 
+@pytest.mark.rotates
 @pytest.mark.parametrize(
     "name", [pytest.param(n, marks=pytest.mark.slow if n in SET and n not in IN_SHORT else ()) for n in APART]
 )
@@ -155,6 +156,7 @@ def test_a_table_and_its_slots_have_owners_and_end_as_in_plain_keras(name: str) 
     assert spelled(found.members) == spelled(MEMBERS.get(name, found.members))
 
 
+@pytest.mark.rotates
 @pytest.mark.parametrize(
     "name", [pytest.param(n, marks=() if n in MERGED_IN_SHORT else pytest.mark.slow) for n in EVERY]
 )

@@ -91,6 +91,7 @@ class OwnStep(keras.Model):
         return {"loss": self.losses_seen.result(), "last": loss}
 
 
+@pytest.mark.rotates
 @pytest.mark.parametrize("loss", LOSSES)
 def test_a_loss_of_the_whole_batch_is_plain_keras_s(loss):
     def make(train):

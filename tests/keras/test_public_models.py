@@ -407,6 +407,7 @@ def script(name):
     return make
 
 
+@pytest.mark.rotates
 @pytest.mark.parametrize("size", [2, pytest.param(3, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", MODELS)
 def test_a_published_model_comes_to_what_plain_keras_comes_to(name, size):
@@ -416,6 +417,7 @@ def test_a_published_model_comes_to_what_plain_keras_comes_to(name, size):
     assert max(parts.values()) <= MOST, (parts, found["found"], plain["found"])
 
 
+@pytest.mark.rotates
 @pytest.mark.parametrize("name", MODELS)
 def test_a_published_model_gathers_nothing(name):
     model, x, y, *_ = MODELS[name]()

@@ -96,6 +96,7 @@ def notes(made):
     return [one for one in plan_of_fit(model, data, layouts=True).notes if "all-gathered" in one]
 
 
+@pytest.mark.rotates
 @pytest.mark.parametrize("name", [*FILLED, *OTHERS])
 def test_rows_of_ragged_texts_are_those_of_the_global_batch(name):
     texts = FULL if name in ("means", "maxima") else TEXTS  # of no words there are none

@@ -6,6 +6,7 @@ from tests.end_to_end.conftest import CLI, start, warm_server, warm_workers  # n
 from tests.keras.test_fit_jobs import SCRIPTS, differences, found_in
 
 
+@pytest.mark.rotates
 def test_large_tables_stay_with_their_owners_and_in_files(start, tmp_path):  # noqa: F811
     script = SCRIPTS / "fit_large.py"
     running = start(*CLI, "run", "--workers", 2, script, tmp_path / "tables")

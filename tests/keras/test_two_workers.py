@@ -451,6 +451,7 @@ OF_PARTS = {
 }
 
 
+@pytest.mark.rotates
 @pytest.mark.parametrize("case", OF_PARTS)
 def test_what_is_logged_beside_a_loss_leaves_its_gradient_alone(case):
     def make(train):
@@ -597,6 +598,7 @@ class Chooses(keras.Model):
         return {"loss": loss}
 
 
+@pytest.mark.rotates
 @pytest.mark.parametrize("case", CHOICES)
 def test_a_loss_may_be_another_one_by_what_the_whole_batch_is_like(case):
     def make(train):

@@ -14,6 +14,7 @@ MARGIN = 0.10
 """Headers of Ethernet, IP, TCP and gRPC, and what keeps the workers in step, beside the rows."""
 
 
+@pytest.mark.rotates
 @pytest.mark.parametrize("route", ["alltoall", "ps"])
 def test_the_bytes_that_leave_a_host_are_those_of_the_union_of_its_workers_rows(lab, start, route):
     if route == "ps" and not Path(this_launcher().preload_library).is_file():

@@ -36,6 +36,7 @@ def test_a_slow_host_is_seen_and_the_others_rates_are_not_its_own(uneven, start,
         assert line.samples >= 8 and min(line.base_s, line.per_peer_s, line.byte_s) >= 0, operation
 
 
+@pytest.mark.rotates
 def test_a_host_that_is_down_ends_a_calibration_and_leaves_no_profile(lab, start, tmp_path):
     file = tmp_path / "resource.yaml"
     file.write_text(f'hosts: [host0, host7]\nssh: {{agent: "{lab.agent}"}}\n')

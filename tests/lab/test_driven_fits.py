@@ -33,6 +33,7 @@ def compare(found, expected):
         np.testing.assert_allclose(one, other, atol=1e-5)
 
 
+@pytest.mark.rotates
 def test_a_fit_drives_workers_of_another_host_lets_no_stranger_in_and_survives_a_worker(lab, start, tmp_path):
     file = tmp_path / "resource.yaml"
     file.write_text(f'hosts: [{{address: 10.77.0.2, workers: 2}}]\nssh: {{agent: "{lab.agent}"}}\nports: 20000-20100\n')
@@ -49,6 +50,7 @@ def test_a_fit_drives_workers_of_another_host_lets_no_stranger_in_and_survives_a
     compare(found_in(found), expected)
 
 
+@pytest.mark.rotates
 def test_a_fit_that_loses_a_host_is_planned_for_the_others_and_goes_on(lab, start, tmp_path):
     expected = found_in(start(SCRIPTS / "fit_elsewhere.py", "none", tmp_path, "plain").finish())
     job = start(SCRIPTS / "fit_elsewhere.py", lab.resource_file(1), tmp_path, "elastic")

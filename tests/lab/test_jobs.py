@@ -40,6 +40,7 @@ def test_the_script_of_the_quick_start_runs_on_two_hosts_of_two_workers(lab, sta
     assert all(after[name][0] - before[name][0] > 2_000_000 for name in lab.names)
 
 
+@pytest.mark.rotates
 def test_servers_hold_variables_listen_on_their_hosts_address_only_and_let_no_stranger_in(
     lab, start, needs_library, tmp_path
 ):
@@ -89,6 +90,7 @@ def strangers_come(lab, folder):
     assert not (folder / "written").exists()
 
 
+@pytest.mark.rotates
 def test_a_job_with_servers_ends_well_also_behind_a_proxy_for_the_web(lab, start, needs_library, monkeypatch):
     monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")  # nobody listens there
     resource = lab.resource_file([2, 0], servers=[0, 1])
@@ -122,6 +124,7 @@ def test_ranks_find_their_hosts_gpus_and_the_variables_that_libraries_read(lab, 
     assert job.finish()[0] == 143
 
 
+@pytest.mark.rotates
 @pytest.mark.parametrize(
     ("victim", "status", "words"),
     [
@@ -148,6 +151,7 @@ def test_whoever_is_killed_nothing_is_left_on_any_host(lab, start, victim, statu
     assert (found, words in stderr) == (status, True), str(job)
 
 
+@pytest.mark.rotates
 @pytest.mark.parametrize(
     ("victim", "status", "words"),
     [
@@ -177,6 +181,7 @@ def test_a_host_that_falls_silent_is_named_and_its_processes_end_by_themselves(
     assert (found, words in stderr) == (status, True), str(job)
 
 
+@pytest.mark.rotates
 @pytest.mark.parametrize(
     ("kind", "status", "words"),
     [("waits", 130, "the launcher got SIGINT"), ("raises", 1, "ValueError: no line 4711 in the corpus")],
@@ -230,6 +235,7 @@ exec {lab.agent} "$@"
     assert job.finish()[0] == 143
 
 
+@pytest.mark.rotates
 def test_a_verification_on_several_hosts_is_refused(lab, start, tmp_path):
     script = tmp_path / "train.py"
     script.write_text(TRAIN)

@@ -27,6 +27,7 @@ def silent(lab):
         lab.run_on("host0", ["ip", "neighbour", "delete", one, "dev", "eth0"])
 
 
+@pytest.mark.rotates
 def test_silent_hosts_are_named_after_a_while_and_end_the_start(lab, start, silent, tmp_path):
     script, resource = tmp_path / "train.py", tmp_path / "hosts"
     script.write_text(TRAIN)
