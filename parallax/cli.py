@@ -35,7 +35,7 @@ from parallax.settings.environment import (
     MIN_LOG_LEVEL,
     Role,
     Settings,
-    applied,
+    apply_settings,
     framework_level,
     set_defaults,
     with_equal_hashes,
@@ -94,7 +94,7 @@ def _run_script(arguments: argparse.Namespace) -> int:
     if arguments.script != MODULE and not Path(arguments.script).is_file():
         _say(f"parallax: a script must be a file, and {arguments.script!r} is none.")
         return EXIT_USAGE
-    wanted = _wanted(arguments)
+    wanted = _read_settings(arguments)
     trace_options(wanted.trace, wanted.trace_steps)  # refused before the script
     shown_from = framework_level() if wanted.framework_log is None else wanted.framework_log
     wanted = replace(wanted, framework_log=shown_from)
@@ -127,7 +127,7 @@ def _write_model(arguments: argparse.Namespace, ended: JobEnded) -> int:
     return 0
 
 
-def _wanted(arguments: argparse.Namespace) -> Settings:
+def _read_settings(arguments: argparse.Namespace) -> Settings:
     """What the command line asks of this process."""
     role = {RUN: Role.LAUNCH, CHECKPOINT: Role.EXPORT}.get(arguments.command) or Role(arguments.command)
     given: dict[str, Any] = {"script_seed": drawn_seed()}
@@ -162,7 +162,7 @@ def _run_here(
     alike = AlikeUntilBuilt(wanted.script_seed or drawn_seed())
     before, path = sys.argv, sys.path[0]
     try:
-        with applied(wanted), local_training_noticed(wanted.role, arguments.command, _say):
+        with apply_settings(wanted), local_training_noticed(wanted.role, arguments.command, _say):
             run_script(words)
     except JobEnded as ended:
         return finish(ended)

@@ -24,7 +24,7 @@ from parallax.runtime.worker.random_state import drawn_seed
 from parallax.settings import checked
 from parallax.settings.config import Config, moot_settings
 from parallax.settings.environment import Settings, settings
-from parallax.settings.merged import merged
+from parallax.settings.merged import merge_settings
 from parallax.status_line import clear_status
 from parallax.types import Graph
 
@@ -57,7 +57,7 @@ def checked_call(graph: Graph, resource_info: str | Path | None, sync: bool, giv
         raise ConfigError(f"parallax_config must be a parallax.Config, and {config!r} was given.")
     checked.truth("sync", sync)
     wanted = settings()
-    config = merged(replace(config), wanted)  # checked again, and what the script assigns later changes nothing
+    config = merge_settings(replace(config), wanted)  # checked again, and what the script assigns later changes nothing
     return Call(graph, resource_info, sync, config, replace(wanted, compute_dtype=config.compute_dtype))
 
 

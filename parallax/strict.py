@@ -82,7 +82,9 @@ def checked_value(raw: Mapping[str, Any], kind: type[_Value]) -> _Value:
     except msgspec.ValidationError as error:
         message, _, place = str(error).partition(" - at ")
         where = f" at {shown(place.strip('`'))}" if place else ""
-        raise ValueError(f"{message[:1].lower()}{message[1:]}{where}{_received(raw, place.strip('`'))}") from error
+        raise ValueError(
+            f"{message[:1].lower()}{message[1:]}{where}{_describe_received(raw, place.strip('`'))}"
+        ) from error
     except RecursionError as error:
         raise ValueError("its values lie too deep in each other") from error
     return found
@@ -101,7 +103,7 @@ def _refuse_unknown(raw: Any, made: Any, place: str) -> None:
                 _refuse_unknown(value, made[number], f"{place}[{number}]")
 
 
-def _received(raw: Any, place: str) -> str:
+def _describe_received(raw: Any, place: str) -> str:
     """What stands at a place like `$.hosts[0]`; nothing where the place does not say it."""
     for field, number in re.findall(r"\.(\w+)|\[(\d+)\]", place):
         try:

@@ -9,7 +9,7 @@ from parallax import cli
 from parallax.errors import ConfigError
 from parallax.settings.config import Config
 from parallax.settings.environment import Role, Settings, as_variables, is_commanded, settings
-from parallax.settings.merged import merged, options_by_setting
+from parallax.settings.merged import merge_settings, options_by_setting
 from parallax.settings.options import OF_SCRIPTS, RUN, variable_of
 from parallax.settings.parts import ReplanConfig
 
@@ -47,7 +47,7 @@ EXAMPLES = {
 
 
 def parsed(*words):
-    return cli._wanted(cli.command_parser().parse_args([str(word) for word in words]))
+    return cli._read_settings(cli.command_parser().parse_args([str(word) for word in words]))
 
 
 def test_every_option_is_a_setting_and_comes_through_the_environment(monkeypatch):
@@ -73,8 +73,8 @@ def test_every_option_of_a_command_sets_the_setting_of_its_name(command):
 
 def test_what_is_asked_goes_before_the_configuration_in_parts_too():
     config = Config(wire_dtype="bfloat16", plan_file="a.json", seed=3, replan=ReplanConfig("ask", 0.3, 7))
-    assert merged(config, Settings()) == config
-    found = merged(config, Settings(wire_dtype="float16", accumulate_steps=2, replan_steps=9, workers=5))
+    assert merge_settings(config, Settings()) == config
+    found = merge_settings(config, Settings(wire_dtype="float16", accumulate_steps=2, replan_steps=9, workers=5))
     assert found == replace(config, wire_dtype="float16", accumulate_steps=2, replan=ReplanConfig("ask", 0.3, 9))
     assert found.plan_file == Path("a.json") and config.replan.after_steps == 7
 
@@ -86,7 +86,7 @@ def test_settings_of_a_configuration_that_have_options_are_all_merged():
     }:
         if name not in ("workers", "replan"):  # a resource file goes between; a part
             value = EXAMPLES.get(name, f"/{name}")
-            found = getattr(merged(config, Settings(**{name: value})), name)
+            found = getattr(merge_settings(config, Settings(**{name: value})), name)
             assert found == (Path(value) if str(value).startswith("/") else value)
 
 
@@ -106,7 +106,7 @@ def test_a_variable_that_holds_something_else_is_named(monkeypatch, name, text, 
 
 def test_a_word_that_no_configuration_takes_is_refused_with_its_rule():
     with pytest.raises(ConfigError, match="wire_dtype must be one of bfloat16, float16"):
-        merged(Config(), Settings(wire_dtype="float8"))
+        merge_settings(Config(), Settings(wire_dtype="float8"))
 
 
 @pytest.mark.parametrize("command", OF_SCRIPTS)

@@ -33,13 +33,13 @@ from ops.exactness.claims import first_false
 from ops.exactness.runs import SEED, Built, NotFinite, Ran, Watched, one_process, workers
 from ops.exactness.script import Script
 from parallax.analysis.planner import make_plan, part_routes, placements
-from parallax.analysis.propagation.propagate import walked
+from parallax.analysis.propagation.propagate import walk_graph
 from parallax.analysis.stages import Analysed, analyse, feasible, rewrites_of
 from parallax.errors import ParallaxError, PlanError
 from parallax.graph.spec import VariableClass
 from parallax.plans.plan import Plan, PlanConstraints, one_host
 from parallax.plans.rewrites import Rewrites
-from parallax.runtime.verify.claims import watched
+from parallax.runtime.verify.claims import find_watched
 from parallax.transform.building.all_to_all import native_ops
 from parallax.transform.building.editor import Worker
 from parallax.transform.pipeline import transform
@@ -171,7 +171,7 @@ def _subject(source: str | Script, break_on_purpose: Any, claims: bool, layouts:
     except Exception as error:
         return _before_steps(error)
     tries = claims and built.script.is_open
-    seen = tuple(watched(analysed.captured.view, op.name) for op in built.ops) if tries else ()
+    seen = tuple(find_watched(analysed.captured.view, op.name) for op in built.ops) if tries else ()
     if any(seen):
         expected = one_process(built, seen)
     return _Subject(built, expected, analysed, seen, break_on_purpose)
@@ -238,7 +238,7 @@ def _false_claim(subject: _Subject, plan: Plan, found: list[Ran]) -> str:
     if not any(subject.watched):
         return ""
     analysed, spec = subject.analysed, subject.analysed.spec
-    walk = walked(analysed.captured, analysed.sources, part_routes(spec, plan), True, placements(spec, plan))
+    walk = walk_graph(analysed.captured, analysed.sources, part_routes(spec, plan), True, placements(spec, plan))
     tolerance = CLAIM_TOLERANCE_BY_DTYPE[subject.built.computed_in(analysed.captured.view)]
     for step, expected in enumerate(subject.expected.seen):
         claim = first_false(walk, expected, [ran.seen[step] for ran in found], tolerance)

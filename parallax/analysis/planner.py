@@ -74,9 +74,9 @@ def _unknown_times(
         return MEASURE
     if not constraints.synchronous:
         return "only synchronous steps are predicted"
-    from parallax.analysis.search.route_all import unmeasured
+    from parallax.analysis.search.route_all import explain_unmeasured
 
-    return unmeasured(candidates, layout, constraints, measured.cluster)
+    return explain_unmeasured(candidates, layout, constraints, measured.cluster)
 
 
 def _by_rule(spec: GraphSpec, layout: Layout, constraints: PlanConstraints, candidates: list[Candidate]) -> Plan:

@@ -16,7 +16,7 @@ from parallax.analysis.layouts.notes import check_gather_limit, notes_of_kept
 from parallax.analysis.measuring.live_bytes import live_bytes
 from parallax.analysis.planner import make_plan, part_routes, placements, terms_of
 from parallax.analysis.propagation.classify import classify
-from parallax.analysis.propagation.propagate import propagate, walked
+from parallax.analysis.propagation.propagate import propagate, walk_graph
 from parallax.analysis.propagation.walk import NoRule
 from parallax.analysis.reading.capture import Captured, capture
 from parallax.analysis.routes.candidates import rows_by_owner
@@ -162,7 +162,7 @@ def plan_for(
         measured = read_measured(config.cluster_profile, config.model_profile)
         if hosts:
             measured.check_names(hosts)
-        return _planned(feasible(analysed, layout, constraints, measured), analysed, config)
+        return _make_allowed_plan(feasible(analysed, layout, constraints, measured), analysed, config)
     path = Path(config.plan_file)
     plan = read_plan(path)
     plan.check_belongs_to(analysed.spec, layout)
@@ -183,10 +183,10 @@ def plan_for(
         )
     _check_possible(plan, analysed.spec, layout, path)
     plan = _with_owner_rows(plan, analysed.spec)
-    return _planned(plan, analysed, config)
+    return _make_allowed_plan(plan, analysed, config)
 
 
-def _planned(plan: Plan, analysed: Analysed, config: Config) -> Plan:
+def _make_allowed_plan(plan: Plan, analysed: Analysed, config: Config) -> Plan:
     """A plan that can be carried out, within the limits that a user has set."""
     rewrites = rewrites_of(analysed, plan)
     if config.gather_limit is not None:
@@ -283,7 +283,7 @@ def memory_of(
     measured = read_measured(config.cluster_profile, config.model_profile)
     held = held_variables(spec, plan, constraints, measured)
     routes, placed = part_routes(spec, plan), placements(spec, plan)
-    walk = walked(analysed.captured, analysed.sources, routes, placed=placed)
+    walk = walk_graph(analysed.captured, analysed.sources, routes, placed=placed)
     live = live_bytes(
         walk, gradient_bytes(held), touched_rows(spec, constraints, measured), os.cpu_count() or 1, examples
     )

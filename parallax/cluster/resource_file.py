@@ -164,7 +164,7 @@ class _Value:
 
     def error(self, expected: str = "", received: str = "") -> ResourceFileError:
         """What to raise when the value is not what was expected."""
-        return _error(self.file, self.line, self.key, expected or self.expected, received or self._described())
+        return _error(self.file, self.line, self.key, expected or self.expected, received or self._describe())
 
     def fields(self, keys: tuple[Key, ...], otherwise: str = "") -> dict[str, _Value]:
         """The values of a map by key; only `keys` may come, each at most once. `otherwise` is what may stand there."""
@@ -204,7 +204,7 @@ class _Value:
             raise self.error(expected)
         return int(self.node.value)
 
-    def _described(self) -> str:
+    def _describe(self) -> str:
         if isinstance(self.node, yaml.ScalarNode):
             kind = self.node.tag.rpartition(":")[2]
             return {"null": "nothing", "str": repr(self.node.value)}.get(kind, f"{self.node.value} ({kind})")

@@ -67,7 +67,7 @@ def create_num_shards_and_shard_id() -> tuple[Tensor, Tensor]:
         graph = tf.compat.v1.get_default_graph()
         made = graph.get_collection(_COLLECTION)
         if not made:
-            made = [_marked("num_shards", 1, NUM_SHARDS), _marked("shard_id", 0, SHARD_ID)]
+            made = [_mark("num_shards", 1, NUM_SHARDS), _mark("shard_id", 0, SHARD_ID)]
             for tensor in made:
                 graph.add_to_collection(_COLLECTION, tensor)
     num_shards, shard_id = made
@@ -116,7 +116,7 @@ def shard(dataset: Dataset) -> Dataset:
     return dataset_ops.DatasetV1Adapter(shared) if is_older else shared
 
 
-def _marked(name: str, value: int, mark: bytes) -> Tensor:
+def _mark(name: str, value: int, mark: bytes) -> Tensor:
     """A tensor that no shape inference takes for the constant that it is before the transform."""
     constant = tf.constant(value, tf.int64, name=f"{name}/default")
     tensor = tf.raw_ops.PlaceholderWithDefault(input=constant, shape=[], name=name)

@@ -98,7 +98,7 @@ def arguments_of(
     Raises:
         GraphError: an argument is a tensor that has no rows to part, a sparse one, or none that the signature allows.
     """
-    given, wider = (list(args), []) if signature is None else _signed(list(args), list(signature))
+    given, wider = (list(args), []) if signature is None else _apply_signature(list(args), list(signature))
     structure = (given, dict(kwargs))
     flat = tf.nest.flatten(structure)
     tensors, specs, others = [], [], []
@@ -153,7 +153,7 @@ def _form_of(arguments: Arguments) -> Nest:
     return tf.nest.map_structure(_is_tensor, arguments.structure)
 
 
-def _signed(args: list[Argument], signature: list[TypeSpec]) -> tuple[list[Argument], list[TypeSpec]]:
+def _apply_signature(args: list[Argument], signature: list[TypeSpec]) -> tuple[list[Argument], list[TypeSpec]]:
     """The arguments of a call with the tensors that a signature says, and the specs of these, flat."""
     count = len(signature)
     specs = tf.nest.flatten(signature)

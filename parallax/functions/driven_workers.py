@@ -18,7 +18,7 @@ from parallax.functions.serving import END, ReadyWorkers, serve
 from parallax.functions.step_graph import GraphStep, StepGraph
 from parallax.job_beside import CallPlans, JobBeside, JobNeeds, PlannedMessage
 from parallax.logger import log
-from parallax.report.text import counted
+from parallax.report.text import pluralize
 from parallax.runtime.driver_channel import ChannelClosed, DriverConnection, DriverSocket, deferred_interrupts
 from parallax.runtime.launcher.answering import driver_address
 from parallax.runtime.launcher.waiting import let_wait, take_waiting
@@ -114,7 +114,7 @@ class DrivenWorkers:
                     self._open = opened
                 ready = requests.open("resume") if plans is None else requests.open("open", *request)
             saves = config.ckpt_config.ckpt_dir is not None
-            show_status(f"{counted(self.needs.cluster.num_workers, 'worker')} open the session")
+            show_status(f"{pluralize(self.needs.cluster.num_workers, 'worker')} open the session")
             try:
                 with self._job.preempt_on_sigterm() if saves else nullcontext():
                     running = RemoteSteps(graph, requests, ready(), self._whole_results())

@@ -116,7 +116,7 @@ def function(
     check_signature(input_signature)
     tracing = Tracing(input_signature, autograph, experimental_autograph_options)
 
-    def distributed(one: Callable[..., Nest]) -> DistributedStep:
+    def distribute(one: Callable[..., Nest]) -> DistributedStep:
         if not callable(one):
             raise ConfigError(_NO_FUNCTION.format(given=one))
         whole = _settings_of(one, tracing)
@@ -124,7 +124,7 @@ def function(
             log.warning(_NOT_COMPILED)
         return DistributedStep(one, resource_info, parallax_config or Config(), returns, merge_rows, whole, name)
 
-    return distributed if step is None else distributed(step)
+    return distribute if step is None else distribute(step)
 
 
 def _settings_of(step: Callable[..., Nest], tracing: Tracing) -> Tracing:

@@ -32,16 +32,16 @@ def merged_rows(optimizer: KerasOptimizer) -> Iterator[None]:
 
     def merging(gradients: Sequence[Gradient], trainable_variables: Sequence[KerasVariable] | None = None) -> object:
         variables = optimizer._trainable_variables if trainable_variables is None else list(trainable_variables)
-        merged = [_merged(optimizer, g, v, rows) for g, v in zip(gradients, variables, strict=True)]
+        merged = [_merge(optimizer, g, v, rows) for g, v in zip(gradients, variables, strict=True)]
         rates.clear()  # it may have been assigned since the last call
         return apply(merged, trainable_variables)
 
     with ExitStack() as stack:
-        stack.enter_context(_replaced(optimizer, "apply", merging))
+        stack.enter_context(_replace_method(optimizer, "apply", merging))
         for updating in _updating(optimizer):
-            stack.enter_context(_replaced(updating, "_all_reduce_sum_gradients", _as_they_are))
+            stack.enter_context(_replace_method(updating, "_all_reduce_sum_gradients", _as_they_are))
             if _row_update(updating) is not None:
-                stack.enter_context(_replaced(updating, "update_step", _by_row(updating, rows, rates)))
+                stack.enter_context(_replace_method(updating, "update_step", _by_row(updating, rows, rates)))
         yield
 
 
@@ -81,12 +81,12 @@ def rows_apart(optimizer: KerasOptimizer) -> Iterator[None]:
     """
     with ExitStack() as stack:
         for updating in _updating(optimizer):
-            stack.enter_context(_replaced(updating, "_all_reduce_sum_gradients", _as_they_are))
+            stack.enter_context(_replace_method(updating, "_all_reduce_sum_gradients", _as_they_are))
         yield
 
 
 @contextmanager
-def _replaced(optimizer: KerasOptimizer, method: str, by: Callable[..., object]) -> Iterator[None]:
+def _replace_method(optimizer: KerasOptimizer, method: str, by: Callable[..., object]) -> Iterator[None]:
     """Another method for one optimizer; set past Keras, which would track it."""
     object.__setattr__(optimizer, method, by)
     try:
@@ -118,7 +118,7 @@ def _knows(optimizer: KerasOptimizer, variable: KerasVariable) -> bool:
     return any(known is variable for known in optimizer._trainable_variables)
 
 
-def _merged(
+def _merge(
     optimizer: KerasOptimizer, gradient: Gradient, variable: KerasVariable, rows: dict[Hashable, Tensor]
 ) -> Gradient:
     """A dense gradient as it is; IndexedSlices as a dense one, or as the values of its rows, noted in `rows`."""

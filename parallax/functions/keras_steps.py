@@ -21,7 +21,7 @@ from parallax.types import Argument, Gradient, KerasOptimizer, KerasVariable, Te
 
 
 @contextmanager
-def seen(merges_rows: bool) -> Iterator[Callable[[], dict[int, Seen]]]:
+def record_use(merges_rows: bool) -> Iterator[Callable[[], dict[int, Seen]]]:
     """Within it, Keras's variables and optimizers that are used are noted.
 
     Args:
@@ -33,7 +33,7 @@ def seen(merges_rows: bool) -> Iterator[Callable[[], dict[int, Seen]]]:
     used: dict[int, KerasVariable] = {}
     made: list[KerasVariable] = []
     with _reads_noted(used), optimizers_seen(merges_rows, made) as optimizers:
-        yield lambda: _seen(used, list(optimizers.values()), {id(one._value) for one in made})
+        yield lambda: _collect_seen(used, list(optimizers.values()), {id(one._value) for one in made})
 
 
 @contextmanager
@@ -160,7 +160,7 @@ def _within(optimizer: KerasOptimizer) -> list[KerasOptimizer]:
     return [one for one in own if one is not None]
 
 
-def _seen(used: dict[int, KerasVariable], optimizers: list[KerasOptimizer], made: set[int]) -> dict[int, Seen]:
+def _collect_seen(used: dict[int, KerasVariable], optimizers: list[KerasOptimizer], made: set[int]) -> dict[int, Seen]:
     found = {key: Seen(one.path, bool(one.trainable), key in made) for key, one in used.items()}
     for optimizer in optimizers:
         trained = list(getattr(optimizer, "_trainable_variables", ()))

@@ -1,6 +1,6 @@
 """Which libraries' objects a traced step may use, of those that the script has imported.
 
-Each has a module here with `seen(merges_rows)`, a context around the trace.
+Each has a module here with `record_use(merges_rows)`, a context around the trace.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Seen:
 
 
 @contextmanager
-def libraries_seen(merges_rows: bool = False) -> Iterator[Callable[[], dict[int, Seen]]]:
+def record_library_use(merges_rows: bool = False) -> Iterator[Callable[[], dict[int, Seen]]]:
     """Within it, what a step uses of the libraries that the script has imported is noted and made fit for a graph.
 
     Args:
@@ -41,7 +41,7 @@ def libraries_seen(merges_rows: bool = False) -> Iterator[Callable[[], dict[int,
     """
     with ExitStack() as stack:
         modules = [import_module(f"{__package__}.{name}") for key, name in _MODULE_BY_PACKAGE.items() if _is_used(key)]
-        found = [stack.enter_context(module.seen(merges_rows)) for module in modules]
+        found = [stack.enter_context(module.record_use(merges_rows)) for module in modules]
         yield lambda: {key: one for each in found for key, one in each().items()}
 
 

@@ -29,7 +29,7 @@ from parallax.runtime.driver_channel import ChannelClosed
 from parallax.runtime.launcher.waiting import use_until_needed
 from parallax.settings.config import Config
 from parallax.settings.environment import settings
-from parallax.settings.merged import merged
+from parallax.settings.merged import merge_settings
 from parallax.status_line import show_status, status_line
 from parallax.types import ConcreteFunction, Nest, Value, Variable
 
@@ -199,7 +199,7 @@ class ScriptLoop:
             return
         if not is_last:
             with self.guard():
-                values = opened.variables.values(merged(self._config, settings()).tables)
+                values = opened.variables.values(merge_settings(self._config, settings()).tables)
         self._open = None
         opened.variables.release()
         if not is_last:

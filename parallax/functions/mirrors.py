@@ -54,11 +54,11 @@ class Mirrors:
         self.stale = {name for name, variable in self._variables.items() if source_of(variable) is not None}
         self._changed: set[str] = set()
         self.written: set[str] = set()
-        self._watches = [self._watched(name, variable) for name, variable in self._variables.items()]
+        self._watches = [self._watch(name, variable) for name, variable in self._variables.items()]
         for name, variable in self._variables.items():
             variable._parallax_mirror = (self, name)
             kind: Any = type(variable)
-            variable.__class__ = _mirrored(kind)
+            variable.__class__ = _make_mirror_class(kind)
 
     def variable(self, name: str) -> Variable:
         """The tf.Variable of a name."""
@@ -120,7 +120,7 @@ class Mirrors:
             self._changed.discard(name)
             self.written.add(name)
 
-    def _watched(self, name: str, variable: Variable) -> Callable[[], None]:
+    def _watch(self, name: str, variable: Variable) -> Callable[[], None]:
         def before(overwrites: bool) -> None:
             if not overwrites:
                 self._is_read(name)
@@ -166,6 +166,6 @@ def _assign(self: Variable, value: TensorLike, *args: Argument, **kwargs: Argume
 
 
 @cache
-def _mirrored(kind: type[Variable]) -> type:
+def _make_mirror_class(kind: type[Variable]) -> type:
     """A class of mirrored variables, which come before their own class in the order of methods."""
     return type(f"Mirrored{kind.__name__}", (_Mirrored, kind), {"assign": _assign})

@@ -137,12 +137,12 @@ class StepGraph:
             feeds = tuple(
                 tf.compat.v1.placeholder(tensor.dtype, tensor.shape, name=tensor.op.name) for tensor in arguments
             )
-            marked = _marked(feeds, name, concrete.structured_input_signature, full) if is_uneven else None
+            marked = _mark(feeds, name, concrete.structured_input_signature, full) if is_uneven else None
             lengths = [examples] * len(feeds) if isinstance(examples, int) else examples
             for feed, length_of_feed in zip(feeds, lengths, strict=True):
                 if length_of_feed:
                     feed.op._set_attr(EXAMPLES, attr_value_pb2.AttrValue(i=length_of_feed))
-            taken = [self._taken(name, outer) for outer in captured]
+            taken = [self._take(name, outer) for outer in captured]
             if is_counted:
                 self.loop = _loop_variables()
             first = self.graph.version
@@ -165,7 +165,7 @@ class StepGraph:
             made = [self.made[name] for name in names if name in self.made]
             return tf.group(*(variable.assign(tf.zeros_like(variable)).op for variable in made), name="run")
 
-    def _taken(self, step: str, outer: Tensor) -> Tensor:
+    def _take(self, step: str, outer: Tensor) -> Tensor:
         """What the graph has in the place of something that a function takes from around it."""
         known = self._by_handle.get(id(outer))
         if known is not None:
@@ -222,7 +222,7 @@ class StepGraph:
     def _initializer(self, one: StepVariable) -> Callable[..., Tensor]:
         """What gives a variable its initial value: zero (an empty text, False), or its traced one."""
         initial = initial_of(one.variable)
-        return tf.compat.v1.zeros_initializer() if initial is None else partial(_imported, initial)
+        return tf.compat.v1.zeros_initializer() if initial is None else partial(_import, initial)
 
 
 def unique_name(name: str, taken: Collection[str]) -> str:
@@ -243,7 +243,7 @@ def _loop_variables() -> LoopVariables:
         return LoopVariables(step, make("loop/epoch", initializer=np.array([0, 0, -1], np.int64), **options))
 
 
-def _marked(feeds: Sequence[Tensor], step: str, signature: Nest, full: int) -> tuple[Tensor, Tensor] | None:
+def _mark(feeds: Sequence[Tensor], step: str, signature: Nest, full: int) -> tuple[Tensor, Tensor] | None:
     """Marks the batches of a step; the tensors (this worker's examples, those of all) if there are any."""
     batches = [one for one in feeds if one.shape.rank and one.shape[0] is None]
     for batch in batches:
@@ -282,7 +282,7 @@ def _parts_of(feeds: Sequence[Tensor], signature: Nest) -> Iterator[tuple[TypeSp
         yield spec, [next(waiting) for _ in tf.nest.flatten(spec, expand_composites=True)]
 
 
-def _imported(initial: ConcreteFunction, shape: TensorShape, **_: object) -> Tensor:
+def _import(initial: ConcreteFunction, shape: TensorShape, **_: object) -> Tensor:
     """The value of a traced function in the default graph."""
     graph_def, value = initial.graph.as_graph_def(), initial.outputs[0].name
     return tf.graph_util.import_graph_def(graph_def, name="traced", return_elements=[value])[0]

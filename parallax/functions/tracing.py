@@ -13,7 +13,7 @@ from parallax.errors import GraphError
 from parallax.functions.arguments import Arguments, with_tensors
 from parallax.functions.batch_statistics import fused_normalizations
 from parallax.functions.counting import check_returned, check_sums
-from parallax.functions.libraries import Seen, libraries_seen
+from parallax.functions.libraries import Seen, record_library_use
 from parallax.functions.results import mark_means
 from parallax.functions.step_graph import StepVariable, unique_name
 from parallax.functions.traced import handle_of
@@ -91,7 +91,7 @@ def traced_step(
         traced = tf.function(call, autograph=tracing.autograph, experimental_autograph_options=options)
         return traced.get_concrete_function(*arguments.specs)
 
-    with libraries_seen(merges_rows) as seen, handles_noted() as by_handle:
+    with record_library_use(merges_rows) as seen, handles_noted() as by_handle:
         concrete = trace()
         taken, known = captured_variables(concrete, by_handle), seen()
         made = [one for one in taken if id(one) in known and known[id(one)].is_made]
@@ -99,7 +99,7 @@ def traced_step(
             check_made_once(made, captured_variables(trace(), by_handle))
         check_sums(concrete, parts)
         check_returned(concrete, parts, concrete.outputs[: len(concrete.outputs) - len(parts)])
-        return StepTrace(concrete, tuple(_named(taken, known)), tuple(parts))
+        return StepTrace(concrete, tuple(_name_variables(taken, known)), tuple(parts))
 
 
 def _read_parts(parts: list[Variable], by_handle: Mapping[int, Variable]) -> list[Tensor]:
@@ -165,7 +165,7 @@ def captured_variables(concrete: ConcreteFunction, by_handle: Mapping[int, Varia
     return [by_handle[id(outer)] for outer, _ in concrete.graph.captures if id(outer) in by_handle]
 
 
-def _named(variables: Sequence[Variable], seen: dict[int, Seen]) -> list[StepVariable]:
+def _name_variables(variables: Sequence[Variable], seen: dict[int, Seen]) -> list[StepVariable]:
     found: list[StepVariable] = []
     taken: set[str] = set()
     for one in variables:

@@ -16,7 +16,7 @@ from parallax.functions.mirrors import Mirrors
 from parallax.functions.remote_steps import RemoteSteps
 from parallax.functions.traced import InFile, bytes_of, initial_of
 from parallax.logger import log
-from parallax.report.text import bytes_text, counted
+from parallax.report.text import bytes_text, pluralize
 from parallax.settings.parts import TableConfig
 from parallax.types import Operation, PortableValue, Value, Variable
 
@@ -72,7 +72,7 @@ class TrainedVariables:
         self._trained = [name for name in taken if name not in self._number_of]
         summed = {name: self.sums.variables[number] for name, number in self._number_of.items()}
         self.by_name = {**taken, **summed}
-        self.mirrors = Mirrors(self.by_name.items(), self._fetched)
+        self.mirrors = Mirrors(self.by_name.items(), self._fetch)
         if running.resumed_step is not None:
             self.mirrors.outdate(self._trained)
         if number_of:  # workers of an open session, and checkpoints, have parts of earlier steps
@@ -120,7 +120,7 @@ class TrainedVariables:
         if large:
             check_folder(variables, tables)
             places = self.store(Path(tables.tables_dir or ""))
-            log.info(_WRITTEN.format(prefix=places[large[0]].prefix, count=counted(len(large), "large variable")))
+            log.info(_WRITTEN.format(prefix=places[large[0]].prefix, count=pluralize(len(large), "large variable")))
             found.update({name: places[name] for name in large})
         return found
 
@@ -145,7 +145,7 @@ class TrainedVariables:
         self.is_released = True
         self.mirrors.release()
 
-    def _fetched(self, name: str) -> Value:
+    def _fetch(self, name: str) -> Value:
         if name in self._number_of:
             return self.sums.sums[self._number_of[name]]
         with self._guard():
@@ -169,6 +169,8 @@ def check_folder(variables: Mapping[str, Variable], tables: TableConfig) -> None
         sizes = [bytes_of(variables[name]) for name in large]
         raise ConfigError(
             _NO_FOLDER.format(
-                count=counted(len(sizes), "variable"), size=bytes_text(sum(sizes)), limit=bytes_text(tables.whole_bytes)
+                count=pluralize(len(sizes), "variable"),
+                size=bytes_text(sum(sizes)),
+                limit=bytes_text(tables.whole_bytes),
             )
         )

@@ -62,7 +62,7 @@ def _group(view: GraphView, order: Sequence[str], loops: Mapping[str, tuple[str,
     users: dict[str, set[str]] = {key: set() for key in members}
     missing: dict[str, int] = {}
     for key, nodes in members.items():
-        needed = {key_of.get(one, one) for node in nodes for one in _needed(view, node) if one in place} - {key}
+        needed = {key_of.get(one, one) for node in nodes for one in _find_needed(view, node) if one in place} - {key}
         missing[key] = len(needed)
         for one in needed:
             users[one].add(key)
@@ -92,5 +92,5 @@ def _frame(
     return LoopFrame(name, enters, heads, units, frozenset(nodes))
 
 
-def _needed(view: GraphView, node: str) -> list[str]:
+def _find_needed(view: GraphView, node: str) -> list[str]:
     return [*(split_tensor(tensor)[0] for tensor in view.inputs(node)), *view.controls(node)]

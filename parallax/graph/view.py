@@ -177,7 +177,7 @@ class GraphView:
     def outputs(self, node: str) -> list[str]:
         """The output tensors of a node."""
         if node not in self._outputs:
-            count = len(self._inferred(node))
+            count = len(self._infer(node))
             self._outputs[node] = [f"{node}:0"] if count == 1 else [f"{node}:{i}" for i in range(count)]
         return self._outputs[node]
 
@@ -189,12 +189,12 @@ class GraphView:
 
     def _shape(self, tensor: str) -> Shape:
         node, number = split_tensor(tensor)
-        shapes = self._inferred(node)
+        shapes = self._infer(node)
         if number >= len(shapes) or shapes[number].unknown_rank:
             return None
         return tuple(None if dim.size < 0 else int(dim.size) for dim in shapes[number].dim)
 
-    def _inferred(self, node: str) -> Sequence[Any]:
+    def _infer(self, node: str) -> Sequence[Any]:
         """The shapes of a node's outputs as TensorFlow has inferred them."""
         attributes = self.nodes[node].attr
         return attributes["_output_shapes"].list.shape if "_output_shapes" in attributes else ()

@@ -99,14 +99,14 @@ def read_fit(
     if has_checkpoints:
         library.check_resumable()
     arguments = _with_validation_split(library, dict(arguments))
-    peeked = _peeked(arguments, "x")
+    peeked = _peek(arguments, "x")
     specs = {"train": _spec_of(library, arguments, peeked, arguments.get("batch_size"))}
     full = {"train": batch_length(arguments.get("x"), arguments.get("batch_size"))}
     if arguments.get("validation_data") is not None:
         x, y, weights = library.unpacked(arguments["validation_data"])
         validation = {"x": x, "y": y, "sample_weight": weights}
         length = arguments.get("validation_batch_size") or arguments.get("batch_size")
-        peeked = _peeked(validation, "x")
+        peeked = _peek(validation, "x")
         specs["test"] = _spec_of(library, validation, peeked, length)
         if validation["x"] is not x:
             arguments["validation_data"] = validation["x"]
@@ -200,7 +200,7 @@ def _fit_by(
     model = fit.model
     training = ModelTraining(model, running, variables, fit.steps, fit.traced)
     arguments = dict(fit.arguments)
-    training.take_arrays(_numbered(fit, arguments))
+    training.take_arrays(_number_arrays(fit, arguments))
     library = library_of(model)
     if fit.graph.loop is not None:
         first, last = arguments.get("initial_epoch", 0), arguments.get("epochs", 1)
@@ -215,7 +215,7 @@ def take_state(fit: FitCall, values: dict[str, PortableValue]) -> None:
     take_values({one.name: one.variable for one in fit.graph.variables}, values)
 
 
-def _numbered(fit: FitCall, arguments: dict[str, Argument]) -> dict[str, NumberedArrays]:
+def _number_arrays(fit: FitCall, arguments: dict[str, Argument]) -> dict[str, NumberedArrays]:
     """By step, the arrays in whose place Keras has row numbers from now on."""
     found = {"train": numbered_training(fit.model, arguments, fit.traced["train"].spec)}
     if "test" in fit.traced:
@@ -257,7 +257,7 @@ def _spec_of(library: ModuleType, arguments: dict[str, Argument], peeked: list[N
     return open_spec(library.dataset_of(data, y, weights, batch_size, classes).element_spec)
 
 
-def _peeked(arguments: dict[str, Argument], name: str) -> list[Nest]:
+def _peek(arguments: dict[str, Argument], name: str) -> list[Nest]:
     """The first batches of an argument that is a generator, which is put together again; else empty."""
     data = arguments.get(name)
     if not isinstance(data, GeneratorType):

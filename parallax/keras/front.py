@@ -26,7 +26,7 @@ from parallax.keras.libraries import tf_keras
 from parallax.runtime.launcher.waiting import end_waiting_job
 from parallax.settings.config import Config
 from parallax.settings.environment import Role, is_commanded, settings
-from parallax.settings.merged import merged
+from parallax.settings.merged import merge_settings
 from parallax.settings.parts import TableConfig
 from parallax.status_line import show_status, status_line
 from parallax.types import Argument, KerasHistory, KerasModel, Nest
@@ -131,16 +131,16 @@ def _wrap(kind: type, name: str, replacement: Callable[..., object]) -> None:
     original = getattr(kind, name)
 
     @functools.wraps(original)
-    def wrapped(self: KerasModel, *args: Argument, **kwargs: Argument) -> object:
+    def wrapper(self: KerasModel, *args: Argument, **kwargs: Argument) -> object:
         return replacement(original, self, *args, **kwargs)
 
-    wrapped._parallax = True  # type: ignore[attr-defined]
-    setattr(kind, name, wrapped)
+    wrapper._parallax = True  # type: ignore[attr-defined]
+    setattr(kind, name, wrapper)
 
 
 def _tables() -> TableConfig:
     """What the script or the command line says of large variables."""
-    return merged(_use.config, settings()).tables
+    return merge_settings(_use.config, settings()).tables
 
 
 def _whole_bytes() -> float:

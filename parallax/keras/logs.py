@@ -47,41 +47,41 @@ class LateLogs(Logs):
         self._compute: Callable[[], Logs] | None = compute
 
     def __getitem__(self, name: str) -> Log:
-        return dict.__getitem__(self._computed(), name)
+        return dict.__getitem__(self._compute_logs(), name)
 
     def __iter__(self) -> Iterator[str]:
-        return dict.__iter__(self._computed())  # `dict(logs)` copies what is there unless there is this
+        return dict.__iter__(self._compute_logs())  # `dict(logs)` copies what is there unless there is this
 
     def get(self, name: str, default: Log = None) -> Log:
         """As of any dictionary."""
-        return dict.get(self._computed(), name, default)
+        return dict.get(self._compute_logs(), name, default)
 
     def __contains__(self, name: object) -> bool:
-        return dict.__contains__(self._computed(), name)
+        return dict.__contains__(self._compute_logs(), name)
 
     def keys(self) -> Any:
         """As of any dictionary."""
-        return dict.keys(self._computed())
+        return dict.keys(self._compute_logs())
 
     def items(self) -> Any:
         """As of any dictionary."""
-        return dict.items(self._computed())
+        return dict.items(self._compute_logs())
 
     def values(self) -> Any:
         """As of any dictionary."""
-        return dict.values(self._computed())
+        return dict.values(self._compute_logs())
 
     def copy(self) -> Logs:
         """A plain dictionary."""
         return dict(self)
 
     def __eq__(self, other: object) -> bool:
-        return dict.__eq__(self._computed(), other)
+        return dict.__eq__(self._compute_logs(), other)
 
     def __repr__(self) -> str:
-        return dict.__repr__(self._computed())
+        return dict.__repr__(self._compute_logs())
 
-    def _computed(self) -> Logs:
+    def _compute_logs(self) -> Logs:
         compute, self._compute = self._compute, None
         if compute is not None:
             self.clear()

@@ -52,10 +52,10 @@ class LogsOfSums:
         self._pure = pure
         self._results = _no_metrics
         if pure:
-            self._results = self._built(concrete, nodes, reads, [logs[n] for n in pure], variables)
+            self._results = self._build(concrete, nodes, reads, [logs[n] for n in pure], variables)
 
     @staticmethod
-    def _built(
+    def _build(
         concrete: ConcreteFunction,
         nodes: Collection[str],
         reads: Mapping[str, int],

@@ -50,12 +50,12 @@ def traced_training(model: KerasModel, spec: Nest, merges_rows: bool = False) ->
         merges_rows: whether equal rows of sparse gradients are added up before the optimizer sees them.
     """
     with library_of(model).tracing(model, merges_rows):
-        return _traced(model, model.train_step, spec)
+        return _trace(model, model.train_step, spec)
 
 
 def traced_evaluation(model: KerasModel, spec: Nest) -> ModelStep:
     """The traced `test_step`; see `traced_training`."""
-    return _traced(model, model.test_step, spec)
+    return _trace(model, model.test_step, spec)
 
 
 def step_graph(
@@ -121,10 +121,10 @@ def variables_of(model: KerasModel, captured: Sequence[Variable] = ()) -> list[S
     return list(found.values())
 
 
-def _traced(model: KerasModel, step: Callable[[Nest], Logs], spec: Nest) -> ModelStep:
+def _trace(model: KerasModel, step: Callable[[Nest], Logs], spec: Nest) -> ModelStep:
     metrics: list[Variable] = []
 
-    def traced(data: Nest) -> tuple[Logs, list[Tensor]]:
+    def trace_step(data: Nest) -> tuple[Logs, list[Tensor]]:
         with library_of(model).converting_layers(), fused_normalizations():
             logs = step(data)
         metrics[:] = _metric_variables(model)
@@ -133,7 +133,7 @@ def _traced(model: KerasModel, step: Callable[[Nest], Logs], spec: Nest) -> Mode
 
     def trace() -> tuple[ConcreteFunction, list[Variable]]:
         with handles_noted() as by_handle:
-            concrete = tf.function(traced, autograph=False).get_concrete_function(spec)
+            concrete = tf.function(trace_step, autograph=False).get_concrete_function(spec)
             return concrete, captured_variables(concrete, by_handle)
 
     concrete, captured = trace()

@@ -42,7 +42,7 @@ def _traced_where_possible(next_creator: Callable[..., Variable], **kwargs: Argu
         return next_creator(**kwargs)
     before = random_states()
     try:
-        traced = _traced(initial, kwargs.get("dtype"))
+        traced = _trace(initial, kwargs.get("dtype"))
     except _NOT_TRACEABLE:
         traced = None
     if traced is None or not _can_be_repeated(traced):
@@ -51,7 +51,7 @@ def _traced_where_possible(next_creator: Callable[..., Variable], **kwargs: Argu
     return traced_variable(traced, **{name: value for name, value in kwargs.items() if name != "initial_value"})
 
 
-def _traced(initial: Callable[[], TensorLike], dtype: DType) -> ConcreteFunction:
+def _trace(initial: Callable[[], TensorLike], dtype: DType) -> ConcreteFunction:
     """The initial value's graph, a ConcreteFunction."""
 
     def value() -> Tensor:

@@ -139,9 +139,9 @@ class ModelTraining:
             self.variables.numbers[step.name], lambda: _values_of(wait(), len(parts), logs.others)
         )
         library_of(self._model).has_trained(self._model, which)
-        return self._reported(results, logs)
+        return self._report(results, logs)
 
-    def _reported(self, names: Iterable[str], logs: LogsOfSums) -> Logs:
+    def _report(self, names: Iterable[str], logs: LogsOfSums) -> Logs:
         """The logs of the last step, as its metrics are then."""
         nothing, latest = nested_logs(dict.fromkeys(names, 0.0)), self.variables.sums.latest
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from parallax.plans.plan import Plan, RouteCost, VariablePlan
 from parallax.plans.prediction import Prediction
-from parallax.report.text import aligned, bytes_text, counted, flip_texts, held_by, members_texts, ms_text
+from parallax.report.text import align, bytes_text, flip_texts, held_by, members_texts, ms_text, pluralize
 
 _SHOWN = 60
 """Letters of a value that has no words of its own."""
@@ -60,9 +60,9 @@ def difference_text(found: Sequence[PlanDifference], names: tuple[str, str] = ("
         variable = one.variable or "(plan)"
         rows.append(("" if variable == named else variable, one.what, one.first or "none", one.second or "none"))
         named = variable
-    lines = aligned(("variable", "what", *names), rows)
+    lines = align(("variable", "what", *names), rows)
     differing = len({d.variable for d in found if d.variable})
-    return "\n".join([*lines, f"{counted(differing, 'variable')} of the plans differ."]) + "\n"
+    return "\n".join([*lines, f"{pluralize(differing, 'variable')} of the plans differ."]) + "\n"
 
 
 def places_text(first: Plan, second: Plan) -> str:
@@ -82,7 +82,7 @@ def _place(variable: VariablePlan) -> str:
 def _of_plans(first: Plan, second: Plan) -> Iterator[PlanDifference]:
     sent = [sum(v.cost.sent_bytes or 0 for v in plan.variables) for plan in (first, second)]
     if sent[0] != sent[1]:
-        yield PlanDifference("", "sent by a worker in a step", *_changed(sent, bytes_text))
+        yield PlanDifference("", "sent by a worker in a step", *_format_change(sent, bytes_text))
     shown: dict[str, Callable[[Plan], str]] = {
         "hosts": lambda p: ", ".join(members_texts(p)) if len(p.hosts) <= 4 else f"{len(p.hosts)} hosts",
         "servers": lambda p: ", ".join(f"{p.servers.count(h)} on host {h}" for h in dict.fromkeys(p.servers)),
@@ -116,7 +116,7 @@ def _of_predictions(first: Prediction, second: Prediction) -> Iterator[PlanDiffe
             continue
         if field.name in ("step_s", "lower_bound_s"):
             what = "predicted step" if field.name == "step_s" else "no step below"
-            yield PlanDifference("", what, *_changed((a, b), ms_text))
+            yield PlanDifference("", what, *_format_change((a, b), ms_text))
         elif field.name in _PREDICTED:
             texts = [", ".join(_PREDICTED[field.name](one) for one in of) for of in (a, b)]
             yield PlanDifference("", field.name, *_cut(texts if texts[0] != texts[1] else (str(a), str(b))))
@@ -152,9 +152,9 @@ def _of_variables(a: VariablePlan, b: VariablePlan) -> Iterator[PlanDifference]:
 def _of_costs(a: VariablePlan, b: VariablePlan) -> Iterator[PlanDifference]:
     x, y = a.cost, b.cost
     if x.sent_bytes != y.sent_bytes:
-        yield PlanDifference(a.name, "sent/step", *_changed((x.sent_bytes, y.sent_bytes), bytes_text))
+        yield PlanDifference(a.name, "sent/step", *_format_change((x.sent_bytes, y.sent_bytes), bytes_text))
     if x.seconds != y.seconds:
-        yield PlanDifference(a.name, "ms/step", *_changed((x.seconds, y.seconds), ms_text))
+        yield PlanDifference(a.name, "ms/step", *_format_change((x.seconds, y.seconds), ms_text))
     if x.rounds != y.rounds:
         yield PlanDifference(a.name, "rounds", str(x.rounds), str(y.rounds))
     if x.terms != y.terms and x.seconds == y.seconds:
@@ -163,7 +163,7 @@ def _of_costs(a: VariablePlan, b: VariablePlan) -> Iterator[PlanDifference]:
         yield PlanDifference(a.name, "note", *_cut((x.note, y.note)))
 
 
-def _changed(values: Sequence[Any], words: Callable[[Any], str]) -> tuple[str, str]:
+def _format_change(values: Sequence[Any], words: Callable[[Any], str]) -> tuple[str, str]:
     """Two figures, the second with its difference in percent; in full where three digits are equal."""
     first, second = values
     texts = words(first), words(second)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from parallax.plans.memory import HostUse, MemoryPlan, ProcessUse
-from parallax.report.text import aligned, bytes_text, name_ranks
+from parallax.report.text import align, bytes_text, name_ranks
 
 _COLUMNS = ("process", "host", "values", "slots", "gradients, buffers", "saving", "activations", "base", "total")
 
@@ -17,7 +17,7 @@ def memory_table(memory: MemoryPlan) -> str:
     for (kind, host, figures), uses in alike.items():
         numbers = name_ranks([use.number for use in uses], str(kind)) if kind != "launcher" else "launcher"
         rows.append((numbers, memory.hosts[int(str(host))].name, *figures))  # type: ignore[misc]
-    lines = aligned(_COLUMNS, rows)
+    lines = align(_COLUMNS, rows)
     lines += [_host_text(host) for host in memory.hosts]
     parts = ", ".join(f"{part.what} {bytes_text(part.held_bytes)}" for part in memory.dominating)
     lines.append(f"Most is held by {parts}.")

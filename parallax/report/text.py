@@ -29,12 +29,12 @@ def plan_table(plan: Plan, shows_all: bool = False) -> str:
     """
     trained = [v for v in plan.variables if v.route != NO_ROUTE]
     rest = [v for v in plan.variables if v.route == NO_ROUTE and (shows_all or v.cls is not VariableClass.LOCAL)]
-    folded = [] if shows_all else _folded(rest)
+    folded = [] if shows_all else _fold(rest)
     alone = [v for v in rest if not any(v in alike for alike in folded)]
     step_s = plan.prediction.step_s
     columns = _COLUMNS if step_s is None else _TIMED_COLUMNS
     lines = [f"Plan for {', '.join(members_texts(plan))}, graph {plan.fingerprint[:12]}"]
-    lines += aligned(columns, [_row(v, step_s) for v in (*trained, *alone)])
+    lines += align(columns, [_row(v, step_s) for v in (*trained, *alone)])
     lines += [_folded_text(alike) for alike in folded]
     on_servers = [v for v in plan.variables if v.route == PS]
     lines += [
@@ -62,7 +62,7 @@ class PrintedPlan(Plan):
         return plan_table(self).rstrip("\n")
 
 
-def _folded(rest: list[VariablePlan]) -> list[list[VariablePlan]]:
+def _fold(rest: list[VariablePlan]) -> list[list[VariablePlan]]:
     """The variables without a route that are alike, two or more each."""
     by_kind: dict[tuple[str, str], list[VariablePlan]] = {}
     for variable in rest:
@@ -87,7 +87,7 @@ def _by_route(trained: list[VariablePlan]) -> list[str]:
     for route, alike in sorted(by_route.items()):
         sizes = [v.cost.sent_bytes for v in alike if v.cost.sent_bytes is not None]
         size = f", {bytes_text(sum(sizes))}{_unknown(alike)}" if sizes else " of unknown size"
-        found.append(f"{route} {counted(len(alike), 'variable')}{size}")
+        found.append(f"{route} {pluralize(len(alike), 'variable')}{size}")
     return [f"By route: {'; '.join(found)}."]
 
 
@@ -111,7 +111,7 @@ def explanation(plan: Plan, name: str) -> str:
     lines += [f"  because {line}" for line in variable.evidence]
     if variable.slots:
         lines.append(f"  with it go {', '.join(variable.slots)}")
-    sent = f"{_sent(variable.cost)} per worker and step, {_rounds(variable.cost)}"
+    sent = f"{_format_sent(variable.cost)} per worker and step, {_rounds(variable.cost)}"
     lines.append(f"route {variable.route}: {sent}; {variable.reason}")
     if variable.touched_rows is not None:
         most = "about" if variable.touched_is_measured else "at most"
@@ -119,12 +119,12 @@ def explanation(plan: Plan, name: str) -> str:
     lines += [*_terms(variable.cost), *(f"  {line}" for line in flip_texts(variable.flips))]
     lines += _owners(plan, variable)
     for r in variable.rejected:
-        lines.append(f"not {r.route}: {_sent(r)}, {_rounds(r)}{f'; {r.note}' if r.note else ''}")
+        lines.append(f"not {r.route}: {_format_sent(r)}, {_rounds(r)}{f'; {r.note}' if r.note else ''}")
         lines += _terms(r)
     return "\n".join(lines) + "\n"
 
 
-def aligned(heading: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+def align(heading: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
     """The lines of a table, its heading underlined."""
     underline = ["-" * max(map(len, column)) for column in zip(heading, *rows, strict=True)]
     return in_columns([heading, underline, *rows])
@@ -191,7 +191,7 @@ def step_texts(plan: Plan) -> list[str]:
     if known.step_s is None:
         return [known.unknown] if known.unknown and plan.profiles else []
     what = "A step takes" if known.has_compute else "The exchanges of a step (compute was not measured) take"
-    lines = [f"{what} {ms_text(known.step_s)}, as predicted: {_phases(plan)}.", *_hidden(plan)]
+    lines = [f"{what} {ms_text(known.step_s)}, as predicted: {_phases(plan)}.", *_describe_hidden(plan)]
     if known.lower_bound_s is not None and known.gap is not None:
         proof = "proven" if known.gap == 0 else f"at most {100 * known.gap:.2g} % from the best"
         lines.append(f"No choice takes less than {ms_text(known.lower_bound_s)} ({proof}; of {known.bound_of}).")
@@ -205,7 +205,7 @@ def _phases(plan: Plan) -> str:
     )
 
 
-def _hidden(plan: Plan) -> list[str]:
+def _describe_hidden(plan: Plan) -> list[str]:
     """How much of the predicted exchanges lies beside compute, and how much could, where both are known."""
     computing = [(phase.start_s, phase.end_s) for phase in plan.prediction.phases if phase.name == COMPUTE]
     exchanges = [phase for phase in plan.prediction.phases if phase.name not in (COMPUTE, SESSION)]
@@ -241,7 +241,7 @@ def _row(variable: VariablePlan, step_s: float | None) -> tuple[str, ...]:
     shape = shape_text(variable)
     touched = "" if variable.touched_rows is None else f"<= {variable.touched_rows}"
     touched = touched.removeprefix("<= ") if variable.touched_is_measured else touched
-    sent = "" if variable.route == NO_ROUTE else _sent(variable.cost)
+    sent = "" if variable.route == NO_ROUTE else _format_sent(variable.cost)
     held = held_by(variable)
     row = (variable.name, variable.cls.value, shape, touched, variable.route, held, sent)
     if step_s is None:
@@ -257,19 +257,19 @@ def held_by(variable: VariablePlan) -> str:
     """Who holds a variable's rows, in words."""
     if variable.servers:
         partitions = [server for part in variable.servers for server in part]
-        return f"{counted(len(partitions), 'partition')} on {counted(len(set(partitions)), 'server')}"
+        return f"{pluralize(len(partitions), 'partition')} on {pluralize(len(set(partitions)), 'server')}"
     owners = sum(rows > 0 for rows in variable.owner_rows)
-    return counted(owners, "owner") if variable.owner_rows else "every worker"
+    return pluralize(owners, "owner") if variable.owner_rows else "every worker"
 
 
 def members_texts(plan: Plan) -> list[str]:
     """The workers and servers of a plan, with their hosts where there are several."""
-    members = [counted(plan.num_workers, "worker")]
+    members = [pluralize(plan.num_workers, "worker")]
     if len(plan.hosts) > 1:
         of_host = (f"{workers} on host {host}" for host, workers in enumerate(plan.hosts) if workers)
         members[0] += f" ({', '.join(of_host)})"
     if plan.servers:
-        members.append(counted(len(plan.servers), "server"))
+        members.append(pluralize(len(plan.servers), "server"))
         if len(plan.hosts) > 1:
             of_host = (f"{plan.servers.count(host)} on host {host}" for host in dict.fromkeys(plan.servers))
             members[1] += f" ({', '.join(of_host)})"
@@ -282,7 +282,7 @@ def _owners(plan: Plan, variable: VariablePlan) -> list[str]:
     partitions = [server for part in variable.servers for server in part]
     lines = []
     for owner, rows in enumerate(variable.owner_rows):
-        line = f"{counted(rows, 'row')}, {bytes_text(rows * row_bytes)}"
+        line = f"{pluralize(rows, 'row')}, {bytes_text(rows * row_bytes)}"
         if not partitions:
             lines.append(f"  worker {owner} owns {line}")
             continue
@@ -324,17 +324,17 @@ def first_named(names: Sequence[str], most: int = 3) -> str:
     return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
 
 
-def counted(count: int, what: str) -> str:
+def pluralize(count: int, what: str) -> str:
     """A number of things: `1 row`, `2 rows`."""
     return f"{count} {what}{'s' if count != 1 else ''}"
 
 
-def _sent(cost: RouteCost) -> str:
+def _format_sent(cost: RouteCost) -> str:
     return bytes_text(cost.sent_bytes)
 
 
 def _rounds(cost: RouteCost) -> str:
-    return counted(cost.rounds, "round")
+    return pluralize(cost.rounds, "round")
 
 
 def _total(trained: list[VariablePlan]) -> str:
@@ -367,7 +367,7 @@ def _server_total(plan: Plan, variables: list[VariablePlan], server: int) -> str
 
 def _unknown(variables: list[VariablePlan]) -> str:
     unknown = sum(v.cost.sent_bytes is None for v in variables)
-    return f", and {counted(unknown, 'variable')} of unknown size" if unknown else ""
+    return f", and {pluralize(unknown, 'variable')} of unknown size" if unknown else ""
 
 
 def profile_table(profile: ModelProfile, notes: tuple[str, ...] = ()) -> str:
@@ -378,7 +378,7 @@ def profile_table(profile: ModelProfile, notes: tuple[str, ...] = ()) -> str:
         (t.name, f"{t.ids:.1f}", *(f"{rows:.1f}" for _, rows in t.joined_rows), f"{t.busiest_share:.2f} x the mean")
         for t in profile.tables
     ]
-    text = [f"Profile of {counted(profile.steps, 'step')} ({profile.source}), graph {profile.graph[:12]}"]
+    text = [f"Profile of {pluralize(profile.steps, 'step')} ({profile.source}), graph {profile.graph[:12]}"]
     if lines:
         text += in_columns([header, *lines])
     if profile.compute_s is not None:

@@ -78,12 +78,12 @@ def job_of(
     seed: int,
 ) -> Job:
     """The job of a plan, whose workers run the script; `mine` is what they are to do."""
-    from parallax.analysis.reading.launcher_graph import packed
+    from parallax.analysis.reading.launcher_graph import pack_graph
 
     message = replace(
         message_of(plan, cluster, config, mine, seed),
         # The one process of a verification has every value of the launcher's: so must the workers.
-        graph=packed(graph, math.inf) if mine.role == Role.VERIFY_WORKER else packed(graph),
+        graph=pack_graph(graph, math.inf) if mine.role == Role.VERIFY_WORKER else pack_graph(graph),
         spec=analysed.to_json(),
     )
     return job_with(message, cluster, config, mine)

@@ -55,7 +55,7 @@ def monitored_session(
     The initializers `later` run after the others; `place` says which of the workers this is, `recovered` what it goes
     on from, where hosts have that in memory.
     """
-    imported = _imported(graph, worker_graph)
+    imported = _import(graph, worker_graph)
     members = current_process_group()
     home = f"/job:{WORKER_TASK}/task:{members.rank}" if members.target else None
     with imported.as_default(), tf.device(home):
@@ -141,7 +141,7 @@ def _options(config: Config, members: ProcessGroup) -> ConfigProto:
     return options
 
 
-def _imported(graph: Graph, worker_graph: WorkerGraph) -> Graph:
+def _import(graph: Graph, worker_graph: WorkerGraph) -> Graph:
     """The worker's graph, with those of the user's collections that a session needs."""
     keys = v1.GraphKeys
     needed = [keys.GLOBAL_VARIABLES, keys.LOCAL_VARIABLES, keys.TABLE_INITIALIZERS, keys.QUEUE_RUNNERS]
@@ -183,7 +183,7 @@ def _equal_on_all(
             elsewhere = worker_graph.tables | worker_graph.on_servers
             if _op_name(variable) in elsewhere or variable.dtype.base_dtype == tf.string:
                 continue
-            copies.append(variable.assign(_sent(mpi_ops, variable.read_value())).op)
+            copies.append(variable.assign(_send(mpi_ops, variable.read_value())).op)
         start = tf.group(*copies)
 
     def run(_: Scaffold, session: Session) -> None:
@@ -195,7 +195,7 @@ def _equal_on_all(
     return run
 
 
-def _sent(mpi_ops: ModuleType, value: Tensor) -> Tensor:
+def _send(mpi_ops: ModuleType, value: Tensor) -> Tensor:
     """Worker 0's value; bfloat16, which Horovod does not know, travels as the integers of its bits."""
     if value.dtype.base_dtype == tf.bfloat16:
         return tf.bitcast(mpi_ops.broadcast(tf.bitcast(value, tf.int16), 0), tf.bfloat16)

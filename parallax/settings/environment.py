@@ -259,7 +259,7 @@ def environment_with(wanted: Settings, more: Mapping[str, str]) -> dict[str, str
 
 
 @contextmanager
-def applied(wanted: Settings) -> Iterator[None]:
+def apply_settings(wanted: Settings) -> Iterator[None]:
     """Puts settings into this process's environment for the time of a `with` block."""
     before = dict(os.environ)
     os.environ.update(as_variables(wanted))

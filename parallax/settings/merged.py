@@ -13,7 +13,7 @@ from parallax.settings.options import Option, name_of, options_of
 _Part = TypeVar("_Part")
 
 
-def merged(config: _Part, wanted: Settings) -> _Part:
+def merge_settings(config: _Part, wanted: Settings) -> _Part:
     """A configuration with what the command line or the environment asks of its settings.
 
     Args:
@@ -29,7 +29,7 @@ def merged(config: _Part, wanted: Settings) -> _Part:
         asked = getattr(wanted, name_of(declared)) if options_of(declared) else None
         if asked is not None:
             given[declared.name] = asked
-        elif is_dataclass(value) and (part := merged(value, wanted)) is not value:
+        elif is_dataclass(value) and (part := merge_settings(value, wanted)) is not value:
             given[declared.name] = part
     return replace(config, **given) if given else config  # type: ignore[type-var]
 

@@ -53,7 +53,7 @@ def _unsound(editor: Editor) -> Iterator[_Broken]:
                     yield edge.node, f"take what is there, and its input {edge.slot} is {tensor!r} of a removed op"
 
 
-def _led(editor: Editor, edges: Iterable[Edge], what: str) -> Iterator[_Broken]:
+def _check_led(editor: Editor, edges: Iterable[Edge], what: str) -> Iterator[_Broken]:
     """The edges that do not yet take something else."""
     for edge in edges:
         if edge not in editor.redirected:
@@ -77,49 +77,51 @@ def _partitions(editor: Editor, rewrites: Rewrites) -> Iterator[_Broken]:
                 yield member, f"have a partition on each of {len(table.servers)} servers"
 
 
-def _kept(editor: Editor, rewrites: Rewrites) -> Iterator[_Broken]:
+def _check_kept(editor: Editor, rewrites: Rewrites) -> Iterator[_Broken]:
     for keep in rewrites.keeps:
-        yield from _led(editor, (*keep.value_edges, *keep.index_edges), "the gradients of all batches of an update")
+        yield from _check_led(
+            editor, (*keep.value_edges, *keep.index_edges), "the gradients of all batches of an update"
+        )
 
 
-def _reduced(editor: Editor, rewrites: Rewrites) -> Iterator[_Broken]:
+def _check_reduced(editor: Editor, rewrites: Rewrites) -> Iterator[_Broken]:
     for scale in rewrites.scales:
-        yield from _led(editor, scale.edges, "scaled gradient rows")
+        yield from _check_led(editor, scale.edges, "scaled gradient rows")
     for feed in rewrites.broadcasts:
-        yield from _led(editor, feed.edges, "worker 0's value")
+        yield from _check_led(editor, feed.edges, "worker 0's value")
     for reduction in rewrites.all_reduces:
-        yield from _led(editor, () if reduction.table else reduction.edges, "the all-reduced value")
+        yield from _check_led(editor, () if reduction.table else reduction.edges, "the all-reduced value")
 
 
-def _sliced(editor: Editor, rewrites: Rewrites) -> Iterator[_Broken]:
+def _check_sliced(editor: Editor, rewrites: Rewrites) -> Iterator[_Broken]:
     for cut in rewrites.slices:
-        yield from _led(editor, () if rewrites.table(cut.table).servers else cut.edges, "the local rows")
+        yield from _check_led(editor, () if rewrites.table(cut.table).servers else cut.edges, "the local rows")
 
 
-def _exchanged(editor: Editor, rewrites: Rewrites) -> Iterator[_Broken]:
+def _check_exchanged(editor: Editor, rewrites: Rewrites) -> Iterator[_Broken]:
     branches = branches_of(editor.view)
     for lookup in rewrites.lookups:
         if lookup.combines:
-            yield from _led(editor, (Edge(lookup.node, 0), Edge(lookup.node, lookup.ids_slot)), "the rows pulled")
+            yield from _check_led(editor, (Edge(lookup.node, 0), Edge(lookup.node, lookup.ids_slot)), "the rows pulled")
         elif lookup.node not in editor.replaced:
             yield lookup.node, "be a pull"
         if branches[lookup.node]:
             yield lookup.node, "be outside of conditionals and loops, which not all workers may enter"
     for push in rewrites.pushes:
         if not rewrites.table(push.table).servers:
-            yield from _led(editor, (*push.values, *push.indices), "the rows pushed")
+            yield from _check_led(editor, (*push.values, *push.indices), "the rows pushed")
 
 
-def _collected(editor: Editor, rewrites: Rewrites) -> Iterator[_Broken]:
+def _check_collected(editor: Editor, rewrites: Rewrites) -> Iterator[_Broken]:
     for collect in rewrites.collects:
-        yield from _led(editor, (*collect.values, *collect.indices), "the rows of all workers")
+        yield from _check_led(editor, (*collect.values, *collect.indices), "the rows of all workers")
 
 
-def _gathered(editor: Editor, rewrites: Rewrites) -> Iterator[_Broken]:
+def _check_gathered(editor: Editor, rewrites: Rewrites) -> Iterator[_Broken]:
     for gather in rewrites.gathers:
         if rewrites.table(gather.table).servers:
             continue
-        yield from _led(editor, gather.edges, "all rows")
+        yield from _check_led(editor, gather.edges, "all rows")
         if gather.tensor not in editor.whole:
             yield split_tensor(gather.tensor)[0], "have all rows beside it, for whoever fetches it"
 
@@ -130,8 +132,8 @@ def _on_servers(editor: Editor, rewrites: Rewrites) -> Iterator[_Broken]:
             yield one.node, f"write the partitions of {one.table!r} on their servers"
 
 
-def _padded(editor: Editor, rewrites: Rewrites) -> Iterator[_Broken]:
-    yield from _led(editor, [Edge(one.node, 0) for one in rewrites.padded], "the longest row of all workers")
+def _check_padded(editor: Editor, rewrites: Rewrites) -> Iterator[_Broken]:
+    yield from _check_led(editor, [Edge(one.node, 0) for one in rewrites.padded], "the longest row of all workers")
 
 
 def _nothing(editor: Editor, rewrites: Rewrites) -> Iterator[_Broken]:
@@ -141,13 +143,13 @@ def _nothing(editor: Editor, rewrites: Rewrites) -> Iterator[_Broken]:
 _LEFT: dict[str, Callable[[Editor, Rewrites], Iterator[_Broken]]] = {
     "spread_tables": _local_shapes,
     "place_tables": _partitions,
-    "keep_gradients": _kept,
-    "reduce_gradients": _reduced,
-    "fill_rows_alike": _padded,
-    "slice_rows": _sliced,
-    "exchange_rows": _exchanged,
-    "collect_rows": _collected,
-    "gather_rows": _gathered,
+    "keep_gradients": _check_kept,
+    "reduce_gradients": _check_reduced,
+    "fill_rows_alike": _check_padded,
+    "slice_rows": _check_sliced,
+    "exchange_rows": _check_exchanged,
+    "collect_rows": _check_collected,
+    "gather_rows": _check_gathered,
     "run_on_servers": _on_servers,
 }
 """Pass -> what the pass was to do and has not."""

@@ -24,7 +24,7 @@ from tensorflow.python.framework import op_def_registry
 from parallax.errors import TransformError
 from parallax.graph.view import split_tensor
 from parallax.transform.building.editor import SCOPE, GradientAccumulation
-from parallax.transform.passes.seeds import mixed
+from parallax.transform.passes.seeds import mix_seed
 from parallax.transform.passes.turns import SCOPE as TURNS
 from parallax.transform.pipeline import WorkerGraph
 from parallax.types import GraphDef, NodeDef, OpDef
@@ -94,7 +94,7 @@ def beside(running: WorkerGraph, names: Mapping[str, str], new: WorkerGraph, num
     Raises:
         TransformError: when state of an op would be lost; the message names it.
     """
-    changed = _changed(running, new)
+    changed = _find_changed(running, new)
     nodes = {node.name: node for node in new.graph_def.node}
     _check_state(new, changed)
     prefix = f"{SCOPE}/plan_{number}/"
@@ -117,14 +117,14 @@ def beside(running: WorkerGraph, names: Mapping[str, str], new: WorkerGraph, num
         if name not in changed:
             continue
         if "seed" in node.attr and "seed2" in node.attr:
-            copy.attr["seed2"].i = mixed(node.attr["seed2"].i, copy.name, 0)  # the first numbers have been drawn
+            copy.attr["seed2"].i = mix_seed(node.attr["seed2"].i, copy.name, 0)  # the first numbers have been drawn
             redrawn.append(name)
         _give_own_state(copy, name, prefix)
         _forget_places_outside(added.node.add(), copy, prefix)
     return SwappedGraph(_in_session(new, whole, here), here, added, tuple(sorted(redrawn)))
 
 
-def _changed(running: WorkerGraph, new: WorkerGraph) -> set[str]:
+def _find_changed(running: WorkerGraph, new: WorkerGraph) -> set[str]:
     """The nodes of the new graph that cannot be those that run."""
     before = {node.name: node for node in running.graph_def.node}
     elsewhere = held_elsewhere(running, new)

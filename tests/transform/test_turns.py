@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from parallax.graph.view import GraphView
 from parallax.transform.building.editor import Worker
-from parallax.transform.passes.turns import GATE, add_gates, ungated
+from parallax.transform.passes.turns import GATE, add_gates, find_ungated
 from parallax.transform.pipeline import transform
 from tests.equality import models
 from tests.transform.test_transform import decided
@@ -45,7 +45,7 @@ def test_all_that_take_a_variable_and_ops_with_state_of_their_own_have_a_gate() 
         "kept"
     }
     assert keys(view, "drawn/RandomUniform") == {"drawn/RandomUniform"}
-    assert not keys(view, "plain") and ungated(view, sorted(view.nodes)) is None
+    assert not keys(view, "plain") and find_ungated(view, sorted(view.nodes)) is None
 
 
 def test_variables_of_one_shared_name_have_one_key() -> None:
@@ -69,7 +69,7 @@ def test_reference_variables_and_draws_inside_of_old_loops_cannot_wait() -> None
         view = gated(build)
     finally:
         v1.enable_control_flow_v2()
-    assert ungated(view, ["old"]) == "old" and ungated(view, ["while/drawn/RandomUniform"]) is not None
+    assert find_ungated(view, ["old"]) == "old" and find_ungated(view, ["while/drawn/RandomUniform"]) is not None
 
 
 def test_exchanges_and_all_reduces_take_turns_and_a_single_worker_or_servers_need_none() -> None:

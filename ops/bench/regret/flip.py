@@ -19,7 +19,7 @@ from ops.bench.regret.cases import Case, Model, case_from_json, side_file
 from ops.bench.regret.measure import Wanted, check, environment, measure, planned_cases
 from ops.lab import Lab
 from ops.lab.rates import mbit
-from parallax.analysis.whatif.derived import NewHost, derived
+from parallax.analysis.whatif.derived import NewHost, derive_profile
 from parallax.plans.plan import plan_from_json
 from parallax.plans.prediction import LINK
 from parallax.profiles.profiles import cluster_profile_from_json
@@ -111,7 +111,7 @@ def _planned(wanted: Wanted, points: Sequence[Point]) -> list[list[Path]]:
         profile = cluster_profile_from_json(file.read_text(encoding="utf-8"), str(file))
         rates = (round(point.rate / APART), round(point.rate * APART))
         for rate in rates:
-            made = derived([profile], [NewHost(host.name, rate) for host in profile.hosts], shares_cores=True)
+            made = derive_profile([profile], [NewHost(host.name, rate) for host in profile.hosts], shares_cores=True)
             side_file(wanted.folder, point.model.number, rate, "cluster").write_text(made.to_json(), encoding="utf-8")
         words.append(",".join(map(str, (point.model.number, *rates))))
         found.append([side_file(wanted.folder, point.model.number, rate, "case") for rate in rates])

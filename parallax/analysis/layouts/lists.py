@@ -80,7 +80,7 @@ def make_optional(step: StepWalk, node: str) -> list[Fact] | None:
     facts = step.inputs(node)
     if not facts:
         return [Fact(BLANK)]
-    return [_stacked(facts[0], _OPTIONAL)] if len(facts) == 1 and facts[0].dims is not None else None
+    return [_make_list(facts[0], _OPTIONAL)] if len(facts) == 1 and facts[0].dims is not None else None
 
 
 def get_value(step: StepWalk, node: str) -> list[Fact] | None:
@@ -134,7 +134,7 @@ def _put(step: StepWalk, node: str, slot: int) -> list[Fact] | None:
     number = Length.of(f"{step.prefix}{node}[0]")
     if whole.dims and step.view.op(node) == "TensorListSetItem":
         number = whole.dims[0]
-    stacked = _stacked(item, number)
+    stacked = _make_list(item, number)
     layout, dims = stacked.layout, stacked.dims
     if whole.layout == BLANK:
         return [stacked]
@@ -152,7 +152,7 @@ def _put(step: StepWalk, node: str, slot: int) -> list[Fact] | None:
     return None
 
 
-def _stacked(item: Fact, number: Length) -> Fact:
+def _make_list(item: Fact, number: Length) -> Fact:
     """A list of as many tensors as this one."""
     layout: Layout = item.layout
     if item.axis is not None and item.part is not None:

@@ -47,7 +47,7 @@ def table_profile(name: str, first_rows: Sequence[int], steps: Sequence[Sequence
         steps: for each step, at least one, what each worker asks for, by rank.
     """
     workers = len(steps[0])
-    joined = tuple((k, _mean([n for step in steps for n in _joined(step, k)])) for k in group_sizes(workers))
+    joined = tuple((k, _mean([n for step in steps for n in _count_union_rows(step, k)])) for k in group_sizes(workers))
     return TableProfile(
         name=name,
         ids=_mean([one.ids for step in steps for one in step]),
@@ -63,7 +63,7 @@ def group_sizes(workers: int) -> tuple[int, ...]:
     return (*powers, workers)
 
 
-def _joined(step: Sequence[LookedUpIds], k: int) -> list[int]:
+def _count_union_rows(step: Sequence[LookedUpIds], k: int) -> list[int]:
     """How many distinct rows each group of k workers asks for."""
     starts = range(0, len(step) - k + 1, k)
     return [len(np.unique(np.concatenate([one.rows for one in step[start : start + k]]))) for start in starts]

@@ -87,7 +87,7 @@ def _axis(view: GraphView, tensor: str) -> int | None:
     return None if axis is None else int(axis)
 
 
-def asked(table: TableIds, values: Sequence[Value], worker: int, step: int) -> LookedUpIds:
+def collect_ids(table: TableIds, values: Sequence[Value], worker: int, step: int) -> LookedUpIds:
     """What a worker asks of a table, as it was fetched.
 
     Args:
@@ -127,7 +127,7 @@ def table_profiles(
     )
 
 
-def unmeasured(reasons: Mapping[str, str]) -> list[str]:
+def explain_unmeasured(reasons: Mapping[str, str]) -> list[str]:
     """A sentence for each table that was not measured, by its name."""
     return [f"{name}: not measured, {reason}" for name, reason in sorted(reasons.items())]
 

@@ -104,7 +104,7 @@ class _Step:
         sizes.gradients_are_in(self._buffer)
         self._takers: dict[str, int] = {}
         for node in order:
-            for buffer in self._taken(node):
+            for buffer in self._find_buffers(node):
                 self._takers[buffer] = self._takers.get(buffer, 0) + 1
 
     def run(self, threads: int) -> None:
@@ -125,7 +125,7 @@ class _Step:
                 if not self._needs[user]:
                     ready.append(user)
 
-    def _taken(self, node: str) -> set[str]:
+    def _find_buffers(self, node: str) -> set[str]:
         """The buffers that an op takes or makes; what it makes lives until it has ended."""
         tensors = (*self._view.inputs(node), *self._view.outputs(node))
         return {self._buffer.get(tensor, tensor) for tensor in tensors}
@@ -147,7 +147,7 @@ class _Step:
     def _end(self, node: str) -> None:
         for kind, size in self._sizes.copies(node):
             self._hold(kind, -size)
-        for buffer in self._taken(node):
+        for buffer in self._find_buffers(node):
             self._takers[buffer] -= 1
             if not self._takers[buffer] and buffer in self._buffer and not self._sizes.is_taken_over(buffer):
                 kind, size = self._sizes.of(buffer)

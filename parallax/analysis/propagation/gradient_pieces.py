@@ -37,7 +37,7 @@ PieceKinds = Mapping[str, tuple[GradientPiece, ...]]
 """Values tensor -> the pieces of its rows."""
 
 
-def concatenated(view: GraphView, tensor: str) -> list[str]:
+def find_concatenated(view: GraphView, tensor: str) -> list[str]:
     """What a tensor was put together from, one after the other along its rows; empty when it was not."""
     node = split_tensor(tensor)[0]
     inputs = list(view.inputs(node))
@@ -78,7 +78,7 @@ def _find_pieces(look: _PieceRules, source: GradientSource) -> list[GradientPiec
     while waiting:
         given = waiting.pop(0)
         tensor = root(walk.view, given)
-        parts = concatenated(walk.view, tensor)
+        parts = find_concatenated(walk.view, tensor)
         if walk.known.layouts is not None and walk.states[given] == SAME != walk.states[tensor]:
             found.append(_judge_equal_ids(look, given))  # all workers have gathered them
         elif parts and (walk.states[tensor] != SAME or split_tensor(tensor)[0] not in look.forward):
@@ -113,7 +113,7 @@ def _judge_several_kinds(look: _PieceRules, ids: str) -> list[GradientPiece]:
     view, chosen = look.walk.view, ids
     while view.op(split_tensor(chosen)[0]) in _CHOOSES:
         chosen = look.unique.source(view.inputs(split_tensor(chosen)[0])[0])
-    behind = concatenated(view, chosen)
+    behind = find_concatenated(view, chosen)
     equal = {t: _judge_equal_ids(look, t) for t in behind if look.walk.states[t] == SAME}
     if len(equal) in (0, len(behind)) or all(piece.kind == "joined" for piece in equal.values()):
         return []

@@ -60,12 +60,12 @@ def propagate(
     asked = (sources, frozenset(routes.items()), equal_randomness, frozenset(placed.items()), terms)
     remembered = captured.remembered
     if asked not in remembered:
-        remembered[asked] = rewrites_found(walked(captured, sources, routes, equal_randomness, placed), terms)
+        remembered[asked] = rewrites_found(walk_graph(captured, sources, routes, equal_randomness, placed), terms)
     rewrites: Rewrites = remembered[asked]
     return rewrites
 
 
-def walked(
+def walk_graph(
     captured: Captured,
     sources: tuple[GradientSource, ...],
     routes: Mapping[str, str],

@@ -16,7 +16,7 @@ from functools import cache
 from parallax.analysis.layouts.find_layouts import Layouts
 from parallax.analysis.propagation import rule_of_op, rules_state
 from parallax.analysis.propagation.distinct_ids import merged_ids, root
-from parallax.analysis.propagation.gradient_pieces import concatenated
+from parallax.analysis.propagation.gradient_pieces import find_concatenated
 from parallax.analysis.propagation.states import BATCH, LOCAL, SAME, Fed, Handle, Opaque, Plain, Rows, State, worst
 from parallax.analysis.propagation.walk import Merge, NoRule, Walk, part_of, set_handle
 from parallax.analysis.reading.capture import Captured, variable_of_tensor
@@ -175,7 +175,7 @@ def lookups_of_indices(walk: Walk, merge: Merge) -> tuple[tuple[str, ...], tuple
     while waiting:
         given = waiting.pop(0)
         tensor = root(walk.view, given)
-        pieces = concatenated(walk.view, tensor)
+        pieces = find_concatenated(walk.view, tensor)
         if walk.states[given] == SAME != walk.states[tensor]:
             raise NoRule(merge.part, f"all workers gather the row numbers {given!r} of its gradient")
         if tensor in by_ids:

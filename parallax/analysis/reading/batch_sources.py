@@ -68,7 +68,7 @@ def batch_sources(view: GraphView, updates: Iterable[str]) -> tuple[BatchSource,
     step = view.ancestors(updates)
     branches = branches_of(view)
     nodes = sorted(n for n in step if _gives_batches(view, n) and not branches.get(n))
-    return tuple(_described(view, node) for node in nodes)
+    return tuple(_describe(view, node) for node in nodes)
 
 
 def _gives_batches(view: GraphView, node: str) -> bool:
@@ -76,7 +76,7 @@ def _gives_batches(view: GraphView, node: str) -> bool:
     return op in _ITERATOR_GETS or op.startswith(_QUEUE_GETS) or (op in _PYTHON and not view.inputs(node))
 
 
-def _described(view: GraphView, node: str) -> BatchSource:
+def _describe(view: GraphView, node: str) -> BatchSource:
     inputs = _nodes_behind(view, node)
     own = [view.nodes[name] for name in inputs if not _is_handle(view, name)]
     groups = [own, *_nodes_of_functions(view, own)]

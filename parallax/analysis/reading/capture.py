@@ -18,7 +18,7 @@ import tensorflow as tf
 from parallax.analysis.reading.digests import fingerprint
 from parallax.analysis.reading.fixed_batch import OpenedGraph, open_fixed_batch
 from parallax.analysis.reading.inline import InlinedCall, inline_calls
-from parallax.analysis.reading.launcher_graph import meant
+from parallax.analysis.reading.launcher_graph import export_graph
 from parallax.analysis.reading.lazy.row_sums import with_rows_added_once
 from parallax.analysis.reading.lazy.updates import LazyTable, lazy_updates
 from parallax.analysis.reading.lower import (
@@ -168,7 +168,7 @@ def capture(
     asked = by_layouts
     if by_layouts is None and (is_of_front_end(graph) or not synchronous):
         by_layouts = True
-    graph_def = meant(graph)
+    graph_def = export_graph(graph)
     digest = fingerprint(graph_def) if digest is None else digest
     is_of_front = synchronous and is_of_front_end(graph)
     inlined, calls = _flat(graph_def, is_of_front if lowers_all is None else lowers_all)
@@ -263,7 +263,7 @@ def _with_shapes(graph_def: GraphDef) -> GraphDef:
 
 def _with_initial_shapes(graph: Graph, view: GraphView, is_open: set[str]) -> GraphView:
     """The graph with the shapes of initial values for variables that were built without one, where those are known."""
-    declared = _declared(graph)
+    declared = _find_declared(graph)
     known = {}
     for name in sorted(is_open):
         initializer = _initializer(declared.get(name), name, view)
@@ -290,7 +290,7 @@ def _shape_of(node: NodeDef) -> tuple[int, ...] | None:
     return tuple(int(dim.size) for dim in shape.dim)
 
 
-def _declared(graph: Graph) -> dict[str, Variable]:
+def _find_declared(graph: Graph) -> dict[str, Variable]:
     """The variables of a graph's collections, by op."""
     keys, declared = tf.compat.v1.GraphKeys, {}
     for key in (keys.GLOBAL_VARIABLES, keys.LOCAL_VARIABLES, keys.TRAINABLE_VARIABLES):
@@ -301,7 +301,7 @@ def _declared(graph: Graph) -> dict[str, Variable]:
 def _variables(graph: Graph, view: GraphView, is_open: set[str]) -> dict[str, CapturedVariable]:
     trainable = {_op_name(v) for v in graph.get_collection(tf.compat.v1.GraphKeys.TRAINABLE_VARIABLES)}
     local = {_op_name(v) for v in graph.get_collection(tf.compat.v1.GraphKeys.LOCAL_VARIABLES)}
-    declared, found = _declared(graph), {}
+    declared, found = _find_declared(graph), {}
     for name, node in view.nodes.items():
         if node.op not in VARIABLES:
             continue

@@ -120,7 +120,7 @@ class _Pairs:
         for one, other in self.nodes:  # which grow meanwhile
             called = [(one.op, other.op)] if other.op in mine else []
             for name in one.attr:
-                pairs = zip(_called(one.attr[name]), _called(other.attr[name]), strict=True)
+                pairs = zip(_find_called(one.attr[name]), _find_called(other.attr[name]), strict=True)
                 called += [(function.name, same.name) for function, same in pairs]
             for function, same in called:
                 if same in mine and same not in known:
@@ -187,7 +187,7 @@ def _with_arguments(node: NodeDef, place: Mapping[str, str]) -> NodeDef:
 
 def _skeleton(node: NodeDef, bodies: _Bodies) -> NodeDef:
     """A copy of a node without its values, and with digests for names of functions."""
-    copy = type(node)(name=node.name, device=node.device, input=_ordered(node.input))
+    copy = type(node)(name=node.name, device=node.device, input=_sort_controls(node.input))
     copy.op = bodies.digest(node.op) if node.op in bodies.functions else node.op
     for name, value in node.attr.items():
         if name in _OWN_NAMES or (name in SEEDS and value.HasField("i")):
@@ -198,7 +198,7 @@ def _skeleton(node: NodeDef, bodies: _Bodies) -> NodeDef:
             copied.tensor.tensor_shape.CopyFrom(value.tensor.tensor_shape)
             continue
         copied.CopyFrom(value)
-        for function in _called(copied) if name not in _PLAIN_NAMES else ():
+        for function in _find_called(copied) if name not in _PLAIN_NAMES else ():
             if function.name in bodies.functions:
                 function.name = bodies.digest(function.name)
     if "shared_name" in copy.attr:
@@ -218,17 +218,17 @@ def _is_bare(node: NodeDef, bodies: _Bodies) -> bool:
     if any([name[0] == "_" and name not in _PLAIN_NAMES for name in names]):
         return False
     inputs = node.input[:]
-    return len(inputs) < 2 or inputs[-2][0] != "^" or inputs == _ordered(inputs)
+    return len(inputs) < 2 or inputs[-2][0] != "^" or inputs == _sort_controls(inputs)
 
 
-def _called(value: AttrValue) -> Iterable[NameAttrList]:
+def _find_called(value: AttrValue) -> Iterable[NameAttrList]:
     """The functions that an attribute names."""
     if value.HasField("func"):
         return [value.func]
     return value.list.func if value.HasField("list") else []
 
 
-def _ordered(inputs: Iterable[str]) -> list[str]:
+def _sort_controls(inputs: Iterable[str]) -> list[str]:
     """Data inputs as they are, then control inputs by name: these have no order."""
     names = list(inputs)
     return [n for n in names if not n.startswith("^")] + sorted(n for n in names if n.startswith("^"))
@@ -258,7 +258,7 @@ def _how(launcher: NodeDef, own: NodeDef, their_bodies: _Bodies, own_bodies: _Bo
 
 def _inside(launcher: AttrValue, own: AttrValue, their_bodies: _Bodies, own_bodies: _Bodies) -> str:
     """The first difference in the bodies of the functions that two attributes name; empty when they name none."""
-    for theirs, mine in zip(_called(launcher), _called(own), strict=False):
+    for theirs, mine in zip(_find_called(launcher), _find_called(own), strict=False):
         first, second = their_bodies.functions.get(theirs.name), own_bodies.functions.get(mine.name)
         if first is None or second is None or their_bodies.digest(theirs.name) == own_bodies.digest(mine.name):
             continue

@@ -27,7 +27,7 @@ def find_gradients(captured: Captured) -> tuple[GradientSource, ...]:
         GraphError: one is taken within a loop or a conditional that is not inlined, and state depends on it.
     """
     _refuse_hidden(captured)
-    sources = _recorded(captured)
+    sources = _find_recorded(captured)
     reached = _reached_by(captured, tuple(sources))
     recorded = {s.part for s in sources}
     autodiff: set[str] | None = None
@@ -35,7 +35,7 @@ def find_gradients(captured: Captured) -> tuple[GradientSource, ...]:
     for node in captured.view.nodes:
         state = _gradient_update(captured, node)
         if state is not None:
-            updates[node] = (state, _trained(captured, _written(captured, node, state)))
+            updates[node] = (state, _find_trained(captured, _find_written(captured, node, state)))
     accounted = {part for node, (_, part) in updates.items() if node in reached and part in recorded}
     for node, (state, part) in updates.items():
         if node in reached and part in recorded:
@@ -51,7 +51,7 @@ def find_gradients(captured: Captured) -> tuple[GradientSource, ...]:
 def written_variable(captured: Captured, node: str) -> str:
     """The variable op that a state-writing node writes first; empty for other nodes."""
     state = state_op(captured.view.op(node), len(captured.view.inputs(node)))
-    return _written(captured, node, state) if state is not None else ""
+    return _find_written(captured, node, state) if state is not None else ""
 
 
 def gradient_updates(captured: Captured, sources: tuple[GradientSource, ...]) -> frozenset[str]:
@@ -75,11 +75,11 @@ def training_updates(captured: Captured, sources: tuple[GradientSource, ...]) ->
     asked = (training_updates, sources)
     if asked not in captured.remembered:
         trained = {source.part for source in sources}
-        at_once = _reached(captured, sources, lambda node: [])
+        at_once = _find_reached(captured, sources, lambda node: [])
         captured.remembered[asked] = frozenset(
             node
             for node in gradient_updates(captured, sources)
-            if node in at_once or _trained(captured, written_variable(captured, node)) in trained
+            if node in at_once or _find_trained(captured, written_variable(captured, node)) in trained
         )
     updates: frozenset[str] = captured.remembered[asked]
     return updates
@@ -117,7 +117,7 @@ def _writes_after(view: GraphView, node: str) -> bool:
     return False
 
 
-def _recorded(captured: Captured) -> list[GradientSource]:
+def _find_recorded(captured: Captured) -> list[GradientSource]:
     view, sources = captured.view, []
     inside = autodiff_ops(captured)  # a later call that goes back through a gradient takes it as a worker has it
     for record in captured.records:
@@ -135,12 +135,12 @@ def _reached_by(captured: Captured, sources: tuple[GradientSource, ...]) -> froz
     """The nodes that a gradient reaches through tensors, and through variables that are not trained."""
     asked = (_reached_by, sources)
     if asked not in captured.remembered:
-        captured.remembered[asked] = _reached(captured, sources, partial(_reads_after, captured))
+        captured.remembered[asked] = _find_reached(captured, sources, partial(_reads_after, captured))
     reached: frozenset[str] = captured.remembered[asked]
     return reached
 
 
-def _reached(
+def _find_reached(
     captured: Captured, sources: tuple[GradientSource, ...], reads_after: Callable[[str], list[str]]
 ) -> frozenset[str]:
     """The nodes that a gradient reaches through tensors, and from a node that writes to what `reads_after` says."""
@@ -194,10 +194,10 @@ def _gradient_update(captured: Captured, node: str) -> StateOp | None:
         return None
     if state.kind == "scatter" and op not in ADDITIVE_SCATTERS:
         return None
-    return state if _trained(captured, _written(captured, node, state)) else None
+    return state if _find_trained(captured, _find_written(captured, node, state)) else None
 
 
-def _trained(captured: Captured, op: str) -> str:
+def _find_trained(captured: Captured, op: str) -> str:
     """The trainable variable that this one is, or follows as a slot; empty for others."""
     found = captured.variables.get(op)
     if found is None or found.trainable:
@@ -213,14 +213,14 @@ def followed_variable(captured: Captured, op: str) -> str:
     return base.part.op if base.part.shape == captured.variables[op].part.shape else ""
 
 
-def _written(captured: Captured, node: str, state: StateOp) -> str:
+def _find_written(captured: Captured, node: str, state: StateOp) -> str:
     return variable_of_tensor(captured.view, captured.variables, captured.view.inputs(node)[state.state[0]])
 
 
 def _from_update(captured: Captured, node: str, state: StateOp, autodiff: set[str]) -> list[GradientSource]:
     """The source behind one update that no record accounts for."""
     view = captured.view
-    part = _trained(captured, _written(captured, node, state))
+    part = _find_trained(captured, _find_written(captured, node, state))
     users = [Edge(node, slot) for slot in (state.value, state.indices) if slot is not None]
     found = [_walk_back(view, view.inputs(e.node)[e.slot], autodiff) for e in users]
     if None in found:

@@ -1,8 +1,8 @@
 """The launcher's graph in the workers: packed by the launcher, held by each worker beside the graph that it built.
 
-Whoever reads a worker's graph reads it by `meant`: the launcher's nodes and functions, with the launcher's values, and
-after them what was added to the graph since. Large constants do not travel: a worker that built the same value takes
-its own.
+Whoever reads a worker's graph reads it by `export_graph`: the launcher's nodes and functions, with the launcher's
+values, and after them what was added to the graph since. Large constants do not travel: a worker that built the same
+value takes its own.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class LauncherGraph:
     others: Mapping[str, TensorProto] = field(default_factory=dict)
 
 
-def packed(graph: Graph, large_bytes: float = LARGE_BYTES) -> bytes:
+def pack_graph(graph: Graph, large_bytes: float = LARGE_BYTES) -> bytes:
     """The graph as it travels: compressed, with digests for the values of constants of `large_bytes` and more.
 
     Args:
@@ -57,8 +57,8 @@ def packed(graph: Graph, large_bytes: float = LARGE_BYTES) -> bytes:
     return zlib.compress(graph_def.SerializeToString(deterministic=True))
 
 
-def unpacked(data: bytes) -> LauncherGraph:
-    """What `packed` made."""
+def unpack_graph(data: bytes) -> LauncherGraph:
+    """What `pack_graph` made."""
     graph_def = graph_pb2.GraphDef()
     graph_def.ParseFromString(zlib.decompress(data))
     digests = {}
@@ -70,26 +70,26 @@ def unpacked(data: bytes) -> LauncherGraph:
 
 
 def hold_like(graph: Graph, data: bytes) -> None:
-    """As `hold`, of a graph that `packed` has packed whole; does nothing where the structure is another."""
-    launcher = unpacked(data)
+    """As `hold`, of a graph that `pack_graph` has packed whole; does nothing where the structure is another."""
+    launcher = unpack_graph(data)
     if first_difference(launcher.graph_def, graph.as_graph_def(add_shapes=True)) is None:
         hold(graph, launcher)
 
 
 def hold(graph: Graph, launcher: LauncherGraph) -> None:
-    """From now on `meant` gives the launcher's graph for this one, which must have the same structure."""
+    """From now on `export_graph` gives the launcher's graph for this one, which must have the same structure."""
     setattr(graph, _ATTRIBUTE, launcher)
 
 
 def functions_meant(graph: Graph) -> dict[str, str]:
-    """Name of a function of a graph -> its name in what `meant` gives, for those that the launcher's graph has."""
+    """Name of a function of a graph -> its name in what `export_graph` gives, where the launcher's graph has it."""
     launcher: LauncherGraph | None = getattr(graph, _ATTRIBUTE, None)
     if launcher is None:
         return {}
     return function_names(launcher.graph_def, graph.as_graph_def())
 
 
-def meant(graph: Graph, add_shapes: bool = True) -> GraphDef:
+def export_graph(graph: Graph, add_shapes: bool = True) -> GraphDef:
     """GraphDef of a graph as it shall be trained; a new one each time.
 
     Args:

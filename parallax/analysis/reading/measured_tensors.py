@@ -42,7 +42,7 @@ def _remembering(function: Callable[..., Tensor], what: str) -> Callable[..., Te
     """Wraps a function that measures its first argument."""
 
     @functools.wraps(function)
-    def wrapped(*args: Argument, **kwargs: Argument) -> Tensor:
+    def wrapper(*args: Argument, **kwargs: Argument) -> Tensor:
         import tensorflow as tf
 
         made = function(*args, **kwargs)
@@ -55,5 +55,5 @@ def _remembering(function: Callable[..., Tensor], what: str) -> Callable[..., Te
             getattr(made.graph, _ATTRIBUTE)[made.op.name] = MeasuredTensor(str(measured.name), what)
         return made
 
-    setattr(wrapped, _ATTRIBUTE, True)
-    return wrapped
+    setattr(wrapper, _ATTRIBUTE, True)
+    return wrapper

@@ -104,7 +104,7 @@ def _recording(function: Callable[..., Nest], of: str, by: str) -> Callable[...,
     signature = inspect.signature(function)
 
     @functools.wraps(function)
-    def wrapped(*args: Argument, **kwargs: Argument) -> Nest:
+    def wrapper(*args: Argument, **kwargs: Argument) -> Nest:
         import tensorflow as tf
 
         if tf.executing_eagerly():
@@ -126,8 +126,8 @@ def _recording(function: Callable[..., Nest], of: str, by: str) -> Callable[...,
             setattr(graph, _ATTRIBUTE, (*records_of(graph), record))
         return result
 
-    setattr(wrapped, _ATTRIBUTE, True)
-    return wrapped
+    setattr(wrapper, _ATTRIBUTE, True)
+    return wrapper
 
 
 def _is_plain(arguments: Mapping[str, Argument], of: str) -> bool:
@@ -144,14 +144,14 @@ def _noting_ops(function: Callable[..., None]) -> Callable[..., None]:
     """Wraps a method of a tape that begins or ends its watch: notes how many ops the graph has then."""
 
     @functools.wraps(function)
-    def wrapped(tape: GradientTape, *args: Argument) -> None:
+    def wrapper(tape: GradientTape, *args: Argument) -> None:
         import tensorflow as tf
 
         function(tape, *args)
         if not tf.executing_eagerly():
             setattr(tape, _NOTED, [*getattr(tape, _NOTED, ()), tf.compat.v1.get_default_graph().version])
 
-    return wrapped
+    return wrapper
 
 
 def _has_watched(graph: Graph, arguments: Mapping[str, Argument]) -> bool:

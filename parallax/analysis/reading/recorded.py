@@ -109,7 +109,7 @@ def records_in(
         for one in record.records_of(place.graph):
             inner = _with_calls([name for name in made[one.first_op : one.end_op] if name], within)
             found.append(_record(one, places, place, inner))
-    return tuple(r for r in found if r.gradients or r.cotangents), tuple(_hidden(functions, places, view))
+    return tuple(r for r in found if r.gradients or r.cotangents), tuple(_find_hidden(functions, places, view))
 
 
 def _function_graphs(graph: Graph) -> dict[str, FuncGraph]:
@@ -149,9 +149,9 @@ def _with_calls(nodes: list[str], within: dict[str, tuple[str, ...]]) -> frozens
 def _record(one: record.GradientRecord, places: Sequence[_Place], place: _Place, ops: frozenset[str]) -> Record:
     gradients, shapes = [], dict[str, str]()
     for gradient in one.gradients:
-        target = _resolved(places, place, gradient.target)
-        values = _resolved(places, place, gradient.values)
-        indices = _resolved(places, place, gradient.indices) if gradient.indices is not None else [None]
+        target = _resolve(places, place, gradient.target)
+        values = _resolve(places, place, gradient.values)
+        indices = _resolve(places, place, gradient.indices) if gradient.indices is not None else [None]
         if target and gradient.is_nested:
             raise GraphError(
                 f"The rows of a gradient must be a tensor, and those of {target[0]!r} are IndexedSlices again: rows "
@@ -160,28 +160,28 @@ def _record(one: record.GradientRecord, places: Sequence[_Place], place: _Place,
             )
         if target and values and indices:
             gradients.append((target[0], values[0], indices[0]))
-            shape = _resolved(places, place, gradient.dense_shape) if gradient.dense_shape is not None else []
+            shape = _resolve(places, place, gradient.dense_shape) if gradient.dense_shape is not None else []
             if shape and split_tensor(shape[0])[0] in ops:
                 shapes[values[0]] = shape[0]
     cotangents = [
         (gradient, tensor)
         for one_of in one.cotangents
-        for tensor in _resolved(places, place, one_of.tensor)
-        for gradient in _resolved(places, place, one_of.gradient)
+        for tensor in _resolve(places, place, one_of.tensor)
+        for gradient in _resolve(places, place, one_of.gradient)
     ]
-    losses = tuple(tensor for loss in one.of for tensor in _resolved(places, place, loss)[:1])
+    losses = tuple(tensor for loss in one.of for tensor in _resolve(places, place, loss)[:1])
     is_plain = one.is_plain and len(losses) == len(one.of)
     return Record(tuple(gradients), ops, tuple(cotangents), losses, is_plain, shapes)
 
 
-def _resolved(places: Sequence[_Place], place: _Place, tensor: record.Place) -> list[str]:
+def _resolve(places: Sequence[_Place], place: _Place, tensor: record.Place) -> list[str]:
     """A tensor as it is seen from a place; of another function's graph, in every call of that function."""
     own = [place] if tensor.graph is place.graph else [p for p in places if p.graph is tensor.graph]
     around = [p for p in own if not p.call or place.call.startswith(f"{p.call}/")]
     return [name for p in (around[-1:] or own) if (name := p.tensor(tensor.name))]
 
 
-def _hidden(functions: dict[str, FuncGraph], places: Sequence[_Place], view: GraphView) -> Iterator[Hidden]:
+def _find_hidden(functions: dict[str, FuncGraph], places: Sequence[_Place], view: GraphView) -> Iterator[Hidden]:
     """The gradients in the bodies of loops and conditionals."""
     library = {f.signature.name: f for f in view.graph_def.library.function}
     for name, node in view.nodes.items() if library else ():

@@ -36,9 +36,9 @@ def all_steps(problem: Problem, slowness: float) -> Floats:
     paid = np.zeros((1, len(names)), bool)
     taken = np.zeros((1, len(problem.hosts.limits)))
     for options in problem.options:
-        loads = _joined(loads, np.stack([o.beside + slowness * o.link for o in options]))
-        waits = _joined(waits, np.stack([o.waits for o in options]))
-        taken = _joined(taken, np.stack([o.memory for o in options]))
+        loads = _combine(loads, np.stack([o.beside + slowness * o.link for o in options]))
+        waits = _combine(waits, np.stack([o.waits for o in options]))
+        taken = _combine(taken, np.stack([o.memory for o in options]))
         pays = np.array([[key in o.charges for key in names] for o in options], bool).reshape(len(options), -1)
         paid = (paid[:, None] | pays[None]).reshape(len(paid) * len(options), len(names))
     for place, key in enumerate(names):
@@ -47,6 +47,6 @@ def all_steps(problem: Problem, slowness: float) -> Floats:
     return np.where((taken <= np.array(problem.hosts.limits)).all(axis=1), steps, np.inf)
 
 
-def _joined(so_far: Floats, of_options: Floats) -> Floats:
+def _combine(so_far: Floats, of_options: Floats) -> Floats:
     joined: Floats = (so_far[:, None] + of_options[None]).reshape(len(so_far) * len(of_options), *so_far.shape[1:])
     return joined

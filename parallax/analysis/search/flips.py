@@ -16,7 +16,7 @@ import numpy as np
 from parallax.analysis.routes.candidates import Candidate
 from parallax.analysis.search.milp import solve
 from parallax.analysis.search.problem import Problem
-from parallax.analysis.search.route_all import Routed, Setting, repriced
+from parallax.analysis.search.route_all import Routed, Setting, reprice
 from parallax.analysis.timing.pricing import Floats, RouteOption
 from parallax.analysis.timing.step import Totals
 from parallax.errors import PlanError
@@ -139,7 +139,7 @@ def _touched_flips(setting: Setting, view: _View, candidate: Candidate) -> list[
 
     def at(rows: float) -> Problem:
         if rows not in known:
-            known[rows] = repriced(setting, view.problem, view.place, candidate, rows)
+            known[rows] = reprice(setting, view.problem, view.place, candidate, rows)
         return known[rows]
 
     along = _Range(lambda rows: solve(at(rows)).picks, lambda of, rows: at(rows).step_seconds(of))

@@ -72,7 +72,7 @@ def solve(problem: Problem, slowness: float = 1.0) -> Solution:
         PlanError: nothing fits into memory.
     """
     first = [min(range(len(o)), key=lambda i: (_alone(problem, o[i], slowness), i)) for o in problem.options]
-    first = _settled(problem, first, slowness)
+    first = _settle(problem, first, slowness)
     known_s = problem.step_seconds(first, slowness) if problem.fits(first) else None
     kept = _that_may_be_best(problem, known_s, slowness)
     fixed_s = problem.given.session_s + problem.given.compute_s
@@ -86,7 +86,7 @@ def solve(problem: Problem, slowness: float = 1.0) -> Solution:
         best = best_of(small, slowness)
         if best is None:
             raise _no_room(problem)
-        picks = _settled(problem, [of[p] for of, p in zip(kept, best, strict=True)], slowness)
+        picks = _settle(problem, [of[p] for of, p in zip(kept, best, strict=True)], slowness)
         step_s = problem.step_seconds(picks, slowness)
         return Solution(tuple(picks), step_s, step_s)
     unit = _SCALE / max((known_s or problem.step_seconds(first, slowness)) - fixed_s, 1e-9)
@@ -96,7 +96,7 @@ def solve(problem: Problem, slowness: float = 1.0) -> Solution:
     if found is None:
         raise _no_room(problem)
     picked, bound = found
-    picks = _settled(problem, [of[p] for of, p in zip(kept, picked, strict=True)], slowness)
+    picks = _settle(problem, [of[p] for of, p in zip(kept, picked, strict=True)], slowness)
     step_s = problem.step_seconds(picks, slowness)
     bound_s = min(step_s, bound / unit + fixed_s)
     if step_s - bound_s <= 1e-7 * max(step_s - fixed_s, 0.0):  # what the solver itself takes for nothing
@@ -299,7 +299,7 @@ class _Program:
             self._row(used, taken[used] / max(limit, 1.0), -np.inf, 1.0 if limit > 0 else 0.0)
 
 
-def _settled(problem: Problem, picks: list[int], slowness: float) -> list[int]:
+def _settle(problem: Problem, picks: list[int], slowness: float) -> list[int]:
     """Better or equal picks: no change of one variable shortens the step, or leaves it and costs that one less."""
     picks = list(picks)
     totals = problem.totals(picks)

@@ -123,7 +123,7 @@ class _Costs:
         self.totals.add(chosen)
         own = next(cost for cost, _ in found if cost.route == chosen.route)
         others = [(cost, fits) for cost, fits in found if cost.route != chosen.route]
-        rejected = tuple(self._rejected(candidate, cost, own, fits) for cost, fits in others)
+        rejected = tuple(self._reject(candidate, cost, own, fits) for cost, fits in others)
         able = [c for c, fits in others if c.seconds is not None and c.route in candidate.allowed and fits]
         second = min(able, key=lambda c: (c.seconds or 0.0, c.rounds), default=None)
         runner_up = None if second is None else RunnerUp(second.route, (second.seconds or 0.0) - (own.seconds or 0.0))
@@ -140,24 +140,24 @@ class _Costs:
     ) -> tuple[RouteCost, bool]:
         """The cost of one route with its seconds, where they can be known; and whether it fits into memory."""
         if cost.route == chosen.route:
-            return self._timed(cost, chosen, without_s), True
+            return self._add_seconds(cost, chosen, without_s), True
         priced = [option for option in options if option.route == cost.route]
         if not priced and cost.route not in candidate.allowed and not cost.note:
-            priced = self._priced(candidate, cost.route)
+            priced = self._price(candidate, cost.route)
         if not priced:
             return cost, True
         fitting = [o for o in priced if np.all(self.taken - chosen.memory + o.memory <= self.limits)]
-        timed = [self._timed(cost, option, without_s) for option in fitting or priced]
+        timed = [self._add_seconds(cost, option, without_s) for option in fitting or priced]
         return min(timed, key=lambda c: c.seconds or 0.0), bool(fitting)
 
-    def _priced(self, candidate: Candidate, route: str) -> list[RouteOption]:
+    def _price(self, candidate: Candidate, route: str) -> list[RouteOption]:
         """A possible route that a wish or a rule has ruled out; servers only where places are known."""
         topology = self.pricing.topology
         if route == PS or topology.missing(route) or (candidate.touched is None and candidate.variable.has_slices):
             return []
         return [price(self.setting, self.pricing, self.hosts, candidate, route, ())]
 
-    def _timed(self, cost: RouteCost, option: RouteOption, without_s: float) -> RouteCost:
+    def _add_seconds(self, cost: RouteCost, option: RouteOption, without_s: float) -> RouteCost:
         self.totals.add(option)
         seconds = self.totals.step_seconds(self.given) - without_s
         self.totals.remove(option)
@@ -181,7 +181,7 @@ class _Costs:
                     found.append(CostTerm(name, what, float(seconds), moved))
         return tuple(found)
 
-    def _rejected(self, candidate: Candidate, cost: RouteCost, own: RouteCost, fits: bool) -> RouteCost:
+    def _reject(self, candidate: Candidate, cost: RouteCost, own: RouteCost, fits: bool) -> RouteCost:
         if cost.note:
             return cost
         if cost.seconds is None:

@@ -100,7 +100,7 @@ class Setting:
         return hosts_of(self.layout, shares, self.constraints, self.measured, self.servers)
 
 
-def unmeasured(
+def explain_unmeasured(
     candidates: Sequence[Candidate], layout: Layout, constraints: PlanConstraints, cluster: ClusterProfile
 ) -> str:
     """Why no times can be predicted with a profile: what it lacks; empty when it lacks nothing that is needed."""
@@ -161,7 +161,7 @@ def _options(setting: Setting, pricing: Pricing, hosts: Hosts, candidate: Candid
     )
 
 
-def repriced(setting: Setting, problem: Problem, number: int, candidate: Candidate, rows: float) -> Problem:
+def reprice(setting: Setting, problem: Problem, number: int, candidate: Candidate, rows: float) -> Problem:
     """A problem as it is when a worker touches so many rows of its variable `number`, which is the candidate."""
     if candidate.touched is None:
         raise ValueError("Only a variable looked up by row has touched rows.")
@@ -182,7 +182,7 @@ def route_all(setting: Setting, notes: tuple[str, ...] = ()) -> Routed:
     partly = "" if _all_places(setting) else ", with partitions placed by rule"
     if len(kinds.rates) < 2 or not spreads:
         shares = equal_shares(setting.layout.num_workers)
-        problem = _checked(setting, problem_of(setting, shares))
+        problem = _check(setting, problem_of(setting, shares))
         return Routed(problem, solve(problem), shares, f"all routes{partly}", notes)
     columns = sum(len(c.allowed) for c in setting.candidates)
     if len(kinds.rates) <= ALL_SLOTS and columns <= LARGE:
@@ -193,7 +193,7 @@ def route_all(setting: Setting, notes: tuple[str, ...] = ()) -> Routed:
             bound_of=f"all routes and owners{partly}",
             notes=notes,
         )
-    return replace(_searched(setting, kinds), bound_of=f"all routes, with these owners{partly}", notes=notes)
+    return replace(_search(setting, kinds), bound_of=f"all routes, with these owners{partly}", notes=notes)
 
 
 def _best_of_all(setting: Setting, kinds: VariableKinds) -> tuple[Routed, float]:
@@ -205,25 +205,25 @@ def _best_of_all(setting: Setting, kinds: VariableKinds) -> tuple[Routed, float]
         if best is not None and least_s >= best.solution.step_s:
             bound_s = min(bound_s, least_s)
             continue
-        routed = _routed(problem, shares_of(setting.layout, kinds, slots))
+        routed = _route(problem, shares_of(setting.layout, kinds, slots))
         if routed is None:
             continue
         bound_s = min(bound_s, routed.solution.bound_s)
         if best is None or routed.solution.step_s < best.solution.step_s * (1 - 1e-9):
             best = routed
     if best is None:
-        _checked(setting, problem_of(setting, equal_shares(setting.layout.num_workers)))
+        _check(setting, problem_of(setting, equal_shares(setting.layout.num_workers)))
         raise PlanError("No choice of routes and owners fits into the memory of all hosts. Add hosts.")
     return best, bound_s
 
 
-def _searched(setting: Setting, kinds: VariableKinds) -> Routed:
+def _search(setting: Setting, kinds: VariableKinds) -> Routed:
     """Begins with shares equal or by rate; then, in turn, the routes for the shares and the shares for the routes."""
     slots = slots_by_rate(kinds)
     both = (equal_shares(setting.layout.num_workers), shares_of(setting.layout, kinds, slots))
-    found = [routed for routed in (_routed(problem_of(setting, shares), shares) for shares in both) if routed]
+    found = [routed for routed in (_route(problem_of(setting, shares), shares) for shares in both) if routed]
     if not found:
-        _checked(setting, problem_of(setting, both[0]))
+        _check(setting, problem_of(setting, both[0]))
         raise PlanError("No choice of routes and owners fits into the memory of all hosts. Add hosts.")
     best = min(found, key=lambda routed: routed.solution.step_s)
     slots = slots if best is not found[0] else (1,) * len(slots)
@@ -233,7 +233,7 @@ def _searched(setting: Setting, kinds: VariableKinds) -> Routed:
         if shares_of(setting.layout, kinds, slots) == best.shares:
             break
         shares = shares_of(setting.layout, kinds, slots)
-        routed = _routed(problem_of(setting, shares), shares)
+        routed = _route(problem_of(setting, shares), shares)
         if routed is None or routed.solution.step_s >= best.solution.step_s:
             break
         best = routed
@@ -269,7 +269,7 @@ def _better_slots(setting: Setting, kinds: VariableKinds, slots: tuple[int, ...]
     return best
 
 
-def _routed(problem: Problem, shares: Shares) -> Routed | None:
+def _route(problem: Problem, shares: Shares) -> Routed | None:
     """The best routes for some shares; None when nothing fits."""
     try:
         return Routed(problem, solve(problem), shares, "")
@@ -277,7 +277,7 @@ def _routed(problem: Problem, shares: Shares) -> Routed | None:
         return None
 
 
-def _checked(setting: Setting, problem: Problem) -> Problem:
+def _check(setting: Setting, problem: Problem) -> Problem:
     """Refuses a problem in which some host is too small whatever is chosen."""
     takes = {n: [o.memory for o in options] for n, options in zip(problem.names, problem.options, strict=True)}
     if takes:

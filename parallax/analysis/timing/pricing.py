@@ -126,8 +126,8 @@ class Pricing:
         adding = _Adding(np.zeros(ends), np.zeros((2, *ends)), np.zeros(ends), np.zeros((2, *who)), [])
         by_route: dict[str, Callable[[], None]] = {
             ALLREDUCE: lambda: self._allreduce(adding, variable),
-            ALLGATHER: lambda: self._allgather(adding, variable, _known(touched)),
-            ALLTOALL: lambda: self._alltoall(adding, variable, _known(touched)),
+            ALLGATHER: lambda: self._allgather(adding, variable, _require_touched(touched)),
+            ALLTOALL: lambda: self._alltoall(adding, variable, _require_touched(touched)),
             PS: lambda: self._servers(adding, variable, touched, servers),
         }
         if self.topology.workers > 1 or route == PS:
@@ -243,7 +243,7 @@ class Pricing:
             self._carry(to, GRADIENTS, np.where(self.out, given, taken), push)
             self._carry(to, NEW_VALUES, np.where(self.out, taken, given), pull)
             return
-        rows = _known(touched)
+        rows = _require_touched(touched)
         if by_fronts:
             self._between_workers(to, variable, rows, here, top, (PS, variable.name))
             return
@@ -310,7 +310,7 @@ def _row_bytes(variable: VariableSpec) -> int:
     return variable.width * variable.dtype_bytes
 
 
-def _known(touched: Touched | None) -> Touched:
+def _require_touched(touched: Touched | None) -> Touched:
     if touched is None:
         raise ValueError("A route by row is priced only where touched rows are known.")
     return touched

@@ -289,7 +289,7 @@ def _window(step: StepActivities, one: int) -> StepActivities:
         first = place - place % size
         return [*(first + needed for needed in step.needs[place % size]), *last_of.get(place, ())]
 
-    after, before = _reached(one, following), _reached(size + one, preceding)
+    after, before = _find_reached(one, following), _find_reached(size + one, preceding)
     kept = sorted(after & before - {size + one})
     number = {place: position for position, place in enumerate(kept)}
     return StepActivities(
@@ -301,7 +301,7 @@ def _window(step: StepActivities, one: int) -> StepActivities:
     )
 
 
-def _reached(first: int, following: Callable[[int], list[int]]) -> set[int]:
+def _find_reached(first: int, following: Callable[[int], list[int]]) -> set[int]:
     """All that is reached from the first, itself included."""
     found, waiting = {first}, [first]
     while waiting:

@@ -31,7 +31,7 @@ class NewHost:
     link_bytes_per_s: float | None = None
 
 
-def derived(profiles: Sequence[ClusterProfile], hosts: Sequence[NewHost], shares_cores: bool) -> ClusterProfile:
+def derive_profile(profiles: Sequence[ClusterProfile], hosts: Sequence[NewHost], shares_cores: bool) -> ClusterProfile:
     """The profile of other hosts.
 
     Args:
@@ -77,7 +77,7 @@ def _between(ordered: Sequence[ClusterProfile], rate: float) -> ClusterProfile:
         fast,
         across=_lines(slow.across, fast.across, t),
         within=_lines(slow.within, fast.within, t),
-        shared_cores=_mixed(cores[0] or cores[1], cores[1] or cores[0], t),
+        shared_cores=_interpolate(cores[0] or cores[1], cores[1] or cores[0], t),
     )
 
 
@@ -93,7 +93,7 @@ def _lines(slow: Mapping[str, AlphaBeta], fast: Mapping[str, AlphaBeta], t: floa
 _MIXED = ("base_s", "per_peer_s", "byte_s", "overlap")
 
 
-def _mixed(a: float | None, b: float | None, t: float) -> float | None:
+def _interpolate(a: float | None, b: float | None, t: float) -> float | None:
     return None if a is None or b is None else (1 - t) * a + t * b
 
 

@@ -140,7 +140,7 @@ def memory_plan(
     members = [("worker", rank, host) for rank, host in enumerate(plan.layout.host_by_rank)]
     members += [("server", number, host) for number, host in enumerate(plan.servers)]
     all_write = any(one.route in (ALLTOALL, PS) for one in held)
-    moved = [_moved(kind, number, all_write, chunk_bytes) for kind, number, _ in members]
+    moved = [_count_moved(kind, number, all_write, chunk_bytes) for kind, number, _ in members]
     series = [_series(held, live, kind, number, m) for (kind, number, _), m in zip(members, moved, strict=True)]
     uses = [_use(held, one, member, fixed.base_bytes) for one, member in zip(series, members, strict=True)]
     launcher = _launcher(fixed)
@@ -197,7 +197,7 @@ class _Series:
         return float(self.gradients[peak]), float(self.activations[peak] + self.of_batch[peak])
 
 
-def _moved(kind: str, number: int, all_write: bool, chunk_bytes: int) -> float:
+def _count_moved(kind: str, number: int, all_write: bool, chunk_bytes: int) -> float:
     """What a process holds at most of rows on their way to a checkpoint: of spread rows each worker writes a share."""
     writes = kind == "worker" and (all_write or number == 0)
     return float((_CHUNKS_READ + _CHUNKS_WRITTEN) * chunk_bytes) if writes else 0.0

@@ -29,7 +29,7 @@ from parallax.profiles.profiles import (
     ModelProfile,
     TableProfile,
 )
-from parallax.report.text import counted, held_by
+from parallax.report.text import held_by, pluralize
 
 SHOWN_CHANGES = 20
 """So many changes against the size before are named; of more, how many there are."""
@@ -86,7 +86,7 @@ def simulate(
             tuple(what_if.workers_per_host or kind.workers for kind in of_hosts),
             tuple(n for n, kind in enumerate(of_hosts) for _ in range(kind.servers)),
         )
-        there = replace(measured, cluster=copied(of_cluster, hosts), model=model)
+        there = replace(measured, cluster=copy_cluster(of_cluster, hosts), model=model)
         planned = plan(changed, layout, wanted, there)
         sizes.append(_size(planned, before, sizes, what_if, rounds_take_time=measured.cluster is not None))
         before = planned
@@ -102,7 +102,7 @@ def simulate(
     )
 
 
-def copied(cluster: ClusterProfile, hosts: int) -> ClusterProfile:
+def copy_cluster(cluster: ClusterProfile, hosts: int) -> ClusterProfile:
     """A cluster of so many hosts, copies of those of a profile in turn, each with cores of its own."""
     copies = (
         replace(host, name=f"{host.name} ({number})")
@@ -294,7 +294,7 @@ def _assumptions(
         what = "the measured host" if number == 1 else f"the {number} measured hosts, in turn"
         found.append(
             f"Hosts are copies of {what}, each with cores of its own. What a round takes was fitted to at most "
-            f"{counted(number, 'host')}, and follows that line (per_peer_s for each further member) as far as the "
+            f"{pluralize(number, 'host')}, and follows that line (per_peer_s for each further member) as far as the "
             "largest size."
         )
         if number == 2:

@@ -61,14 +61,14 @@ def sent_by_route(plan: Plan) -> Mapping[str, tuple[int, int, int]]:
     The bytes of `ps` are those that a worker and the servers send each other.
     """
     found: dict[str, tuple[int, int, int]] = {}
-    for variable in trained(plan):
+    for variable in find_trained(plan):
         sent, count, unknown = found.get(variable.route, (0, 0, 0))
         known = variable.cost.sent_bytes
         found[variable.route] = (sent + (known or 0), count + 1, unknown + (known is None))
     return dict(sorted(found.items()))
 
 
-def trained(plan: Plan) -> list[VariablePlan]:
+def find_trained(plan: Plan) -> list[VariablePlan]:
     """The variables with a route, by name."""
     return [v for v in plan.variables if v.route != NO_ROUTE]
 

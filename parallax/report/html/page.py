@@ -12,7 +12,7 @@ from markupsafe import Markup
 
 from parallax.plans.plan import Plan
 from parallax.report.html.assets import SCRIPT, STYLE
-from parallax.report.html.holdings import memory_by_host, sent_by_route, trained
+from parallax.report.html.holdings import find_trained, memory_by_host, sent_by_route
 from parallax.report.html.pictures import (
     hosts_svg,
     hosts_words,
@@ -22,8 +22,8 @@ from parallax.report.html.pictures import (
     touched_flips_svg,
 )
 from parallax.report.html.svg import NONE
-from parallax.report.html.table import listed, table
-from parallax.report.text import bytes_text, counted, members_texts, ms_text, step_texts
+from parallax.report.html.table import make_list, table
+from parallax.report.text import bytes_text, members_texts, ms_text, pluralize, step_texts
 
 
 def plan_page(plan: Plan) -> str:
@@ -36,7 +36,7 @@ def plan_page(plan: Plan) -> str:
         parts.append(unknown.format(_sentence(why)))
     if plan.prediction.step_s is not None:
         parts += [Markup("<p>{}</p>").format(line) for line in step_texts(plan)]
-    parts.append(listed(plan.notes))
+    parts.append(make_list(plan.notes))
     parts += [
         Markup("<h2>Variables</h2>"),
         Markup(
@@ -89,8 +89,8 @@ def _members(plan: Plan) -> list[str]:
     """Workers and servers; of many hosts only how many."""
     if len(plan.hosts) <= 4:
         return members_texts(plan)
-    found = [f"{counted(plan.num_workers, 'worker')} on {len(plan.hosts)} hosts"]
-    return [*found, counted(len(plan.servers), "server")] if plan.servers else found
+    found = [f"{pluralize(plan.num_workers, 'worker')} on {len(plan.hosts)} hosts"]
+    return [*found, pluralize(len(plan.servers), "server")] if plan.servers else found
 
 
 def _source(plan: Plan) -> Markup:
@@ -107,7 +107,7 @@ def _sums(plan: Plan) -> Markup:
     found = [
         ("exchanges of a step" if known.step_s and not known.has_compute else "predicted step", ms_text(known.step_s)),
         ("sent by a worker in a step", bytes_text(sent) + (" and unknown" if unknown else "")),
-        ("variables with a route", str(len(trained(plan)))),
+        ("variables with a route", str(len(find_trained(plan)))),
     ]
     if known.gap is not None:
         proof = "proven best" if known.gap == 0 else f"at most {100 * known.gap:.2g} % from the best"

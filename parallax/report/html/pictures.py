@@ -21,12 +21,12 @@ from parallax.report.html.svg import (
     line,
     powers,
     rect,
-    shortened,
+    shorten,
     svg,
     text,
     ticks,
 )
-from parallax.report.text import bytes_text, counted, flip_texts, ms_text
+from parallax.report.text import bytes_text, flip_texts, ms_text, pluralize
 
 WIDTH = 1100.0
 SHOWN_HOSTS = 24
@@ -65,12 +65,12 @@ def hosts_svg(plan: Plan) -> Markup:
             rect(x, y, full, _BOX - 12, "#fbfbfb", more=Markup(' rx="4" stroke="{}" class="host"').format(PALE))
         )
         servers = plan.servers.count(host)
-        words = f"host {host}: {counted(plan.hosts[host], 'worker')}"
-        parts.append(text(x + 8, y + 18, words + (f", {counted(servers, 'server')}" if servers else "")))
+        words = f"host {host}: {pluralize(plan.hosts[host], 'worker')}"
+        parts.append(text(x + 8, y + 18, words + (f", {pluralize(servers, 'server')}" if servers else "")))
         bar = full - 16
         total = sum(h.held_bytes for h in held[host])
         parts.append(text(x + 8, y + 37, f"holds {bytes_text(total)} of variables", fill=FAINT, size=11))
-        parts += _held(held[host], x + 8, y + 42, bar, most_held)
+        parts += _draw_holdings(held[host], x + 8, y + 42, bar, most_held)
         parts += _memory(memory[host], x + 8, y + 72, bar, most_memory)
         if host < len(plan.prediction.loads):
             load = plan.prediction.loads[host]
@@ -84,7 +84,7 @@ def hosts_svg(plan: Plan) -> Markup:
     return svg(WIDTH, 28 + _BOX * math.ceil(shown / columns), "hosts", "Hosts and what they hold", parts)
 
 
-def _held(held: Sequence[Holding], x: float, y: float, bar: float, most: int) -> list[Markup]:
+def _draw_holdings(held: Sequence[Holding], x: float, y: float, bar: float, most: int) -> list[Markup]:
     """The variables of a host, by route and size; small ones of a route together, as a model may have thousands."""
     parts = [rect(x, y, bar, 12, PALE)]
     for route, fill in COLOUR_BY_ROUTE.items():
@@ -93,7 +93,7 @@ def _held(held: Sequence[Holding], x: float, y: float, bar: float, most: int) ->
         boxes = [(h.held_bytes, f"{h.name}: {bytes_text(h.held_bytes)}, {h.what}, {route}") for h in seen]
         small = [h.held_bytes for h in of_route[len(seen) :]]
         if sum(small):
-            words = f"{counted(len(small), 'smaller variable')}: {bytes_text(sum(small))}, {route}"
+            words = f"{pluralize(len(small), 'smaller variable')}: {bytes_text(sum(small))}, {route}"
             boxes.append((sum(small), words))
         for count, tip in boxes:
             width = bar * count / most
@@ -132,7 +132,7 @@ def routes_svg(plan: Plan) -> Markup:
     parts = []
     for place, (route, (count, variables, unknown)) in enumerate(sent.items()):
         y = 8 + 30 * place
-        words = f"{bytes_text(count)}, {counted(variables, 'variable')}"
+        words = f"{bytes_text(count)}, {pluralize(variables, 'variable')}"
         words += f", {unknown} of them of unknown bytes" if unknown else ""
         width = (WIDTH - 420) * count / most
         parts.append(text(4, y + 14, route))
@@ -221,7 +221,7 @@ def _flips(
         parts += [line(at, top - 4, at, bottom, PALE), text(at, bottom + 16, tick(value), "middle", FAINT, 11)]
     for place, (variable, flips, now) in enumerate(rows):
         y = top + _ROW * place
-        parts.append(text(4, y + 14, shortened(variable.name, 34)))
+        parts.append(text(4, y + 14, shorten(variable.name, 34)))
         below = max((f.value for f in flips if not f.above), default=low)
         above = min((f.value for f in flips if f.above), default=high)
         spans = [(below, above, variable.route, "as planned")]

@@ -11,8 +11,8 @@ from markupsafe import Markup
 from parallax.plans.what_if import Simulation, Size
 from parallax.report.html.page import html_page, section, sums
 from parallax.report.html.svg import COLOUR_BY_ROUTE, FAINT, NONE, PALE, legend, line, powers, rect, svg, text, ticks
-from parallax.report.html.table import listed
-from parallax.report.text import aligned, bytes_text, counted, ms_text
+from parallax.report.html.table import make_list
+from parallax.report.text import align, bytes_text, ms_text, pluralize
 
 _COLUMNS = ("hosts", "workers", "step", "batches/s", "efficiency", "memory/host", "sent/worker", "routes")
 _BALANCE = ("layer", "size", "compute", "all-reduce alone", "balance point")
@@ -27,13 +27,13 @@ def simulation_text(simulation: Simulation) -> str:
     lines = [f"Simulation of graph {simulation.graph[:12]}: the best plan for each number of hosts"]
     if not any(used.kind == "cluster" for used in simulation.profiles):
         lines.append("No links were measured: steps take at least this, and efficiency is unknown; see the first note.")
-    lines += aligned(_COLUMNS, [_cells(size) for size in simulation.sizes])
+    lines += align(_COLUMNS, [_cells(size) for size in simulation.sizes])
     for before, size in zip(simulation.sizes, simulation.sizes[1:], strict=False):
-        lines.append(f"From {before.hosts} to {counted(size.hosts, 'host')}: {'; '.join(size.changes) or _SAME}.")
+        lines.append(f"From {before.hosts} to {pluralize(size.hosts, 'host')}: {'; '.join(size.changes) or _SAME}.")
     if simulation.balances:
         workers = simulation.sizes[-1].workers
-        lines += ["", f"Gradients of dense layers against their compute, all-reduce at {counted(workers, 'worker')}:"]
-        lines += aligned(_BALANCE, _balances(simulation))
+        lines += ["", f"Gradients of dense layers against their compute, all-reduce at {pluralize(workers, 'worker')}:"]
+        lines += align(_BALANCE, _balances(simulation))
         lines += [_BALANCE_WORDS]
     return "\n".join([*lines, "", *(f"note: {words}" for words in simulation.assumptions)]) + "\n"
 
@@ -52,7 +52,7 @@ def simulation_page(simulation: Simulation) -> str:
     used = " and ".join(f"{p.kind} profile {p.name or p.fingerprint[:12]}" for p in simulation.profiles)
     largest = sizes[-1]
     head = [
-        ("largest size", f"{counted(largest.hosts, 'host')}, {counted(largest.workers, 'worker')}"),
+        ("largest size", f"{pluralize(largest.hosts, 'host')}, {pluralize(largest.workers, 'worker')}"),
         ("predicted step there" if largest.throughput else "exchanges of a step there", ms_text(largest.step_s)),
         ("efficiency there", _percent(largest.efficiency)),
         ("memory of a host there", bytes_text(largest.memory_bytes)),
@@ -67,19 +67,19 @@ def simulation_page(simulation: Simulation) -> str:
         sums(head),
         Markup("<h2>Sizes</h2>"),
         _table("sizes", _COLUMNS, [_cells(size) for size in sizes]),
-        listed(changes),
+        make_list(changes),
         section("Throughput", throughput_svg(sizes), "Both axes by powers; linear from the smallest size."),
         section("The step", steps_svg(sizes), "Phases in their order, without what compute hides of them."),
         section("Routes", routes_svg(sizes), "Variables by route, in the best plan for each number of hosts."),
     ]
     if simulation.balances:
-        workers = counted(largest.workers, "worker")
+        workers = pluralize(largest.workers, "worker")
         parts += [
             Markup("<h2>Dense layers: gradients against compute, at {}</h2>").format(workers),
             _table("balances", _BALANCE, _balances(simulation)),
             Markup('<p class="faint">{}</p>').format(_BALANCE_WORDS),
         ]
-    parts += [Markup("<h2>What this rests on</h2>"), listed(simulation.assumptions)]
+    parts += [Markup("<h2>What this rests on</h2>"), make_list(simulation.assumptions)]
     return html_page(title, parts)
 
 
@@ -142,7 +142,7 @@ def steps_svg(sizes: Sequence[Size]) -> Markup:
         parts += [line(at, top - 6, at, bottom, PALE), text(at, bottom + 16, f"{value:g} ms", "middle", FAINT, 11)]
     for number, size in enumerate(sizes):
         y, end_s = top + 34 * number, 0.0
-        parts.append(text(left - 8, y + 17, counted(size.hosts, "host"), "end"))
+        parts.append(text(left - 8, y + 17, pluralize(size.hosts, "host"), "end"))
         for phase in size.phases:
             start_s, end_s = max(end_s, phase.start_s), max(end_s, phase.end_s)
             if end_s > start_s:
@@ -164,7 +164,7 @@ def routes_svg(sizes: Sequence[Size]) -> Markup:
     parts, left = [legend(90, 14, [(route, COLOUR_BY_ROUTE[route]) for route in seen])], 90.0
     for number, size in enumerate(sizes):
         x, y = left, 26 + 28 * number
-        parts.append(text(left - 8, y + 14, counted(size.hosts, "host"), "end"))
+        parts.append(text(left - 8, y + 14, pluralize(size.hosts, "host"), "end"))
         for route in seen:
             count = dict(size.routes).get(route, 0)
             if count:
@@ -204,7 +204,7 @@ def _balances(simulation: Simulation) -> list[tuple[str, ...]]:
             bytes_text(balance.value_bytes),
             ms_text(balance.compute_s),
             ms_text(balance.exchange_s),
-            "never" if balance.workers is None else counted(balance.workers, "worker"),
+            "never" if balance.workers is None else pluralize(balance.workers, "worker"),
         )
         for balance in simulation.balances[: _SHOWN_LAYERS + 1]
     ]

@@ -62,7 +62,7 @@ def line(x1: float, y1: float, x2: float, y2: float, stroke: str = FAINT, more: 
     )
 
 
-def shortened(words: str, letters: int) -> str:
+def shorten(words: str, letters: int) -> str:
     """At most so many letters; what is left out is left out in the middle."""
     if len(words) <= letters:
         return words

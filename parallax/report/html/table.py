@@ -9,7 +9,7 @@ from markupsafe import Markup
 from parallax.plans.plan import NO_ROUTE, Plan, RouteCost, VariablePlan
 from parallax.plans.prediction import CostTerm
 from parallax.report.html.svg import COLOUR_BY_ROUTE, NONE
-from parallax.report.text import bytes_text, counted, flip_texts, held_by, ms_text, shape_text, value_bytes
+from parallax.report.text import bytes_text, flip_texts, held_by, ms_text, pluralize, shape_text, value_bytes
 
 COLUMNS = (
     ("variable", "variable", ""),
@@ -70,8 +70,8 @@ def _cells(plan: Plan, variable: VariablePlan) -> list[tuple[str | float, str]]:
         (variable.name, name),
         (variable.cls.value, variable.cls.value),
         (value_bytes(variable), shape),
-        (_share(variable), _touched(variable)),
-        (variable.route, _marked(variable.route)),
+        (_share(variable), _format_touched(variable)),
+        (variable.route, _color_route(variable.route)),
         (len([rows for rows in variable.owner_rows if rows]), held_by(variable)),
         ((sent if sent is not None else -1) if trained else "", bytes_text(sent) if trained else ""),
         (seconds if trained and seconds is not None else "", _ms(seconds) if trained else ""),
@@ -84,7 +84,7 @@ def _cells(plan: Plan, variable: VariablePlan) -> list[tuple[str | float, str]]:
     ]
 
 
-def _marked(route: str) -> Markup:
+def _color_route(route: str) -> Markup:
     """A route with its colour."""
     return Markup('<i style="background:{}"></i>{}').format(COLOUR_BY_ROUTE[route], route)
 
@@ -99,7 +99,7 @@ def _share(variable: VariablePlan) -> str | float:
     return variable.touched_rows / max(variable.shape[0], 1)
 
 
-def _touched(variable: VariablePlan) -> str:
+def _format_touched(variable: VariablePlan) -> str:
     share = _share(variable)
     if isinstance(share, str):
         return ""
@@ -112,12 +112,12 @@ def _details(plan: Plan, variable: VariablePlan) -> Markup:
     size, cls = bytes_text(value_bytes(variable)), variable.cls.value
     parts = [what.format(variable.name, cls, list(variable.shape), variable.dtype, size)]
     if variable.evidence:
-        parts.append(Markup("<p>It is {} because</p>{}").format(cls, listed(variable.evidence)))
+        parts.append(Markup("<p>It is {} because</p>{}").format(cls, make_list(variable.evidence)))
     if variable.slots:
         parts.append(Markup("<p>With it go {}.</p>").format(", ".join(variable.slots)))
     owners = owner_texts(plan, variable)
     if owners:
-        parts.append(Markup("<p>Who holds its rows</p>{}").format(listed(owners)))
+        parts.append(Markup("<p>Who holds its rows</p>{}").format(make_list(owners)))
     if variable.route != NO_ROUTE:
         parts.append(_routes(variable))
     return Markup().join(parts)
@@ -133,7 +133,7 @@ def owner_texts(plan: Plan, variable: VariablePlan) -> list[str]:
     for owner, rows in enumerate(variable.owner_rows[:SHOWN_OWNERS]):
         host = plan.servers[owner] if variable.servers else hosts[owner]
         who = f"server {owner}" if variable.servers else f"worker {owner}"
-        lines.append(f"{who} on host {host}: {counted(rows, 'row')}, {bytes_text(round(rows * of_row))}")
+        lines.append(f"{who} on host {host}: {pluralize(rows, 'row')}, {bytes_text(round(rows * of_row))}")
     if len(variable.owner_rows) > SHOWN_OWNERS:
         least, most = min(variable.owner_rows), max(variable.owner_rows)
         lines.append(f"and {len(variable.owner_rows) - SHOWN_OWNERS} more; of all, from {least} to {most} rows each")
@@ -150,7 +150,7 @@ def _routes(variable: VariablePlan) -> Markup:
         numbers = Markup("<td class=n>{}</td><td class=n>{}</td><td class=n>{}</td>").format(sent, cost.rounds, seconds)
         rows.append(
             Markup("<tr{}><td>{}</td>{}<td>{}</td><td>{}</td></tr>").format(
-                Markup(" class=taken") if taken else NONE, _marked(cost.route), numbers, _terms(cost), note
+                Markup(" class=taken") if taken else NONE, _color_route(cost.route), numbers, _terms(cost), note
             )
         )
     return Markup(
@@ -168,7 +168,7 @@ def _term(term: CostTerm) -> str:
     return f"{ms_text(term.seconds)} {term.phase}: {_WHAT[term.what]}{carried}"
 
 
-def listed(lines: Sequence[str]) -> Markup:
+def make_list(lines: Sequence[str]) -> Markup:
     """Lines as a list; nothing without any."""
     items = Markup().join(Markup("<li>{}</li>").format(line) for line in lines)
     return Markup("<ul>{}</ul>").format(items) if lines else NONE

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from parallax.analysis.whatif.derived import NewHost, derived
+from parallax.analysis.whatif.derived import NewHost, derive_profile
 from parallax.cluster.machines import local_cluster
 from parallax.cluster.resource_file import parse_resource_file
 from parallax.errors import ConfigError
@@ -35,7 +35,7 @@ def derive(resource: str | None, calibrations: Sequence[ClusterProfile], output:
         raise ConfigError("--from derives a profile for the hosts of a resource file, and none was given: -r FILE.")
     check_writable(Path(output))
     hosts = parse_resource_file(resource, local_cluster(None, visible_gpus()).hosts[0]).hosts
-    profile = derived(calibrations, [NewHost(h.address, h.link_bytes_per_s) for h in hosts], shares_cores)
+    profile = derive_profile(calibrations, [NewHost(h.address, h.link_bytes_per_s) for h in hosts], shares_cores)
     write(Path(output), profile)
     show(profile_table(profile))
     return 0

@@ -61,11 +61,11 @@ def profile_of(names: Sequence[str], measured: Measurements) -> ClusterProfile:
     """The profile of the hosts called `names`."""
     rates = measured.rates or ((0.0, 0.0),)
     hosts = tuple(
-        HostProfile(name, cores, memory, _rounded(out), _rounded(into))
+        HostProfile(name, cores, memory, _round(out), _round(into))
         for name, (cores, memory), (out, into) in zip(names, measured.hosts, rates, strict=True)
     )
     lines = {where: _lines(measured.samples, where, hosts) for where in (ACROSS, WITHIN)}
-    shared = None if measured.slowdown <= _ALIKE else _rounded(len(hosts) / measured.slowdown)
+    shared = None if measured.slowdown <= _ALIKE else _round(len(hosts) / measured.slowdown)
     return ClusterProfile(CLUSTER_PROFILE_VERSION, hosts, lines[ACROSS], lines[WITHIN], shared)
 
 
@@ -119,12 +119,12 @@ def fit_line(samples: Sequence[TimedPoint], hosts: Sequence[HostProfile]) -> Alp
     residual = float(np.median(np.abs(errors(found))))
     base_s, per_peer_s, megabyte_s, overlap = map(float, found)
     return AlphaBeta(
-        base_s=_rounded(base_s),
-        per_peer_s=_rounded(per_peer_s),
-        byte_s=_rounded(1e-6 * megabyte_s),
-        residual=_rounded(residual),
+        base_s=_round(base_s),
+        per_peer_s=_round(per_peer_s),
+        byte_s=_round(1e-6 * megabyte_s),
+        residual=_round(residual),
         samples=len(samples),
-        overlap=_rounded(overlap),
+        overlap=_round(overlap),
     )
 
 
@@ -138,6 +138,6 @@ def _lines(samples: Sequence[TimedPoint], where: str, hosts: Sequence[HostProfil
     return found
 
 
-def _rounded(value: float) -> float:
+def _round(value: float) -> float:
     """To six digits: more are noise; and what a bound has kept just above 0 is 0."""
     return float(f"{value:.6g}") if value > _LEAST else 0.0

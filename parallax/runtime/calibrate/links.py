@@ -38,14 +38,14 @@ class _Arrivals:
         now_s = time.perf_counter() - self._began_s
         if now_s < _SKIPPED_S + _COUNTED_S:
             return False
-        return len(self._counted()) >= (_LEAST_CHUNKS if now_s < _LIMIT_S else _LIMIT_CHUNKS)
+        return len(self._count_arrivals()) >= (_LEAST_CHUNKS if now_s < _LIMIT_S else _LIMIT_CHUNKS)
 
     def rate_bytes_per_s(self) -> float:
-        times = self._counted()
+        times = self._count_arrivals()
         slope = np.polyfit(times, np.arange(len(times)) * float(_CHUNK_BYTES), 1)[0]
         return float(slope)
 
-    def _counted(self) -> list[float]:
+    def _count_arrivals(self) -> list[float]:
         return [at_s for at_s in self._at_s if at_s > _SKIPPED_S]
 
 

@@ -150,10 +150,10 @@ class _Measurement:
         for turn in range(leads.size):
             wait_for_all(leads)
             if turn == leads.rank:
-                alone = _timed(_compute)
+                alone = _time(_compute)
         wait_for_all(leads)
         leads.Barrier()
-        together = leads.allreduce(_timed(_compute), MPI.MAX)
+        together = leads.allreduce(_time(_compute), MPI.MAX)
         found = statistics.median(leads.allgather(together / alone))
         self._meet()
         return float(found)
@@ -180,7 +180,7 @@ def _seconds(run: Callable[[], None], team: Comm, is_first: bool) -> float:
 
     for _ in range(_FIRST_RUNS if is_first else 0):
         run()
-    once_s = _timed(run)
+    once_s = _time(run)
     times = team.bcast(min(math.ceil(_SAMPLE_S / once_s), _MOST_RUNS), 0)
     team.Barrier()
     began_s = time.perf_counter()
@@ -196,7 +196,7 @@ def _compute() -> None:
         np.einsum("ij,jk->ik", _MATRIX, _MATRIX)
 
 
-def _timed(run: Callable[[], None]) -> float:
+def _time(run: Callable[[], None]) -> float:
     began_s = time.perf_counter()
     run()
     return time.perf_counter() - began_s

@@ -138,11 +138,11 @@ class BesideTraining:
     def _write(self, one: _InProgress) -> None:
         """What the thread does: no error of it may be lost, so the loop raises them."""
         try:
-            one.moved = self._written(one)
+            one.moved = self._write_state(one)
         except BaseException as error:
             one.failed = error
 
-    def _written(self, one: _InProgress) -> Moved:
+    def _write_state(self, one: _InProgress) -> Moved:
         storage = self.storage
         writer = storage.writer(one.step, one.header, storage.chunk_bytes)
         contents = storage.marks.contents(one.image.held, one.header)

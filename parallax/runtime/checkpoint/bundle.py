@@ -17,8 +17,8 @@ import tensorflow as tf
 from google.protobuf.message import DecodeError
 from tensorflow.core.protobuf import tensor_bundle_pb2
 
-from parallax.runtime.checkpoint.checksum import BLOCK_BYTES, crc32c, joined, masked
-from parallax.runtime.checkpoint.sorted_string_table import damaged, table, varint
+from parallax.runtime.checkpoint.checksum import BLOCK_BYTES, crc32c, join_checksums, mask
+from parallax.runtime.checkpoint.sorted_string_table import make_damage_error, table, varint
 from parallax.runtime.checkpoint.stored import chunks
 from parallax.types import Array, BundleEntry, DType
 
@@ -80,7 +80,7 @@ class Bundle:
         try:
             self.tensors = _tensors(self.prefix, entries)
         except (DecodeError, KeyError, TypeError, ValueError) as error:
-            raise damaged(path, f"an entry has {error!r}") from error
+            raise make_damage_error(path, f"an entry has {error!r}") from error
         ends: dict[str, int] = {}
         for piece in (piece for tensor in self.tensors.values() for piece in tensor.pieces):
             ends[piece.file] = max(ends.get(piece.file, 0), piece.position + piece.size)
@@ -88,7 +88,7 @@ class Bundle:
             _check_there(data_file)
             length = tf.io.gfile.stat(data_file).length
             if length < end:
-                raise damaged(data_file, f"it ends early, at byte {length} of {end}")
+                raise make_damage_error(data_file, f"it ends early, at byte {length} of {end}")
 
     def ranges(self, key: str, first: int, rows: int, row_bytes: int, chunk_bytes: int) -> list[tuple[int, int]]:
         """Splits rows into ranges (from row 0 of what is asked for, number) that each lie in one piece by rows.
@@ -129,7 +129,7 @@ class Bundle:
             found[put] = rows[taken_columns]
             filled += found[put].size
         if filled != found.size:
-            raise damaged(f"{self.prefix}.index", f"a part of {key} is missing")
+            raise make_damage_error(f"{self.prefix}.index", f"a part of {key} is missing")
         return found
 
     def verify(self) -> list[str]:
@@ -162,7 +162,7 @@ class Bundle:
             values.reshape(-1)[:] = _strings(piece)
             return values
         content = _bytes_at(piece.file, piece.position, piece.size)
-        if masked(crc32c(content)) != piece.crc:
+        if mask(crc32c(content)) != piece.crc:
             raise _other_checksum(piece)
         return np.frombuffer(content, tf.as_dtype(tensor.dtype).as_numpy_dtype).reshape(piece.shape)
 
@@ -172,7 +172,7 @@ class Bundle:
         block, end = first // BLOCK_BYTES, min(piece.size, -(-(first + count) // BLOCK_BYTES) * BLOCK_BYTES)
         start = block * BLOCK_BYTES
         content = _bytes_at(piece.file, piece.position + start, end - start)
-        _, found = joined(content[at : at + BLOCK_BYTES] for at in range(0, len(content), BLOCK_BYTES))
+        _, found = join_checksums(content[at : at + BLOCK_BYTES] for at in range(0, len(content), BLOCK_BYTES))
         if found != crcs[block : block + len(found)]:
             raise _other_checksum(piece)
         return memoryview(content)[first - start : first - start + count]
@@ -181,8 +181,8 @@ class Bundle:
         """The checksums of a piece's blocks, which together give its own; the piece is read through once."""
         place = (piece.file, piece.position)
         if place not in self._crcs:
-            whole, crcs = joined(_blocks(piece))
-            if masked(whole) != piece.crc:
+            whole, crcs = join_checksums(_blocks(piece))
+            if mask(whole) != piece.crc:
                 raise _other_checksum(piece)
             self._crcs[place] = crcs
         return self._crcs[place]
@@ -190,11 +190,11 @@ class Bundle:
 
 def _check_there(path: str) -> None:
     if not tf.io.gfile.exists(path):
-        raise damaged(path, "it is not there")
+        raise make_damage_error(path, "it is not there")
 
 
 def _other_checksum(piece: StoredSlice) -> Exception:
-    return damaged(piece.file, f"the {piece.size} bytes at byte {piece.position} have another checksum")
+    return make_damage_error(piece.file, f"the {piece.size} bytes at byte {piece.position} have another checksum")
 
 
 def _cut(low: list[int], high: list[int], start: tuple[int, ...]) -> tuple[slice, ...]:
@@ -272,10 +272,10 @@ def _strings(piece: StoredSlice) -> list[bytes]:
         length, at = varint(content, at, piece.file)
         lengths.append(length)
     if at + 4 + sum(lengths) != piece.size:
-        raise damaged(piece.file, f"the strings at byte {piece.position} have other lengths")
+        raise make_damage_error(piece.file, f"the strings at byte {piece.position} have other lengths")
     numbers = b"".join(n.to_bytes(4 if n < 2**32 else 8, "little") for n in lengths)
     stored, body = content[at : at + 4], content[at + 4 :]
-    if stored != masked(crc32c(numbers)).to_bytes(4, "little") or masked(crc32c(numbers, stored, body)) != piece.crc:
+    if stored != mask(crc32c(numbers)).to_bytes(4, "little") or mask(crc32c(numbers, stored, body)) != piece.crc:
         raise _other_checksum(piece)
     ends = np.cumsum(lengths).tolist()
     return [body[end - length : end] for end, length in zip(ends, lengths, strict=True)]
@@ -297,5 +297,5 @@ def _bytes_at(path: str, position: int, length: int) -> bytes:
         except tf.errors.OutOfRangeError:
             found = b""
     if len(found) != length:
-        raise damaged(path, f"it ends early, before byte {position + length}")
+        raise make_damage_error(path, f"it ends early, before byte {position + length}")
     return bytes(found)

@@ -23,12 +23,12 @@ def crc32c(*parts: bytes) -> int:
     return functools.reduce(google_crc32c.extend, parts, 0)
 
 
-def masked(crc: int) -> int:
+def mask(crc: int) -> int:
     """A checksum in its stored form."""
     return ((crc >> 15 | crc << 17) + _MASK_DELTA) & 0xFFFFFFFF
 
 
-def joined(blocks: Iterable[bytes]) -> tuple[int, list[int]]:
+def join_checksums(blocks: Iterable[bytes]) -> tuple[int, list[int]]:
     """(CRC-32C of all blocks together, that of each); all but the last must have BLOCK_BYTES.
 
     Each byte is gone through once: `extend` is linear in the checksum before, so what a whole block of zeros makes of

@@ -9,12 +9,12 @@ from collections.abc import Iterator, Sequence
 import tensorflow as tf
 
 from parallax.errors import CheckpointError
-from parallax.report.text import bytes_text, counted
+from parallax.report.text import bytes_text, pluralize
 from parallax.runtime.checkpoint.bundle import Bundle
 from parallax.runtime.checkpoint.chain import Chain, States, chains, increments_in, is_increment
 from parallax.runtime.checkpoint.compact import compact
 from parallax.runtime.checkpoint.export import export_model, export_plain
-from parallax.runtime.checkpoint.folder import absolute, file_errors, listed
+from parallax.runtime.checkpoint.folder import absolute, file_errors, list_prefixes
 from parallax.runtime.checkpoint.sorted_string_table import DamagedCheckpoint
 from parallax.strict import shown
 from parallax.types import Graph
@@ -28,7 +28,7 @@ def list_checkpoints(folder: str) -> Iterator[str]:
     """
     last_state = States(absolute(folder)).following()
     follows = _follows(absolute(folder))
-    for prefix, bundle in _opened(folder):
+    for prefix, bundle in _open_each(folder):
         if isinstance(bundle, DamagedCheckpoint):
             yield f"{shown(prefix)}: damaged: {bundle}"
             continue
@@ -38,7 +38,7 @@ def list_checkpoints(folder: str) -> Iterator[str]:
         last = ", the latest" if prefix == last_state else ""
         if is_increment(prefix):
             last = f", {follows.get(prefix, 'follows nothing that is there')}{last}"
-        yield f"{shown(prefix)}: {when}, {counted(len(bundle.tensors), 'tensor')}, {size}{last}"
+        yield f"{shown(prefix)}: {when}, {pluralize(len(bundle.tensors), 'tensor')}, {size}{last}"
 
 
 def compact_lines(folder: str) -> Iterator[str]:
@@ -55,7 +55,7 @@ def compact_lines(folder: str) -> Iterator[str]:
 def _follows(folder: str) -> dict[str, str]:
     """What each increment of a folder follows, in words, of those that follow something."""
     found = {}
-    for prefix, chain, _ in chains(listed(folder)) if tf.io.gfile.isdir(folder) else ():
+    for prefix, chain, _ in chains(list_prefixes(folder)) if tf.io.gfile.isdir(folder) else ():
         before = prefix
         for bundle, _ in chain.increments if isinstance(chain, Chain) else ():
             found[bundle.prefix] = f"follows {shown(posixpath.basename(before))}"
@@ -69,7 +69,7 @@ def verify_checkpoints(folder: str) -> Iterator[tuple[str, bool]]:
     Raises:
         CheckpointError: when the folder has none, or cannot be read.
     """
-    for prefix, bundle in _opened(folder):
+    for prefix, bundle in _open_each(folder):
         try:
             if isinstance(bundle, DamagedCheckpoint):
                 raise bundle
@@ -95,7 +95,7 @@ def export_lines(
     for kind, tensors in (("input", forward.inputs), ("output", forward.outputs)):
         for name, tensor in tensors.items():
             yield f"{kind} {shown(name)}: {shown(tensor)}"
-    yield f"Written: {shown(folder)}, {counted(len(forward.variables), 'variable')}"
+    yield f"Written: {shown(folder)}, {pluralize(len(forward.variables), 'variable')}"
 
 
 def plain_lines(checkpoint: str, folder: str) -> Iterator[str]:
@@ -107,11 +107,11 @@ def plain_lines(checkpoint: str, folder: str) -> Iterator[str]:
     yield f"Written: {shown(export_plain(checkpoint, folder))}"
 
 
-def _opened(folder: str) -> Iterator[tuple[str, Bundle | DamagedCheckpoint]]:
+def _open_each(folder: str) -> Iterator[tuple[str, Bundle | DamagedCheckpoint]]:
     """The prefixes of a folder's checkpoints, and each opened, or why it cannot be."""
     path = absolute(folder)
     with file_errors(f"The folder {shown(folder)} must be readable", "Name another."):
-        found = [*listed(path), *increments_in(path)] if tf.io.gfile.isdir(path) else []
+        found = [*list_prefixes(path), *increments_in(path)] if tf.io.gfile.isdir(path) else []
         if not found:
             raise CheckpointError(
                 f"A folder with checkpoints must be named, and {shown(folder)} has none. Name the folder that "

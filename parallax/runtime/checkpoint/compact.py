@@ -36,7 +36,7 @@ def compact(folder: str, chunk_bytes: int = CHUNK_BYTES) -> tuple[str, list[str]
             if not chain.increments:
                 return prefix, states.notes
             try:
-                return _written(chain, absolute(folder), chunk_bytes), states.notes
+                return _write(chain, absolute(folder), chunk_bytes), states.notes
             except DamagedCheckpoint as error:
                 states.is_damaged(error)
     raise CheckpointError(
@@ -44,7 +44,7 @@ def compact(folder: str, chunk_bytes: int = CHUNK_BYTES) -> tuple[str, list[str]
     )
 
 
-def _written(chain: Chain, folder: str, chunk_bytes: int) -> str:
+def _write(chain: Chain, folder: str, chunk_bytes: int) -> str:
     """Writes all tensors of the state that a chain ends with, and a header of its own."""
     step = chain.increments[-1][1].step
     claim = claim_of(folder, "`parallax checkpoint compact`")

@@ -81,14 +81,14 @@ class Contents:
                 rows = one.read(session, first, count)
                 yield Content(one.stored.key, one.stored.slice_spec(first, count), one.stored.dtype, rows)
         for table in self.tables:
-            yield from self._touched(table, comm, session, chunk_bytes)
+            yield from self._list_touched(table, comm, session, chunk_bytes)
         if self.header is not None:
             header = replace(self.header, tables=tuple(self._written))
             yield Content(HEADER, "", "string", header.to_text() if comm.Get_rank() == 0 else None)
 
-    def _touched(self, table: TouchedTable, comm: Comm, session: Session, chunk_bytes: int) -> Iterator[Content]:
+    def _list_touched(self, table: TouchedTable, comm: Comm, session: Session, chunk_bytes: int) -> Iterator[Content]:
         """The numbers of the touched rows, and these rows of all variables of a table."""
-        marked = _marked(table.marks, comm, session, chunk_bytes)
+        marked = _read_marks(table.marks, comm, session, chunk_bytes)
         total, is_first = int(np.count_nonzero(marked)), comm.Get_rank() == 0
         if not total:
             return
@@ -119,7 +119,7 @@ def _dealt(one: DealtRows, session: Session, chunk_bytes: int, writers: Sequence
         yield Content(stored.key, spec, stored.dtype, rows if rank in counts else None, is_dealt=True)
 
 
-def _marked(marks: ReadableVariable, comm: Comm, session: Session, chunk_bytes: int) -> Array:
+def _read_marks(marks: ReadableVariable, comm: Comm, session: Session, chunk_bytes: int) -> Array:
     """Which rows are marked, `[rows]`, on all workers."""
     found = np.zeros(marks.stored.rows, bool)
     for first, count in chunks(marks.stored.rows, marks.stored.row_bytes, chunk_bytes):

@@ -87,7 +87,7 @@ def deal(one: DealtRows, session: Session, first: int, counts: Mapping[int, int]
     """
     comm, ownership, stored = one.comm, one.ownership, one.stored
     size, readers = comm.Get_size(), one.readers(sorted(counts))
-    sent, sizes = _sent(one, session, first, counts, readers)
+    sent, sizes = _send(one, session, first, counts, readers)
     start, count = run_of(comm.Get_rank(), first, counts)
     lengths = [high - low for low, high in (ownership.local_range(h, start, count) for h in range(ownership.holders))]
     from_readers = [0] * size
@@ -104,7 +104,7 @@ def deal(one: DealtRows, session: Session, first: int, counts: Mapping[int, int]
     return rows
 
 
-def _sent(
+def _send(
     one: DealtRows, session: Session, first: int, counts: Mapping[int, int], readers: Sequence[int]
 ) -> tuple[Array, list[int]]:
     """What this worker reads of a round: the rows of each taker one after the other, and by worker how many bytes."""

@@ -59,7 +59,7 @@ def export_model(
     """
     forward = forward_graph(graph, inputs, outputs)
     variables = _global_variables(graph, forward)
-    bundle = opened(checkpoint)
+    bundle = open_checkpoint(checkpoint)
     check_fits(bundle, variables, "Name a checkpoint that this script has written.")
     target = _new_folder(folder)
     model = _saved_model(graph, forward, variables)
@@ -88,7 +88,7 @@ def export_plain(checkpoint: str, folder: str, chunk_bytes: int = CHUNK_BYTES) -
     Raises:
         CheckpointError: when the checkpoint is damaged, or files cannot be read or written.
     """
-    bundle = opened(checkpoint)
+    bundle = open_checkpoint(checkpoint)
     kept = [tensor for tensor in bundle.tensors.values() if not tensor.key.startswith(OWN_KEYS)]
     if unread := [tensor.key for tensor in kept if tensor.dtype in _UNREAD]:
         raise CheckpointError(
@@ -105,7 +105,7 @@ def export_plain(checkpoint: str, folder: str, chunk_bytes: int = CHUNK_BYTES) -
         return writer.finish()
 
 
-def opened(checkpoint: str) -> Readable:
+def open_checkpoint(checkpoint: str) -> Readable:
     """Opens the latest state of a folder, or the one with a prefix; an increment with what it follows.
 
     Raises:

@@ -77,7 +77,7 @@ def candidates(folder: str) -> list[str]:
     return [*first, *(prefix for prefix in reversed(before) if tf.io.gfile.exists(f"{prefix}.index"))]
 
 
-def listed(folder: str) -> list[str]:
+def list_prefixes(folder: str) -> list[str]:
     """The prefixes of all checkpoints in a folder, those that the file `checkpoint` names and others."""
     return sorted({*_there(folder), *_state(folder)[1]}, key=lambda prefix: (len(prefix), prefix))
 

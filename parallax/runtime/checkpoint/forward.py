@@ -64,9 +64,9 @@ def forward_graph(graph: Graph, inputs: Sequence[str], outputs: Sequence[str]) -
     if not outputs:
         raise CheckpointError(
             "A SavedModel needs outputs, and a graph does not say which of its tensors is wanted. Name them by "
-            f"--output TENSOR. {_listed('Among them may be', output_candidates(view))}"
+            f"--output TENSOR. {_list_names('Among them may be', output_candidates(view))}"
         )
-    fetched, fed = _named(view, outputs, "--output"), _named(view, inputs, "--input")
+    fetched, fed = _name_tensors(view, outputs, "--output"), _name_tensors(view, inputs, "--input")
     if not inputs:
         fed = _as_keys(_open_inputs(view, fetched.values()))
     cut = frozenset(fed.values())
@@ -75,7 +75,7 @@ def forward_graph(graph: Graph, inputs: Sequence[str], outputs: Sequence[str]) -
     initializers = _initializers(graph, view, needed)
     needed |= view.ancestors(initializers)
     _check_needed(view, needed, frozenset(split_tensor(tensor)[0] for tensor in cut), fetched)
-    return _edited(view, needed, fed, fetched, initializers)
+    return _edit_graph(view, needed, fed, fetched, initializers)
 
 
 def output_candidates(view: GraphView) -> list[str]:
@@ -93,13 +93,13 @@ def output_candidates(view: GraphView) -> list[str]:
             continue  # neither is what comes after it
         else:
             seen[node] = (any(v for v, _ in before), frozenset().union(*(fed for _, fed in before)))
-            found += _joined(view, node, seen)
+            found += _find_joins(view, node, seen)
     read = {one for node in seen for one in view.needed(node)}
     ends = [node for node, (learned, fed) in seen.items() if learned and fed and node not in read]
     return list(dict.fromkeys([*found, *(f"{node}:0" for node in ends if view.outputs(node))]))
 
 
-def _joined(view: GraphView, node: str, seen: dict[str, tuple[bool, frozenset[str]]]) -> list[str]:
+def _find_joins(view: GraphView, node: str, seen: dict[str, tuple[bool, frozenset[str]]]) -> list[str]:
     """The tensors from variables that a node joins with inputs on which they do not depend."""
     fed = seen[node][1]
     return [
@@ -121,7 +121,7 @@ def _writes(node: NodeDef) -> bool:
     return state_op(node.op, sum(not one.startswith("^") for one in node.input)) is not None
 
 
-def _named(view: GraphView, words: Sequence[str], option: str) -> dict[str, str]:
+def _name_tensors(view: GraphView, words: Sequence[str], option: str) -> dict[str, str]:
     """The tensor of each name.
 
     Raises:
@@ -136,7 +136,7 @@ def _named(view: GraphView, words: Sequence[str], option: str) -> dict[str, str]
             near = difflib.get_close_matches(node, view.nodes)
             raise CheckpointError(
                 f"{option} must name a tensor of the graph, and {shown(word)} is none. "
-                f"{_listed('Near it are', near) or 'Name another.'}"
+                f"{_list_names('Near it are', near) or 'Name another.'}"
             )
         if name and name in found:
             raise CheckpointError(f"{option} must give each tensor its own name, and {shown(name)} is given twice.")
@@ -211,25 +211,25 @@ def _check_needed(view: GraphView, needed: set[str], cut: frozenset[str], output
             )
         _check_op(op, f"{wanted} needs {node} ({op})")
         if _writes(view.nodes[node]):
-            raise _refused("must not write variables", f"{wanted} needs {node} ({op}), which does")
+            raise _refuse("must not write variables", f"{wanted} needs {node} ({op}), which does")
     for function in _functions(view, needed):
         for one in function.node_def:
             called = f"{wanted} needs {function.signature.name}, a function with {one.name} ({one.op})"
             _check_op(one.op, called)
             if _writes(one):
-                raise _refused("must not write variables", f"{called}, which does")
+                raise _refuse("must not write variables", f"{called}, which does")
 
 
 def _check_op(op: str, what: str) -> None:
     if op.startswith(_PIPELINES):
-        raise _refused("must not read an input pipeline", what)
+        raise _refuse("must not read an input pipeline", what)
     if op in _PYTHON:
-        raise _refused("must not call Python, which is in no file", what)
+        raise _refuse("must not call Python, which is in no file", what)
     if op.startswith(("Horovod", "Parallax")):
-        raise _refused("must run in TensorFlow as it is", what)
+        raise _refuse("must run in TensorFlow as it is", what)
 
 
-def _refused(rule: str, what: str) -> CheckpointError:
+def _refuse(rule: str, what: str) -> CheckpointError:
     return CheckpointError(
         f"What is exported {rule}, and {what}. Name an output that comes before it, or by --input what it gives."
     )
@@ -239,22 +239,22 @@ def _functions(view: GraphView, nodes: Iterable[str]) -> list[FunctionDef]:
     """The functions of the library that some nodes call, and those that these call."""
     by_name = {function.signature.name: function for function in view.graph_def.library.function}
     found: dict[str, FunctionDef] = {}
-    waiting = [name for node in nodes for name in _called(view.nodes[node])]
+    waiting = [name for node in nodes for name in _find_called(view.nodes[node])]
     while waiting:
         name = waiting.pop()
         if name in by_name and name not in found:
             found[name] = by_name[name]
-            waiting += [called for node in by_name[name].node_def for called in _called(node)]
+            waiting += [called for node in by_name[name].node_def for called in _find_called(node)]
     return [found[name] for name in sorted(found)]
 
 
-def _called(node: NodeDef) -> Iterator[str]:
+def _find_called(node: NodeDef) -> Iterator[str]:
     yield node.op
     for value in node.attr.values():
         yield from [value.func.name, *(one.name for one in value.list.func)]
 
 
-def _edited(
+def _edit_graph(
     view: GraphView, needed: set[str], fed: dict[str, str], fetched: dict[str, str], initializers: tuple[str, ...]
 ) -> ForwardGraph:
     """The nodes that are needed, with placeholders where tensors are fed."""
@@ -326,7 +326,7 @@ def _as_resource(variable: NodeDef) -> NodeDef:
     return read
 
 
-def _listed(words: str, names: Sequence[str]) -> str:
+def _list_names(words: str, names: Sequence[str]) -> str:
     if not names:
         return ""
     more = f", and {len(names) - _MOST_NAMED} more" if len(names) > _MOST_NAMED else ""

@@ -231,7 +231,7 @@ class Freezer:
         held, loss = [], Loss()
         for one, places, value in zip(self.held, self.rows, values, strict=True):
             rows = tuple(FrozenRows(one.stored, name, number, self.ops[process], loss) for process, number in places)
-            held.append(_frozen(one, rows, value, comm))
+            held.append(_freeze_variable(one, rows, value, comm))
         return Image(tuple(held), reading, name, frozen, int(processes[0]) if self.has_own else None, loss)
 
 
@@ -314,7 +314,9 @@ def _value(one: StoredVariable) -> Tensor | None:
     return one.access.value if isinstance(one, ReplicatedValue) else None
 
 
-def _frozen(one: StoredVariable, rows: tuple[FrozenRows, ...], value: ArrayOnWorker0, comm: Comm) -> ReadableVariable:
+def _freeze_variable(
+    one: StoredVariable, rows: tuple[FrozenRows, ...], value: ArrayOnWorker0, comm: Comm
+) -> ReadableVariable:
     """What reads a variable from an image."""
     if isinstance(one, ShardedRows):
         return ShardedRows(one.stored, rows[0], one.ownership, comm)

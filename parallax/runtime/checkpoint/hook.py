@@ -79,9 +79,9 @@ class CheckpointHook(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
             if self.begins_with_values:
                 self._save(session, self._step(session), may_fail=False)
             else:
-                self._saved(self._step(session))
+                self._note_saved(self._step(session))
             return
-        self._saved(self.checkpoints.loaded_step)
+        self._note_saved(self.checkpoints.loaded_step)
         if self.checkpoints.positions is not None:
             self.checkpoints.positions.put(session)
 
@@ -145,7 +145,7 @@ class CheckpointHook(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
                 self._take(step, lambda: self._stand(session, step, header), may_fail)
         if refusal:
             self._warn_once("Training waits while checkpoints are written", f": variables cannot be frozen {refusal}")
-        self._saved(step)
+        self._note_saved(step)
 
     def _stand(self, session: Session, step: int, header: Header | None) -> Moved:
         """Writes a checkpoint while all wait, and tells the launcher."""
@@ -226,7 +226,7 @@ class CheckpointHook(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
             self._save(session, step, may_fail=False, must_be_whole=False)
         self._preemption.leave(step)
 
-    def _saved(self, step: int) -> None:
+    def _note_saved(self, step: int) -> None:
         self._saved_step, self._saved_s = step, time.monotonic()
 
     def _step(self, session: Session) -> int:
@@ -257,7 +257,7 @@ class CallingHook(CheckpointHook):
         if self.checkpoints.loaded_step is None:
             self._save(session, self.checkpoints.storage.comm.bcast(self._step(session)), may_fail=False)
         else:
-            self._saved(self.checkpoints.loaded_step)
+            self._note_saved(self.checkpoints.loaded_step)
 
     def after_run(self, run_context: RunContext, run_values: RunValues) -> None:
         """On worker 0, calls the others when it is time; elsewhere, comes when it was called."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from parallax.errors import CheckpointError
-from parallax.runtime.checkpoint.checksum import crc32c, masked
+from parallax.runtime.checkpoint.checksum import crc32c, mask
 from parallax.strict import shown
 
 _FOOTER_BYTES = 48
@@ -22,7 +22,7 @@ class DamagedCheckpoint(CheckpointError):
     """Files of a checkpoint are not as they were written: an earlier checkpoint may be."""
 
 
-def damaged(path: str, what: str) -> DamagedCheckpoint:
+def make_damage_error(path: str, what: str) -> DamagedCheckpoint:
     """What is said of a file that is not as it was written."""
     return DamagedCheckpoint(
         f"{shown(path)}: a checkpoint's file must be as TensorFlow wrote it, and this one is not: {shown(what)}"
@@ -41,26 +41,26 @@ def table(content: bytes, path: str) -> dict[bytes, bytes]:
     """
     footer = content[-_FOOTER_BYTES:]
     if len(footer) < _FOOTER_BYTES or int.from_bytes(footer[-8:], "little") != _MAGIC:
-        raise damaged(path, "its end is not that of a whole one")
+        raise make_damage_error(path, "its end is not that of a whole one")
     meta, at = _handle(footer, 0, path)
     index, at = _handle(footer, at, path)
     if any(footer[at:-8]):
-        raise damaged(path, "its end is not that of a whole one")
+        raise make_damage_error(path, "its end is not that of a whole one")
     handles = [_whole_handle(handle, path) for _, handle in _entries(_block(content, index, path), path)]
     free = 0
     for start, size in [*handles, meta, index]:
         if start != free:
-            raise damaged(path, f"a block must begin at byte {free}, and one begins at {start}")
+            raise make_damage_error(path, f"a block must begin at byte {free}, and one begins at {start}")
         free = start + size + _TRAILER_BYTES
     if free != len(content) - _FOOTER_BYTES:
-        raise damaged(path, f"its blocks end at byte {free} of {len(content) - _FOOTER_BYTES}")
+        raise make_damage_error(path, f"its blocks end at byte {free} of {len(content) - _FOOTER_BYTES}")
     _block(content, meta, path)
     found: dict[bytes, bytes] = {}
     last = None
     for handle in handles:
         for key, value in _entries(_block(content, handle, path), path):
             if last is not None and key <= last:
-                raise damaged(path, "its keys are not in order")
+                raise make_damage_error(path, "its keys are not in order")
             found[key] = value
             last = key
     return found
@@ -82,7 +82,7 @@ def varint(data: bytes, at: int, path: str) -> tuple[int, int]:
             if place and not byte:
                 break
             return value, at + place + 1
-    raise damaged(path, f"there must be a number at byte {at} of a part of it")
+    raise make_damage_error(path, f"there must be a number at byte {at} of a part of it")
 
 
 def _block(content: bytes, place: tuple[int, int], path: str) -> bytes:
@@ -90,11 +90,11 @@ def _block(content: bytes, place: tuple[int, int], path: str) -> bytes:
     start, size = place
     block, trailer = content[start : start + size], content[start + size : start + size + _TRAILER_BYTES]
     if len(trailer) < _TRAILER_BYTES or start + size + _TRAILER_BYTES > len(content) - _FOOTER_BYTES:
-        raise damaged(path, f"a block at byte {start} ends beyond it")
-    if masked(crc32c(block, trailer[:1])) != int.from_bytes(trailer[1:], "little"):
-        raise damaged(path, f"the block at byte {start} has another checksum")
+        raise make_damage_error(path, f"a block at byte {start} ends beyond it")
+    if mask(crc32c(block, trailer[:1])) != int.from_bytes(trailer[1:], "little"):
+        raise make_damage_error(path, f"the block at byte {start} has another checksum")
     if trailer[0]:
-        raise damaged(path, f"the block at byte {start} is compressed")
+        raise make_damage_error(path, f"the block at byte {start} is compressed")
     return block
 
 
@@ -112,7 +112,7 @@ def _entries(block: bytes, path: str) -> Iterator[tuple[bytes, bytes]]:
         yield key, block[at + own : at + own + length]
         at += own + length
     if at != end:
-        raise damaged(path, "the entries of a block do not end where it ends")
+        raise make_damage_error(path, "the entries of a block do not end where it ends")
 
 
 def _handle(data: bytes, at: int, path: str) -> tuple[tuple[int, int], int]:
@@ -126,5 +126,5 @@ def _whole_handle(data: bytes, path: str) -> tuple[int, int]:
     """A handle that nothing follows."""
     handle, at = _handle(data, 0, path)
     if at != len(data):
-        raise damaged(path, "the place of a block is followed by something")
+        raise make_damage_error(path, "the place of a block is followed by something")
     return handle

@@ -19,7 +19,7 @@ import tensorflow as tf
 from parallax.errors import CheckpointError
 from parallax.runtime.checkpoint.bundle import Bundle
 from parallax.runtime.checkpoint.chain import States
-from parallax.runtime.checkpoint.folder import INCREMENT, Retention, absolute, file_errors, listed
+from parallax.runtime.checkpoint.folder import INCREMENT, Retention, absolute, file_errors, list_prefixes
 from parallax.runtime.checkpoint.folder_watch import FolderWatch
 from parallax.runtime.checkpoint.held import RowsOnServers, StoredVariable
 from parallax.runtime.checkpoint.links import Header
@@ -135,7 +135,7 @@ class Storage:
     def next_step(self) -> int:
         """The number after the highest that a checkpoint of the folder has, from 1; every worker must call it."""
         folder = absolute(self.folder)
-        found = on_worker_0(self.comm, lambda: listed(folder), self._reading(folder))
+        found = on_worker_0(self.comm, lambda: list_prefixes(folder), self._reading(folder))
         steps = [int(prefix.rpartition("-")[2]) for prefix in found or () if prefix.rpartition("-")[2].isdecimal()]
         return int(self.comm.bcast(max(steps, default=0) + 1))
 
@@ -192,7 +192,7 @@ class Storage:
         """Reads what worker 0 opens."""
         reader: list[Readable] = []
 
-        def opened() -> list[list[tuple[int, int]]]:
+        def open_ranges() -> list[list[tuple[int, int]]]:
             reader.append(opening())
             check_fits(
                 reader[0],
@@ -204,7 +204,7 @@ class Storage:
                 reader[0].read(key, (0,) * len(shape), shape)  # damage of it counts too; whoever needs it reads it
             return [ranges_of(reader[0], held.stored, self.chunk_bytes) for held in self.held]
 
-        ranges = self.comm.bcast(on_worker_0(self.comm, opened, self._reading(prefix)))
+        ranges = self.comm.bcast(on_worker_0(self.comm, open_ranges, self._reading(prefix)))
         total_bytes = largest_bytes = 0
         for held, own_ranges in zip(self.held, ranges, strict=True):
             for first, count in own_ranges:

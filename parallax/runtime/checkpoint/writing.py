@@ -18,7 +18,7 @@ import tensorflow as tf
 from parallax.errors import CheckpointError
 from parallax.runtime.checkpoint.chain import delete_others, delete_strays
 from parallax.runtime.checkpoint.contents import Content, Contents
-from parallax.runtime.checkpoint.folder import NotWritten, file_errors, is_full, listed, reason
+from parallax.runtime.checkpoint.folder import NotWritten, file_errors, is_full, list_prefixes, reason
 from parallax.runtime.checkpoint.frozen import Loss
 from parallax.runtime.checkpoint.links import Header
 from parallax.runtime.checkpoint.owner import FolderInUse
@@ -136,10 +136,10 @@ def _writers(comm: Comm, writer: Writer) -> tuple[int, ...]:
         has_signed = comm.Get_rank() == 0 or writer.join(name)
     signed = comm.allgather(has_signed)
 
-    def joined() -> list[int]:
+    def join() -> list[int]:
         return [worker for worker, one in enumerate(signed) if one and (worker == 0 or writer.has_joined(worker))]
 
-    return tuple(comm.bcast(on_worker_0(comm, joined, _writing(writer))))
+    return tuple(comm.bcast(on_worker_0(comm, join, _writing(writer))))
 
 
 @dataclass
@@ -222,7 +222,7 @@ def _finish(writer: Writer, header: Header | None, parts: Sequence[str]) -> None
         writer.finish_files(parts)
         return
     writer.finish(parts)
-    delete_strays(writer.folder, listed(writer.folder))
+    delete_strays(writer.folder, list_prefixes(writer.folder))
 
 
 def on_worker_0(comm: Comm, do: Callable[[], Any], words: AbstractContextManager[None]) -> Any:

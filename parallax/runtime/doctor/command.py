@@ -15,7 +15,7 @@ from parallax.errors import LaunchError
 from parallax.profiles.plan_inputs import PlanInputs, read_measured
 from parallax.report.html.files import write_file
 from parallax.report.show import show
-from parallax.report.text import aligned, counted
+from parallax.report.text import align, pluralize
 from parallax.runtime.doctor import probe
 from parallax.runtime.doctor.ask import ask_all
 from parallax.runtime.doctor.findings import (
@@ -166,7 +166,7 @@ def read_links(output: bytes, num_hosts: int) -> Links:
     except Damaged as error:
         return Links(why=f"the rates must come as rank 0 writes them, and {error}")
     if len(rates) != num_hosts:
-        return Links(why=f"rank 0 must tell of {counted(num_hosts, 'host')}, and it tells of {len(rates)}")
+        return Links(why=f"rank 0 must tell of {pluralize(num_hosts, 'host')}, and it tells of {len(rates)}")
     return Links(tuple(rates))
 
 
@@ -180,12 +180,12 @@ def table_text(cluster: Cluster, found: Sequence[Finding]) -> str:
         return "-" if one is None else "problem" if one.problem else "ok"
 
     rows = [(host.address, *(cell(host.address, check) for check in checks)) for host in cluster.hosts]
-    lines = aligned(("host", *checks), rows)
+    lines = align(("host", *checks), rows)
     wrong = [one for one in found if one.problem]
     for one in wrong:
         lines += [f"{one.host}, {one.check}: {one.problem}.", *([f"  {one.remedy}"] if one.remedy else [])]
-    hosts = counted(len(cluster.hosts), "host")
-    lines.append(f"{counted(len(wrong), 'problem')} on {hosts}." if wrong else f"All is well on {hosts}.")
+    hosts = pluralize(len(cluster.hosts), "host")
+    lines.append(f"{pluralize(len(wrong), 'problem')} on {hosts}." if wrong else f"All is well on {hosts}.")
     return "".join(f"{shown(line)}\n" for line in lines)  # some have words of hosts
 
 

@@ -163,7 +163,7 @@ def findings(against: Expectations, answers: Sequence[Answer], links: Links = Li
     """All checks that could be made, host by host in the order of the resource file."""
     found: list[Finding] = []
     for number, (host, answer) in enumerate(zip(against.cluster.hosts, answers, strict=True)):
-        found.append(_reached(host, answer, against))
+        found.append(_check_reach(host, answer, against))
         if answer.facts is None:
             continue
         found += _software(host, answer.facts, against)
@@ -179,7 +179,7 @@ def findings(against: Expectations, answers: Sequence[Answer], links: Links = Li
     return found
 
 
-def _reached(host: Host, answer: Answer, against: Expectations) -> Finding:
+def _check_reach(host: Host, answer: Answer, against: Expectations) -> Finding:
     if answer.facts is not None:
         return Finding(host.address, REACHED, answer.facts.name)
     by_hand = shlex.join(argv_on(host, against.cluster.ssh, [against.python, "--version"]))

@@ -28,7 +28,7 @@ import tensorflow as tf
 from parallax.errors import GuardError
 from parallax.graph.view import GraphView
 from parallax.logger import log
-from parallax.report.text import counted
+from parallax.report.text import pluralize
 from parallax.runtime.guard.difference import (
     Largest,
     difference_text,
@@ -41,7 +41,7 @@ from parallax.runtime.guard.difference import (
 )
 from parallax.runtime.guard.fingerprints import Fingerprint, fingerprint
 from parallax.runtime.guard.schedule import Times, next_check
-from parallax.runtime.guard.watched import Watched, applied, watched_variables, writers_of
+from parallax.runtime.guard.watched import Watched, find_applied, watched_variables, writers_of
 from parallax.runtime.worker.accumulation import Gather
 from parallax.runtime.worker.barrier import barrier
 from parallax.runtime.worker.hooks import TrainingRuns, WorkerContext
@@ -109,7 +109,7 @@ class Guard:
         self._worker = worker
         self._comm = comm
         self._view = view
-        self._updates = updates | applied(view)
+        self._updates = updates | find_applied(view)
         variables = [name for name, node in view.nodes.items() if node.op in VARIABLES]
         writers = frozenset(writer for name in variables for writer in writers_of(view, name))
         self.runs = Runs(view, writers, TrainingRuns(worker, self._updates).trains)
@@ -224,7 +224,7 @@ class Guard:
         """What the comparisons have cost so far."""
         share = self._clock.spent_s / self._clock.steps_s if self._clock.steps_s else 0.0
         return (
-            f"Guard: {self.checks} comparisons of {counted(len(self._watched), 'variable')} took "
+            f"Guard: {self.checks} comparisons of {pluralize(len(self._watched), 'variable')} took "
             f"{self._clock.spent_s:.2g} s, {100 * share:.2g} % of the steps' time."
         )
 

@@ -96,7 +96,7 @@ def writers_of(view: GraphView, variable: str) -> tuple[str, ...]:
     return tuple(sorted(found))
 
 
-def applied(view: GraphView) -> frozenset[str]:
+def find_applied(view: GraphView) -> frozenset[str]:
     """The optimizers' ops that write variables."""
     described = ((name, state_op(view.op(name), len(view.inputs(name)))) for name in view.nodes)
     return frozenset(name for name, state in described if state is not None and state.kind == "apply")

@@ -47,7 +47,7 @@ def _answers(cluster: Cluster, host: Host, limit_s: float) -> bool:
     try:
         own = own_address(host.address)
     except socket.gaierror:  # a name that only ssh's configuration knows: that it is reached must do
-        with _started(cluster, host, ["true"]) as process:
+        with _start(cluster, host, ["true"]) as process:
             return _ends_well(process, limit_s)
     except OSError:  # no network leads there
         return False
@@ -55,7 +55,7 @@ def _answers(cluster: Cluster, host: Host, limit_s: float) -> bool:
     with socket.create_server((own, 0), family=socket.AF_INET6 if ":" in own else socket.AF_INET) as listener:
         listener.settimeout(_POLL_S)
         words = [own, str(listener.getsockname()[1]), str(limit_s), word]
-        with _started(cluster, host, [sys.executable, "-I", "-S", "-c", _ANSWER, *words]) as process:
+        with _start(cluster, host, [sys.executable, "-I", "-S", "-c", _ANSWER, *words]) as process:
             return _hears(listener, word, process, limit_s)
 
 
@@ -104,7 +104,7 @@ def _configured_name(cluster: Cluster, host: Host) -> str:
 
 
 @contextlib.contextmanager
-def _started(cluster: Cluster, host: Host, words: list[str]) -> Iterator[subprocess.Popen[bytes]]:
+def _start(cluster: Cluster, host: Host, words: list[str]) -> Iterator[subprocess.Popen[bytes]]:
     """A command on a host, ended with all that it started here when the block is left."""
     process = subprocess.Popen(
         argv_on(host, cluster.ssh, words),

@@ -60,9 +60,9 @@ class Progress:
         if isinstance(frame, Pulse):
             runs = frame.doing.get("runs", 0)
             return replace(self, has_run=True) if isinstance(runs, int) and runs > 0 else self
-        return self._told(frame.message) if isinstance(frame, Control) else self
+        return self._take_message(frame.message) if isinstance(frame, Control) else self
 
-    def _told(self, message: Mapping[str, object]) -> Progress:
+    def _take_message(self, message: Mapping[str, object]) -> Progress:
         kind = message.get("kind")
         if kind == SAVED:
             return replace(self, step=int(str(message["step"])), has_saved=self.has_saved or not message["loaded"])

@@ -9,7 +9,7 @@ from parallax.report.text import in_columns
 from parallax.runtime.launcher.job import Job
 from parallax.runtime.launcher.mpirun import (
     Launcher,
-    exported,
+    list_exported,
     listen_address,
     mpirun_argv,
     mpirun_environment,
@@ -38,7 +38,7 @@ def dry_run_text(job: Job, launcher: Launcher) -> str:
     lines += ["Ranks:", ""]
     rows = [("rank", "role", "host", "own variables"), *(_row(job, launcher, rank) for rank in range(job.num_ranks))]
     lines += [*in_columns(rows), "", "Variables of every rank:", ""]
-    lines += [f"{name}={shlex.quote(common[name])}" for name in exported(job, launcher)]
+    lines += [f"{name}={shlex.quote(common[name])}" for name in list_exported(job, launcher)]
     if job.cluster.is_local:
         lines.append("and all others of this process.")
     return "\n".join(lines) + "\n"

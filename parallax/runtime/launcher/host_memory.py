@@ -94,7 +94,7 @@ def clear_host_memory(
     pattern = f"{shlex.quote(str(Path(memory_dir) / f'{_NAME}-{job}-'))}*"
     words = ["sh", "-c", f"rm -rf {pattern}"]
     hosts = [host for host in cluster.hosts if addresses is None or host.address in addresses]
-    started = [_started(argv_on(host, cluster.ssh, words)) for host in hosts]
+    started = [_start(argv_on(host, cluster.ssh, words)) for host in hosts]
     until_s = time.monotonic() + _ANSWER_S
     for process in started:
         if process is None:
@@ -106,7 +106,7 @@ def clear_host_memory(
             process.wait()
 
 
-def _started(words: Sequence[str]) -> subprocess.Popen[bytes] | None:
+def _start(words: Sequence[str]) -> subprocess.Popen[bytes] | None:
     none = subprocess.DEVNULL
     with contextlib.suppress(OSError):
         return subprocess.Popen(words, stdin=none, stdout=none, stderr=none, start_new_session=True)

@@ -143,9 +143,9 @@ class Liveness:
         silent = tuple(rank for rank, age_s in ages.items() if age_s >= limits.silent_s)
         if silent:
             return self._silent(silent, ages, now_s)
-        return self._unstarted(clock_s)
+        return self._find_unstarted(clock_s)
 
-    def _unstarted(self, clock_s: float) -> Silence | None:
+    def _find_unstarted(self, clock_s: float) -> Silence | None:
         """Who has not started in time."""
         since_s, limit_s = self.first_s, self.limits.start_s
         if since_s is None:

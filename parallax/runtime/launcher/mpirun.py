@@ -23,7 +23,14 @@ from parallax.runtime.launcher.job import BIND_NOW, Job
 from parallax.runtime.launcher.open_mpi import MCA, PASSED_ON, kept_variables, launch_parameters, parameters_of
 from parallax.runtime.supervisor.control import CONTROL_FD, PREEMPTION_FD
 from parallax.runtime.supervisor.limits import LIMITS, PREEMPTION, WORD
-from parallax.runtime.supervisor.preload import LIBRARY, LISTEN_ADDRESS, LISTEN_PORT, SECRET, agent_words, preloaded
+from parallax.runtime.supervisor.preload import (
+    LIBRARY,
+    LISTEN_ADDRESS,
+    LISTEN_PORT,
+    SECRET,
+    agent_words,
+    preload_variables,
+)
 from parallax.runtime.supervisor.processes import JOB_ID
 from parallax.runtime.supervisor.worker_process import FORK, WORKER
 
@@ -216,7 +223,7 @@ def _application(job: Job, launcher: Launcher, group: _Group) -> Iterator[str]:
     yield from ("-np", str(group.size))
     if not job.cluster.is_local:
         yield from ("--host", f"{host.address}:{group.size}", "-wdir", launcher.folder)
-    for variable in exported(job, launcher):
+    for variable in list_exported(job, launcher):
         yield from ("-x", variable)
     yield from ("-x", visible_gpus(job, group.first))
     yield from (launcher.python, *_AGENT)
@@ -242,7 +249,7 @@ def listen_address(job: Job, rank: int) -> str:
     return _LOOPBACK if job.cluster.is_local else job.host_of(rank)
 
 
-def exported(job: Job, launcher: Launcher) -> list[str]:
+def list_exported(job: Job, launcher: Launcher) -> list[str]:
     """The names of the variables that are exported to every rank."""
     own = [JOB_ID, BIND_NOW, *(name for name, _ in job.environment)]
     if job.cluster.is_local:
@@ -268,7 +275,7 @@ def mpirun_environment(job: Job, job_id: str, secret: str, launcher: Launcher) -
     # mpirun itself would listen on all addresses, whatever network it is told to use.
     kept |= dict(job.environment)
     if launcher.has_library:
-        kept |= {SECRET: secret, **preloaded(launcher.preload_library, kept)}
+        kept |= {SECRET: secret, **preload_variables(launcher.preload_library, kept)}
         kept |= {LISTEN_ADDRESS: _LOOPBACK} if job.cluster.is_local else {}
     return {**kept, BIND_NOW: "1", JOB_ID: job_id}
 

@@ -84,12 +84,12 @@ def waiting_text(hosts: Sequence[str], waited_s: float, limit_s: float) -> str:
     """What the user is told of hosts that have not answered yet."""
     verb = "has" if len(hosts) == 1 else "have"
     return (
-        f"{named(hosts)} {verb} not answered for {waited_s:.0f} s. The wait ends when {limit_s:g} s are over "
+        f"{name_hosts(hosts)} {verb} not answered for {waited_s:.0f} s. The wait ends when {limit_s:g} s are over "
         "(--host-timeout-s)."
     )
 
 
-def named(hosts: Sequence[str]) -> str:
+def name_hosts(hosts: Sequence[str]) -> str:
     """Hosts as the subject of a sentence."""
     return f"host {hosts[0]}" if len(hosts) == 1 else f"hosts {', '.join(hosts)}"
 
@@ -121,7 +121,7 @@ def _refuse(asked: Sequence[_Asked], limit_s: float) -> None:
         return
     listed = list(wrong.values())
     if silent:
-        listed.append(f"{named(silent)} gave no answer within {limit_s:g} s")
+        listed.append(f"{name_hosts(silent)} gave no answer within {limit_s:g} s")
     error = HostsNotReady(
         f"All hosts of a job must be ready: {'; '.join(listed)}. `parallax doctor -r FILE` looks at all of them."
     )

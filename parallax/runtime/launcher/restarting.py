@@ -141,12 +141,12 @@ class _Restarting:
                     return end
                 running = following
                 continue
-            self._state, decision = after_failure(self._state, _failed(running.job, end))
+            self._state, decision = after_failure(self._state, _describe_failure(running.job, end))
             if isinstance(decision, GiveUp):
                 _say(decision.text)
                 return end
             if not _say(decision.text) or not self._wait(decision.wait_s):
-                return self._stopped(end)
+                return self._stop(end)
             following = self._next_job()
             if following is None:
                 return end
@@ -214,7 +214,7 @@ class _Restarting:
             return spare.go()
         self._drop_spare()
         try:
-            return RunningJob(self._launch, _numbered(self._job_on(chosen), self._starts))
+            return RunningJob(self._launch, _number_files(self._job_on(chosen), self._starts))
         except ParallaxError as error:
             _say(f"The job is not started again: on the hosts that are left it cannot be planned. {error}")
             return None
@@ -223,7 +223,7 @@ class _Restarting:
         """Starts the job that comes next, if this one fails, on the hosts of this one."""
         if self._standing_by is not None:
             self._next_spare_s = math.inf
-            job = _numbered(self._job_on(self._hosts), self._starts + 1)
+            job = _number_files(self._job_on(self._hosts), self._starts + 1)
             streams = bytes_of(sys.stdout), bytes_of(sys.stderr)
             self._spare, self._is_told = SpareJob(self._launch, job, self._standing_by, streams), False
 
@@ -260,7 +260,7 @@ class _Restarting:
             time.sleep(_POLL_S)
         return not self._caught
 
-    def _stopped(self, end: JobEnd) -> JobEnd:
+    def _stop(self, end: JobEnd) -> JobEnd:
         """The end of a job that is not started again because of a signal, or because nobody reads."""
         if not self._caught:
             return end
@@ -299,12 +299,12 @@ class _HostsAsked:
         self._found = answering_hosts(cluster)
 
 
-def _failed(job: Job, end: JobEnd) -> FailedJob:
+def _describe_failure(job: Job, end: JobEnd) -> FailedJob:
     hosts = {job.host_of(rank) for rank in end.cause.ranks}
     return FailedJob(end.cause, end.reason, end.progress, end.cause.host or (hosts.pop() if len(hosts) == 1 else ""))
 
 
-def _numbered(job: Job, number: int) -> Job:
+def _number_files(job: Job, number: int) -> Job:
     """A job whose files of output are beside those of the jobs before it."""
     folder = job.output_folder
     return job if folder is None else replace(job, output_folder=Path(folder) / f"restart-{number}")

@@ -17,7 +17,7 @@ import tensorflow as tf
 
 from parallax.errors import GraphError
 from parallax.report.text import bytes_text
-from parallax.runtime.measure.inputs import Inputs, opened
+from parallax.runtime.measure.inputs import Inputs, open_session
 from parallax.runtime.measure.memory import free_bytes, peak_bytes, reset_peak, variable_bytes
 from parallax.settings.config import Config
 from parallax.transform.building.editor import Worker
@@ -45,7 +45,7 @@ class Computed:
     memory_bytes: int | None
 
 
-def computed(
+def measure_compute(
     inputs: Inputs, fetch: str, batch: Callable[[int], dict[str, Value]], worker: Worker, config: Config
 ) -> Computed:
     """Trains some steps in this process, on all cores that a session takes.
@@ -62,7 +62,7 @@ def computed(
     """
     from parallax.runtime.worker.bfloat16 import options_with
 
-    def timed(session: Session, step: int) -> float:
+    def time_step(session: Session, step: int) -> float:
         fed = batch(step)
         began_s = time.perf_counter()
         session.run(fetch, fed)
@@ -76,14 +76,14 @@ def computed(
     on_one_s: list[float] = []
     tells = False
     try:
-        with opened(inputs, worker, batch(0), options) as session:
+        with open_session(inputs, worker, batch(0), options) as session:
             tells = reset_peak()
             for step in range(_UNTIMED + _TIMED):
-                times_s.append(timed(session, step))
+                times_s.append(time_step(session, step))
             peak = peak_bytes()
             with _one_core() as moved:
                 while moved and len(on_one_s) < _UNTIMED_ON_ONE + _TIMED:
-                    on_one_s.append(timed(session, len(times_s) + len(on_one_s)))
+                    on_one_s.append(time_step(session, len(times_s) + len(on_one_s)))
     except tf.errors.OutOfRangeError as error:
         if len(times_s) <= _UNTIMED:
             raise GraphError(

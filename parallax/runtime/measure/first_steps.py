@@ -17,7 +17,14 @@ from pathlib import Path
 import tensorflow as tf
 
 from parallax.analysis.measuring.count_ids import LookedUpIds
-from parallax.analysis.measuring.ids import TableIds, asked, fetchable, table_profiles, tables_of, unmeasured
+from parallax.analysis.measuring.ids import (
+    TableIds,
+    collect_ids,
+    explain_unmeasured,
+    fetchable,
+    table_profiles,
+    tables_of,
+)
 from parallax.analysis.stages import Analysed
 from parallax.analysis.timing.intervals import length
 from parallax.errors import ConfigError
@@ -121,7 +128,7 @@ class FirstSteps(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
         found = []
         for table, places in zip(self._tables, self._fetched, strict=True):
             only = TableIds(table.name, table.first_rows, tuple(table.tensors[place] for place in places))
-            found.append(asked(only, [next(values) for _ in places], rank, step))
+            found.append(collect_ids(only, [next(values) for _ in places], rank, step))
         self._asked.append(found)
         if step and step >= self._wish.steps - _TRACED:
             self._traced.append(run_values.run_metadata.step_stats)
@@ -196,4 +203,4 @@ class FirstSteps(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
         except ConfigError as error:  # training is worth more than its profile
             _LOG.warning("The profile is lost: %s", error)
             return
-        show(profile_table(profile, tuple(unmeasured(self._reasons))) + f"Written to {path}\n")
+        show(profile_table(profile, tuple(explain_unmeasured(self._reasons))) + f"Written to {path}\n")

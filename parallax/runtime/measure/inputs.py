@@ -153,7 +153,7 @@ def _cut_out(graph_def: GraphDef, names: set[str]) -> GraphDef:
 
 
 @contextmanager
-def opened(
+def open_session(
     inputs: Inputs, worker: Worker, first: Mapping[str, Value], options: ConfigProto | None = None
 ) -> Iterator[Session]:
     """A session in this process, with initial values and filled queues; everything in it is thrown away afterwards.

@@ -14,12 +14,12 @@ import tensorflow as tf
 from parallax.analysis.measuring.count_ids import LookedUpIds
 from parallax.analysis.measuring.ids import (
     TableIds,
-    asked,
+    collect_ids,
+    explain_unmeasured,
     fetchable,
     table_profiles,
     tables_of,
     trained_on,
-    unmeasured,
 )
 from parallax.analysis.stages import Analysed, plan_for, rewrites_of
 from parallax.errors import ConfigError, GraphError
@@ -28,8 +28,8 @@ from parallax.profiles.files import check_writable, default_path, write_model_pr
 from parallax.profiles.profiles import MODEL_PROFILE_VERSION, ModelProfile
 from parallax.report.show import show
 from parallax.report.text import profile_table
-from parallax.runtime.measure.compute import Computed, computed
-from parallax.runtime.measure.inputs import Inputs, inputs_of, opened
+from parallax.runtime.measure.compute import Computed, measure_compute
+from parallax.runtime.measure.inputs import Inputs, inputs_of, open_session
 from parallax.runtime.measure.options import STEPS
 from parallax.runtime.worker.feeds import Feeds, missing_feeds, named_batch, read_feeds, train_op
 from parallax.settings.config import Config
@@ -118,13 +118,13 @@ def profile_samples(
     )
     tables, notes = _measurable(asking)
     steps = wanted.steps or STEPS
-    seen = _seen(asking, tables, steps) if tables else [[[]] * steps] * workers
+    seen = _collect_ids(asking, tables, steps) if tables else [[[]] * steps] * workers
     counted = min(map(len, seen))
     if counted < steps:
         first = next(rank for rank, of_worker in enumerate(seen) if len(of_worker) == counted)
         notes.append(f"the data of worker {first} ended after {counted}")
     by_step = [[of_worker[step] for of_worker in seen] for step in range(counted)]
-    found = _computed(asking) if wanted.compute else Computed(None, None, None)
+    found = _measure_compute(asking) if wanted.compute else Computed(None, None, None)
     profile = ModelProfile(
         version=MODEL_PROFILE_VERSION,
         graph=analysed.spec.model_key,
@@ -152,10 +152,10 @@ def _measurable(asking: _Asking) -> tuple[tuple[TableIds, ...], list[str]]:
     tables, reasons = fetchable(captured, tables_of(captured, spec, needed))
     made = {table.name: trained_on(captured, spec, table, asking.fed) for table in tables}
     reasons |= {name: f"{reason}: see parallax run --measure" for name, reason in made.items() if reason}
-    return tuple(table for table in tables if table.name not in reasons), unmeasured(reasons)
+    return tuple(table for table in tables if table.name not in reasons), explain_unmeasured(reasons)
 
 
-def _seen(asking: _Asking, tables: Sequence[TableIds], steps: int) -> list[list[list[LookedUpIds]]]:
+def _collect_ids(asking: _Asking, tables: Sequence[TableIds], steps: int) -> list[list[list[LookedUpIds]]]:
     """What each worker asks of each table in each step, `[worker][step][table]`, until its data ends."""
     tensors = [one.tensor for table in tables for one in table.tensors]
     inputs = asking.inputs(tensors)
@@ -168,10 +168,12 @@ def _seen_by(
     tensors = [one.tensor for table in tables for one in table.tensors]
     found: list[list[LookedUpIds]] = []
     try:
-        with opened(inputs, asking.worker(rank), asking.batch(0, rank)) as session:
+        with open_session(inputs, asking.worker(rank), asking.batch(0, rank)) as session:
             for step in range(steps):
                 values = iter(session.run(tensors, inputs.fed_by(asking.batch(step, rank))))
-                found.append([asked(table, [next(values) for _ in table.tensors], rank, step) for table in tables])
+                found.append(
+                    [collect_ids(table, [next(values) for _ in table.tensors], rank, step) for table in tables]
+                )
     except tf.errors.OutOfRangeError as error:
         if not found:
             raise GraphError(
@@ -185,11 +187,11 @@ def _seen_by(
     return found
 
 
-def _computed(asking: _Asking) -> Computed:
+def _measure_compute(asking: _Asking) -> Computed:
     fetch = train_op(asking.graph, asking.wanted.fetch).name
     inputs = asking.inputs([fetch])
 
     def batch(step: int) -> dict[str, Value]:
         return inputs.fed_by(asking.batch(step, 0))
 
-    return computed(inputs, fetch, batch, asking.worker(0), asking.config)
+    return measure_compute(inputs, fetch, batch, asking.worker(0), asking.config)

@@ -124,7 +124,7 @@ class RecoveredState:
         if pattern is None:
             common = self.views.get(COMMON)
             data = self._to_worker_0(COMMON, None if common is None else common.read(stored.op, first, first + count))
-            return None if data is None else _typed(stored, data)
+            return None if data is None else _cast(stored, data)
         ownership = Ownership(pattern, self.chosen.workers)
         views = {max(owner, lone(owner)): view for owner, view in self.views.items() if view.has(stored.op)}
         mine = {
@@ -140,7 +140,7 @@ class RecoveredState:
         for owner, theirs in (item for of_worker in found for item in of_worker.items()):
             for here, there in ownership.pieces(owner, first) if len(theirs) else ():
                 rows[here] = theirs[there]
-        return _typed(stored, rows)
+        return _cast(stored, rows)
 
     def _value(self, stored: Stored) -> ArrayOnWorker0:
         """A value without rows, on worker 0."""
@@ -181,7 +181,7 @@ def next_generation(folder: Path, comm: Comm) -> int:
     return newest_generation(comm.allgather(parts_in(folder))) + 1
 
 
-def _typed(stored: Stored, rows: Array) -> Value:
+def _cast(stored: Stored, rows: Array) -> Value:
     """Bytes of rows as the variable has them."""
     return rows.view(tf.as_dtype(stored.dtype).as_numpy_dtype).reshape(len(rows), *(stored.shape or ())[1:])
 

@@ -69,9 +69,9 @@ class _Part:
             for numbers, members in tables
             for at, values in members.items()
         }
-        return SetRecord(number, step, rows, {at: self._packed(at, value) for at, value in wholes.items()})
+        return SetRecord(number, step, rows, {at: self._pack(at, value) for at, value in wholes.items()})
 
-    def _packed(self, at: int, value: Value) -> Any:
+    def _pack(self, at: int, value: Value) -> Any:
         if not self.variables[at].row_bytes:
             return tf.make_tensor_proto(value).SerializeToString()
         return memoryview(_bytes(value, 1).reshape(-1))
@@ -137,7 +137,7 @@ def snapshot(
         spread = single if one.stored.op in alone else own
         part = spread if isinstance(one, ShardedRows) else common
         places[one.stored.op] = part, len(part.variables)
-        part.variables.append(_described(one, rank, one.stored.op in by_row))
+        part.variables.append(_describe(one, rank, one.stored.op in by_row))
     parts = tuple(part for part in (own, single, common) if part is own or (part.variables and part is not common))
     parts += (common,) if is_first else ()
     by_op = {one.stored.op: one for one in held}
@@ -149,7 +149,7 @@ def snapshot(
             for part in parts:
                 rows = {places[op][1]: _ops(by_op[op]) for op in ops if places[op][0] is part}
                 if rows:
-                    part.tables.append((numbers, {at: _gathered(one, numbers) for at, one in rows.items()}))
+                    part.tables.append((numbers, {at: _gather(one, numbers) for at, one in rows.items()}))
                     part.bases |= rows
         for one in held:
             part, at = places[one.stored.op]
@@ -163,7 +163,7 @@ def snapshot(
     return Snapshot(parts, step, clear, comm.Get_size())
 
 
-def _described(one: StoredVariable, rank: int, by_row: bool) -> PartVariable:
+def _describe(one: StoredVariable, rank: int, by_row: bool) -> PartVariable:
     stored = one.stored
     if isinstance(one, ShardedRows):
         rows = one.ownership.count(rank, stored.rows)
@@ -183,7 +183,7 @@ def _ops(one: Any) -> RowOps:
     return found
 
 
-def _gathered(ops: RowOps, numbers: Tensor) -> Tensor:
+def _gather(ops: RowOps, numbers: Tensor) -> Tensor:
     """Rows of a variable, as they are before anybody trains on."""
     with tf.device(ops.variable.device or None), tf.control_dependencies(ops.up_to_date):
         if ops.variable.dtype == tf.resource:

@@ -115,7 +115,7 @@ class PeerStore:
             for owner in heads.keys() - {own}:
                 for at, low, rows in bases[owner]:
                     self._files[owner].write_base(at, low, rows)
-            own_rows = self._written(own, bases[own])
+            own_rows = self._write(own, bases[own])
             exchange(self.comm, self.place, own_rows if self.place.target is not None else list(own_rows), of_sender)
         self.generation, self.number = generation, -1
 
@@ -164,7 +164,7 @@ class PeerStore:
         """The memory that this host's parts take now."""
         return memory_bytes([self.folder])
 
-    def _written(self, owner: int, rows: BaseRows) -> Iterator[Buffer]:
+    def _write(self, owner: int, rows: BaseRows) -> Iterator[Buffer]:
         """This worker's rows of set 0, which are written here before they are sent."""
         for at, low, values in rows:
             self._files[owner].write_base(at, low, values)

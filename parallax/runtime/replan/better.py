@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from parallax.plans.plan import Plan
 from parallax.report.diff import places_text
-from parallax.report.text import counted, ms_text
+from parallax.report.text import ms_text, pluralize
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +33,7 @@ def verdict(now: Plan, now_s: float | None, best: Plan, margin: float, steps: in
         steps: how many steps the profile is of.
     """
     best_s = best.prediction.step_s
-    since = f"After {counted(steps, 'step')}"
+    since = f"After {pluralize(steps, 'step')}"
     if now_s is None or best_s is None:
         unknown = best.prediction.unknown or "the cluster profile lacks what the plan in force needs"
         return Comparison(None, f"{since} the plan stays: {unknown}.\n")

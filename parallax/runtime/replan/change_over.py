@@ -118,7 +118,7 @@ class ChangeOver:
             decided = repr((rewrites, stored))
         except ParallaxError as error:
             refusal = str(error)
-        refusal = self._agreed(refusal, plan.to_json() + decided)
+        refusal = self._agree(refusal, plan.to_json() + decided)
         if refusal or new is None or added is None:
             return Changed(refusal)
         moved_bytes = self._move(added, stored, places)
@@ -130,7 +130,7 @@ class ChangeOver:
         self._planned, self._names, self._places = new, added.names, places
         return Changed("", len(stored), moved_bytes, time.monotonic() - began_s, added.redrawn)
 
-    def _agreed(self, refusal: str, decided: str) -> str:
+    def _agree(self, refusal: str, decided: str) -> str:
         """Why not all workers can, or would do the same; equal on all of them."""
         digest = hashlib.sha256(decided.encode()).hexdigest()
         everyone = self._members.workers.allgather((refusal, digest))

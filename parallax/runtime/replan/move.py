@@ -63,8 +63,8 @@ def moves(stored: Sequence[Stored], before: Places, after: Places, comm: Comm) -
     found = []
     for one, source, target in zip(stored, sources, targets, strict=True):
         old, new = (_own(one.op, places, comm.Get_rank()) for places in (before, after))
-        make = tuple(_made(op, dims) for op in new if op not in old)
-        free = tuple(_freed(op) for op in old if op not in new)
+        make = tuple(_make_zeros(op, dims) for op in new if op not in old)
+        free = tuple(_free(op) for op in old if op not in new)
         found.append(Move(source, target, make, free))
     return tuple(found)
 
@@ -93,7 +93,7 @@ def _own(op: str, places: Places, rank: int) -> tuple[str, ...]:
     return (*(() if op in places.absent else (places.here(op),)), *served)
 
 
-def _made(op: str, dims: Tensor) -> tuple[Operation, dict[Tensor, Value]]:
+def _make_zeros(op: str, dims: Tensor) -> tuple[Operation, dict[Tensor, Value]]:
     """An op that makes a variable of zeros, and what it is fed: a constant would stay in the graph."""
     variable = v1.get_default_graph().get_operation_by_name(op)
     handle, dtype = variable.outputs[0], tf.as_dtype(variable.get_attr("dtype"))
@@ -106,7 +106,7 @@ def _made(op: str, dims: Tensor) -> tuple[Operation, dict[Tensor, Value]]:
     return made, {dims: tf.TensorShape(variable.get_attr("shape")).as_list()}
 
 
-def _freed(op: str) -> Operation:
+def _free(op: str) -> Operation:
     """An op that gives back the memory of a variable; a reference variable, which cannot go, becomes empty."""
     handle = v1.get_default_graph().get_operation_by_name(op).outputs[0]
     with tf.device(handle.device or None):

@@ -20,7 +20,7 @@ from parallax.analysis.whatif.partition_search import (
 from parallax.graph.spec import GraphSpec
 from parallax.plans.plan import Plan
 from parallax.report.show import show
-from parallax.report.text import counted, ms_text
+from parallax.report.text import ms_text, pluralize
 from parallax.runtime.replan.change_over import ChangeOver
 from parallax.runtime.worker.hooks import TrainingRuns, WorkerContext
 from parallax.runtime.worker.ranks import ProcessGroup
@@ -74,7 +74,7 @@ class PartitionSearch:
         if self.done or not self._training.trains(fetched):
             return
         plan = self._worker.plan
-        if plan is None or not self._begun(plan):
+        if plan is None or not self._begin(plan):
             self.done = True
             return
         self._steps += 1
@@ -87,7 +87,7 @@ class PartitionSearch:
             self._samples.append(PartitionSample(self._count, statistics.mean(times_s)))
             self._go_on(plan)
 
-    def _begun(self, plan: Plan) -> bool:
+    def _begin(self, plan: Plan) -> bool:
         """Whether there is anything to search for."""
         if self._tables is None:
             self._tables = searched_tables(self._spec, plan, self._wished)
@@ -139,5 +139,5 @@ def search_text(samples: list[PartitionSample], count: int, refusal: str = "") -
         lines.append(f"  {sample.count}: {ms_text(sample.step_s)} measured{fitted}")
     if refusal:
         lines.append(f"The search ended early, {refusal}")
-    lines.append(f"The job goes on with {counted(count, 'partition')}.")
+    lines.append(f"The job goes on with {pluralize(count, 'partition')}.")
     return "\n".join(lines) + "\n"

@@ -19,7 +19,7 @@ from parallax.plans.plan import Layout, Plan, PlanConstraints, plan_from_json
 from parallax.profiles.plan_inputs import PlanInputs
 from parallax.profiles.profiles import ModelProfile, cluster_profile_from_json
 from parallax.report.show import show
-from parallax.report.text import bytes_text, counted
+from parallax.report.text import bytes_text, pluralize
 from parallax.runtime.measure.first_steps import FirstSteps
 from parallax.runtime.replan.better import Comparison, verdict
 from parallax.runtime.replan.change_over import Changed, ChangeOver
@@ -86,7 +86,7 @@ class Replan:
         """The better plan on all workers; None when there is none."""
         comm, text = self._members.workers, None
         if self._members.rank == 0:
-            found = self._compared()
+            found = self._compare()
             show(found.text)
             if found.plan is not None:
                 text = found.plan.to_json()
@@ -95,14 +95,14 @@ class Replan:
         text = comm.bcast(text)
         return None if text is None else plan_from_json(text)
 
-    def _compared(self) -> Comparison:
+    def _compare(self) -> Comparison:
         now, profile, steps = self._worker.plan, self._first.profile, self._wish.steps
         if profile is None or now is None:
-            return Comparison(None, f"After {counted(steps, 'step')} the plan stays: no step was measured.\n")
+            return Comparison(None, f"After {pluralize(steps, 'step')} the plan stays: no step was measured.\n")
         try:
             best, now_s = self._best(now, profile)
         except ParallaxError as error:
-            return Comparison(None, f"After {counted(steps, 'step')} the plan stays: {error}\n")
+            return Comparison(None, f"After {pluralize(steps, 'step')} the plan stays: {error}\n")
         return verdict(now, now_s, best, self._wish.margin, steps)
 
     def _best(self, now: Plan, profile: ModelProfile) -> tuple[Plan, float | None]:
@@ -133,8 +133,8 @@ def change_text(changed: Changed) -> str:
     """What is printed of a change."""
     if changed.refusal:
         return f"The plan stays as it is, {changed.refusal}\n"
-    moved = f"{counted(changed.variables, 'variable')} of {bytes_text(changed.moved_bytes)} moved"
+    moved = f"{pluralize(changed.variables, 'variable')} of {bytes_text(changed.moved_bytes)} moved"
     anew = ""
     if changed.redrawn:
-        anew = f" {counted(len(changed.redrawn), 'random op')} drew from other seeds from here on."
+        anew = f" {pluralize(len(changed.redrawn), 'random op')} drew from other seeds from here on."
     return f"The plan was changed in {changed.seconds:.2f} s, {moved}.{anew}\n"

@@ -58,7 +58,7 @@ from parallax.runtime.supervisor.pipes import (
     Outbox,
     TextChannel,
 )
-from parallax.runtime.supervisor.preload import CannotListen, check_library, forget_preloaded, preloaded
+from parallax.runtime.supervisor.preload import CannotListen, check_library, forget_preloaded, preload_variables
 from parallax.runtime.supervisor.processes import (
     JOB_ID,
     RANK,
@@ -145,7 +145,7 @@ def _variables(
 
         found = listening_variables(options["--listen"], library)
     if Path(library).is_file():
-        return {**found, **secret, **preloaded(library, os.environ)}
+        return {**found, **secret, **preload_variables(library, os.environ)}
     if library:
         where = f"{library} is not on {socket.gethostname()}"
         put(Text(rank, "stderr", f"{where}: this rank will keep a core busy while it waits (`make install`).\n"))

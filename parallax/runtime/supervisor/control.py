@@ -148,7 +148,7 @@ def check_message(message: object) -> dict[str, Any]:
     Raises:
         Damaged: it is of no known kind, or a field is missing, unknown, of another type or out of bounds.
     """
-    return _converted(message, _AnyMessage)
+    return _convert(message, _AnyMessage)
 
 
 def check_beat(doing: object) -> dict[str, Any]:
@@ -157,10 +157,10 @@ def check_beat(doing: object) -> dict[str, Any]:
     Raises:
         Damaged: it is neither empty nor a beat.
     """
-    return _converted(doing, AliveMessage) if doing != {} else {}
+    return _convert(doing, AliveMessage) if doing != {} else {}
 
 
-def _converted(value: object, kind: Any) -> dict[str, Any]:
+def _convert(value: object, kind: Any) -> dict[str, Any]:
     try:
         found: dict[str, Any] = msgspec.to_builtins(msgspec.convert(value, kind))
     except msgspec.ValidationError as error:

@@ -49,7 +49,7 @@ def check_library(library: str) -> None:
         raise CannotListen(f"{library} must be on every host of a job, and is not on {socket.gethostname()}.")
 
 
-def preloaded(library: str, environment: Mapping[str, str]) -> dict[str, str]:
+def preload_variables(library: str, environment: Mapping[str, str]) -> dict[str, str]:
     """The variable with which a process is started that loads `library`, and what the user has it load."""
     return {_PRELOAD: ":".join([library, *_of_the_user(environment)])}
 
@@ -157,7 +157,7 @@ def _start(library: str, argv: list[str]) -> None:
         _refuse(f"{library} must be on every host of a job, and is not on {os.uname().nodename}.")
     nothing = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, 0)
-    os.environ.update({SECRET: line.decode().strip(), **preloaded(library, os.environ)})
+    os.environ.update({SECRET: line.decode().strip(), **preload_variables(library, os.environ)})
     os.execvp(argv[0], argv)
 
 

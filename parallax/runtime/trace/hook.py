@@ -23,7 +23,7 @@ from parallax.runtime.trace.limits import step_limits
 from parallax.runtime.trace.offsets import Bounds, both, offset_between, server_bounds
 from parallax.runtime.trace.ops import Step, read_step
 from parallax.runtime.trace.options import MERGED, SUMMARY, TraceOptions, rank_file
-from parallax.runtime.trace.rows import RankTrace, corrected, rank_trace
+from parallax.runtime.trace.rows import RankTrace, correct_times, rank_trace
 from parallax.runtime.trace.summary import summary
 from parallax.runtime.trace.waits import arrivals, last_arrivals, waits
 from parallax.runtime.worker.barrier import barrier
@@ -138,7 +138,7 @@ class TraceHook(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
         offset = Offset(at_us, offset_at(self._offsets, at_us), uncertainty_us)
         told = comm.allgather((offset, server_bounds(steps, offset.offset_us)))
         servers = _server_offsets(parcel.servers, parcel.hosts, *zip(*told, strict=True))
-        steps = tuple(corrected(step, self._offsets, servers) for step in steps)
+        steps = tuple(correct_times(step, self._offsets, servers) for step in steps)
         came = arrivals(steps, self._within_host(), parcel.hosts[rank])
         waited = waits(rank, came, last_arrivals(comm.allgather(came)))
         known = tuple(servers.get(number) for number in range(len(parcel.servers)))

@@ -84,7 +84,7 @@ class RankTrace:
     limits: StepLimits | None = None
 
 
-def corrected(step: Step, own: Sequence[Offset], servers: dict[int, Offset]) -> Step:
+def correct_times(step: Step, own: Sequence[Offset], servers: dict[int, Offset]) -> Step:
     """A step with all times on rank 0's clock; the clock of a server that is not in `servers` is left as it is."""
 
     def shift(op: Op) -> Op:

@@ -15,13 +15,13 @@ import numpy as np
 import tensorflow as tf
 
 from parallax.analysis.planner import part_routes, placements
-from parallax.analysis.propagation.propagate import walked
+from parallax.analysis.propagation.propagate import walk_graph
 from parallax.analysis.propagation.walk import Walk
 from parallax.analysis.stages import Analysed
 from parallax.errors import ConfigError
 from parallax.plans.plan import Plan
 from parallax.runtime.supervisor.sealed_files import read_file_value, write_value
-from parallax.runtime.verify.claims import Claims, watched
+from parallax.runtime.verify.claims import Claims, find_watched
 from parallax.runtime.verify.draws import kept_draws
 from parallax.runtime.worker.hooks import TrainingRuns
 from parallax.types import Graph, RunArgs, RunContext, RunValues, Value
@@ -90,7 +90,7 @@ def check_claims(plan: Plan, joined_args: str | None, replan: str | None) -> Non
 def walk_of(analysed: Analysed, plan: Plan) -> Walk:
     """What the analysis says of the graph of a verification, in which all workers draw the same random numbers."""
     spec = analysed.spec
-    return walked(analysed.captured, analysed.sources, part_routes(spec, plan), True, placements(spec, plan))
+    return walk_graph(analysed.captured, analysed.sources, part_routes(spec, plan), True, placements(spec, plan))
 
 
 def groups_of(
@@ -129,7 +129,7 @@ def keep_claims(walk: Walk, folder: Path, fetch: str, sizes: Callable[[Sequence[
         fetch: the op that a step runs.
         sizes: gives the bytes of tensors, on the joined batch.
     """
-    claims, tensors = Claims(walk), watched(walk.view, fetch)
+    claims, tensors = Claims(walk), find_watched(walk.view, fetch)
     needed = dict.fromkeys(name for tensor in tensors if claims.said(tensor) for name in claims.needs(tensor))
     groups = groups_of(claims, tensors, sizes(list(needed)))
     replace(groups, has_layouts=walk.known.layouts is not None).write(folder)

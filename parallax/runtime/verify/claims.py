@@ -79,7 +79,7 @@ class Tried(NamedTuple):
     gap: float
 
 
-def watched(view: GraphView, op: str) -> tuple[str, ...]:
+def find_watched(view: GraphView, op: str) -> tuple[str, ...]:
     """The tensors between batch and an update that can be fetched with it, in topological order."""
     found: list[str] = []
     needed, branches, fleeting = view.ancestors([op]), branches_of(view), set[str]()

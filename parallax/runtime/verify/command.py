@@ -100,7 +100,7 @@ def compare_runs(job: Job, plan: Plan, folder: Path, hidden: Sequence[str], want
     noise, kinds = read_file_value(folder / NOISE_FILE, tuple[dict[str, float], dict[str, str]])
     if plan.accumulate_steps == 1:  # what each of several batches writes is another's than what the joined one does
         kinds |= {v.name: OTHERS for v in plan.variables if v.cls == VariableClass.UNTRAINED}
-    measured = _measured(folder, job.num_workers, noise, kinds)
+    measured = _measure(folder, job.num_workers, noise, kinds)
     judged = judge(measured, tolerance_of(plan, wanted), margin_of(plan, wanted))
     own = [name for name in noise if kinds.get(name) == OWN]
     text = table_text(judged, own)
@@ -112,7 +112,7 @@ def compare_runs(job: Job, plan: Plan, folder: Path, hidden: Sequence[str], want
     return 1 if trials is not None and trials.false else status(judged)
 
 
-def _measured(folder: Path, size: int, noise: dict[str, float], kinds: dict[str, str]) -> Iterator[ArrayPair]:
+def _measure(folder: Path, size: int, noise: dict[str, float], kinds: dict[str, str]) -> Iterator[ArrayPair]:
     """All arrays but the workers' own, one after the other."""
     with contextlib.ExitStack() as stack:
         files = [BEFORE_FILE, AFTER_FILE, *(WORKER_FILE.format(rank=rank) for rank in range(size))]

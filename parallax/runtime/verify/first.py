@@ -134,7 +134,7 @@ class VerifiedSteps:
         one = OneProcess(self._worker.graph, self._worker.analysed, batch, seed, dtype)
         runs = one.run(self._fetches, [batch], self._before)
         noise = one.noise(self._fetches, [batch], runs, rounding_of(plan.wire_dtype, dtype), self._before)
-        judged = self._judged(one, runs, noise, copies, plan)
+        judged = self._judge(one, runs, noise, copies, plan)
         own = [name for name in runs[0] if one.kinds.get(name) == OWN]
         verdict = verdict_text(judged, len(copies), 1, tolerance_of(plan, self._wanted))
         if any(is_wrong(one) for one in judged):
@@ -146,7 +146,7 @@ class VerifiedSteps:
             )
         show(f"Step {step} of {self._count} that are verified: {verdict}")
 
-    def _judged(
+    def _judge(
         self, one: OneProcess, runs: tuple[Values, Values], noise: dict[str, float], copies: list[Values], plan: Plan
     ) -> list[Judged]:
         measured = []

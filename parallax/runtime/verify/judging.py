@@ -150,10 +150,10 @@ def judge(measured: Iterable[ArrayPair], tolerance: float, margin: float = MARGI
     largest: dict[str, float] = {}
     for one in arrays:
         largest[one.kind] = max(largest.get(one.kind, 0.0), one.largest)
-    return [_judged(one, tolerance, margin, one.largest if one.kind == OTHERS else largest[one.kind]) for one in arrays]
+    return [_judge(one, tolerance, margin, one.largest if one.kind == OTHERS else largest[one.kind]) for one in arrays]
 
 
-def _judged(one: ArrayPair, tolerance: float, margin: float, largest: float) -> Judged:
+def _judge(one: ArrayPair, tolerance: float, margin: float, largest: float) -> Judged:
     error = max(one.errors)
     stored = 2 * one.stored if one.change else one.rounding * largest * one.moved**0.5
     exact = tolerance * one.change if one.rounding else 0.0

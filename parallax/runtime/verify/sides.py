@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
-from parallax.analysis.reading.launcher_graph import hold_like, packed
+from parallax.analysis.reading.launcher_graph import hold_like, pack_graph
 from parallax.analysis.stages import analyse
 from parallax.graph.row_updates import UPDATES_OF_ROWS
 from parallax.graph.view import GraphView
@@ -43,7 +43,7 @@ GRAPH_FILE = "graph"
 
 def keep_graph(graph: Graph, folder: Path) -> None:
     """Leaves the launcher's graph for the one process, which runs the script again and may draw other numbers."""
-    (folder / GRAPH_FILE).write_bytes(packed(graph, math.inf))
+    (folder / GRAPH_FILE).write_bytes(pack_graph(graph, math.inf))
 
 
 def run_worker(graph: Graph, session: Session, size: int, rank: int, wanted: Settings) -> None:

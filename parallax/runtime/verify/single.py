@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from parallax.analysis.reading.capture import initialization_phases
 from parallax.analysis.reading.digests import SHAPES
-from parallax.analysis.reading.launcher_graph import meant
+from parallax.analysis.reading.launcher_graph import export_graph
 from parallax.analysis.stages import Analysed
 from parallax.errors import ConfigError, GraphError
 from parallax.graph.spec import VariableClass
@@ -60,7 +60,7 @@ class OneProcess:
         self._initial = {v.part.op: v.initializer for v in analysed.captured.variables.values() if v.initializer}
         self._options = options_with(v1.ConfigProto(), compute_dtype)
         self.kinds = kinds_of(analysed)
-        graph_def = meant(graph, add_shapes=False)
+        graph_def = export_graph(graph, add_shapes=False)
         if inlined:
             graph_def.CopyFrom(analysed.captured.view.graph_def)
             for node in graph_def.node:  # those of placeholders that are opened would still be a worker's
@@ -93,10 +93,10 @@ class OneProcess:
         Raises:
             GraphError: the graph does not take the joined batch.
         """
-        with self._begun() as session:
+        with self._begin() as session:
             self._assign(session, start or {})
             if rounding is not None:
-                self._assign(session, self._moved(session, *rounding))
+                self._assign(session, self._move(session, *rounding))
             before = session.run(self._reads)
             for batch in batches:
                 session.run(list(fetches), batch)
@@ -123,18 +123,18 @@ class OneProcess:
         Raises:
             GraphError: the graph does not take the joined batch.
         """
-        with self._begun() as session:
+        with self._begin() as session:
             for names, batch, start in zip(fetches, batches, starts, strict=True):
                 self._assign(session, start)
                 if rounding is not None:
-                    self._assign(session, self._moved(session, *rounding))
+                    self._assign(session, self._move(session, *rounding))
                 yield session.run(list(names), batch)
 
     def sizes(self, tensors: Sequence[str], batch: Mapping[str, Value]) -> dict[str, int]:
         """How many bytes each tensor has in the first step, without a step being taken."""
         with self._graph.as_default():
             counts = {name: tf.size(self._graph.get_tensor_by_name(name), out_type=tf.int64) for name in tensors}
-        with self._begun() as session:
+        with self._begin() as session:
             found = session.run(counts, batch)
         return {name: int(found[name]) * self._graph.get_tensor_by_name(name).dtype.size for name in tensors}
 
@@ -147,12 +147,12 @@ class OneProcess:
             return
         with self._graph.as_default():
             asked = {name: tf.shape(self._graph.get_tensor_by_name(name), out_type=tf.int64) for name in tensors}
-        with self._begun() as session:
+        with self._begin() as session:
             for batch in batches:
                 yield {name: tuple(map(int, shape)) for name, shape in session.run(asked, batch).items()}
 
     @contextmanager
-    def _begun(self) -> Iterator[Session]:
+    def _begin(self) -> Iterator[Session]:
         """A session in which the variables have their initial values."""
         with _said_of_batch(), v1.Session(graph=self._graph, config=self._options) as session:
             for phase in self._initialize:
@@ -184,7 +184,7 @@ class OneProcess:
                 noise[name] = max(noise.get(name, 0.0), float(np.linalg.norm(found)))
         return noise
 
-    def _moved(self, session: Session, rounding: float, draw: int) -> Values:
+    def _move(self, session: Session, rounding: float, draw: int) -> Values:
         """The trained variables' values, each element a rounding up or down."""
         generator = np.random.default_rng(draw)
         moved = {}
@@ -287,7 +287,7 @@ def check_fits(graph: Graph, batch: Mapping[str, Value]) -> None:
     Raises:
         GraphError: says where.
     """
-    graph_def = meant(graph, add_shapes=False)
+    graph_def = export_graph(graph, add_shapes=False)
     _open_batch(graph_def, batch, as_large=True)
     with tf.Graph().as_default(), _said_of_batch():
         tf.graph_util.import_graph_def(graph_def, name="")

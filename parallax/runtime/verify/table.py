@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from parallax.report.text import counted, in_columns
+from parallax.report.text import in_columns, pluralize
 from parallax.runtime.verify.judging import Judged, Verdict
 
 FOLDED_FROM = 40
@@ -37,7 +37,7 @@ def verdict_text(judged: Sequence[Judged], num_workers: int, steps: int, toleran
     equal = [one for one in judged if one.verdict == Verdict.EQUAL]
     worst = max((one.error for one in wrong or equal), default=0.0)
     verdict = "NOT equal" if wrong else "equal" if equal else "NOT comparable"
-    text = f"{num_workers} workers and one process are {verdict} after {counted(steps, 'step')}: "
+    text = f"{num_workers} workers and one process are {verdict} after {pluralize(steps, 'step')}: "
     if wrong:
         text += f"{len(wrong)} of {len(judged)} variables differ, "
     if noise:

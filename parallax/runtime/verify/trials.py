@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
-from parallax.report.text import counted, in_columns
+from parallax.report.text import in_columns, pluralize
 from parallax.runtime.supervisor.sealed_files import read_file_value, write_value
 from parallax.runtime.verify.claimed import KEPT_FILE, RESULT_FILE, START_FILE, ClaimGroups, save
 from parallax.runtime.verify.claims import Claims, false_claim
@@ -96,10 +96,10 @@ class Trials:
         text = in_columns(lines)
         if self.too_large:
             shown = ", ".join(self.too_large[:_SHOWN]) + (", ..." if len(self.too_large) > _SHOWN else "")
-            count = counted(len(self.too_large), "tensor")
+            count = pluralize(len(self.too_large), "tensor")
             text.append(f"Left out: {count} too large to keep ({shown}). Feed fewer rows to have all tried.")
         if self.waiting:
-            count = counted(self.waiting, "tensor")
+            count = pluralize(self.waiting, "tensor")
             text.append(f"Left out: {count} that no step was left for. Take {self.steps_needed} steps: --steps.")
         false, untold = (sum(row.counts[verdict] for row in self.rows) for verdict in (FALSE, UNTOLD))
         tried = sum(sum(row.counts) for row in self.rows)
@@ -108,7 +108,7 @@ class Trials:
         else:
             hidden = f", {untold} of them only as far as rounding lets see" if untold else ""
             text.append(
-                f"No claim of {tried} is false in {counted(self.steps, 'step')}{hidden}; of {self.unclaimed} other "
+                f"No claim of {tried} is false in {pluralize(self.steps, 'step')}{hidden}; of {self.unclaimed} other "
                 "tensors nothing is said"
             )
         return "\n".join(text) + "\n"
@@ -145,7 +145,7 @@ def try_claims(
         moved = one.each_step(asked, batches, _starts(folder, len(steps)), (margins.rounding, draw))
         for step, values in enumerate(moved):
             _hear(noise, claims, step, folder, dict(zip(asked[step][1:], values[1:], strict=True)))
-    verdicts, false = _judged(claims, noise, folder, len(steps), size, margins, graph)
+    verdicts, false = _judge(claims, noise, folder, len(steps), size, margins, graph)
     tried = len(groups.groups[: len(steps)])
     Trials(
         rows=_rows(verdicts),
@@ -182,7 +182,7 @@ class _Verdict:
     largest: float = 0.0
 
 
-def _judged(
+def _judge(
     claims: Claims,
     noise: dict[tuple[int, str], float],
     folder: Path,

@@ -16,7 +16,7 @@ import numpy as np
 from parallax.analysis.reading.batch_sources import BatchSource, batch_sources
 from parallax.graph.view import GraphView, split_tensor
 from parallax.logger import log
-from parallax.report.text import counted, name_ranks
+from parallax.report.text import name_ranks, pluralize
 from parallax.runtime.worker.barrier import wait_for
 from parallax.runtime.worker.batch_digests import BatchHistory, BatchRecorder, equal_workers
 from parallax.runtime.worker.fetches import Request
@@ -160,7 +160,7 @@ class BatchComparison:
         )
         return (
             f"{_who(ranks)} train on the same batches: {what} gave them the same elements in each of the first "
-            f"{counted(steps, 'step')}, so they compute what one of them computes alone. {remedy}"
+            f"{pluralize(steps, 'step')}, so they compute what one of them computes alone. {remedy}"
         )
 
 
@@ -171,7 +171,7 @@ def _history(row: Array) -> BatchHistory:
 def _fed_text(ranks: Sequence[int], steps: int) -> str:
     return (
         f"{_who(ranks)} train on the same batches: they fed the same values in each of the first "
-        f"{counted(steps, 'step')}, so they compute what one of them computes alone. Feed each worker a batch of its "
+        f"{pluralize(steps, 'step')}, so they compute what one of them computes alone. Feed each worker a batch of its "
         "own, by the number of workers and the worker's rank that parallel_run returns: "
         "`batches[step * num_workers + worker_id]`."
     )

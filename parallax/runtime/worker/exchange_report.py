@@ -79,7 +79,7 @@ class ExchangeReport:
     step_s: float | None = None
 
     def __str__(self) -> str:
-        lines = [f"plan changed after step {steps}:\n{text}" for steps, text in self._changed()]
+        lines = [f"plan changed after step {steps}:\n{text}" for steps, text in self._list_changes()]
         batches = 1 if self.plan is None else self.plan.accumulate_steps
         lines += [f"touched rows per worker and {'step' if batches == 1 else 'batch'} over {self.steps} steps:"]
         lines += [f"  {name}: {rows:.1f}" for name, rows in self.touched_rows]
@@ -145,7 +145,7 @@ class ExchangeReport:
             lines.append(f"  {'step' if whole else 'exchanges of a step'}: {ms_text(planned_s)} planned{found}")
         return "\n".join(lines)
 
-    def _changed(self) -> list[tuple[int, str]]:
+    def _list_changes(self) -> list[tuple[int, str]]:
         """After how many steps the plan was changed, and in what."""
         plans = [plan for _, plan in self.changes] + ([self.plan] if self.plan is not None else [])
         between = zip(self.changes, plans[1:], strict=False)

@@ -8,7 +8,7 @@ from parallax.errors import IdError
 from parallax.graph.ops import PASSES_ON
 from parallax.graph.row_updates import GATHER_ROWS
 from parallax.graph.view import GraphView, split_tensor
-from parallax.report.text import counted
+from parallax.report.text import pluralize
 from parallax.transform.swap import as_planned
 from parallax.types import OpError
 
@@ -44,7 +44,7 @@ def id_error(error: OpError, view: GraphView, rank: int, step: int | None) -> Id
         return None
     what = f"An id must be a row of its table: {variable} has rows 0 to {rows - 1}, and was asked for {ids}. "
     at = "" if step is None else f" in step {step}"
-    place = f"Rank {rank} asked for that{at}, and the table has {counted(rows, 'row')}. "
+    place = f"Rank {rank} asked for that{at}, and the table has {pluralize(rows, 'row')}. "
     remedy = "Look at what feeds the lookup."
     return IdError(f"{what}{place}{remedy}", f"{what}{remedy}")
 

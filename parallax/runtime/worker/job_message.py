@@ -102,13 +102,15 @@ def read_parcel(stream: BinaryIO) -> JobMessage:
     for name, size, crc in zip(_PARTS, lengths, checksums, strict=True):
         data = _read(stream, size)
         if checksum(data) != crc:
-            raise _damaged(f"its {name} ({size} bytes) have the checksum {checksum(data):08x}, and {crc:08x} was sent")
+            raise _make_damage_error(
+                f"its {name} ({size} bytes) have the checksum {checksum(data):08x}, and {crc:08x} was sent"
+            )
         parts.append(data)
     values, graph, function, attachment = parts
     try:
         found = msgspec.structs.asdict(msgspec.convert(json.loads(zlib.decompress(values)), _Values))
     except (zlib.error, ValueError, RecursionError) as error:  # ValidationError is a ValueError
-        raise _damaged(f"its values are not those of version {VERSION}: {error}") from error
+        raise _make_damage_error(f"its values are not those of version {VERSION}: {error}") from error
     return JobMessage(**found, graph=bytes(graph), function=function, attachment=attachment)
 
 
@@ -129,12 +131,12 @@ def _read_head(stream: BinaryIO) -> tuple[tuple[int, ...], tuple[int, ...]]:
     head += _read(stream, _HEAD_BYTES - len(head))
     (crc,) = _CRC.unpack_from(head, _HEAD_BYTES - _CRC.size)
     if checksum(head[: -_CRC.size]) != crc:
-        raise _damaged(f"its head is {head.hex()}, which does not have the checksum that it names")
+        raise _make_damage_error(f"its head is {head.hex()}, which does not have the checksum that it names")
     numbers = _LENGTHS.unpack_from(head, len(_MAGIC))
     return numbers[: len(_PARTS)], numbers[len(_PARTS) :]
 
 
-def _damaged(how: str) -> LaunchError:
+def _make_damage_error(how: str) -> LaunchError:
     return LaunchError(
         f"A worker must get the job's message as the launcher sent it, and {how}. Start the job again; if that "
         "repeats, test the memory of the launcher's host and of worker 0's."

@@ -268,13 +268,13 @@ class Names:
 
 def fetch_text(names: Iterable[str], hook_names: Iterable[str]) -> str:
     """The fetches of one run, for messages."""
-    texts = [_listed(tuple(names))]
+    texts = [_list_names(tuple(names))]
     if hook_names := tuple(hook_names):
-        texts.append(f"for hooks {_listed(hook_names)}")
+        texts.append(f"for hooks {_list_names(hook_names)}")
     return "; ".join(text for text in texts if text)
 
 
-def _listed(names: tuple[str, ...]) -> str:
+def _list_names(names: tuple[str, ...]) -> str:
     more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
     return ", ".join(names[:_NAMED]) + more
 

@@ -61,7 +61,7 @@ class NanReport:
                 self._report((self._steps, self._rank, names[place]))
                 return
         if not self._rank and self._steps % _LOOK_EVERY == 0:
-            self._say(self._received())
+            self._say(self._receive())
 
     def finish(self) -> None:
         """Says what the others have sent, when all loops have ended; what comes then is another one."""
@@ -71,7 +71,7 @@ class NanReport:
             wait_for(self._sent)
             self._sent = None
         if not self._rank:
-            self._say(self._received([rank for rank in senders if rank not in self._heard]))
+            self._say(self._receive([rank for rank in senders if rank not in self._heard]))
         self._steps, self._is_done = 0, False
         self._heard.clear()
 
@@ -91,9 +91,9 @@ class NanReport:
             self._is_done = True
             self._sent = self._workers.isend(first, 0)
         else:
-            self._say([first, *self._received()])
+            self._say([first, *self._receive()])
 
-    def _received(self, waited_for: Sequence[int] = ()) -> list[_First]:
+    def _receive(self, waited_for: Sequence[int] = ()) -> list[_First]:
         """What other workers have sent by now, and what some of them are known to have sent."""
         found = []
         while self._workers.Iprobe():

@@ -18,10 +18,10 @@ from parallax.analysis.reading.digests import (
     value_digest,
     values_differ,
 )
-from parallax.analysis.reading.launcher_graph import LauncherGraph, hold, unpacked
+from parallax.analysis.reading.launcher_graph import LauncherGraph, hold, unpack_graph
 from parallax.errors import OtherGraphError
 from parallax.logger import log
-from parallax.report.text import counted
+from parallax.report.text import pluralize
 from parallax.types import Comm, Graph, NodeDef, Operation, TensorProto
 
 _LIBRARIES = ("tensorflow", "keras", "tf_keras", "parallax")
@@ -42,7 +42,7 @@ def launchers_graph(graph: Graph, data: bytes, expected: str, rank: int) -> tupl
     Raises:
         OtherGraphError: this worker's graph has another structure.
     """
-    launcher, own = unpacked(data), graph.as_graph_def(add_shapes=True)
+    launcher, own = unpack_graph(data), graph.as_graph_def(add_shapes=True)
     digest = fingerprint(own)
     # The launcher's digests are only made to say where the graphs differ.
     is_planned = digest == expected and len(own.node) == len(launcher.graph_def.node)
@@ -91,7 +91,7 @@ def _tell(launcher: LauncherGraph, mine: dict[str, NodeDef], workers: Comm) -> N
     differing = dict.fromkeys(name for found in workers.allgather(names) for name in found)
     if differing and workers.rank == 0:
         shown = ", ".join(list(differing)[:_NAMED]) + (", ..." if len(differing) > _NAMED else "")
-        count = counted(len(differing), "op")
+        count = pluralize(len(differing), "op")
         log.info(f"Values of {count} differ between the processes; all take the launcher's: {shown}")
 
 

@@ -30,7 +30,7 @@ from parallax.graph.control_flow import branches_of
 from parallax.graph.view import GraphView, split_tensor
 from parallax.logger import log
 from parallax.transform.building.all_to_all import ALL_REDUCE, ALL_TO_ALL, library, native_ops
-from parallax.transform.passes.turns import GATE, RUN_NUMBER, SCOPE, passes_on, ungated
+from parallax.transform.passes.turns import GATE, RUN_NUMBER, SCOPE, find_ungated, passes_on
 from parallax.types import Operation, Session, Value
 
 _MOST_ON_THEIR_WAY = 2
@@ -115,7 +115,7 @@ class Overlapping:
         runs = view.ancestors({_node(name) for name in fetched}, cut_off)
         if not any(view.op(node) == GATE for node in runs):
             return None
-        odd = ungated(view, sorted(runs))
+        odd = find_ungated(view, sorted(runs))
         if odd is not None:
             self._tell(f"Steps do not overlap: {odd!r} ({view.op(odd)}) keeps state that a step cannot wait for.")
             return None

@@ -68,8 +68,8 @@ class _Seeded:
             self._own["seed"](seed)
 
     def _noticing(self, function: Callable[..., object]) -> Callable[..., object]:
-        def noticed(*args: Argument, **kwargs: Argument) -> object:
+        def notice(*args: Argument, **kwargs: Argument) -> object:
             self._taken = True
             return function(*args, **kwargs)
 
-        return noticed
+        return notice

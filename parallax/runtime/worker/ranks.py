@@ -138,7 +138,7 @@ def enter() -> ProcessGroup:
     modules = settings().stand_by
     if modules is not None:
         stand_by(modules.split(","), world)
-    received = _received() if world.rank == 0 else None
+    received = _receive() if world.rank == 0 else None
     parcel: JobMessage = world.bcast(None if received is None else received.without_raw(), 0)
     is_server = world.rank >= len(parcel.hosts)
     workers = world.Split(MPI.UNDEFINED if is_server else 0, world.rank) if parcel.servers else world
@@ -149,7 +149,7 @@ def enter() -> ProcessGroup:
     if not parcel.servers:
         return ProcessGroup(parcel, world, world, [], None)
     held = hold_port(host_address(), parcel.ports)
-    addresses = world.allgather(_written(held))
+    addresses = world.allgather(_write(held))
     return ProcessGroup(parcel, world, None if is_server else workers, addresses, held)
 
 
@@ -163,7 +163,7 @@ def bytes_of_rank_0(data: Buffer | None, workers: Comm) -> Buffer:
     return found
 
 
-def _received() -> JobMessage:
+def _receive() -> JobMessage:
     """The parcel from standard input, which is empty afterwards."""
     parcel = read_parcel(sys.stdin.buffer)
     nothing = os.open(os.devnull, os.O_RDONLY)
@@ -198,7 +198,7 @@ def hold_port(address: str, ports: tuple[int, int] | None) -> socket.socket:
     )
 
 
-def _written(held: socket.socket) -> str:
+def _write(held: socket.socket) -> str:
     address, port = held.getsockname()[:2]
     return f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
 

@@ -17,7 +17,7 @@ from parallax.analysis.reading.train_ops import ops_after
 from parallax.graph.view import GraphView
 from parallax.logger import log
 from parallax.plans.plan import Plan
-from parallax.report.text import counted, ms_text
+from parallax.report.text import ms_text, pluralize
 
 FIRST_STEPS = 5
 """They are not counted: memory is taken, graphs are made ready, caches filled."""
@@ -134,7 +134,7 @@ class RunLog:
         if self._tells and times is not None:
             log.info(times_text(times, self._plan))
         if self._runs and not self._trained and not self._may_idle:
-            self._warn(f"No run of this session ({counted(self._runs, 'run')}) updated a trained variable.")
+            self._warn(f"No run of this session ({pluralize(self._runs, 'run')}) updated a trained variable.")
         self._begin_loop()
 
     def _begin_loop(self) -> None:
@@ -189,6 +189,6 @@ def times_text(times: StepTimes, plan: Plan | None) -> str:
         of = "" if known.has_compute else "of its exchanges alone, "
         predicted = f"; {of}{ms_text(known.step_s)} predicted"
     return (
-        f"A step took {ms_text(times.step_s)} (median of {counted(times.steps, 'step')}{predicted}), and the script "
+        f"A step took {ms_text(times.step_s)} (median of {pluralize(times.steps, 'step')}{predicted}), and the script "
         f"{ms_text(times.between_s)} between two."
     )

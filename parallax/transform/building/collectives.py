@@ -50,7 +50,7 @@ def all_gather(tensor: Tensor) -> Tensor:
     wire = _WIRE_BITS.get(tensor.dtype)
     if wire is not None:
         return tf.bitcast(all_gather(tf.bitcast(tensor, wire)), tensor.dtype)
-    with _announced(tensor):
+    with _announce(tensor):
         gathered = mpi_ops.allgather(tensor, name="all_gather")
     gathered.set_shape([None, *tensor.shape.as_list()[1:]])
     return gathered
@@ -88,11 +88,11 @@ def broadcast(tensor: Tensor) -> Tensor:
     from horovod.tensorflow import mpi_ops
 
     tensor = tf.raw_ops.Print(input=tensor, data=[], first_n=0, name="unfolded")
-    with _announced(tensor):
+    with _announce(tensor):
         return mpi_ops.broadcast(tensor, 0, name="broadcast")
 
 
-def _announced(tensor: Tensor) -> Any:
+def _announce(tensor: Tensor) -> Any:
     """A collective built in this context runs after Horovod's thread was told that `tensor` is coming."""
     with tf.control_dependencies([tensor]):
         return tf.control_dependencies([native_ops().parallax_announce(name="announce")])

@@ -80,12 +80,12 @@ class Copies:
         for node in pattern.nodes:
             made = type(node)()
             made.CopyFrom(node)
-            made.name = _renamed(node.name, names)
+            made.name = _rename(node.name, names)
             for slot, taken in enumerate(node.input):
-                made.input[slot] = led[taken] if taken in led else _renamed(taken, names)
+                made.input[slot] = led[taken] if taken in led else _rename(taken, names)
             copied.append(made)
         self._made.append((self._scratch.version, copied))
-        return NamedTensor(_renamed(pattern.result.name, names), pattern.result.dtype, pattern.result.shape)
+        return NamedTensor(_rename(pattern.result.name, names), pattern.result.dtype, pattern.result.shape)
 
     def among(self, built: Sequence[NodeDef]) -> list[NodeDef]:
         """The nodes of the scratch graph in order, and each copy where it was made."""
@@ -118,7 +118,7 @@ def _base(top: str, tops: list[str]) -> str:
     return base if number.isdecimal() and base in tops else top
 
 
-def _renamed(name: str, names: dict[str, str]) -> str:
+def _rename(name: str, names: dict[str, str]) -> str:
     """A node, tensor or control input of a pattern, as a copy has it."""
     control = name.startswith("^")
     top = name.removeprefix("^").split("/")[0].split(":")[0]

@@ -112,7 +112,7 @@ class QueueReducer:
     def all_reduce(self, tensor: Tensor, kind: str = "sum", scale: float = 1.0) -> Tensor:
         """As `Reducer.all_reduce`."""
         known = tf.cast(tensor, tf.int32) if tensor.dtype == tf.bool else tensor
-        reduce = {"sum": tf.add_n, "min": _folded(tf.minimum), "max": _folded(tf.maximum)}[kind]
+        reduce = {"sum": tf.add_n, "min": _fold(tf.minimum), "max": _fold(tf.maximum)}[kind]
 
         def put_together(values: list[Tensor]) -> Tensor:
             whole = reduce(values)
@@ -200,7 +200,7 @@ def _label(queue: Tensor) -> str:
     return str(queue.op.name).rpartition("/")[0]
 
 
-def _folded(function: Callable[[Tensor, Tensor], Tensor]) -> Callable[[list[Tensor]], Tensor]:
+def _fold(function: Callable[[Tensor, Tensor], Tensor]) -> Callable[[list[Tensor]], Tensor]:
     """Puts many values together two by two."""
 
     def fold(values: list[Tensor]) -> Tensor:

@@ -40,26 +40,26 @@ def reduce_gradients(editor: Editor, rewrites: Rewrites) -> None:
         if reduction.table:
             continue  # its parts are on servers
         with tf.name_scope(f"{SCOPE}/all_reduce/"):
-            reduced = _reduced(editor, reduction)
+            reduced = _reduce(editor, reduction)
         editor.redirect(reduction.edges, reduced)
         if reduction.kind not in ("mean", "gradient"):  # a worker's own gradient may be fetched, its part of a sum not
             editor.whole[reduction.tensor] = str(reduced.name)
 
 
-def _reduced(editor: Editor, reduction: AllReduce) -> NamedTensor | Tensor:
+def _reduce(editor: Editor, reduction: AllReduce) -> NamedTensor | Tensor:
     """What workers put together; for tensors of one shape it is built once, and then copied, where it can be."""
     named = editor.named(reduction.tensor)
     if reduction.kind == "rows_mean":
         return _mean_of_rows(editor, reduction)
     became_dense = editor.view.op(split_tensor(reduction.tensor)[0]) == "UnsortedSegmentSum"
-    build = partial(_built, editor.together, editor.worker.size, reduction.kind, became_dense)
+    build = partial(_build, editor.together, editor.worker.size, reduction.kind, became_dense)
     shares = [editor.shares[reduction.batch].is_counted] if reduction.batch else []
     if reduction.tensor in editor.kept or not editor.together.can_be_copied(named.dtype):
         return build(editor.leaving(reduction.tensor), *shares)
-    return editor.copies.copy((_built, reduction.kind, became_dense), build, [named, *shares])
+    return editor.copies.copy((_build, reduction.kind, became_dense), build, [named, *shares])
 
 
-def _built(
+def _build(
     together: Reducer, workers: int, kind: str, became_dense: bool, tensor: Tensor, is_counted: Tensor | None = None
 ) -> Tensor:
     """One reduction by its kind (rewrites.AllReduce); gradients may travel in half precision."""
@@ -118,14 +118,14 @@ def collect_rows(editor: Editor, rewrites: Rewrites) -> None:
     collected = []
     for collect in rewrites.collects:
         with tf.name_scope(f"{SCOPE}/collect/{collect.op}/"):
-            collected.append(_collected(editor, collect))
+            collected.append(_collect(editor, collect))
     # Afterwards: two gradients may have one tensor of row numbers.
     for collect, (values, indices) in zip(rewrites.collects, collected, strict=True):
         editor.redirect(collect.values, values)
         editor.redirect(collect.indices, indices)
 
 
-def _collected(editor: Editor, collect: Collect) -> tuple[Tensor, Tensor]:
+def _collect(editor: Editor, collect: Collect) -> tuple[Tensor, Tensor]:
     """(values `[m, row...]`, indices `[m]`) over all workers; the same on all."""
     indices = open_end(editor.at(collect.indices[0]), [None])
     values = editor.at(collect.values[0]) if collect.values else None
@@ -142,7 +142,7 @@ def _collected(editor: Editor, collect: Collect) -> tuple[Tensor, Tensor]:
         all_values, all_indices = _as_one_process(editor, collect, flat, indices)
     else:
         counted_values, counted_indices = (_counted_rows(editor, collect, rows) for rows in (flat, indices))
-        build = _densified if collect.route == "allreduce" else _gathered
+        build = _densify if collect.route == "allreduce" else _gather
         all_values, all_indices = build(editor, collect, counted_values, counted_indices)
     return tf.reshape(all_values, [-1, *row_shape]), tf.cast(all_indices, indices.dtype)
 
@@ -152,7 +152,7 @@ def _counted_rows(editor: Editor, collect: Collect, rows: Tensor) -> Tensor:
     return editor.shares[collect.batch].counted_rows(rows) if collect.batch else rows
 
 
-def _densified(editor: Editor, collect: Collect, values: Tensor, indices: Tensor) -> tuple[Tensor, Tensor]:
+def _densify(editor: Editor, collect: Collect, values: Tensor, indices: Tensor) -> tuple[Tensor, Tensor]:
     """Summed over a whole table, with a column that counts who touched a row: only the union is given on.
 
     A sparse Momentum, Adam or Ftrl update leaves alone the rows that nobody touched, so they must not reach the update.
@@ -163,7 +163,7 @@ def _densified(editor: Editor, collect: Collect, values: Tensor, indices: Tensor
     return tf.gather(total[:, :-1], touched), touched
 
 
-def _gathered(editor: Editor, collect: Collect, values: Tensor, indices: Tensor) -> tuple[Tensor, Tensor]:
+def _gather(editor: Editor, collect: Collect, values: Tensor, indices: Tensor) -> tuple[Tensor, Tensor]:
     values, indices = _sent_to_all(editor, collect, *merge_equal_rows(values, indices))
     return merge_equal_rows(values, indices) if collect.merge else (values, indices)
 

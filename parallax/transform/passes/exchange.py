@@ -102,7 +102,7 @@ def exchange_rows(editor: Editor, rewrites: Rewrites) -> None:
             members = [i for i, s in enumerate(groups.sites) if s == site and _carries(exchange, rewrites, i)]
             if not members:
                 continue
-            gathered = _gathered(editor, rewrites, exchange, members)
+            gathered = _gather(editor, rewrites, exchange, members)
             if rewrites.table(rewrites.pushes[members[0]].table).servers:  # which take all rows of a push together
                 for_servers.setdefault(members[0], []).append((exchange, gathered))
                 continue
@@ -225,7 +225,7 @@ def _pushers(editor: Editor, table: Table, synchronous: bool) -> Pushers:
     return Pushers(tuple(asks), 1 if fronts else worker.size)
 
 
-def _gathered(editor: Editor, rewrites: Rewrites, exchange: _Exchange, members: list[int]) -> _Gathered:
+def _gather(editor: Editor, rewrites: Rewrites, exchange: _Exchange, members: list[int]) -> _Gathered:
     """The gradient rows of the pushes `members`, merged, on the way that the pull went, or on one of their own."""
     pushes = [rewrites.pushes[i] for i in members]
     with tf.name_scope(f"{SCOPE}/push_{exchange.number}/"):

@@ -83,8 +83,8 @@ def push_rows(
     index_type = editor.at(push.indices[0]).dtype
     all_values, all_indices, given = [], [], []
     for number, server in enumerate(table.servers):
-        values = _joined([by_partition[number][0] for by_partition in sent])
-        indices = tf.cast(_joined([by_partition[number][1] for by_partition in sent]), tf.int64)
+        values = _join([by_partition[number][0] for by_partition in sent])
+        indices = tf.cast(_join([by_partition[number][1] for by_partition in sent]), tf.int64)
         with tf.device(device_of(server)), tf.name_scope(f"{label}/{number}/"):
             values = tf.cast(values, table.dtype)
             if rewrites.terms.synchronous:
@@ -139,7 +139,7 @@ def take(handle: Tensor, like: Tensor, pushers: int) -> tuple[Tensor, Tensor]:
     return taken.values, taken.indices
 
 
-def _joined(pieces: list[Tensor]) -> Tensor:
+def _join(pieces: list[Tensor]) -> Tensor:
     return tf.concat(pieces, 0) if len(pieces) > 1 else pieces[0]
 
 

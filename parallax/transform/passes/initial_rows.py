@@ -111,14 +111,14 @@ class _Cut:
         tensor = self.view.inputs(edge.node)[edge.slot]
         key = (tensor, self.rows, self.ownership, self.holder, self.device)
         if key not in self.own.made:
-            made = self._computed(tensor)
+            made = self._compute(tensor)
             if made is None:
                 self._note(tensor)
                 made = self._cut(self.editor.tensor(tensor))
             self.own.made[key] = made
         return self.own.made[key]
 
-    def _computed(self, tensor: str) -> Tensor | None:
+    def _compute(self, tensor: str) -> Tensor | None:
         """The rows, by the rule for the op that makes them; None where there is none."""
         node, shape = split_tensor(tensor)[0], self._shape(tensor)
         rule = self.rules.get(self.view.op(node))
@@ -209,9 +209,9 @@ class _Cut:
         value = self.view.constant(self.view.inputs(node)[1])
         if value is not None and value.tobytes().strip(b"\0") == b"":
             return self._zeros(node, shape)
-        return self._filled(shape, self.editor.at(Edge(node, 1)))
+        return self._fill_rows(shape, self.editor.at(Edge(node, 1)))
 
-    def _filled(self, shape: tuple[int, ...], value: Tensor) -> Tensor:
+    def _fill_rows(self, shape: tuple[int, ...], value: Tensor) -> Tensor:
         """Rows of one value.
 
         TensorFlow would compute a Fill of constants before the first run, keep the result in memory for as long as the
@@ -229,7 +229,7 @@ class _Cut:
         return tf.raw_ops.Empty(shape=self._local(shape), dtype=self.view.dtype(f"{node}:0"), init=True)
 
     def _ones(self, node: str, shape: tuple[int, ...]) -> Tensor:
-        return self._filled(shape, tf.ones([], self.view.dtype(f"{node}:0")))
+        return self._fill_rows(shape, tf.ones([], self.view.dtype(f"{node}:0")))
 
     def _constant(self, node: str, shape: tuple[int, ...]) -> Tensor | None:
         """Of a constant that repeats one value, or of an array of the script."""
@@ -240,7 +240,7 @@ class _Cut:
         one = type(value)()
         one.CopyFrom(value)
         del one.tensor_shape.dim[:]
-        return self._filled(shape, tf.constant(tensor_util.MakeNdarray(one)))
+        return self._fill_rows(shape, tf.constant(tensor_util.MakeNdarray(one)))
 
     def _of_array(self, node: str, whole: Array) -> Tensor:
         """The rows of an array, which the worker's graph then has no more, where it is large and nothing else takes it.

@@ -22,7 +22,7 @@ from parallax.graph.control_flow import branches_of
 from parallax.graph.ops import op_definition
 from parallax.graph.view import GraphView, split_tensor, tensor_name
 from parallax.transform.building.editor import Worker
-from parallax.transform.passes.seeds import mixed
+from parallax.transform.passes.seeds import mix_seed
 from parallax.types import FunctionDef, GraphDef, NodeDef
 
 INPUTS = "parallax_inputs"
@@ -128,12 +128,12 @@ class _InputPass:
 
     def _keep(self, iterator: NodeDef, users: Sequence[NodeDef]) -> InputIterator:
         begins_by_itself = iterator.op == "OneShotIterator"
-        made = [self._made(iterator)] if begins_by_itself else [node for node in users if node.op == _BEGINS]
+        made = [self._make(iterator)] if begins_by_itself else [node for node in users if node.op == _BEGINS]
         makers = tuple(self._skipping(iterator, node) for node in made)
         takes = tuple(node.name for node in users if node.op == _TAKES)
         return InputIterator(iterator.name, takes, makers, begins_by_itself)
 
-    def _made(self, iterator: NodeDef) -> NodeDef:
+    def _make(self, iterator: NodeDef) -> NodeDef:
         """The op that begins an iterator which so far began by itself, on the dataset that its function makes."""
         name = iterator.attr["dataset_factory"].func.name
         function = next(one for one in self.graph_def.library.function if one.signature.name == name)
@@ -221,7 +221,7 @@ class _InputPass:
         slots = inputs.index("seed"), inputs.index("seed2")
         if any(self._number(node.input[slot]) != 0 for slot in slots):
             return
-        values = self.worker.seed, mixed(self.worker.seed, name, share)
+        values = self.worker.seed, mix_seed(self.worker.seed, name, share)
         for slot, value in zip(slots, values, strict=True):
             node.input[slot] = self._constant(f"{INPUTS}/seeds/{node.name}/{slot}", value, node.device)
 

@@ -36,7 +36,7 @@ def set_seeds(graph_def: GraphDef, initial: frozenset[str], worker: Worker) -> N
             name = f"{function.signature.name}/{node.name}"
             _set(node, name, function.signature.name in alike, worker)
     if worker.rank and not worker.equal_randomness:
-        number = mixed(worker.seed, "stateless", worker.rank)
+        number = mix_seed(worker.seed, "stateless", worker.rank)
         _fold(graph_def.node, number, initial, f"{SCOPE}/seed_", "")
         for function in graph_def.library.function:
             if function.signature.name not in alike:
@@ -55,8 +55,8 @@ def seeds_of(node: NodeDef, name: str, initial: bool, worker: Worker) -> tuple[i
     seeds = (node.attr["seed"].i, node.attr["seed2"].i)
     rank = 0 if initial or worker.equal_randomness else worker.rank
     if seeds == (0, 0):
-        return worker.seed, mixed(worker.seed, name, rank)
-    return (seeds[0], mixed(seeds[1], name, rank)) if rank else seeds
+        return worker.seed, mix_seed(worker.seed, name, rank)
+    return (seeds[0], mix_seed(seeds[1], name, rank)) if rank else seeds
 
 
 def _set(node: NodeDef, name: str, initial: bool, worker: Worker) -> None:
@@ -86,11 +86,11 @@ def _fold(nodes: Any, number: int, alike: frozenset[str], prefix: str, output: s
 def _called_alike_only(graph_def: GraphDef, alike: frozenset[str]) -> set[str]:
     """The functions that only nodes which draw alike call, and what these functions call."""
     called = {f.signature.name: _functions_of(f.node_def) for f in graph_def.library.function}
-    others = _reached(called, _functions_of(n for n in graph_def.node if n.name not in alike))
+    others = _find_reached(called, _functions_of(n for n in graph_def.node if n.name not in alike))
     return called.keys() - others
 
 
-def _reached(called: Mapping[str, set[str]], names: set[str]) -> set[str]:
+def _find_reached(called: Mapping[str, set[str]], names: set[str]) -> set[str]:
     found, waiting = set[str](), list(names)
     while waiting:
         name = waiting.pop()
@@ -106,7 +106,7 @@ def _functions_of(nodes: Iterable[NodeDef]) -> set[str]:
     return {f.name for value in values for f in (value.func, *value.list.func)} - {""}
 
 
-def mixed(seed: int, name: str, rank: int) -> int:
+def mix_seed(seed: int, name: str, rank: int) -> int:
     """A positive 31-bit number; never 0, which means unseeded."""
     digest = hashlib.sha256(f"{seed}/{name}/{rank}".encode()).digest()
     return int.from_bytes(digest[:4], "little") % (2**31 - 1) + 1

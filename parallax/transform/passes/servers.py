@@ -43,7 +43,7 @@ class _Servers:
         self.leads = editor.worker.rank == 0
         self.own = OwnRows(editor, rewrites)
         self.ops: dict[str, list[Operation]] = {}
-        self.driven = self._driven(rewrites)
+        self.driven = self._find_driven(rewrites)
         self.locks = Locks(editor, rewrites) if not self.synchronous else None
         self.done: dict[str, Operation] = {}
         self.given: dict[str, list[Operation]] = {}
@@ -74,7 +74,7 @@ class _Servers:
         if not self.synchronous:
             self._fetch_from_servers()
 
-    def _driven(self, rewrites: Rewrites) -> set[str]:
+    def _find_driven(self, rewrites: Rewrites) -> set[str]:
         """The nodes that worker 0 alone runs: those that write, or compute from the gradients of all workers."""
         found: set[str] = set()
         for one in rewrites.owned:
@@ -141,12 +141,12 @@ class _Servers:
             return [self.editor.operation(control)]
         return [self.ops[control][number]] if self.owned[control].table == one.table else self.ops[control]
 
-    def _finished(self, node: str) -> Operation:
+    def _finish(self, node: str) -> Operation:
         """An op of this worker after which a node on servers is known to have run."""
         if self.owned[node].writes:
             return self.editor.operation(node)  # becomes a NoOp that waits for all of it
         if node not in self.done:
-            waits = [*(self.ops.get(node) or self._given(node)), *map(self.editor.operation, self._last_writers(node))]
+            waits = [*(self.ops.get(node) or self._give(node)), *map(self.editor.operation, self._last_writers(node))]
             with tf.control_dependencies(waits), self.editor.scratch.name_scope(None):
                 self.done[node] = tf.no_op(name=f"{partition_name(node, 0).rpartition('/')[0]}/done")
         return self.done[node]
@@ -164,7 +164,7 @@ class _Servers:
                         waiting.append(before)
         return sorted(w for w in found if not any(w in self.view.ancestors([o]) for o in found - {w}))
 
-    def _given(self, node: str) -> list[Operation]:
+    def _give(self, node: str) -> list[Operation]:
         """The ops by which this worker gives what worker 0 needs for a node and all before it."""
         if node not in self.given:
             found: list[Operation] = []
@@ -178,7 +178,7 @@ class _Servers:
                     found.append(self.editor.operation(before))
             for before in self._before(node):
                 if before in self.driven:
-                    found += self._given(before)
+                    found += self._give(before)
             self.given[node] = list(dict.fromkeys(found))
         return self.given[node]
 
@@ -202,7 +202,7 @@ class _Servers:
                 value = tf.add_n(sums) / tf.add_n(counts)
             else:
                 value = put_together(parts, reduction.kind)
-        value = self._shared(one.node, tensor, value, self.view.shape(tensor))
+        value = self._share(one.node, tensor, value, self.view.shape(tensor))
         self.editor.redirect(reduction.edges, value)
         self.editor.whole[tensor] = str(value.name)
 
@@ -213,11 +213,11 @@ class _Servers:
             shape = self.view.shape(tensor)
             if parts is not None:
                 value = whole_of(parts, table.rows, shape)
-            value = self._shared(split_tensor(tensor)[0], tensor, value, shape)
+            value = self._share(split_tensor(tensor)[0], tensor, value, shape)
             self.editor.redirect(gather.edges, value)
             self.editor.whole[tensor] = str(value.name)
 
-    def _shared(self, node: str, tensor: str, value: Tensor, shape: TensorShape) -> Tensor:
+    def _share(self, node: str, tensor: str, value: Tensor, shape: TensorShape) -> Tensor:
         """A value on this worker, from worker 0 where only that has it."""
         arrives = any(edge in self.editor.arrivals for edge in self.view.consumers(tensor))
         if node not in self.driven and not (node not in self.owned and arrives):
@@ -228,7 +228,7 @@ class _Servers:
 
     def _gave(self, node: str, tensor: str) -> list[Operation]:
         if node in self.owned:
-            return self._given(node)
+            return self._give(node)
         return [op for e in self.view.consumers(tensor) for op in self.editor.arrivals.get(e, ())]
 
     def _parts_of_input(self, tensor: str) -> list[Tensor] | None:
@@ -248,10 +248,10 @@ class _Servers:
             ops = [*ops, *self.locks.releases(one, self.ops)]
         waits = ops
         if one.node in self.driven:
-            given = [] if self.leads else self._given(one.node)
+            given = [] if self.leads else self._give(one.node)
             waits = [*ops, *given, *self.editor.meetings.token(ops)]
         table = self.tables[one.table]
-        if table.replicated and self._written(one.node) == table.op:
+        if table.replicated and self._find_written(one.node) == table.op:
             value, refreshed = self._refresh(table, waits)
             if self.view.outputs(one.node):  # a reference goes on from here
                 self.editor.become_identity(one.node, value, self.owned)
@@ -259,7 +259,7 @@ class _Servers:
             waits = [*waits, refreshed]
         self.editor.become_no_op(one.node, waits, self.owned)
 
-    def _written(self, node: str) -> str:
+    def _find_written(self, node: str) -> str:
         """The variable op that a node writes, seen through references that other writers gave on."""
         while node not in self.editor.partitions:
             node = split_tensor(self.view.inputs(node)[0])[0]
@@ -306,10 +306,10 @@ class _Servers:
             if one.writes:
                 continue
             if not all(split_tensor(t)[0] in self.editor.partitions for t in self.view.inputs(node)):
-                self.editor.become_no_op(node, [self._finished(node)] if node in waited_for else [], self.owned)
+                self.editor.become_no_op(node, [self._finish(node)] if node in waited_for else [], self.owned)
             elif node in waited_for:
                 for waiting in [n for n in self.view.nodes if node in self.view.controls(n)]:
-                    self.editor.waits_for[waiting, node] = self._finished(node)
+                    self.editor.waits_for[waiting, node] = self._finish(node)
 
     def _is_idle(self, node: str) -> bool:
         return node in self.owned and not self.owned[node].writes

@@ -4,7 +4,7 @@ A gate stands before whatever takes the handle of a variable, a table or an iter
 themselves: random ops, exchanges, all-reduces. Its key is the same for all that share the state. In a run by itself,
 whose number is 0, gates wait for nothing. A node inside a loop of the old style cannot wait for one outside; its handle
 has come through the loop's entry, which does. Runs in which something keeps state and has no gate do not overlap
-(`ungated`).
+(`find_ungated`).
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def keys_of(view: GraphView) -> dict[str, list[str]]:
     return found
 
 
-def ungated(view: GraphView, nodes: Iterable[str]) -> str | None:
+def find_ungated(view: GraphView, nodes: Iterable[str]) -> str | None:
     """One of some nodes that keeps state without a gate before it; None where all have one."""
     for name in nodes:
         definition = op_definition(view.op(name))

@@ -7,7 +7,7 @@ from tensorflow.python.framework import op_def_registry
 
 from parallax.analysis.planner import part_routes
 from parallax.analysis.propagation import propagate as walks
-from parallax.analysis.propagation.propagate import propagate, walked
+from parallax.analysis.propagation.propagate import propagate, walk_graph
 from parallax.analysis.reading import record
 from parallax.analysis.stages import Analysed, analyse, feasible
 from parallax.plans.plan import PlanConstraints, one_host
@@ -59,7 +59,7 @@ def test_slots_that_are_named_after_their_table_take_one_walk(monkeypatch) -> No
     for optimizer in (v1.train.AdagradOptimizer(0.1), v1.train.AdamOptimizer(0.1)):
         found = analysed(optimizer)
         counted = count_walks(monkeypatch)
-        walk = walked(found.captured, found.sources, routes_of(found))
+        walk = walk_graph(found.captured, found.sources, routes_of(found))
         assert walk.assumed.table_of["emb"] == "emb" and len(walk.assumed.table_of) > 1
         assert len(counted) == 1
         monkeypatch.undo()
@@ -68,7 +68,7 @@ def test_slots_that_are_named_after_their_table_take_one_walk(monkeypatch) -> No
 def test_a_variable_that_is_only_named_like_a_slot_is_none(monkeypatch) -> None:
     found = analysed(v1.train.AdamOptimizer(0.1), beside=True)
     assert found.captured.variables["emb/seen"].part.shape[0] == ROWS
-    walk = walked(found.captured, found.sources, routes_of(found))
+    walk = walk_graph(found.captured, found.sources, routes_of(found))
     assert sorted(walk.assumed.table_of) == ["emb", "emb/Adam", "emb/Adam_1"]
 
 
@@ -80,7 +80,7 @@ def test_looking_at_a_graph_adds_no_attribute_to_its_nodes() -> None:
         products = tf.matmul(rows, tf.raw_ops.BatchMatMul(x=rows, y=tf.reverse(rows, [0]), adj_y=True))
         v1.train.GradientDescentOptimizer(0.1).minimize(tf.reduce_mean(products))
     found = analyse(graph)
-    walked(found.captured, found.sources, {"table": "allgather"})
+    walk_graph(found.captured, found.sources, {"table": "allgather"})
     for node in found.captured.view.nodes.values():
         known = {attribute.name for attribute in op_def_registry.get(node.op).attr}
         assert {name for name in node.attr if not name.startswith("_")} <= known, node.name

@@ -11,12 +11,12 @@ import tensorflow as tf
 from parallax.analysis.reading.digests import are_alike, fingerprint, first_difference
 from parallax.analysis.reading.launcher_graph import (
     LauncherGraph,
+    export_graph,
     functions_meant,
     hold,
     hold_like,
-    meant,
-    packed,
-    unpacked,
+    pack_graph,
+    unpack_graph,
 )
 from parallax.errors import OtherGraphError
 from parallax.graph.view import EXAMPLES
@@ -126,12 +126,14 @@ def constant(graph_def, name):
 
 def test_a_held_graph_has_the_launchers_values_and_what_was_added_since():
     launcher, own = built(value=2.0, seed=5, inner=3.0, large=7.0), built(large=7.0)
-    data = packed(launcher)
-    assert len(packed(launcher, large_bytes=1 << 20)) - len(data) > 0 and unpacked(data).digests.keys() == {"large"}
-    hold(own, unpacked(data))
+    data = pack_graph(launcher)
+    assert len(pack_graph(launcher, large_bytes=1 << 20)) - len(data) > 0 and unpack_graph(data).digests.keys() == {
+        "large"
+    }
+    hold(own, unpack_graph(data))
     with own.as_default():
         tf.constant(9.0, name="later")
-    found = meant(own)
+    found = export_graph(own)
     assert constant(found, "factor")[0, 0] == 2.0 and constant(found, "later") == 9.0
     assert {node.name: node for node in found.node}["noise/RandomUniform"].attr["seed2"].i == 5
     np.testing.assert_array_equal(constant(found, "large"), np.full([64, 64], 7.0))
@@ -144,43 +146,43 @@ def test_functions_of_a_held_graph_are_known_by_the_launchers_names():
     launcher, own = built(), built(shift=3)
     (theirs,), (mine,) = ([f.signature.name for f in definition(g).library.function] for g in (launcher, own))
     assert theirs != mine and functions_meant(own) == {}
-    hold(own, unpacked(packed(launcher)))
+    hold(own, unpack_graph(pack_graph(launcher)))
     assert functions_meant(own) == {mine: theirs}
 
 
 def test_worker_0_gives_a_large_constant_that_nobody_has_from_the_launcher():
     own, value = built(large=1.0), definition(built(large=2.0)).node[-1].attr["value"].tensor
-    data = unpacked(packed(built(large=3.0)))
+    data = unpack_graph(pack_graph(built(large=3.0)))
     hold(own, LauncherGraph(data.graph_def, data.digests, {"large": value}))
-    np.testing.assert_array_equal(constant(meant(own), "large"), np.full([64, 64], 2.0))
+    np.testing.assert_array_equal(constant(export_graph(own), "large"), np.full([64, 64], 2.0))
 
 
 def test_a_graph_of_another_structure_is_not_held():
-    data = packed(built(value=2.0), math.inf)
+    data = pack_graph(built(value=2.0), math.inf)
     alike, other = built(), built(more=True)
     for graph in (alike, other):
         hold_like(graph, data)
-    assert constant(meant(alike, add_shapes=False), "factor")[0, 0] == 2.0
-    assert constant(meant(other), "factor")[0, 0] == 1.0
+    assert constant(export_graph(alike, add_shapes=False), "factor")[0, 0] == 2.0
+    assert constant(export_graph(other), "factor")[0, 0] == 1.0
 
 
 def test_another_structure_is_refused_with_its_place_in_the_script():
     own = built(transposed=random.random() < 2)
     with pytest.raises(OtherGraphError, match=f"worker 3 built op 'product' differently.*{__file__}:[0-9]+"):
-        launchers_graph(own, packed(built()), fingerprint(definition(built())), rank=3)
+        launchers_graph(own, pack_graph(built()), fingerprint(definition(built())), rank=3)
 
 
 def test_a_graph_of_the_planned_structure_is_the_launchers_and_its_digest_is_told():
     launcher, own = built(value=2.0), built(shift=2)
     digest = fingerprint(definition(launcher))
-    found, told = launchers_graph(own, packed(launcher), digest, rank=0)
+    found, told = launchers_graph(own, pack_graph(launcher), digest, rank=0)
     assert (told, len(found.graph_def.node)) == (digest, len(definition(launcher).node))
 
 
 def test_ops_that_came_after_the_plan_are_seen():
     digest = fingerprint(definition(built()))
     with pytest.raises(OtherGraphError, match="worker 0 has no op 'more'"):
-        launchers_graph(built(), packed(built(more=True)), digest, rank=0)
+        launchers_graph(built(), pack_graph(built(more=True)), digest, rank=0)
 
 
 def test_the_place_of_an_op_is_the_scripts_line():

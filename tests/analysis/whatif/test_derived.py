@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from parallax.analysis.whatif.derived import NewHost, derived
+from parallax.analysis.whatif.derived import NewHost, derive_profile
 from parallax.errors import PlanError
 from parallax.profiles.profiles import AlphaBeta, ClusterProfile
 from tests.analysis.measured import MB, equal_hosts, host
@@ -24,16 +24,19 @@ def new(rate: float | None, number: int = 3) -> list[NewHost]:
 
 
 def test_hosts_are_copies_with_names_and_rates_of_their_own() -> None:
-    profile = derived([calibrated(10 * MB, 1e-3, 0.5)], new(20 * MB), shares_cores=False)
+    profile = derive_profile([calibrated(10 * MB, 1e-3, 0.5)], new(20 * MB), shares_cores=False)
     assert [h.name for h in profile.hosts] == list(NAMES)
     assert {(h.out_bytes_per_s, h.in_bytes_per_s) for h in profile.hosts} == {(20 * MB, 20 * MB)}
     assert profile.shared_cores is None
-    assert derived([calibrated(10 * MB, 1e-3, 0.5)], new(None), shares_cores=True).hosts[2].out_bytes_per_s == 10 * MB
+    assert (
+        derive_profile([calibrated(10 * MB, 1e-3, 0.5)], new(None), shares_cores=True).hosts[2].out_bytes_per_s
+        == 10 * MB
+    )
 
 
 def test_between_two_calibrations_lines_follow_the_seconds_of_a_byte() -> None:
     slow, fast = calibrated(10 * MB, 1e-3, 0.4, 1.8), calibrated(40 * MB, 2e-3, 1.0, 1.9)
-    profile = derived([fast, slow], new(20 * MB), shares_cores=True)
+    profile = derive_profile([fast, slow], new(20 * MB), shares_cores=True)
     # 100, 50 and 25 ns a byte: two thirds of the way to the fast links
     line = profile.across["allreduce"]
     assert line.base_s == pytest.approx(1e-3 + 2 / 3 * 1e-3) and line.overlap == pytest.approx(0.8)
@@ -43,13 +46,15 @@ def test_between_two_calibrations_lines_follow_the_seconds_of_a_byte() -> None:
 
 @pytest.mark.parametrize(("rate", "base_s"), [(1 * MB, 1e-3), (10 * MB, 1e-3), (40 * MB, 2e-3), (400 * MB, 2e-3)])
 def test_beyond_what_was_calibrated_the_nearest_holds(rate: float, base_s: float) -> None:
-    found = derived([calibrated(10 * MB, 1e-3, 0.4), calibrated(40 * MB, 2e-3, 1.0)], new(rate), shares_cores=True)
+    found = derive_profile(
+        [calibrated(10 * MB, 1e-3, 0.4), calibrated(40 * MB, 2e-3, 1.0)], new(rate), shares_cores=True
+    )
     assert found.across["allreduce"].base_s == pytest.approx(base_s)
 
 
 def test_one_host_tells_nothing_of_links() -> None:
     alone = replace(equal_hosts(1), shared_cores=None)
     with pytest.raises(PlanError, match="host0 alone"):
-        derived([alone], new(20 * MB), shares_cores=False)
+        derive_profile([alone], new(20 * MB), shares_cores=False)
     with pytest.raises(PlanError, match="at least one"):
-        derived([], new(20 * MB), shares_cores=False)
+        derive_profile([], new(20 * MB), shares_cores=False)

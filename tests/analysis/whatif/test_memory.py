@@ -4,7 +4,7 @@ import pytest
 import tensorflow as tf
 
 from parallax.analysis.measuring.live_bytes import live_bytes
-from parallax.analysis.propagation.propagate import walked
+from parallax.analysis.propagation.propagate import walk_graph
 from parallax.analysis.stages import analyse, memory_of, plan_for
 from parallax.analysis.whatif.memory import FixedMemory, HostMemory
 from parallax.optimizers import RowWiseAdagradOptimizer
@@ -94,7 +94,7 @@ def test_an_open_batch_is_as_large_as_one_says():
 
 
 def test_tensors_live_from_the_op_that_makes_them_to_the_last_that_takes_them(analysed):
-    walk = walked(analysed.captured, analysed.sources, {"table": "alltoall"})
+    walk = walk_graph(analysed.captured, analysed.sources, {"table": "alltoall"})
     live = live_bytes(walk, {"w": 64.0}, {"table": 16.0}, 1)
     looked_up = BATCH * WIDTH * 4
     assert looked_up <= live.of_batch.max() <= 6 * looked_up

@@ -19,7 +19,7 @@ from parallax.report.html.holdings import held_by_host, rate_now, sent_by_route
 from parallax.report.html.page import plan_page
 from parallax.report.html.pictures import SHOWN_HOSTS, hosts_svg
 from parallax.report.html.simulated import simulation_page
-from parallax.report.html.svg import powers, shortened, ticks
+from parallax.report.html.svg import powers, shorten, ticks
 from parallax.report.html.table import SHOWN_OWNERS
 from tests.analysis.measured import MB
 from tests.analysis.specs import dense, spec
@@ -186,4 +186,4 @@ def test_scales_have_round_values() -> None:
     assert ticks(0.074) == pytest.approx([0, 0.02, 0.04, 0.06])
     assert ticks(100) == [0, 20, 40, 60, 80, 100] and ticks(0) == [0.0]
     assert powers(0.9, 1000) == pytest.approx([1, 10, 100, 1000])
-    assert shortened("abcdefghij", 5) == "ab\u2026ij" and shortened("abc", 3) == "abc"
+    assert shorten("abcdefghij", 5) == "ab\u2026ij" and shorten("abc", 3) == "abc"

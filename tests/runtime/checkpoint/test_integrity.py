@@ -13,7 +13,7 @@ import tensorflow as tf
 from parallax.errors import CheckpointError
 from parallax.runtime.checkpoint import bundle as bundle_module
 from parallax.runtime.checkpoint.bundle import Bundle
-from parallax.runtime.checkpoint.checksum import BLOCK_BYTES, crc32c, joined, masked
+from parallax.runtime.checkpoint.checksum import BLOCK_BYTES, crc32c, join_checksums, mask
 from parallax.runtime.checkpoint.sorted_string_table import table
 from tests.mutations import for_all, mutated_bytes
 
@@ -67,7 +67,7 @@ def test_checksums_are_those_of_the_standard() -> None:
     assert crc32c(b"1234", b"56789") == 0xE3069283  # RFC 3720's check value
     content = random.Random(1).randbytes(3 * BLOCK_BYTES + 17)
     blocks = [content[at : at + BLOCK_BYTES] for at in range(0, len(content), BLOCK_BYTES)]
-    assert joined(blocks) == (crc32c(content), [crc32c(block) for block in blocks])
+    assert join_checksums(blocks) == (crc32c(content), [crc32c(block) for block in blocks])
 
 
 def test_all_that_saver_wrote_is_read_and_checked(small: str) -> None:
@@ -101,7 +101,7 @@ def test_rows_of_a_large_piece_are_checked_though_only_they_are_read(
 ) -> None:
     monkeypatch.setattr(bundle_module, "BLOCK_BYTES", 64)
     monkeypatch.setattr("parallax.runtime.checkpoint.checksum.BLOCK_BYTES", 64)
-    joined.__globals__["_columns"].cache_clear()
+    join_checksums.__globals__["_columns"].cache_clear()
     rows = np.arange(400, dtype=np.float32).reshape(100, 4)
     with tf.Graph().as_default(), v1.Session() as session:
         v1.get_variable("emb", initializer=rows)
@@ -119,7 +119,7 @@ def test_rows_of_a_large_piece_are_checked_though_only_they_are_read(
         Bundle(prefix).read("emb", (0, 0), (3, 4))
     with pytest.raises(CheckpointError, match="another checksum"):  # damaged after the piece was gone through
         opened.read("emb", (50, 0), (3, 4))
-    joined.__globals__["_columns"].cache_clear()
+    join_checksums.__globals__["_columns"].cache_clear()
 
 
 def with_right_checksums(content: bytes) -> bytes:
@@ -132,7 +132,7 @@ def with_right_checksums(content: bytes) -> bytes:
         numbers.append(number)
     places = [(0, numbers[0] - 5), (numbers[0], numbers[1]), (numbers[2], numbers[3])]  # one block of data
     for start, size in places:
-        crc = masked(crc32c(bytes(found[start : start + size + 1])))
+        crc = mask(crc32c(bytes(found[start : start + size + 1])))
         found[start + size + 1 : start + size + 5] = crc.to_bytes(4, "little")
     return bytes(found)
 

@@ -11,12 +11,12 @@ from parallax.runtime.replan.options import ReplanOptions, check_possible
 from parallax.runtime.worker.job_message import JobMessage, read_parcel
 from parallax.settings.config import Config
 from parallax.settings.environment import Settings
-from parallax.settings.merged import merged
+from parallax.settings.merged import merge_settings
 from parallax.settings.parts import ReplanConfig
 
 
 def replan_wish(config, wanted):
-    return options.replan_options(merged(config, wanted), wanted)
+    return options.replan_options(merge_settings(config, wanted), wanted)
 
 
 def test_plans_stay_unless_somebody_asks():

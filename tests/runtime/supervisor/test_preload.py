@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from parallax.runtime.supervisor import preload
-from parallax.runtime.supervisor.preload import forget_preloaded, preloaded, prove_to
+from parallax.runtime.supervisor.preload import forget_preloaded, preload_variables, prove_to
 
 SECRET = "07" * 32
 SCRIPT = [sys.executable, "-I", "-S", preload.__file__]
@@ -16,11 +16,13 @@ SCRIPT = [sys.executable, "-I", "-S", preload.__file__]
 @pytest.mark.parametrize(("own", "left"), [("", None), ("/lib/a.so b.so", "/lib/a.so:b.so")])
 def test_a_process_forgets_the_library_and_the_secret_and_keeps_what_the_user_has_loaded(monkeypatch, own, left):
     monkeypatch.setenv("LD_PRELOAD", own)
-    loaded = preloaded("/env/lib/libparallax_preload.so", os.environ)
+    loaded = preload_variables("/env/lib/libparallax_preload.so", os.environ)
     monkeypatch.setenv("LD_PRELOAD", loaded["LD_PRELOAD"])
     monkeypatch.setenv("PARALLAX_LISTEN_ADDRESS", "127.0.0.1")
     monkeypatch.setenv("PARALLAX_SECRET", SECRET)
-    assert preloaded("/other/libparallax_preload.so", os.environ)["LD_PRELOAD"].count("libparallax_preload") == 1
+    assert (
+        preload_variables("/other/libparallax_preload.so", os.environ)["LD_PRELOAD"].count("libparallax_preload") == 1
+    )
     assert forget_preloaded() == {"PARALLAX_SECRET": SECRET}
     names = ("LD_PRELOAD", "PARALLAX_LISTEN_ADDRESS", "PARALLAX_SECRET")
     assert [os.environ.get(name) for name in names] == [left, None, None]

@@ -13,7 +13,7 @@ from parallax.runtime.trace.clocks import SAME_CLOCK, Offset, Ping, best_offset,
 from parallax.runtime.trace.offsets import Bounds, offset_between, server_bounds
 from parallax.runtime.trace.ops import KINDS, Step, kind_of, read_step
 from parallax.runtime.trace.options import make_ready, trace_options
-from parallax.runtime.trace.rows import corrected, lanes, rank_trace
+from parallax.runtime.trace.rows import correct_times, lanes, rank_trace
 from parallax.runtime.trace.summary import outside, slowest, summary
 from parallax.runtime.trace.waits import arrivals, last_arrivals, waits
 
@@ -57,7 +57,7 @@ def traces_of(*steps_by_rank, offsets=None, within_host=frozenset(), hosts=None)
     """What the hook does with the steps of all ranks."""
     offsets = offsets or [SAME_CLOCK] * len(steps_by_rank)
     hosts = hosts or [0] * len(steps_by_rank)
-    mine = [[corrected(s, [o], {}) for s in steps] for steps, o in zip(steps_by_rank, offsets, strict=True)]
+    mine = [[correct_times(s, [o], {}) for s in steps] for steps, o in zip(steps_by_rank, offsets, strict=True)]
     came = [arrivals(steps, within_host, host) for steps, host in zip(mine, hosts, strict=True)]
     last = last_arrivals(came)
     return [

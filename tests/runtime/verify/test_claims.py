@@ -24,7 +24,7 @@ from parallax.runtime.verify.claimed import (
     save,
     walk_of,
 )
-from parallax.runtime.verify.claims import Claims, watched
+from parallax.runtime.verify.claims import Claims, find_watched
 from parallax.runtime.verify.draws import draws_of, hidden_text, joined_draws
 from parallax.runtime.verify.trials import CLAIM_TOLERANCE, Margins, Trials, place_in, try_claims
 
@@ -136,7 +136,7 @@ def references():
 
 def test_memory_that_an_update_may_write_is_not_looked_at_and_all_else_is(references):
     view = analyse(references).captured.view
-    found = watched(view, "GradientDescent")
+    found = find_watched(view, "GradientDescent")
     assert found and not {"w:0", "w/read:0"} & set(found)
     assert any(view.op(tensor.split(":")[0]) == "MatMul" for tensor in found)
 

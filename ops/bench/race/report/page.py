@@ -12,7 +12,7 @@ from ops.bench.race.report.pictures import colours, family_svg
 from ops.bench.race.report.sheets import Differences, Row, Sheet, notes, sheets
 from ops.bench.race.results import Results
 from ops.bench.race.scaling import families, systems
-from parallax.report.html.table import listed
+from parallax.report.html.table import make_list
 
 _STYLE = Markup("""
 body { font: 15px/1.45 system-ui, sans-serif; color: #222; max-width: 1240px; margin: 2em auto; padding: 0 1.5em; }
@@ -60,7 +60,7 @@ def write_html(results: Results, path: Path, differences: Differences = ()) -> N
         parts += [_section(sheet, colour_by_system) for sheet in (*tables[len(races) :], *tables[: len(races)])]
     explained = notes([sheet for tables in of_families for sheet in tables])
     if explained:
-        parts.append(Markup("<h2>Columns</h2>{}").format(listed(explained)))
+        parts.append(Markup("<h2>Columns</h2>{}").format(make_list(explained)))
     Path(path).write_text(_page(results, parts), encoding="utf-8")
 
 
@@ -72,7 +72,7 @@ def _page(results: Results, parts: Sequence[Markup]) -> str:
         '<meta name="viewport" content="width=device-width"><style>{1}</style></head>\n'
         "<body><h1>{0}</h1>\n<p>{2}, {3}</p>\n<pre>{4}</pre>"
     ).format(title, _STYLE, results.machine, results.date, results.command)
-    missing = Markup("<p>Not shown here:</p>{}").format(listed(results.shortfalls)) if results.shortfalls else None
+    missing = Markup("<p>Not shown here:</p>{}").format(make_list(results.shortfalls)) if results.shortfalls else None
     return str(Markup("\n").join([head, *filter(None, [missing, *parts]), Markup("</body></html>\n")]))
 
 
@@ -87,7 +87,7 @@ def _section(sheet: Sheet, colour_by_system: dict[str, str]) -> Markup:
     return Markup(
         '<section class="race"><h3>{}</h3>{}\n<div class="wide"><table><thead><tr>{}</tr></thead><tbody>\n{}\n'
         "</tbody></table></div></section>"
-    ).format(sheet.title, listed(sheet.above), headings, rows)
+    ).format(sheet.title, make_list(sheet.above), headings, rows)
 
 
 def _row(row: Row, count: int, colour_by_system: dict[str, str]) -> Markup:

@@ -72,10 +72,10 @@ class Execution:
         """What a state is after so many writes of it."""
         key = (state, count)
         if key not in self._after:
-            self._after[key] = self._written(state, count) if count else self.made.leaf(STATE, state)
+            self._after[key] = self._write_state(state, count) if count else self.made.leaf(STATE, state)
         return self._after[key]
 
-    def _written(self, state: str, count: int) -> Expression:
+    def _write_state(self, state: str, count: int) -> Expression:
         write = self._group.writes[state][count - 1]
         op, inputs = self._view.op(write), self._view.inputs(write)
         if op in WRITES_ROWS:
@@ -103,13 +103,13 @@ class Execution:
         if op == SUM_OF_ROWS:
             return self._sum_of_rows(node, *view.inputs(node)[:2])
         if op in ("Const", "Fill", "ZerosLike", "OnesLike", "BroadcastTo"):
-            return self._filled(op, node, tensor)
+            return self._fill(op, node, tensor)
         if number or not self._is_of_type(tensor):
             raise NotLazyError(f"{self._said(node)} gives elements of another type")
         inputs = [self._whole(one) for one in self._elements(node)]
         if any(node_of(one) in self.inner for one in view.inputs(node)):
             self.inner.add(node)
-        return self._computed(node, inputs)
+        return self._compute(node, inputs)
 
     def _elements(self, node: str) -> Sequence[str]:
         """The inputs of a node that computes each element by itself."""
@@ -120,7 +120,7 @@ class Execution:
             return inputs
         raise NotLazyError(f"{self._said(node)} takes more than single elements of what is updated")
 
-    def _computed(self, node: str, inputs: Sequence[Expression]) -> Expression:
+    def _compute(self, node: str, inputs: Sequence[Expression]) -> Expression:
         op = self._view.op(node)
         if op in PASSES:
             return inputs[0]
@@ -218,7 +218,7 @@ class Execution:
         inputs = [self._of_rows(one, indices) for one in self._elements(node)]
         if any(node_of(one) in self.inner for one in view.inputs(node)):
             self.inner.add(node)
-        return self._computed(node, inputs)
+        return self._compute(node, inputs)
 
     def _scalar(self, tensor: str) -> Expression:
         """A tensor of one element; constants are folded, in the type of the elements."""
@@ -237,7 +237,7 @@ class Execution:
                     return folded
         return self.made.leaf(SCALAR, tensor)
 
-    def _filled(self, op: str, node: str, tensor: str) -> Expression:
+    def _fill(self, op: str, node: str, tensor: str) -> Expression:
         view = self._view
         if op == "Const":
             value = np.asarray(_constant(view, tensor))

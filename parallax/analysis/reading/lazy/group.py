@@ -57,10 +57,10 @@ class Connected:
     by_rows: tuple[str, ...]
 
 
-def connected(view: GraphView, handles: Handles) -> list[Connected]:
+def find_connected(view: GraphView, handles: Handles) -> list[Connected]:
     """For every table that some gradient of rows is written to, or to a slot of: what it is connected with."""
     tables = [name for name, uses in handles.uses.items() if uses.lookups and uses.writes and len(uses.shape) > 0]
-    found = {table: _connected(view, handles, table) for table in tables}
+    found = {table: _connect(view, handles, table) for table in tables}
     slots = {
         slot
         for table, one in found.items()
@@ -70,7 +70,7 @@ def connected(view: GraphView, handles: Handles) -> list[Connected]:
     return [one for table, one in found.items() if one.by_rows and table not in slots]
 
 
-def _connected(view: GraphView, handles: Handles, table: str) -> Connected:
+def _connect(view: GraphView, handles: Handles, table: str) -> Connected:
     shape = handles.uses[table].shape
     met: dict[str, None] = {table: None}
     by_rows: dict[str, None] = {}

@@ -44,11 +44,11 @@ class _Text:
         for one in in_order([expression]):
             if one.op not in LEAVES and one not in self._registers:
                 register = f"r{len(self._registers)}"
-                self.lines.append(f"{register} = {one.op} {' '.join(map(self._named, one.inputs))}")
+                self.lines.append(f"{register} = {one.op} {' '.join(map(self._name, one.inputs))}")
                 self._registers[one] = register
-        return self._named(expression)
+        return self._name(expression)
 
-    def _named(self, one: Expression) -> str:
+    def _name(self, one: Expression) -> str:
         if one.op == STATE:
             return f"s{self._states.index(one.value)}"
         if one.op == SCALAR:
@@ -59,8 +59,8 @@ class _Text:
 
     def degrees(self, move: Movement) -> list[str]:
         return [
-            f"{self._named(leaf)}:{lowest:g}:{highest:g}"
-            for leaf, (lowest, highest) in sorted(move.degrees.items(), key=lambda item: self._named(item[0]))
+            f"{self._name(leaf)}:{lowest:g}:{highest:g}"
+            for leaf, (lowest, highest) in sorted(move.degrees.items(), key=lambda item: self._name(item[0]))
         ]
 
 

@@ -49,7 +49,7 @@ class RowUpdate:
     gradients: int = 1
 
 
-def rewritten(view: GraphView, handles: Handles, updates: Sequence[RowUpdate]) -> GraphDef:
+def rewrite_graph(view: GraphView, handles: Handles, updates: Sequence[RowUpdate]) -> GraphDef:
     """A copy of the graph with row updates in place of writes.
 
     The writes stay as NoOps, which wait for the update. What computed their values goes; reads of the states stay, for

@@ -26,7 +26,7 @@ from parallax.analysis.reading.lazy.elementwise import ELEMENTWISE, PASSES
 from parallax.analysis.reading.lazy.group import (
     SUM_OF_ROWS,
     Connected,
-    connected,
+    find_connected,
     flows_into,
     may_have_shape,
     source_of,
@@ -88,7 +88,7 @@ def with_rows_added_once(graph_def: GraphDef, view: GraphView) -> tuple[GraphDef
     if not length_by_step(view) or not any(node.op in (SUM_OF_ROWS, *WRITES_ROWS) for node in graph_def.node):
         return graph_def, {}
     handles = Handles(view)
-    found = [sums for one in connected(view, handles) for sums in _sums_of(view, handles, one)]
+    found = [sums for one in find_connected(view, handles) for sums in _sums_of(view, handles, one)]
     if not found:
         return graph_def, {}
     out, tables = graph_pb2.GraphDef(), dict.fromkeys(one.table for one in found)

@@ -86,10 +86,10 @@ class RowTerms:
         """
         tensor = source_of(self._view, tensor)
         if tensor not in self._known:
-            self._known[tensor] = self._found(tensor)
+            self._known[tensor] = self._find(tensor)
         return self._known[tensor]
 
-    def _found(self, tensor: str) -> tuple[RowTerm, ...]:
+    def _find(self, tensor: str) -> tuple[RowTerm, ...]:
         view, node = self._view, node_of(tensor)
         if is_single(view, tensor):
             return (RowTerm(over=(tensor,)),)

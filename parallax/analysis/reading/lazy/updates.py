@@ -19,7 +19,7 @@ from parallax.analysis.reading.lazy.group import (
     SUM_OF_ROWS,
     UpdatedTogether,
     are_of_rows,
-    connected,
+    find_connected,
     group_of,
     order_of,
     source_of,
@@ -31,7 +31,7 @@ from parallax.analysis.reading.lazy.not_lazy import NotLazyError
 from parallax.analysis.reading.lazy.order import Order
 from parallax.analysis.reading.lazy.program import program_text, scalars_of
 from parallax.analysis.reading.lazy.references import SCATTERS, reference_tables
-from parallax.analysis.reading.lazy.rewrite import RowUpdate, rewritten, waits_of
+from parallax.analysis.reading.lazy.rewrite import RowUpdate, rewrite_graph, waits_of
 from parallax.graph.batches import length_by_step
 from parallax.graph.row_updates import UPDATE_ONLY_ROWS, UPDATE_ROWS
 from parallax.graph.view import GraphView
@@ -77,7 +77,7 @@ def lazy_updates(graph_def: GraphDef, known: GraphView | None = None) -> tuple[G
     view = GraphView(graph_def) if known is None else known
     tables = [LazyTable(table, reason=reason) for table, reason in reference_tables(view).items()]
     handles = Handles(view)
-    found = connected(view, handles)
+    found = find_connected(view, handles)
     if not found:
         return graph_def, tuple(tables)
     order, is_step = order_of(view, handles, found), bool(length_by_step(view))
@@ -97,7 +97,7 @@ def lazy_updates(graph_def: GraphDef, known: GraphView | None = None) -> tuple[G
             update = updates[-1]
             removed = tuple(sorted(node for node in update.inner if view.op(node) != READ))
             tables.append(LazyTable(one.table, update.states, update.name, update.program, removed=removed))
-    return (rewritten(view, handles, updates) if updates else graph_def), tuple(tables)
+    return (rewrite_graph(view, handles, updates) if updates else graph_def), tuple(tables)
 
 
 def _row_update(view: GraphView, handles: Handles, order: Order, group: UpdatedTogether) -> RowUpdate:
