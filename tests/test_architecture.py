@@ -107,6 +107,12 @@ RETIRED = (
     *("Measured", "Piece"),
 )
 
+IRREGULAR_PARTICIPLES = frozenset(
+    "asked begun bent built chosen done drawn found given gone held kept known led left lent lost made meant met moot"
+    " seen sent taken told written".split()
+)
+ENDING_ALIKE = frozenset("between even feed listen need open seed shorten speed then token".split())
+
 
 class Import(NamedTuple):
     line: int
@@ -362,6 +368,39 @@ def test_no_two_classes_have_one_name_and_retired_words_name_nothing():
     places = {name: [module for found, module in defined if found == name] for name, _ in defined}
     assert {name: modules for name, modules in places.items() if len(modules) > 1} == {}
     assert {name: modules for name, modules in places.items() if name in RETIRED} == {}
+
+
+def has_participle_name(function):
+    """Whether a function is called by a bare past participle; properties are values, and may be."""
+    word = function.name.strip("_")
+    decorators = {ast.unparse(one).rpartition(".")[2] for one in function.decorator_list}
+    is_property = not decorators.isdisjoint(("property", "cached_property"))
+    is_participle = word in IRREGULAR_PARTICIPLES or (word.isalpha() and word.endswith(("ed", "en")))
+    return is_participle and not is_property and word not in ENDING_ALIKE
+
+
+def test_functions_are_called_by_verbs_and_not_by_participles():
+    named_so = [
+        f"{module}.{node.name}"
+        for module, path in MODULES.items()
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.FunctionDef) and has_participle_name(node)
+    ]
+    assert named_so == []
+
+
+@pytest.mark.parametrize(
+    ("source", "found"),
+    [
+        ("def _joined(): pass", True),
+        ("def kept(): pass", True),
+        ("def find_joined(): pass", False),
+        ("def open(): pass", False),
+        ("@property\ndef stored(self): pass", False),
+    ],
+)
+def test_a_function_called_by_a_participle_is_seen(source, found):
+    assert has_participle_name(ast.parse(source).body[0]) == found
 
 
 def test_nothing_shipped_points_into_the_workshop():

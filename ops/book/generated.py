@@ -92,7 +92,7 @@ def _commands(parser: argparse.ArgumentParser, name: str = "") -> Iterator[tuple
 def variables() -> str:
     """A line for each option of `parallax run`: what an environment variable has for it."""
     rows = [
-        (f"`{variable_of(name)}`", f"`{option.spelled(name)}`", option.help)
+        (f"`{variable_of(name)}`", f"`{option.spell(name)}`", option.help)
         for name, options in options_by_setting().items()
         for option in options
         if RUN in option.commands
@@ -132,7 +132,7 @@ def _parts(config: Any) -> Iterator[type]:
 
 
 def _options(field: dataclasses.Field[Any]) -> str:
-    return "".join(f" Option: `{option.spelled(name_of(field))}`." for option in options_of(field)[:1])
+    return "".join(f" Option: `{option.spell(name_of(field))}`." for option in options_of(field)[:1])
 
 
 def _default(field: dataclasses.Field[Any]) -> str:

@@ -19,7 +19,7 @@ def first_false(walk: Walk, expected: Values, found: Sequence[Values], tolerance
     """
     claims = Claims(walk)
     for tensor, value in expected.items():
-        tried = claims.tried(tensor, value, found)
+        tried = claims.try_claim(tensor, value, found)
         if tried is not None and not tried.gap <= tolerance:
             return false_claim(claims, tensor, tried)
     return None

@@ -258,7 +258,7 @@ class ReservedWorkers:
             ParallaxError: before anything is opened, as `parallel_run`.
         """
         served, plans = ServedGraph.of(graph, steps), None
-        has_values = all(place_of_value(one.variable) != INITIAL for one in graph.taken())
+        has_values = all(place_of_value(one.variable) != INITIAL for one in graph.list_variables())
         if has_values and self._workers.has_open(served):
             log.info("The steps are those of the call before, whose plan and workers go on.")
         else:

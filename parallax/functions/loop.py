@@ -216,7 +216,7 @@ class ScriptLoop:
     def _open_session(self, reserved: ReservedWorkers, stack: ExitStack) -> None:
         """Opens a session on all steps, which `stack` closes until it is open."""
         graph, steps, rules = _graph_of(self._callable_steps())
-        names = {id(one.variable): one.name for one in graph.taken()}
+        names = {id(one.variable): one.name for one in graph.list_variables()}
         metrics = {one.name: one.metrics for one in steps}
         reset = graph.reset(dict.fromkeys(names[id(v)] for of in metrics.values() for v in of if id(v) in names))
         by_name = {made.name: made for made in steps.values()}

@@ -89,13 +89,13 @@ class Mirrors:
 
     def put(self, name: str, value: Value) -> None:
         """Gives a variable a value that the session has too."""
-        with self.unwatched(name):
+        with self.pause_watch(name):
             self._variables[name].assign(value)
         self.stale.discard(name)
         self._changed.discard(name)
 
     @contextmanager
-    def unwatched(self, name: str) -> Iterator[None]:
+    def pause_watch(self, name: str) -> Iterator[None]:
         """Within it a variable is neither refreshed where it is read nor noted where it is written."""
         is_first = name not in self._quiet
         self._quiet.add(name)
@@ -159,7 +159,7 @@ def _assign(self: Variable, value: TensorLike, *args: Argument, **kwargs: Argume
     if not tf.executing_eagerly() or name in mirrors._quiet:
         return assign(value, *args, **kwargs)
     value = tf.convert_to_tensor(value, self.dtype)  # which may read this variable
-    with mirrors.unwatched(name):
+    with mirrors.pause_watch(name):
         found = assign(value, *args, **kwargs)
     mirrors.note_written(name)
     return found

@@ -69,7 +69,7 @@ class RemoteSteps:
 
     def variables(self) -> dict[str, Variable]:
         """The script's variables that the graph's steps take, by name."""
-        return {one.name: one.variable for one in self._graph.taken()}
+        return {one.name: one.variable for one in self._graph.list_variables()}
 
     def begin(self, parts: Mapping[str, Sequence[str]]) -> None:
         """Gives the workers the script's values, unless they have those of a checkpoint.

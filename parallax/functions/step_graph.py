@@ -155,7 +155,7 @@ class StepGraph:
         rows, length = marked or (None, None)
         return GraphStep(name, feeds, results, run, rows, length, is_counted)
 
-    def taken(self) -> tuple[StepVariable, ...]:
+    def list_variables(self) -> tuple[StepVariable, ...]:
         """The variables that steps have taken, in order."""
         return tuple(one for one in self.variables if one.name in self.made)
 

@@ -328,12 +328,12 @@ class GraphView:
                     stack.pop()
                     continue
                 state[node] = 1
-                for needed in self.needed(node):
+                for needed in self.predecessors(node):
                     if not state.get(needed):
                         stack.append(needed)
         return order
 
-    def needed(self, node: str) -> list[str]:
+    def predecessors(self, node: str) -> list[str]:
         """The nodes that a node takes tensors of or waits for; not what comes around to the Merge of a loop."""
         if node not in self._inputs:
             raise GraphError(f"The graph names node {node!r} as an input and does not hold it.")
@@ -347,13 +347,13 @@ def once_per_view(function: Callable[[GraphView], _Found]) -> Callable[[GraphVie
     """A function of a view alone, whose result is kept with the view: it must not be changed."""
 
     @wraps(function)
-    def found(view: GraphView) -> _Found:
+    def remember(view: GraphView) -> _Found:
         if function not in view.remembered:
             view.remembered[function] = function(view)
         result: _Found = view.remembered[function]
         return result
 
-    return found
+    return remember
 
 
 @once_per_view

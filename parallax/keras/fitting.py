@@ -143,7 +143,7 @@ def read_steps(
     for name, one in traced.items():
         check_traced(name, one)
     graph, steps = step_graph(model, traced, examples, full, is_counted)
-    names = {id(one.variable): one.name for one in graph.taken()}
+    names = {id(one.variable): one.name for one in graph.list_variables()}
     metrics = [names[id(v)] for one in traced.values() for v in one.metrics if id(v) in names]
     return FitCall(model, arguments, traced, graph, steps, names, graph.reset(dict.fromkeys(metrics)))
 

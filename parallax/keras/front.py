@@ -176,7 +176,7 @@ def _fit(original: Callable[..., KerasHistory], model: KerasModel, *args: Argume
         fit = _read(model, arguments)
         if workers is None:
             calls.perform_here(number, fit.graph.graph, _config_of(number), _use.resource_info)
-        check_folder({one.name: one.variable for one in fit.graph.taken()}, _tables())
+        check_folder({one.name: one.variable for one in fit.graph.list_variables()}, _tables())
         with workers.session(fit.graph, fit.steps, _config_of(number)) as steps:
             history, values = run_fit(fit, functools.partial(original, model), steps, _tables())
             take_state(fit, values)  # the model has them, whatever the end of the session brings

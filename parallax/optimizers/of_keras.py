@@ -60,8 +60,8 @@ class _ByRow(keras.optimizers.Optimizer):  # type: ignore[misc]
             values = tf.math.unsorted_segment_sum(gradient.values, places, tf.shape(rows)[0])
             self.update_rows(values, rows, variable, learning_rate)
             return
-        value, slots = self._held(variable)
-        change, new = self._updated(gradient, value, slots, learning_rate)
+        value, slots = self._list_variables(variable)
+        change, new = self._apply_rule(gradient, value, slots, learning_rate)
         if self._rule.replaces:
             value.assign(change)
         else:
@@ -78,20 +78,20 @@ class _ByRow(keras.optimizers.Optimizer):  # type: ignore[misc]
             variable: the tf.Variable.
             learning_rate: a scalar.
         """
-        value, slots = self._held(variable)
+        value, slots = self._list_variables(variable)
         read = tf.gather(value, rows) if self._rule.replaces else None
-        change, new = self._updated(values, read, [tf.gather(one, rows) for one in slots], learning_rate)
+        change, new = self._apply_rule(values, read, [tf.gather(one, rows) for one in slots], learning_rate)
         write = value.scatter_update if self._rule.replaces else value.scatter_sub
         write(tf.IndexedSlices(change, rows))
         for one, of_rows in zip(slots, new, strict=True):
             one.scatter_update(tf.IndexedSlices(of_rows, rows))
 
-    def _held(self, variable: Variable) -> tuple[Variable, list[Variable]]:
+    def _list_variables(self, variable: Variable) -> tuple[Variable, list[Variable]]:
         """A variable and its slots, as tf.Variables."""
         slots = self._slots[self._get_variable_index(variable)]
         return getattr(variable, "_value", variable), [one._value for one in slots]
 
-    def _updated(
+    def _apply_rule(
         self,
         gradient: Tensor,
         value: Tensor | Variable | None,
@@ -104,7 +104,7 @@ class _ByRow(keras.optimizers.Optimizer):  # type: ignore[misc]
         step = tf.cast(tf.convert_to_tensor(self.iterations) + 1, dtype)
         powers = [tf.pow(tf.cast(decay, dtype), step) for decay in self._rule.decays]
         old = tf.convert_to_tensor(value) if self._rule.replaces else None
-        return self._rule.updated(tf.cast(gradient, dtype), old, held, tf.cast(learning_rate, dtype), powers)
+        return self._rule.update(tf.cast(gradient, dtype), old, held, tf.cast(learning_rate, dtype), powers)
 
     def get_config(self) -> dict[str, object]:
         """What makes an equal optimizer."""

@@ -46,18 +46,20 @@ class _TrainsByRow(tf.compat.v1.train.Optimizer):  # type: ignore[misc]
         count = len(self._rule.decays)
         return [self._get_non_slot_variable(f"beta{number}_power", graph=graph) for number in range(1, count + 1)]
 
-    def _updated(self, gradient: Tensor, value: Tensor | None, slots: Sequence[Tensor]) -> tuple[Tensor, list[Tensor]]:
+    def _apply_rule(
+        self, gradient: Tensor, value: Tensor | None, slots: Sequence[Tensor]
+    ) -> tuple[Tensor, list[Tensor]]:
         dtype = gradient.dtype
         powers = [tf.cast(power, dtype) for power in self._powers()]
-        return self._rule.updated(gradient, value, slots, tf.cast(self._rate_tensor, dtype), powers)
+        return self._rule.update(gradient, value, slots, tf.cast(self._rate_tensor, dtype), powers)
 
-    def _kept(self, variable: Variable) -> list[Variable]:
+    def _list_stored(self, variable: Variable) -> list[Variable]:
         return [self.get_slot(variable, slot.name) for slot in self._rule.slots]
 
     def _apply_dense(self, grad: Tensor, var: Variable) -> Operation:
-        kept, write = self._kept(var), v1.assign if self._rule.replaces else v1.assign_sub
+        kept, write = self._list_stored(var), v1.assign if self._rule.replaces else v1.assign_sub
         value = tf.convert_to_tensor(var) if self._rule.replaces else None
-        change, slots = self._updated(grad, value, [tf.convert_to_tensor(one) for one in kept])
+        change, slots = self._apply_rule(grad, value, [tf.convert_to_tensor(one) for one in kept])
         with v1.control_dependencies([change, *slots]):  # a read of a reference variable is no copy
             written = [v1.assign(one, new, use_locking=self._use_locking) for one, new in zip(kept, slots, strict=True)]
             return tf.group(write(var, change, use_locking=self._use_locking), *written)
@@ -70,9 +72,9 @@ class _TrainsByRow(tf.compat.v1.train.Optimizer):  # type: ignore[misc]
 
     def _resource_apply_sparse(self, grad: Tensor, handle: Variable, indices: Tensor) -> Operation:
         """The rows of `indices`, each once; what is written is computed of what was read before."""
-        kept, write = self._kept(handle), v1.scatter_update if self._rule.replaces else v1.scatter_sub
+        kept, write = self._list_stored(handle), v1.scatter_update if self._rule.replaces else v1.scatter_sub
         value = tf.gather(handle, indices) if self._rule.replaces else None
-        change, slots = self._updated(grad, value, [tf.gather(one, indices) for one in kept])
+        change, slots = self._apply_rule(grad, value, [tf.gather(one, indices) for one in kept])
         pairs = zip(kept, slots, strict=True)
         written = [v1.scatter_update(one, indices, new, use_locking=self._use_locking) for one, new in pairs]
         return tf.group(write(handle, indices, change, use_locking=self._use_locking), *written)

@@ -53,7 +53,7 @@ class RowRule(Protocol):
     def decays(self) -> tuple[float, ...]:
         """The numbers of which it takes the power by the step, from 1."""
 
-    def updated(
+    def update(
         self, gradient: Tensor, value: Tensor, slots: Sequence[Tensor], rate: Tensor, powers: Sequence[Tensor]
     ) -> tuple[Tensor, list[Tensor]]:
         """New values, or what they change by, and new slots.
@@ -89,7 +89,7 @@ class RowWiseAdagradRule:
         """As RowRule."""
         return (RowSlot("accumulator", True, self.initial_accumulator),)
 
-    def updated(
+    def update(
         self, gradient: Tensor, value: Tensor, slots: Sequence[Tensor], rate: Tensor, powers: Sequence[Tensor]
     ) -> tuple[Tensor, list[Tensor]]:
         """As RowRule."""
@@ -130,7 +130,7 @@ class LazyAdamRule:
         """As RowRule."""
         return self.beta1, self.beta2
 
-    def updated(
+    def update(
         self, gradient: Tensor, value: Tensor, slots: Sequence[Tensor], rate: Tensor, powers: Sequence[Tensor]
     ) -> tuple[Tensor, list[Tensor]]:
         """As RowRule."""
@@ -178,7 +178,7 @@ class AdmittedFtrlRule:
         waits = RowSlot("waits", True, float(self.after), self.odds if self.odds < 1 else 0.0)
         return RowSlot("n", False), RowSlot("z", False), waits
 
-    def updated(
+    def update(
         self, gradient: Tensor, value: Tensor, slots: Sequence[Tensor], rate: Tensor, powers: Sequence[Tensor]
     ) -> tuple[Tensor, list[Tensor]]:
         """As RowRule."""

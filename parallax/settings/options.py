@@ -62,9 +62,9 @@ class Option:
     def spellings(self, setting: str) -> tuple[str, ...]:
         """The words of the command line that name it: short ones, the setting's own, and others."""
         short = [word for word in self.also if not word.startswith("--")]
-        return (*short, self.spelled(setting), *(word for word in self.also if word not in short))
+        return (*short, self.spell(setting), *(word for word in self.also if word not in short))
 
-    def spelled(self, setting: str) -> str:
+    def spell(self, setting: str) -> str:
         """The option that has the name of a setting."""
         return f"--{'no-' if self.const is False else ''}{setting.replace('_', '-')}"
 

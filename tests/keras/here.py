@@ -63,7 +63,7 @@ class StepsHere(RunningSteps):
     """The steps of a worker of this process, as the script drives them."""
 
     def variables(self):
-        return {one.name: one.variable for one in self._graph.taken()}
+        return {one.name: one.variable for one in self._graph.list_variables()}
 
     def begin(self, parts):
         if self.resumed_step is not None:

@@ -97,7 +97,7 @@ class Workers:
         self._step = found["train"]
         self._load()
         self.analysed = analyse(self._steps.graph)
-        names = [one.name for one in self._steps.taken()]
+        names = [one.name for one in self._steps.list_variables()]
         self._expect = lambda policy: _plain(optimizer, policy, self._batches, names, merges)
         self._expected = self._expect(policy)
 
@@ -121,7 +121,7 @@ class Workers:
 
     def _load(self) -> None:
         """Puts an op into the graph that gives variables their values."""
-        values = [(self._steps.made[one.name], one.variable.numpy()) for one in self._steps.taken()]
+        values = [(self._steps.made[one.name], one.variable.numpy()) for one in self._steps.list_variables()]
         with self._steps.graph.as_default():
             tf.group(*[tf.compat.v1.assign(variable, tf.constant(value)) for variable, value in values], name="load")
 
@@ -132,7 +132,7 @@ class Workers:
         run = self._step.run.name
         graph_def = together([one.graph_def for one in made], ["load", run])
         feeds = [tensor.name for tensor in self._step.feeds]
-        names = [one.name for one in self._steps.taken()]
+        names = [one.name for one in self._steps.list_variables()]
         reads = [self._steps.graph.as_graph_element(self._steps.made[name]).name for name in names]
         with NamedSession(graph_def, tf.compat.v1.ConfigProto()) as session:
             job = JobInMemory(session, self.analysed, made)

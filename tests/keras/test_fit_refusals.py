@@ -107,7 +107,7 @@ def test_a_layer_that_train_step_makes_anew_is_refused_and_one_that_it_keeps_is_
         made = MakesLayers(keeps)
         made.compile("sgd", "mse")
         if keeps:
-            names = [one.name for one in read_fit(made, {"x": X, "y": Y}).graph.taken()]
+            names = [one.name for one in read_fit(made, {"x": X, "y": Y}).graph.list_variables()]
             assert sum(name.endswith("made/kernel") for name in names) == 1
         else:
             with pytest.raises(GraphError, match="makes made/kernel, made/bias anew each time"):

@@ -59,7 +59,7 @@ class KerasJob:
         graph = WithValues(self.variables)
         self.steps = {name: graph.add(name, one.concrete, is_uneven=True) for name, one in traced.items()}
         self.graph = graph.graph
-        self.names = [one.name for one in graph.taken()]
+        self.names = [one.name for one in graph.list_variables()]
         self.analysed = analyse(self.graph)
 
     def plan(self, size, config=None):

@@ -23,7 +23,7 @@ def constants(*arrays):
 
 def test_row_wise_adagrad_takes_the_root_of_one_number_a_row():
     (gradient, accumulator, rate) = constants(G, [0.1, 0.2], 0.5)
-    change, [kept] = RowWiseAdagradRule(0.1, 1e-8).updated(gradient, None, [accumulator], rate, [])
+    change, [kept] = RowWiseAdagradRule(0.1, 1e-8).update(gradient, None, [accumulator], rate, [])
     sums = np.array([0.1 + (1 + 9) / 2, 0.2 + 0.25 / 2], np.float32)
     np.testing.assert_allclose(kept, sums, 1e-6)
     np.testing.assert_allclose(change, 0.5 * G / np.sqrt(sums)[:, None], 1e-6)
@@ -31,13 +31,13 @@ def test_row_wise_adagrad_takes_the_root_of_one_number_a_row():
 
 def test_row_wise_adagrad_of_rows_of_one_number_is_adagrad():
     (gradient, accumulator, rate) = constants([1.0, 2.0], [0.0, 0.0], 0.5)
-    change, _ = RowWiseAdagradRule(0.0, 0.0).updated(gradient, None, [accumulator], rate, [])
+    change, _ = RowWiseAdagradRule(0.0, 0.0).update(gradient, None, [accumulator], rate, [])
     np.testing.assert_allclose(change, [0.5, 0.5], 1e-6)
 
 
 def test_lazy_adam_is_adam_for_the_rows_that_it_sees():
     gradient, m, v, rate, p1, p2 = constants(G, W, np.square(W), 0.01, 0.9**3, 0.99**3)
-    change, [new_m, new_v] = LazyAdamRule(0.9, 0.99, 1e-8).updated(gradient, None, [m, v], rate, [p1, p2])
+    change, [new_m, new_v] = LazyAdamRule(0.9, 0.99, 1e-8).update(gradient, None, [m, v], rate, [p1, p2])
     first, second = 0.9 * W + 0.1 * G, 0.99 * np.square(W) + 0.01 * np.square(G)
     np.testing.assert_allclose(new_m, first, 1e-5)
     np.testing.assert_allclose(new_v, second, 1e-5)
@@ -47,7 +47,7 @@ def test_lazy_adam_is_adam_for_the_rows_that_it_sees():
 
 def test_ftrl_trains_admitted_rows_and_leaves_others_as_they_are():
     gradient, value, n, z, waits, rate = constants(G, W, np.zeros_like(G), np.zeros_like(G), [1.0, 2.0], 0.5)
-    new, [new_n, new_z, left] = AdmittedFtrlRule(1.0, 0.05, 0.1, 2, 1.0).updated(
+    new, [new_n, new_z, left] = AdmittedFtrlRule(1.0, 0.05, 0.1, 2, 1.0).update(
         gradient, value, [n, z, waits], rate, []
     )
     sums = G[0] - np.abs(G[0]) / 0.5 * W[0]

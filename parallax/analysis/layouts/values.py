@@ -93,12 +93,12 @@ def _minimum(one: Length, other: Length) -> Length | None:
 def _compare(compare: Callable[[int, int], bool]) -> Callable[[Length, Length], Length | None]:
     """1 or 0, as a number is so to another or not."""
 
-    def found(one: Length, other: Length) -> Length | None:
+    def rule(one: Length, other: Length) -> Length | None:
         if one.number is None or other.number is None:
             return None
         return Length.of(int(compare(one.number, other.number)))
 
-    return found
+    return rule
 
 
 def _negate(fact: Fact) -> Value | None:

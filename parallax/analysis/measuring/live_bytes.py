@@ -94,7 +94,7 @@ class _Step:
         self._sizes, self._view, self._order = sizes, sizes.walk.view, order
         self._held: dict[str, float] = {}
         here = set(order)
-        self._needs = {node: len({n for n in self._view.needed(node) if n in here}) for node in order}
+        self._needs = {node: len({n for n in self._view.predecessors(node) if n in here}) for node in order}
         self._buffer: dict[str, str] = {}
         for node in order:
             inputs = self._view.inputs(node)

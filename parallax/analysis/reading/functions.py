@@ -37,7 +37,7 @@ class Functions:
             found += [value.func.name] if value.HasField("func") else [f.name for f in value.list.func]
         return [name for name in found if name in self._functions]
 
-    def written(self, name: str) -> frozenset[int]:
+    def find_written(self, name: str) -> frozenset[int]:
         """The numbers of the arguments that are variables which the body writes."""
         if name not in self._written:
             self._written[name] = frozenset()  # a function that calls itself
@@ -78,7 +78,7 @@ class Functions:
     def written_slots(self, node: NodeDef) -> frozenset[int]:
         """Which inputs of a node are variables that the functions which it calls write."""
         first = 1 if node.op in ("If", "StatelessIf", "Case", "StatelessCase") else 0
-        return frozenset(first + number for name in self.of_node(node) for number in self.written(name))
+        return frozenset(first + number for name in self.of_node(node) for number in self.find_written(name))
 
 
 def _is_variable_op(node: NodeDef) -> bool:

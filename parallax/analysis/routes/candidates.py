@@ -88,7 +88,7 @@ def candidate_of(
         raise PlanError(f"Asynchronous training keeps all trained variables on servers: {why}.")
     by_rows = any(route in (ALLGATHER, ALLTOALL) or (route == PS and by_row(variable)) for route in allowed)
     is_priced = bool(allowed and variable.gradients) and (touched is not None or not by_rows)
-    return Candidate(variable, tuple(o.told() for o in options), touched, allowed, reason, is_priced)
+    return Candidate(variable, tuple(o.describe_cost() for o in options), touched, allowed, reason, is_priced)
 
 
 def planned_by_rule(candidate: Candidate, layout: Layout) -> VariablePlan:

@@ -56,7 +56,7 @@ class RouteChoice:
         """Whether the route can be taken at all."""
         return self.why_not is None
 
-    def told(self) -> RouteCost:
+    def describe_cost(self) -> RouteCost:
         """The cost as a plan tells it: that of an impossible route says why in its note."""
         return self.cost if self.is_possible else replace(self.cost, note=f"impossible: {self.why_not}")
 

@@ -48,7 +48,7 @@ def timed_plan(
     totals = routed.problem.totals(routed.solution.picks)
     costs = _Costs(setting, routed, totals)
     rest = [planned_by_rule(c, layout) for c in candidates if not c.is_priced]
-    planned = {p.name: p for p in rest} | {c.variable.name: costs.planned(c) for c in setting.candidates}
+    planned = {p.name: p for p in rest} | {c.variable.name: costs.plan_variable(c) for c in setting.candidates}
     flips = flips_of(setting, routed, {n: planned[n].cost.seconds or 0.0 for n in routed.problem.names})
     planned = {name: replace(p, flips=flips.get(name, ())) for name, p in planned.items()}
     places = _places_by_rule(setting, routed, rest, spec)
@@ -112,7 +112,7 @@ class _Costs:
         picked = zip(routed.problem.options, routed.solution.picks, strict=True)
         self.taken = sum((options[pick].memory for options, pick in picked), np.zeros(len(self.limits)))
 
-    def planned(self, candidate: Candidate) -> VariablePlan:
+    def plan_variable(self, candidate: Candidate) -> VariablePlan:
         """The plan of one variable, without its servers."""
         number = self.number[candidate.variable.name]
         options = self.routed.problem.options[number]

@@ -76,7 +76,7 @@ class HeldVariable:
             return 0.0
         return self.owner_rows[number] / max(sum(self.owner_rows), 1)
 
-    def held(self, kind: str, number: int) -> float:
+    def count_bytes(self, kind: str, number: int) -> float:
         """Bytes of values and slots in a process."""
         share = self.share(kind, number)
         return share * self.takes.served if kind == "server" else self.takes.copies + share * self.takes.spread
@@ -231,8 +231,8 @@ def _use(held: Sequence[HeldVariable], series: _Series, member: tuple[str, int, 
     for one in held:
         both = one.variable.value_bytes + one.variable.slots_bytes
         part = one.variable.value_bytes / both if both else 1.0
-        values += part * one.held(kind, number)
-        slots += (1.0 - part) * one.held(kind, number)
+        values += part * one.count_bytes(kind, number)
+        slots += (1.0 - part) * one.count_bytes(kind, number)
     return ProcessUse(
         kind,
         number,
@@ -264,7 +264,7 @@ def _dominating(held: Sequence[HeldVariable], live: LiveBytes, uses: Sequence[Pr
         "interpreter and frameworks": largest.base_bytes,
         "gradients and buffers": largest.buffer_bytes,
         "rows on their way to a checkpoint": largest.moved_bytes,
-        **{_words(one): one.held(largest.kind, largest.number) for one in held},
+        **{_words(one): one.count_bytes(largest.kind, largest.number) for one in held},
     }
     if live.largest[0] and largest.kind == "worker":
         parts = {

@@ -174,7 +174,7 @@ def changed_table(table: TableProfile, rows: int, batch: float) -> TableProfile:
     """
     points = ((0, 0.0), *table.joined_rows) if table.joined_rows else ((0, 0.0), (1, table.touched_rows))
 
-    def joined(k: float) -> float:
+    def count_joint_rows(k: float) -> float:
         pairs = itertools.pairwise(points)
         (k0, r0), (k1, r1) = next((pair for pair in pairs if k <= pair[1][0]), points[-2:])
         return min(float(rows), r0 + (r1 - r0) * (k - k0) / (k1 - k0))
@@ -182,8 +182,8 @@ def changed_table(table: TableProfile, rows: int, batch: float) -> TableProfile:
     return replace(
         table,
         ids=table.ids * batch,
-        touched_rows=joined(batch),
-        joined_rows=tuple((k, joined(k * batch)) for k, _ in table.joined_rows),
+        touched_rows=count_joint_rows(batch),
+        joined_rows=tuple((k, count_joint_rows(k * batch)) for k, _ in table.joined_rows),
     )
 
 

@@ -62,7 +62,7 @@ def calibrate(resource: str | None, workers: int | None, output: str, quick: boo
         told.close()
     if status:
         return status
-    measured = told.measured()
+    measured = told.measurements()
     profile = profile_of([host.address for host in cluster.hosts], measured)
     write(Path(output), profile)
     held_out = [sample for sample in measured.samples if sample.point.is_held_out]
@@ -189,7 +189,7 @@ class _RankOutput:
         if self._bar is not None:
             self._bar.close()
 
-    def measured(self) -> Measurements:
+    def measurements(self) -> Measurements:
         """All that was told.
 
         Raises:

@@ -87,12 +87,12 @@ def _to_hub(comm: Comm, hub: int, others: list[int]) -> float:
     arrivals = _Arrivals()
     told: list[MpiRequest] = []
 
-    def arrived() -> None:
+    def note_arrival() -> None:
         arrivals.add()
         if not told and arrivals.is_enough():
             told.extend(comm.Isend([b"", 0, _byte()], peer, _STOP) for peer in others)
 
-    _receive(comm, others, arrived)
+    _receive(comm, others, note_arrival)
     for request in told:
         request.Wait()
     return arrivals.rate_bytes_per_s()

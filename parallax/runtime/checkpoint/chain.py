@@ -172,9 +172,9 @@ class States:
                 break
             self.notes.append(f"Skipped {prefix}: {found}.")
         self._is_shorter = False
-        return self.opened().prefix
+        return self.open_chain().prefix
 
-    def opened(self) -> Chain:
+    def open_chain(self) -> Chain:
         """That state.
 
         Raises:

@@ -144,7 +144,7 @@ def checkpoints(
     stored = stored_variables(graph)
     held, marks = hold(stored, places, comm), hold_marks(touched, stored, places, comm)
     if config.whole_every > 1 and comm.Get_rank() == 0:
-        log.info(marks.told(touched))
+        log.info(marks.describe(touched))
     op = variable_op(v1.train.get_global_step(graph))
     retention = Retention(config.keep_last, config.keep_every_hours)
     own = () if positions is None else positions.held

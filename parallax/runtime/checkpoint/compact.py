@@ -32,7 +32,7 @@ def compact(folder: str, chunk_bytes: int = CHUNK_BYTES) -> tuple[str, list[str]
     states = States(absolute(folder))
     with file_errors(f"The checkpoints of {shown(folder)} must be read and written", "Free space there."):
         while (prefix := states.following()) is not None:
-            chain = states.opened()
+            chain = states.open_chain()
             if not chain.increments:
                 return prefix, states.notes
             try:

@@ -116,7 +116,7 @@ def open_checkpoint(checkpoint: str) -> Readable:
         if tf.io.gfile.isdir(path):
             states = States(path)
             if states.following() is not None:
-                return states.opened()
+                return states.open_chain()
         prefix = path.removesuffix(".index")
         if not tf.io.gfile.exists(f"{prefix}.index"):
             raise CheckpointError(

@@ -124,7 +124,7 @@ class Retention:
     last: int | None = None
     every_hours: float | None = None
 
-    def gone(self, written_s: Sequence[float], last: int | None = None) -> list[int]:
+    def find_expired(self, written_s: Sequence[float], last: int | None = None) -> list[int]:
         """The places of those that need not stay.
 
         Args:
@@ -147,7 +147,7 @@ class Retention:
         named = [prefix for prefix in _state(folder)[1] if tf.io.gfile.exists(f"{prefix}.index")]
         own = [prefix for prefix in named if pattern.fullmatch(prefix)]
         times_s = [tf.io.gfile.stat(f"{prefix}.index").mtime_nsec / 1e9 for prefix in own]
-        deleted = [own[place] for place in self.gone(times_s, last)]
+        deleted = [own[place] for place in self.find_expired(times_s, last)]
         for prefix in deleted:
             delete(prefix)
         if deleted:

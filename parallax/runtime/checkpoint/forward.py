@@ -84,17 +84,17 @@ def output_candidates(view: GraphView) -> list[str]:
     found = []
     for node in view.topological_order():
         op = view.op(node)
-        before = [seen[one] for one in view.needed(node) if one in seen]
+        before = [seen[one] for one in view.predecessors(node) if one in seen]
         if op in _VARIABLES:
             seen[node] = (True, frozenset())
         elif op == "Placeholder" or op.startswith(_PIPELINES):
             seen[node] = (False, frozenset({node}))
-        elif _trains(view, node) or any(one not in seen for one in view.needed(node)):
+        elif _trains(view, node) or any(one not in seen for one in view.predecessors(node)):
             continue  # neither is what comes after it
         else:
             seen[node] = (any(v for v, _ in before), frozenset().union(*(fed for _, fed in before)))
             found += _find_joins(view, node, seen)
-    read = {one for node in seen for one in view.needed(node)}
+    read = {one for node in seen for one in view.predecessors(node)}
     ends = [node for node, (learned, fed) in seen.items() if learned and fed and node not in read]
     return list(dict.fromkeys([*found, *(f"{node}:0" for node in ends if view.outputs(node))]))
 

@@ -160,7 +160,7 @@ class CheckpointHook(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
         try:
             moved = result()
         except NotWritten as error:
-            self.checkpoints.succession.failed()
+            self.checkpoints.succession.note_failure()
             if not may_fail:
                 raise
             self._is_missing = True
@@ -293,7 +293,7 @@ class CallingHook(CheckpointHook):
         comm = self.checkpoints.storage.comm
         if comm.Get_rank() and comm.iprobe(source=0):
             self._save(session, comm.recv(source=0))
-        called = self._preemption.called()
+        called = self._preemption.read_call()
         if called is not None:
             self._leave(session, called)
 

@@ -118,7 +118,7 @@ def _from_worker_0(comm: Comm, name: str, read: Callable[[], StoredPositions | N
 def _first_whole(states: States) -> StoredPositions | None:
     while states.following() is not None:
         try:
-            return read_positions(states.opened())
+            return read_positions(states.open_chain())
         except DamagedCheckpoint as error:  # told when the variables are read
             states.is_damaged(error)
     return None

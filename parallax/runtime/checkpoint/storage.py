@@ -159,14 +159,14 @@ class Storage:
             if prefix is None:
                 break
             try:
-                total_bytes, largest_bytes = self._read(session, prefix, states.opened)
+                total_bytes, largest_bytes = self._read(session, prefix, states.open_chain)
             except DamagedCheckpoint as error:
                 states.is_damaged(error)
             else:
                 self.marks.forget(session)
                 barrier(comm)
                 header, notes = comm.bcast(
-                    (states.opened().header, tuple(states.notes)) if not comm.Get_rank() else None
+                    (states.open_chain().header, tuple(states.notes)) if not comm.Get_rank() else None
                 )
                 return Moved(prefix, total_bytes, largest_bytes, time.monotonic() - began_s, notes=notes, header=header)
         skipped = comm.bcast(states.notes)

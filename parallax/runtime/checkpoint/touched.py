@@ -34,7 +34,7 @@ class Marks:
         if self.clear:
             session.run(self.clear)
 
-    def told(self, touched: RowMemory) -> str:
+    def describe(self, touched: RowMemory) -> str:
         """What increments will have, and why not less."""
         by_row = {op for ops in self.variables for op in ops}
         said = (
@@ -124,6 +124,6 @@ class Succession:
             return Header(own, step=step)
         return Header(own, last.base or last.id, last.id, step, last.number + 1)
 
-    def failed(self) -> None:
+    def note_failure(self) -> None:
         """The last could not be written, and what it had of touched rows is forgotten: the next is whole."""
         self.last = None

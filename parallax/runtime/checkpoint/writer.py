@@ -87,7 +87,7 @@ class Writer:
     def _part(self, name: str) -> str:
         return posixpath.join(self._temporary, self.parts_name, name)
 
-    def watched(self) -> AbstractContextManager[None]:
+    def watch_folder(self) -> AbstractContextManager[None]:
         """Has the work in the folder watched inside a `with` block."""
         return (
             nullcontext() if self.watch is None else self.watch.doing(f"The checkpoint of step {self.step} is overdue")

@@ -132,7 +132,7 @@ def _check_whole(losses: Sequence[str], step: int) -> None:
 def _writers(comm: Comm, writer: Writer) -> tuple[int, ...]:
     """The workers that see the folder of a checkpoint and may write there; worker 0, which has made it, is one."""
     name = comm.bcast(writer.parts_name)
-    with writer.watched():
+    with writer.watch_folder():
         has_signed = comm.Get_rank() == 0 or writer.join(name)
     signed = comm.allgather(has_signed)
 
@@ -192,7 +192,7 @@ class _OwnFiles:
         if self.failed is not None:
             return
         try:
-            with self.writer.watched():
+            with self.writer.watch_folder():
                 do()
         except (tf.errors.OpError, OSError) as error:
             self.failed = error
@@ -205,7 +205,7 @@ class _OwnFiles:
             asked = next(filter(None, self.comm.allgather(self.said if asks else None)), None)
             if asked is None:
                 return
-            with self.writer.watched() if self.comm.Get_rank() == 0 else nullcontext():
+            with self.writer.watch_folder() if self.comm.Get_rank() == 0 else nullcontext():
                 has_room = self.writer.make_room(OSError(asked)) if self.comm.Get_rank() == 0 else None
             has_room = self.comm.bcast(has_room)
             if asks and has_room:
@@ -266,11 +266,11 @@ def _writing(writer: Writer) -> Iterator[None]:
     rule = f"The checkpoint of step {writer.step} must be written to {writer.folder}"
     remedy = "Free space there, or name another folder in CheckPointConfig.ckpt_dir. The last checkpoint is untouched."
     try:
-        with writer.watched(), file_errors(rule, remedy):
+        with writer.watch_folder(), file_errors(rule, remedy):
             yield
     except FolderInUse:  # what is unfinished there may be another job's
         raise
     except CheckpointError:
-        with writer.watched():
+        with writer.watch_folder():
             writer.discard()
         raise

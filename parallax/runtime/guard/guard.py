@@ -262,7 +262,7 @@ class Guard:
         if there:
             made = self._run(tuple(self._ops[name].digest for name in there))
             digests = {name: int(one[0]) for name, one in zip(there, made, strict=True)}
-        return _State(self.step, tuple(digests.get(name) for name in names), self.runs.met().digest)
+        return _State(self.step, tuple(digests.get(name) for name in names), self.runs.list_met().digest)
 
     def _run(self, tensors: tuple[Tensor, ...]) -> list[Value]:
         """The values of some tensors; the same ones are asked for again and again."""
@@ -279,7 +279,7 @@ class Guard:
             at_end: whether the sessions have ended: what workers did since their last step counts for nothing.
         """
         if len({(state.step, state.order) for state in states}) > 1 and not at_end:
-            raise GuardError(order_text(self._comm.allgather(self.runs.met().recent), self.step))
+            raise GuardError(order_text(self._comm.allgather(self.runs.list_met().recent), self.step))
         suspects = [i for i in range(len(self._watched)) if len({state.digests[i] for state in states}) > 1]
         ran = [dict(self.runs.written_by(self._watched[i].writers)) for i in suspects]
         by_worker = self._comm.allgather(ran)

@@ -89,7 +89,7 @@ def peer_memory(
     everything = (*held, *(() if positions is None else positions.held))
     step = step_tensor(graph, places)
     if members.rank == 0:
-        log.info(marks.told(touched).replace("Increments have", "Each set in the memory of hosts has", 1))
+        log.info(marks.describe(touched).replace("Increments have", "Each set in the memory of hosts has", 1))
     read = snapshot(everything, marks, comm, is_first, step, alone)
     store = PeerStore(memory_folder(config), comm, ring(hosts, members.rank), is_first)
     is_shared = len(set(hosts)) > 1

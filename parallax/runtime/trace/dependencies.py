@@ -73,7 +73,7 @@ def dependencies_of(view: GraphView, ran: Iterable[str]) -> Dependencies:
     needs: dict[str, dict[str, None]] = {}
     for node in kept:
         activity = within.get(node, node)
-        wanted = (within.get(needed, needed) for needed in view.needed(node) if needed in kept)
+        wanted = (within.get(needed, needed) for needed in view.predecessors(node) if needed in kept)
         needs.setdefault(activity, {}).update(dict.fromkeys(one for one in wanted if one != activity))
     if any(view.gives_reference(node) for node in kept):
         return Dependencies({name: tuple(found) for name, found in needs.items()}, (), within, False)
@@ -116,10 +116,10 @@ def _between(view: GraphView, ran: Set[str], touching: Collection[str]) -> dict[
     order = view.topological_order()
     after: set[str] = set()
     for node in order:
-        if node in ran or node in touching or any(needed in after for needed in view.needed(node)):
+        if node in ran or node in touching or any(needed in after for needed in view.predecessors(node)):
             after.add(node)
     before: set[str] = set()
     for node in reversed(order):
         if node in ran or node in before:
-            before.update((node, *view.needed(node)))
+            before.update((node, *view.predecessors(node)))
     return {node: None for node in order if node in after and node in before}

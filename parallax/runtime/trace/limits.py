@@ -71,7 +71,7 @@ def step_limits(
 
 
 def _of_step(timed: _Timed, dependencies: Dependencies) -> StepLimits:
-    step = replace(dependencies, needs=timed.kept_needs(dependencies)).step(timed.taken())
+    step = replace(dependencies, needs=timed.kept_needs(dependencies)).step(timed.count_times())
     hidden = hidden_frac(timed.exchanges(), timed.intervals(DEVICE)) or 0.0
     alone = listed_alone(step).hidden_frac(DEVICE) or 0.0
     found = StepLimits(timed.step_us, hidden, max(hidden, alone), shortest_alone(step))
@@ -160,7 +160,7 @@ class _Timed:
         is_whole = activity == owner and as_planned(owner) == op.name
         return f"{op.name}: within" if op.type in COLLECTIVES and not is_whole else activity
 
-    def taken(self) -> dict[str, TimeOn]:
+    def count_times(self) -> dict[str, TimeOn]:
         """What each activity takes, in microseconds; what takes the least is left out."""
         return {
             name: TimeOn(time_us, resource)

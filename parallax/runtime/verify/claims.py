@@ -136,7 +136,7 @@ class Claims:
         one = self._reductions.get(tensor)
         return (tensor, one.weight) if one is not None and one.weight else (tensor,)
 
-    def tried(self, tensor: str, value: Value, found: Sequence[Values]) -> Tried | None:
+    def try_claim(self, tensor: str, value: Value, found: Sequence[Values]) -> Tried | None:
         """Tries what is said of a tensor; None where nothing is, or some worker has not got it.
 
         Args:

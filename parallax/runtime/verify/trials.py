@@ -170,7 +170,7 @@ def _hear(
     """Adds how far the one process is from itself, when it begins a rounding away."""
     with np.load(folder / _EXPECTED_FILE.format(step=step)) as expected:
         for tensor in moved:
-            tried = claims.tried(tensor, expected[tensor], [moved])
+            tried = claims.try_claim(tensor, expected[tensor], [moved])
             if tried is not None:
                 noise[step, tensor] = max(noise.get((step, tensor), 0.0), tried.gap)
 
@@ -200,7 +200,7 @@ def _judge(
             names = (_EXPECTED_FILE.format(step=step), *files)
             expected, *found = (stack.enter_context(np.load(folder / name)) for name in names)
             for tensor in expected:
-                tried = claims.tried(tensor, expected[tensor], found)
+                tried = claims.try_claim(tensor, expected[tensor], found)
                 if tried is None:
                     continue
                 of_noise = margins.margin * noise.get((step, tensor), 0.0)

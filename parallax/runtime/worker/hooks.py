@@ -127,7 +127,7 @@ class WorkerContext:
         run.is_counted = True
 
     @contextmanager
-    def timed(self) -> Iterator[RunTimes]:
+    def time_run(self) -> Iterator[RunTimes]:
         """Has the log follow a run of the user's, which is made within; `ran` tells that it ends well."""
         began_s = time.monotonic()
         if self.log is None:
@@ -229,7 +229,7 @@ class PlainSession(SessionInterface):  # type: ignore[misc]
             raise SessionError("A run needs an open session, and this one is closed.")
         if self._is_chiefs and resolved.collectives:
             raise SessionError(NOT_CHIEFS.format(fetch=fetch_text(request.names, ())))
-        with worker.timed() as times, worker.watch.run():
+        with worker.time_run() as times, worker.watch.run():
             for_all = partial(worker.names.for_all, request.names, request.feeds)
             worker.watch.begin(fetch_text(request.names, ()), resolved.collectives, for_all=for_all)
             feeds = {**resolved.feeds(request.feeds), **resolved.empty}

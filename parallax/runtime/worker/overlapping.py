@@ -255,7 +255,7 @@ def _before_meetings(view: GraphView, runs: set[str]) -> set[str]:
     for node in view.topological_order():
         if node not in runs:
             continue
-        if is_meeting(view.op(node)) or any(needed in after for needed in view.needed(node)):
+        if is_meeting(view.op(node)) or any(needed in after for needed in view.predecessors(node)):
             after.add(node)
         elif not branches[node] and not any(
             view.op(split_tensor(tensor)[0]) == "VarHandleOp" for tensor in view.inputs(node)

@@ -89,7 +89,7 @@ class InputPositions:
         for name, maker in begins:
             taken, one = self.taken[name], self._maker(name, maker)
             if taken.pending is not None and taken.maker == maker:
-                found[one.start] = np.int64(one.skipped(taken.pending, self.size))
+                found[one.start] = np.int64(one.count_skipped(taken.pending, self.size))
         return found
 
     def ran(self, names: Names, fetched: tuple[str, ...], fed: Iterable[str], gather: Gather | None) -> None:

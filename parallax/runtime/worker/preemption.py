@@ -90,7 +90,7 @@ class Preemption:
         """On worker 0 of asynchronous training: calls the others to save, each after its run."""
         self._sent += [self._comm.isend(step, rank) for rank in range(1, self._comm.Get_size())]
 
-    def called(self) -> int | None:
+    def read_call(self) -> int | None:
         """On the others: the step of worker 0, when it has called."""
         if self._comm.Get_rank() and self._comm.iprobe(source=0):
             return int(self._comm.recv(source=0))

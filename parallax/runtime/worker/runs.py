@@ -107,7 +107,7 @@ class Runs:
             self._recent[thread].append((kind.fetches, kind.collectives))
         return kind
 
-    def met(self) -> Met:
+    def list_met(self) -> Met:
         """The runs of this thread that took part in collectives."""
         thread = threading.get_ident()
         if thread not in self._order:

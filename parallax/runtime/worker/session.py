@@ -206,7 +206,7 @@ class Session(PlainSession):
         resolved = worker.names.resolve(worker.with_sources(request).names, request.feeds, gather)
         run = Run(None, request.names, set(request.feeds), gather)
         feeds = {**resolved.feeds(request.feeds), **worker.position_feeds(request.names, request.feeds, gather)}
-        with worker.timed() as times, worker.watch.run():
+        with worker.time_run() as times, worker.watch.run():
             try:
                 found = None
                 asked: tuple[tuple[str, ...], Any] = ((), request.feeds)  # for hooks, and all that is fed

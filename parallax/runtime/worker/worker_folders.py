@@ -118,7 +118,7 @@ class WorkerFolders:
         """Of TensorFlow's op that opens a writer; in a graph its folder is the launcher's."""
 
         @wraps(original)
-        def opened(*args: Any, **kwargs: Any) -> Any:
+        def open_writer(*args: Any, **kwargs: Any) -> Any:
             logdir: Any = kwargs.get("logdir")
             if hasattr(logdir, "numpy"):
                 import tensorflow as tf
@@ -126,7 +126,7 @@ class WorkerFolders:
                 kwargs["logdir"] = tf.constant(self.folder(logdir.numpy().decode()))
             return original(*args, **kwargs)
 
-        return opened
+        return open_writer
 
 
 def _text(hook: Hook, name: str) -> str:

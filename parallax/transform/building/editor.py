@@ -219,9 +219,9 @@ class Editor:
 
     def tensor(self, name: str) -> Tensor:
         """A tensor of the user's graph, for new ops to take."""
-        return self.inputs[name] if name in self.inputs else self._stand_in(self.named(name))
+        return self.inputs[name] if name in self.inputs else self._stand_in(self.take_tensor(name))
 
-    def named(self, name: str) -> NamedTensor:
+    def take_tensor(self, name: str) -> NamedTensor:
         """A tensor of the user's graph, for copies to take."""
         return NamedTensor(name, tf.as_dtype(self.view.dtype(name)), tf.TensorShape(self.view.shape(name)))
 

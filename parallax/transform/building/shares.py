@@ -46,9 +46,9 @@ class BatchShare:
         """A tensor times the share."""
         return tf.math.multiply_no_nan(tensor, tf.cast(self.own, tensor.dtype))
 
-    def counted(self, tensor: Tensor) -> Tensor:
+    def zero_uncounted(self, tensor: Tensor) -> Tensor:
         """A tensor where this worker has examples, and zeros of its shape elsewhere."""
-        return counted(self.is_counted, tensor)
+        return mask_uncounted(self.is_counted, tensor)
 
     def counted_rows(self, tensor: Tensor) -> Tensor:
         """A tensor `[n, ...]` where this worker has examples, and none of its rows elsewhere."""
@@ -56,7 +56,7 @@ class BatchShare:
         return tensor[: tf.where(self.is_counted, rows, tf.zeros_like(rows))]
 
 
-def counted(is_counted: Tensor, tensor: Tensor, kind: str = "sum") -> Tensor:
+def mask_uncounted(is_counted: Tensor, tensor: Tensor, kind: str = "sum") -> Tensor:
     """A worker's part of what workers reduce; where it is not counted, what leaves the others' result as it is.
 
     Args:

@@ -311,7 +311,7 @@ class ServerTransport(Transport):
         for number in self.pushers.partitions:
             with tf.device(table.devices[number]):
                 rows = _gather(table, table.parts[number], local[number])
-                found.append(rows if self.proxies else self.wire.rounded(rows))
+                found.append(rows if self.proxies else self.wire.round_rows(rows))
         rows = tf.concat(found, 0) if found else tf.zeros([0, math.prod(table.row_shape)], table.dtype)
         return tf.cast(rows, table.dtype)
 

@@ -60,13 +60,13 @@ class Wire:
         """The type in which rows of a type travel that are only moved."""
         return tf.dtypes.as_dtype(rows_travel_as(dtype.name, self._dtype))
 
-    def rounded(self, rows: Tensor) -> Tensor:
+    def round_rows(self, rows: Tensor) -> Tensor:
         """Rows as they travel, not measured."""
         return tf.cast(rows, self.rows_type(rows.dtype))
 
     def out(self, exact: Tensor, kind: str) -> Tensor:
         """Rows, or a gradient of any shape, as they travel; what is rounded is measured."""
-        sent = self.rounded(exact)
+        sent = self.round_rows(exact)
         if sent is exact:
             return exact
         with tf.control_dependencies([self._measure(exact, sent, kind)]):

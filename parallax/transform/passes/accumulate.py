@@ -40,7 +40,7 @@ def _keep(editor: Editor, keep: AccumulateGradient, steps: int, label: str) -> N
         if keep.indices:
             total = _rows(editor, keep, gradient, weights, kept, label)
         else:
-            own = gradient if share is None or keep.is_counted else share.counted(gradient)
+            own = gradient if share is None or keep.is_counted else share.zero_uncounted(gradient)
             total = _total(own, f"{label}/gradient", kept, True, weights)
         editor.kept[keep.values] = total * tf.constant(1.0 / steps, gradient.dtype) if weights is None else total
     editor.redirect(keep.value_edges, editor.kept[keep.values])

@@ -17,7 +17,7 @@ from parallax.transform.building.deduplicated_ids import INT32_ROWS
 from parallax.transform.building.editor import SCOPE, Counter, Editor
 from parallax.transform.building.merge_equal_rows import merge_equal_rows, merge_rows_of_equal_keys
 from parallax.transform.building.reduce_and_broadcast import Reducer
-from parallax.transform.building.shares import counted
+from parallax.transform.building.shares import mask_uncounted
 from parallax.transform.building.wire import GRADIENTS
 from parallax.types import Operation, Tensor
 
@@ -48,7 +48,7 @@ def reduce_gradients(editor: Editor, rewrites: Rewrites) -> None:
 
 def _reduce(editor: Editor, reduction: AllReduce) -> NamedTensor | Tensor:
     """What workers put together; for tensors of one shape it is built once, and then copied, where it can be."""
-    named = editor.named(reduction.tensor)
+    named = editor.take_tensor(reduction.tensor)
     if reduction.kind == "rows_mean":
         return _mean_of_rows(editor, reduction)
     became_dense = editor.view.op(split_tensor(reduction.tensor)[0]) == "UnsortedSegmentSum"
@@ -64,7 +64,7 @@ def _build(
 ) -> Tensor:
     """One reduction by its kind (rewrites.AllReduce); gradients may travel in half precision."""
     if is_counted is not None:
-        tensor = counted(is_counted, tensor, "sum" if kind == "gradient" else kind)
+        tensor = mask_uncounted(is_counted, tensor, "sum" if kind == "gradient" else kind)
     if kind == "mean":
         return together.add_gradients(tensor, 1.0 / workers)
     if kind == "gradient" or (kind == "sum" and became_dense):
@@ -107,7 +107,7 @@ def _mean_of_rows(editor: Editor, reduction: AllReduce) -> Tensor:
     mean, rows = editor.leaving(reduction.tensor), editor.leaving(reduction.weight)
     count = tf.raw_ops.Shape(input=rows)[0]  # tf.shape would take the user's whole static shape
     if reduction.batch:
-        count = editor.shares[reduction.batch].counted(count)
+        count = editor.shares[reduction.batch].zero_uncounted(count)
     weight = tf.cast(count, mean.dtype)
     total = tf.where(count > 0, mean * weight, tf.zeros_like(mean))
     return editor.together.all_reduce(total) / editor.together.all_reduce(weight)

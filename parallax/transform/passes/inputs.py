@@ -49,7 +49,7 @@ class Maker:
     is_sharded: bool
     in_own_share: bool
 
-    def skipped(self, number: int, size: int) -> int:
+    def count_skipped(self, number: int, size: int) -> int:
         """How many elements are skipped so that the one of this number comes next."""
         return number // size if self.in_own_share else number
 

@@ -31,7 +31,7 @@ from parallax.plans.rewrites import Rewrites
 from parallax.transform.building.axes import add_to_first, slice_axis, with_axis_back, with_axis_first
 from parallax.transform.building.collectives import open_end
 from parallax.transform.building.editor import SCOPE, Editor
-from parallax.transform.building.shares import counted
+from parallax.transform.building.shares import mask_uncounted
 from parallax.types import Tensor
 
 _MEASURES = ("Shape", "ShapeN", "Size")
@@ -66,7 +66,7 @@ def _change_layouts(editor: Editor, layouts: LayoutRewrites) -> None:
             build.local_shape(shape)
         for one in layouts.reported:
             value = editor.tensor(one.tensor)
-            value = editor.shares[one.batch].counted(value) if one.batch else value
+            value = editor.shares[one.batch].zero_uncounted(value) if one.batch else value
             value = value * tf.constant(editor.worker.size, value.dtype)
             editor.redirect(editor.view.consumers(one.tensor), value)
             editor.whole[one.tensor] = str(value.name)
@@ -129,7 +129,7 @@ class _Build:
 
     def _leave_out_stand_in(self, tensor: Tensor, layout: Partial, batch: str) -> Tensor:
         """A worker's part of a reduction; of a stand-in's, what leaves the result as it is."""
-        return counted(self._editor.shares[batch].is_counted, tensor, layout.kind)
+        return mask_uncounted(self._editor.shares[batch].is_counted, tensor, layout.kind)
 
     def _change_tensor(self, tensor: Tensor, before: Layout, after: Layout) -> Tensor:
         if before == after:
@@ -226,11 +226,11 @@ class _Build:
             )
             tensor, axis = next(found)
             own = tf.shape(self._editor.tensor(tensor), out_type=tf.int64)[axis]
-            mine = share.counted(own) * tf.one_hot(worker.rank, worker.size, dtype=tf.int64)
+            mine = share.zero_uncounted(own) * tf.one_hot(worker.rank, worker.size, dtype=tf.int64)
             every = self._editor.together.all_reduce(mine) if worker.size > 1 else mine
             total = tf.reduce_sum(every)
             first = tf.minimum(tf.reduce_sum(every[: worker.rank]), total - own)
-            self._dealt[part.factor] = _Dealt(first, own, share.counted(own), total)
+            self._dealt[part.factor] = _Dealt(first, own, share.zero_uncounted(own), total)
         return self._dealt[part.factor]
 
     def _keep_on_worker_0(self, tensor: Tensor) -> Tensor:
@@ -342,7 +342,7 @@ class _Build:
     def _measure_sparse(self, tensor: str, part: ShardedAxis) -> Tensor:
         """The shape `[examples, longest]` of a sparse tensor of the global batch."""
         own = self._editor.tensor(tensor)
-        longest = self._editor.together.all_reduce(self._editor.shares[part.batch].counted(own[1:]), "max")
+        longest = self._editor.together.all_reduce(self._editor.shares[part.batch].zero_uncounted(own[1:]), "max")
         return tf.concat([tf.cast(self._length(own[0], part), own.dtype)[None], longest], 0)
 
     def _measure(self, node: str, number: int) -> Tensor:
@@ -374,7 +374,7 @@ class _Build:
         factor = part.factor.number
         if factor is not None:
             return self._editor.shares[part.batch].rows * (factor * part.blocks)
-        return self._editor.together.all_reduce(self._editor.shares[part.batch].counted(own))
+        return self._editor.together.all_reduce(self._editor.shares[part.batch].zero_uncounted(own))
 
     def _compute(self, node: str) -> list[Tensor]:
         """The op of a node, on values of the global batch."""

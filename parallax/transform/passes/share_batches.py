@@ -25,7 +25,7 @@ def share_batches(editor: Editor, rewrites: Rewrites) -> None:
         if scatter.batch:
             with tf.name_scope(f"{SCOPE}/batch/"):
                 share = editor.shares[scatter.batch]
-                editor.kept[scatter.tensor] = share.counted(editor.leaving(scatter.tensor))
+                editor.kept[scatter.tensor] = share.zero_uncounted(editor.leaving(scatter.tensor))
 
 
 def _share(editor: Editor, batch: UnevenBatch) -> BatchShare:
@@ -35,7 +35,7 @@ def _share(editor: Editor, batch: UnevenBatch) -> BatchShare:
         return BatchShare.of(batch.placeholder, own, rows, own, first)
     local = _length(editor, batch.placeholder) - (1 if batch.has_end else 0)
     if batch.length is None:
-        own = editor.shares[batch.examples_of].counted(local) if batch.examples_of else local
+        own = editor.shares[batch.examples_of].zero_uncounted(local) if batch.examples_of else local
         return BatchShare.of(batch.placeholder, own, editor.together.all_reduce(own), local)
     own = editor.at(batch.length)
     editor.redirect([batch.length], editor.together.all_reduce(own))

@@ -82,7 +82,7 @@ def gather_rows(editor: Editor, rewrites: Rewrites) -> None:
             key = (table.rows, table.ownership(editor.worker.size))
             if key not in places:
                 places[key] = row_places(*key)
-            given = [editor.named(gather.tensor), places[key]]
+            given = [editor.take_tensor(gather.tensor), places[key]]
             whole = editor.copies.copy((_whole, table.rows, table.row_shape), partial(_whole, table=table), given)
         editor.redirect(gather.edges, whole)
         editor.whole[gather.tensor] = whole.name

@@ -74,7 +74,7 @@ def keras_step(optimizer, library=keras):
     traced = traced_step(step, arguments_of((np.zeros(6, np.int64),), {}), merges_rows=True)
     graph = StepGraph(traced.variables)
     made = graph.add("step", traced.concrete)
-    values = {one.name: one.variable.numpy() for one in graph.taken()}
+    values = {one.name: one.variable.numpy() for one in graph.list_variables()}
     return Step(graph.graph, made.feeds[0].name, made.run.name, values)
 
 

@@ -223,7 +223,9 @@ MESSAGES = (
 
 
 def test_what_rank_0_tells_is_taken_in_however_it_is_cut():
-    assert told(*MESSAGES).measured() == Measurements(((2, 100), (4, 200)), ((1.0, 2.0), (3.0, 4.0)), (SAMPLE,), 1.5)
+    assert told(*MESSAGES).measurements() == Measurements(
+        ((2, 100), (4, 200)), ((1.0, 2.0), (3.0, 4.0)), (SAMPLE,), 1.5
+    )
 
 
 def test_other_output_of_ranks_goes_to_stderr(capfd):
@@ -234,7 +236,7 @@ def test_other_output_of_ranks_goes_to_stderr(capfd):
 @pytest.mark.parametrize("missing", [0, 2, 3])
 def test_a_job_that_ends_without_results_makes_no_profile(missing):
     with pytest.raises(LaunchError, match="without its results"):
-        told(*(message for number, message in enumerate(MESSAGES) if number != missing)).measured()
+        told(*(message for number, message in enumerate(MESSAGES) if number != missing)).measurements()
 
 
 def refused(capsys, *words):
@@ -304,7 +306,7 @@ def test_a_mutated_message_of_rank_0_is_refused_in_words_or_of_the_right_types(m
 
     def check(text):
         try:
-            told(TOTAL, *lines, json.loads(text)).measured()
+            told(TOTAL, *lines, json.loads(text)).measurements()
         except LaunchError as error:
             assert str(error).isprintable()
         except (json.JSONDecodeError, RecursionError):  # not what could be sealed

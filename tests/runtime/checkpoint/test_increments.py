@@ -269,7 +269,7 @@ def test_rows_of_an_increment_that_could_not_be_written_are_not_lost(tmp_path: P
         with pytest.raises(FilesFailed):
             job.save()
     assert job.both.any()
-    job.succession.failed()
+    job.succession.note_failure()
     job.train()
     assert job.save().prefix == f"{tmp_path}/model.ckpt-3"
     loaded(tmp_path, job.state())

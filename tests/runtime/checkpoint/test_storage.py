@@ -159,12 +159,12 @@ def test_a_damaged_file_of_names_hides_no_checkpoint(tmp_path: Path, stride: int
 
 def test_the_last_ones_stay_and_before_them_one_every_so_many_hours() -> None:
     hours = [HOUR_S * hour for hour in (0, 1, 2, 3, 4, 5, 6)]
-    assert Retention().gone(hours) == []
-    assert Retention(3).gone(hours) == [0, 1, 2, 3]
-    assert Retention(10).gone(hours) == []
-    assert Retention(2, 2.0).gone(hours) == [1, 3]
+    assert Retention().find_expired(hours) == []
+    assert Retention(3).find_expired(hours) == [0, 1, 2, 3]
+    assert Retention(10).find_expired(hours) == []
+    assert Retention(2, 2.0).find_expired(hours) == [1, 3]
     stayed = [hours[0], hours[2], *hours[4:], 7 * HOUR_S]
-    assert Retention(2, 2.0).gone(stayed) == [3]  # those that stayed before stay
+    assert Retention(2, 2.0).find_expired(stayed) == [3]  # those that stayed before stay
 
 
 def test_what_need_not_stay_is_deleted_and_no_longer_named(tmp_path: Path) -> None:

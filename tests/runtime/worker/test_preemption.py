@@ -102,9 +102,9 @@ def test_nobody_saves_when_nobody_is_told_and_a_script_may_end_in_the_midst_of_t
 def test_asynchronous_workers_are_called_by_worker_0():
     net = Net(2, Random(3))
     caller, other = Preemption(Comm(net, 0)), Preemption(Comm(net, 1))
-    assert other.called() is None and caller.called() is None
+    assert other.read_call() is None and caller.read_call() is None
     caller.call(40)
-    assert next(step for _ in range(9) if (step := other.called()) is not None) == 40
+    assert next(step for _ in range(9) if (step := other.read_call()) is not None) == 40
 
 
 def test_a_saved_job_is_told_by_worker_0_and_no_script_takes_its_leave_for_its_own(monkeypatch):

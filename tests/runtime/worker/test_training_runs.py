@@ -103,7 +103,7 @@ def test_resetting_a_metric_of_an_updated_model_is_no_step(program):
     graph = StepGraph(traced["train"].variables)
     for name, one in traced.items():
         graph.add(name, one.concrete, is_uneven=True)
-    graph.reset([one.name for one in graph.taken() if one.variable.aggregation == tf.VariableAggregation.SUM])
+    graph.reset([one.name for one in graph.list_variables() if one.variable.aggregation == tf.VariableAggregation.SUM])
     training = training_runs(graph.graph)
     assert training.trains(("train/run",))
     assert not training.trains(("reset/run",)), "workers reset their own parts unequally often"

@@ -62,7 +62,7 @@ class Opened:
         with graph.as_default():
             tf.import_graph_def(cut, name="")
         self.session = v1.Session(graph=graph)
-        feeds = {} if number is None else {self.maker.start: self.maker.skipped(number, worker.size)}
+        feeds = {} if number is None else {self.maker.start: self.maker.count_skipped(number, worker.size)}
         self.session.run(self.maker.op, feeds)
 
     def batches(self, count: int = 1000) -> list[list[int]]:

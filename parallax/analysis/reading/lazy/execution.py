@@ -82,7 +82,7 @@ class Execution:
             added = self._added_to_rows(write, inputs[1], inputs[2])
         else:
             added = self._whole(inputs[1])
-        return self.made.made(ADDED[op], self._value(state, count - 1), added) if op in ADDED else added
+        return self.made.make(ADDED[op], self._value(state, count - 1), added) if op in ADDED else added
 
     def _whole(self, tensor: str) -> Expression:
         """An element of a tensor of the table's shape, or of one that has a single element."""
@@ -129,13 +129,13 @@ class Execution:
                 raise NotLazyError(f"{self._said(node)} casts from another type")
             return inputs[0]
         if op == "ClipByValue":
-            return self.made.made("max", self.made.made("min", inputs[0], inputs[2]), inputs[1])
+            return self.made.make("max", self.made.make("min", inputs[0], inputs[2]), inputs[1])
         if op == "AddN":
             total = inputs[0]
             for one in inputs[1:]:
-                total = self.made.made("add", total, one)
+                total = self.made.make("add", total, one)
             return total
-        return self.made.made(ELEMENTWISE[op], *inputs)
+        return self.made.make(ELEMENTWISE[op], *inputs)
 
     def _read(self, node: str) -> Expression:
         """A read of a state, of the whole or of the gradient's rows."""
@@ -196,9 +196,9 @@ class Execution:
         if not any(one.op in _NO_NUMBERS for one in in_order([added])):
             return added
         zero = self.made.constant(0)  # other rows stay as they are, also where the function is no number
-        given = [self.made.made("ne", one, zero) for one in leaves_of([added]) if one.op == GRADIENT]
-        is_given = functools.reduce(lambda one, other: self.made.made("or", one, other), given)
-        return self.made.made("select", is_given, added, zero)
+        given = [self.made.make("ne", one, zero) for one in leaves_of([added]) if one.op == GRADIENT]
+        is_given = functools.reduce(lambda one, other: self.made.make("or", one, other), given)
+        return self.made.make("select", is_given, added, zero)
 
     def _of_rows(self, tensor: str, indices: str) -> Expression:
         """An element of a tensor that has the rows of the gradient."""
@@ -232,7 +232,7 @@ class Execution:
             return self.made.constant(known.reshape(-1)[0])
         if view.op(node) in ELEMENTWISE and all(_is_single(view.shape(one)) for one in view.inputs(node)):
             if all(self._is_of_type(one) for one in view.inputs(node)):
-                folded = self.made.made(ELEMENTWISE[view.op(node)], *map(self._scalar, view.inputs(node)))
+                folded = self.made.make(ELEMENTWISE[view.op(node)], *map(self._scalar, view.inputs(node)))
                 if folded.op == CONSTANT:
                     return folded
         return self.made.leaf(SCALAR, tensor)

@@ -70,17 +70,17 @@ class Expressions:
         """A constant, rounded to the type of the elements."""
         return self._one(CONSTANT, (), float(np.asarray(value).astype(self.dtype)))
 
-    def made(self, op: str, *inputs: Expression) -> Expression:
+    def make(self, op: str, *inputs: Expression) -> Expression:
         """An op on expressions; a constant where its inputs are constants and it has one result on all machines."""
         if op in _EXACT and all(one.op == CONSTANT for one in inputs):
             with np.errstate(all="ignore"):
                 return self.constant(_EXACT[op](*(self.dtype(one.value) for one in inputs)))
         return self._one(op, inputs, None)
 
-    def copied(self, expression: Expression) -> Expression:
+    def copy(self, expression: Expression) -> Expression:
         """An expression over another type, as one of these."""
         if expression not in self._copies:
-            inputs = tuple(map(self.copied, expression.inputs))
+            inputs = tuple(map(self.copy, expression.inputs))
             self._copies[expression] = self._one(expression.op, inputs, expression.value)
         return self._copies[expression]
 
@@ -92,19 +92,19 @@ class Expressions:
             elif expression.op in LEAVES:
                 found = expression
             else:
-                found = self.simplified(expression.op, *map(self.without_gradient, expression.inputs))
+                found = self.simplify(expression.op, *map(self.without_gradient, expression.inputs))
             self._without_gradient[expression] = found
         return self._without_gradient[expression]
 
-    def simplified(self, op: str, *inputs: Expression) -> Expression:
-        """As `made`, with zeros and ones left out where that changes the signs of zeros at most."""
+    def simplify(self, op: str, *inputs: Expression) -> Expression:
+        """As `make`, with zeros and ones left out where that changes the signs of zeros at most."""
         zeros = [_is(one, 0) for one in inputs]
         if op in ("add", "sub") and zeros[1]:
             return inputs[0]
         if op == "add" and zeros[0]:
             return inputs[1]
         if op == "sub" and zeros[0]:
-            return self.simplified("neg", inputs[1])
+            return self.simplify("neg", inputs[1])
         if op == "sub" and inputs[0] is inputs[1]:
             return self.constant(0)
         if op in ("mul", "mul_no_nan") and any(zeros) or op in ("div", "div_no_nan") and zeros[0]:
@@ -114,10 +114,10 @@ class Expressions:
         if op == "mul" and _is(inputs[0], 1):
             return inputs[1]
         if op == "squared_difference" and any(zeros):
-            return self.simplified("square", inputs[0] if zeros[1] else inputs[1])
+            return self.simplify("square", inputs[0] if zeros[1] else inputs[1])
         if op == "select" and (inputs[1] is inputs[2] or inputs[0].op == CONSTANT):
             return inputs[2] if zeros[0] else inputs[1]
-        return self.made(op, *inputs)
+        return self.make(op, *inputs)
 
     def _one(self, op: str, inputs: tuple[Expression, ...], value: Any) -> Expression:
         key = (op, tuple(map(id, inputs)), float(value).hex() if op == CONSTANT else value)

@@ -59,7 +59,7 @@ def missed_updates(states: Sequence[str], values: Sequence[Expression]) -> tuple
         values: the new value of each.
     """
     made = Expressions(np.float64)
-    values = [made.copied(value) for value in values]
+    values = [made.copy(value) for value in values]
     old = [made.leaf(STATE, state) for state in states]
     after = [made.without_gradient(value) for value in values]
     terms = _Magnitudes(made, _not_negative(made, old, values))
@@ -71,9 +71,9 @@ def missed_updates(states: Sequence[str], values: Sequence[Expression]) -> tuple
             if factor is not None and state not in found:
                 found[state] = Decay(factor)
                 terms.decays[state] = factor
-                terms.known[value] = made.simplified("mul", factor, state)
+                terms.known[value] = made.simplify("mul", factor, state)
     for state, value in zip(old, after, strict=True):
-        parts = None if state in found else terms.parted(value, state)
+        parts = None if state in found else terms.split(value, state)
         if parts is not None and parts[1] is not None:
             bound = terms.upper(parts[1])
             if bound is not None and all(leaf in terms.decays for leaf in bound[1] if leaf.op == STATE):
@@ -124,18 +124,18 @@ class _Magnitudes:
 
     def factor(self, value: Expression, state: Expression) -> Expression | None:
         """What a state is multiplied by to give a value, made of scalars alone; None for all other values."""
-        parts = self.parted(value, state)
+        parts = self.split(value, state)
         return parts[0] if parts is not None and parts[1] is None else None
 
-    def parted(self, value: Expression, state: Expression) -> tuple[Expression, Expression | None] | None:
+    def split(self, value: Expression, state: Expression) -> tuple[Expression, Expression | None] | None:
         """A value as (factor, rest): factor * state + rest, the rest without the state; None where it is not so."""
-        make = self._made.simplified
+        make = self._made.simplify
         if value is state:
             return self._made.constant(1), None
         if not any(leaf is state for leaf in leaves_of([value])):
             return self._made.constant(0), None if _is_zero(value) else value
         if value.op == "neg":
-            value = self._made.made("mul", value.inputs[0], self._made.constant(-1))
+            value = self._made.make("mul", value.inputs[0], self._made.constant(-1))
         if value.op == "max" and self.is_positive(state):
             return self._largest(value, state)
         if value.op not in ("add", "sub", "mul", "div"):
@@ -143,14 +143,14 @@ class _Magnitudes:
         first, second = value.inputs
         if value.op == "mul" and _is_scalar(first):
             first, second = second, first
-        one = self.parted(first, state)
+        one = self.split(first, state)
         if one is None:
             return None
         if value.op in ("mul", "div"):
             if not _is_scalar(second):
                 return None
             return make(value.op, one[0], second), None if one[1] is None else make(value.op, one[1], second)
-        other = self.parted(second, state)
+        other = self.split(second, state)
         if other is None:
             return None
         return make(value.op, one[0], other[0]), self._sum(value.op, one[1], other[1])
@@ -159,8 +159,8 @@ class _Magnitudes:
         if other is None:
             return one
         if one is None:
-            return self._made.simplified("neg", other) if op == "sub" else other
-        return self._made.simplified(op, one, other)
+            return self._made.simplify("neg", other) if op == "sub" else other
+        return self._made.simplify(op, one, other)
 
     def _largest(self, value: Expression, state: Expression) -> tuple[Expression, Expression | None] | None:
         """The largest of a multiple of a state that is not negative and of zero, or of what decays."""
@@ -196,8 +196,8 @@ class _Magnitudes:
         if len(states) == 1 and value.op in ("add", "sub", "mul", "div", "neg", "max"):
             factor = self.factor(value, states[0])
             if factor is not None and factor.op == CONSTANT:
-                return self._made.simplified("mul", factor, states[0])
-        return self._made.simplified(value.op, *map(self.shrunk, value.inputs))
+                return self._made.simplify("mul", factor, states[0])
+        return self._made.simplify(value.op, *map(self.shrunk, value.inputs))
 
     def upper(self, value: Expression) -> tuple[Expression, Degrees] | None:
         """An expression that is at least the magnitude of a value, and its degrees; None where none is known."""
@@ -226,9 +226,9 @@ class _Magnitudes:
     def _exact(self, value: Expression) -> tuple[Expression, Degrees] | None:
         """The magnitude of a value, in which nothing cancels, and its degrees; None where something may."""
         if value.op == CONSTANT:
-            return self._made.made("abs", value), {}
+            return self._made.make("abs", value), {}
         if value.op in (STATE, SCALAR):
-            return self._made.made("abs", value), {value: (1.0, 1.0)}
+            return self._made.make("abs", value), {value: (1.0, 1.0)}
         below = [*map(self._exact, value.inputs)]
         if value.op in ("neg", "abs"):
             return below[0]
@@ -240,11 +240,11 @@ class _Magnitudes:
             return self._either(value.op, *below)
         if value.op == "pow" and value.inputs[1].op == CONSTANT and below[0] is not None:
             power = value.inputs[1].value
-            return self._made.made("pow", below[0][0], value.inputs[1]), _times(below[0][1], power)
+            return self._made.make("pow", below[0][0], value.inputs[1]), _times(below[0][1], power)
         return None
 
     def _power(self, op: str, one: tuple[Expression, Degrees] | None) -> tuple[Expression, Degrees] | None:
-        return None if one is None else (self._made.made(op, one[0]), _times(one[1], _POWERS[op]))
+        return None if one is None else (self._made.make(op, one[0]), _times(one[1], _POWERS[op]))
 
     def _product(
         self, op: str, one: tuple[Expression, Degrees] | None, other: tuple[Expression, Degrees] | None
@@ -253,7 +253,7 @@ class _Magnitudes:
             return None
         power = _times(other[1], -1.0 if op == "div" else 1.0)
         degrees = {leaf: _plus(one[1].get(leaf), power.get(leaf)) for leaf in {**one[1], **power}}
-        return self._made.simplified(op, one[0], other[0]), degrees
+        return self._made.simplify(op, one[0], other[0]), degrees
 
     def _either(
         self, op: str, one: tuple[Expression, Degrees] | None, other: tuple[Expression, Degrees] | None
@@ -263,7 +263,7 @@ class _Magnitudes:
         none = (0.0, 0.0)
         pairs = {leaf: (one[1].get(leaf, none), other[1].get(leaf, none)) for leaf in {**one[1], **other[1]}}
         degrees = {leaf: (min(a[0], b[0]), max(a[1], b[1])) for leaf, (a, b) in pairs.items()}
-        return self._made.simplified(op, one[0], other[0]), degrees
+        return self._made.simplify(op, one[0], other[0]), degrees
 
 
 def _times(degrees: Degrees, power: float) -> Degrees:
