@@ -17,7 +17,7 @@ _DESCRIPTIONS = {
     "print, each line with its rank, and ends with the exit status of the job.",
     "plan": "Prints the plan of a script's graph. Starts nothing, and ends a script that trains by itself before it "
     "calls parallax.parallel_run. The exit status is 1 when --memory finds too little memory, else 0.",
-    "verify": "Compares N workers with one process on the joined batch. Both take some steps; for every variable and "
+    "verify": "Compares N workers with one process on the global batch. Both take some steps; for every variable and "
     "slot it is printed whether each worker has what the one process has. All draw the same random numbers; what is "
     "drawn for the rows of a batch (dropout) the one process takes from the workers.",
     "check": "Says what of a script would be refused, and what is suspicious. Builds its graph in two processes, "

@@ -103,7 +103,7 @@ class Model(NamedTuple):
     state: tuple[tf.Tensor, tf.Tensor]  # cells [batch, state] and output [batch, width] before the first word
     next_state: tuple[tf.Tensor, tf.Tensor]
     loss: tf.Tensor  # sampled softmax, nats per word
-    grad_norm: tf.Tensor  # before clipping; it is that of the joined batch, so the same on all workers
+    grad_norm: tf.Tensor  # before clipping; it is that of the global batch, so the same on all workers
     train_op: tf.Operation
     heldout_nats: tf.Tensor  # minus log probability of the targets, by the full softmax
 

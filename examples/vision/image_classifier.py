@@ -124,7 +124,7 @@ class Model(NamedTuple):
 
     learning_rate: tf.Tensor  # a number, fed
     loss: tf.Tensor  # nats per image of this worker's batch, without weight decay
-    grad_norm: tf.Tensor  # that of the joined batch, so the same on all workers
+    grad_norm: tf.Tensor  # that of the global batch, so the same on all workers
     train_op: tf.Operation
     heldout: tf.Tensor | None  # [3] of the next held-out batch: images, those classified rightly, sum of their nats
 
@@ -207,7 +207,7 @@ def update_averages(norm: Norm) -> tf.Operation:
     """One step of all moving averages, by gradient descent on half the squared distance from what they are of.
 
     The gradient is average - value, so a step of 1 - m gives m * average + (1 - m) * value, as an assignment would. But
-    as a gradient it becomes that of the joined batch: the workers' values are averaged, and all have the same result.
+    as a gradient it becomes that of the global batch: the workers' values are averaged, and all have the same result.
     """
     if not norm.averages:
         return tf.no_op()
@@ -415,7 +415,7 @@ def noise(flags: argparse.Namespace) -> tf.data.Dataset:
 def digits(flags: argparse.Namespace) -> Images:
     """Handwritten digits of 8 x 8 pixels; every fifth is held out.
 
-    The order is the same on all workers, and each takes every W-th image: so the joined batch does not depend on W, the
+    The order is the same on all workers, and each takes every W-th image: so the global batch does not depend on W, the
     number of workers.
     """
     try:

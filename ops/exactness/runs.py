@@ -1,4 +1,4 @@
-"""Runs a program: as one process on the joined batch, and as workers whose graphs are one."""
+"""Runs a program: as one process on the global batch, and as workers whose graphs are one."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ class Built:
 def one_process(
     built: Built, watched: Watched = (), start: Mapping[str, Any] | None = None, draw: int | None = None
 ) -> Ran:
-    """Trains the joined batches.
+    """Trains the global batches.
 
     Args:
         built: the program.

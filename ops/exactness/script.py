@@ -36,7 +36,7 @@ class Script:
     Attributes:
         workers: number of workers.
         rows: of each worker's batch.
-        is_open: whether the graph leaves the batch dimension open; else the joined batch has a graph of its own.
+        is_open: whether the graph leaves the batch dimension open; else the global batch has a graph of its own.
         control_flow_v2: whether conditionals and loops are functional.
         optimizes: whether TensorFlow's graph optimizers run, as they do in a user's session.
         dtype: of the variables, which says how exact a comparison can be.

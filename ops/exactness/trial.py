@@ -1,4 +1,4 @@
-"""Tries one program: N workers, whose graphs run as one, against one process on the joined batch.
+"""Tries one program: N workers, whose graphs run as one, against one process on the global batch.
 
 A program is Python text (script.py says what it defines). Its outcome is one of
 - `equal`: on every worker every variable, slots included, ends as in the one process;
@@ -122,7 +122,7 @@ def try_program(
         routes: of ROUTES.
         break_on_purpose: changes the decisions, to see that a fault is noticed.
         claims: whether what the analysis says of single tensors is tried too. Of programs with a fixed batch it is not:
-            the graph of the joined batch has other constants.
+            the graph of the global batch has other constants.
         layouts: that of Config; if True, the workers' shares of an open batch are unequal, and one of fixed length may
             be left to means.
     """

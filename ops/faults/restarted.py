@@ -66,7 +66,7 @@ def run_all(number: int, first: int, at_a_time: int = 1) -> int:
     Args:
         number: of faults.
         first: the first seed; each job has the next one.
-        at_a_time: how many jobs run beside each other, each on hosts of its own.
+        at_a_time: how many jobs run in parallel, each on hosts of its own.
     """
     reason = why_not()
     if reason:

@@ -29,7 +29,7 @@ def callback_list_for(model: KerasModel, within: Callable[..., AbstractContextMa
 
     def init(self: KerasCallbackList, callbacks: Nest = None, *args: Argument, **kwargs: Argument) -> None:
         kind.__init__(self, callbacks, *args, **kwargs)
-        # No callback runs beside training: what it reads would be of another step.
+        # No callback runs during training: what it reads would be of another step.
         self._async_train = self._async_test = self._async_predict = False
         between = [name for name in _HOOKS if "batch" in name]
         self._parallax_told = {

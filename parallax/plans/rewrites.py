@@ -136,7 +136,7 @@ class Owned:
 
 @dataclass(frozen=True, slots=True)
 class Scale:
-    """Joined gradient rows leave autodiff here: multiplied by 1/W, so that they are the joined batch's rows.
+    """Joined gradient rows leave autodiff here: multiplied by 1/W, so that they are the global batch's rows.
 
     By layouts they are the global batch's, and are multiplied by W where sums over the workers are asked for.
     """

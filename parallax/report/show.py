@@ -1,4 +1,4 @@
-"""How the result of a command, or of a job's work beside training, is shown: on stdout, at once."""
+"""How the result of a command, or of a job's work during training, is shown: on stdout, at once."""
 
 from __future__ import annotations
 

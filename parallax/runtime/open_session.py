@@ -61,7 +61,7 @@ from parallax.types import Comm, Graph, Hook
 
 @dataclass(frozen=True, slots=True)
 class SessionExtras:
-    """What a session does beside training.
+    """What a session does during training.
 
     Attributes:
         equal_randomness: for verification, all workers draw the same random numbers.

@@ -97,7 +97,7 @@ class Config:
     Attributes:
         run_option: `HYBRID`: every variable by the route that suits it. `MPI`: no servers. `PS`: all variables with a
             gradient on servers. None for `HYBRID`.
-        average_sparse: True: rows are the mean over the joined batch, on every route. False: they are summed over the
+        average_sparse: True: rows are the mean over the global batch, on every route. False: they are summed over the
             workers. Changed: the default of 2019 was False, and its True meant another thing by each run option.
         sess_config: a ConfigProto for the workers' sessions.
         redirect_path: a folder; each worker's output also goes to files there, in `call-2` for a script's second job.

@@ -1,4 +1,4 @@
-"""One process that trains a driver's graph on the joined batches of all workers: python joined.py DRIVER N FLAGS..."""
+"""One process that trains a driver's graph on the global batches of all workers: python joined.py DRIVER N FLAGS..."""
 
 import runpy
 import sys

@@ -1,4 +1,4 @@
-"""Drivers written as in 2019 train, by every run option, to what one process gets on the joined batch.
+"""Drivers written as in 2019 train, by every run option, to what one process gets on the global batch.
 
 Tolerance: the norm of the difference is at most 1e-5 of the variable's, as for the equality tests.
 """

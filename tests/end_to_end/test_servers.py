@@ -75,7 +75,7 @@ def routes(done):
 
 
 def in_one_process(start, steps, workers=2):
-    """What the script's variables are after some steps on the joined batch, in float64."""
+    """What the script's variables are after some steps on the global batch, in float64."""
     emb, weights = start["start"].astype(np.float64), start["start_weights"].astype(np.float64)
     for step in range(steps):
         draws = [np.random.default_rng([step, worker]) for worker in range(workers)]

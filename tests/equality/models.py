@@ -79,7 +79,7 @@ def moving_averages(rows: int) -> Any:
 
 
 def read_of_the_average(rows: int) -> Any:
-    """A lookup in the moving average of a table, beside training."""
+    """A lookup in the moving average of a table, during training."""
     emb, x = table(), ids(rows)
     loss = squared(dense(tf.nn.embedding_lookup(emb, x)), rows)
     train = v1.train.AdagradOptimizer(0.5).minimize(loss)

@@ -1,4 +1,4 @@
-"""Runs under mpirun: trains many graphs on all ranks and compares each with one process on the joined batch.
+"""Runs under mpirun: trains many graphs on all ranks and compares each with one process on the global batch.
 
     python -m tests.equality.program RESULT.json SERVERS PART...
 

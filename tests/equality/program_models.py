@@ -122,7 +122,7 @@ def attention(rows: int) -> Any:
 
 
 def recommender(rows: int) -> Any:
-    """Attention over what a user has looked at, masked; three tables; what a metric counts beside training."""
+    """Attention over what a user has looked at, masked; three tables; what a metric counts during training."""
     past, item = ids(rows, columns=STEPS), _labels(rows, ROWS)
     lengths = _lengths(rows)
     mask = tf.sequence_mask(lengths, STEPS, tf.float32)
@@ -225,7 +225,7 @@ def adversaries_clipped(rows: int) -> Any:
 
 
 def word_vectors(rows: int) -> Any:
-    """Sampled pairs by hand, with a decaying rate; which words are near is computed beside training."""
+    """Sampled pairs by hand, with a decaying rate; which words are near is computed during training."""
     emb, out, bias = table(), table("out"), table("bias", (ROWS,))
     x, near = ids(rows), _labels(rows, ROWS)
     h, others = tf.nn.embedding_lookup(emb, x), tf.constant([1, 4, 9], tf.int64)
@@ -242,7 +242,7 @@ def word_vectors(rows: int) -> Any:
 
 
 def pictures(rows: int) -> Any:
-    """A convolution, momentum with a rate by steps, the squares of all weights, an accuracy beside training."""
+    """A convolution, momentum with a rate by steps, the squares of all weights, an accuracy during training."""
     x = tf.reshape(tf.tile(_features(rows), [1, WIDTH]), [rows, WIDTH, WIDTH, 1])
     h = tf.nn.relu(tf.nn.conv2d(x, _weight("filters", 3, 3, 1, 3), 1, "SAME"))
     h = tf.reduce_mean(tf.nn.max_pool2d(h, 2, 2, "SAME"), [1, 2])

@@ -1,4 +1,4 @@
-"""Jobs of N workers equal one process on the joined batch: by every route, on several numbers of workers and servers.
+"""Jobs of N workers equal one process on the global batch: by every route, on several numbers of workers and servers.
 
 A job trains many cases (program.py), and each is then a test of its own. All other optimizers and graphs are trained in
 memory (test_in_memory.py), and in jobs too by `pytest -m slow`.

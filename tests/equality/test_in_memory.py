@@ -1,4 +1,4 @@
-"""N workers in memory equal one process on the joined batch: every optimizer, graph and route (test_equality.py: jobs).
+"""N workers in memory equal one process on the global batch: every optimizer, graph and route (test_equality.py: jobs).
 
 The workers' graphs are one graph (in_memory.py), so each case costs a tenth of what it costs in a job. Every worker is
 held against the one process, within the tolerance of jobs, and what all must hold alike must be so bit by bit.

@@ -1,4 +1,4 @@
-"""A graph to train: built for a worker and for one process on the joined batch, with a plan by the route asked for.
+"""A graph to train: built for a worker and for one process on the global batch, with a plan by the route asked for.
 
 The one process is trained here; the workers are in a job (program.py), or in memory (in_memory.py).
 """

@@ -33,7 +33,7 @@ def one_process(loss, optimizer, clip):
         variables, found = model(loss, placeholders)
         gradients = []
         for variable, *parts in zip(variables, *found, strict=True):
-            if variable.op.name == "places":  # of ids that all batches have, the joined batch has rows once
+            if variable.op.name == "places":  # of ids that all batches have, the global batch has rows once
                 values = tf.add_n([p.values * share for p, share in zip(parts, shares, strict=True)])
                 gradients.append(tf.IndexedSlices(values, parts[0].indices))
             elif isinstance(parts[0], tf.IndexedSlices):

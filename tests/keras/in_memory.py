@@ -1,4 +1,4 @@
-"""Trains a Keras model's traced steps on workers in memory, and plain Keras eagerly on the joined batches.
+"""Trains a Keras model's traced steps on workers in memory, and plain Keras eagerly on the global batches.
 
 Where equal rows are to be merged, plain Keras is given every gradient as a dense tensor.
 """
@@ -149,7 +149,7 @@ class Workers:
 def _plain(
     optimizer: Any, policy: Any, every: list[list[tuple[Any, Any]]], names: list[str], merges: bool
 ) -> dict[str, Any]:
-    """The values of variables after plain Keras has trained on the joined batches."""
+    """The values of variables after plain Keras has trained on the global batches."""
     made = model(optimizer, policy)
     updating = getattr(made.optimizer, "inner_optimizer", made.optimizer)
     by_row = hasattr(updating, "update_rows")  # it takes what is sparse as such

@@ -1,4 +1,4 @@
-"""The command `python -m ops.bench checkpoint`: one job that saves while it stands and beside training, by turns.
+"""The command `python -m ops.bench checkpoint`: one job that saves while it stands and during training, by turns.
 
 While it stands it saves twice: once worker 0 alone sees the folder and writes, and once all workers.
 """
@@ -30,9 +30,9 @@ def add_command(commands: Any) -> None:
     """Adds `checkpoint` to the benchmark's command line."""
     parser = commands.add_parser(
         "checkpoint",
-        help="checkpoints beside training, and while it waits",
+        help="checkpoints during training, and while it waits",
         description="Trains a table on workers of this machine, or of emulated hosts, and saves each round's step "
-        "three times: while training waits, by worker 0 alone and by all workers, and beside training. Prints the "
+        "three times: while training waits, by worker 0 alone and by all workers, and during training. Prints the "
         "seconds until each is on the disk, how long training waited, and what processes held above their share.",
     )
     parser.add_argument("--gigabytes", type=float, default=2.0, metavar="GB", help="table and slot together (2)")

@@ -124,7 +124,7 @@ def one_round(
     (alone_s, alone_bytes, _), (stood_s, stood_bytes, moved_bytes) = standing["alone"], standing["stood"]
     began_s = time.monotonic()
     if refusal := beside.begin(raw, step):
-        sys.exit(f"Nothing was written beside training: {refusal}")
+        sys.exit(f"Nothing was written during training: {refusal}")
     waited_s = time.monotonic() - began_s
     meanwhile = []
     while loop.session.workers.allreduce(int(beside.is_writing)):  # all train as long as one of them writes

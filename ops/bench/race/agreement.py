@@ -1,6 +1,6 @@
 """Whether systems that must compute the same do: their losses, step by step.
 
-All synchronous systems apply the mean gradient of the same joined batches to the same initial values, so they differ
+All synchronous systems apply the mean gradient of the same global batches to the same initial values, so they differ
 only by the order in which float32 numbers are added up: over W workers, over equal rows, within a product. One sum of n
 terms is off by at most n * 2**-24 relatively, in practice by its square root: with n around 10**4 for a gradient, 1e-5.
 An error of a step is carried on by the next ones, and so grows about linearly as long as training is not chaotic. The

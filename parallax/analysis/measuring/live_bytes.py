@@ -59,7 +59,7 @@ def live_bytes(
         walk: the last walk over the graph.
         gradient_bytes: variable op -> what its dense gradient and the buffers of its exchange take.
         touched: variable op -> rows of it that a worker touches in a step.
-        threads: on which ops run beside each other: TensorFlow has one for each core.
+        threads: on which ops run in parallel: TensorFlow has one for each core.
         examples: of a worker's batch, for graphs that leave it open.
     """
     sizes = _Sizes(walk, gradient_bytes, touched, examples)

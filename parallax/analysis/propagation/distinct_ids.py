@@ -1,6 +1,6 @@
 """Proves that row numbers are distinct because they were made of ids that the forward pass had merged.
 
-Of merged ids the one process has each once, over the joined batch, while two workers may each have it. An op keeps that
+Of merged ids the one process has each once, over the global batch, while two workers may each have it. An op keeps that
 if distinct ids stay distinct (they are then the key by which rows of several workers are the same). An op that may give
 equal numbers for distinct ids keeps it with the ids before it as key.
 """

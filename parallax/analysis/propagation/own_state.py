@@ -2,7 +2,7 @@
 
 Workers then train with values that differ, and that one process, which writes them from all batches, would not have.
 rules_state.py refuses such a write; of what is left (rows of each worker's own examples) the plan says so. What is
-written beside training only, as the counts of a metric, changes no result.
+written during training only, as the counts of a metric, changes no result.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ def check_read_by_training(walk: Walk, node: str, slots: Iterable[int], variable
         return False
     raise GraphError(
         f"What gradients depend on must be what one process would have: {view.op(node)} {node!r} writes "
-        f"{known.captured.variables[variable].logical_name!r} {how} put together of all of them. Leave the first "
+        f"{known.captured.variables[variable].logical_name!r} {how} aggregated over all of them. Leave the first "
         "dimension of the batch open (None), so that it can be followed, train the variable by a gradient, or compute "
         "the loss without it."
     )

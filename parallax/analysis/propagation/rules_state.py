@@ -121,7 +121,7 @@ def _refuse_hidden_variables(walk: Walk, node: str, state: StateOp) -> None:
         name = split_tensor(waiting.pop())[0]
         if name in walk.known.captured.variables:
             raise GraphError(
-                f"An op must write a variable that can be told: {view.op(node)} {node!r} writes one that may be "
+                f"An op must write a variable that is known: {view.op(node)} {node!r} writes one that may be "
                 f"{name!r}, or another. Write each by an op of its own."
             )
         if name not in seen:

@@ -1,4 +1,4 @@
-"""How a worker holds a tensor, compared with the one process that would train on the joined batch.
+"""How a worker holds a tensor, compared with the one process that would train on the global batch.
 
 Plain states, from best to worst; a result is as bad as its worst input: `Same`, `Fed`, `Batch`, `Local`, `Opaque`.
 States along rows: `Values` and `Indices` of joined gradient rows, `Rows` of a table at their owners, and, of gradient

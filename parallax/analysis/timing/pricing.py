@@ -188,7 +188,7 @@ class Pricing:
         self._charge(to, group, line, [(phase, ROWS, times * peers_s) for phase, times in rounds])
 
     def _merge(self, to: _Adding, variable: VariableSpec, touched: Touched, group: Charge) -> None:
-        """The legs within a host: ids and rows in the pull, gradient rows in the push, among its workers.
+        """The hops within a host: ids and rows in the pull, gradient rows in the push, among its workers.
 
         Of the fullest host's m workers each sends (m-1)/m of what it touches to the others, in full precision.
         """
@@ -201,9 +201,9 @@ class Pricing:
         to.beside[MERGE_IDS] += line.byte_s * pulled * (of_id + _row_bytes(variable))
         to.beside[MERGE_GRADIENTS] += line.byte_s * pushed * (named + variable.sums * _row_bytes(variable))
         peers_s = line.seconds(members, 0, None) - line.base_s
-        legs = ((MERGE_IDS, 2 * self.batches), (MERGE_GRADIENTS, 2 if named else 1))
-        self._charge(to, ("within",), line, [(phase, ROWS, rounds * line.base_s) for phase, rounds in legs])
-        self._charge(to, ("within", *group), line, [(phase, ROWS, rounds * peers_s) for phase, rounds in legs])
+        hops = ((MERGE_IDS, 2 * self.batches), (MERGE_GRADIENTS, 2 if named else 1))
+        self._charge(to, ("within",), line, [(phase, ROWS, rounds * line.base_s) for phase, rounds in hops])
+        self._charge(to, ("within", *group), line, [(phase, ROWS, rounds * peers_s) for phase, rounds in hops])
 
     def _servers(
         self, to: _Adding, variable: VariableSpec, touched: Touched | None, servers: tuple[tuple[int, ...], ...]

@@ -46,7 +46,7 @@ class _InProgress:
 
 @dataclass
 class BesideTraining:
-    """Writes a job's checkpoints beside training, as one worker takes part.
+    """Writes a job's checkpoints during training, as one worker takes part.
 
     Attributes:
         storage: what is written, and where.
@@ -131,7 +131,7 @@ class BesideTraining:
         if isinstance(one.failed, CheckpointError):
             raise one.failed
         raise CheckpointError(
-            f"The checkpoint of step {one.step} could not be written beside training: {type(one.failed).__name__}: "
+            f"The checkpoint of step {one.step} could not be written during training: {type(one.failed).__name__}: "
             f"{one.failed}"
         ) from one.failed
 
@@ -166,7 +166,7 @@ class BesideTraining:
 
 
 def beside_training(storage: Storage) -> BesideTraining:
-    """Adds what writes checkpoints beside training to the default graph, a worker's; every worker must call it."""
+    """Adds what writes checkpoints during training to the default graph, a worker's; every worker must call it."""
     return BesideTraining(storage, storage.comm.Dup(), _freezer(storage))
 
 

@@ -65,7 +65,7 @@ class Checkpoints:
         step: tensor of the global step in the worker's graph.
         step_op: the op of the user's graph that holds it.
         succession: whole checkpoints and increments.
-        beside: writes beside training; None where training waits.
+        beside: writes during training; None where training waits.
         loaded_step: the step that the session was resumed at; None for a start from initial values.
         saved_step: the step of the latest one that was written or loaded.
         positions: where random streams and the input are; None where checkpoints do not hold that.

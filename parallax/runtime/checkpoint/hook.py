@@ -9,7 +9,7 @@ each such run. At a good end whose step is already saved nobody waits.
 Asynchronous workers are at different steps. Worker 0 decides, calls the others, and waits until each has ended its run;
 they train on when all variables are frozen, so that weights and slots belong together.
 
-What is due while a job trains is written beside training (beside_training.py), as far as that can be: the workers stand
+What is due while a job trains is written during training (beside_training.py), as far as that can be: the workers stand
 while the variables are frozen, or while the checkpoint before is still being written. At the start and at the end they
 stand until all is written. A preempted job saves after a run on which the workers agree (worker/preemption.py), and
 ends.
@@ -194,7 +194,7 @@ class CheckpointHook(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
         )
 
     def _look(self) -> None:
-        """Takes in what came of a checkpoint beside training, once it has ended."""
+        """Takes in what came of a checkpoint during training, once it has ended."""
         beside = self.checkpoints.beside
         if beside is not None and beside.step is not None and not beside.is_writing:
             self._take(beside.step, beside.take, may_fail=True)

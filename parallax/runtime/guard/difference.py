@@ -151,7 +151,7 @@ def order_text(recent: Sequence[Sequence[tuple[str, str]]], step: int) -> str:
         difference = "they have come here by other runs"
     return (
         f"All workers must take part in the same exchanges in the same order, and up to step {step} {difference}. "
-        "What meets in an exchange is then of other steps. Run the same fetches equally often on every worker."
+        "Exchanges then combine different steps. Run the same fetches equally often on every worker."
     )
 
 

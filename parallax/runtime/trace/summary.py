@@ -53,7 +53,7 @@ def summary(traces: Sequence[RankTrace], asked: tuple[int, int]) -> str:
         return f"No step was traced: there were fewer runs that train than {asked[0] + 1}. See --trace-steps.\n"
     which = f"steps {numbers[0]} to {numbers[-1]}" if len(numbers) > 1 else f"step {numbers[0]}"
     lines = [f"Trace of {which}: ms in a step, the mean of {len(numbers)}", *_table(traces)]
-    lines.append("Kinds of work run beside each other, so that they do not add up to the step. Clocks are rank 0's;")
+    lines.append("Kinds of work run in parallel, so that they do not add up to the step. Clocks are rank 0's;")
     lines.append("`outside` passes from a step's last op to the next one's first: the script's own Python, feeds and")
     lines.append("fetches, and what tracing takes. `clock` is what was added, and how wrong it may be.")
     lines += [_server_clock(number, offset) for number, offset in enumerate(traces[0].servers)]

@@ -101,7 +101,7 @@ def groups_of(
     Args:
         claims: what is said of them.
         tensors: all that can be looked at, in topological order.
-        sizes: of each of which something is said, in bytes, on the joined batch.
+        sizes: of each of which something is said, in bytes, on the global batch.
         limit_bytes: of one step.
     """
     claimed = [tensor for tensor in tensors if claims.said(tensor)]
@@ -127,7 +127,7 @@ def keep_claims(walk: Walk, folder: Path, fetch: str, sizes: Callable[[Sequence[
         walk: that has the claims.
         folder: of the job.
         fetch: the op that a step runs.
-        sizes: gives the bytes of tensors, on the joined batch.
+        sizes: gives the bytes of tensors, on the global batch.
     """
     claims, tensors = Claims(walk), find_watched(walk.view, fetch)
     needed = dict.fromkeys(name for tensor in tensors if claims.said(tensor) for name in claims.needs(tensor))

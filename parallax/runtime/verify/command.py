@@ -43,7 +43,7 @@ def check_feeds(graph: Graph, num_workers: int, wanted: Settings) -> None:
 
     Raises:
         ConfigError: says which.
-        GraphError: the graph cannot take the joined batch.
+        GraphError: the graph cannot take the global batch.
     """
     feeds = feeds_of(graph, train_op(graph, wanted.fetch), wanted)
     batch = joined_batch([named_batch(graph, feeds(0, rank, num_workers)) for rank in range(num_workers)])

@@ -61,7 +61,7 @@ def kept_draws(folder: Path) -> list[str]:
 
 
 def joined_draws(files: Iterable[Path], shapes: dict[str, tuple[int, ...]]) -> dict[str, Array]:
-    """What workers have drawn for the rows of one joined batch.
+    """What workers have drawn for the rows of one global batch.
 
     Args:
         files: of the workers, in the order in which their rows are joined.

@@ -69,9 +69,9 @@ def run_worker(graph: Graph, session: Session, size: int, rank: int, wanted: Set
 
 
 def run_single(graph: Graph, wanted: Settings, lazy_updates: bool = True) -> None:
-    """The one process: the script's own graph, the joined batch."""
+    """The one process: the script's own graph, the global batch."""
     folder, size = Path(wanted.job_folder or ""), wanted.workers or 1
-    if wanted.joined_args is None:  # with other arguments the script's own constants may be of the joined batch
+    if wanted.joined_args is None:  # with other arguments the script's own constants may be of the global batch
         hold_like(graph, (folder / GRAPH_FILE).read_bytes())
     fetch = train_op(graph, wanted.fetch)
     feeds = feeds_of(graph, fetch, wanted)
@@ -113,7 +113,7 @@ def tolerance_of(plan: Plan, wanted: Settings) -> float:
 
     An update is as wrong as the gradients and rows that it was made of. A slot of squares is twice as wrong, but has
     only some of the steps in it at full weight. Where products are computed in bfloat16 the one process does so too: it
-    rounds a gradient of the joined batch, and each worker its own.
+    rounds a gradient of the global batch, and each worker its own.
     """
     if wanted.tolerance is not None:
         return wanted.tolerance

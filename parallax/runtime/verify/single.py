@@ -1,4 +1,4 @@
-"""The one process of a comparison: runs the user's own graph on joined batches, from given or moved initial values."""
+"""The one process of a comparison: runs the user's own graph on global batches, from given or moved initial values."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class OneProcess:
     Args:
         graph: the user's.
         analysed: the same.
-        batch: a joined batch; placeholders that it does not fit are opened.
+        batch: a global batch; placeholders that it does not fit are opened.
         seed: of the job.
         compute_dtype: the element type in which products are computed.
         inlined: whether calls of functions are put in place, as in the workers' graphs, so that what is in them can be
@@ -82,7 +82,7 @@ class OneProcess:
 
         Args:
             fetches: what a step runs.
-            batches: the joined batch of each step.
+            batches: the global batch of each step.
             start: values of variables to begin with, in place of their initial ones.
             rounding: how far trained variables are moved away from the start, relative to each element, and the number
                 of the draw of directions; for each element type at least its own rounding.
@@ -91,7 +91,7 @@ class OneProcess:
             All variables before the steps, and after.
 
         Raises:
-            GraphError: the graph does not take the joined batch.
+            GraphError: the graph does not take the global batch.
         """
         with self._begin() as session:
             self._assign(session, start or {})
@@ -113,7 +113,7 @@ class OneProcess:
 
         Args:
             fetches: what each step runs.
-            batches: the joined batch of each.
+            batches: the global batch of each.
             starts: the values of variables before each.
             rounding: as for `run`, before each.
 
@@ -121,7 +121,7 @@ class OneProcess:
             What was fetched.
 
         Raises:
-            GraphError: the graph does not take the joined batch.
+            GraphError: the graph does not take the global batch.
         """
         with self._begin() as session:
             for names, batch, start in zip(fetches, batches, starts, strict=True):
@@ -171,7 +171,7 @@ class OneProcess:
 
         Args:
             fetches: what a step runs.
-            batches: the joined batch of each step.
+            batches: the global batch of each step.
             runs: what `run` gave.
             rounding: relative to an element, at least.
             start: values of variables to begin with.
@@ -240,7 +240,7 @@ def joined_batch(batches: Sequence[Mapping[str, Value]]) -> dict[str, Value]:
     joined = {}
     for other in batches:
         if odd := sorted(other.keys() ^ batches[0].keys()):
-            raise ConfigError(f"What is joined must be fed by all workers, and some do not feed {odd[0]!r}.")
+            raise ConfigError(f"Every worker must feed its part of the global batch, and some do not feed {odd[0]!r}.")
     for name in batches[0]:
         pieces = [batch[name] for batch in batches]
         if len({np.shape(piece)[1:] for piece in pieces}) > 1 or len({np.ndim(piece) for piece in pieces}) > 1:
@@ -275,14 +275,14 @@ def _fixed_batch(message: str) -> str:
     around = ("Graph execution error", "Detected at node", "Node:", "Original stack trace", "\t")
     said = " ".join(line for line in message.splitlines() if line and not line.startswith(around))
     return (
-        f"The one process of a verification takes the joined batch, and the script's graph does not: {said[:300]}. "
+        f"The one process of a verification takes the global batch, and the script's graph does not: {said[:300]}. "
         "Leave the batch dimension of the placeholders open (None), or give the arguments with which the script "
-        "builds the joined batch: --joined-args '--batch 64'."
+        "builds the global batch: --joined-args '--batch 64'."
     )
 
 
 def check_fits(graph: Graph, batch: Mapping[str, Value]) -> None:
-    """Refuses a graph whose static shapes the joined batch contradicts; nothing is run.
+    """Refuses a graph whose static shapes the global batch contradicts; nothing is run.
 
     Raises:
         GraphError: says where.
@@ -294,7 +294,7 @@ def check_fits(graph: Graph, batch: Mapping[str, Value]) -> None:
 
 
 def _open_batch(graph_def: GraphDef, batch: Mapping[str, Value], as_large: bool = False) -> None:
-    """Opens the first dimension of fed placeholders that the joined batch does not fit, or makes it as large."""
+    """Opens the first dimension of fed placeholders that the global batch does not fit, or makes it as large."""
     nodes = {node.name: node for node in graph_def.node}
     for name, value in batch.items():
         node = nodes.get(name.removesuffix(":0"))

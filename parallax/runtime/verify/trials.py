@@ -130,7 +130,7 @@ def try_claims(
         one: the one process, with calls in place.
         claims: what is said.
         fetch: what a step runs.
-        batches: the joined batch of each step.
+        batches: the global batch of each step.
         folder: of the job.
         size: how many workers.
         margins: what is allowed.

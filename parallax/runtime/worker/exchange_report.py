@@ -116,7 +116,7 @@ class ExchangeReport:
         if self.plan is None or not self.steps:
             return "nothing to compare with the plan: no step was counted"
         measured = dict(self.touched_rows)
-        lines = [f"beside the plan, per worker and step over {self.steps} steps:"]
+        lines = [f"compared with the plan, per worker and step over {self.steps} steps:"]
         for variable in self.plan.variables:
             rows, sent = measured.get(variable.name), variable.cost.sent_bytes
             if rows is None or not variable.touched_rows or sent is None:

@@ -177,7 +177,7 @@ class Overlapping:
             if error is not None and not isinstance(error, tf.errors.AbortedError):
                 flight.is_told = True
             self.settle()  # raises what has failed before
-            raise error or SessionError("A run ended before it gave what it was asked for.") from None
+            raise error or SessionError("A run ended before it gave its results.") from None
         finally:
             _native().parallax_turns_forget(number)
 

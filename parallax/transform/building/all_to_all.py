@@ -53,7 +53,7 @@ class Hop:
         keys: `[m]`, distinct, by destination.
         splits: `[D]` int32, how many go to each destination.
         positions: `[n]` int32, where in `keys` each of the keys is that came in.
-        local: `[m]`, on a leg to owners each key's local row number there (parallax/graph/ownership.py); else `[0]`.
+        local: `[m]`, on a hop to owners each key's local row number there (parallax/graph/ownership.py); else `[0]`.
     """
 
     keys: Tensor

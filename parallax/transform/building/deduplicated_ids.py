@@ -1,7 +1,7 @@
 """What lookups ask owners for: the ids of all lookups of an exchange, equal ones merged, in the order they are sent.
 
-What a worker asks for travels in legs (transports.py). In each leg equal keys are merged and ordered by where they go
-next; rows come back the same way, and gradient rows go forward on it, equal ones added up before each leg. A pattern
+What a worker asks for travels in hops (transports.py). In each hop equal keys are merged and ordered by where they go
+next; rows come back the same way, and gradient rows go forward on it, equal ones added up before each hop. A pattern
 of P slots says who owns a row, and as which local row (parallax/graph/ownership.py). Tables of equal width, type and
 pattern whose owners are workers share one exchange: their row numbers are laid one after the other, each table
 starting at a multiple of P, so that one map holds for all of them together.
@@ -28,10 +28,10 @@ INT32_ROWS = 2**31
 
 @dataclass(frozen=True, slots=True)
 class DeduplicatedIds:
-    """Rows of tables that some ids name, merged and in order for the first leg.
+    """Rows of tables that some ids name, merged and in order for the first hop.
 
     Attributes:
-        first: the leg; its keys are row numbers of all tables laid together.
+        first: the hop; its keys are row numbers of all tables laid together.
         positions: for each piece of ids, where in `first.keys` they are, `[n]` int32.
         bases: the turn of the pattern at which each table begins, and at which the last one ends.
         distinct: `[tables]` int64, distinct rows, by table.
@@ -103,7 +103,7 @@ def looked_up(pulled: Tensor, positions: Tensor, ids: Tensor, row_shape: tuple[i
 
 
 def found_at(asked: DeduplicatedIds, table: int, ids: Tensor, slots: int) -> Tensor:
-    """Where in the keys of the first leg some ids of a table are, `[n]` int32; every id must have been asked for."""
+    """Where in the keys of the first hop some ids of a table are, `[n]` int32; every id must have been asked for."""
     keys = asked.first.keys
     wanted = tf.cast(ids, keys.dtype) + tf.constant(asked.bases[table] * slots, keys.dtype)
     order = tf.argsort(keys)

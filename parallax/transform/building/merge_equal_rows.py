@@ -26,7 +26,7 @@ def merge_rows_of_equal_keys(keys: Tensor, values: Tensor, numbers: Tensor) -> t
 
 
 def merged_rows(asked: DeduplicatedIds, values: list[Tensor], positions: list[Tensor]) -> Tensor:
-    """Gradient rows `[u, width]` in the order of the first leg's keys, equal ones of this worker added up.
+    """Gradient rows `[u, width]` in the order of the first hop's keys, equal ones of this worker added up.
 
     Args:
         asked: the rows.

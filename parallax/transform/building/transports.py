@@ -1,12 +1,12 @@
 """The ways from a worker to the owners of rows: to partitions in the workers, or to those on servers.
 
-Both may begin with a leg to a meeting of workers, where each key goes to one of them, who merges what the others ask
+Both may begin with a hop to a meeting of workers, where each key goes to one of them, who merges what the others ask
 for and asks the owners once for all of them. Workers of one host meet so that what leaves it are their union's rows.
 Where every host has one worker, all meet for tables on servers: each server is asked by the worker on its host, its
 *front*, and by nobody else. Rows then cross between hosts in messages of workers, one to each other, not in requests of
 every worker to every server.
 
-Half precision is for the leg that leaves hosts alone: to the owners, or to fronts. A worker's own rows are rounded like
+Half precision is for the hop that leaves hosts alone: to the owners, or to fronts. A worker's own rows are rounded like
 those of others, so that all workers read the same.
 """
 
@@ -88,9 +88,9 @@ class RoutedKeys:
     """A pull as it was made, or the way of a push that names its own rows.
 
     Attributes:
-        rows: `[u, width]`, in the order of the first leg's keys; None where none came back.
-        before: the leg to who asks, and what came from each worker; None without one.
-        last: the leg to the owners.
+        rows: `[u, width]`, in the order of the first hop's keys; None where none came back.
+        before: the hop to who asks, and what came from each worker; None without one.
+        last: the hop to the owners.
         asked: where workers are owners: `[m]`, local row numbers that others asked of this one.
         asked_splits: `[W]`, how many each of them asked for.
         table_of_asked: `[m]`, which table each belongs to; None when there is one only.
@@ -122,8 +122,8 @@ class Requests:
 class Transport(ABC):
     """To owners: what both kinds share.
 
-    Where there are several hosts and one has several workers, synchronous training has a leg within the host first,
-    unless `local_aggregation` is off. Dense gradients take no such leg.
+    Where there are several hosts and one has several workers, synchronous training has a hop within the host first,
+    unless `local_aggregation` is off. Dense gradients take no such hop.
 
     Attributes:
         route: the plan's word for it.
@@ -148,7 +148,7 @@ class Transport(ABC):
         return self._to_owners(wanted, key_type)
 
     def pull(self, first: Hop, tables: list[TableRows], bases: Sequence[int]) -> RoutedKeys:
-        """Brings the rows of the first leg's keys."""
+        """Brings the rows of the first hop's keys."""
         routed = self.announce(first, bases)
         routed = replace(routed, rows=self._from_owners(routed, tables, bases))
         if self.meeting is None or routed.before is None:
@@ -159,7 +159,7 @@ class Transport(ABC):
         return replace(routed, rows=tf.cast(rows, routed.rows.dtype))
 
     def announce(self, first: Hop, bases: Sequence[int]) -> RoutedKeys:
-        """Tells the owners which rows the first leg's keys are; none come back.
+        """Tells the owners which rows the first hop's keys are; none come back.
 
         So a push whose rows are those of several batches goes in one round more.
         """
@@ -170,7 +170,7 @@ class Transport(ABC):
         return replace(self._tell_owners(last, bases), before=(first, counts))
 
     def push(self, routed: RoutedKeys, rows: Tensor) -> Tensor:
-        """Sends gradient rows `[u, width]`, in the order of the first leg's keys, on to where `routed.last` leads."""
+        """Sends gradient rows `[u, width]`, in the order of the first hop's keys, on to where `routed.last` leads."""
         if routed.before is None or self.meeting is None:
             return rows
         first, counts = routed.before
@@ -215,11 +215,11 @@ class Transport(ABC):
 
     @abstractmethod
     def _tell_owners(self, last: Hop, bases: Sequence[int]) -> RoutedKeys:
-        """Tells owners the last leg's keys, where they are not told with every request."""
+        """Tells owners the last hop's keys, where they are not told with every request."""
 
     @abstractmethod
     def _from_owners(self, routed: RoutedKeys, tables: list[TableRows], bases: Sequence[int]) -> Tensor:
-        """The rows of the last leg's keys `[m, width]`."""
+        """The rows of the last hop's keys `[m, width]`."""
 
 
 class WorkerTransport(Transport):
@@ -341,7 +341,7 @@ class ServerTransport(Transport):
         return id_bytes if self.proxies else 8
 
     def _by_partition(self, last: Hop, rows: Tensor) -> list[Tensor]:
-        """What is in the order of the last leg, cut into what goes to each partition."""
+        """What is in the order of the last hop, cut into what goes to each partition."""
         partitions = self.ownership.holders
         return list(tf.split(rows, last.splits, num=partitions)) if partitions > 1 else [rows]
 

@@ -79,7 +79,7 @@ class _Gathered:
     """Gradient rows of one worker, merged, on their way to owners.
 
     Attributes:
-        rows: `[u, width]`, in the order of the way's last leg.
+        rows: `[u, width]`, in the order of the way's last hop.
         asked: the rows that they belong to: those pulled, unless the push names its own.
         routed: the way that they go.
         names_rows: whether the push names its own.

@@ -3,7 +3,7 @@
 Each optimizer of the equality tests has a table that is looked up, one in parts, and a dense layer of its own.
 
 Arguments: a folder for checkpoints, the global step to train to, a run option, the route of the tables, a file for the
-variables, and a resource file or `-`; or, in one process on the joined batches of such jobs: `alone`, a folder whose
+variables, and a resource file or `-`; or, in one process on the global batches of such jobs: `alone`, a folder whose
 checkpoint is read, the file, and for each job its number of workers and the step that it trains to.
 """
 

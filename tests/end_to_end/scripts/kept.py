@@ -1,4 +1,4 @@
-"""A loop whose updates take three batches: what each run gives and writes, against one process on the joined batches.
+"""A loop whose updates take three batches: what each run gives and writes, against one process on the global batches.
 
 Arguments: a run option, and a folder to write to.
 """

@@ -585,10 +585,10 @@ def workers_at_different_steps_are_refused():
 
 
 CHECKS = {
-    "three_workers_write_what_saver_writes, beside training too, resource": lambda: (
+    "three_workers_write_what_saver_writes, during training too, resource": lambda: (
         three_workers_write_what_saver_writes(True)
     ),
-    "three_workers_write_what_saver_writes, beside training too, reference": lambda: (
+    "three_workers_write_what_saver_writes, during training too, reference": lambda: (
         three_workers_write_what_saver_writes(False, UNEQUAL)
     ),
     "a_checkpoint_of_saver_is_read": lambda: a_checkpoint_of_saver_is_read(True),

@@ -137,7 +137,7 @@ def test_files_that_cannot_be_written_are_a_warning_and_any_other_error_ends_the
     loop.beside.storage = usual
     loop.hook._save(loop.session, 2)
     loop.beside.join()
-    with pytest.raises(CheckpointError, match="step 2 could not be written beside training: ZeroDivisionError"):
+    with pytest.raises(CheckpointError, match="step 2 could not be written during training: ZeroDivisionError"):
         loop.hook._look()
     assert loop.beside.step is None
 

@@ -16,8 +16,8 @@ LIMIT_S = 450  # it takes some 30 s on a machine of two cores that does nothing 
 LAUNCH = (sys.executable, "-m", "tests.launched", "3", "-m", "tests.runtime.checkpoint.program")
 ROOT = Path(__file__).resolve().parents[3]
 CHECKS = [
-    "three_workers_write_what_saver_writes, beside training too, resource",
-    "three_workers_write_what_saver_writes, beside training too, reference",
+    "three_workers_write_what_saver_writes, during training too, resource",
+    "three_workers_write_what_saver_writes, during training too, reference",
     "a_checkpoint_of_saver_is_read",
     "2 workers read it by allgather",
     "2 workers read it by alltoall, reference",

@@ -19,7 +19,7 @@ COUNTED = ExchangeReport(
 
 def test_rows_bytes_and_the_step_stand_beside_what_was_planned() -> None:
     assert COUNTED.beside_plan(0.0821).splitlines() == [
-        "beside the plan, per worker and step over 10 steps:",
+        "compared with the plan, per worker and step over 10 steps:",
         "  embedding: touched rows 400 planned, 440.0 measured (+10 %); alltoall 155 kB planned, 170 kB at these rows",
         "  positions: touched rows 250 planned, 250.0 measured (+0 %); alltoall 96.8 kB planned, 96.8 kB at these rows",
         "  alltoall bytes: 252 kB planned, 270 kB counted (+7.33 %)",
@@ -38,7 +38,7 @@ def test_the_step_that_the_session_measured_stands_there_unless_the_script_has_m
 
 def test_the_report_of_a_run_with_profiles_has_it_and_of_others_has_not() -> None:
     assert COUNTED.beside_plan() in str(COUNTED) and COUNTED.beside_plan().endswith("step: 74.6 ms planned")
-    assert "beside the plan" not in str(replace(COUNTED, plan=untimed()))
+    assert "compared with the plan" not in str(replace(COUNTED, plan=untimed()))
     assert "no step was counted" in replace(COUNTED, steps=0).beside_plan()
 
 

@@ -9,7 +9,7 @@ monitored session. Set as a careful user would:
   sorted by frequency. The models call TensorFlow 2's lookups, which know `div` only, where the first server would have
   all frequent words; `_rows_by_mod` changes that while the graph is built, and initial values follow.
 
-`tf-ps` must compute the mean over the joined batch, as the others do. TensorFlow's accumulators divide a row by the
+`tf-ps` must compute the mean over the global batch, as the others do. TensorFlow's accumulators divide a row by the
 number of workers that touched it, and not by all. So they are told to add up (`reduction_type="SUM"`, which
 SyncReplicasOptimizer has no argument for), and each worker's loss is divided by the number of workers. No tokens are
 handed out at the start, else workers would run a step ahead on old variables. `tf-ps-async` is the same without
