@@ -18,7 +18,7 @@ FILES = sorted(
     if path.is_file() and "__pycache__" not in path.parts
 )
 SOURCES = [file for file in FILES if file.endswith(".py") and file.startswith(("parallax/", "ops/"))]
-READMES = [Path(file) for file in FILES if re.fullmatch(r"ops/\w+/README\.md", file)]
+READMES = [Path("CONTRIBUTING.md"), *(Path(file) for file in FILES if re.fullmatch(r"ops/\w+/README\.md", file))]
 
 _PATH = re.compile(rf"(?:{'|'.join(FOLDERS)})/[\w./*{{}},-]*|[\w./-]*\w\.(?:py|cc|conf)\b")
 _PLACEHOLDER = re.compile(r"(?:.*/)?[A-Z_\d]+\.\w+")
