@@ -98,7 +98,7 @@ MUTANTS = (
     ),
     Mutant(
         "a piece of concatenated tensors begins where the one before it does",
-        "analysis/layouts/concatenated.py",
+        "analysis/layouts/concatenation.py",
         "        found.append((first, first + length, one))\n        first = first + length",
         "        found.append((first, first + length, one))",
         LOOKUPS,

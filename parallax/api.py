@@ -201,7 +201,7 @@ def _show(call: Call) -> int:
     text = explanation(plan, wanted.explain) if wanted.explain else plan_table(plan, bool(wanted.all))
     json, fits = plan.to_json() if wanted.json else "", True
     if wanted.memory:
-        from parallax.runtime.measure.planned import planned_memory
+        from parallax.runtime.measure.plan_memory import planned_memory
 
         memory = planned_memory(analysed, plan, cluster, call.config, call.sync, wanted.examples or 0)
         text, json = f"{text}\n{memory_table(memory)}", memory.to_json()
@@ -233,7 +233,7 @@ def _profile(call: Call) -> int:
 
 def _simulate(call: Call) -> int:
     """What `parallax simulate` gives: the table of sizes, and the page."""
-    from parallax.report.html.simulated import simulation_page, simulation_text
+    from parallax.report.html.simulation_page import simulation_page, simulation_text
 
     analysed, wanted = analyse_for(call.graph, call.config, call.sync), call.wanted
     named = wanted.resource or call.resource_info
@@ -271,7 +271,7 @@ def run_job(call: Call, launch_job: Launch | None = None) -> JobEnd:
 
 def _launch(call: Call, planned: PlannedCall, launch_job: Launch) -> JobEnd:
     """Starts the workers and waits for the job's end."""
-    from parallax.runtime.verify.claimed import check_claims
+    from parallax.runtime.verify.claim_records import check_claims
     from parallax.runtime.verify.command import check_feeds, compare_runs, prepare
     from parallax.runtime.verify.first import check_comparable
     from parallax.runtime.verify.sides import keep_graph

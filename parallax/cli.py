@@ -29,7 +29,7 @@ from parallax.runtime.trace.options import trace_options
 from parallax.runtime.worker.local_training import local_training_noticed
 from parallax.runtime.worker.random_state import AlikeUntilBuilt, drawn_seed
 from parallax.runtime.worker.script import MODULE, error_text, mentions_keras, run_script
-from parallax.settings import checked
+from parallax.settings import checks
 from parallax.settings.config import HOST_TIMEOUT_S
 from parallax.settings.environment import (
     MIN_LOG_LEVEL,
@@ -40,7 +40,7 @@ from parallax.settings.environment import (
     set_defaults,
     with_equal_hashes,
 )
-from parallax.settings.merged import options_by_setting
+from parallax.settings.merge import options_by_setting
 from parallax.settings.options import CALIBRATE, CHECKPOINT, RUN, VERIFY
 from parallax.strict import shown
 
@@ -85,7 +85,7 @@ def _doctor(arguments: argparse.Namespace) -> int:
 
     of_machines = arguments.resource, arguments.workers, arguments.cluster_profile
     limit_s = HOST_TIMEOUT_S if arguments.host_timeout_s is None else arguments.host_timeout_s
-    limit_s = checked.seconds("host_timeout_s", limit_s)
+    limit_s = checks.seconds("host_timeout_s", limit_s)
     return doctor(*of_machines, arguments.ckpt_dir, arguments.json, limit_s)
 
 

@@ -9,7 +9,7 @@ from typing import Any
 from parallax.cluster.resource_file import parse_bandwidth
 from parallax.runtime.worker.script import MODULE
 from parallax.settings.arguments import CommandParser
-from parallax.settings.merged import options_by_setting
+from parallax.settings.merge import options_by_setting
 from parallax.settings.options import CALIBRATE, CHECKPOINT, DIFF, DOCTOR, OF_SCRIPTS, RUN, SHOW, SIMULATE, positive
 
 _DESCRIPTIONS = {

@@ -21,10 +21,10 @@ from parallax.runtime.measure.options import measure_options
 from parallax.runtime.replan.options import check_possible, replan_options
 from parallax.runtime.trace.options import make_ready, trace_options
 from parallax.runtime.worker.random_state import drawn_seed
-from parallax.settings import checked
+from parallax.settings import checks
 from parallax.settings.config import Config, moot_settings
 from parallax.settings.environment import Settings, settings
-from parallax.settings.merged import merge_settings
+from parallax.settings.merge import merge_settings
 from parallax.status_line import clear_status
 from parallax.types import Graph
 
@@ -55,7 +55,7 @@ def checked_call(graph: Graph, resource_info: str | Path | None, sync: bool, giv
     config = given if given is not None else Config()
     if not isinstance(config, Config):
         raise ConfigError(f"parallax_config must be a parallax.Config, and {config!r} was given.")
-    checked.truth("sync", sync)
+    checks.truth("sync", sync)
     wanted = settings()
     config = merge_settings(replace(config), wanted)  # checked again, and what the script assigns later changes nothing
     return Call(graph, resource_info, sync, config, replace(wanted, compute_dtype=config.compute_dtype))

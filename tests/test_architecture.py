@@ -111,7 +111,7 @@ IRREGULAR_PARTICIPLES = frozenset(
     "asked begun bent built chosen done drawn found given gone held kept known led left lent lost made meant met moot"
     " seen sent taken told written".split()
 )
-ENDING_ALIKE = frozenset("between even feed listen need open seed shorten speed then token".split())
+ENDING_ALIKE = frozenset("between even feed listen need open ragged seed shorten speed then token".split())
 
 
 class Import(NamedTuple):
@@ -370,13 +370,19 @@ def test_no_two_classes_have_one_name_and_retired_words_name_nothing():
     assert {name: modules for name, modules in places.items() if name in RETIRED} == {}
 
 
+def is_participle(name):
+    """Whether a name is a bare past participle, as far as its letters say."""
+    word = name.strip("_")
+    return word not in ENDING_ALIKE and (
+        word in IRREGULAR_PARTICIPLES or (word.isalpha() and word.endswith(("ed", "en")))
+    )
+
+
 def has_participle_name(function):
     """Whether a function is called by a bare past participle; properties are values, and may be."""
-    word = function.name.strip("_")
     decorators = {ast.unparse(one).rpartition(".")[2] for one in function.decorator_list}
     is_property = not decorators.isdisjoint(("property", "cached_property"))
-    is_participle = word in IRREGULAR_PARTICIPLES or (word.isalpha() and word.endswith(("ed", "en")))
-    return is_participle and not is_property and word not in ENDING_ALIKE
+    return is_participle(function.name) and not is_property
 
 
 def test_functions_are_called_by_verbs_and_not_by_participles():
@@ -387,6 +393,11 @@ def test_functions_are_called_by_verbs_and_not_by_participles():
         if isinstance(node, ast.FunctionDef) and has_participle_name(node)
     ]
     assert named_so == []
+
+
+def test_modules_are_called_by_nouns_or_verbs_and_not_by_participles():
+    names = {module.rpartition(".")[2] for module in MODULES}
+    assert [name for name in sorted(names) if is_participle(name)] == []
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from parallax import cli
 from parallax.errors import ConfigError
 from parallax.settings.config import Config
 from parallax.settings.environment import Role, Settings, as_variables, is_commanded, settings
-from parallax.settings.merged import merge_settings, options_by_setting
+from parallax.settings.merge import merge_settings, options_by_setting
 from parallax.settings.options import OF_SCRIPTS, RUN, variable_of
 from parallax.settings.parts import ReplanConfig
 

@@ -16,7 +16,7 @@ from ops.book.pages import ROOT
 from parallax import command_line
 from parallax.cluster import resource_keys
 from parallax.settings.config import Config
-from parallax.settings.merged import options_by_setting
+from parallax.settings.merge import options_by_setting
 from parallax.settings.options import RUN, name_of, options_of, variable_of
 from parallax.settings.variables import Variable
 

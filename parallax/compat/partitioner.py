@@ -7,7 +7,7 @@ from typing import Any
 import tensorflow as tf
 
 from parallax.errors import ConfigError
-from parallax.settings import checked
+from parallax.settings import checks
 
 
 def get_partitioner(min_partitions: int) -> Any:
@@ -26,6 +26,6 @@ def get_partitioner(min_partitions: int) -> Any:
     Raises:
         ConfigError: when it is no whole number from 1.
     """
-    if not checked.is_int(min_partitions) or min_partitions < 1:
+    if not checks.is_int(min_partitions) or min_partitions < 1:
         raise ConfigError(f"min_partitions must be a whole number from 1, and {min_partitions!r} was given.")
     return tf.compat.v1.fixed_size_partitioner(min_partitions)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from parallax.errors import GraphError
-from parallax.functions.traced import handle_of
+from parallax.functions.traced_values import handle_of
 from parallax.types import ConcreteFunction, Handle, Operation, Tensor, Variable
 
 _RETURNED = (

@@ -22,7 +22,7 @@ from parallax.report.text import pluralize
 from parallax.runtime.driver_channel import ChannelClosed, DriverConnection, DriverSocket, deferred_interrupts
 from parallax.runtime.launcher.answering import driver_address
 from parallax.runtime.launcher.waiting import let_wait, take_waiting
-from parallax.runtime.worker.called import packed_function, pickle_for_workers
+from parallax.runtime.worker.function_package import packed_function, pickle_for_workers
 from parallax.settings.config import Config
 from parallax.status_line import clear_status, show_status
 

@@ -23,13 +23,13 @@ from parallax.functions.driven_workers import ReservedWorkers, reserved_workers
 from parallax.functions.remote_steps import RemoteSteps
 from parallax.functions.results import mark_results
 from parallax.functions.step_graph import GraphStep, StepGraph, StepVariable, unique_name
-from parallax.functions.traced import take_values
+from parallax.functions.traced_values import take_values
 from parallax.functions.variables import TrainedVariables
 from parallax.runtime.driver_channel import ChannelClosed
 from parallax.runtime.launcher.waiting import use_until_needed
 from parallax.settings.config import Config
 from parallax.settings.environment import settings
-from parallax.settings.merged import merge_settings
+from parallax.settings.merge import merge_settings
 from parallax.status_line import show_status, status_line
 from parallax.types import ConcreteFunction, Nest, Value, Variable
 

@@ -17,7 +17,7 @@ import tensorflow as tf
 
 from parallax.errors import SessionError
 from parallax.functions.handles import HandleWatch, watch_handle
-from parallax.functions.traced import check_whole, handle_of, source_of
+from parallax.functions.traced_values import check_whole, handle_of, source_of
 from parallax.types import Argument, Handle, TensorLike, Value, Variable
 
 _IS_TRAINED = (

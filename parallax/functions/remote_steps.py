@@ -17,10 +17,10 @@ from parallax.functions.running import place_of_value
 from parallax.functions.serving import ReadyWorkers, StepResults, WantedResults
 from parallax.functions.shares import Share, portable_batch, rows_of
 from parallax.functions.step_graph import GraphStep, StepGraph
-from parallax.functions.traced import InFile, bytes_of
+from parallax.functions.traced_values import InFile, bytes_of
 from parallax.logger import log
 from parallax.report.text import bytes_text
-from parallax.runtime.checkpoint.stored import groups
+from parallax.runtime.checkpoint.stored_tensors import groups
 from parallax.types import Array, ArrayOnWorker0, Nest, Operation, Picklable, Tensor, Value, Variable
 
 _RULES = ("mean", "rows", "same", "whole")

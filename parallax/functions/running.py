@@ -10,7 +10,7 @@ import numpy as np
 from parallax.errors import SessionError
 from parallax.functions.shares import Share
 from parallax.functions.step_graph import GraphStep, LoopVariables, StepGraph
-from parallax.functions.traced import InFile, source_of
+from parallax.functions.traced_values import InFile, source_of
 from parallax.runtime.worker.barrier import barrier
 from parallax.types import ArrayOnWorker0, Comm, Operation, Session, Tensor, Value, Variable
 

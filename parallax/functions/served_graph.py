@@ -17,7 +17,7 @@ from tensorflow.python.ops import script_ops
 
 from parallax.analysis.reading.digests import are_alike
 from parallax.functions.step_graph import GraphStep, LoopVariables, StepGraph
-from parallax.runtime.worker.called import pickle_for_workers
+from parallax.runtime.worker.function_package import pickle_for_workers
 from parallax.runtime.worker.graph_files import meta_graph
 from parallax.types import Fetch, Graph, GraphDef
 

@@ -2,7 +2,7 @@
 
 A step that was written for eager execution, once traced, is a function that takes handles of variables as arguments.
 The graph has a variable in the place of each, which starts at zero: whoever opens a session gives it the value. One
-whose initial value was traced (traced.py) starts at that, so that owners make their rows. Calls
+whose initial value was traced (traced_values.py) starts at that, so that owners make their rows. Calls
 are inlined by capture as those of any `tf.function`, and gradients are remembered by the function's own graph, so
 nothing behind capture knows where such a graph came from.
 """
@@ -20,7 +20,7 @@ from tensorflow.core.framework import attr_value_pb2
 
 from parallax.errors import GraphError
 from parallax.functions.tables import table_in_graph
-from parallax.functions.traced import handle_of, initial_of
+from parallax.functions.traced_values import handle_of, initial_of
 from parallax.graph.batches import mark_batch, mark_elements, mark_full, mark_length, mark_part, mark_row_ends
 from parallax.graph.view import EXAMPLES
 from parallax.types import ConcreteFunction, Graph, Nest, Operation, Tensor, TensorShape, TypeSpec, Variable

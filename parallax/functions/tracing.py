@@ -16,7 +16,7 @@ from parallax.functions.counting import check_returned, check_sums
 from parallax.functions.libraries import Seen, record_library_use
 from parallax.functions.results import mark_means
 from parallax.functions.step_graph import StepVariable, unique_name
-from parallax.functions.traced import handle_of
+from parallax.functions.traced_values import handle_of
 from parallax.types import ConcreteFunction, Handle, Nest, Tensor, TypeSpec, Variable
 
 

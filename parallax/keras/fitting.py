@@ -18,7 +18,7 @@ from parallax.functions.counting import check_sums
 from parallax.functions.numbered_rows import NumberedArrays
 from parallax.functions.remote_steps import RemoteSteps
 from parallax.functions.step_graph import GraphStep, StepGraph
-from parallax.functions.traced import take_values
+from parallax.functions.traced_values import take_values
 from parallax.functions.variables import TrainedVariables
 from parallax.keras.arrays import numbered_training, numbered_validation
 from parallax.keras.callbacks import callback_list_for

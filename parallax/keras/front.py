@@ -17,7 +17,7 @@ from parallax.after_import import after_import
 from parallax.errors import ConfigError, ParallaxError
 from parallax.functions.batch_statistics import statistics_of
 from parallax.functions.driven_workers import reserved_workers, start_workers
-from parallax.functions.traced import limit_whole
+from parallax.functions.traced_values import limit_whole
 from parallax.functions.variables import check_folder
 from parallax.keras import keras3
 from parallax.keras.batches import prepare_model
@@ -26,7 +26,7 @@ from parallax.keras.libraries import tf_keras
 from parallax.runtime.launcher.waiting import end_waiting_job
 from parallax.settings.config import Config
 from parallax.settings.environment import Role, is_commanded, settings
-from parallax.settings.merged import merge_settings
+from parallax.settings.merge import merge_settings
 from parallax.settings.parts import TableConfig
 from parallax.status_line import show_status, status_line
 from parallax.types import Argument, KerasHistory, KerasModel, Nest

@@ -20,7 +20,7 @@ from parallax.functions.keras_steps import optimizers_seen, slot_name
 from parallax.keras.epochs import NumberedEpochs
 from parallax.keras.logs import LateLogs
 from parallax.keras.progress import FitProgress
-from parallax.keras.traced import making_large
+from parallax.keras.traced_initializers import making_large
 from parallax.types import (
     Argument,
     Dataset,

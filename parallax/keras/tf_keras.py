@@ -20,7 +20,7 @@ from tf_keras.src.optimizers.optimizer import Optimizer
 
 from parallax.errors import ConfigError
 from parallax.keras.progress import FitProgress
-from parallax.keras.traced import making_large
+from parallax.keras.traced_initializers import making_large
 from parallax.types import (
     Argument,
     Dataset,

@@ -15,7 +15,7 @@ import tensorflow as tf
 from parallax.functions.numbered_rows import NumberedArrays, NumberedRows
 from parallax.functions.remote_steps import RemoteSteps
 from parallax.functions.step_graph import GraphStep
-from parallax.functions.traced import InFile
+from parallax.functions.traced_values import InFile
 from parallax.functions.variables import TrainedVariables
 from parallax.keras.arrays import numbers_of
 from parallax.keras.inputs import parts_of

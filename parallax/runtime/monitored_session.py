@@ -16,12 +16,12 @@ from parallax.runtime.checkpoint.checkpoints import Checkpoints, checkpoints
 from parallax.runtime.checkpoint.hook import CallingHook, CheckpointHook
 from parallax.runtime.checkpoint.positions import keep_positions
 from parallax.runtime.checkpoint.step_runs import StepRuns
-from parallax.runtime.checkpoint.stored import variable_op
+from parallax.runtime.checkpoint.stored_tensors import variable_op
 from parallax.runtime.checkpoint.values import VariableValues, values_of
 from parallax.runtime.guard.guard import Guard
 from parallax.runtime.peers.hook import PeerMemory, PeerMemoryHook
 from parallax.runtime.peers.memory import ops_of, peer_memory
-from parallax.runtime.peers.recovered import RecoveredState
+from parallax.runtime.peers.recovery import RecoveredState
 from parallax.runtime.replan.change_over import places_of
 from parallax.runtime.worker.bfloat16 import options_with
 from parallax.runtime.worker.direct import DirectRuns, Finishing, can_be_direct

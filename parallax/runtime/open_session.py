@@ -26,15 +26,15 @@ from parallax.runtime.measure.first_steps import FirstSteps
 from parallax.runtime.measure.options import MeasureOptions
 from parallax.runtime.monitored_session import monitored_session
 from parallax.runtime.peers.memory import state_in_memory
-from parallax.runtime.peers.recovered import RecoveredState
+from parallax.runtime.peers.recovery import RecoveredState
 from parallax.runtime.replan.change_over import ChangeOver
 from parallax.runtime.replan.options import ReplanOptions
 from parallax.runtime.replan.partitions import PartitionSearch, searches
 from parallax.runtime.replan.replan import Replan
-from parallax.runtime.replan.requested import RequestedChange
+from parallax.runtime.replan.requested_plan import RequestedChange
 from parallax.runtime.trace.hook import TraceHook
 from parallax.runtime.trace.options import TraceOptions, make_ready
-from parallax.runtime.verify.claimed import KeptTensors
+from parallax.runtime.verify.claim_records import KeptTensors
 from parallax.runtime.worker.batch_comparison import BatchComparison
 from parallax.runtime.worker.bfloat16 import EffectHook
 from parallax.runtime.worker.channels import open_channels

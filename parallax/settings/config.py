@@ -15,7 +15,7 @@ from typing import Any
 from parallax.errors import ConfigError
 from parallax.plans.half_precision import WIRE_DTYPES
 from parallax.plans.plan import RUN_OPTIONS
-from parallax.settings import checked
+from parallax.settings import checks
 from parallax.settings.options import (
     DOCTOR,
     PLAN,
@@ -49,19 +49,19 @@ COMPUTE_DTYPES = ("bfloat16",)
 
 
 def _run_option(name: str, value: object) -> str:
-    return "HYBRID" if value is None else checked.one_of(name, value, RUN_OPTIONS)
+    return "HYBRID" if value is None else checks.one_of(name, value, RUN_OPTIONS)
 
 
 def _wire_dtype(name: str, value: object) -> str | None:
-    return None if value is None else checked.one_of(name, value, WIRE_DTYPES)
+    return None if value is None else checks.one_of(name, value, WIRE_DTYPES)
 
 
 def _batch_norm(name: str, value: object) -> str:
-    return checked.one_of(name, value, ("global", "own"))
+    return checks.one_of(name, value, ("global", "own"))
 
 
 def _compute_dtype(name: str, value: object) -> str | None:
-    return None if value is None else checked.one_of(name, value, COMPUTE_DTYPES)
+    return None if value is None else checks.one_of(name, value, COMPUTE_DTYPES)
 
 
 def _sess_config(name: str, value: object) -> ConfigProto:
@@ -73,7 +73,7 @@ def _sess_config(name: str, value: object) -> ConfigProto:
 def _replan(name: str, value: object) -> ReplanConfig:
     if isinstance(value, str):
         return ReplanConfig(value)
-    found: ReplanConfig = checked.instance_of(name, value, ReplanConfig)
+    found: ReplanConfig = checks.instance_of(name, value, ReplanConfig)
     return found
 
 
@@ -86,7 +86,7 @@ def _hooks(name: str, value: object) -> tuple[Hook, ...]:
     return tuple(value)
 
 
-@checked.refuse_unknown
+@checks.refuse_unknown
 @dataclass
 class Config:
     """Settings of `parallel_run`; also called `ParallaxConfig`.
@@ -162,28 +162,26 @@ class Config:
     """
 
     run_option: str | None = setting("HYBRID", rule=_run_option)
-    average_sparse: bool = setting(True, rule=checked.truth)
+    average_sparse: bool = setting(True, rule=checks.truth)
     sess_config: Any = setting(None, rule=_sess_config)
-    redirect_path: Path | str | None = setting(None, rule=checked.path_or_none)
-    search_partitions: bool = setting(False, rule=checked.truth)
-    export_graph_path: Path | str | None = setting(None, rule=checked.path_or_none)
+    redirect_path: Path | str | None = setting(None, rule=checks.path_or_none)
+    search_partitions: bool = setting(False, rule=checks.truth)
+    export_graph_path: Path | str | None = setting(None, rule=checks.path_or_none)
     communication_config: CommunicationConfig = setting(
-        CommunicationConfig, rule=partial(checked.instance_of, wanted=CommunicationConfig)
+        CommunicationConfig, rule=partial(checks.instance_of, wanted=CommunicationConfig)
     )
-    ckpt_config: CheckPointConfig = setting(
-        CheckPointConfig, rule=partial(checked.instance_of, wanted=CheckPointConfig)
-    )
-    profile_config: ProfileConfig = setting(ProfileConfig, rule=partial(checked.instance_of, wanted=ProfileConfig))
+    ckpt_config: CheckPointConfig = setting(CheckPointConfig, rule=partial(checks.instance_of, wanted=CheckPointConfig))
+    profile_config: ProfileConfig = setting(ProfileConfig, rule=partial(checks.instance_of, wanted=ProfileConfig))
     _: KW_ONLY
-    workers: int | None = setting(None, rule=checked.number_or_none)
-    variables: Mapping[str, Variable] = setting(dict, rule=partial(checked.by_variable, wanted=Variable))
-    routes: Mapping[str, str] = setting(dict, rule=partial(checked.by_variable, wanted=str))
-    partitions: Mapping[str, int] = setting(dict, rule=partial(checked.by_variable, wanted=int, least=1))
-    touched_rows: Mapping[str, int] = setting(dict, rule=partial(checked.by_variable, wanted=int))
+    workers: int | None = setting(None, rule=checks.number_or_none)
+    variables: Mapping[str, Variable] = setting(dict, rule=partial(checks.by_variable, wanted=Variable))
+    routes: Mapping[str, str] = setting(dict, rule=partial(checks.by_variable, wanted=str))
+    partitions: Mapping[str, int] = setting(dict, rule=partial(checks.by_variable, wanted=int, least=1))
+    touched_rows: Mapping[str, int] = setting(dict, rule=partial(checks.by_variable, wanted=int))
     plan_file: Path | str | None = setting(
         None,
         Option((RUN, PLAN, VERIFY), "take a plan that was written, as it is", "FILE", ("--plan",), parse=absolute),
-        rule=checked.path_or_none,
+        rule=checks.path_or_none,
     )
     cluster_profile: Path | str | None = setting(
         None,
@@ -198,7 +196,7 @@ class Config:
             (PROFILE,), "the cluster profile that the model profile belongs to", "FILE", ("--cluster",), parse=absolute
         ),
         Option((DOCTOR,), "the cluster profile with which links are compared", "FILE", ("--cluster",), parse=absolute),
-        rule=checked.path_or_none,
+        rule=checks.path_or_none,
     )
     model_profile: Path | str | None = setting(
         None,
@@ -209,11 +207,11 @@ class Config:
             ("--profile",),
             parse=absolute,
         ),
-        rule=checked.path_or_none,
+        rule=checks.path_or_none,
     )
-    tables: TableConfig = setting(TableConfig, rule=partial(checked.instance_of, wanted=TableConfig))
+    tables: TableConfig = setting(TableConfig, rule=partial(checks.instance_of, wanted=TableConfig))
     replan: ReplanConfig = setting(ReplanConfig, rule=_replan)
-    restart: RestartConfig = setting(RestartConfig, rule=partial(checked.instance_of, wanted=RestartConfig))
+    restart: RestartConfig = setting(RestartConfig, rule=partial(checks.instance_of, wanted=RestartConfig))
     wire_dtype: str | None = setting(
         None,
         Option(
@@ -226,13 +224,13 @@ class Config:
     accumulate_steps: int = setting(
         1,
         Option((RUN, PLAN, VERIFY, SIMULATE), "an update takes the gradients of K batches", "K", parse=positive),
-        rule=checked.number,
+        rule=checks.number,
     )
-    lazy_updates: bool = setting(True, rule=checked.truth)
-    layouts: bool | None = setting(None, rule=checked.truth_or_none)
-    gather_limit: int | None = setting(None, rule=partial(checked.number_or_none, least=0))
+    lazy_updates: bool = setting(True, rule=checks.truth)
+    layouts: bool | None = setting(None, rule=checks.truth_or_none)
+    gather_limit: int | None = setting(None, rule=partial(checks.number_or_none, least=0))
     batch_norm: str = setting("global", rule=_batch_norm)
-    overlap: bool = setting(False, rule=checked.truth)
+    overlap: bool = setting(False, rule=checks.truth)
     compute_dtype: str | None = setting(
         None,
         Option(
@@ -242,21 +240,21 @@ class Config:
         ),
         rule=_compute_dtype,
     )
-    guard: bool = setting(True, rule=checked.truth)
-    seed: int | None = setting(None, rule=partial(checked.number_or_none, most=2**31 - 1))
-    stall_timeout_s: float = setting(STALL_TIMEOUT_S, rule=checked.seconds)
+    guard: bool = setting(True, rule=checks.truth)
+    seed: int | None = setting(None, rule=partial(checks.number_or_none, most=2**31 - 1))
+    stall_timeout_s: float = setting(STALL_TIMEOUT_S, rule=checks.seconds)
     host_timeout_s: float = setting(
         HOST_TIMEOUT_S,
         Option((RUN, DOCTOR), "hosts that give no answer within S seconds are named (default 30)", "S", parse=float),
-        rule=checked.seconds,
+        rule=checks.seconds,
     )
     hooks: Sequence[Any] = setting((), rule=_hooks)
     chief_only_hooks: Sequence[Any] = setting((), rule=_hooks)
 
     def __setattr__(self, name: str, value: object) -> None:
-        """Sets one value, checked."""
+        """Sets one value, checks."""
         if name not in _RULES:
-            raise ConfigError(checked.unknown_setting("Config", name, _RULES))
+            raise ConfigError(checks.unknown_setting("Config", name, _RULES))
         value = _RULES[name](name, value)
         if name in _OF_VARIABLES:
             together(**self._of_variables(**{name: value}))

@@ -8,14 +8,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from parallax.errors import ConfigError
-from parallax.settings import checked
+from parallax.settings import checks
 from parallax.settings.options import OF_SCRIPTS, PLAN, RUN, VERIFY, Option, absolute, positive, setting
 
 OFF, ASK, ON = REPLAN_MODES = ("off", "ask", "on")
 _PROTOCOLS = ("grpc", "grpc+verbs", "grpc+gdr")
 
 
-@checked.refuse_unknown
+@checks.refuse_unknown
 @dataclass(frozen=True)
 class PSConfig:
     """Servers: how workers and servers exchange.
@@ -39,14 +39,14 @@ class PSConfig:
     boundary_between_workers_and_servers: bool = True
 
     def __post_init__(self) -> None:
-        checked.one_of("protocol", self.protocol, _PROTOCOLS)
-        checked.truth("replicate_variables", self.replicate_variables)
-        checked.truth("local_aggregation", self.local_aggregation)
-        checked.truth("boundary_among_servers", self.boundary_among_servers)
-        checked.truth("boundary_between_workers_and_servers", self.boundary_between_workers_and_servers)
+        checks.one_of("protocol", self.protocol, _PROTOCOLS)
+        checks.truth("replicate_variables", self.replicate_variables)
+        checks.truth("local_aggregation", self.local_aggregation)
+        checks.truth("boundary_among_servers", self.boundary_among_servers)
+        checks.truth("boundary_between_workers_and_servers", self.boundary_between_workers_and_servers)
 
 
-@checked.refuse_unknown
+@checks.refuse_unknown
 @dataclass(frozen=True)
 class MPIConfig:
     """mpirun.
@@ -63,7 +63,7 @@ class MPIConfig:
     use_allgatherv: bool = False
 
     def __post_init__(self) -> None:
-        checked.truth("use_allgatherv", self.use_allgatherv)
+        checks.truth("use_allgatherv", self.use_allgatherv)
         _ = self.words  # refuses what has none
 
     @property
@@ -80,7 +80,7 @@ class MPIConfig:
         return tuple(options)
 
 
-@checked.refuse_unknown
+@checks.refuse_unknown
 @dataclass(frozen=True)
 class CommunicationConfig:
     """How gradients travel: by servers and by MPI.
@@ -97,11 +97,11 @@ class CommunicationConfig:
     mpi_config: MPIConfig = field(default_factory=MPIConfig)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "ps_config", checked.instance_of("ps_config", self.ps_config, PSConfig))
-        object.__setattr__(self, "mpi_config", checked.instance_of("mpi_config", self.mpi_config, MPIConfig))
+        object.__setattr__(self, "ps_config", checks.instance_of("ps_config", self.ps_config, PSConfig))
+        object.__setattr__(self, "mpi_config", checks.instance_of("mpi_config", self.mpi_config, MPIConfig))
 
 
-@checked.refuse_unknown
+@checks.refuse_unknown
 @dataclass(frozen=True)
 class CheckPointConfig:
     """Checkpoints during the run; without a folder there are none.
@@ -170,17 +170,17 @@ class CheckPointConfig:
         return self.memory_steps is not None or (self.ckpt_dir is not None and self.whole_every > 1)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "ckpt_dir", checked.path_or_none("ckpt_dir", self.ckpt_dir))
-        checked.number_or_none("save_ckpt_steps", self.save_ckpt_steps)
-        checked.seconds_or_none("save_ckpt_secs", self.save_ckpt_secs)
-        checked.number("whole_every", self.whole_every)
-        checked.number_or_none("keep_last", self.keep_last)
-        checked.seconds_or_none("keep_every_hours", self.keep_every_hours)
-        checked.truth("beside_training", self.beside_training)
-        checked.seconds("preemption_grace_s", self.preemption_grace_s)
-        checked.seconds("folder_timeout_s", self.folder_timeout_s)
-        checked.number_or_none("memory_steps", self.memory_steps)
-        object.__setattr__(self, "memory_dir", Path(checked.path_or_none("memory_dir", self.memory_dir) or "/dev/shm"))
+        object.__setattr__(self, "ckpt_dir", checks.path_or_none("ckpt_dir", self.ckpt_dir))
+        checks.number_or_none("save_ckpt_steps", self.save_ckpt_steps)
+        checks.seconds_or_none("save_ckpt_secs", self.save_ckpt_secs)
+        checks.number("whole_every", self.whole_every)
+        checks.number_or_none("keep_last", self.keep_last)
+        checks.seconds_or_none("keep_every_hours", self.keep_every_hours)
+        checks.truth("beside_training", self.beside_training)
+        checks.seconds("preemption_grace_s", self.preemption_grace_s)
+        checks.seconds("folder_timeout_s", self.folder_timeout_s)
+        checks.number_or_none("memory_steps", self.memory_steps)
+        object.__setattr__(self, "memory_dir", Path(checks.path_or_none("memory_dir", self.memory_dir) or "/dev/shm"))
         if self.memory_steps is not None and self.ckpt_dir is not None and self.whole_every > 1:
             raise ConfigError(
                 f"Touched rows are remembered for one of whole_every and memory_steps, and {self.whole_every} and "
@@ -193,7 +193,7 @@ class CheckPointConfig:
             )
 
 
-@checked.refuse_unknown
+@checks.refuse_unknown
 @dataclass(frozen=True)
 class TableConfig:
     """Large variables of Keras models: no process makes one whole that does not need it.
@@ -223,12 +223,12 @@ class TableConfig:
     )
 
     def __post_init__(self) -> None:
-        checked.number("traced_bytes", self.traced_bytes)
-        checked.number("whole_bytes", self.whole_bytes)
-        object.__setattr__(self, "tables_dir", checked.path_or_none("tables_dir", self.tables_dir))
+        checks.number("traced_bytes", self.traced_bytes)
+        checks.number("whole_bytes", self.whole_bytes)
+        object.__setattr__(self, "tables_dir", checks.path_or_none("tables_dir", self.tables_dir))
 
 
-@checked.refuse_unknown
+@checks.refuse_unknown
 @dataclass(frozen=True)
 class ProfileConfig:
     """Which steps are traced; without a folder none is.
@@ -249,12 +249,12 @@ class ProfileConfig:
     profile_worker: int | None = None
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "profile_dir", checked.path_or_none("profile_dir", self.profile_dir))
+        object.__setattr__(self, "profile_dir", checks.path_or_none("profile_dir", self.profile_dir))
         for name in ("profile_steps", "profile_range"):
             value = getattr(self, name)
             if value is None:
                 continue
-            if not isinstance(value, Sequence) or not all(checked.is_int(step) and step >= 0 for step in value):
+            if not isinstance(value, Sequence) or not all(checks.is_int(step) and step >= 0 for step in value):
                 raise ConfigError(f"{name} must be a list of whole numbers from 0, or None, and {value!r} was given.")
             object.__setattr__(self, name, tuple(value) or None)  # drivers give [] for none
         if self.profile_range is not None and (
@@ -263,7 +263,7 @@ class ProfileConfig:
             raise ConfigError(
                 f"profile_range must be the first step and one after the last, and {self.profile_range!r} was given."
             )
-        checked.number_or_none("profile_worker", self.profile_worker, least=0)
+        checks.number_or_none("profile_worker", self.profile_worker, least=0)
         wanted = (self.profile_steps is not None) + (self.profile_range is not None)
         if wanted == 2 or (self.profile_dir is not None) != (wanted == 1):
             raise ConfigError(
@@ -281,7 +281,7 @@ class ProfileConfig:
         return step in (self.profile_steps or ())
 
 
-@checked.refuse_unknown
+@checks.refuse_unknown
 @dataclass(frozen=True)
 class ReplanConfig:
     """Whether a running job takes a better plan when its first steps have shown what they touch.
@@ -308,14 +308,14 @@ class ReplanConfig:
     plan_file: Path | str | None = None
 
     def __post_init__(self) -> None:
-        checked.one_of("replan", self.mode, REPLAN_MODES)
+        checks.one_of("replan", self.mode, REPLAN_MODES)
         if not isinstance(self.margin, int | float) or isinstance(self.margin, bool) or not 0 <= self.margin < 1:
             raise ConfigError(f"margin must be a share from 0 up to 1, and {self.margin!r} was given. 0.1 is a tenth.")
-        checked.number("after_steps", self.after_steps)
-        object.__setattr__(self, "plan_file", checked.path_or_none("plan_file", self.plan_file))
+        checks.number("after_steps", self.after_steps)
+        object.__setattr__(self, "plan_file", checks.path_or_none("plan_file", self.plan_file))
 
 
-@checked.refuse_unknown
+@checks.refuse_unknown
 @dataclass(frozen=True)
 class RestartConfig:
     """Whether a job that fails is started again, by the process that started it.
@@ -343,6 +343,6 @@ class RestartConfig:
     )
 
     def __post_init__(self) -> None:
-        checked.truth("no_spare", self.no_spare)
-        checked.number("max_restarts", self.max_restarts, least=0)
-        checked.number_or_none("min_hosts", self.min_hosts)
+        checks.truth("no_spare", self.no_spare)
+        checks.number("max_restarts", self.max_restarts, least=0)
+        checks.number_or_none("min_hosts", self.min_hosts)

@@ -8,13 +8,13 @@ from typing import Any
 
 from parallax.errors import ConfigError
 from parallax.plans.plan import ROUTES
-from parallax.settings import checked
+from parallax.settings import checks
 
 FIELD_BY_MAPPING = {"routes": "route", "partitions": "partitions", "touched_rows": "touched_rows"}
 """Mapping of `Config` from variable names -> the field of `Variable` that it says."""
 
 
-@checked.refuse_unknown
+@checks.refuse_unknown
 @dataclass(frozen=True)
 class Variable:
     """What is known better than the plan of one variable; None leaves it to the plan.
@@ -41,17 +41,17 @@ class Variable:
 
 
 def _route(name: str, value: object) -> str | None:
-    return None if value is None else checked.one_of(name, value, ROUTES)
+    return None if value is None else checks.one_of(name, value, ROUTES)
 
 
 def _memory_hosts(name: str, value: object) -> int | None:
-    return checked.number_or_none(name, value, most=2)
+    return checks.number_or_none(name, value, most=2)
 
 
 _RULES: dict[str, Callable[[str, Any], Any]] = {
     "route": _route,
-    "partitions": checked.number_or_none,
-    "touched_rows": checked.number_or_none,
+    "partitions": checks.number_or_none,
+    "touched_rows": checks.number_or_none,
     "memory_hosts": _memory_hosts,
 }
 

@@ -14,7 +14,7 @@ from ops.exactness.runs import JobInMemory
 from ops.exactness.session import NamedSession, as_written
 from ops.exactness.transport import together
 from parallax.analysis.reading.capture import initialization_phases
-from parallax.runtime.guard.watched import watched_variables
+from parallax.runtime.guard.watched_variables import watched_variables
 from parallax.runtime.verify import difference
 from parallax.transform.building.all_to_all import native_ops
 from parallax.transform.pipeline import transform

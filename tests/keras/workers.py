@@ -18,7 +18,7 @@ from parallax.functions.step_graph import StepGraph
 from parallax.keras.inputs import open_spec
 from parallax.keras.steps import traced_evaluation, traced_training, variables_of
 from parallax.plans.plan import one_host
-from parallax.runtime.guard.watched import watched_variables
+from parallax.runtime.guard.watched_variables import watched_variables
 from parallax.transform.building.all_to_all import native_ops
 from parallax.transform.building.editor import Worker
 from parallax.transform.pipeline import transform

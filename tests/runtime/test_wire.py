@@ -33,7 +33,7 @@ from parallax.runtime.supervisor.frames import (
 from parallax.runtime.supervisor.machine import Beaten
 from parallax.runtime.supervisor.pipes import ControlChannel
 from parallax.runtime.supervisor.sealed_files import sealed_value
-from parallax.runtime.verify.claimed import ClaimGroups
+from parallax.runtime.verify.claim_records import ClaimGroups
 from parallax.runtime.worker.job_message import JobMessage, read_parcel
 from tests.mutations import for_all, mutated_bytes, mutated_json
 

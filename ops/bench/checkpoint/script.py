@@ -26,7 +26,7 @@ from parallax.runtime.checkpoint.beside_training import BesideTraining
 from parallax.runtime.checkpoint.bundle import Bundle
 from parallax.runtime.checkpoint.checkpoints import Checkpoints
 from parallax.runtime.checkpoint.hook import CheckpointHook
-from parallax.runtime.checkpoint.stored import chunks
+from parallax.runtime.checkpoint.stored_tensors import chunks
 
 BATCH, IDS, HIDDEN, WARM, BEFORE = 128, 10, 64, 10, 40
 _LOOK_S = 0.1

@@ -19,7 +19,7 @@ from ops.bench.regret.cases import Case, Model, case_from_json, side_file
 from ops.bench.regret.measure import Wanted, check, environment, measure, planned_cases
 from ops.lab import Lab
 from ops.lab.rates import mbit
-from parallax.analysis.whatif.derived import NewHost, derive_profile
+from parallax.analysis.whatif.derive_profile import NewHost, derive_profile
 from parallax.plans.plan import plan_from_json
 from parallax.plans.prediction import LINK
 from parallax.profiles.profiles import cluster_profile_from_json

@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from parallax.analysis.layouts.cuts import slice_strided
 from parallax.analysis.layouts.facts import REPLICATED, Fact
-from parallax.analysis.layouts.numbered import find_counter
+from parallax.analysis.layouts.gather_nd import find_counter
 from parallax.analysis.layouts.reductions import reduce_axes
 from parallax.analysis.layouts.step_walk import StepWalk
 from parallax.errors import GraphError

@@ -1,7 +1,7 @@
 """Rules of sparse tensors: places of a batch's entries, bags of rows, and what each worker has once of equal ids.
 
 The places that Where gives begin with the number of the example, so that rows added up by these numbers are the
-examples' (`find_counter` of numbered.py). tf.unique over ids of a batch gives each worker its own distinct ones, of
+examples' (`find_counter` of gather_nd.py). tf.unique over ids of a batch gives each worker its own distinct ones, of
 which the one process has each once, too: rows of them are looked up by their positions, and their gradients are parts
 of a sum, which the exchange of rows completes by value. Any other op has tf.unique take the ids of all workers.
 """
@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 from parallax.analysis.layouts.elementwise import ADDS, COPIES, is_linear
 from parallax.analysis.layouts.facts import COUNTED, LENGTHS, REPLICATED, SUM, Fact
-from parallax.analysis.layouts.numbered import PARSE, find_counter, find_first_counter
+from parallax.analysis.layouts.gather_nd import PARSE, find_counter, find_first_counter
 from parallax.analysis.layouts.reductions import without_axes
 from parallax.analysis.layouts.step_walk import StepWalk
 from parallax.errors import GraphError

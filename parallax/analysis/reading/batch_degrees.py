@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence, Set
 from typing import NamedTuple
 
 from parallax.analysis.reading.open_lengths import find_open_axis
-from parallax.analysis.reading.recorded import Record
+from parallax.analysis.reading.recorded_gradients import Record
 from parallax.graph.view import GraphView, split_tensor
 
 _AS_FIRST = """

@@ -31,7 +31,7 @@ from parallax.analysis.reading.measured_tensors import measured_in
 from parallax.analysis.reading.normalizations import with_plain_normalizations
 from parallax.analysis.reading.old_contexts import contexts_of
 from parallax.analysis.reading.open_batches import mark_open_batches
-from parallax.analysis.reading.recorded import Hidden, Record, losses_of, records_in
+from parallax.analysis.reading.recorded_gradients import Hidden, Record, losses_of, records_in
 from parallax.analysis.reading.row_reads import take_rows_of_variables
 from parallax.errors import GraphError
 from parallax.graph.batches import is_of_front_end, is_of_script

@@ -24,7 +24,7 @@ from parallax.analysis.reading.old_contexts import Contexts, import_with_context
 from parallax.analysis.reading.open_batches import SOURCES, is_assigned
 from parallax.analysis.reading.open_bodies import OpenBodies, drop_shapes
 from parallax.analysis.reading.open_lengths import find_open_axis
-from parallax.analysis.reading.recorded import Record, losses_of, records_in
+from parallax.analysis.reading.recorded_gradients import Record, losses_of, records_in
 from parallax.analysis.reading.replaced_gradients import replace_gradients
 from parallax.graph.batches import mark_opened
 from parallax.graph.view import GraphView, split_tensor

@@ -6,9 +6,9 @@ import math
 from dataclasses import dataclass, replace
 
 from parallax.analysis.routes.cost import rows_of
+from parallax.analysis.routes.count_touched import Touched, touched_of
 from parallax.analysis.routes.options import by_row, cheapest, options_of, wanted_option, why_on_servers
 from parallax.analysis.routes.owners import Shares, equal_shares
-from parallax.analysis.routes.touched import Touched, touched_of
 from parallax.errors import PlanError
 from parallax.graph.ownership import Ownership
 from parallax.graph.spec import GraphSpec, VariableClass, VariableSpec

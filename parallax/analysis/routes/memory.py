@@ -12,8 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from parallax.analysis.routes.cost import id_bytes
+from parallax.analysis.routes.count_touched import Touched
 from parallax.analysis.routes.owners import Shares
-from parallax.analysis.routes.touched import Touched
 from parallax.errors import PlanError
 from parallax.graph.spec import VariableClass, VariableSpec
 from parallax.plans.plan import ALLGATHER, ALLREDUCE, ALLTOALL, PS, Layout, PlanConstraints

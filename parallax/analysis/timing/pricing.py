@@ -28,7 +28,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from parallax.analysis.routes.cost import id_bytes, pushed_row_bytes, reduced_bytes, sent_row_bytes
-from parallax.analysis.routes.touched import Touched
+from parallax.analysis.routes.count_touched import Touched
 from parallax.analysis.timing.topology import OUT, Topology
 from parallax.cluster.all_reduce import sent_out_of_host
 from parallax.graph.spec import VariableClass, VariableSpec

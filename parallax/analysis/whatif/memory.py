@@ -14,8 +14,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from parallax.analysis.routes.count_touched import Touched, touched_of
 from parallax.analysis.routes.memory import Footprint, footprint
-from parallax.analysis.routes.touched import Touched, touched_of
 from parallax.graph.spec import GraphSpec, VariableSpec
 from parallax.plans.memory import HostUse, LargePart, MemoryPlan, ProcessUse
 from parallax.plans.plan import ALLTOALL, NO_ROUTE, PS, Plan, PlanConstraints

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from parallax.analysis.whatif.derived import NewHost, derive_profile
+from parallax.analysis.whatif.derive_profile import NewHost, derive_profile
 from parallax.cluster.machines import local_cluster
 from parallax.cluster.resource_file import parse_resource_file
 from parallax.errors import ConfigError

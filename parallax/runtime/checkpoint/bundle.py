@@ -19,7 +19,7 @@ from tensorflow.core.protobuf import tensor_bundle_pb2
 
 from parallax.runtime.checkpoint.checksum import BLOCK_BYTES, crc32c, join_checksums, mask
 from parallax.runtime.checkpoint.sorted_string_table import make_damage_error, table, varint
-from parallax.runtime.checkpoint.stored import chunks
+from parallax.runtime.checkpoint.stored_tensors import chunks
 from parallax.types import Array, BundleEntry, DType
 
 _FULL = -1  # TensorFlow's length of a slice that takes all of a dimension

@@ -30,7 +30,7 @@ from parallax.runtime.checkpoint.links import (
     strays,
 )
 from parallax.runtime.checkpoint.sorted_string_table import DamagedCheckpoint, make_damage_error
-from parallax.runtime.checkpoint.stored import OWN_KEYS
+from parallax.runtime.checkpoint.stored_tensors import OWN_KEYS
 from parallax.types import Array
 
 

@@ -10,8 +10,8 @@ from parallax.runtime.checkpoint.folder import absolute, file_errors
 from parallax.runtime.checkpoint.links import HEADER, Header
 from parallax.runtime.checkpoint.owner import claim_of
 from parallax.runtime.checkpoint.sorted_string_table import DamagedCheckpoint
-from parallax.runtime.checkpoint.stored import CHUNK_BYTES
 from parallax.runtime.checkpoint.stored_rows import copy, stored_parts
+from parallax.runtime.checkpoint.stored_tensors import CHUNK_BYTES
 from parallax.runtime.checkpoint.writer import Writer
 from parallax.strict import shown
 

@@ -14,9 +14,9 @@ from typing import NamedTuple
 import numpy as np
 
 from parallax.runtime.checkpoint.dealing import DealtRows, deal, rounds, run_of
-from parallax.runtime.checkpoint.held import ReadableRows, ReadableVariable, RowsOnServers, ShardedRows
 from parallax.runtime.checkpoint.links import HEADER, ROWS, VALUES, Header, RowsWritten
-from parallax.runtime.checkpoint.stored import chunks, slice_text
+from parallax.runtime.checkpoint.stored_tensors import chunks, slice_text
+from parallax.runtime.checkpoint.variable_rows import ReadableRows, ReadableVariable, RowsOnServers, ShardedRows
 from parallax.runtime.worker.barrier import barrier
 from parallax.types import Array, Comm, Session, Value
 

@@ -14,7 +14,7 @@ import numpy as np
 import tensorflow as tf
 
 from parallax.graph.ownership import Ownership
-from parallax.runtime.checkpoint.stored import Stored
+from parallax.runtime.checkpoint.stored_tensors import Stored
 from parallax.runtime.worker.barrier import barrier
 from parallax.types import Array, Comm, Session
 

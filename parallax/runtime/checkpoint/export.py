@@ -19,8 +19,8 @@ from parallax.errors import CheckpointError
 from parallax.runtime.checkpoint.chain import States, is_increment, state_of
 from parallax.runtime.checkpoint.folder import NAME, absolute, file_errors, settle
 from parallax.runtime.checkpoint.forward import ForwardGraph, forward_graph
-from parallax.runtime.checkpoint.stored import CHUNK_BYTES, OWN_KEYS, Stored, stored_variables, variable_op
 from parallax.runtime.checkpoint.stored_rows import Readable, check_fits, copy, stored_parts
+from parallax.runtime.checkpoint.stored_tensors import CHUNK_BYTES, OWN_KEYS, Stored, stored_variables, variable_op
 from parallax.runtime.checkpoint.writer import Writer
 from parallax.strict import shown
 from parallax.types import Graph, Variable

@@ -22,11 +22,11 @@ from parallax.report.text import first_named
 from parallax.runtime.checkpoint.chain import States, state_of
 from parallax.runtime.checkpoint.folder import absolute, file_errors
 from parallax.runtime.checkpoint.folder_watch import FolderWatch
-from parallax.runtime.checkpoint.held import StoredVariable, hold
 from parallax.runtime.checkpoint.places import Places
 from parallax.runtime.checkpoint.sorted_string_table import DamagedCheckpoint
-from parallax.runtime.checkpoint.stored import OWN_KEYS, Stored
 from parallax.runtime.checkpoint.stored_rows import Readable
+from parallax.runtime.checkpoint.stored_tensors import OWN_KEYS, Stored
+from parallax.runtime.checkpoint.variable_rows import StoredVariable, hold
 from parallax.runtime.worker.positions import InputPositions, Taken
 from parallax.transform.passes.inputs import Maker
 from parallax.transform.pipeline import WorkerGraph

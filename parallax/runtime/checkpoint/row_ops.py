@@ -10,7 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 from parallax.graph.ownership import Ownership
-from parallax.runtime.checkpoint.stored import Stored
+from parallax.runtime.checkpoint.stored_tensors import Stored
 from parallax.transform.building.up_to_date import up_to_date
 from parallax.types import Array, DType, Handle, Operation, Session, Tensor, Value
 

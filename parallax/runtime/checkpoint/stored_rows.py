@@ -9,7 +9,7 @@ import tensorflow as tf
 from parallax.errors import CheckpointError
 from parallax.runtime.checkpoint.bundle import Bundle, Tensor
 from parallax.runtime.checkpoint.chain import Chain
-from parallax.runtime.checkpoint.stored import Stored
+from parallax.runtime.checkpoint.stored_tensors import Stored
 from parallax.runtime.checkpoint.writer import Writer
 from parallax.types import Array
 

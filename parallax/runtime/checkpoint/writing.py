@@ -19,7 +19,7 @@ from parallax.errors import CheckpointError
 from parallax.runtime.checkpoint.chain import delete_others, delete_strays
 from parallax.runtime.checkpoint.contents import Content, Contents
 from parallax.runtime.checkpoint.folder import NotWritten, file_errors, is_full, list_prefixes, reason
-from parallax.runtime.checkpoint.frozen import Loss
+from parallax.runtime.checkpoint.freeze import Loss
 from parallax.runtime.checkpoint.links import Header
 from parallax.runtime.checkpoint.owner import FolderInUse
 from parallax.runtime.checkpoint.writer import Writer

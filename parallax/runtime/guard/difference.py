@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from parallax.report.text import name_ranks
-from parallax.runtime.guard.watched import Watched
+from parallax.runtime.guard.watched_variables import Watched
 from parallax.types import Array, Comm, Value
 
 ROUNDINGS = 32

@@ -41,7 +41,7 @@ from parallax.runtime.guard.difference import (
 )
 from parallax.runtime.guard.fingerprints import Fingerprint, fingerprint
 from parallax.runtime.guard.schedule import Times, next_check
-from parallax.runtime.guard.watched import Watched, find_applied, watched_variables, writers_of
+from parallax.runtime.guard.watched_variables import Watched, find_applied, watched_variables, writers_of
 from parallax.runtime.worker.accumulation import Gather
 from parallax.runtime.worker.barrier import barrier
 from parallax.runtime.worker.hooks import TrainingRuns, WorkerContext

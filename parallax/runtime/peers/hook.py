@@ -15,13 +15,13 @@ from parallax.logger import log
 from parallax.report.show import show
 from parallax.report.text import bytes_text, first_named
 from parallax.runtime.checkpoint.checkpoints import step_tensor
-from parallax.runtime.checkpoint.held import StoredVariable, hold
 from parallax.runtime.checkpoint.places import Places
 from parallax.runtime.checkpoint.positions import KeptPositions
 from parallax.runtime.checkpoint.step_runs import StepRuns
-from parallax.runtime.checkpoint.stored import stored_variables
-from parallax.runtime.checkpoint.touched import Marks
-from parallax.runtime.peers.recovered import RecoveredState, next_generation
+from parallax.runtime.checkpoint.stored_tensors import stored_variables
+from parallax.runtime.checkpoint.touched_tables import Marks
+from parallax.runtime.checkpoint.variable_rows import StoredVariable, hold
+from parallax.runtime.peers.recovery import RecoveredState, next_generation
 from parallax.runtime.peers.snapshot import Snapshot, snapshot
 from parallax.runtime.peers.store import PeerStore
 from parallax.runtime.supervisor.control import tell_saved

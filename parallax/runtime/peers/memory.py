@@ -11,15 +11,15 @@ from parallax.graph.spec import GraphSpec
 from parallax.logger import log
 from parallax.private_files import make_own_folder
 from parallax.runtime.checkpoint.checkpoints import step_tensor
-from parallax.runtime.checkpoint.held import hold
 from parallax.runtime.checkpoint.places import Places
 from parallax.runtime.checkpoint.positions import KeptPositions
-from parallax.runtime.checkpoint.stored import stored_variables
-from parallax.runtime.checkpoint.touched import hold_marks
+from parallax.runtime.checkpoint.stored_tensors import stored_variables
+from parallax.runtime.checkpoint.touched_tables import hold_marks
+from parallax.runtime.checkpoint.variable_rows import hold
 from parallax.runtime.launcher.host_memory import host_folder
 from parallax.runtime.peers.exchange import ring
 from parallax.runtime.peers.hook import PeerMemory
-from parallax.runtime.peers.recovered import RecoveredState, recovered_state
+from parallax.runtime.peers.recovery import RecoveredState, recovered_state
 from parallax.runtime.peers.snapshot import snapshot
 from parallax.runtime.peers.store import PeerStore
 from parallax.runtime.worker.ranks import ProcessGroup

@@ -14,16 +14,16 @@ import numpy as np
 import tensorflow as tf
 
 from parallax.errors import CheckpointError
-from parallax.runtime.checkpoint.held import (
+from parallax.runtime.checkpoint.row_ops import RowOps
+from parallax.runtime.checkpoint.stored_tensors import chunks
+from parallax.runtime.checkpoint.touched_tables import Marks
+from parallax.runtime.checkpoint.variable_rows import (
     ReplicatedRows,
     ReplicatedValue,
     ShardedRows,
     StoredVariable,
     whole_of,
 )
-from parallax.runtime.checkpoint.row_ops import RowOps
-from parallax.runtime.checkpoint.stored import chunks
-from parallax.runtime.checkpoint.touched import Marks
 from parallax.runtime.peers.part_files import COMMON, lone
 from parallax.runtime.peers.part_records import PartHead, PartVariable, SetRecord
 from parallax.runtime.peers.store import BASE_BYTES, BaseRows

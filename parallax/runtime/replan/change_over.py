@@ -24,7 +24,7 @@ from parallax.errors import ParallaxError
 from parallax.plans.plan import Plan
 from parallax.runtime.checkpoint.checkpoints import Checkpoints
 from parallax.runtime.checkpoint.places import Places
-from parallax.runtime.checkpoint.stored import Stored
+from parallax.runtime.checkpoint.stored_tensors import Stored
 from parallax.runtime.guard.guard import Guard
 from parallax.runtime.peers.hook import PeerMemory
 from parallax.runtime.replan.move import move, moves, to_be_moved

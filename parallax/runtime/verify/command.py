@@ -17,7 +17,7 @@ from parallax.plans.plan import Plan
 from parallax.runtime.launcher.job import Job
 from parallax.runtime.launcher.launch import launch
 from parallax.runtime.supervisor.sealed_files import read_file_value
-from parallax.runtime.verify.claimed import PLAN_FILE, keep_claims, walk_of
+from parallax.runtime.verify.claim_records import PLAN_FILE, keep_claims, walk_of
 from parallax.runtime.verify.draws import draws_of, hidden_text, keep_draws
 from parallax.runtime.verify.judging import OTHERS, OWN, ArrayPair, judge, measure
 from parallax.runtime.verify.sides import (

@@ -21,7 +21,7 @@ from parallax.graph.view import GraphView
 from parallax.plans.half_precision import ROUNDING
 from parallax.plans.plan import Plan, plan_from_json
 from parallax.runtime.supervisor.sealed_files import write_value
-from parallax.runtime.verify.claimed import KEPT_FILE, PLAN_FILE, START_FILE, ClaimGroups, save, walk_of
+from parallax.runtime.verify.claim_records import KEPT_FILE, PLAN_FILE, START_FILE, ClaimGroups, save, walk_of
 from parallax.runtime.verify.claims import Claims
 from parallax.runtime.verify.draws import joined_draws, kept_draws
 from parallax.runtime.verify.judging import HALF_MARGIN, MARGIN

@@ -16,7 +16,7 @@ import numpy as np
 
 from parallax.report.text import in_columns, pluralize
 from parallax.runtime.supervisor.sealed_files import read_file_value, write_value
-from parallax.runtime.verify.claimed import KEPT_FILE, RESULT_FILE, START_FILE, ClaimGroups, save
+from parallax.runtime.verify.claim_records import KEPT_FILE, RESULT_FILE, START_FILE, ClaimGroups, save
 from parallax.runtime.verify.claims import Claims, false_claim
 from parallax.runtime.verify.single import STARTS, OneProcess
 from parallax.runtime.worker.one_graph import place_of

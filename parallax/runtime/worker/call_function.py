@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from parallax.runtime.worker.called import unpacked_function
+from parallax.runtime.worker.function_package import unpacked_function
 from parallax.runtime.worker.ranks import current_process_group
 
 if __name__ == "__main__":

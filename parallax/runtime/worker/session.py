@@ -110,7 +110,7 @@ class SavedSteps(Protocol):
 
 
 class PlanChange(Protocol):
-    """Goes over to other plans (replan/requested.py); every worker must make the same calls."""
+    """Goes over to other plans (replan/requested_plan.py); every worker must make the same calls."""
 
     def to(self, plan: Plan | str | Path) -> str:
         """Goes over to a plan, and gives what is to be told of it."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from parallax.analysis.routes.candidates import rows_by_owner
+from parallax.analysis.routes.count_touched import Touched
 from parallax.analysis.routes.owners import MOST_SLOTS, Shares, all_slots, equal_shares, kinds_of, shares_of
-from parallax.analysis.routes.touched import Touched
 from parallax.plans.plan import Layout
 from tests.analysis.measured import MB, cluster, host
 from tests.analysis.specs import sparse

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from parallax.analysis.whatif.derived import NewHost, derive_profile
+from parallax.analysis.whatif.derive_profile import NewHost, derive_profile
 from parallax.errors import PlanError
 from parallax.profiles.profiles import AlphaBeta, ClusterProfile
 from tests.analysis.measured import MB, equal_hosts, host

@@ -17,7 +17,7 @@ from parallax.plans.plan import Layout, PlanConstraints
 from parallax.plans.what_if import WhatIf, what_if_from
 from parallax.profiles.plan_inputs import PlanInputs
 from parallax.profiles.profiles import AlphaBeta, TableProfile
-from parallax.report.html.simulated import simulation_text
+from parallax.report.html.simulation_page import simulation_text
 from tests.analysis.measured import MB, equal_hosts, model, table
 from tests.analysis.specs import dense, sparse, spec
 from tests.report.html.plans import language_model, measured, simulated

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from parallax.report.html.page import plan_page
-from parallax.report.html.simulated import simulation_page
+from parallax.report.html.simulation_page import simulation_page
 from tests.report.html.plans import simulated, timed, untimed, with_flips
 from tests.report.html.test_page import Page
 

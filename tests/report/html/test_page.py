@@ -18,7 +18,7 @@ from parallax.report.html import page as page_module
 from parallax.report.html.holdings import held_by_host, rate_now, sent_by_route
 from parallax.report.html.page import plan_page
 from parallax.report.html.pictures import SHOWN_HOSTS, hosts_svg
-from parallax.report.html.simulated import simulation_page
+from parallax.report.html.simulation_page import simulation_page
 from parallax.report.html.svg import powers, shorten, ticks
 from parallax.report.html.table import SHOWN_OWNERS
 from tests.analysis.measured import MB

@@ -42,14 +42,14 @@ from parallax.analysis.reading.capture import initialization_phases  # noqa: E40
 from parallax.analysis.stages import analyse, rewrites_of  # noqa: E402
 from parallax.errors import CheckpointError, PlanError  # noqa: E402
 from parallax.plans.plan import PlanConstraints, one_host  # noqa: E402
-from parallax.runtime.checkpoint import frozen  # noqa: E402
+from parallax.runtime.checkpoint import freeze  # noqa: E402
 from parallax.runtime.checkpoint.beside_training import _InProgress, beside_training  # noqa: E402
 from parallax.runtime.checkpoint.bundle import Bundle  # noqa: E402
 from parallax.runtime.checkpoint.folder import FilesFailed, Retention, latest  # noqa: E402
-from parallax.runtime.checkpoint.frozen import CannotFreeze  # noqa: E402
-from parallax.runtime.checkpoint.held import ShardedRows, hold  # noqa: E402
+from parallax.runtime.checkpoint.freeze import CannotFreeze  # noqa: E402
 from parallax.runtime.checkpoint.storage import Storage  # noqa: E402
-from parallax.runtime.checkpoint.stored import stored_variables  # noqa: E402
+from parallax.runtime.checkpoint.stored_tensors import stored_variables  # noqa: E402
+from parallax.runtime.checkpoint.variable_rows import ShardedRows, hold  # noqa: E402
 from parallax.runtime.checkpoint.writer import Writer  # noqa: E402
 from parallax.runtime.replan.change_over import places_of  # noqa: E402
 from parallax.runtime.worker.barrier import barrier  # noqa: E402
@@ -63,7 +63,7 @@ RANK = COMM.Get_rank()
 FOLDER = Path(sys.argv[2])
 CHUNK_BYTES = 64  # four rows of four float32; two of the table of float64
 STEPS = 3
-frozen._SILENT_S = 2  # a stopped copy is found out sooner than for users
+freeze._SILENT_S = 2  # a stopped copy is found out sooner than for users
 UNEQUAL, OTHERS = (2, 0, 0, 2, 2, 0), (1, 0, 1)  # owners of rows in turns; of three, worker 1 owns nothing
 
 

@@ -17,8 +17,8 @@ from parallax.runtime.checkpoint.checkpoints import check_global_step
 from parallax.runtime.checkpoint.folder import latest
 from parallax.runtime.checkpoint.sorted_string_table import DamagedCheckpoint
 from parallax.runtime.checkpoint.step_runs import _writers
-from parallax.runtime.checkpoint.stored import Stored, chunks, stored_variables
 from parallax.runtime.checkpoint.stored_rows import copy, stored_parts
+from parallax.runtime.checkpoint.stored_tensors import Stored, chunks, stored_variables
 from parallax.runtime.checkpoint.writer import Writer
 from parallax.settings.parts import CheckPointConfig
 

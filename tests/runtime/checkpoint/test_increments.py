@@ -23,8 +23,8 @@ from parallax.runtime.checkpoint.hook import CheckpointHook
 from parallax.runtime.checkpoint.links import HEADER
 from parallax.runtime.checkpoint.positions import NAMES, WORKERS, _digest, read_positions
 from parallax.runtime.checkpoint.storage import Storage
-from parallax.runtime.checkpoint.stored import Stored
-from parallax.runtime.checkpoint.touched import Marks, Succession
+from parallax.runtime.checkpoint.stored_tensors import Stored
+from parallax.runtime.checkpoint.touched_tables import Marks, Succession
 from parallax.runtime.checkpoint.writing import Moved
 from parallax.settings.parts import CheckPointConfig
 from tests.runtime.checkpoint.test_storage import Alone, Array

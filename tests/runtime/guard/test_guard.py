@@ -28,7 +28,7 @@ from parallax.runtime.guard.difference import (
 )
 from parallax.runtime.guard.fingerprints import fingerprint
 from parallax.runtime.guard.schedule import SHARE, Times, next_check
-from parallax.runtime.guard.watched import Watched, writers_of
+from parallax.runtime.guard.watched_variables import Watched, writers_of
 
 v1 = tf.compat.v1
 ROOT = Path(__file__).resolve().parents[3]

@@ -41,7 +41,7 @@ from pathlib import Path
 from parallax.cluster.machines import local_cluster
 from parallax.runtime.launcher.launch import launch
 from parallax.runtime.make_job import job_with, message_without_plan
-from parallax.runtime.worker.called import packed_function
+from parallax.runtime.worker.function_package import packed_function
 from parallax.settings.config import Config
 from parallax.settings.environment import Role, Settings
 

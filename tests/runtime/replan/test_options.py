@@ -11,7 +11,7 @@ from parallax.runtime.replan.options import ReplanOptions, check_possible
 from parallax.runtime.worker.job_message import JobMessage, read_parcel
 from parallax.settings.config import Config
 from parallax.settings.environment import Settings
-from parallax.settings.merged import merge_settings
+from parallax.settings.merge import merge_settings
 from parallax.settings.parts import ReplanConfig
 
 

@@ -14,7 +14,7 @@ from parallax.errors import PlanError
 from parallax.graph.spec import GraphSpec
 from parallax.plans.plan import Layout, Plan, PlanConstraints
 from parallax.runtime.replan.change_over import Changed
-from parallax.runtime.replan.requested import RequestedChange
+from parallax.runtime.replan.requested_plan import RequestedChange
 from tests.analysis.specs import dense, sparse, spec
 
 FOUR = Layout((1, 1, 1, 1))

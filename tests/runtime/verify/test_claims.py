@@ -14,7 +14,7 @@ from parallax.errors import ConfigError
 from parallax.graph.view import GraphView
 from parallax.plans.plan import PlanConstraints, one_host
 from parallax.plans.rewrites import AllReduce, Scale, Table
-from parallax.runtime.verify.claimed import (
+from parallax.runtime.verify.claim_records import (
     KEPT_FILE,
     START_FILE,
     ClaimGroups,

@@ -5,7 +5,7 @@ import threading
 import pytest
 
 from parallax.errors import ConfigError
-from parallax.runtime.worker.called import packed_function, unpacked_function
+from parallax.runtime.worker.function_package import packed_function, unpacked_function
 
 
 def test_a_function_comes_with_what_it_uses_from_around_it():

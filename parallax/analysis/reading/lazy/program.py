@@ -28,7 +28,7 @@ from parallax.analysis.reading.lazy.expressions import (
     in_order,
     leaves_of,
 )
-from parallax.analysis.reading.lazy.missed import Decay, Movement
+from parallax.analysis.reading.lazy.missed_updates import Decay, Movement
 
 
 class _Text:

@@ -26,7 +26,7 @@ from parallax.analysis.reading.lazy.group import (
     writes_together,
 )
 from parallax.analysis.reading.lazy.handles import READ, WRITES_ROWS, Handles, node_of
-from parallax.analysis.reading.lazy.missed import missed_updates
+from parallax.analysis.reading.lazy.missed_updates import missed_updates
 from parallax.analysis.reading.lazy.not_lazy import NotLazyError
 from parallax.analysis.reading.lazy.order import Order
 from parallax.analysis.reading.lazy.program import program_text, scalars_of

@@ -20,7 +20,9 @@ import tensorflow as tf
 
 from parallax.errors import CheckpointError
 from parallax.runtime.checkpoint.folder import reason
-from parallax.runtime.checkpoint.held import (
+from parallax.runtime.checkpoint.row_ops import RowOps
+from parallax.runtime.checkpoint.stored_tensors import Stored
+from parallax.runtime.checkpoint.variable_rows import (
     ReadableVariable,
     ReplicatedRows,
     ReplicatedValue,
@@ -29,8 +31,6 @@ from parallax.runtime.checkpoint.held import (
     StoredVariable,
     ValueOnServer,
 )
-from parallax.runtime.checkpoint.row_ops import RowOps
-from parallax.runtime.checkpoint.stored import Stored
 from parallax.runtime.worker.frozen_ops import frozen_ops
 from parallax.types import Array, ArrayOnWorker0, Comm, ConfigProto, FeedDict, Graph, Operation, Session, Tensor, Value
 

@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from parallax.runtime.checkpoint.contents import Contents, TouchedTable
-from parallax.runtime.checkpoint.held import ReadableVariable, StoredVariable, hold
 from parallax.runtime.checkpoint.links import Header
 from parallax.runtime.checkpoint.places import Places
-from parallax.runtime.checkpoint.stored import Stored
+from parallax.runtime.checkpoint.stored_tensors import Stored
+from parallax.runtime.checkpoint.variable_rows import ReadableVariable, StoredVariable, hold
 from parallax.transform.passes.touched_rows import RowMemory
 from parallax.types import Comm, Session
 

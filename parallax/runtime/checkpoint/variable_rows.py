@@ -31,7 +31,7 @@ from parallax.runtime.checkpoint.row_ops import (
     variable_of,
     whole_access,
 )
-from parallax.runtime.checkpoint.stored import Stored
+from parallax.runtime.checkpoint.stored_tensors import Stored
 from parallax.runtime.worker.barrier import barrier
 from parallax.types import Array, ArrayOnWorker0, Comm, Session, Value
 
@@ -42,7 +42,7 @@ class ReadableVariable(Protocol):
     """A variable whose rows can be read.
 
     `first` and `count` name rows of the variable in the user's order. `session` is TensorFlow's session on the graph
-    that has the ops: the worker's, or that of an image (frozen.py).
+    that has the ops: the worker's, or that of an image (freeze.py).
     """
 
     @property
