@@ -128,15 +128,15 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     items.sort(key=lambda item: next(n for n, tier in enumerate(longest) if item.get_closest_marker(tier)))
 
 
-def has_turn(nodeid: str, day: int, with_: str = "") -> bool:
+def has_turn(nodeid: str, day: int, group: str = "") -> bool:
     """Whether a test marked `rotates` is in the test command on a day.
 
     Args:
         nodeid: of the test.
         day: YYYYMMDD.
-        with_: named by tests that share a fixture's work, so that all of them have their turn on one day.
+        group: named by tests that share a fixture's work, so that all of them have their turn on one day.
     """
-    return (zlib.crc32((with_ or nodeid).encode()) + day) % SHARES == 0
+    return (zlib.crc32((group or nodeid).encode()) + day) % SHARES == 0
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

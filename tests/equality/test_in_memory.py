@@ -53,7 +53,7 @@ def trained_by(parts: int, *all_workers: Workers, but: str = "over all routes") 
             workers,
             case,
             id=f"<{what}, part {number % parts}>-{case.name}",
-            marks=pytest.mark.rotates(with_=case.graph),
+            marks=pytest.mark.rotates(group=case.graph),
         )
         for number, of_graph in numbered
         for workers, case in of_graph

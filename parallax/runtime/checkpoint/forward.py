@@ -211,25 +211,25 @@ def _check_needed(view: GraphView, needed: set[str], cut: frozenset[str], output
             )
         _check_op(op, f"{wanted} needs {node} ({op})")
         if _writes(view.nodes[node]):
-            raise _refuse("must not write variables", f"{wanted} needs {node} ({op}), which does")
+            raise _make_refusal("must not write variables", f"{wanted} needs {node} ({op}), which does")
     for function in _functions(view, needed):
         for one in function.node_def:
             called = f"{wanted} needs {function.signature.name}, a function with {one.name} ({one.op})"
             _check_op(one.op, called)
             if _writes(one):
-                raise _refuse("must not write variables", f"{called}, which does")
+                raise _make_refusal("must not write variables", f"{called}, which does")
 
 
 def _check_op(op: str, what: str) -> None:
     if op.startswith(_PIPELINES):
-        raise _refuse("must not read an input pipeline", what)
+        raise _make_refusal("must not read an input pipeline", what)
     if op in _PYTHON:
-        raise _refuse("must not call Python, which is in no file", what)
+        raise _make_refusal("must not call Python, which is in no file", what)
     if op.startswith(("Horovod", "Parallax")):
-        raise _refuse("must run in TensorFlow as it is", what)
+        raise _make_refusal("must run in TensorFlow as it is", what)
 
 
-def _refuse(rule: str, what: str) -> CheckpointError:
+def _make_refusal(rule: str, what: str) -> CheckpointError:
     return CheckpointError(
         f"What is exported {rule}, and {what}. Name an output that comes before it, or by --input what it gives."
     )
