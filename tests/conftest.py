@@ -43,6 +43,7 @@ TIERS = {
     "tests/keras/": "graph",
     "tests/end_to_end/": "job",
     "tests/functions/test_jobs.py": "job",
+    "tests/functions/test_shared_arrays.py": "job",
     "tests/functions/test_request_queue.py": "graph",
     "tests/equality/test_in_memory.py": "graph",
     "tests/equality/": "job",

@@ -181,6 +181,7 @@ class ScriptLoop:
         except ChannelClosed:
             opened, self._open = self._open, None
             if opened is not None:
+                opened.variables.fall_back()
                 opened.variables.release()
             self._stack.pop_all().__exit__(*sys.exc_info())
             raise

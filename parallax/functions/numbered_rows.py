@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
 
+from parallax.functions.shared_arrays import SharedArrays
 from parallax.types import Array
 
 
@@ -13,20 +12,22 @@ class NumberedRows:
     """Rows of an array, which are taken when they are asked for.
 
     Attributes:
-        array: of which they are.
+        source: of which arrays they are.
+        array: the one of them, [n, ...].
         numbers: theirs in it.
         shape: theirs.
     """
 
-    def __init__(self, array: Array, numbers: Array, first: int | None) -> None:
+    def __init__(self, source: SharedArrays, array: Array, numbers: Array, first: int | None) -> None:
         """Remembers which rows they are.
 
         Args:
-            array: [n, ...].
+            source: of which arrays they are.
+            array: the one of them, [n, ...].
             numbers: of the rows, [m], whole numbers.
             first: the first of them where they follow one another, else None.
         """
-        self.array, self.numbers, self._first = array, numbers, first
+        self.source, self.array, self.numbers, self._first = source, array, numbers, first
         self.shape: tuple[int, ...] = (len(numbers), *array.shape[1:])
 
     def __getitem__(self, part: slice) -> Array:
@@ -41,14 +42,15 @@ class NumberedArrays:
     """The arrays of one input; a batch is the numbers of its rows.
 
     Args:
-        arrays: equally long, contiguous, and changed by nobody.
+        shared: equally long, and changed by nobody.
     """
 
-    def __init__(self, arrays: Sequence[Array]) -> None:
-        self._arrays = list(arrays)
+    def __init__(self, shared: SharedArrays) -> None:
+        self._shared = shared
 
     def batch(self, numbers: Array) -> list[NumberedRows]:
         """The rows of each array, by their numbers, [m]."""
         first = int(numbers[0]) if len(numbers) else 0
         follows = bool((numbers == np.arange(first, first + len(numbers))).all())
-        return [NumberedRows(array, numbers, first if follows else None) for array in self._arrays]
+        known = first if follows else None
+        return [NumberedRows(self._shared, array, numbers, known) for array in self._shared.arrays]

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
@@ -15,13 +16,14 @@ from parallax.functions.request_queue import RequestQueue, Resend, SentRequest
 from parallax.functions.results import default_rule
 from parallax.functions.running import place_of_value
 from parallax.functions.serving import ReadyWorkers, StepResults, WantedResults
+from parallax.functions.shared_arrays import SharedArrays
 from parallax.functions.shares import Share, portable_batch, rows_of
 from parallax.functions.step_graph import GraphStep, StepGraph
 from parallax.functions.traced_values import InFile, bytes_of
 from parallax.logger import log
 from parallax.report.text import bytes_text
 from parallax.runtime.checkpoint.stored_tensors import groups
-from parallax.types import Array, ArrayOnWorker0, Nest, Operation, Picklable, Tensor, Value, Variable
+from parallax.types import ArrayOnWorker0, Nest, Operation, Picklable, Tensor, Value, Variable
 
 _RULES = ("mean", "rows", "same", "whole")
 """In the order of `WantedResults`."""
@@ -29,11 +31,29 @@ _KEPT_BYTES = 1 << 30
 """Of requests, and of values, that are kept for workers that replace failed ones."""
 _BASE_S, _BASE_COSTS = 10.0, 50
 """How long workers compute at least between two readings of all values, and how many times as long as one takes."""
+_COSTS_AT_END = 200
+"""The same number where no workers replace failed ones, and a failure ends the training."""
+_READ_PER_S = 5e8
+"""Bytes: by them the first reading of all values is estimated."""
 _TOO_MUCH = (
     "More than {size} of {what} would be kept for workers that replace failed ones, so a failure will end the "
     "training. {remedy}, or leave max_restarts out."
 )
 _SAVE, _SAVE_MORE_OFTEN = "Write checkpoints (CheckPointConfig)", "Write checkpoints more often"
+
+
+class ValueBackup(NamedTuple):
+    """The values of all variables but those of metrics, at one time.
+
+    Attributes:
+        values: by name.
+        runs: how many steps the session had run.
+        read_s: when that was, by the monotonic clock.
+    """
+
+    values: Mapping[str, Value]
+    runs: int
+    read_s: float
 
 
 class RemoteSteps:
@@ -42,6 +62,7 @@ class RemoteSteps:
     Attributes:
         resumed_step: as in `RunningSteps`.
         steps: as in `RunningSteps`.
+        backup: what the variables were when all were read last; None before.
     """
 
     def __init__(
@@ -63,8 +84,10 @@ class RemoteSteps:
         self._sums = CarriedSums()
         requests.watcher = self._sums
         self._wanted: dict[tuple[str, WantedResults], int] = {}
-        self._sent: dict[tuple[int, ...], tuple[int, Sequence[Array]]] = {}
-        self._base_s, self._base_cost_s = time.monotonic(), 0.0
+        self._sent: dict[int, tuple[int, SharedArrays]] = {}  # by id
+        self.backup: ValueBackup | None = None
+        self._base_s, self._runs = time.monotonic(), 0
+        self._base_cost_s = sum(map(bytes_of, self.variables().values())) / _READ_PER_S
         self._saved_step: int | None = None  # of the latest checkpoint that the workers have written
 
     def variables(self) -> dict[str, Variable]:
@@ -135,6 +158,7 @@ class RemoteSteps:
         run, names = self._sums.note_run(step.name), self._sums.names.get(step.name, ())
         answer = self._send_batch(self._wanted[key], share, run, step.is_counted)
         self.steps += step.is_counted
+        self._runs += 1
 
         def wait() -> list[Value]:
             found: StepResults = answer()
@@ -184,33 +208,51 @@ class RemoteSteps:
         parts = {name for names in self._sums.names.values() for name in names}
         return [name for name in self.variables() if name not in parts]
 
+    def back_up(self, least_s: float = 0.0) -> None:
+        """Reads all variables, where the last reading was long ago beside what one costs.
+
+        Args:
+            least_s: how long ago at least.
+        """
+        costs = _BASE_COSTS if self._begins_at_backup else _COSTS_AT_END
+        if time.monotonic() - self._base_s > max(least_s, costs * self._base_cost_s):
+            self._take_backup()
+
+    @property
+    def _begins_at_backup(self) -> bool:
+        """Whether workers that replace failed ones begin with the values that were read last."""
+        return self._requests.is_restorable and self._graph.loop is None  # else with a checkpoint's
+
     def _bound_requests(self) -> None:
         """Keeps few requests for workers that replace failed ones, and little for them to do again."""
-        requests, in_files = self._requests, self._graph.loop is not None
+        requests = self._requests
+        if self._begins_at_backup and requests.kept_bytes > _KEPT_BYTES:
+            self._take_backup()
+        else:
+            self.back_up(_BASE_S)
         if not requests.is_restorable:
             return
-        is_full = requests.kept_bytes > _KEPT_BYTES
-        if in_files:
+        if not self._begins_at_backup:
             requests.forget_until(self._saved_step or 0)
-        elif is_full or time.monotonic() - self._base_s > max(_BASE_S, _BASE_COSTS * self._base_cost_s):
-            self._take_base()
         if requests.kept_bytes > _KEPT_BYTES:
-            self._give_up("batches", _SAVE_MORE_OFTEN if in_files else _SAVE)
+            self._give_up("batches", _SAVE if self._begins_at_backup else _SAVE_MORE_OFTEN)
 
-    def _take_base(self) -> None:
-        """Reads all variables, with which restored workers begin from now on, where this process may have them."""
+    def _take_backup(self) -> None:
+        """Reads all variables, where this process may have them; from now on restored workers begin with these."""
         began_s, variables = time.monotonic(), self.variables()
         names = self._shared_names()
         if sum(bytes_of(variables[name]) for name in names) > _KEPT_BYTES:
-            self._give_up("variables", _SAVE)
+            if self._begins_at_backup:
+                self._give_up("variables", _SAVE)
             return
         values = self.read(names)
-        sizes = {name: np.asarray(value).nbytes for name, value in values.items()}
-        self._requests.rebase(
-            SentRequest.of("write", (group,), [values[name] for name in group]) for group in groups(sizes)
-        )
         self._base_s = time.monotonic()
         self._base_cost_s = self._base_s - began_s
+        self.backup = ValueBackup(values, self._runs, self._base_s)
+        if self._begins_at_backup:
+            sizes = {name: np.asarray(value).nbytes for name, value in values.items()}
+            writes = [(group, [values[name] for name in group]) for group in groups(sizes)]
+            self._requests.rebase(SentRequest.of("write", (names,), own, resend=Resend.ALWAYS) for names, own in writes)
 
     def _give_up(self, what: str, remedy: str) -> None:
         self._requests.give_up()
@@ -222,9 +264,15 @@ class RemoteSteps:
         numbered = [part for part in batch.arrays if isinstance(part, NumberedRows)]
         if not numbered or len(numbered) < len(batch.arrays):
             return ask("batch", wanted, payload=portable_batch(batch.arrays))
-        key = tuple(id(part.array) for part in numbered)
-        if key not in self._sent:
-            arrays = [part.array for part in numbered]  # held, so that no others are taken for them
-            self._sent[key] = len(self._sent), arrays
-            self._requests.tell("arrays", self._sent[key][0], payload=arrays, resend=Resend.ALWAYS)
-        return ask("rows", wanted, self._sent[key][0], numbered[0].numbers)
+        shared = numbered[0].source
+        if id(shared) not in self._sent:
+            self._sent[id(shared)] = len(self._sent), shared  # held, so that no others are taken for them
+            self._send_arrays(self._sent[id(shared)][0], shared)
+        return ask("rows", wanted, self._sent[id(shared)][0], numbered[0].numbers)
+
+    def _send_arrays(self, number: int, shared: SharedArrays) -> None:
+        """Has the workers take arrays: mapped on this machine, where no worker 0 is on another one, else sent."""
+        requests = self._requests
+        is_mapped = requests.is_on_this_machine and requests.ask("can_open", shared.place, shared.kinds)()
+        place, payload = (shared.place, None) if is_mapped else (None, shared.arrays)
+        requests.tell("arrays", number, shared.kinds, place, payload=payload, resend=Resend.ALWAYS)

@@ -134,6 +134,11 @@ class RequestQueue:
         self._log: deque[SentRequest] = deque()
 
     @property
+    def is_on_this_machine(self) -> bool:
+        """Whether worker 0 is on this machine, and that of a next job too."""
+        return self._channel.is_on_this_machine
+
+    @property
     def is_restorable(self) -> bool:
         """Whether requests are kept for workers that replace failed ones."""
         return self._restore is not None

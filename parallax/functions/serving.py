@@ -24,6 +24,7 @@ from parallax.errors import SessionError
 from parallax.functions.numbered_rows import NumberedArrays
 from parallax.functions.running import RunningSteps
 from parallax.functions.served_graph import ServedGraph
+from parallax.functions.shared_arrays import ArrayKind, MemoryPlace, SharedArrays, can_open, share_among_workers
 from parallax.functions.shares import RaggedRows, Share, share_of
 from parallax.functions.step_graph import GraphStep
 from parallax.job_beside import PlannedMessage
@@ -35,8 +36,6 @@ from parallax.runtime.worker.without_keras import keras_left_out
 from parallax.settings.config import Config
 from parallax.types import Array, Comm, Picklable, Tensor
 
-_PIECE_BYTES = 1 << 30
-"""MPI counts to 2**31."""
 _LETTER_BYTES = 2048
 """What is longer takes a second message among workers."""
 _WATCH_S = 5e-4
@@ -224,9 +223,26 @@ class _Service:
         tensors = [step.run.graph.get_tensor_by_name(name) for names in wanted for name in names]
         self._of_wanted[number] = step, tensors
 
-    def serve_arrays(self, number: int, own: list[Array] | None) -> None:
-        """Takes arrays, of which steps are then given row numbers."""
-        self._arrays[number] = NumberedArrays(_arrays_of_worker_0(own, self._running))
+    def serve_can_open(self, place: MemoryPlace, kinds: Sequence[ArrayKind], _: None) -> None:
+        """Says whether worker 0 can map arrays of the driver's."""
+        self._answer(can_open(place, kinds))
+
+    def serve_arrays(
+        self, number: int, kinds: Sequence[ArrayKind], place: MemoryPlace | None, sent: list[Array] | None
+    ) -> None:
+        """Takes arrays, of which steps are then given row numbers.
+
+        Args:
+            number: by which these steps know them.
+            kinds: of the arrays.
+            place: where worker 0 has them from; None where they are sent.
+            sent: them, on worker 0.
+        """
+        own = None
+        if self._members.rank == 0:
+            own = SharedArrays.copy_of(sent or []) if place is None else SharedArrays.open(place, kinds)
+        host = self._members.parcel.hosts[self._members.rank]
+        self._arrays[number] = NumberedArrays(share_among_workers(kinds, own, self._comm, host))
 
     def serve_rows(self, wanted: int, number: int, numbers: Array, _: None) -> None:
         """Runs a step on rows of arrays."""
@@ -356,16 +372,3 @@ def _from_worker_0(data: bytes, comm: Comm) -> bytes:
     if length > _LETTER_BYTES - 8:
         return bytes(bytes_of_rank_0(data if comm.Get_rank() == 0 else None, comm))
     return letter[8 : 8 + length].tobytes()
-
-
-def _arrays_of_worker_0(own: list[Array] | None, running: RunningSteps) -> list[Array]:
-    """Worker 0's arrays on all workers."""
-    if running.size == 1:
-        return own or []
-    kinds = running.comm.bcast(None if own is None else [(one.shape, one.dtype) for one in own])
-    arrays = own or [np.empty(shape, dtype) for shape, dtype in kinds]
-    for array in arrays:
-        whole = array.reshape(-1).view(np.uint8)
-        for begin in range(0, len(whole), _PIECE_BYTES):
-            running.comm.Bcast(whole[begin : begin + _PIECE_BYTES])
-    return arrays

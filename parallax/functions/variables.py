@@ -6,6 +6,7 @@ wrote and all parts. The value of all others is the workers'.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
@@ -24,6 +25,10 @@ _NO_FOLDER = (
     "A model whose large variables have more than {limit} (TableConfig.whole_bytes) gets them back from its workers as "
     "a checkpoint that they write, and no folder is named; there are {size} in {count}. Name one: parallax run "
     "--tables-dir DIR, or TableConfig(tables_dir=...). Or allow more bytes than that: --whole-bytes N."
+)
+_BACKUP = "The workers have failed: variables have the values that they had {seconds:.1f} s before, after {steps}."
+_NO_BACKUP = (
+    "The workers have failed before all variables were read: each has the value that it had when it was read last."
 )
 _WRITTEN = "The trained model is in the checkpoint {prefix}, and {count} of it there alone (docs/keras.md)."
 
@@ -139,6 +144,19 @@ class TrainedVariables:
         """
         self.flush()
         return self._running.store(folder, self._trained, step)
+
+    def fall_back(self) -> None:
+        """Gives the script's variables the values that the workers had when all were read last, as they have failed."""
+        if not self.mirrors.stale:
+            return
+        backup = self._running.backup
+        if backup is None:
+            log.warning(_NO_BACKUP)
+            return
+        for name, value in backup.values.items():
+            self.mirrors.put(name, value)
+        steps = pluralize(backup.runs, "step")
+        log.warning(_BACKUP.format(steps=steps, seconds=time.monotonic() - backup.read_s))
 
     def release(self) -> None:
         """Ends it; the variables keep the values that they have."""

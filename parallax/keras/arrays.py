@@ -10,6 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 from parallax.functions.numbered_rows import NumberedArrays
+from parallax.functions.shared_arrays import SharedArrays
 from parallax.keras.inputs import ROW_NUMBERS, parts_of, row_numbers
 from parallax.keras.libraries import library_of
 from parallax.types import Argument, Array, KerasModel, Nest, TensorLike, TypeSpec
@@ -55,18 +56,18 @@ def numbers_of(batch: Nest, which: str) -> Array | None:
     return None if numbers is None else np.asarray(numbers)
 
 
-def _numbers(which: str, arrays: list[Array]) -> dict[str, Array]:
-    return {ROW_NUMBERS + which: np.arange(len(arrays[0]))}
+def _numbers(which: str, shared: SharedArrays) -> dict[str, Array]:
+    return {ROW_NUMBERS + which: np.arange(len(shared.arrays[0]))}
 
 
-def _arrays(data: tuple[Nest, Nest, Nest], spec: Nest) -> list[Array] | None:
+def _arrays(data: tuple[Nest, Nest, Nest], spec: Nest) -> SharedArrays | None:
     """Copies of the arrays, of the types that a batch has; a batch shows nothing that is done to the script's own."""
     parts, wanted = parts_of(data), [one for one in tf.nest.flatten(spec) if one is not None]
     if len(parts) != len(wanted) or not all(map(_is_plain, parts, wanted)):
         return None
     if len({len(part) for part in parts}) != 1 or not len(parts[0]):
         return None
-    return [np.array(part, one.dtype.as_numpy_dtype, order="C") for part, one in zip(parts, wanted, strict=True)]
+    return SharedArrays.copy_of(parts, [one.dtype.as_numpy_dtype for one in wanted])
 
 
 def _is_plain(part: TensorLike, wanted: TypeSpec) -> bool:

@@ -186,8 +186,11 @@ def run_fit(
         history = _fit_by(fit, original, running, variables)
         return history, variables.values(tables)
     except BaseException:
-        with suppress(ChannelClosed, ParallaxError):  # the model has the workers' values, where they can be had
-            variables.mirrors.refresh_all()
+        try:
+            with suppress(ParallaxError):  # the model has the workers' values, where they can be had
+                variables.mirrors.refresh_all()
+        except ChannelClosed:
+            variables.fall_back()
         raise
     finally:
         variables.release()

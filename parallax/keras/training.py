@@ -108,6 +108,8 @@ class ModelTraining:
 
     def within(self, hook: str, *args: Argument) -> AbstractContextManager[None]:
         """What surrounds a hook of the callbacks."""
+        if hook == "on_epoch_end":
+            self._running.back_up()
         return nullcontext() if self.progress is None else self.progress.within(hook, *args)
 
     def store(self, folder: Path, step: int | None = None) -> dict[str, InFile]:

@@ -58,11 +58,15 @@ class ChannelClosed(Exception):
 class DriverConnection:
     """One end of a connection, over which pickled messages go in order.
 
+    Attributes:
+        is_on_this_machine: whether the other end is.
+
     Args:
         connected: a socket, which is closed with the channel.
     """
 
     def __init__(self, connected: socket.socket) -> None:
+        self.is_on_this_machine = connected.family == socket.AF_UNIX
         self._connection: Connection = Connection(connected.detach())
 
     def send(self, message: Picklable) -> None:

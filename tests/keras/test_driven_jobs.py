@@ -30,7 +30,8 @@ def test_a_script_runs_once_around_its_fits(start, tmp_path, workers):  # noqa: 
 def test_a_worker_that_is_killed_ends_the_fit_with_the_status_of_its_job(start, tmp_path):  # noqa: F811
     done = start(*CLI, "run", "--workers", 2, SCRIPTS / "fit_once.py", "killed", tmp_path).finish(240)
     assert done.status == 137 and "was killed by SIGKILL" in done.stderr, done
-    assert "FAILED 137, and 3 weights are left" in done.stdout, done
+    assert "FAILED 137, and weights are those of the epoch's end: True" in done.stdout, done
+    assert "variables have the values that they had" in done.stderr, done
 
 
 @pytest.mark.rotates

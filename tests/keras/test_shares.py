@@ -5,6 +5,7 @@ import pytest
 import tensorflow as tf
 
 from parallax.functions.numbered_rows import NumberedArrays
+from parallax.functions.shared_arrays import SharedArrays
 from parallax.functions.shares import RaggedRows, rows_of, share_of
 
 
@@ -37,7 +38,7 @@ def test_a_share_of_ragged_rows_has_their_values_and_where_they_end():
 @pytest.mark.parametrize("numbers", [[2, 3, 4, 5, 6], [6, 0, 3, 3, 1], [4], []])
 def test_shares_of_numbered_rows_are_those_of_the_rows(numbers):
     ids, labels, numbers = np.arange(16).reshape(8, 2), np.arange(8.0), np.array(numbers, np.int64)
-    batch = NumberedArrays([ids, labels]).batch(numbers)
+    batch = NumberedArrays(SharedArrays.copy_of([ids, labels])).batch(numbers)
     assert rows_of(batch) == len(numbers)
     for rank in range(3):
         expected = share_of([ids[numbers], labels[numbers]], rank, 3)
@@ -45,9 +46,9 @@ def test_shares_of_numbered_rows_are_those_of_the_rows(numbers):
 
 
 def test_rows_that_follow_one_another_are_not_copied():
-    array = np.arange(16).reshape(8, 2)
-    (rows,) = NumberedArrays([array]).batch(np.arange(3, 7))
-    assert np.shares_memory(rows[1:3], array)
+    shared = SharedArrays.copy_of([np.arange(16).reshape(8, 2)])
+    (rows,) = NumberedArrays(shared).batch(np.arange(3, 7))
+    assert np.shares_memory(rows[1:3], shared.arrays[0])
 
 
 def test_ragged_rows_of_several_levels_are_cut_as_tensorflow_cuts_them():
