@@ -29,7 +29,7 @@ def main(case: str) -> None:
         models = [_small(16)] if case in (LINES, AGAIN) else [_small(width) for width in (8, 16, 32)]
         for model in models * (2 if case == AGAIN else 1):
             _fit(model, 8, started)
-    print("STARTED " + json.dumps(started))
+    sys.stdout.write(f"STARTED {json.dumps(started)}\n")  # in one piece: workers may still print
 
 
 def _small(width: int) -> Any:
