@@ -10,11 +10,12 @@ from pathlib import Path
 from typing import NamedTuple
 
 from parallax import call as calls
+from parallax.functions.heard_requests import END
 from parallax.functions.remote_steps import RemoteSteps
 from parallax.functions.request_queue import RequestQueue
 from parallax.functions.running import INITIAL, place_of_value
 from parallax.functions.served_graph import ServedGraph
-from parallax.functions.serving import END, ReadyWorkers, serve
+from parallax.functions.serving import ReadyWorkers, serve
 from parallax.functions.step_graph import GraphStep, StepGraph
 from parallax.job_beside import CallPlans, JobBeside, JobNeeds, PlannedMessage
 from parallax.logger import log
@@ -60,6 +61,10 @@ class DrivenWorkers:
         except BaseException:
             self._listening.close()
             raise
+
+    @property
+    def _is_spread(self) -> bool:
+        return not all(host.is_this_machine for host in self.needs.cluster.hosts)
 
     @property
     def is_sound(self) -> bool:
@@ -117,7 +122,7 @@ class DrivenWorkers:
             show_status(f"{pluralize(self.needs.cluster.num_workers, 'worker')} open the session")
             try:
                 with self._job.preempt_on_sigterm() if saves else nullcontext():
-                    running = RemoteSteps(graph, requests, ready(), self._whole_results())
+                    running = RemoteSteps(graph, requests, ready(), self._whole_results(), self._is_spread)
                     clear_status()
                     yield running
             except BaseException:

@@ -6,6 +6,7 @@ sum over the workers is the one process's.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Sequence
 from functools import cached_property
 
@@ -69,9 +70,12 @@ class MetricSums:
     Attributes:
         variables: the tf.Variables of metrics, in order.
         latest: the sums after the last step.
+        ahead: how many steps may be on their way when another one is made.
     """
 
     def __init__(self, variables: Sequence[Variable]) -> None:
+        self.ahead = 1
+        self._on_their_way: deque[StepSums] = deque()
         self.variables = list(variables)
         self._base = [variable.numpy() for variable in variables]
         self.latest = StepSums(self._base)
@@ -94,12 +98,13 @@ class MetricSums:
         self.latest = StepSums(self._base)
 
     def follow(self, numbers: Sequence[int], wait: Callable[[], StepValues]) -> None:
-        """Records a step; waits for the step before.
+        """Records a step; waits for one before it, where more than `ahead` are on their way.
 
         Args:
             numbers: of the variables whose sums it gives.
             wait: gives these sums, and its logs beside metrics.
         """
-        before = self.latest
-        self.latest = StepSums(self._base, numbers, before, wait)
-        before.arrive()
+        self._on_their_way.append(self.latest)
+        self.latest = StepSums(self._base, numbers, self.latest, wait)
+        while len(self._on_their_way) > self.ahead - 1:
+            self._on_their_way.popleft().arrive()

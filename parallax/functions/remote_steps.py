@@ -14,16 +14,17 @@ from parallax.functions.carried_sums import CarriedSums, RunSums
 from parallax.functions.numbered_rows import NumberedRows
 from parallax.functions.request_queue import RequestQueue, Resend, SentRequest
 from parallax.functions.results import default_rule
+from parallax.functions.row_pipeline import RawRows, RowPipeline, RunningPipeline
 from parallax.functions.running import place_of_value
 from parallax.functions.serving import ReadyWorkers, StepResults, WantedResults
 from parallax.functions.shared_arrays import SharedArrays
-from parallax.functions.shares import Share, portable_batch, rows_of
+from parallax.functions.shares import RaggedRows, Share, portable_batch, rows_of
 from parallax.functions.step_graph import GraphStep, StepGraph
 from parallax.functions.traced_values import InFile, bytes_of
 from parallax.logger import log
 from parallax.report.text import bytes_text
 from parallax.runtime.checkpoint.stored_tensors import groups
-from parallax.types import ArrayOnWorker0, Nest, Operation, Picklable, Tensor, Value, Variable
+from parallax.types import Array, ArrayOnWorker0, Nest, Operation, Picklable, Tensor, Value, Variable
 
 _RULES = ("mean", "rows", "same", "whole")
 """In the order of `WantedResults`."""
@@ -39,7 +40,25 @@ _TOO_MUCH = (
     "More than {size} of {what} would be kept for workers that replace failed ones, so a failure will end the "
     "training. {remedy}, or leave max_restarts out."
 )
+_OTHER_ROWS = (
+    "The functions that the input maps over its elements give other rows on another machine than here, or none, as for "
+    "files that are on this machine alone. So this process calls them, and sends all workers their rows."
+)
 _SAVE, _SAVE_MORE_OFTEN = "Write checkpoints (CheckPointConfig)", "Write checkpoints more often"
+
+
+class _SentPipeline(NamedTuple):
+    """A pipeline that the workers have.
+
+    Attributes:
+        number: by which they know it.
+        pipeline: it, held, so that no other is taken for it.
+        here: it in this process, where some worker makes other rows or none.
+    """
+
+    number: int
+    pipeline: RowPipeline
+    here: RunningPipeline | None
 
 
 class ValueBackup(NamedTuple):
@@ -60,13 +79,19 @@ class RemoteSteps:
     """Steps that workers run for this process.
 
     Attributes:
+        is_spread: whether a worker is on another machine.
         resumed_step: as in `RunningSteps`.
         steps: as in `RunningSteps`.
         backup: what the variables were when all were read last; None before.
     """
 
     def __init__(
-        self, graph: StepGraph, requests: RequestQueue, ready: ReadyWorkers, whole: Collection[str] | None = None
+        self,
+        graph: StepGraph,
+        requests: RequestQueue,
+        ready: ReadyWorkers,
+        whole: Collection[str] | None = None,
+        is_spread: bool = False,
     ) -> None:
         """Takes over workers that have opened the graph.
 
@@ -75,8 +100,9 @@ class RemoteSteps:
             requests: to the workers.
             ready: what they have answered.
             whole: the results that layouts bring to every worker; None where there is one worker.
+            is_spread: whether a worker is on another machine.
         """
-        self._whole = whole
+        self._whole, self.is_spread = whole, is_spread
         self._graph, self._requests = graph, requests
         self.resumed_step = ready.resumed_step
         self.steps = self.resumed_step or 0
@@ -85,6 +111,8 @@ class RemoteSteps:
         requests.watcher = self._sums
         self._wanted: dict[tuple[str, WantedResults], int] = {}
         self._sent: dict[int, tuple[int, SharedArrays]] = {}  # by id
+        self._pipelines: dict[int, _SentPipeline] = {}  # by id
+        self._has_said_bytes = False
         self.backup: ValueBackup | None = None
         self._base_s, self._runs = time.monotonic(), 0
         self._base_cost_s = sum(map(bytes_of, self.variables().values())) / _READ_PER_S
@@ -261,9 +289,21 @@ class RemoteSteps:
     def _send_batch(self, wanted: int, batch: Share, run: RunSums, counts: bool) -> Callable[..., Picklable]:
         """Sends row numbers of arrays, which the workers get once, or their shares of a batch; gives what waits."""
         ask = partial(self._requests.ask, resend=Resend.SINCE_BASE, note=run, counts=counts)
+        raw = [part for part in batch.arrays if isinstance(part, RawRows)]
+        if raw:
+            elements = [np.asarray(part.array) for part in raw]
+            sent = self._send_pipeline(raw[0].pipeline, elements)
+            if sent.here is None:
+                self._say_bytes(elements, "elements, of which workers make rows,")
+                return ask("elements", wanted, sent.number, payload=elements)
+            rows: Sequence[Array | RaggedRows] = sent.here.make(elements)
+            self._say_bytes(rows, "rows")
+            return ask("batch", wanted, payload=rows)
         numbered = [part for part in batch.arrays if isinstance(part, NumberedRows)]
         if not numbered or len(numbered) < len(batch.arrays):
-            return ask("batch", wanted, payload=portable_batch(batch.arrays))
+            rows = portable_batch(batch.arrays)
+            self._say_bytes(rows, "rows")
+            return ask("batch", wanted, payload=rows)
         shared = numbered[0].source
         if id(shared) not in self._sent:
             self._sent[id(shared)] = len(self._sent), shared  # held, so that no others are taken for them
@@ -276,3 +316,28 @@ class RemoteSteps:
         is_mapped = requests.is_on_this_machine and requests.ask("can_open", shared.place, shared.kinds)()
         place, payload = (shared.place, None) if is_mapped else (None, shared.arrays)
         requests.tell("arrays", number, shared.kinds, place, payload=payload, resend=Resend.ALWAYS)
+
+    def _say_bytes(self, parts: Sequence[Array | RaggedRows], what: str) -> None:
+        """Says once what a batch sends to other machines."""
+        if self.is_spread and not self._has_said_bytes:
+            self._has_said_bytes = True
+            size = sum(
+                array.nbytes for one in parts for array in (one.parts() if isinstance(one, RaggedRows) else [one])
+            )
+            log.info(
+                f"This process reads the input: {bytes_text(size)} of {what} in a batch, which it sends to worker 0."
+            )
+
+    def _send_pipeline(self, pipeline: RowPipeline, elements: Sequence[Array]) -> _SentPipeline:
+        """Has the workers take a pipeline, once, if they all make of a first row what this process makes of it."""
+        if id(pipeline) in self._pipelines:
+            return self._pipelines[id(pipeline)]
+        number, here, first = len(self._pipelines), RunningPipeline(pipeline), [one[:1] for one in elements]
+        self._requests.tell("pipeline", number, pipeline, resend=Resend.ALWAYS)
+        is_like = self._requests.ask("try_pipeline", number, pipeline, here.make(first), payload=first)()
+        if is_like:
+            here.close()
+        else:
+            log.warning(_OTHER_ROWS)
+        self._pipelines[id(pipeline)] = _SentPipeline(number, pipeline, None if is_like else here)
+        return self._pipelines[id(pipeline)]

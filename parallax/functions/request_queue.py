@@ -17,7 +17,8 @@ from enum import Enum, auto
 from typing import Protocol
 
 from parallax.errors import SessionError
-from parallax.functions.serving import DriverRequest, ReadyWorkers
+from parallax.functions.heard_requests import DriverRequest
+from parallax.functions.serving import ReadyWorkers
 from parallax.runtime.driver_channel import ChannelClosed, DriverConnection, deferred_interrupts
 from parallax.types import Picklable
 

@@ -8,39 +8,35 @@ process would have computed.
 from __future__ import annotations
 
 import gc
-import os
 import pickle
-import time
 import zlib
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from importlib import import_module
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
+from tensorflow.errors import OpError
 
 from parallax import call as calls
 from parallax.errors import SessionError
+from parallax.functions.heard_requests import END, DriverRequest, HeardRequests
 from parallax.functions.numbered_rows import NumberedArrays
+from parallax.functions.row_pipeline import RowPipeline, RunningPipeline
 from parallax.functions.running import RunningSteps
 from parallax.functions.served_graph import ServedGraph
 from parallax.functions.shared_arrays import ArrayKind, MemoryPlace, SharedArrays, can_open, share_among_workers
 from parallax.functions.shares import RaggedRows, Share, share_of
 from parallax.functions.step_graph import GraphStep
 from parallax.job_beside import PlannedMessage
-from parallax.runtime.driver_channel import ChannelClosed, DriverAddress, DriverConnection, connect
-from parallax.runtime.worker.barrier import barrier, wait_for
+from parallax.runtime.driver_channel import DriverAddress, DriverConnection, connect
+from parallax.runtime.worker.barrier import barrier
 from parallax.runtime.worker.heartbeat import current_heartbeat
-from parallax.runtime.worker.ranks import ProcessGroup, bytes_of_rank_0, current_process_group
+from parallax.runtime.worker.ranks import ProcessGroup, current_process_group
 from parallax.runtime.worker.without_keras import keras_left_out
 from parallax.settings.config import Config
 from parallax.types import Array, Comm, Picklable, Tensor
-
-_LETTER_BYTES = 2048
-"""What is longer takes a second message among workers."""
-_WATCH_S = 5e-4
-"""How long a worker looks for the next request before it sleeps in between."""
-
 
 _NOT_THE_SAME = (
     "What a step returns as 'same' differs between workers. Say that it is a 'mean' over the batch, a 'sum' over it, "
@@ -96,23 +92,6 @@ class StepResults(NamedTuple):
     saved_step: int | None = None
 
 
-class DriverRequest(NamedTuple):
-    """What the driver asks for.
-
-    Attributes:
-        kind: a method of `_Service`.
-        arguments: which all workers get.
-        has_more: whether a message follows that is for worker 0 alone.
-    """
-
-    kind: str
-    arguments: tuple[Picklable, ...] = ()
-    has_more: bool = False
-
-
-END = DriverRequest("end")
-
-
 def serve() -> None:
     """What a worker runs (runtime/worker/call_function.py): does what the driver asks for until that ends."""
     address: DriverAddress = pickle.loads(calls.attachment())
@@ -137,28 +116,23 @@ class _Service:
         self._wanted: dict[int, WantedResults] = {}
         self._of_wanted: dict[int, tuple[GraphStep, list[Tensor]]] = {}
         self._arrays: dict[int, NumberedArrays] = {}
+        self._pipelines: dict[int, RunningPipeline] = {}
+        self._requests = HeardRequests(channel, self._comm, self._prepare)
 
     def run(self) -> None:
         """Serves until the driver ends, or is no longer there."""
         while True:
-            request, own = self._next()
+            request, own = self._requests.take()
             if request.kind == END.kind:
                 return
             serves: Callable[..., Picklable] = getattr(self, f"serve_{request.kind}")
             serves(*request.arguments, own)
 
-    def _next(self) -> tuple[DriverRequest, Picklable]:
-        """The next request, and what worker 0 alone gets of it."""
-        data = b""
-        if self._channel is not None:
-            try:
-                data = self._channel.receive_bytes()
-            except ChannelClosed:
-                data = pickle.dumps(END)
-        if self._members.size > 1:
-            data = _from_worker_0(data, self._comm)
-        request: DriverRequest = pickle.loads(data)
-        return request, self._channel.receive() if self._channel is not None and request.has_more else None
+    def _prepare(self, request: DriverRequest, own: Picklable) -> Picklable:
+        """Begins to make the rows of a batch, as soon as its elements are there."""
+        if request.kind != "elements":
+            return own
+        return self._pipelines[request.arguments[1]].start(self._own_share(own))
 
     def _answer(self, value: Picklable) -> None:
         if self._channel is not None:
@@ -213,7 +187,9 @@ class _Service:
         """What workers do together when steps have ended."""
         for last in self._members.at_end:
             last()
-        for of_call in (self._wanted, self._of_wanted, self._arrays):
+        for pipeline in self._pipelines.values():
+            pipeline.close()
+        for of_call in (self._wanted, self._of_wanted, self._arrays, self._pipelines):
             of_call.clear()
 
     def serve_wish(self, number: int, name: str, wanted: WantedResults, _: None) -> None:
@@ -249,11 +225,34 @@ class _Service:
         batch = self._arrays[number].batch(numbers)
         self._run(wanted, share_of(batch, self._running.rank, self._running.size))
 
+    def serve_pipeline(self, number: int, pipeline: RowPipeline, _: None) -> None:
+        """Takes a pipeline, of whose elements steps are then given batches."""
+        self._pipelines[number] = RunningPipeline(pipeline, self._members.rank)
+
+    def serve_try_pipeline(self, number: int, pipeline: RowPipeline, expected: list[Array], own: Picklable) -> None:
+        """Says whether all workers make of some elements what the driver makes of them."""
+        elements = self._comm.bcast(own)
+        try:
+            is_like = pipeline.is_like(self._pipelines[number].make(elements), expected)
+        except OpError:  # a file that is not on this machine, say
+            is_like = False
+        self._answer(all(self._comm.allgather(is_like)))
+
+    def serve_elements(self, wanted: int, _: int, rows: Future[Share]) -> None:
+        """Runs a step on rows that are made of elements; meanwhile those of the next step are made."""
+        self._requests.look_ahead()
+        self._run(wanted, rows.result())
+
     def serve_batch(self, wanted: int, own: list[Array | RaggedRows] | None) -> None:
         """Runs a step on a batch that worker 0 cuts."""
-        size = self._running.size
-        shares = None if own is None else [share_of(own, rank, size) for rank in range(size)]
-        self._run(wanted, self._running.comm.scatter(shares) if size > 1 else shares[0] if shares else Share(()))
+        self._run(wanted, self._own_share(own))
+
+    def _own_share(self, batch: list[Array | RaggedRows] | None) -> Share:
+        """This worker's share of a batch that worker 0 has."""
+        size = self._members.size
+        shares = None if batch is None else [share_of(batch, rank, size) for rank in range(size)]
+        found: Share = self._comm.scatter(shares) if size > 1 else shares[0] if shares else Share(())
+        return found
 
     def serve_read(self, names: Sequence[str], _: None) -> None:
         """Gives variables' values, by name."""
@@ -352,23 +351,3 @@ def _checked_rows(value: Array, share: Share) -> Array:
     if not value.ndim or len(value) != rows:
         raise SessionError(_OTHER_ROWS.format(shape=list(value.shape), rows=rows))
     return value[: share.rows]
-
-
-def _from_worker_0(data: bytes, comm: Comm) -> bytes:
-    """Worker 0's bytes on all workers; who waits for them leaves its core to others, and worker 0 waits for nobody."""
-    letter = np.zeros(_LETTER_BYTES, np.uint8)
-    if comm.Get_rank() == 0:
-        letter[:8].view(np.int64)[0] = len(data)
-        letter[8 : 8 + len(data)] = np.frombuffer(data[: _LETTER_BYTES - 8], np.uint8)
-        sent = [comm.Isend(letter, other) for other in range(1, comm.Get_size())]  # small, so they are on their way
-        for one in sent:
-            one.Wait()
-    else:
-        request, until_s = comm.Irecv(letter, 0), time.monotonic() + _WATCH_S
-        while time.monotonic() < until_s and not request.Test():
-            os.sched_yield()  # the next step comes soon
-        wait_for(request)
-    length = int(letter[:8].view(np.int64)[0])
-    if length > _LETTER_BYTES - 8:
-        return bytes(bytes_of_rank_0(data if comm.Get_rank() == 0 else None, comm))
-    return letter[8 : 8 + length].tobytes()

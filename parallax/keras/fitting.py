@@ -13,15 +13,19 @@ from dataclasses import dataclass
 from types import GeneratorType, ModuleType
 from unittest import mock
 
+import tensorflow as tf
+
 from parallax.errors import ParallaxError
 from parallax.functions.counting import check_sums
 from parallax.functions.numbered_rows import NumberedArrays
 from parallax.functions.remote_steps import RemoteSteps
+from parallax.functions.row_pipeline import RowPipeline
 from parallax.functions.step_graph import GraphStep, StepGraph
 from parallax.functions.traced_values import take_values
 from parallax.functions.variables import TrainedVariables
 from parallax.keras.arrays import numbered_training, numbered_validation
 from parallax.keras.callbacks import callback_list_for
+from parallax.keras.datasets import split_dataset
 from parallax.keras.inputs import batch_length, open_spec
 from parallax.keras.libraries import library_of
 from parallax.keras.progress import FitProgress
@@ -204,6 +208,7 @@ def _fit_by(
     training = ModelTraining(model, running, variables, fit.steps, fit.traced)
     arguments = dict(fit.arguments)
     training.take_arrays(_number_arrays(fit, arguments))
+    training.take_pipelines(_split_datasets(arguments) if running.is_spread else {})
     library = library_of(model)
     if fit.graph.loop is not None:
         first, last = arguments.get("initial_epoch", 0), arguments.get("epochs", 1)
@@ -224,6 +229,19 @@ def _number_arrays(fit: FitCall, arguments: dict[str, Argument]) -> dict[str, Nu
     if "test" in fit.traced:
         found["test"] = numbered_validation(fit.model, arguments, fit.traced["test"].spec)
     return {which: arrays for which, arrays in found.items() if arrays is not None}
+
+
+def _split_datasets(arguments: dict[str, Argument]) -> dict[str, RowPipeline]:
+    """By step, what is done to the elements in whose batches Keras has a dataset from now on."""
+    found = {}
+    for which, name in (("train", "x"), ("test", "validation_data")):
+        dataset = arguments.get(name)
+        if not isinstance(dataset, tf.data.Dataset) or (which == "train" and arguments.get("class_weight")):
+            continue
+        split = split_dataset(dataset, which)
+        if split is not None:
+            arguments[name], found[which] = split
+    return found
 
 
 @contextmanager

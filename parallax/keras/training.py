@@ -14,10 +14,12 @@ import tensorflow as tf
 
 from parallax.functions.numbered_rows import NumberedArrays, NumberedRows
 from parallax.functions.remote_steps import RemoteSteps
+from parallax.functions.row_pipeline import RawRows, RowPipeline
 from parallax.functions.step_graph import GraphStep
 from parallax.functions.traced_values import InFile
 from parallax.functions.variables import TrainedVariables
 from parallax.keras.arrays import numbers_of
+from parallax.keras.datasets import elements_of
 from parallax.keras.inputs import parts_of
 from parallax.keras.libraries import library_of
 from parallax.keras.logs import nested_logs
@@ -68,6 +70,7 @@ class ModelTraining:
         self._model, self._running, self._steps, self._traced = model, running, steps, traced
         self.variables, self._has_late_logs = variables, has_late_logs
         self._arrays: dict[str, NumberedArrays] = {}
+        self._pipelines: dict[str, RowPipeline] = {}
         self._logs = {
             name: LogsOfSums(one.concrete, one.concrete.structured_outputs[0], variables.sums.variables)
             for name, one in traced.items()
@@ -77,6 +80,11 @@ class ModelTraining:
     def take_arrays(self, arrays: Mapping[str, NumberedArrays]) -> None:
         """Says of which arrays Keras's batches are row numbers, by step (arrays.py)."""
         self._arrays = dict(arrays)
+
+    def take_pipelines(self, pipelines: Mapping[str, RowPipeline]) -> None:
+        """Says what is done to the elements that Keras has in the place of rows, by step (datasets.py)."""
+        self._pipelines = dict(pipelines)
+        self.variables.sums.ahead = 2 if pipelines else 1  # workers make the rows of one while they compute another
 
     def train_function(self, iterator: Iterator[Nest]) -> Logs | None:
         """What `Model.train_function` gives for the next batches of an iterator."""
@@ -126,11 +134,19 @@ class ModelTraining:
                 if logs is None:
                     raise StopIteration from None
                 break
-            numbers = numbers_of(batch, which)
-            logs = self._step(which, parts_of(batch) if numbers is None else self._arrays[which].batch(numbers))
+            logs = self._step(which, self._parts_of(which, batch))
         return logs
 
-    def _step(self, which: str, batch: list[TensorLike] | list[NumberedRows]) -> Logs:
+    def _parts_of(self, which: str, batch: Nest) -> Sequence[TensorLike | NumberedRows | RawRows]:
+        """The tensors of a batch, flat; or the rows that it names, or is made into by workers."""
+        numbers, elements = numbers_of(batch, which), elements_of(batch, which)
+        if numbers is not None:
+            return self._arrays[which].batch(numbers)
+        if elements is not None:
+            return [RawRows(one, self._pipelines[which]) for one in elements]
+        return parts_of(batch)
+
+    def _step(self, which: str, batch: Sequence[TensorLike | NumberedRows | RawRows]) -> Logs:
         self.variables.flush()
         logs, step = self._logs[which], self._steps[which]
         results, parts = step.fetches

@@ -102,6 +102,13 @@ class DriverConnection:
         except OSError as error:
             raise ChannelClosed from error
 
+    def has_come(self) -> bool:
+        """Whether `receive` would not wait: for a message, or since the other side has gone."""
+        try:
+            return self._connection.poll()
+        except OSError:
+            return True
+
     def receive(self) -> Picklable:
         """The next message; waits for it.
 

@@ -25,6 +25,16 @@ def test_a_script_runs_once_around_its_fits(start, tmp_path, workers):  # noqa: 
     assert done.stdout.count("BEFORE") == 1
 
 
+@pytest.mark.parametrize("kind", ["away", pytest.param("here", marks=pytest.mark.slow)])
+def test_rows_that_workers_make_are_those_that_the_script_makes(start, kind):  # noqa: F811
+    running = start(*CLI, "run", "--workers", 3, SCRIPTS / "fit_mapped.py", kind)
+    expected = found_in(start(SCRIPTS / "fit_mapped.py", "plain").finish())
+    done = running.finish(240)
+    parts = differences(found_in(done), expected)
+    assert max(parts.values()) <= 1e-5, parts
+    assert done.stderr.count("give other rows on another machine") == (kind == "away")
+
+
 @pytest.mark.rotates
 @pytest.mark.new_workers  # they are found below the script
 def test_a_worker_that_is_killed_ends_the_fit_with_the_status_of_its_job(start, tmp_path):  # noqa: F811

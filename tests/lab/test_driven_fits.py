@@ -34,11 +34,12 @@ def compare(found, expected):
 
 
 @pytest.mark.rotates
-def test_a_fit_drives_workers_of_another_host_lets_no_stranger_in_and_survives_a_worker(lab, start, tmp_path):
+@pytest.mark.parametrize("data", ["arrays", "mapped"])
+def test_a_fit_drives_workers_of_another_host_lets_no_stranger_in_and_survives_a_worker(lab, start, tmp_path, data):
     file = tmp_path / "resource.yaml"
     file.write_text(f'hosts: [{{address: 10.77.0.2, workers: 2}}]\nssh: {{agent: "{lab.agent}"}}\nports: 20000-20100\n')
-    expected = found_in(start(SCRIPTS / "fit_elsewhere.py", "none", tmp_path, "plain").finish())
-    job = start(SCRIPTS / "fit_elsewhere.py", file, tmp_path)
+    expected = found_in(start(SCRIPTS / "fit_elsewhere.py", "none", tmp_path, "plain", data).finish())
+    job = start(SCRIPTS / "fit_elsewhere.py", file, tmp_path, data)
     job.wait_for("WAITS")
     driver = [one for one in lab.listening("host0") if 20000 <= one.port <= 20100]
     assert len(driver) == 1 and driver[0].address == lab.address("host0"), lab.listening("host0")

@@ -1,6 +1,7 @@
-"""A fit by workers on other hosts, which waits in its second epoch: RESOURCE FOLDER [plain|elastic].
+"""A fit by workers on other hosts, which waits in its second epoch: RESOURCE FOLDER [plain|elastic] [mapped].
 
-"plain" is for plain Keras, "elastic" for a fit that goes on with one host where the other is lost.
+"plain" is for plain Keras, "elastic" for a fit that goes on with one host where the other is lost. With "mapped" the
+input is a dataset that maps a function over its elements, else it is arrays.
 """
 
 import json
@@ -12,6 +13,7 @@ from pathlib import Path
 
 import keras
 import numpy as np
+import tensorflow as tf
 
 import parallax
 import parallax.keras
@@ -54,6 +56,11 @@ class Waits(keras.callbacks.Callback):
                 time.sleep(0.05)
 
 
-history = model.fit(x, y, batch_size=8, epochs=3, verbose=0, callbacks=[Waits()])
+data = {"x": x, "y": y, "batch_size": 8}
+if "mapped" in sys.argv:
+    elements = tf.data.Dataset.from_tensor_slices((x, y)).shuffle(70, seed=1)
+    turn = tf.autograph.experimental.do_not_convert(lambda ids, value: (39 - ids, 2 * value))  # leaves no files
+    data = {"x": elements.map(turn).batch(8)}
+history = model.fit(**data, epochs=3, verbose=0, callbacks=[Waits()])
 weights = [weight.tolist() for weight in model.get_weights()]
 print("FOUND " + json.dumps({"history": history.history, "weights": weights}), flush=True)

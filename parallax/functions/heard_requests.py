@@ -1,0 +1,106 @@
+"""Requests of the process that drives workers, as the workers hear them: worker 0 first, who tells the others."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+
+from parallax.runtime.driver_channel import ChannelClosed, DriverConnection
+from parallax.runtime.worker.barrier import wait_for
+from parallax.runtime.worker.ranks import bytes_of_rank_0
+from parallax.types import Comm, Picklable
+
+_LETTER_BYTES = 2048
+"""What is longer takes a second message among workers."""
+_WATCH_S = 5e-4
+"""How long a worker looks for the next request before it sleeps in between."""
+
+
+class DriverRequest(NamedTuple):
+    """What the driver asks for.
+
+    Attributes:
+        kind: a method of the workers' service (serving.py).
+        arguments: which all workers get.
+        has_more: whether a message follows that is for worker 0 alone.
+    """
+
+    kind: str
+    arguments: tuple[Picklable, ...] = ()
+    has_more: bool = False
+
+
+END = DriverRequest("end")
+
+
+class HeardRequests:
+    """Requests in their order, which is the same on all workers.
+
+    Args:
+        channel: worker 0's to the driver; None on other workers.
+        workers: a communicator of the workers, who all make the same calls.
+        prepare: takes a request and what worker 0 alone has of it as soon as they are there, and gives what is taken
+            in the place of the latter.
+    """
+
+    def __init__(
+        self,
+        channel: DriverConnection | None,
+        workers: Comm,
+        prepare: Callable[[DriverRequest, Picklable], Picklable],
+    ) -> None:
+        self._channel, self._workers, self._prepare = channel, workers, prepare
+        self._ahead: deque[tuple[DriverRequest, Picklable]] = deque()
+
+    def take(self) -> tuple[DriverRequest, Picklable]:
+        """The next request, and what was prepared for it; waits for it. The last one is `END`."""
+        return self._ahead.popleft() if self._ahead else self._hear()
+
+    def look_ahead(self) -> None:
+        """Hears the request after the one that is carried out, if it has come, so that it is prepared meanwhile."""
+        if self._ahead:
+            return
+        has_come = self._channel is not None and self._channel.has_come()
+        if self._workers.Get_size() > 1:
+            has_come = self._workers.bcast(has_come)
+        if has_come:
+            self._ahead.append(self._hear())
+
+    def _hear(self) -> tuple[DriverRequest, Picklable]:
+        data = b""
+        if self._channel is not None:
+            try:
+                data = self._channel.receive_bytes()
+            except ChannelClosed:
+                data = pickle.dumps(END)
+        if self._workers.Get_size() > 1:
+            data = _from_worker_0(data, self._workers)
+        request: DriverRequest = pickle.loads(data)
+        own = self._channel.receive() if self._channel is not None and request.has_more else None
+        return request, self._prepare(request, own)
+
+
+def _from_worker_0(data: bytes, workers: Comm) -> bytes:
+    """Worker 0's bytes on all workers; who waits for them leaves its core to others, and worker 0 waits for nobody."""
+    letter = np.zeros(_LETTER_BYTES, np.uint8)
+    if workers.Get_rank() == 0:
+        letter[:8].view(np.int64)[0] = len(data)
+        letter[8 : 8 + len(data)] = np.frombuffer(data[: _LETTER_BYTES - 8], np.uint8)
+        sent = [workers.Isend(letter, other) for other in range(1, workers.Get_size())]  # small: they are on their way
+        for one in sent:
+            one.Wait()
+    else:
+        request, until_s = workers.Irecv(letter, 0), time.monotonic() + _WATCH_S
+        while time.monotonic() < until_s and not request.Test():
+            os.sched_yield()  # the next step comes soon
+        wait_for(request)
+    length = int(letter[:8].view(np.int64)[0])
+    if length > _LETTER_BYTES - 8:
+        return bytes(bytes_of_rank_0(data if workers.Get_rank() == 0 else None, workers))
+    return letter[8 : 8 + length].tobytes()

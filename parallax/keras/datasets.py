@@ -1,0 +1,122 @@
+"""Takes a tf.data pipeline apart: what the script's process goes on to read, and what workers do to each row.
+
+A function that `map` calls for each element, without a state, gives the same row wherever and whenever it is called.
+So it may be called after what only chooses and orders elements, and by the worker that has the row.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import tensorflow as tf
+from tensorflow.python.data.ops import (
+    batch_op,
+    dataset_ops,
+    map_op,
+    prefetch_op,
+    repeat_op,
+    shard_op,
+    shuffle_op,
+    skip_op,
+    take_op,
+)
+
+from parallax.functions.row_pipeline import RowPipeline, can_move
+from parallax.types import ConcreteFunction, Dataset, Nest, TensorLike
+
+ELEMENTS = "parallax_elements_of_"
+"""What precedes the name of a step whose batches are elements of which rows are made."""
+_PASSED = (prefetch_op._PrefetchDataset, dataset_ops._OptionsDataset)
+_BATCHES = (batch_op._BatchDataset, batch_op._ParallelBatchDataset)
+_MAPS = (map_op._MapDataset, map_op._ParallelMapDataset)
+
+
+class SplitDataset(NamedTuple):
+    """A dataset taken apart.
+
+    Attributes:
+        elements: batches of what rows are made of, in a dict under the step's name.
+        pipeline: what is done to each row.
+    """
+
+    elements: Dataset
+    pipeline: RowPipeline
+
+
+def split_dataset(dataset: Dataset, which: str) -> SplitDataset | None:
+    """Takes apart a dataset of batches; None where no function can be moved, and nothing is to be gained.
+
+    Args:
+        dataset: a tf.data.Dataset, which is left as it is.
+        which: "train" or "test".
+    """
+    batches: Any = dataset
+    while isinstance(batches, _PASSED):
+        batches = batches._input_dataset
+    if not isinstance(batches, _BATCHES):
+        return None
+    elements, functions = _move_functions(batches._input_dataset)
+    if not functions or not _is_plain(elements.element_spec, is_whole=True) or not _is_plain(dataset.element_spec):
+        return None
+    rows = [tf.TensorSpec(one.shape[1:], one.dtype) for one in tf.nest.flatten(dataset.element_spec)]
+    pipeline = RowPipeline.of(functions, tf.nest.flatten(elements.element_spec), rows)
+    elements = elements.batch(batches._batch_size, drop_remainder=bool(batches._drop_remainder))
+    named = tf.data.Dataset.zip({ELEMENTS + which: elements}).prefetch(tf.data.AUTOTUNE)
+    return SplitDataset(named.with_options(dataset.options()), pipeline)
+
+
+def elements_of(batch: Nest, which: str) -> list[TensorLike] | None:
+    """What the rows of a batch are made of, flat; None where it is a batch of rows."""
+    if isinstance(batch, dict) and batch.keys() == {ELEMENTS + which}:
+        found: list[TensorLike] = tf.nest.flatten(batch)
+        return found
+    return None
+
+
+def _move_functions(dataset: Any) -> tuple[Any, list[ConcreteFunction]]:
+    """A dataset of elements without the functions that can be moved, and these, in order."""
+    passed: list[Any] = []  # what chooses and orders, the last first
+    chosen: list[Any] = []
+    functions: list[ConcreteFunction] = []
+    elements = dataset
+    while True:
+        if isinstance(dataset, _MAPS) and can_move(dataset._map_func.function):
+            functions.insert(0, dataset._map_func.function)
+            elements, chosen = dataset._input_dataset, list(passed)
+        elif _has_no_state(dataset):
+            passed.append(dataset)
+        elif not isinstance(dataset, _PASSED):
+            break
+        dataset = dataset._input_dataset
+    for one in reversed(chosen):
+        elements = _choose_again(elements, one)
+    return elements, functions
+
+
+def _has_no_state(dataset: Any) -> bool:
+    """Whether a dataset chooses or orders elements, and another one like it gives the same or is free not to."""
+    if isinstance(dataset, shuffle_op._ShuffleDataset):  # with seeds the order depends on how often it was read
+        return not int(dataset._seed) and not int(dataset._seed2)
+    kinds = (repeat_op._RepeatDataset, take_op._TakeDataset, skip_op._SkipDataset, shard_op._ShardDataset)
+    return isinstance(dataset, kinds)
+
+
+def _choose_again(elements: Any, chooser: Any) -> Any:
+    """Chooses among elements as a dataset chooses among those that a function was called for."""
+    if isinstance(chooser, repeat_op._RepeatDataset):
+        return elements.repeat(chooser._count)
+    if isinstance(chooser, take_op._TakeDataset):
+        return elements.take(chooser._count)
+    if isinstance(chooser, skip_op._SkipDataset):
+        return elements.skip(chooser._count)
+    if isinstance(chooser, shard_op._ShardDataset):
+        return elements.shard(chooser._num_shards, chooser._index)
+    again = chooser._reshuffle_each_iteration
+    return elements.shuffle(chooser._buffer_size, reshuffle_each_iteration=again)
+
+
+def _is_plain(spec: Nest, is_whole: bool = False) -> bool:
+    """Whether elements are tensors; with `is_whole`, such as can be batched whatever their values are."""
+    parts = tf.nest.flatten(spec)
+    plain = all(isinstance(one, tf.TensorSpec) and one.shape.rank is not None for one in parts)
+    return plain and not (is_whole and any(not one.shape.is_fully_defined() for one in parts))
