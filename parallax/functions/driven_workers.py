@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from parallax import call as calls
+from parallax.errors import ParallaxError
 from parallax.functions.heard_requests import END
 from parallax.functions.remote_steps import RemoteSteps
 from parallax.functions.request_queue import RequestQueue
@@ -23,6 +24,7 @@ from parallax.report.text import pluralize
 from parallax.runtime.driver_channel import ChannelClosed, DriverConnection, DriverSocket, deferred_interrupts
 from parallax.runtime.launcher.answering import driver_address
 from parallax.runtime.launcher.waiting import let_wait, take_waiting
+from parallax.runtime.launching import leave_gpus
 from parallax.runtime.worker.function_package import packed_function, pickle_for_workers
 from parallax.settings.config import Config
 from parallax.status_line import clear_status, show_status
@@ -298,6 +300,13 @@ def start_workers(number: int, config: Config, resource: str | Path | None = Non
         ParallaxError: before anything is started, when configuration, resource file or machine break a rule.
     """
     let_wait(DrivenWorkers(JobNeeds.of(config, resource), number), IDLE_S)
+
+
+def leave_gpus_to_workers(config: Config | None = None, resource: str | Path | None = None) -> bool:
+    """Has this process use no GPU that the workers of a call with these settings use; says whether there are such."""
+    with suppress(ParallaxError):  # which the call raises
+        return leave_gpus(JobNeeds.of(config, resource).cluster)
+    return False
 
 
 @contextmanager

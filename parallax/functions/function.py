@@ -29,12 +29,14 @@ from parallax.functions.arguments import (
     without_values,
 )
 from parallax.functions.batch_statistics import statistics_of
+from parallax.functions.driven_workers import leave_gpus_to_workers
 from parallax.functions.loop import LoopStep, ScriptLoop, graph_of, loop_for
 from parallax.functions.results import rules_of
 from parallax.functions.shares import examples_of, rows_of
 from parallax.functions.tracing import AS_TENSORFLOW, Tracing, traced_step
 from parallax.logger import log
 from parallax.settings.config import Config
+from parallax.settings.environment import Role, settings
 from parallax.types import Argument, Nest, TensorLike, TypeSpec
 
 _TOO_MANY = (
@@ -122,6 +124,8 @@ def function(
         whole = _settings_of(one, tracing)
         if jit_compile or getattr(one, "_jit_compile", None):
             log.warning(_NOT_COMPILED)
+        if settings().role == Role.LAUNCH:
+            leave_gpus_to_workers(parallax_config, resource_info)
         return DistributedStep(one, resource_info, parallax_config or Config(), returns, merge_rows, whole, name)
 
     return distribute if step is None else distribute(step)

@@ -114,9 +114,15 @@ class RemoteSteps:
         self._pipelines: dict[int, _SentPipeline] = {}  # by id
         self._has_said_bytes = False
         self.backup: ValueBackup | None = None
-        self._base_s, self._runs = time.monotonic(), 0
+        self._base_s = self._began_s = time.monotonic()
+        self._runs = self._examples = 0
         self._base_cost_s = sum(map(bytes_of, self.variables().values())) / _READ_PER_S
         self._saved_step: int | None = None  # of the latest checkpoint that the workers have written
+
+    @property
+    def examples_per_s(self) -> float:
+        """How many examples of batches there were in a second, since the session is there."""
+        return max(self._examples, 1) / (time.monotonic() - self._began_s)
 
     def variables(self) -> dict[str, Variable]:
         """The script's variables that the graph's steps take, by name."""
@@ -187,6 +193,7 @@ class RemoteSteps:
         answer = self._send_batch(self._wanted[key], share, run, step.is_counted)
         self.steps += step.is_counted
         self._runs += 1
+        self._examples += share.total
 
         def wait() -> list[Value]:
             found: StepResults = answer()

@@ -158,6 +158,11 @@ class TrainedVariables:
         steps = pluralize(backup.runs, "step")
         log.warning(_BACKUP.format(steps=steps, seconds=time.monotonic() - backup.read_s))
 
+    def refresh_sums(self) -> None:
+        """Gives the script's variables of metrics the sums over all workers."""
+        for name in self._number_of:
+            self.mirrors.refresh(name)
+
     def release(self) -> None:
         """Ends it; the variables keep the values that they have."""
         self.is_released = True

@@ -18,13 +18,16 @@ from parallax.types import Argument, Array, KerasModel, Nest, TensorLike, TypeSp
 _NUMERIC = "biuf"
 
 
-def numbered_training(model: KerasModel, arguments: dict[str, Argument], spec: Nest) -> NumberedArrays | None:
-    """Puts row numbers in the place of arrays that `fit` trains with; None where they are no plain arrays.
+def number_input(
+    model: KerasModel, arguments: dict[str, Argument], spec: Nest, which: str = "train"
+) -> NumberedArrays | None:
+    """Puts row numbers in the place of arrays that a call is given; None where they are no plain arrays.
 
     Args:
-        model: whose `fit` it is.
+        model: whose call it is.
         arguments: of the call by name, which are changed.
         spec: of a batch.
+        which: the step that takes them.
     """
     y, weights = arguments.get("y"), arguments.get("sample_weight")
     if arguments.get("class_weight") is not None and isinstance(y, np.ndarray):
@@ -32,11 +35,12 @@ def numbered_training(model: KerasModel, arguments: dict[str, Argument], spec: N
     found = _arrays((arguments.get("x"), y, weights), spec)
     if found is None:
         return None
-    arguments.update(x=_numbers("train", found), y=None, sample_weight=None, class_weight=None)
+    arguments.update({name: None for name in ("y", "sample_weight", "class_weight") if name in arguments})
+    arguments["x"] = _numbers(which, found)
     return NumberedArrays(found)
 
 
-def numbered_validation(model: KerasModel, arguments: dict[str, Argument], spec: Nest) -> NumberedArrays | None:
+def number_validation(model: KerasModel, arguments: dict[str, Argument], spec: Nest) -> NumberedArrays | None:
     """The same of what `fit` validates with."""
     found = _arrays(library_of(model).unpacked(arguments["validation_data"]), spec)
     if found is None:
@@ -50,7 +54,7 @@ def numbers_of(batch: Nest, which: str) -> Array | None:
 
     Args:
         batch: as Keras's dataset gives it.
-        which: "train" or "test".
+        which: the name of a step.
     """
     numbers = row_numbers(batch[0] if isinstance(batch, tuple) and len(batch) == 1 else batch, which)
     return None if numbers is None else np.asarray(numbers)

@@ -14,7 +14,7 @@ from parallax import call as calls
 from parallax.functions.batch_statistics import statistics_of
 from parallax.functions.loop import LoopStep, OpenLoop, ScriptLoop, loop_for
 from parallax.keras.fitting import check_traced
-from parallax.keras.inputs import batch_length
+from parallax.keras.inputs import batch_length, is_taken
 from parallax.keras.libraries import library_of
 from parallax.keras.refusals import check_model
 from parallax.keras.steps import ModelStep, rules_of_logs, traced_training, variables_of
@@ -48,12 +48,7 @@ class LoopModel:
 
     def takes(self, spec: Nest) -> bool:
         """Whether batches of a spec are of its kind."""
-        try:
-            tf.nest.assert_same_structure(self._traced.spec, spec)
-        except (TypeError, ValueError):
-            return False
-        pairs = zip(tf.nest.flatten(self._traced.spec), tf.nest.flatten(spec), strict=True)
-        return all(one is other or (one is not None and one.is_compatible_with(other)) for one, other in pairs)
+        return is_taken(spec, self._traced.spec)
 
     def train_function(self, iterator: Iterator[Nest]) -> Logs | None:
         """What `Model.train_function` gives for the next batch of an iterator."""

@@ -23,7 +23,7 @@ from parallax.functions.row_pipeline import RowPipeline
 from parallax.functions.step_graph import GraphStep, StepGraph
 from parallax.functions.traced_values import take_values
 from parallax.functions.variables import TrainedVariables
-from parallax.keras.arrays import numbered_training, numbered_validation
+from parallax.keras.arrays import number_input, number_validation
 from parallax.keras.callbacks import callback_list_for
 from parallax.keras.datasets import split_dataset
 from parallax.keras.inputs import batch_length, open_spec
@@ -56,16 +56,18 @@ _NO_LARGE_ONES = TableConfig(whole_bytes=sys.maxsize)
 
 @dataclass(frozen=True, slots=True)
 class FitCall:
-    """A call of `fit`, read.
+    """A call of `fit`, `evaluate` or `predict`, read.
 
     Attributes:
         model: whose it is.
         arguments: of the call by name; what is an iterator can still be read from its beginning.
-        traced: "train", and "test" where there is validation.
+        traced: by name: "train", "test" of what is evaluated, "predict", and for other batches "test_1" and so on.
         graph: of both.
         steps: the same in the graph.
         names: id of a tf.Variable -> its name in the graph.
         reset: op of the graph that sets a worker's own parts of metrics to zero.
+        full: of the steps of which it is known, how many examples most batches have, all workers' together.
+        examples: how many a worker has of a batch, by which the plan counts; 0 if unknown.
     """
 
     model: KerasModel
@@ -75,6 +77,18 @@ class FitCall:
     steps: Mapping[str, GraphStep]
     names: Mapping[int, str]
     reset: Operation
+    full: Mapping[str, int]
+    examples: int
+
+    @property
+    def is_validated(self) -> bool:
+        """Whether it is a `fit` with validation data."""
+        return self.arguments.get("validation_data") is not None
+
+
+def is_step_of(which: str, name: str) -> bool:
+    """Whether a step of a call is for what "train", "test" or "predict" names."""
+    return name.split("_")[0] == which
 
 
 def read_fit(
@@ -83,6 +97,7 @@ def read_fit(
     workers: int = 1,
     merge_rows: bool = False,
     has_checkpoints: bool = False,
+    before: FitCall | None = None,
 ) -> FitCall:
     """Traces the steps of a call of `fit`, and makes one graph of them.
 
@@ -92,6 +107,7 @@ def read_fit(
         workers: among which a batch is cut.
         merge_rows: whether optimizers see equal rows of a sparse gradient added up.
         has_checkpoints: whether workers write checkpoints, named by the number of steps.
+        before: the model's call before this one, whose other steps the graph has too.
 
     Raises:
         ConfigError: they do, and this Keras cannot go on within an epoch.
@@ -103,19 +119,20 @@ def read_fit(
     if has_checkpoints:
         library.check_resumable()
     arguments = _with_validation_split(library, dict(arguments))
-    peeked = _peek(arguments, "x")
-    specs = {"train": _spec_of(library, arguments, peeked, arguments.get("batch_size"))}
+    peeked = peek(arguments, "x")
+    specs = {"train": spec_of(library, arguments, peeked, arguments.get("batch_size"))}
     full = {"train": batch_length(arguments.get("x"), arguments.get("batch_size"))}
     if arguments.get("validation_data") is not None:
         x, y, weights = library.unpacked(arguments["validation_data"])
         validation = {"x": x, "y": y, "sample_weight": weights}
         length = arguments.get("validation_batch_size") or arguments.get("batch_size")
-        peeked = _peek(validation, "x")
-        specs["test"] = _spec_of(library, validation, peeked, length)
+        peeked = peek(validation, "x")
+        specs["test"] = spec_of(library, validation, peeked, length)
         if validation["x"] is not x:
             arguments["validation_data"] = validation["x"]
         full["test"] = batch_length(validation["x"], length)
-    return read_steps(model, arguments, specs, -(-full["train"] // workers), merge_rows, full, has_checkpoints)
+    examples = -(-full["train"] // workers)
+    return read_steps(model, arguments, specs, examples, merge_rows, full, has_checkpoints, before)
 
 
 def read_steps(
@@ -126,6 +143,7 @@ def read_steps(
     merge_rows: bool = False,
     full: Mapping[str, int] = NOT_KNOWN,
     is_counted: bool = False,
+    before: FitCall | None = None,
 ) -> FitCall:
     """Traces the steps of a model and makes one graph of them.
 
@@ -137,6 +155,7 @@ def read_steps(
         merge_rows: whether optimizers see equal rows of a sparse gradient added up.
         full: how many examples most batches have, all workers' together, of the steps of which it is known.
         is_counted: whether the graph's global step counts steps of training.
+        before: as in `read_fit`.
 
     Raises:
         GraphError: a step cannot be had in a graph.
@@ -144,12 +163,31 @@ def read_steps(
     traced = {"train": traced_training(model, specs["train"], merge_rows)}
     if "test" in specs:
         traced["test"] = traced_evaluation(model, specs["test"])
+    if before is not None:
+        traced = {**traced, **{name: one for name, one in before.traced.items() if name not in traced}}
+        full = {**before.full, **full}
+    return make_call(model, arguments, traced, examples, full, is_counted)
+
+
+def make_call(
+    model: KerasModel,
+    arguments: Mapping[str, Argument],
+    traced: dict[str, ModelStep],
+    examples: int = 0,
+    full: Mapping[str, int] = NOT_KNOWN,
+    is_counted: bool = False,
+) -> FitCall:
+    """Makes one graph of traced steps; arguments are those of `read_steps`, with the steps by their names.
+
+    Raises:
+        GraphError: workers cannot carry out a step.
+    """
     for name, one in traced.items():
         check_traced(name, one)
     graph, steps = step_graph(model, traced, examples, full, is_counted)
     names = {id(one.variable): one.name for one in graph.list_variables()}
     metrics = [names[id(v)] for one in traced.values() for v in one.metrics if id(v) in names]
-    return FitCall(model, arguments, traced, graph, steps, names, graph.reset(dict.fromkeys(metrics)))
+    return FitCall(model, arguments, traced, graph, steps, names, graph.reset(dict.fromkeys(metrics)), full, examples)
 
 
 def check_traced(name: str, traced: ModelStep) -> None:
@@ -205,17 +243,26 @@ def _fit_by(
 ) -> KerasHistory:
     """What Keras's `fit` returns over batches that workers train on."""
     model = fit.model
-    training = ModelTraining(model, running, variables, fit.steps, fit.traced)
+    own = ["train", *(["test"] if fit.is_validated else [])]
+    steps, traced = {name: fit.steps[name] for name in own}, {name: fit.traced[name] for name in own}
+    training = ModelTraining(model, running, variables, steps, traced)
     arguments = dict(fit.arguments)
     training.take_arrays(_number_arrays(fit, arguments))
     training.take_pipelines(_split_datasets(arguments) if running.is_spread else {})
-    library = library_of(model)
     if fit.graph.loop is not None:
         first, last = arguments.get("initial_epoch", 0), arguments.get("epochs", 1)
         training.progress = FitProgress(model, running, first, last)
+    with driving(model, training):
+        return original(**arguments)
+
+
+@contextmanager
+def driving(model: KerasModel, training: ModelTraining) -> Iterator[None]:
+    """Within it what Keras calls for a batch of a model, and for callbacks, is what drives workers."""
+    library = library_of(model)
     lists = mock.patch(library.CALLBACK_LIST_IN_FIT, callback_list_for(model, training.within))
     with _functions_of(model, training), lists, library.numbered_epochs(training.progress):
-        return original(**arguments)
+        yield
 
 
 def take_state(fit: FitCall, values: dict[str, PortableValue]) -> None:
@@ -225,9 +272,9 @@ def take_state(fit: FitCall, values: dict[str, PortableValue]) -> None:
 
 def _number_arrays(fit: FitCall, arguments: dict[str, Argument]) -> dict[str, NumberedArrays]:
     """By step, the arrays in whose place Keras has row numbers from now on."""
-    found = {"train": numbered_training(fit.model, arguments, fit.traced["train"].spec)}
-    if "test" in fit.traced:
-        found["test"] = numbered_validation(fit.model, arguments, fit.traced["test"].spec)
+    found = {"train": number_input(fit.model, arguments, fit.traced["train"].spec)}
+    if fit.is_validated:
+        found["test"] = number_validation(fit.model, arguments, fit.traced["test"].spec)
     return {which: arrays for which, arrays in found.items() if arrays is not None}
 
 
@@ -235,13 +282,19 @@ def _split_datasets(arguments: dict[str, Argument]) -> dict[str, RowPipeline]:
     """By step, what is done to the elements in whose batches Keras has a dataset from now on."""
     found = {}
     for which, name in (("train", "x"), ("test", "validation_data")):
-        dataset = arguments.get(name)
-        if not isinstance(dataset, tf.data.Dataset) or (which == "train" and arguments.get("class_weight")):
-            continue
-        split = split_dataset(dataset, which)
-        if split is not None:
-            arguments[name], found[which] = split
+        if which == "test" or not arguments.get("class_weight"):
+            found.update(split_input(arguments, name, which))
     return found
+
+
+def split_input(arguments: dict[str, Argument], name: str, which: str) -> dict[str, RowPipeline]:
+    """The same of one argument, by its name and that of the step that takes it."""
+    dataset = arguments.get(name)
+    split = split_dataset(dataset, which) if isinstance(dataset, tf.data.Dataset) else None
+    if split is None:
+        return {}
+    arguments[name] = split.elements
+    return {which: split.pipeline}
 
 
 @contextmanager
@@ -271,14 +324,14 @@ def _with_validation_split(library: ModuleType, arguments: dict[str, Argument]) 
     return arguments
 
 
-def _spec_of(library: ModuleType, arguments: dict[str, Argument], peeked: list[Nest], batch_size: int | None) -> Nest:
+def spec_of(library: ModuleType, arguments: dict[str, Argument], peeked: list[Nest], batch_size: int | None) -> Nest:
     """The spec of the batches that Keras makes of arguments; of a generator, by what was taken of it."""
     data = _again(peeked, iter(())) if peeked else arguments.get("x")
     y, weights, classes = (arguments.get(name) for name in ("y", "sample_weight", "class_weight"))
     return open_spec(library.dataset_of(data, y, weights, batch_size, classes).element_spec)
 
 
-def _peek(arguments: dict[str, Argument], name: str) -> list[Nest]:
+def peek(arguments: dict[str, Argument], name: str) -> list[Nest]:
     """The first batches of an argument that is a generator, which is put together again; else empty."""
     data = arguments.get(name)
     if not isinstance(data, GeneratorType):

@@ -14,20 +14,23 @@ from typing import TypeVar
 
 from parallax import call as calls
 from parallax.after_import import after_import
-from parallax.errors import ConfigError, ParallaxError
+from parallax.errors import ConfigError, GraphError, ParallaxError
 from parallax.functions.batch_statistics import statistics_of
-from parallax.functions.driven_workers import reserved_workers, start_workers
+from parallax.functions.driven_workers import leave_gpus_to_workers, reserved_workers, start_workers
 from parallax.functions.traced_values import limit_whole
 from parallax.functions.variables import check_folder
 from parallax.keras import keras3
 from parallax.keras.batches import prepare_model
+from parallax.keras.evaluating import LastFit, read_call, run_call
 from parallax.keras.fitting import FitCall, read_fit, run_fit, take_state
-from parallax.keras.libraries import tf_keras
+from parallax.keras.libraries import library_of, tf_keras
+from parallax.keras.training import training_of
+from parallax.logger import log
 from parallax.runtime.launcher.waiting import end_waiting_job
 from parallax.settings.config import Config
 from parallax.settings.environment import Role, is_commanded, settings
 from parallax.settings.merge import merge_settings
-from parallax.settings.parts import TableConfig
+from parallax.settings.parts import CheckPointConfig, TableConfig
 from parallax.status_line import show_status, status_line
 from parallax.types import Argument, KerasHistory, KerasModel, Nest
 
@@ -44,6 +47,8 @@ class _Use:
         config: settings.
         merge_rows: whether optimizers see equal rows of a sparse gradient added up.
         has_started: whether workers were started for a `fit` to come.
+        has_left_gpus: whether workers have GPUs that this process therefore does not use.
+        last_fit: of this script.
     """
 
     is_wanted: bool = False
@@ -51,6 +56,8 @@ class _Use:
     config: Config = field(default_factory=Config)
     merge_rows: bool = False
     has_started: bool = False
+    has_left_gpus: bool = False
+    last_fit: LastFit | None = None
 
 
 _use = _Use()
@@ -81,6 +88,7 @@ def use(
 
 def close() -> None:
     """Ends the workers that wait for the next `fit`; without it they end with the script, or after a while."""
+    _use.last_fit = None
     end_waiting_job()
 
 
@@ -117,6 +125,10 @@ def install() -> None:
     if getattr(keras3.TRAINER.fit, "_parallax", False):
         return
     _install(keras3)
+    _wrap(keras3.TRAINER, "evaluate", functools.partial(_look, "test"))
+    _wrap(keras3.TRAINER, "predict", functools.partial(_look, "predict"))
+    if is_commanded() and settings().role == Role.LAUNCH:
+        _use.has_left_gpus = leave_gpus_to_workers()
     after_import("tf_keras", lambda: _install(tf_keras()))
 
 
@@ -157,6 +169,7 @@ def _start_early() -> None:
     if _use.has_started or not _is_on() or settings().role != Role.LAUNCH:
         return
     _use.has_started = True
+    _use.has_left_gpus |= leave_gpus_to_workers(_use.config, _use.resource_info)
     with suppress(ParallaxError):  # which `fit` raises
         start_workers(calls.upcoming_call(), _use.config, _use.resource_info)
 
@@ -180,13 +193,44 @@ def _fit(original: Callable[..., KerasHistory], model: KerasModel, *args: Argume
         with workers.session(fit.graph, fit.steps, _config_of(number)) as steps:
             history, values = run_fit(fit, functools.partial(original, model), steps, _tables())
             take_state(fit, values)  # the model has them, whatever the end of the session brings
+    if library_of(model) is keras3:
+        number_of_workers = calls.number_of_workers(_use.config, _use.resource_info)
+        _use.last_fit = LastFit.of(fit, number_of_workers, steps.examples_per_s, _tables())
     return history
+
+
+def _look(which: str, original: Callable[..., Nest], model: KerasModel, *args: Argument, **kwargs: Argument) -> Nest:
+    """`evaluate` or `predict`: by workers, where that is worth it and their step can be had in a graph."""
+    last = _use.last_fit
+    if last is None or not _is_on() or training_of(model) is not None or not last.is_of(model):
+        return original(model, *args, **kwargs)
+    bound = inspect.signature(original).bind(model, *args, **kwargs)
+    arguments = {name: value for name, value in bound.arguments.items() if name != "self"}
+    arguments.update(arguments.pop("kwargs", {}))
+    if not last.is_for_workers(which, arguments, _use.has_left_gpus):
+        return original(model, *args, **kwargs)
+    with status_line(arguments.get("verbose") != 0):
+        show_status("tracing the step")
+        try:
+            look = read_call(model, which, arguments, last)
+        except GraphError as error:
+            log.info(f"This process computes what {original.__name__} gives: {error}")
+            return original(model, **arguments)
+        config = replace(_use.config, ckpt_config=CheckPointConfig(), hooks=(), chief_only_hooks=())
+        with (
+            reserved_workers(calls.upcoming_call(), _use.config, _use.resource_info) as reserved,
+            reserved.session(look.call.graph, look.call.steps, config) as running,
+        ):
+            _use.last_fit = last.after(look.call)
+            return run_call(look, functools.partial(original, model), running)
 
 
 def _read(model: KerasModel, arguments: dict[str, Argument]) -> FitCall:
     workers = calls.number_of_workers(_use.config, _use.resource_info)
+    last, has_checkpoints = _use.last_fit, _use.config.ckpt_config.keeps_state
+    before = last.call if last is not None and last.is_of(model) and not has_checkpoints else None
     with statistics_of(_use.config.batch_norm):
-        return read_fit(model, arguments, workers, _use.merge_rows, _use.config.ckpt_config.keeps_state)
+        return read_fit(model, arguments, workers, _use.merge_rows, has_checkpoints, before)
 
 
 def _config_of(number: int) -> Config:

@@ -27,6 +27,21 @@ def open_spec(spec: Nest) -> Nest:
     return tf.nest.map_structure(_open, spec)
 
 
+def is_taken(spec: Nest, wanted: Nest) -> bool:
+    """Whether batches of a spec may be given to a step that was traced for another.
+
+    Args:
+        spec: of the batches.
+        wanted: of the step.
+    """
+    try:
+        tf.nest.assert_same_structure(wanted, spec)
+    except (TypeError, ValueError):
+        return False
+    pairs = zip(tf.nest.flatten(wanted), tf.nest.flatten(spec), strict=True)
+    return all(one is other or (one is not None and one.is_compatible_with(other)) for one, other in pairs)
+
+
 def _open(spec: TypeSpec) -> TypeSpec | None:
     if isinstance(spec, tf.OptionalSpec):
         return None
@@ -84,3 +99,16 @@ def input_of(arguments: Mapping[str, Argument]) -> list[Argument]:
         arguments: of the call by name.
     """
     return [arguments.get(name) for name in ("x", "y", "sample_weight", "validation_data")]
+
+
+def count_examples(x: Nest, batch_size: int | None) -> int:
+    """How many examples an input has, as far as that is known before it is read; else 0.
+
+    Args:
+        x: arrays, or what gives batches.
+        batch_size: as Keras was given it.
+    """
+    if isinstance(x, tf.data.Dataset):
+        return max(int(x.cardinality()), 0) * batch_length(x, batch_size)
+    parts = tf.nest.flatten(x)
+    return int(parts[0].shape[0]) if parts and all(len(getattr(part, "shape", ())) for part in parts) else 0

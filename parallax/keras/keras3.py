@@ -77,6 +77,11 @@ def check_compiled(model: KerasModel, call: str) -> None:
     model._assert_compile_called(call)
 
 
+def compiled_loss(model: KerasModel) -> object:
+    """What `compile` has made of a model's loss: another object each time."""
+    return getattr(model, "_compile_loss", None)
+
+
 def optimizer_variables(model: KerasModel) -> list[KerasVariable]:
     """The variables of a model's optimizers: that it was compiled with, if any, and others among its attributes."""
     held = [getattr(model, "optimizer", None), *vars(model).values()]

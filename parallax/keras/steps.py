@@ -33,12 +33,14 @@ class ModelStep:
         metrics: the tf.Variables of metrics, in order.
         spec: what it takes.
         captured: the tf.Variables that it takes, in the order in which it first does.
+        outputs: of a prediction: the structure of what the model gives; the logs are this, flat.
     """
 
     concrete: ConcreteFunction
     metrics: tuple[Variable, ...]
     spec: Nest
     captured: tuple[Variable, ...]
+    outputs: Nest = None
 
 
 def traced_training(model: KerasModel, spec: Nest, merges_rows: bool = False) -> ModelStep:
@@ -56,6 +58,18 @@ def traced_training(model: KerasModel, spec: Nest, merges_rows: bool = False) ->
 def traced_evaluation(model: KerasModel, spec: Nest) -> ModelStep:
     """The traced `test_step`; see `traced_training`."""
     return _trace(model, model.test_step, spec)
+
+
+def traced_prediction(model: KerasModel, spec: Nest) -> ModelStep:
+    """The traced `predict_step`, whose logs are what it gives, flat; see `traced_training`."""
+    structures: list[Nest] = []
+
+    def predict(data: Nest) -> Logs:
+        outputs = model.predict_step(data)
+        structures.append(tf.nest.map_structure(lambda _: 0, outputs))
+        return {str(number): one for number, one in enumerate(tf.nest.flatten(outputs))}
+
+    return replace(_trace(model, predict, spec, has_metrics=False), outputs=structures[-1])
 
 
 def step_graph(
@@ -121,13 +135,13 @@ def variables_of(model: KerasModel, captured: Sequence[Variable] = ()) -> list[S
     return list(found.values())
 
 
-def _trace(model: KerasModel, step: Callable[[Nest], Logs], spec: Nest) -> ModelStep:
+def _trace(model: KerasModel, step: Callable[[Nest], Logs], spec: Nest, has_metrics: bool = True) -> ModelStep:
     metrics: list[Variable] = []
 
     def trace_step(data: Nest) -> tuple[Logs, list[Tensor]]:
         with library_of(model).converting_layers(), fused_normalizations():
             logs = step(data)
-        metrics[:] = _metric_variables(model)
+        metrics[:] = _metric_variables(model) if has_metrics else []
         logs = {name: _mark_mean(value, metrics) for name, value in flat_logs(logs).items()}
         return logs, [tf.identity(variable) for variable in metrics]
 

@@ -10,6 +10,7 @@ from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from weakref import WeakValueDictionary
 
+import numpy as np
 import tensorflow as tf
 
 from parallax.functions.numbered_rows import NumberedArrays, NumberedRows
@@ -19,8 +20,8 @@ from parallax.functions.step_graph import GraphStep
 from parallax.functions.traced_values import InFile
 from parallax.functions.variables import TrainedVariables
 from parallax.keras.arrays import numbers_of
-from parallax.keras.datasets import elements_of
-from parallax.keras.inputs import parts_of
+from parallax.keras.datasets import ELEMENTS, elements_of
+from parallax.keras.inputs import ROW_NUMBERS, is_taken, open_spec, parts_of
 from parallax.keras.libraries import library_of
 from parallax.keras.logs import nested_logs
 from parallax.keras.metrics import LogsOfSums
@@ -71,9 +72,11 @@ class ModelTraining:
         self.variables, self._has_late_logs = variables, has_late_logs
         self._arrays: dict[str, NumberedArrays] = {}
         self._pipelines: dict[str, RowPipeline] = {}
+        self._known: tuple[Iterator[Nest], bool] | None = None  # whether a step takes the batches of an iterator
         self._logs = {
             name: LogsOfSums(one.concrete, one.concrete.structured_outputs[0], variables.sums.variables)
             for name, one in traced.items()
+            if one.outputs is None
         }
         _trainings[id(model)] = self
 
@@ -98,7 +101,7 @@ class ModelTraining:
         """
 
         def evaluating(iterator: Iterator[Nest]) -> Logs | None:
-            if "test" in self._steps:
+            if self._has_step_for("test", iterator):
                 return self._on_batches("test", iterator)
             self.variables.mirrors.refresh_all()
             return evaluate(iterator)
@@ -106,13 +109,31 @@ class ModelTraining:
         return evaluating
 
     def predict_function(self, predict: Callable[[Argument], Nest]) -> Callable[[Argument], Nest]:
-        """Keras's own predict function, which finds the trained values."""
+        """What `Model.predict_function` is: workers predict, or this process where they have no step for it.
+
+        Args:
+            predict: Keras's own.
+        """
 
         def predicting(data: Argument) -> Nest:
+            if "predict" in self._steps:  # for nothing else, as no callback runs
+                return self._predict(data)
             self.variables.mirrors.refresh_all()
             return predict(data)
 
         return predicting
+
+    def _has_step_for(self, which: str, iterator: Iterator[Nest]) -> bool:
+        """Whether workers have a step that takes the batches of an iterator of Keras's."""
+        if which not in self._steps:
+            return False
+        spec = getattr(iterator, "element_spec", None)
+        names = spec.keys() if isinstance(spec, dict) else ()
+        if spec is None or any(str(name).startswith((ROW_NUMBERS, ELEMENTS)) for name in names):
+            return True  # made for it
+        if self._known is None or self._known[0] is not iterator:
+            self._known = iterator, is_taken(open_spec(spec), self._traced[which].spec)
+        return self._known[1]
 
     def within(self, hook: str, *args: Argument) -> AbstractContextManager[None]:
         """What surrounds a hook of the callbacks."""
@@ -145,6 +166,17 @@ class ModelTraining:
         if elements is not None:
             return [RawRows(one, self._pipelines[which]) for one in elements]
         return parts_of(batch)
+
+    def _predict(self, batches: Sequence[Nest]) -> Nest:
+        """What the model gives for batches, in its own structure."""
+        step, running = self._steps["predict"], self._running
+        self.variables.flush()
+        found = []
+        for batch in batches:
+            share = running.share_of(self._parts_of("predict", batch))
+            found.append(running.start(step, share, list(step.fetches[0].values())))
+        rows = [np.concatenate(parts) for parts in zip(*(wait() for wait in found), strict=True)]
+        return tf.nest.pack_sequence_as(self._traced["predict"].outputs, rows)
 
     def _step(self, which: str, batch: Sequence[TensorLike | NumberedRows | RawRows]) -> Logs:
         self.variables.flush()

@@ -16,6 +16,10 @@ from parallax.runtime.make_job import script_words
 from parallax.runtime.measure.memory import free_bytes
 from parallax.runtime.worker.script import show_errors_briefly
 
+_HAS_GPUS = (
+    "TensorFlow has begun to use GPUs in this process before it was known that workers use them, and has taken their "
+    "memory. Call parallax.keras.use() right after the imports, or start the script by `parallax run`."
+)
 WORKER_BYTES = 250_000_000
 """What a worker has for itself once it has imported TensorFlow 2.21, before its first variable."""
 
@@ -86,3 +90,21 @@ def missing_gpus(cluster: Cluster, is_cuda_build: bool, gpu_folder: Path = GPU_F
         numbers = ", ".join(map(str, missing))
         return f"{host.address} is to use GPU {numbers}, and {why}: these workers train on processors."
     return ""
+
+
+def leave_gpus(cluster: Cluster) -> bool:
+    """Has TensorFlow use no GPU in this process where workers of this machine do: it takes nearly all of their memory.
+
+    Args:
+        cluster: the machines of the job that this process drives.
+
+    Returns:
+        Whether workers of this machine use GPUs.
+    """
+    if not any(host.is_this_machine and host.gpus for host in cluster.hosts):
+        return False
+    try:
+        tf.config.set_visible_devices([], "GPU")
+    except RuntimeError:
+        log.warning(_HAS_GPUS)
+    return True

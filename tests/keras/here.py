@@ -62,6 +62,11 @@ class OneWorkerSession:
 class StepsHere(RunningSteps):
     """The steps of a worker of this process, as the script drives them."""
 
+    is_spread = False
+
+    def back_up(self):
+        """Nothing: this worker fails with the script."""
+
     def variables(self):
         return {one.name: one.variable for one in self._graph.list_variables()}
 

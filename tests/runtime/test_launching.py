@@ -1,10 +1,11 @@
 """Memory and GPUs of the launching machine, as far as a job needs them; no TensorFlow graph is run."""
 
 import pytest
+import tensorflow as tf
 
 from parallax.cluster.machines import Cluster, Host, local_cluster
 from parallax.errors import LaunchError
-from parallax.runtime.launching import check_memory, missing_gpus
+from parallax.runtime.launching import check_memory, leave_gpus, missing_gpus
 
 
 def test_more_workers_than_memory_holds_are_refused_with_the_number_that_fits():
@@ -34,3 +35,23 @@ def test_gpus_that_no_worker_can_use_are_told(tmp_path, gpus_there, is_cuda_buil
     found = missing_gpus(Cluster((Host("localhost", 2, (0, 1)),)), is_cuda_build, tmp_path)
     assert found.startswith(words) and bool(found) == bool(words)
     assert missing_gpus(Cluster((Host("localhost", 2), Host("elsewhere", 1, (0,)))), is_cuda_build, tmp_path) == ""
+
+
+def test_a_process_leaves_gpus_to_workers_of_its_machine_alone(monkeypatch):
+    left = []
+    monkeypatch.setattr(tf.config, "set_visible_devices", lambda devices, kind: left.append((devices, kind)))
+    assert not leave_gpus(Cluster((Host("localhost", 2), Host("elsewhere", 1, (0,)))))
+    assert left == []
+    assert leave_gpus(Cluster((Host("localhost", 1, (0,)),)))
+    assert left == [([], "GPU")]
+
+
+def test_a_process_that_has_begun_to_use_gpus_says_so(monkeypatch):
+    def refuse(devices, kind):
+        raise RuntimeError("Visible devices cannot be modified after being initialized")
+
+    told = []
+    monkeypatch.setattr(tf.config, "set_visible_devices", refuse)
+    monkeypatch.setattr("parallax.runtime.launching.log.warning", told.append)
+    assert leave_gpus(Cluster((Host("localhost", 1, (0,)),)))
+    assert len(told) == 1 and "Call parallax.keras.use() right after the imports" in told[0]

@@ -1,0 +1,167 @@
+"""`evaluate` and `predict` by workers: where this process cannot compute what they do, or workers save seconds.
+
+They go by the graph of the model's last `fit`, with one step more where it has none for them, so that tables are where
+`fit` has them; the next `fit` has that step too, and so the workers go on with its session. Everywhere else Keras
+computes in this process.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+from parallax.functions.remote_steps import RemoteSteps
+from parallax.functions.step_graph import unique_name
+from parallax.functions.traced_values import bytes_of
+from parallax.functions.variables import TrainedVariables, find_large_variables
+from parallax.keras import keras3
+from parallax.keras.arrays import number_input
+from parallax.keras.fitting import FitCall, driving, is_step_of, make_call, peek, spec_of, split_input
+from parallax.keras.inputs import batch_length, count_examples, is_taken
+from parallax.keras.refusals import check_model
+from parallax.keras.steps import traced_evaluation, traced_prediction
+from parallax.keras.training import ModelTraining
+from parallax.settings.parts import TableConfig
+from parallax.types import Argument, KerasModel, Nest
+
+TRACERS = {"test": traced_evaluation, "predict": traced_prediction}
+"""By the name of a step, what traces it."""
+_OF_TRAINING = 3
+"""How many times as long as to evaluate a batch it takes to train on it."""
+_OF_GPU = 20
+"""How many times as long this process takes without a GPU as with one; assumed, not measured."""
+_OPENING_S, _RESUMING_S = 4.0, 0.5
+"""Until workers begin: with a step that is to be planned, and with one that they have."""
+_VALUES_PER_S = 2.5e8
+"""Bytes of variables that are sent."""
+_WORTH_S = 5.0
+"""What workers must save at least."""
+
+
+@dataclass(frozen=True, slots=True)
+class LastFit:
+    """The last `fit` of this script.
+
+    Attributes:
+        call: without its data.
+        loss: what `compile` had made of the loss then.
+        workers: their number.
+        examples_per_s: how many examples they trained on in a second, together.
+        num_bytes: of the variables.
+        is_large: whether they are too large for one process.
+    """
+
+    call: FitCall
+    loss: object
+    workers: int
+    examples_per_s: float
+    num_bytes: int
+    is_large: bool
+
+    def after(self, call: FitCall) -> LastFit:
+        """The same with the steps of a later call of `evaluate` or `predict`."""
+        return replace(self, call=replace(call, arguments={}))
+
+    @staticmethod
+    def of(call: FitCall, workers: int, examples_per_s: float, tables: TableConfig) -> LastFit:
+        """That of a call which has ended.
+
+        Args:
+            call: of a model of Keras 3.
+            workers: their number.
+            examples_per_s: how many examples they trained on in a second, together.
+            tables: what is done with large variables.
+        """
+        variables = {one.name: one.variable for one in call.graph.list_variables()}
+        num_bytes, is_large = sum(map(bytes_of, variables.values())), bool(find_large_variables(variables, tables))
+        loss = keras3.compiled_loss(call.model)
+        return LastFit(replace(call, arguments={}), loss, workers, examples_per_s, num_bytes, is_large)
+
+    def is_of(self, model: KerasModel) -> bool:
+        """Whether it is a model's, which was not compiled anew."""
+        return self.call.model is model and self.loss is keras3.compiled_loss(model)
+
+    def is_for_workers(self, which: str, arguments: Mapping[str, Argument], has_left_gpus: bool) -> bool:
+        """Whether workers evaluate or predict.
+
+        Args:
+            which: "test" or "predict".
+            arguments: of the call, by name.
+            has_left_gpus: whether workers have GPUs that this process therefore does not use.
+        """
+        if self.is_large:
+            return True
+        examples = count_examples(arguments.get("x"), arguments.get("batch_size"))
+        by_workers_s = examples / (_OF_TRAINING * self.examples_per_s)
+        here_s = by_workers_s * self.workers * (_OF_GPU if has_left_gpus else 1)
+        is_there = any(is_step_of(which, name) for name in self.call.traced)
+        opening_s = _RESUMING_S if is_there else _OPENING_S
+        return here_s - by_workers_s > opening_s + self.num_bytes / _VALUES_PER_S + _WORTH_S
+
+
+class LookCall(NamedTuple):
+    """A call of `evaluate` or `predict`.
+
+    Attributes:
+        call: with its step, and those of the calls before.
+        which: "test" or "predict".
+        name: of its step among them.
+    """
+
+    call: FitCall
+    which: str
+    name: str
+
+
+def read_call(model: KerasModel, which: str, arguments: dict[str, Argument], last: LastFit) -> LookCall:
+    """Traces the step of a call of `evaluate` or `predict`, where the last `fit` has none that takes its batches.
+
+    Args:
+        model: a keras.Model.
+        which: "test" or "predict".
+        arguments: of the call, by name.
+        last: the model's last `fit`.
+
+    Raises:
+        GraphError: the step or its input cannot be had in a graph.
+    """
+    check_model(model)
+    peeked = peek(arguments, "x")
+    spec = spec_of(keras3, arguments, peeked, arguments.get("batch_size"))
+    known = last.call
+    taking = (name for name, one in known.traced.items() if is_step_of(which, name) and is_taken(spec, one.spec))
+    name = next(taking, None)
+    if name is not None and known.graph.loop is None:
+        return LookCall(replace(known, arguments=arguments), which, name)
+    name = name or unique_name(which, known.traced)
+    full = {name: batch_length(arguments.get("x"), arguments.get("batch_size"))}
+    traced = {**known.traced, name: TRACERS[which](model, spec)}
+    call = make_call(model, arguments, traced, known.examples, {**known.full, **full})
+    return LookCall(call, which, name)
+
+
+def run_call(look: LookCall, original: Callable[..., Nest], running: RemoteSteps) -> Nest:
+    """Carries out a call by steps that workers run, and gives what Keras returns.
+
+    Args:
+        look: of `read_call`.
+        original: Keras's method, bound to the model.
+        running: the steps.
+    """
+    call, which = look.call, look.which
+    steps, traced = {which: call.steps[look.name]}, {which: call.traced[look.name]}
+    metrics = {name: one.metrics for name, one in call.traced.items()}
+    variables = TrainedVariables(running, metrics, call.names, call.reset)
+    try:
+        training = ModelTraining(call.model, running, variables, steps, traced)
+        arguments = dict(call.arguments)
+        numbered = number_input(call.model, arguments, traced[which].spec, which)
+        training.take_arrays({} if numbered is None else {which: numbered})
+        training.take_pipelines(split_input(arguments, "x", which) if running.is_spread else {})
+        with driving(call.model, training):
+            found = original(**arguments)
+        variables.refresh_sums()
+        return found
+    finally:
+        variables.release()

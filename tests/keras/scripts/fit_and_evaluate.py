@@ -1,0 +1,71 @@
+"""`evaluate` and `predict` after fits: KIND FOLDER. "plain" is for plain Keras.
+
+"workers" has workers compute them whatever they save, "large" since the tables are too large for the script's process.
+"""
+
+import json
+import sys
+from pathlib import Path
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+import parallax
+import parallax.keras
+from parallax.keras import evaluating
+
+KIND, folder = sys.argv[1], Path(sys.argv[2])
+if KIND == "large":
+    tables = parallax.TableConfig(traced_bytes=500, whole_bytes=1000, tables_dir=folder)
+    parallax.keras.use(None, parallax.Config(tables=tables))
+elif KIND == "workers":
+    parallax.keras.use()
+    evaluating._WORTH_S = -1e9
+keras.utils.set_random_seed(2)
+random = np.random.default_rng(1)
+ids, x = random.integers(0, 60, [50, 3]), random.normal(size=[50, 4]).astype("float32")
+y = {"size": random.normal(size=[50, 1]).astype("float32"), "kind": random.integers(0, 2, [50, 1])}
+features = {"ids": ids, "x": x}
+
+inputs = {"ids": keras.Input((3,), dtype="int32", name="ids"), "x": keras.Input((4,), name="x")}
+rows = keras.layers.Flatten()(keras.layers.Embedding(60, 8, name="table")(inputs["ids"]))
+hidden = keras.layers.BatchNormalization()(keras.layers.Concatenate()([rows, inputs["x"]]))
+heads = {"size": keras.layers.Dense(1)(hidden), "kind": keras.layers.Dense(1, "sigmoid")(hidden)}
+model = keras.Model(inputs, heads)
+metrics = {"size": ["mae"], "kind": ["accuracy", keras.metrics.AUC(num_thresholds=9)]}
+losses = {"size": "mse", "kind": "binary_crossentropy"}
+model.compile(keras.optimizers.SGD(0.05), losses, metrics=metrics)
+data = tf.data.Dataset.from_tensor_slices((features, y)).batch(9)
+
+
+def pieces():
+    for first in range(0, 50, 8):
+        part = slice(first, first + 8)
+        yield {k: v[part] for k, v in features.items()}, {k: v[part] for k, v in y.items()}
+
+
+def look():
+    """What a script may look at between two fits; all of it."""
+    weights = np.linspace(0, 1, 50)
+    found = [
+        model.evaluate(features, y, batch_size=8, verbose=0),
+        model.evaluate(features, y, batch_size=7, verbose=0, sample_weight=weights, return_dict=True),
+        model.evaluate(data, verbose=0, steps=3),
+        model.evaluate(pieces(), steps=7, verbose=0),  # else Keras counts the end of a generator for a batch
+        {metric.name: float(np.sum(metric.result())) for metric in model.metrics[:1]},
+        model.predict(features, batch_size=8, verbose=0),
+        model.predict(data, verbose=0, steps=2),
+    ]
+    return tf.nest.map_structure(lambda one: np.asarray(one).tolist(), found)
+
+
+found = {"histories": [], "looks": []}
+for _ in range(2):
+    history = model.fit(features, y, batch_size=8, epochs=2, verbose=0, validation_data=data, shuffle=False)
+    found["histories"].append(history.history)
+    found["looks"].append(look())
+if KIND != "large":
+    model.compile("sgd", losses)  # no fit has trained it
+    found["compiled anew"] = model.evaluate(features, y, batch_size=8, verbose=0)
+print("FOUND " + json.dumps(found))
