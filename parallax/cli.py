@@ -56,8 +56,10 @@ def main(argv: list[str] | None = None) -> None:
     environment = with_equal_hashes()
     if argv is None and environment is not None and "script" in arguments:  # nothing but Python is there yet
         os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], environment)
-    by_command = {"show": _show_plan, "diff": _compare_plans, "calibrate": _calibrate, "checkpoint": _checkpoint}
-    by_command["doctor"] = _doctor
+    by_command: dict[str, Callable[[argparse.Namespace], int]] = {
+        **{"show": _show_plan, "diff": _compare_plans, "calibrate": _calibrate, "checkpoint": _checkpoint},
+        **{"doctor": _doctor, "setup": _set_up},
+    }
     try:
         (check_own_process if arguments.command in (RUN, VERIFY, CALIBRATE) else check_surroundings)()
         status = by_command.get(arguments.command, _run_script)(arguments)
@@ -87,6 +89,12 @@ def _doctor(arguments: argparse.Namespace) -> int:
     limit_s = HOST_TIMEOUT_S if arguments.host_timeout_s is None else arguments.host_timeout_s
     limit_s = checks.seconds("host_timeout_s", limit_s)
     return doctor(*of_machines, arguments.ckpt_dir, arguments.json, limit_s)
+
+
+def _set_up(_: argparse.Namespace) -> int:
+    from parallax.setup.command import set_up
+
+    return set_up()
 
 
 def _run_script(arguments: argparse.Namespace) -> int:

@@ -33,6 +33,8 @@ _DESCRIPTIONS = {
     "diff": "Prints in what two plan files differ. The exit status is 0 when in nothing, else 1.",
     "simulate": "Predicts a script's graph on clusters of other sizes. Prints step time, throughput, efficiency and "
     "memory of each, and where routes change. Starts nothing.",
+    "setup": "Builds in this environment what a wheel cannot bring: the project's own libraries, and Horovod with "
+    "TensorFlow. Needs a C++ compiler and the extra packages `build`.",
     "checkpoint": "Lists a folder's checkpoints, verifies them, exports one, or makes increments whole.",
 }
 _CHECKPOINT_DESCRIPTIONS = {

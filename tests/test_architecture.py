@@ -21,7 +21,7 @@ MODULES = {
 # What is in the package may import from the rows above its own, and from its own folder.
 LAYERS = (
     ("errors", "after_import", "types", "status_line"),
-    ("strict", "private_files"),
+    ("strict", "private_files", "setup"),
     ("graph", "cluster", "optimizers"),
     ("plans",),
     ("settings", "profiles"),
@@ -95,6 +95,8 @@ MAY_READ_ENVIRONMENT = (
     "parallax.runtime.supervisor.preload",
     "parallax.runtime.launcher.mpirun",
     "parallax.runtime.worker.fork_server",
+    "parallax.setup.command",
+    "parallax.setup.libraries",
 )
 
 MAX_LINES = 400

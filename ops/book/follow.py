@@ -17,6 +17,8 @@ SHOWN_LINES = 60
 ELSEWHERE = {
     "make": "it makes an environment, of which the tests are a part; `python -m ops.book newcomer` runs it",
     ". .venv/bin/activate": "it is for a shell that goes on",
+    "pip install": "it makes another environment, of which the tests are no part",
+    "parallax setup": "it builds this environment's libraries anew; tests/setup looks at its commands",
     "sbatch": "there is no Slurm cluster; tests/runtime/launcher/test_recipes.py runs the script, with a stand-in",
     "kubectl": "there is no Kubernetes cluster; tests/runtime/launcher/test_recipes.py looks at the job's command",
     "ssh": "there are no other machines",

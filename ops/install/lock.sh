@@ -5,7 +5,7 @@ here=$(cd "$(dirname "$0")" && pwd)
 # tf_keras asks for the package tensorflow; tensorflow-cpu is the same module.
 compile() {
   uv pip compile "$here/../../pyproject.toml" --universal --python-version 3.10 --generate-hashes \
-    --extra cpu --extra build --extra bench --extra examples --extra dev --no-header --no-annotate --no-emit-index-url --no-emit-find-links --no-emit-package tensorflow "$@"
+    --extra cpu --extra horovod --extra build --extra bench --extra examples --extra dev --no-header --no-annotate --no-emit-index-url --no-emit-find-links --no-emit-package tensorflow "$@"
 }
 compile --no-emit-package horovod --emit-build-options --output-file "$here/requirements.lock" --quiet
 # Horovod is compiled against the environment that the first file makes, so it has a file of its own.

@@ -69,10 +69,12 @@ def row_update_ops() -> OpLibrary:
 
     library = row_update_library()
     if not library.is_file():
-        raise TransformError(f"Rows of tables are updated by ops of {library}, which is not there: run `make install`.")
+        raise TransformError(
+            f"Rows of tables are updated by ops of {library}, which is not there: run `parallax setup`."
+        )
     ops = tf.load_op_library(str(library))
     if "gradients" not in inspect.signature(ops.parallax_update_only_rows).parameters:
-        raise TransformError(f"{library} must be as new as Parallax, and is older. Build it: `make install`.")
+        raise TransformError(f"{library} must be as new as Parallax, and is older. Build it: `parallax setup`.")
     return ops
 
 

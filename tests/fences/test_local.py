@@ -51,7 +51,7 @@ OWN = "libdl.so.2"  # what the user has loaded; any library that is everywhere
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     if not Path(this_launcher().preload_library).is_file():
-        pytest.skip("this environment has no libparallax_preload.so: `make install`")
+        pytest.skip("this environment has no libparallax_preload.so: `parallax setup`")
     return tmp_path_factory.mktemp("local")
 
 

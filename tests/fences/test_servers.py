@@ -39,7 +39,7 @@ with tf.Graph().as_default():
 @pytest.mark.rotates
 def test_a_strangers_session_gets_nothing_and_the_job_does_not_mind(tmp_path):
     if not Path(this_launcher().preload_library).is_file():
-        pytest.skip("this environment has no libparallax_preload.so: `make install`")
+        pytest.skip("this environment has no libparallax_preload.so: `parallax setup`")
     mark = {"PARALLAX_TEST": uuid.uuid4().hex}
     (tmp_path / "program.py").write_text(PROGRAM)
     (tmp_path / "machines").write_text("hosts: [{address: localhost, workers: 1, servers: 1}]\n")

@@ -23,7 +23,7 @@ TRAIN = file_of(Path("docs/quick_start.md"), "train.py").text
 @pytest.fixture
 def needs_library():
     if not Path(this_launcher().preload_library).is_file():
-        pytest.skip("this environment has no libparallax_preload.so: `make install`")
+        pytest.skip("this environment has no libparallax_preload.so: `parallax setup`")
 
 
 def test_the_script_of_the_quick_start_runs_on_two_hosts_of_two_workers(lab, start, tmp_path):

@@ -42,7 +42,7 @@ from parallax.strict import Amount, shown
 from parallax.types import JsonObject
 
 LIBRARIES = tuple(f"libparallax_{name}.so" for name in ("exchange", "frozen", "preload", "rows"))
-"""The native libraries that `make install` builds; a job may need each of them."""
+"""The native libraries that `parallax setup` builds; a job may need each of them."""
 _LINKS = "parallax.runtime.doctor.links"
 _PROJECT = Path(__file__).resolve().parents[2]
 _RANK_0 = b"[0] "

@@ -215,7 +215,9 @@ def _project(name: str, told: HostFacts, own: HostFacts, folder: str) -> Finding
         remedy = "Copy the launching machine's, or have a folder that all hosts see."
         return Finding(name, PROJECT, told.project[:12], f"another version of the project, {told.project[:12]}", remedy)
     if wrong:
-        return Finding(name, PROJECT, told.project[:12], "; ".join(wrong), "Build the libraries there: `make install`.")
+        return Finding(
+            name, PROJECT, told.project[:12], "; ".join(wrong), "Build the libraries there: `parallax setup`."
+        )
     if not told.has_folder:
         remedy = "Ranks work in the folder of the launcher: make it there, or start the job in one that all hosts have."
         return Finding(name, PROJECT, told.project[:12], f"no folder {folder}", remedy)

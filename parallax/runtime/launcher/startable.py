@@ -35,7 +35,7 @@ def check_startable(job: Job, launcher: Launcher) -> None:
     if job.servers and not launcher.has_library:
         raise LaunchError(
             f"Servers let nobody but their job in, by means of {launcher.preload_library}, which is not "
-            "there. Build it: `make install`, or cc -shared -fPIC -o that file parallax/native/preload/*.c -ldl."
+            "there. Build it: `parallax setup`, or cc -shared -fPIC -o that file parallax/native/preload/*.c -ldl."
         )
 
 

@@ -148,7 +148,7 @@ def _variables(
         return {**found, **secret, **preload_variables(library, os.environ)}
     if library:
         where = f"{library} is not on {socket.gethostname()}"
-        put(Text(rank, "stderr", f"{where}: this rank will keep a core busy while it waits (`make install`).\n"))
+        put(Text(rank, "stderr", f"{where}: this rank will keep a core busy while it waits (`parallax setup`).\n"))
     return found
 
 

@@ -29,6 +29,6 @@ def frozen_ops() -> OpLibrary:
     if not library.is_file():
         raise CheckpointError(
             f"Checkpoints are written during training by ops of {library}, which is not there. Build it: "
-            "`make install`."
+            "`parallax setup`."
         )
     return tf.load_op_library(str(library))

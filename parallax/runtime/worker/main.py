@@ -61,7 +61,7 @@ def check_fenced(secret: Mapping[str, str]) -> None:
         sys.exit(
             f"parallax: All processes of a job must be loaded with {LIBRARY}, and the loader of "
             f"{socket.gethostname()} did not take it, for the reason above. "
-            "Build it on that host: `make install`."
+            "Build it on that host: `parallax setup`."
         )
 
 

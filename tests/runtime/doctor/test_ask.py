@@ -171,7 +171,7 @@ def test_a_package_that_is_missing_here_too_is_a_problem(monkeypatch, capsys):
 
 
 def test_the_libraries_are_those_that_are_installed():
-    text = (Path(__file__).parents[3] / "ops" / "install" / "install.py").read_text()
+    text = (Path(__file__).parents[3] / "parallax" / "setup" / "libraries.py").read_text()
     assert {*LIBRARIES} == {*re.findall(r"libparallax_\w+\.so", text)}
 
 

@@ -384,7 +384,7 @@ def test_the_users_own_way_of_reducing_counts_alone(name):
 def test_servers_need_the_library_that_narrows_their_address(tmp_path):
     here = Launcher(str(tmp_path / "bin/mpirun"), str(tmp_path / "bin/python"), "/jobs")
     check_startable(Job(("train.py",), local_cluster(1, "")), here)
-    with pytest.raises(LaunchError, match="libparallax_preload.so, which is not there. Build it: `make install`"):
+    with pytest.raises(LaunchError, match="libparallax_preload.so, which is not there. Build it: `parallax setup`"):
         check_startable(Job(("train.py",), local_cluster(1, ""), (0,)), here)
 
 
