@@ -10,6 +10,8 @@ has a tensor for it that is fed.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from tensorflow.core.framework import attr_value_pb2
 
 from parallax.graph.view import EXAMPLES, NEXT_ITERATIONS, GraphView, once_per_view, split_tensor
@@ -222,6 +224,17 @@ def batch_by_node(view: GraphView) -> dict[str, str]:
 def has_loops(view: GraphView) -> bool:
     """Whether a graph has loops of the old style."""
     return view.has_op(NEXT_ITERATIONS)
+
+
+def length_of_batch(nodes: Mapping[str, NodeDef], batch: NodeDef) -> str:
+    """The node that is the length of the global batch of a step; empty where it has none.
+
+    Args:
+        nodes: of the graph, by name.
+        batch: a node that is marked as a batch of the step.
+    """
+    step = _mark(batch, _BATCH)
+    return next((name for name, node in nodes.items() if step and _mark(node, _LENGTH) == step), "")
 
 
 def length_by_step(view: GraphView) -> dict[str, str]:

@@ -164,3 +164,21 @@ def test_ragged_rows_of_few_examples():
         return model, (history, [weight.numpy() for weight in model.weights])
 
     check(make, plain=lambda model, *a, **k: plain_fit_of(model)(model, *a, **k))
+
+
+def within_batch(labels, rows):
+    """Each example against all of its batch, itself left out."""
+    near = ops.matmul(rows, ops.transpose(rows)) - 1e9 * ops.eye(ops.shape(rows)[0])
+    return ops.logsumexp(near, axis=1) + 0 * ops.cast(labels, "float32")
+
+
+@pytest.mark.parametrize(("examples", "batch"), [(21, 11), (10, 8), (3, 2)])
+def test_a_shorter_batch_of_which_some_workers_have_as_many_rows_as_of_a_full_one(examples, batch):
+    x = np.random.RandomState(4).rand(examples, 4).astype("float32")
+
+    def make(train):
+        model = keras.Sequential([keras.Input([4]), layers.Dense(3, "tanh")])
+        model.compile("sgd", within_batch)
+        return model, train(model, x, np.zeros(examples), batch_size=batch, epochs=2, verbose=0, shuffle=False).history
+
+    check(make, (2, 3))

@@ -115,7 +115,9 @@ class _All(StepsHere):
         flat, counted = [*parts, *fetches], {tensor.name for tensor in parts}
         given = [{p.name: np.asarray(v) for p, v in zip(step.feeds, one.arrays, strict=True)} for one in share.arrays]
         given = [
-            feeds | ({step.rows.name: np.int64(0)} if one.is_stand_in else {})
+            feeds
+            | ({step.rows.name: np.int64(0)} if one.is_stand_in else {})
+            | ({step.length.name: np.int64(one.total)} if step.length is not None and one.total else {})
             for feeds, one in zip(given, share.arrays, strict=True)
         ]
         found = self._session.job.run([step.run.name, *(tensor.name for tensor in flat)], given)

@@ -3,7 +3,9 @@
 A graph of batches of any length computes shapes in every run: of gradients, of what is summed and exchanged. Where a
 graph says how long its batches are but for the last of an epoch, a batch that is so long is fed elsewhere: to a
 placeholder whose shape is known, from which the batch's own takes it. TensorFlow prepares a graph for each set of feeds
-anew, so in that of full batches it folds all that depends on lengths alone. Both compute the same.
+anew, so in that of full batches it folds all that depends on lengths alone. Both compute the same, but all workers must
+run the same one: a collective of lengths may be folded in one and not in the other, and a share may be as long in a
+shorter batch as in a full one. So the length of the global batch decides.
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ from dataclasses import dataclass
 import tensorflow as tf
 from tensorflow.core.framework.tensor_shape_pb2 import TensorShapeProto
 
-from parallax.graph.batches import full_length, place_of_share
+from parallax.graph.batches import full_length, length_of_batch, place_of_share
 from parallax.transform.building.editor import Worker
 from parallax.types import DType, GraphDef, NodeDef, Value
 
@@ -27,11 +29,15 @@ class FullBatch:
         batch: the tensor that is fed a batch of any length.
         full: the tensor that is fed in its place where the batch is full.
         rows: how many of a full batch this worker has.
+        length: the tensor that is fed the length of the global batch.
+        total: that of a full one.
     """
 
     batch: str
     full: str
     rows: int
+    length: str
+    total: int
 
 
 def add_full_batches(graph_def: GraphDef, worker: Worker) -> tuple[FullBatch, ...]:
@@ -39,10 +45,12 @@ def add_full_batches(graph_def: GraphDef, worker: Worker) -> tuple[FullBatch, ..
     nodes = {node.name: node for node in graph_def.node}
     found = []
     for name, node in nodes.items():
-        first, end = place_of_share(full_length(node), worker.rank, worker.size)
-        if node.op == "Placeholder" and first < end and f"{name}/full" not in nodes:
-            _add_full(graph_def, node, end - first)
-            found.append(FullBatch(f"{name}:0", f"{name}/full:0", end - first))
+        total, length = full_length(node), length_of_batch(nodes, node)
+        if node.op != "Placeholder" or total < worker.size or not length or f"{name}/full" in nodes:
+            continue
+        first, end = place_of_share(total, worker.rank, worker.size)
+        _add_full(graph_def, node, end - first)
+        found.append(FullBatch(f"{name}:0", f"{name}/full:0", end - first, f"{length}:0", total))
     return tuple(found)
 
 
@@ -50,13 +58,19 @@ def led_to_full(feeds: Mapping[str, Value], full: Sequence[FullBatch]) -> dict[s
     """The feeds of a run, by the tensors to which they go where all its batches are full; None where they are not.
 
     Args:
-        feeds: tensor -> what it is fed.
+        feeds: tensor -> what it is fed, the lengths of global batches among them.
         full: of the batches among them.
     """
-    if not full or any(tuple(getattr(feeds[one.batch], "shape", ()))[:1] != (one.rows,) for one in full):
+    if not full or not all(_is_full(one, feeds) for one in full):
         return None
     led = {one.batch: one.full for one in full}
     return {led.get(name, name): value for name, value in feeds.items()}
+
+
+def _is_full(one: FullBatch, feeds: Mapping[str, Value]) -> bool:
+    length = feeds.get(one.length)
+    has_rows = tuple(getattr(feeds[one.batch], "shape", ()))[:1] == (one.rows,)
+    return has_rows and length is not None and int(length) == one.total
 
 
 def _add_full(graph_def: GraphDef, batch: NodeDef, rows: int) -> None:

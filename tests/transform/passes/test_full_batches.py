@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from parallax.graph.batches import mark_batch, mark_full
+from parallax.graph.batches import mark_batch, mark_full, mark_length
 from parallax.transform.building.editor import Worker
 from parallax.transform.passes.full_batches import FullBatch, add_full_batches, led_to_full
 
@@ -20,6 +20,7 @@ def made(worker, examples=7):
         v1.placeholder(tf.float32, [None, 3], name="other")
         mark_batch(batch, "step")
         mark_full(batch, examples)
+        mark_length(v1.placeholder_with_default(np.int64(0), [], name="length"), "step")
         tf.identity(tf.reduce_sum(batch, 0) / tf.cast(tf.shape(batch * 2)[0], tf.float32), name="mean")
     graph_def = graph.as_graph_def()
     full = add_full_batches(graph_def, worker)
@@ -40,14 +41,14 @@ def run(graph, feeds):
 @pytest.mark.parametrize(("rank", "rows"), [(0, 3), (1, 4)])
 def test_a_full_batch_gives_the_same_and_runs_without_what_finds_its_length(rank, rows):
     graph, full = made(Worker(rank, 2, 0))
-    assert full == (FullBatch("batch:0", "batch/full:0", rows),)
+    assert full == (FullBatch("batch:0", "batch/full:0", rows, "length:0", 7),)
     batch = np.random.default_rng(0).normal(size=(rows, 3)).astype(np.float32)
     anywhere, ops = run(graph, {"batch:0": batch})
-    there, fewer = run(graph, led_to_full({"batch:0": batch}, full))
+    there, fewer = run(graph, led_to_full({"batch:0": batch, "length:0": np.int64(7)}, full))
     np.testing.assert_allclose(there, anywhere, rtol=1e-6)
     assert ops & RUN_TIME and not fewer & RUN_TIME
     shorter = batch[1:]  # the last of an epoch
-    assert led_to_full({"batch:0": shorter}, full) is None
+    assert led_to_full({"batch:0": shorter, "length:0": np.int64(5)}, full) is None
     np.testing.assert_allclose(run(graph, {"batch:0": shorter})[0], shorter.mean(0), rtol=1e-6)
 
 
@@ -58,6 +59,7 @@ def test_a_batch_of_any_type_can_be_waited_for_without_a_full_one(dtype):
         batch = v1.placeholder(dtype, [None, None, 2], name="batch")
         mark_batch(batch, "step")
         mark_full(batch, 6)
+        mark_length(v1.placeholder_with_default(np.int64(0), [], name="length"), "step")
         with tf.control_dependencies([batch]):  # as constants that were folded do
             tf.identity(tf.constant(5.0), name="constant")
     graph_def = graph.as_graph_def()
@@ -74,12 +76,27 @@ def test_a_batch_of_any_type_can_be_waited_for_without_a_full_one(dtype):
 
 
 def test_all_batches_of_a_run_are_full_or_none_is():
-    full = (FullBatch("a:0", "a/full:0", 2), FullBatch("b:0", "b/full:0", 2))
-    two, one = np.zeros([2, 3]), np.zeros([1, 3])
-    assert [*led_to_full({"a:0": two, "c:0": one, "b:0": two}, full)] == ["a/full:0", "c:0", "b/full:0"]
-    assert led_to_full({"a:0": two, "b:0": one}, full) is None
-    assert led_to_full({"a:0": two, "b:0": [[1.0], [2.0]]}, full) is None  # no array
-    assert led_to_full({"a:0": two}, ()) is None
+    full = (FullBatch("a:0", "a/full:0", 2, "n:0", 4), FullBatch("b:0", "b/full:0", 2, "n:0", 4))
+    two, one, length = np.zeros([2, 3]), np.zeros([1, 3]), {"n:0": np.int64(4)}
+    assert [*led_to_full({"a:0": two, "c:0": one, "b:0": two, **length}, full)] == [
+        "a/full:0",
+        "c:0",
+        "b/full:0",
+        "n:0",
+    ]
+    assert led_to_full({"a:0": two, "b:0": one, **length}, full) is None
+    assert led_to_full({"a:0": two, "b:0": [[1.0], [2.0]], **length}, full) is None  # no array
+    assert led_to_full({"a:0": two, **length}, ()) is None
+
+
+def test_the_length_of_the_global_batch_decides_on_all_workers():
+    (full,) = made(Worker(0, 3, 0), 11)[1]
+    assert full.rows == 3
+    batch = np.zeros([3, 3])  # of 10 rows, worker 0 has as many
+    assert led_to_full({"batch:0": batch, "length:0": np.int64(11)}, (full,))
+    assert led_to_full({"batch:0": batch, "length:0": np.int64(10)}, (full,)) is None
+    assert led_to_full({"batch:0": batch}, (full,)) is None
+    assert not any(made(Worker(rank, 3, 0), 2)[1] for rank in range(3))  # one has none
 
 
 @pytest.mark.parametrize("examples", [0, 1])
