@@ -9,7 +9,7 @@ import pytest
 import tensorflow as tf
 
 from tests.end_to_end.conftest import CLI
-from tests.functions.scripts import custom_loop, global_batch, legacy_fit, on_batch
+from tests.functions.scripts import custom_loop, global_batch, legacy_fit, on_batch, shorter_batches
 from tests.keras.test_fit_jobs import differences, found_in
 
 GOES_ON = "The steps are those of the call before, whose plan and workers go on."
@@ -39,6 +39,14 @@ def test_a_loss_of_the_global_batch_on_two_workers_is_one_process(start, tmp_pat
     done = start("-m", "parallax.cli", "run", "--workers", 2, SCRIPTS / "global_batch.py", "out.npz").finish()
     assert done.status == 0, done
     check(global_batch.trained(tf.function), tmp_path / "out.npz")
+
+
+@pytest.mark.parametrize("workers", [2, pytest.param(3, marks=pytest.mark.slow)])
+def test_batches_of_which_some_workers_have_as_many_rows_as_of_a_full_one(start, tmp_path, workers):
+    script = SCRIPTS / "shorter_batches.py"
+    done = start("-m", "parallax.cli", "run", "--workers", workers, script, workers, "out.npz").finish()
+    assert done.status == 0, done
+    check(shorter_batches.trained(tf.function, workers), tmp_path / "out.npz")
 
 
 def test_a_loop_of_train_on_batch_after_a_fit_is_one_process(start, tmp_path):
