@@ -18,7 +18,7 @@ import tensorflow as tf
 from tensorflow.python.eager.polymorphic_function.polymorphic_function import Function as PolymorphicFunction
 
 from parallax import call as calls
-from parallax.errors import ConfigError, GraphError, SessionError
+from parallax.errors import ConfigError, GraphError
 from parallax.functions.arguments import (
     Arguments,
     are_alike,
@@ -32,12 +32,12 @@ from parallax.functions.batch_statistics import statistics_of
 from parallax.functions.driven_workers import leave_gpus_to_workers
 from parallax.functions.loop import LoopStep, ScriptLoop, graph_of, loop_for
 from parallax.functions.results import rules_of
-from parallax.functions.shares import examples_of, rows_of
+from parallax.functions.shares import examples_of, lengths_of, rows_of, whole_parts
 from parallax.functions.tracing import AS_TENSORFLOW, Tracing, traced_step
 from parallax.logger import log
 from parallax.settings.config import Config
 from parallax.settings.environment import Role, settings
-from parallax.types import Argument, Nest, TensorLike, TypeSpec
+from parallax.types import Argument, Nest, TypeSpec
 
 _TOO_MANY = (
     "{name} was traced for {count} different calls, and each makes the workers open a session anew: {last}. Pass what "
@@ -161,6 +161,11 @@ class _Variant:
         """Whether it is a function's, or there still is the object whose method it is."""
         return self.owner is None or self.owner() is not None
 
+    def takes(self, given: Arguments) -> bool:
+        """Whether it was traced for such arguments, and for such as have one length but for those given whole."""
+        parts = [one for number, one in enumerate(given.tensors) if number not in self.step.whole]
+        return are_alike(self.arguments, given) and len(lengths_of(parts)) <= 1
+
     def is_of(self, owner: tuple[object, ...]) -> bool:
         """Whether it is a method of an object, or, of none, a function."""
         return not owner if self.owner is None else bool(owner) and self.owner() is owner[0]
@@ -252,7 +257,7 @@ class DistributedStep:
         given = self._arguments(owner, args, kwargs)
         self._variants = [one for one in self._variants if one.can_be_called]
         own = [one for one in self._variants if one.is_of(owner)]
-        variant = next((one for one in own if are_alike(one.arguments, given)), None)
+        variant = next((one for one in own if one.takes(given)), None)
         if variant is None:
             if len(own) >= _MOST_VARIANTS:
                 raise GraphError(_TOO_MANY.format(name=self._name, count=_MOST_VARIANTS, last=arguments_text(given)))
@@ -260,7 +265,6 @@ class DistributedStep:
             variant = _Variant(_reference(owner), without_values(given), step)
             self._variants.append(variant)
         batch = list(given.tensors)
-        _check_rows(batch)
         results, values = self._loop().run(variant.step, batch)
         waiting = iter(values)
         return tf.nest.map_structure(lambda one: None if one is None else tf.convert_to_tensor(next(waiting)), results)
@@ -278,12 +282,13 @@ class DistributedStep:
         step = functools.partial(self.python_function, *owner) if owner else self.python_function
         with statistics_of(self._config.batch_norm):
             traced = traced_step(step, arguments, self._merges_rows, self._returns, self._tracing)
-        with_rows = [one for one in arguments.tensors if len(one.shape)]
+        whole = whole_parts(arguments.tensors)
+        with_rows = [one for number, one in enumerate(arguments.tensors) if len(one.shape) and number not in whole]
         full = rows_of(with_rows) if with_rows else 0
         workers = calls.number_of_workers(self._config, self._resource_info)
         examples = examples_of(arguments.tensors, workers)
         rules = rules_of(traced.concrete.structured_outputs[0], self._returns)
-        return LoopStep(self._name, traced.concrete, traced.variables, traced.metrics, examples, full, rules)
+        return LoopStep(self._name, traced.concrete, traced.variables, traced.metrics, examples, full, rules, whole)
 
     def _arguments(
         self, owner: tuple[object, ...], args: tuple[Argument, ...], kwargs: dict[str, Argument]
@@ -334,13 +339,3 @@ class MethodStep:
     def __call__(self, *args: Argument, **kwargs: Argument) -> Nest:
         """See `DistributedStep`."""
         return self.step.call((self.owner,), args, kwargs)
-
-
-def _check_rows(batch: list[TensorLike]) -> None:
-    """Refuses arguments with unequally many rows."""
-    lengths = sorted({rows_of([one]) for one in batch if len(one.shape)})
-    if len(lengths) > 1:
-        raise SessionError(
-            f"All arguments of a step that have a first dimension have that of the batch, and there are {lengths}. "
-            "What is not of the batch, give the step in a variable, or take it from around it."
-        )

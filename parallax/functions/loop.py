@@ -46,6 +46,7 @@ class LoopStep:
         examples: how many a worker has of a batch, of each of its tensors; 0 if unknown.
         full: how many most global batches have; 0 if unknown.
         rules: how the workers' values of each result are combined, flat (results.py).
+        whole: numbers of its arguments, flat, that have another length than the batch, and are given whole.
     """
 
     name: str
@@ -55,6 +56,7 @@ class LoopStep:
     examples: int | Sequence[int]
     full: int
     rules: tuple[str, ...]
+    whole: frozenset[int] = frozenset()
 
 
 class OpenLoop(NamedTuple):
@@ -151,7 +153,7 @@ class ScriptLoop:
         wanted = [one for one in tf.nest.flatten(results) if one is not None]
         with self.guard():
             variables.flush()
-            wait = running.start(made, running.share_of(batch), wanted, parts, opened.rules[step])
+            wait = running.start(made, running.share_of(batch, step.whole), wanted, parts, opened.rules[step])
             variables.outdate(are_trained=True)
             found: list[Value] = []
 
@@ -242,7 +244,7 @@ def _graph_of(
     made: WeakKeyDictionary[LoopStep, GraphStep] = WeakKeyDictionary()
     rules: WeakKeyDictionary[LoopStep, tuple[str, ...]] = WeakKeyDictionary()
     for one in steps:
-        found = graph.add(one.name, one.concrete, is_uneven=True, examples=one.examples, full=one.full)
+        found = graph.add(one.name, one.concrete, True, one.examples, one.full, whole=one.whole)
         results, rules[one] = mark_results(graph.graph, found.fetches[0], one.rules)
         made[one] = replace(found, fetches=(results, found.fetches[1]))
     return graph, made, rules

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -18,13 +18,13 @@ from parallax.functions.row_pipeline import RawRows, RowPipeline, RunningPipelin
 from parallax.functions.running import place_of_value
 from parallax.functions.serving import ReadyWorkers, StepResults, WantedResults
 from parallax.functions.shared_arrays import SharedArrays
-from parallax.functions.shares import RaggedRows, Share, portable_batch, rows_of
+from parallax.functions.shares import RaggedRows, Share, WholePart, check_lengths, portable_batch, rows_of
 from parallax.functions.step_graph import GraphStep, StepGraph
 from parallax.functions.traced_values import InFile, bytes_of
 from parallax.logger import log
 from parallax.report.text import bytes_text
 from parallax.runtime.checkpoint.stored_tensors import groups
-from parallax.types import Array, ArrayOnWorker0, Nest, Operation, Picklable, Tensor, Value, Variable
+from parallax.types import Array, ArrayOnWorker0, Operation, Picklable, Tensor, TensorLike, Value, Variable
 
 _RULES = ("mean", "rows", "same", "whole")
 """In the order of `WantedResults`."""
@@ -154,10 +154,20 @@ class RemoteSteps:
         if self._requests.is_restorable:
             self._requests.rebase()
 
-    def share_of(self, batch: Nest) -> Share:
-        """All of a batch, which is cut when it is sent."""
-        rows = rows_of(batch)
-        return Share(tuple(batch), rows or 1, rows)
+    def share_of(self, batch: Sequence[TensorLike], whole: Collection[int] = ()) -> Share:
+        """All of a batch, which is cut when it is sent.
+
+        Args:
+            batch: its parts, flat.
+            whole: numbers of the parts that all workers get whole.
+
+        Raises:
+            SessionError: the others have unequally many rows.
+        """
+        parts: list[Any] = [WholePart(one) if number in whole else one for number, one in enumerate(batch)]
+        check_lengths(parts)
+        rows = rows_of(parts)
+        return Share(tuple(parts), rows or 1, rows)
 
     def start(
         self,
@@ -303,7 +313,7 @@ class RemoteSteps:
             if sent.here is None:
                 self._say_bytes(elements, "elements, of which workers make rows,")
                 return ask("elements", wanted, sent.number, payload=elements)
-            rows: Sequence[Array | RaggedRows] = sent.here.make(elements)
+            rows: Sequence[Array | RaggedRows | WholePart] = sent.here.make(elements)
             self._say_bytes(rows, "rows")
             return ask("batch", wanted, payload=rows)
         numbered = [part for part in batch.arrays if isinstance(part, NumberedRows)]
@@ -324,13 +334,11 @@ class RemoteSteps:
         place, payload = (shared.place, None) if is_mapped else (None, shared.arrays)
         requests.tell("arrays", number, shared.kinds, place, payload=payload, resend=Resend.ALWAYS)
 
-    def _say_bytes(self, parts: Sequence[Array | RaggedRows], what: str) -> None:
+    def _say_bytes(self, parts: Sequence[Array | RaggedRows | WholePart], what: str) -> None:
         """Says once what a batch sends to other machines."""
         if self.is_spread and not self._has_said_bytes:
             self._has_said_bytes = True
-            size = sum(
-                array.nbytes for one in parts for array in (one.parts() if isinstance(one, RaggedRows) else [one])
-            )
+            size = sum(array.nbytes for one in parts for array in _arrays_of(one))
             log.info(
                 f"This process reads the input: {bytes_text(size)} of {what} in a batch, which it sends to worker 0."
             )
@@ -348,3 +356,10 @@ class RemoteSteps:
             log.warning(_OTHER_ROWS)
         self._pipelines[id(pipeline)] = _SentPipeline(number, pipeline, None if is_like else here)
         return self._pipelines[id(pipeline)]
+
+
+def _arrays_of(part: Array | RaggedRows | WholePart) -> list[Array]:
+    """The arrays that are sent for a part of a batch."""
+    if isinstance(part, RaggedRows):
+        return part.parts()
+    return [part.array if isinstance(part, WholePart) else part]

@@ -13,9 +13,16 @@ from dataclasses import dataclass
 import numpy as np
 import tensorflow as tf
 
+from parallax.errors import SessionError
 from parallax.functions.numbered_rows import NumberedRows
 from parallax.graph.batches import place_of_share
-from parallax.types import Array, Nest, RaggedTensor, TensorLike
+from parallax.types import Array, DType, Nest, RaggedTensor, TensorLike
+
+_UNEQUAL = (
+    "Each worker gets its rows of every part of a batch, and the parts of this one have {lengths} rows. That they "
+    "differ must be known when the step is traced: for parallax.function and train_on_batch by the first call; for a "
+    "dataset by tf.data.Dataset.zip of batched ones, or by batches of fixed lengths (drop_remainder=True)."
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +43,22 @@ class Share:
     def is_stand_in(self) -> bool:
         """Whether the worker has no rows of a batch that has some."""
         return self.rows == 0 < self.total
+
+
+class WholePart:
+    """A part of a batch that all workers get whole, as it has another length than the batch.
+
+    Attributes:
+        array: it.
+        shape: that of what has no rows.
+    """
+
+    def __init__(self, array: Array) -> None:
+        self.array = array
+        self.shape: tuple[int, ...] = ()
+
+    def __array__(self, dtype: DType = None, copy: bool | None = None) -> Array:
+        return np.asarray(self.array, dtype)
 
 
 class RaggedRows:
@@ -71,10 +94,48 @@ class RaggedRows:
         return [self.values, *self.splits]
 
 
-def portable_batch(batch: Nest) -> list[Array | RaggedRows]:
+def portable_batch(batch: Nest) -> list[Array | RaggedRows | WholePart]:
     """The flat parts of a batch, without those that are None, in a form that can be sent."""
-    parts = [one for one in tf.nest.flatten(batch) if one is not None]
-    return [RaggedRows.of(one) if isinstance(one, tf.RaggedTensor) else np.asarray(one) for one in parts]
+    return [_portable(one) for one in tf.nest.flatten(batch) if one is not None]
+
+
+def _portable(part: TensorLike) -> Array | RaggedRows | WholePart:
+    if isinstance(part, tf.RaggedTensor):
+        return RaggedRows.of(part)
+    return WholePart(np.asarray(part)) if isinstance(part, WholePart) else np.asarray(part)
+
+
+def whole_parts(parts: Sequence[TensorLike]) -> frozenset[int]:
+    """The numbers of the parts of a batch that all workers get whole: those of other lengths than most of the batch.
+
+    The batch is of the length that parts with the most elements have. One that has a ragged part has no such parts.
+
+    Args:
+        parts: flat, of a first batch: arrays, tensors, or specs whose shapes are known.
+    """
+    if any(isinstance(one, tf.RaggedTensor | tf.RaggedTensorSpec | RaggedRows) for one in parts):
+        return frozenset()
+    shapes = {number: tuple(one.shape) for number, one in enumerate(parts) if one is not None and len(one.shape)}
+    sizes: dict[int, int] = {}
+    for shape in shapes.values():
+        sizes[shape[0]] = sizes.get(shape[0], 0) + int(np.prod([dim or 1 for dim in shape]))
+    most = max(sizes, key=lambda length: sizes[length], default=0)
+    return frozenset(number for number, shape in shapes.items() if shape[0] != most)
+
+
+def check_lengths(parts: Sequence[TensorLike | NumberedRows | RaggedRows | WholePart]) -> None:
+    """Refuses a batch whose parts, those apart that all workers get whole, have unequally many rows.
+
+    Raises:
+        SessionError: they have.
+    """
+    if len(lengths := lengths_of(parts)) > 1:
+        raise SessionError(_UNEQUAL.format(lengths=", ".join(map(str, lengths))))
+
+
+def lengths_of(parts: Sequence[TensorLike | NumberedRows | RaggedRows | WholePart]) -> list[int]:
+    """The lengths that parts of a batch have, each once, those apart that all workers get whole."""
+    return sorted({rows_of([one]) for one in parts if _has_rows(one)})
 
 
 def rows_of(batch: Nest) -> int:
@@ -121,5 +182,5 @@ def share_of(batch: Nest, rank: int, size: int) -> Share:
     return Share(tuple(arrays), end - first, total)
 
 
-def _has_rows(one: TensorLike | NumberedRows | RaggedRows | None) -> bool:
+def _has_rows(one: TensorLike | NumberedRows | RaggedRows | WholePart | None) -> bool:
     return one is not None and len(one.shape) > 0

@@ -58,6 +58,7 @@ class GraphStep:
         length: what may be fed the length of the global batch, which is summed over the workers else. Both are None
             where all workers have batches of one length.
         is_counted: whether the graph's global step counts its runs.
+        whole: numbers of its arguments, flat, that have another length than the batch, and are given whole.
     """
 
     name: str
@@ -67,6 +68,7 @@ class GraphStep:
     rows: Tensor | None = None
     length: Tensor | None = None
     is_counted: bool = False
+    whole: frozenset[int] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,6 +116,7 @@ class StepGraph:
         examples: int | Sequence[int] = 0,
         full: int = 0,
         is_counted: bool = False,
+        whole: frozenset[int] = frozenset(),
     ) -> GraphStep:
         """Calls a traced function in the graph.
 
@@ -126,6 +129,7 @@ class StepGraph:
                 flat; for counting only, 0 if unknown.
             full: how many most batches will have, all workers' together; other lengths are slower. 0 if unknown.
             is_counted: whether the graph's global step counts its runs; of one step at most.
+            whole: numbers of arguments, flat, that are no batch whatever their first dimension is.
 
         Raises:
             GraphError: it takes something from around it that no graph can have.
@@ -137,10 +141,10 @@ class StepGraph:
             feeds = tuple(
                 tf.compat.v1.placeholder(tensor.dtype, tensor.shape, name=tensor.op.name) for tensor in arguments
             )
-            marked = _mark(feeds, name, concrete.structured_input_signature, full) if is_uneven else None
+            marked = _mark(feeds, name, concrete.structured_input_signature, full, whole) if is_uneven else None
             lengths = [examples] * len(feeds) if isinstance(examples, int) else examples
-            for feed, length_of_feed in zip(feeds, lengths, strict=True):
-                if length_of_feed:
+            for number, (feed, length_of_feed) in enumerate(zip(feeds, lengths, strict=True)):
+                if length_of_feed and number not in whole:
                     feed.op._set_attr(EXAMPLES, attr_value_pb2.AttrValue(i=length_of_feed))
             taken = [self._take(name, outer) for outer in captured]
             if is_counted:
@@ -153,7 +157,7 @@ class StepGraph:
             # Each result by itself: the call's own name stands for all of them, those that are made of gradients too.
             results = tf.nest.map_structure(lambda one: None if one is None else tf.identity(one), results)
         rows, length = marked or (None, None)
-        return GraphStep(name, feeds, results, run, rows, length, is_counted)
+        return GraphStep(name, feeds, results, run, rows, length, is_counted, whole)
 
     def list_variables(self) -> tuple[StepVariable, ...]:
         """The variables that steps have taken, in order."""
@@ -243,9 +247,12 @@ def _loop_variables() -> LoopVariables:
         return LoopVariables(step, make("loop/epoch", initializer=np.array([0, 0, -1], np.int64), **options))
 
 
-def _mark(feeds: Sequence[Tensor], step: str, signature: Nest, full: int) -> tuple[Tensor, Tensor] | None:
+def _mark(
+    feeds: Sequence[Tensor], step: str, signature: Nest, full: int, whole: frozenset[int]
+) -> tuple[Tensor, Tensor] | None:
     """Marks the batches of a step; the tensors (this worker's examples, those of all) if there are any."""
-    batches = [one for one in feeds if one.shape.rank and one.shape[0] is None]
+    open_feeds = [n for n, one in enumerate(feeds) if one.shape.rank and one.shape[0] is None and n not in whole]
+    batches = [feeds[number] for number in open_feeds]
     for batch in batches:
         mark_batch(batch, step)
     for spec, parts in _parts_of(feeds, signature):
@@ -254,23 +261,23 @@ def _mark(feeds: Sequence[Tensor], step: str, signature: Nest, full: int) -> tup
             for elements, ends, name in zip((*parts[2:], parts[0]), parts[1:], names, strict=True):
                 mark_elements(elements, name)
                 mark_row_ends(ends, name)
-        elif full and parts and parts[0].shape.rank and parts[0].shape[0] is None:
+        elif full and parts and any(parts[0] is one for one in batches):
             mark_full(parts[0], full)
     if not batches:
         return None
-    rows = tf.compat.v1.placeholder_with_default(_own_length(feeds, signature), [], name="rows")
+    rows = tf.compat.v1.placeholder_with_default(_own_length(feeds, signature, batches), [], name="rows")
     length = tf.compat.v1.placeholder_with_default(rows, [], name="length")
     mark_length(length, step)
     return rows, length
 
 
-def _own_length(feeds: Sequence[Tensor], signature: Nest) -> Tensor:
+def _own_length(feeds: Sequence[Tensor], signature: Nest, batches: Sequence[Tensor]) -> Tensor:
     """The length of the batch that is fed, int64: of a ragged tensor's parts, only the ends of its rows tell it."""
     ends = []
     for spec, parts in _parts_of(feeds, signature):
         if isinstance(spec, tf.RaggedTensorSpec):
             ends.append(parts[1])
-        elif parts and parts[0].shape.rank and parts[0].shape[0] is None:
+        elif parts and any(parts[0] is one for one in batches):
             return tf.raw_ops.Shape(input=parts[0], out_type=tf.int64)[0]
     return tf.raw_ops.Shape(input=ends[0], out_type=tf.int64)[0] - 1
 

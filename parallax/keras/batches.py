@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from weakref import WeakKeyDictionary
 
@@ -13,6 +14,7 @@ import tensorflow as tf
 from parallax import call as calls
 from parallax.functions.batch_statistics import statistics_of
 from parallax.functions.loop import LoopStep, OpenLoop, ScriptLoop, loop_for
+from parallax.functions.shares import whole_parts
 from parallax.keras.fitting import check_traced
 from parallax.keras.inputs import batch_length, is_taken
 from parallax.keras.libraries import library_of
@@ -102,13 +104,15 @@ def prepare_model(
         library_of(model).check_compiled(model, "train_on_batch")
         check_model(model)
         with statistics_of(config.batch_norm):
-            traced = traced_training(model, spec, merge_rows)
+            traced = replace(traced_training(model, spec, merge_rows), whole=whole_parts(_arrays_of(model, arguments)))
         check_traced("train", traced)
         found.append(traced)
         full = batch_length(arguments.get("x"), sys.maxsize)
         examples = -(-full // calls.number_of_workers(config, resource))
         variables = variables_of(model, traced.captured)
-        return LoopStep("train", traced.concrete, variables, traced.metrics, examples, full, rules_of_logs(traced))
+        return LoopStep(
+            "train", traced.concrete, variables, traced.metrics, examples, full, rules_of_logs(traced), traced.whole
+        )
 
     before = [] if others else _steps.get(model, [])  # it was compiled again
     step = loop.add(trace, instead_of=before)
@@ -116,11 +120,22 @@ def prepare_model(
     model.train_function = LoopModel(model, loop, step, found[0], others).train_function
 
 
-def _spec_of(model: KerasModel, arguments: Mapping[str, Argument]) -> Nest:
-    """The spec of a batch of any length, as `train_on_batch` makes it of its arguments."""
+def _arrays_of(model: KerasModel, arguments: Mapping[str, Argument]) -> list[TensorLike]:
+    """The parts of the batch that `train_on_batch` makes of its arguments, flat."""
+    parts = [one for one in tf.nest.flatten(_batch_of(model, arguments)) if one is not None]
+    return [one if isinstance(one, tf.RaggedTensor | tf.Tensor) else np.asarray(one) for one in parts]
+
+
+def _batch_of(model: KerasModel, arguments: Mapping[str, Argument]) -> Nest:
+    """The batch that `train_on_batch` makes of its arguments."""
     weights = arguments.get("sample_weight")
     if arguments.get("class_weight") is not None and weights is None:
         weights = library_of(model).weights_of_classes(arguments.get("y"), arguments["class_weight"])
+    return arguments.get("x"), arguments.get("y"), weights
+
+
+def _spec_of(model: KerasModel, arguments: Mapping[str, Argument]) -> Nest:
+    """The spec of a batch of any length, as `train_on_batch` makes it of its arguments."""
 
     def spec(one: TensorLike | None) -> TypeSpec | None:
         if one is None:
@@ -130,4 +145,4 @@ def _spec_of(model: KerasModel, arguments: Mapping[str, Argument]) -> Nest:
         array = one if isinstance(one, tf.Tensor) else np.asarray(one)
         return tf.TensorSpec([None, *array.shape[1:]], tf.as_dtype(array.dtype))
 
-    return tf.nest.map_structure(spec, (arguments.get("x"), arguments.get("y"), weights))
+    return tf.nest.map_structure(spec, _batch_of(model, arguments))

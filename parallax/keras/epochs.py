@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import itertools
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -22,7 +22,36 @@ from keras.src.trainers.data_adapters.tf_dataset_adapter import TFDatasetAdapter
 
 from parallax.keras.inputs import row_numbers
 from parallax.keras.progress import FitProgress
-from parallax.types import Argument, Array, Nest
+from parallax.types import Argument, Array, Dataset, Nest
+
+
+class BegunDataset:
+    """A dataset whose first batch was taken, to look at it; its first iterator gives that batch too.
+
+    Attributes:
+        dataset: a tf.data.Dataset.
+        first: its first batch; None where it has none.
+        is_taken: whether somebody has its first iterator.
+    """
+
+    def __init__(self, dataset: Dataset, batches: Dataset) -> None:
+        """Takes the first batch.
+
+        Args:
+            dataset: as Keras is given it.
+            batches: what Keras makes of it, by weights of classes for example.
+        """
+        self.dataset, self.is_taken = dataset, False
+        self._rest = iter(batches)
+        self.first: Nest = next(self._rest, None)
+
+    def take(self) -> Iterator[Nest]:
+        """Its first iterator, once."""
+        self.is_taken = True
+        return itertools.chain([] if self.first is None else [self.first], self._rest)
+
+
+BegunDatasets = Sequence[BegunDataset]
 
 
 class NumberedEpochs(TFEpochIterator):  # type: ignore[misc]
@@ -37,9 +66,11 @@ class NumberedEpochs(TFEpochIterator):  # type: ignore[misc]
         x: Nest = None,
         shuffle: bool | str = False,
         progress: FitProgress | None = None,
+        begun: BegunDatasets = (),
         **kwargs: Argument,
     ) -> None:
         super().__init__(*args, x=x, shuffle=shuffle, **kwargs)
+        self._begun = next((one for one in begun if one.dataset is x and not one.is_taken), None)
         self._progress = progress if progress is not None and progress.follow(self) else None
         self._numbers = None if shuffle == "batch" else row_numbers(x)
         self._shuffled = None
@@ -55,6 +86,8 @@ class NumberedEpochs(TFEpochIterator):  # type: ignore[misc]
         return batches
 
     def _get_iterator(self) -> Iterator[Nest]:
+        if self._begun is not None and not self._begun.is_taken:
+            return self._begun.take()
         return super()._get_iterator() if self._numbers is None else self._batches()
 
     def _batches(self) -> Iterator[dict[str, Array]]:

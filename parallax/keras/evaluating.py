@@ -17,7 +17,7 @@ from parallax.functions.traced_values import bytes_of
 from parallax.functions.variables import TrainedVariables, find_large_variables
 from parallax.keras import keras3
 from parallax.keras.arrays import number_input
-from parallax.keras.fitting import FitCall, driving, is_step_of, make_call, peek, spec_of, split_input
+from parallax.keras.fitting import FitCall, batches_of, driving, is_step_of, make_call, peek, split_input
 from parallax.keras.inputs import batch_length, count_examples, is_taken
 from parallax.keras.refusals import check_model
 from parallax.keras.steps import traced_evaluation, traced_prediction
@@ -128,17 +128,21 @@ def read_call(model: KerasModel, which: str, arguments: dict[str, Argument], las
     """
     check_model(model)
     peeked = peek(arguments, "x")
-    spec = spec_of(keras3, arguments, peeked, arguments.get("batch_size"))
-    known = last.call
-    taking = (name for name, one in known.traced.items() if is_step_of(which, name) and is_taken(spec, one.spec))
+    spec, whole, begun = batches_of(keras3, arguments, peeked, arguments.get("batch_size"))
+    known, first = last.call, () if begun is None else (begun,)
+    taking = (
+        name
+        for name, one in known.traced.items()
+        if is_step_of(which, name) and is_taken(spec, one.spec) and one.whole == whole
+    )
     name = next(taking, None)
     if name is not None and known.graph.loop is None:
-        return LookCall(replace(known, arguments=arguments), which, name)
+        return LookCall(replace(known, arguments=arguments, begun=first), which, name)
     name = name or unique_name(which, known.traced)
     full = {name: batch_length(arguments.get("x"), arguments.get("batch_size"))}
-    traced = {**known.traced, name: TRACERS[which](model, spec)}
+    traced = {**known.traced, name: replace(TRACERS[which](model, spec), whole=whole)}
     call = make_call(model, arguments, traced, known.examples, {**known.full, **full})
-    return LookCall(call, which, name)
+    return LookCall(replace(call, begun=first), which, name)
 
 
 def run_call(look: LookCall, original: Callable[..., Nest], running: RemoteSteps) -> Nest:
@@ -158,8 +162,8 @@ def run_call(look: LookCall, original: Callable[..., Nest], running: RemoteSteps
         arguments = dict(call.arguments)
         numbered = number_input(call.model, arguments, traced[which].spec, which)
         training.take_arrays({} if numbered is None else {which: numbered})
-        training.take_pipelines(split_input(arguments, "x", which) if running.is_spread else {})
-        with driving(call.model, training):
+        training.take_pipelines(split_input(arguments, "x", which, call.begun) if running.is_spread else {})
+        with driving(call.model, training, call.begun):
             found = original(**arguments)
         variables.refresh_sums()
         return found

@@ -9,8 +9,9 @@ import itertools
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import GeneratorType, ModuleType
+from typing import NamedTuple
 from unittest import mock
 
 import tensorflow as tf
@@ -26,7 +27,8 @@ from parallax.functions.variables import TrainedVariables
 from parallax.keras.arrays import number_input, number_validation
 from parallax.keras.callbacks import callback_list_for
 from parallax.keras.datasets import split_dataset
-from parallax.keras.inputs import batch_length, open_spec
+from parallax.keras.epochs import BegunDataset, BegunDatasets
+from parallax.keras.inputs import batch_length, open_spec, parts_given_whole
 from parallax.keras.libraries import library_of
 from parallax.keras.progress import FitProgress
 from parallax.keras.refusals import check_model, check_step
@@ -68,6 +70,7 @@ class FitCall:
         reset: op of the graph that sets a worker's own parts of metrics to zero.
         full: of the steps of which it is known, how many examples most batches have, all workers' together.
         examples: how many a worker has of a batch, by which the plan counts; 0 if unknown.
+        begun: datasets of the arguments whose first batch was taken.
     """
 
     model: KerasModel
@@ -79,6 +82,7 @@ class FitCall:
     reset: Operation
     full: Mapping[str, int]
     examples: int
+    begun: tuple[BegunDataset, ...] = ()
 
     @property
     def is_validated(self) -> bool:
@@ -120,25 +124,26 @@ def read_fit(
         library.check_resumable()
     arguments = _with_validation_split(library, dict(arguments))
     peeked = peek(arguments, "x")
-    specs = {"train": spec_of(library, arguments, peeked, arguments.get("batch_size"))}
+    batches = {"train": batches_of(library, arguments, peeked, arguments.get("batch_size"))}
     full = {"train": batch_length(arguments.get("x"), arguments.get("batch_size"))}
     if arguments.get("validation_data") is not None:
         x, y, weights = library.unpacked(arguments["validation_data"])
         validation = {"x": x, "y": y, "sample_weight": weights}
         length = arguments.get("validation_batch_size") or arguments.get("batch_size")
         peeked = peek(validation, "x")
-        specs["test"] = spec_of(library, validation, peeked, length)
+        batches["test"] = batches_of(library, validation, peeked, length)
         if validation["x"] is not x:
             arguments["validation_data"] = validation["x"]
         full["test"] = batch_length(validation["x"], length)
     examples = -(-full["train"] // workers)
-    return read_steps(model, arguments, specs, examples, merge_rows, full, has_checkpoints, before)
+    call = read_steps(model, arguments, batches, examples, merge_rows, full, has_checkpoints, before)
+    return replace(call, begun=tuple(one.begun for one in batches.values() if one.begun is not None))
 
 
 def read_steps(
     model: KerasModel,
     arguments: dict[str, Argument],
-    specs: Mapping[str, Nest],
+    batches: Mapping[str, BatchKind],
     examples: int = 0,
     merge_rows: bool = False,
     full: Mapping[str, int] = NOT_KNOWN,
@@ -150,7 +155,7 @@ def read_steps(
     Args:
         model: a compiled keras.Model.
         arguments: of the call, by name.
-        specs: "train", and "test" where there is validation: the spec of a batch.
+        batches: "train", and "test" where there is validation: the kind of batches.
         examples: how many a worker has of a batch, by which the plan counts; 0 if unknown.
         merge_rows: whether optimizers see equal rows of a sparse gradient added up.
         full: how many examples most batches have, all workers' together, of the steps of which it is known.
@@ -160,9 +165,10 @@ def read_steps(
     Raises:
         GraphError: a step cannot be had in a graph.
     """
-    traced = {"train": traced_training(model, specs["train"], merge_rows)}
-    if "test" in specs:
-        traced["test"] = traced_evaluation(model, specs["test"])
+    traced = {"train": traced_training(model, batches["train"].spec, merge_rows)}
+    if "test" in batches:
+        traced["test"] = traced_evaluation(model, batches["test"].spec)
+    traced = {name: replace(one, whole=batches[name].whole) for name, one in traced.items()}
     if before is not None:
         traced = {**traced, **{name: one for name, one in before.traced.items() if name not in traced}}
         full = {**before.full, **full}
@@ -248,20 +254,20 @@ def _fit_by(
     training = ModelTraining(model, running, variables, steps, traced)
     arguments = dict(fit.arguments)
     training.take_arrays(_number_arrays(fit, arguments))
-    training.take_pipelines(_split_datasets(arguments) if running.is_spread else {})
+    training.take_pipelines(_split_datasets(arguments, fit.begun) if running.is_spread else {})
     if fit.graph.loop is not None:
         first, last = arguments.get("initial_epoch", 0), arguments.get("epochs", 1)
         training.progress = FitProgress(model, running, first, last)
-    with driving(model, training):
+    with driving(model, training, fit.begun):
         return original(**arguments)
 
 
 @contextmanager
-def driving(model: KerasModel, training: ModelTraining) -> Iterator[None]:
+def driving(model: KerasModel, training: ModelTraining, begun: BegunDatasets) -> Iterator[None]:
     """Within it what Keras calls for a batch of a model, and for callbacks, is what drives workers."""
     library = library_of(model)
     lists = mock.patch(library.CALLBACK_LIST_IN_FIT, callback_list_for(model, training.within))
-    with _functions_of(model, training), lists, library.numbered_epochs(training.progress):
+    with _functions_of(model, training), lists, library.numbered_epochs(training.progress, begun):
         yield
 
 
@@ -278,19 +284,20 @@ def _number_arrays(fit: FitCall, arguments: dict[str, Argument]) -> dict[str, Nu
     return {which: arrays for which, arrays in found.items() if arrays is not None}
 
 
-def _split_datasets(arguments: dict[str, Argument]) -> dict[str, RowPipeline]:
+def _split_datasets(arguments: dict[str, Argument], begun: BegunDatasets) -> dict[str, RowPipeline]:
     """By step, what is done to the elements in whose batches Keras has a dataset from now on."""
     found = {}
     for which, name in (("train", "x"), ("test", "validation_data")):
         if which == "test" or not arguments.get("class_weight"):
-            found.update(split_input(arguments, name, which))
+            found.update(split_input(arguments, name, which, begun))
     return found
 
 
-def split_input(arguments: dict[str, Argument], name: str, which: str) -> dict[str, RowPipeline]:
-    """The same of one argument, by its name and that of the step that takes it."""
+def split_input(arguments: dict[str, Argument], name: str, which: str, begun: BegunDatasets) -> dict[str, RowPipeline]:
+    """The same of one argument, by its name and that of the step that takes it; not of a dataset that was begun."""
     dataset = arguments.get(name)
-    split = split_dataset(dataset, which) if isinstance(dataset, tf.data.Dataset) else None
+    is_begun = any(one.dataset is dataset for one in begun)
+    split = split_dataset(dataset, which) if isinstance(dataset, tf.data.Dataset) and not is_begun else None
     if split is None:
         return {}
     arguments[name] = split.elements
@@ -324,11 +331,32 @@ def _with_validation_split(library: ModuleType, arguments: dict[str, Argument]) 
     return arguments
 
 
-def spec_of(library: ModuleType, arguments: dict[str, Argument], peeked: list[Nest], batch_size: int | None) -> Nest:
-    """The spec of the batches that Keras makes of arguments; of a generator, by what was taken of it."""
+class BatchKind(NamedTuple):
+    """What is known of batches before a step is traced.
+
+    Attributes:
+        spec: of a batch of any length.
+        whole: as in `ModelStep`.
+        begun: a dataset whose first batch had to be taken for that; else None.
+    """
+
+    spec: Nest
+    whole: frozenset[int]
+    begun: BegunDataset | None
+
+
+def batches_of(
+    library: ModuleType, arguments: dict[str, Argument], peeked: list[Nest], batch_size: int | None
+) -> BatchKind:
+    """The kind of the batches that Keras makes of arguments; of a generator, by what was taken of it."""
     data = _again(peeked, iter(())) if peeked else arguments.get("x")
     y, weights, classes = (arguments.get(name) for name in ("y", "sample_weight", "class_weight"))
-    return open_spec(library.dataset_of(data, y, weights, batch_size, classes).element_spec)
+    dataset = library.dataset_of(data, y, weights, batch_size, classes)
+    spec, whole, begun = open_spec(dataset.element_spec), parts_given_whole(dataset, peeked), None
+    if whole is None and isinstance(data, tf.data.Dataset):
+        begun = library.begin(data, dataset)
+        whole = None if begun is None or begun.first is None else parts_given_whole(dataset, [begun.first])
+    return BatchKind(spec, whole or frozenset(), begun)
 
 
 def peek(arguments: dict[str, Argument], name: str) -> list[Nest]:

@@ -17,7 +17,7 @@ from keras.src.trainers.data_adapters import array_slicing, data_adapter_utils, 
 from keras.src.utils.python_utils import pythonify_logs
 
 from parallax.functions.keras_steps import optimizers_seen, slot_name
-from parallax.keras.epochs import NumberedEpochs
+from parallax.keras.epochs import BegunDataset, BegunDatasets, NumberedEpochs
 from parallax.keras.logs import LateLogs
 from parallax.keras.progress import FitProgress
 from parallax.keras.traced_initializers import making_large
@@ -52,9 +52,14 @@ def dataset_of(x: Nest, y: Nest, sample_weight: Nest, batch_size: int | None, cl
     return adapter.get_tf_dataset()
 
 
-def numbered_epochs(progress: FitProgress | None = None) -> AbstractContextManager[object]:
+def begin(dataset: Dataset, batches: Dataset) -> BegunDataset | None:
+    """Takes the first of the batches that Keras makes of a dataset, for `numbered_epochs` to give it again."""
+    return BegunDataset(dataset, batches)
+
+
+def numbered_epochs(progress: FitProgress | None = None, begun: BegunDatasets = ()) -> AbstractContextManager[object]:
     """Within it `fit` goes over row numbers without a dataset, and begins where its progress says."""
-    made = partial(NumberedEpochs, progress=progress)
+    made = partial(NumberedEpochs, progress=progress, begun=begun)
     return mock.patch("keras.src.backend.tensorflow.trainer.TFEpochIterator", made)
 
 

@@ -33,6 +33,7 @@ class ModelStep:
         metrics: the tf.Variables of metrics, in order.
         spec: what it takes.
         captured: the tf.Variables that it takes, in the order in which it first does.
+        whole: numbers of the parts of a batch, flat, that have another length than the batch, and are given whole.
         outputs: of a prediction: the structure of what the model gives; the logs are this, flat.
     """
 
@@ -40,6 +41,7 @@ class ModelStep:
     metrics: tuple[Variable, ...]
     spec: Nest
     captured: tuple[Variable, ...]
+    whole: frozenset[int] = frozenset()
     outputs: Nest = None
 
 
@@ -97,7 +99,7 @@ def step_graph(
     steps = {}
     for name, one in traced.items():
         counts = is_counted and name == "train"
-        found = graph.add(name, one.concrete, True, examples, lengths[name], counts)
+        found = graph.add(name, one.concrete, True, examples, lengths[name], counts, one.whole)
         results, parts = found.fetches
         steps[name] = replace(found, fetches=(mark_results(graph.graph, results, rules_of_logs(one))[0], parts))
     return graph, steps

@@ -19,6 +19,7 @@ from tf_keras.src.engine import base_layer_utils, data_adapter
 from tf_keras.src.optimizers.optimizer import Optimizer
 
 from parallax.errors import ConfigError
+from parallax.keras.epochs import BegunDataset, BegunDatasets
 from parallax.keras.progress import FitProgress
 from parallax.keras.traced_initializers import making_large
 from parallax.types import (
@@ -63,7 +64,12 @@ def dataset_of(x: Nest, y: Nest, sample_weight: Nest, batch_size: int | None, cl
     return handler._dataset
 
 
-def numbered_epochs(progress: FitProgress | None = None) -> AbstractContextManager[object]:
+def begin(dataset: Dataset, batches: Dataset) -> BegunDataset | None:
+    """None: who goes over the batches makes an iterator anyway."""
+    return None
+
+
+def numbered_epochs(progress: FitProgress | None = None, begun: BegunDatasets = ()) -> AbstractContextManager[object]:
     """Within it `fit` goes over row numbers: as it does over all arrays."""
     return nullcontext()
 

@@ -173,7 +173,7 @@ class ModelTraining:
         self.variables.flush()
         found = []
         for batch in batches:
-            share = running.share_of(self._parts_of("predict", batch))
+            share = running.share_of(self._parts_of("predict", batch), step.whole)
             found.append(running.start(step, share, list(step.fetches[0].values())))
         rows = [np.concatenate(parts) for parts in zip(*(wait() for wait in found), strict=True)]
         return tf.nest.pack_sequence_as(self._traced["predict"].outputs, rows)
@@ -182,7 +182,7 @@ class ModelTraining:
         self.variables.flush()
         logs, step = self._logs[which], self._steps[which]
         results, parts = step.fetches
-        share = self._running.share_of(batch)
+        share = self._running.share_of(batch, step.whole)
         wait = self._running.start(step, share, [results[name] for name in logs.others], parts)
         self.variables.outdate(are_trained=which == "train")
         self.variables.sums.follow(

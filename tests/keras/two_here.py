@@ -19,7 +19,7 @@ from parallax import Config
 from parallax.analysis.reading.capture import initialization_phases
 from parallax.analysis.stages import analyse, plan_for, rewrites_of
 from parallax.functions.results import default_rule
-from parallax.functions.shares import Share, share_of
+from parallax.functions.shares import Share, WholePart, check_lengths, share_of
 from parallax.keras.fitting import read_fit, run_fit, take_state
 from parallax.plans.plan import Layout, one_host
 from parallax.transform.building.all_to_all import native_ops
@@ -106,8 +106,10 @@ class WorkersSession:
 class _All(StepsHere):
     """What worker 0 asks of its session, of all workers."""
 
-    def share_of(self, batch):
+    def share_of(self, batch, whole=()):
         """The shares of all workers, as one."""
+        batch = [WholePart(one) if number in whole else one for number, one in enumerate(batch)]
+        check_lengths(batch)
         shares = tuple(share_of(batch, one, self._session.size) for one in range(self._session.size))
         return Share(shares, shares[0].total, shares[0].total)
 

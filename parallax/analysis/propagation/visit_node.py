@@ -22,7 +22,7 @@ from parallax.analysis.propagation.walk import Merge, NoRule, Walk, part_of, set
 from parallax.analysis.reading.capture import Captured, variable_of_tensor
 from parallax.analysis.reading.functions import is_stateful
 from parallax.compat.shard import SHARD_ID, mark_of
-from parallax.graph.batches import is_part
+from parallax.graph.batches import batch_of, is_of_script, is_part
 from parallax.graph.control_flow import MERGES, Branches, branches_at, is_loop_merge
 from parallax.graph.ops import seed_slots, state_op
 from parallax.graph.spec import GradientSource
@@ -200,6 +200,8 @@ def _visit_placeholder(walk: Walk, node: str) -> State:
     if mark:
         return LOCAL if mark == SHARD_ID else SAME
     shape = walk.view.shape(f"{node}:0")
+    if shape != () and not is_of_script(walk.view) and not batch_of(walk.view.nodes[node]):
+        return SAME  # a front end gives all workers the whole of it
     if walk.view.nodes[node].attr["dtype"].type == _STRING:
         return BATCH  # a path, or a serialized example: it leads to data
     if shape == () or (shape is None and _only_hyperparameter(walk, node)):

@@ -1,4 +1,7 @@
-"""A loop whose examples interact, with batches of which some workers have as many rows as of a full one: OUT."""
+"""A loop whose examples interact: WORKERS OUT.
+
+Of some batches some workers have as many rows as of a full one; another argument has other lengths.
+"""
 
 import sys
 
@@ -14,16 +17,19 @@ def trained(wrap, size):
     weights = tf.Variable(random.normal(size=[4, 4]).astype(np.float32))
 
     @wrap
-    def step(x):
+    def step(x, others):
         with tf.GradientTape() as tape:
             rows = tf.tanh(x @ weights)
             near = rows @ tf.transpose(rows) - 1e9 * tf.eye(tf.shape(rows)[0])
-            loss = tf.reduce_mean(tf.reduce_logsumexp(near, 1))
+            loss = tf.reduce_mean(tf.reduce_logsumexp(near, 1)) - 0.1 * tf.reduce_mean((others @ weights) ** 2)
         weights.assign_sub(0.1 * tape.gradient(loss, weights))
         return loss
 
     lengths = [4 * size - 1, 4 * size - 2, 4 * size - 1, 2]  # the first is that of a full one
-    losses = [float(step(random.normal(size=[rows, 4]).astype(np.float32))) for rows in lengths]
+    losses = []
+    for number, rows in enumerate(lengths):
+        x, others = (random.normal(size=[length, 4]).astype(np.float32) for length in (rows, 1 + number))
+        losses.append(float(step(x, others)))
     return {"losses": np.array(losses), "weights": weights.numpy()}
 
 
