@@ -36,6 +36,11 @@ class Tracing:
 
 
 AS_TENSORFLOW = Tracing()
+_OPEN_LENGTH = (
+    "A step is traced for batches of any length, and failed: {error}\n"
+    "The first dimension of a batch is None in its static shape. Where the step takes the length from x.shape[0] or "
+    "len(x), take it from tf.shape(x)[0] or keras.ops.shape(x)[0]."
+)
 _MADE_ANEW = (
     "A step makes {names} anew each time it is called, as a layer does that the step makes and nothing keeps: it is "
     "never trained. Make it once, outside of the step, or in the model's __init__ or build."
@@ -89,7 +94,8 @@ def traced_step(
     def trace() -> ConcreteFunction:
         options = tracing.autograph_options
         traced = tf.function(call, autograph=tracing.autograph, experimental_autograph_options=options)
-        return traced.get_concrete_function(*arguments.specs)
+        with explained_lengths():
+            return traced.get_concrete_function(*arguments.specs)
 
     with record_library_use(merges_rows) as seen, handles_noted() as by_handle:
         concrete = trace()
@@ -113,6 +119,21 @@ def _read_parts(parts: list[Variable], by_handle: Mapping[int, Variable]) -> lis
     taken = [by_handle[id(outer)] for outer, _ in captures if id(outer) in by_handle]
     parts[:] = [one for one in taken if one.aggregation == tf.VariableAggregation.SUM]
     return [tf.identity(one) for one in parts]
+
+
+@contextmanager
+def explained_lengths() -> Iterator[None]:
+    """Within it a step is traced; an error that may come from a batch's open length says so.
+
+    Raises:
+        GraphError: in the place of such an error.
+    """
+    try:
+        yield
+    except (TypeError, ValueError) as error:
+        if "None" not in str(error):
+            raise
+        raise GraphError(_OPEN_LENGTH.format(error=str(error).strip())) from error
 
 
 def check_made_once(first: Sequence[Variable], second: Sequence[Variable]) -> None:

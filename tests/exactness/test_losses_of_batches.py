@@ -172,6 +172,12 @@ OF_TARGETS = {
     "weights by the length": "tf.reduce_sum(out) / LENGTH + tf.reduce_sum(w * w) / LENGTH",
     "distinct values": "tf.reduce_mean(out * tf.cast(tf.size(tf.unique(y[:, 0])[0]), F))",
     "places": "tf.reduce_mean(out[:, 0] * tf.cast(tf.range(tf.shape(y)[0]), F))",
+    "places between two numbers": "tf.reduce_mean(out[:, 0] * tf.linspace(tf.cast(0, F), 1, tf.shape(y)[0]))",
+    "the first place": "tf.reduce_sum(out[:, 0] * tf.concat([tf.ones([1], F), tf.zeros([tf.shape(y)[0] - 1], F)], 0))",
+    "places before the last": (
+        "tf.reduce_sum(out[:, 0] * tf.concat([tf.ones([tf.shape(y)[0] - 2], F), 2 * tf.ones([2], F)], 0))"
+    ),
+    "constants drawn by place": "tf.reduce_mean(out * tf.random.stateless_normal(tf.shape(y), [1, 2], dtype=F))",
     "rows by place": "tf.reduce_mean(out + tf.gather(w, tf.range(tf.shape(y)[0]) % 2))",
     "columns by place": "tf.reduce_mean(out * tf.one_hot(tf.range(tf.shape(y)[0]) % 2, 2, dtype=F))",
     "a sum of products": "0.1 * tf.einsum('bi,bi->', out, y)",

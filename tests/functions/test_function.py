@@ -195,6 +195,12 @@ def test_a_signature_leaves_lengths_open():
     assert are_alike(without_values(given), arguments_of([IDS[:, :2]], {}))
 
 
+def test_a_step_that_takes_the_length_from_a_static_shape_is_told_where_it_is():
+    step = parallax.function(lambda x: tf.reduce_sum(x) / x.shape[0])
+    with pytest.raises(GraphError, match=r"None values not supported(.|\n)*take it from tf.shape\(x\)\[0\]"):
+        step.graph_of(np.ones([4, 2], np.float32))
+
+
 def test_what_a_step_returns_is_known_of_itself_or_said():
     with tf.Graph().as_default():
         loss, rows = v1.placeholder(tf.float32, []), v1.placeholder(tf.int64, [None, 2])

@@ -8,13 +8,18 @@ from parallax.analysis.layouts.elementwise import align
 from parallax.analysis.layouts.facts import LENGTHS, REPLICATED, SUM, Fact
 from parallax.analysis.layouts.step_walk import StepWalk, is_partial
 from parallax.analysis.layouts.values import compute_value, computes_value, reduced_axes
-from parallax.graph.lengths import ONE, Length
-from parallax.graph.view import split_tensor
+from parallax.graph.lengths import ONE, Length, multiply
+from parallax.graph.view import GraphView, split_tensor
 from parallax.plans.layouts import OffsetRange, Partial, RowEnds, Sharded, ShardedAxis
 
 Rule = Callable[[StepWalk, str], list[Fact] | None]
 FindAxes = Callable[[Sequence[Fact]], Sequence[int] | None]
 _LINEAR_ALONG = ("Cumsum", "ReverseV2")
+_OF_CONSTANTS = frozenset(
+    """
+    Const Identity Cast Pack StatelessRandomGetKeyCounter StatelessRandomGetAlg StatelessRandomGetKeyCounterAlg
+    """.split()
+)
 
 
 def _is_plain(facts: Sequence[Fact]) -> bool:
@@ -250,16 +255,18 @@ def measure(step: StepWalk, node: str) -> list[Fact] | None:
     step.keep_local(node)
     for tensor, fact in zip(step.view.outputs(node), step.inputs(node), strict=True):
         layout = LENGTHS if fact.part is not None or isinstance(fact.layout, RowEnds) else REPLICATED
-        if fact.is_lengths and op != "Size" and fact.rank is None:
-            layout = LENGTHS
         value: Length | tuple[Length | None, ...] | None = fact.dims
-        if op == "Size" and fact.dims is not None:
-            total = ONE
-            for length in fact.dims:
-                total = total * length
-            value = total
+        if fact.is_lengths and (fact.dims is not None or op != "Size") and not _is_fixed(step, fact):
+            layout, value = LENGTHS, None  # as long as lengths say, which are this worker's
+        if op == "Size" and value is not None:
+            value = multiply(fact.dims or ())
         found.append(step.fact(tensor, layout, () if op == "Size" else None, value))
     return found
+
+
+def _is_fixed(step: StepWalk, fact: Fact) -> bool:
+    """Whether a tensor's shape is known to be the same everywhere, or to be told by lengths of batches."""
+    return fact.dims is not None and all(one.number is not None or step.has_batch(one) for one in fact.dims)
 
 
 def print_out(step: StepWalk, node: str) -> list[Fact] | None:
@@ -326,10 +333,25 @@ def offsets_of_pieces(step: StepWalk, node: str) -> list[Fact] | None:
     return found
 
 
+def _have_constant_seed(view: GraphView, node: str) -> bool:
+    """Whether a stateless random op draws the same numbers in every step."""
+    seeds = [split_tensor(tensor)[0] for tensor in view.inputs(node)[1:]]
+    return {view.op(one) for one in view.ancestors(seeds)} <= _OF_CONSTANTS
+
+
 def draw(step: StepWalk, node: str) -> list[Fact] | None:
-    """A random op: per example each worker draws its own numbers, and otherwise all draw the same."""
+    """A random op: per example each worker draws its own numbers, and otherwise all draw the same.
+
+    What a constant seed draws is a constant of the one process, which all workers draw whole.
+    """
     facts = step.inputs(node)
     values = facts[0].values()
+    if step.view.op(node).startswith("Stateless") and _have_constant_seed(step.view, node):
+        step.replicate(node)
+        step.alike.append(node)
+        known = None if values is None else [one for one in values if one is not None]
+        dims = tuple(known) if known is not None and values is not None and len(known) == len(values) else None
+        return step.all_outputs(node, REPLICATED, dims)
     axes = [axis for axis, n in enumerate(values or ()) if step.part_of(n) is not None]
     step.replicate(node, range(1, len(facts)))
     if facts[0].is_lengths and axes and values is not None and None not in values:

@@ -349,7 +349,9 @@ class _Build:
         """The shape, or the size, that the one process's tensor has."""
         view = self._editor.view
         source, dtype = view.inputs(node)[number], tf.as_dtype(view.dtype(f"{node}:{number}"))
-        shape = tf.shape(self._editor.tensor(source), out_type=tf.int64)
+        is_of_lengths = source in self._lengths  # as long as the lengths of the global batch say
+        tensor = self._find_global_value(source) if is_of_lengths else self._editor.tensor(source)
+        shape = tf.shape(tensor, out_type=tf.int64)
         layout = self._layouts.sharded.get(source)
         if source in self._layouts.concatenated:
             shape = tf.concat([[self._total(shape[0], self._layouts.concatenated[source])], shape[1:]], 0)
