@@ -23,6 +23,7 @@ from parallax.functions.tables import table_in_graph
 from parallax.functions.traced_values import handle_of, initial_of
 from parallax.graph.batches import mark_batch, mark_elements, mark_full, mark_length, mark_part, mark_row_ends
 from parallax.graph.view import EXAMPLES
+from parallax.logger import log
 from parallax.types import ConcreteFunction, Graph, Nest, Operation, Tensor, TensorShape, TypeSpec, Variable
 
 _LARGEST_CONSTANT_BYTES = 1 << 20
@@ -156,6 +157,9 @@ class StepGraph:
             run = tf.group(*self.graph.get_operations()[first:], name="run")
             # Each result by itself: the call's own name stands for all of them, those that are made of gradients too.
             results = tf.nest.map_structure(lambda one: None if one is None else tf.identity(one), results)
+        if whole:
+            names = ", ".join(feeds[number].op.name for number in sorted(whole))
+            log.info(f"Every worker gets {names} whole, as they are of other lengths than the batch is.")
         rows, length = marked or (None, None)
         return GraphStep(name, feeds, results, run, rows, length, is_counted, whole)
 

@@ -217,8 +217,8 @@ def test_layers_in_bfloat16_end_as_in_plain_keras_but_for_rounding() -> None:
     found = made.result("alltoall")
     # Each worker rounds its part of a gradient to 8 bits, one process the sum: by which kernel, the processor decides.
     rounding = max(made.distances_from(None).values())
-    assert 0.002 < rounding < 0.05
-    check(found, 2 * rounding)
+    assert 0.002 < rounding < 0.1  # plain Keras's own: 0.051 where the processor multiplies in bfloat16
+    check(found, min(2 * rounding, 0.1))
     assert found.routes["emb/embeddings"] == "sparse by alltoall"
 
 
