@@ -36,10 +36,11 @@ class Tracing:
 
 
 AS_TENSORFLOW = Tracing()
+_OF_NONE = ("None values not supported", "NoneType", "a value (None)")
+"""How TensorFlow and Python name a None where a number should be."""
 _OPEN_LENGTH = (
-    "A step is traced for batches of any length, and failed: {error}\n"
-    "The first dimension of a batch is None in its static shape. Where the step takes the length from x.shape[0] or "
-    "len(x), take it from tf.shape(x)[0] or keras.ops.shape(x)[0]."
+    "parallax: A step is traced for batches of any length, so x.shape[0] is None. Where the step takes the length from "
+    "it, take it from tf.shape(x)[0] or keras.ops.shape(x)[0]."
 )
 _MADE_ANEW = (
     "A step makes {names} anew each time it is called, as a layer does that the step makes and nothing keeps: it is "
@@ -123,17 +124,13 @@ def _read_parts(parts: list[Variable], by_handle: Mapping[int, Variable]) -> lis
 
 @contextmanager
 def explained_lengths() -> Iterator[None]:
-    """Within it a step is traced; an error that may come from a batch's open length says so.
-
-    Raises:
-        GraphError: in the place of such an error.
-    """
+    """Within it a step is traced; an error that may come from a batch's open length says so."""
     try:
         yield
     except (TypeError, ValueError) as error:
-        if "None" not in str(error):
-            raise
-        raise GraphError(_OPEN_LENGTH.format(error=str(error).strip())) from error
+        if any(words in str(error) for words in _OF_NONE):
+            error.args = (f"{str(error).strip()}\n{_OPEN_LENGTH}", *error.args[1:])
+        raise
 
 
 def check_made_once(first: Sequence[Variable], second: Sequence[Variable]) -> None:

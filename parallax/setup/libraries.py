@@ -26,7 +26,7 @@ def build_libraries(folder: Path) -> None:
     Raises:
         SystemExit: a compiler has failed.
     """
-    for argv in (_preload_argv(folder), _exchange_argv(folder), _rows_argv(folder), _frozen_argv(folder)):
+    for argv in (preload_argv(folder), _exchange_argv(folder), _rows_argv(folder), _frozen_argv(folder)):
         run(argv, {**os.environ, "OPAL_PREFIX": str(folder)})
 
 
@@ -79,7 +79,7 @@ def check_done(status: int, argv: Sequence[str]) -> None:
         sys.exit(f"Installation stopped (status {status}) at: {' '.join(argv)}")
 
 
-def _preload_argv(folder: Path) -> list[str]:
+def preload_argv(folder: Path) -> list[str]:
     """The command that builds the library which the ranks of a job are started with."""
     library = str(folder / "lib" / "libparallax_preload.so")
     sources = map(str, sorted((NATIVE / "preload").glob("*.c")))

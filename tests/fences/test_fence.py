@@ -3,7 +3,6 @@
 import contextlib
 import hashlib
 import hmac
-import runpy
 import secrets
 import shutil
 import socket
@@ -15,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from parallax.runtime.launcher.mpirun import Launcher
+from parallax.setup.libraries import preload_argv
 from tests.fences.strangers import trouble
 
 pytestmark = pytest.mark.timeout(60)
@@ -79,8 +79,7 @@ def library(tmp_path_factory):
         pytest.skip("there is no C compiler")
     folder = tmp_path_factory.mktemp("environment")
     (folder / "lib").mkdir()
-    script = runpy.run_path(str(Path(__file__).parents[2] / "ops" / "install" / "install.py"))
-    subprocess.run(script["preload_library_argv"](folder), check=True)
+    subprocess.run(preload_argv(folder), check=True)
     return Launcher("mpirun", str(folder / "bin" / "python"), "/").preload_library
 
 

@@ -1,10 +1,8 @@
 import os
-import runpy
 import shutil
 import socket
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -13,6 +11,7 @@ from parallax.runtime.supervisor import agent, listening
 from parallax.runtime.supervisor.listening import listening_variables
 from parallax.runtime.supervisor.preload import CannotListen, listening_on
 from parallax.settings.environment import reach_directly
+from parallax.setup.libraries import preload_argv
 
 LIBRARY = __file__  # any file that exists
 
@@ -65,8 +64,7 @@ def test_the_set_up_builds_a_library_that_narrows_wildcard_addresses_of_streams_
     if shutil.which("cc") is None:
         pytest.skip("there is no C compiler")
     (tmp_path / "lib").mkdir()
-    script = runpy.run_path(str(Path(__file__).parents[3] / "ops" / "install" / "install.py"))
-    subprocess.run(script["preload_library_argv"](tmp_path), check=True)
+    subprocess.run(preload_argv(tmp_path), check=True)
     library = Launcher("mpirun", str(tmp_path / "bin" / "python"), "/").preload_library
     shown = {}
     for address in ("", "127.0.0.2"):
@@ -111,8 +109,7 @@ def test_a_yield_of_who_waits_for_messages_sleeps_until_one_comes(tmp_path, idle
     if shutil.which("cc") is None:
         pytest.skip("there is no C compiler")
     (tmp_path / "lib").mkdir()
-    script = runpy.run_path(str(Path(__file__).parents[3] / "ops" / "install" / "install.py"))
-    subprocess.run(script["preload_library_argv"](tmp_path), check=True)
+    subprocess.run(preload_argv(tmp_path), check=True)
     library = Launcher("mpirun", str(tmp_path / "bin" / "python"), "/").preload_library
     environment = {"LD_PRELOAD": library, **({} if idle_us is None else {"PARALLAX_IDLE_US": idle_us})}
     done = subprocess.run([sys.executable, "-c", WAIT], env=environment, capture_output=True, text=True, timeout=30)
@@ -142,8 +139,7 @@ def test_a_yield_of_open_mpi_sleeps_where_it_has_no_connections(tmp_path, name, 
     if shutil.which("cc") is None:
         pytest.skip("there is no C compiler")
     (tmp_path / "lib").mkdir()
-    script = runpy.run_path(str(Path(__file__).parents[3] / "ops" / "install" / "install.py"))
-    subprocess.run(script["preload_library_argv"](tmp_path), check=True)
+    subprocess.run(preload_argv(tmp_path), check=True)
     (tmp_path / "yielder.c").write_text(YIELDER)
     yielder = str(tmp_path / name)
     subprocess.run(["cc", "-shared", "-fPIC", "-o", yielder, str(tmp_path / "yielder.c")], check=True)
@@ -183,8 +179,7 @@ def test_horovods_thread_sleeps_until_a_tensor_is_announced(tmp_path, folder, id
         pytest.skip("there is no C compiler")
     (tmp_path / "lib").mkdir()
     (tmp_path / folder).mkdir()
-    script = runpy.run_path(str(Path(__file__).parents[3] / "ops" / "install" / "install.py"))
-    subprocess.run(script["preload_library_argv"](tmp_path), check=True)
+    subprocess.run(preload_argv(tmp_path), check=True)
     (tmp_path / "sleeper.c").write_text(SLEEPER)
     sleeper = str(tmp_path / folder / "sleeper.so")
     subprocess.run(["cc", "-shared", "-fPIC", "-o", sleeper, str(tmp_path / "sleeper.c")], check=True)
