@@ -175,7 +175,7 @@ class ModelTraining:
         for batch in batches:
             share = running.share_of(self._parts_of("predict", batch), step.whole)
             found.append(running.start(step, share, list(step.fetches[0].values())))
-        rows = [np.concatenate(parts) for parts in zip(*(wait() for wait in found), strict=True)]
+        rows = [tf.convert_to_tensor(np.concatenate(parts)) for parts in zip(*(wait() for wait in found), strict=True)]
         return tf.nest.pack_sequence_as(self._traced["predict"].outputs, rows)
 
     def _step(self, which: str, batch: Sequence[TensorLike | NumberedRows | RawRows]) -> Logs:

@@ -56,6 +56,7 @@ def look():
         {metric.name: float(np.sum(metric.result())) for metric in model.metrics[:1]},
         model.predict(features, batch_size=8, verbose=0),
         model.predict(data, verbose=0, steps=2),
+        model.predict(features, batch_size=50, verbose=0),  # one batch
     ]
     return tf.nest.map_structure(lambda one: np.asarray(one).tolist(), found)
 
