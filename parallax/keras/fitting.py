@@ -14,6 +14,7 @@ from types import GeneratorType, ModuleType
 from typing import NamedTuple
 from unittest import mock
 
+import numpy as np
 import tensorflow as tf
 
 from parallax.errors import ParallaxError
@@ -370,6 +371,9 @@ def peek(arguments: dict[str, Argument], name: str) -> list[Nest]:
 
 
 def _again(peeked: list[Nest], rest: Iterator[Nest]) -> Iterator[Nest]:
-    """A generator of what was taken from one, and then of the rest."""
-    yield from peeked
-    yield from rest
+    """A generator of what was taken from one, and then of the rest.
+
+    It gives copies: TensorFlow reads ahead, and takes arrays as they are, which some generators fill again.
+    """
+    for batch in itertools.chain(peeked, rest):
+        yield tf.nest.map_structure(lambda one: one.copy() if isinstance(one, np.ndarray) else one, batch)
