@@ -128,14 +128,8 @@ def test_a_fit_whose_workers_fail_goes_on_where_it_was(start, tmp_path, kind, vi
     here.mkdir()
     plain.mkdir()
     words = (*CLI, "run", "--workers", 2, "--max-restarts", 1, script, here, kind, victim)
-    alone = start(script, plain, kind, victim, "plain")
-    if (
-        kind == "generator"
-    ):  # whose array plain Keras reads ahead of its steps: on busy cores it trains on another batch
-        expected = found_in(alone.finish())
     running = start(*words)
-    if kind != "generator":
-        expected = found_in(alone.finish())
+    expected = found_in(start(script, plain, kind, victim, "plain").finish())
     done = running.finish(240)
     assert f"Restart 1 of 1: rank {victim} was killed by SIGKILL" in done.stderr, done
     assert done.stderr.count("Goes on where the script is.") == 1, done
