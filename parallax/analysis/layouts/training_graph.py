@@ -7,7 +7,15 @@ from dataclasses import dataclass, field, fields
 
 from parallax.analysis.reading.capture import CapturedVariable, variable_of_tensor
 from parallax.analysis.reading.functions import Functions
-from parallax.graph.batches import are_elements, batch_of, elements_of_rows, first_batches, length_by_step, marked_nodes
+from parallax.graph.batches import (
+    are_elements,
+    batch_of,
+    elements_of_rows,
+    first_batches,
+    length_by_step,
+    marked_nodes,
+    reported_as,
+)
 from parallax.graph.ops import state_op
 from parallax.graph.spec import GradientSource
 from parallax.graph.view import Edge, GraphView, split_tensor
@@ -92,7 +100,7 @@ class VisitedGraph(TrainingGraph):
 
 
 def find_step(graph: TrainingGraph) -> VisitedGraph:
-    """The nodes to visit: all that a batch or a written variable has to do with, up to the gradients."""
+    """The nodes to visit: all that a batch, a written variable or a result has to do with, up to the gradients."""
     view, sources = graph.view, graph.sources
     first = first_batches(view)
     batches = {
@@ -107,7 +115,8 @@ def find_step(graph: TrainingGraph) -> VisitedGraph:
     reached = view.descendants((node for node in (*batches, *stateful) if node not in beside), after)
     delivered = [split_tensor(t)[0] for s in sources for t in s.tensors]
     reached = {node for node in reached if node not in graph.initial and graph.is_of_step(node)}
-    wanted = _find_needed(view, [*delivered, *reached], batches) - after
+    reported = [node for node in marked_nodes(view) if reported_as(view.nodes[node]) and graph.is_of_step(node)]
+    wanted = _find_needed(view, [*delivered, *reached, *reported], batches) - after
     order = tuple(node for node in view.topological_order() if node in wanted and view.op(node) != "NoOp")
     fields_of_graph = {one.name: getattr(graph, one.name) for one in fields(graph)}
     ends = elements_of_rows(view)

@@ -1,6 +1,6 @@
 """A loop whose examples interact: WORKERS OUT.
 
-Of some batches some workers have as many rows as of a full one; another argument has other lengths.
+Of some batches some workers have as many rows as of a full one. Another argument has other lengths, and is returned.
 """
 
 import sys
@@ -23,14 +23,16 @@ def trained(wrap, size):
             near = rows @ tf.transpose(rows) - 1e9 * tf.eye(tf.shape(rows)[0])
             loss = tf.reduce_mean(tf.reduce_logsumexp(near, 1)) - 0.1 * tf.reduce_mean((others @ weights) ** 2)
         weights.assign_sub(0.1 * tape.gradient(loss, weights))
-        return loss
+        return loss, 2 * others
 
     lengths = [4 * size - 1, 4 * size - 2, 4 * size - 1, 2]  # the first is that of a full one
-    losses = []
+    losses, returned = [], []
     for number, rows in enumerate(lengths):
         x, others = (random.normal(size=[length, 4]).astype(np.float32) for length in (rows, 1 + number))
-        losses.append(float(step(x, others)))
-    return {"losses": np.array(losses), "weights": weights.numpy()}
+        loss, twice = step(x, others)
+        losses.append(float(loss))
+        returned.append(np.asarray(twice))
+    return {"losses": np.array(losses), "returned": np.concatenate(returned), "weights": weights.numpy()}
 
 
 if __name__ == "__main__":
