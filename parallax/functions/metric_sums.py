@@ -70,7 +70,7 @@ class MetricSums:
     Attributes:
         variables: the tf.Variables of metrics, in order.
         latest: the sums after the last step.
-        ahead: how many steps may be on their way when another one is made.
+        ahead: how many steps may be on their way, the latest among them.
     """
 
     def __init__(self, variables: Sequence[Variable]) -> None:
@@ -98,7 +98,7 @@ class MetricSums:
         self.latest = StepSums(self._base)
 
     def follow(self, numbers: Sequence[int], wait: Callable[[], StepValues]) -> None:
-        """Records a step; waits for one before it, where more than `ahead` are on their way.
+        """Records a step; waits for earlier ones, until no more than `ahead` are on their way.
 
         Args:
             numbers: of the variables whose sums it gives.

@@ -95,7 +95,7 @@ def traced_step(
     def trace() -> ConcreteFunction:
         options = tracing.autograph_options
         traced = tf.function(call, autograph=tracing.autograph, experimental_autograph_options=options)
-        with explained_lengths():
+        with explain_open_lengths():
             return traced.get_concrete_function(*arguments.specs)
 
     with record_library_use(merges_rows) as seen, handles_noted() as by_handle:
@@ -123,7 +123,7 @@ def _read_parts(parts: list[Variable], by_handle: Mapping[int, Variable]) -> lis
 
 
 @contextmanager
-def explained_lengths() -> Iterator[None]:
+def explain_open_lengths() -> Iterator[None]:
     """Within it a step is traced; an error that may come from a batch's open length says so."""
     try:
         yield

@@ -1,4 +1,6 @@
-"""Takes a tf.data pipeline apart: what the script's process goes on to read, and what workers do to each row.
+"""Looks into tf.data pipelines: takes one apart, and tells the lengths of the parts of its batches.
+
+Of one that is taken apart, the script's process goes on to read elements, and workers make rows of them.
 
 A function that `map` calls for each element, without a state, gives the same row wherever and whenever it is called.
 So it may be called after what only chooses and orders elements, and by the worker that has the row.
@@ -6,8 +8,10 @@ So it may be called after what only chooses and orders elements, and by the work
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
 import tensorflow as tf
 from tensorflow.python.data.ops import (
     batch_op,
@@ -19,15 +23,19 @@ from tensorflow.python.data.ops import (
     shuffle_op,
     skip_op,
     take_op,
+    zip_op,
 )
 
 from parallax.functions.row_pipeline import RowPipeline, can_move
+from parallax.functions.shares import whole_parts
+from parallax.keras.inputs import parts_of
 from parallax.types import ConcreteFunction, Dataset, Nest, TensorLike
 
 ELEMENTS = "parallax_elements_of_"
 """What precedes the name of a step whose batches are elements of which rows are made."""
 _PASSED = (prefetch_op._PrefetchDataset, dataset_ops._OptionsDataset)
 _BATCHES = (batch_op._BatchDataset, batch_op._ParallelBatchDataset)
+_CHOOSERS = (repeat_op._RepeatDataset, take_op._TakeDataset, skip_op._SkipDataset, shard_op._ShardDataset)
 _MAPS = (map_op._MapDataset, map_op._ParallelMapDataset)
 
 
@@ -47,7 +55,7 @@ def split_dataset(dataset: Dataset, which: str) -> SplitDataset | None:
     """Takes apart a dataset of batches; None where no function can be moved, and nothing is to be gained.
 
     Args:
-        dataset: a tf.data.Dataset, which is left as it is.
+        dataset: a tf.data.Dataset, which is not changed.
         which: "train" or "test".
     """
     batches: Any = dataset
@@ -97,8 +105,7 @@ def _has_no_state(dataset: Any) -> bool:
     """Whether a dataset chooses or orders elements, and another one like it gives the same or is free not to."""
     if isinstance(dataset, shuffle_op._ShuffleDataset):  # with seeds the order depends on how often it was read
         return not int(dataset._seed) and not int(dataset._seed2)
-    kinds = (repeat_op._RepeatDataset, take_op._TakeDataset, skip_op._SkipDataset, shard_op._ShardDataset)
-    return isinstance(dataset, kinds)
+    return isinstance(dataset, _CHOOSERS)
 
 
 def _choose_again(elements: Any, chooser: Any) -> Any:
@@ -120,3 +127,37 @@ def _is_plain(spec: Nest, is_whole: bool = False) -> bool:
     parts = tf.nest.flatten(spec)
     plain = all(isinstance(one, tf.TensorSpec) and one.shape.rank is not None for one in parts)
     return plain and not (is_whole and any(not one.shape.is_fully_defined() for one in parts))
+
+
+def parts_given_whole(dataset: Dataset, peeked: Sequence[Nest]) -> frozenset[int] | None:
+    """The numbers of the parts of a batch, flat, that have another length than the batch.
+
+    Args:
+        dataset: that `fit` makes of its arguments.
+        peeked: its first batches, where they were taken; else empty.
+
+    Returns:
+        The numbers; None where they are not known before a batch is taken.
+    """
+    if peeked:
+        return whole_parts([one if hasattr(one, "shape") else np.asarray(one) for one in parts_of(peeked[0])])
+    specs = [one for one in tf.nest.flatten(dataset.element_spec) if not isinstance(one, tf.OptionalSpec)]
+    lengths = _lengths_of(dataset)
+    if not all(isinstance(one, tf.TensorSpec) for one in specs) or len(specs) < 2:
+        return frozenset()
+    if len(lengths) != len(specs) or None in lengths:
+        return None
+    known = [tf.TensorSpec([length, *one.shape[1:]]) for length, one in zip(lengths, specs, strict=True)]
+    return whole_parts(known)
+
+
+def _lengths_of(dataset: Any) -> list[int | None]:
+    """The lengths of the parts of a dataset's batches, flat; None where it is not known."""
+    while isinstance(dataset, (*_PASSED, *_CHOOSERS, shuffle_op._ShuffleDataset)):
+        dataset = dataset._input_dataset
+    if isinstance(dataset, zip_op._ZipDataset):
+        return [length for one in tf.nest.flatten(dataset._datasets) for length in _lengths_of(one)]
+    specs = tf.nest.flatten(dataset.element_spec)
+    if hasattr(dataset, "_batch_size"):
+        return [int(dataset._batch_size)] * len(specs)
+    return [one.shape[0] if getattr(one, "shape", None) is not None and one.shape.rank else None for one in specs]

@@ -61,7 +61,7 @@ class LastFit:
 
     def after(self, call: FitCall) -> LastFit:
         """The same with the steps of a later call of `evaluate` or `predict`."""
-        return replace(self, call=replace(call, arguments={}))
+        return replace(self, call=_without_data(call))
 
     @staticmethod
     def of(call: FitCall, workers: int, examples_per_s: float, tables: TableConfig) -> LastFit:
@@ -76,7 +76,7 @@ class LastFit:
         variables = {one.name: one.variable for one in call.graph.list_variables()}
         num_bytes, is_large = sum(map(bytes_of, variables.values())), bool(find_large_variables(variables, tables))
         loss = keras3.compiled_loss(call.model)
-        return LastFit(replace(call, arguments={}), loss, workers, examples_per_s, num_bytes, is_large)
+        return LastFit(_without_data(call), loss, workers, examples_per_s, num_bytes, is_large)
 
     def is_of(self, model: KerasModel) -> bool:
         """Whether it is a model's, which was not compiled anew."""
@@ -98,6 +98,11 @@ class LastFit:
         is_there = any(is_step_of(which, name) for name in self.call.traced)
         opening_s = _RESUMING_S if is_there else _OPENING_S
         return here_s - by_workers_s > opening_s + self.num_bytes / _VALUES_PER_S + _WORTH_S
+
+
+def _without_data(call: FitCall) -> FitCall:
+    """A call of which nothing keeps the input, nor a dataset that was begun."""
+    return replace(call, arguments={}, begun=())
 
 
 class LookCall(NamedTuple):

@@ -27,9 +27,9 @@ from parallax.functions.traced_values import take_values
 from parallax.functions.variables import TrainedVariables
 from parallax.keras.arrays import number_input, number_validation
 from parallax.keras.callbacks import callback_list_for
-from parallax.keras.datasets import split_dataset
+from parallax.keras.datasets import parts_given_whole, split_dataset
 from parallax.keras.epochs import BegunDataset, BegunDatasets
-from parallax.keras.inputs import batch_length, open_spec, parts_given_whole
+from parallax.keras.inputs import batch_length, open_spec
 from parallax.keras.libraries import library_of
 from parallax.keras.progress import FitProgress
 from parallax.keras.refusals import check_model, check_step

@@ -2,33 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Mapping
 
-import numpy as np
 import tensorflow as tf
-from tensorflow.python.data.ops import (
-    dataset_ops,
-    prefetch_op,
-    repeat_op,
-    shard_op,
-    shuffle_op,
-    skip_op,
-    take_op,
-    zip_op,
-)
 
 from parallax.errors import GraphError
-from parallax.functions.shares import whole_parts
-from parallax.types import Argument, Dataset, Nest, TensorLike, TypeSpec
+from parallax.types import Argument, Nest, TensorLike, TypeSpec
 
 ROW_NUMBERS = "parallax_row_numbers_of_"
 """What precedes the name of a step whose input are row numbers, as Keras is given them (arrays.py)."""
-_PASSING = (
-    *(dataset_ops._OptionsDataset, prefetch_op._PrefetchDataset, repeat_op._RepeatDataset, shard_op._ShardDataset),
-    *(shuffle_op._ShuffleDataset, skip_op._SkipDataset, take_op._TakeDataset),
-)
-"""Datasets whose elements are those of their input."""
 _OF_ARRAYS = 32
 """What `fit` cuts arrays into where it is not told."""
 
@@ -87,40 +69,6 @@ def row_numbers(x: Nest, which: str = "") -> TensorLike | None:
     """
     names = [name for name in x if str(name).startswith(ROW_NUMBERS + which)] if isinstance(x, dict) else []
     return x[names[0]] if names else None
-
-
-def parts_given_whole(dataset: Dataset, peeked: Sequence[Nest]) -> frozenset[int] | None:
-    """The numbers of the parts of a batch, flat, that have another length than the batch.
-
-    Args:
-        dataset: that `fit` makes of its arguments.
-        peeked: its first batches, where they were taken; else empty.
-
-    Returns:
-        The numbers; None where they are not known before a batch is taken.
-    """
-    if peeked:
-        return whole_parts([one if hasattr(one, "shape") else np.asarray(one) for one in parts_of(peeked[0])])
-    specs = [one for one in tf.nest.flatten(dataset.element_spec) if not isinstance(one, tf.OptionalSpec)]
-    lengths = _lengths_of(dataset)
-    if not all(isinstance(one, tf.TensorSpec) for one in specs) or len(specs) < 2:
-        return frozenset()
-    if len(lengths) != len(specs) or None in lengths:
-        return None
-    known = [tf.TensorSpec([length, *one.shape[1:]]) for length, one in zip(lengths, specs, strict=True)]
-    return whole_parts(known)
-
-
-def _lengths_of(dataset: Any) -> list[int | None]:
-    """The lengths of the parts of a dataset's batches, flat; None where it is not known."""
-    while isinstance(dataset, _PASSING):
-        dataset = dataset._input_dataset
-    if isinstance(dataset, zip_op._ZipDataset):
-        return [length for one in tf.nest.flatten(dataset._datasets) for length in _lengths_of(one)]
-    specs = tf.nest.flatten(dataset.element_spec)
-    if hasattr(dataset, "_batch_size"):
-        return [int(dataset._batch_size)] * len(specs)
-    return [one.shape[0] if getattr(one, "shape", None) is not None and one.shape.rank else None for one in specs]
 
 
 def batch_length(x: Nest, batch_size: int | None) -> int:

@@ -15,7 +15,7 @@ from parallax.functions.batch_statistics import fused_normalizations
 from parallax.functions.reports import reported_value
 from parallax.functions.results import default_rule, mark_results
 from parallax.functions.step_graph import GraphStep, StepGraph, StepVariable, unique_name
-from parallax.functions.tracing import captured_variables, check_made_once, explained_lengths, handles_noted
+from parallax.functions.tracing import captured_variables, check_made_once, explain_open_lengths, handles_noted
 from parallax.keras.libraries import library_of
 from parallax.keras.logs import flat_logs
 from parallax.keras.metrics import is_of_metrics
@@ -148,7 +148,7 @@ def _trace(model: KerasModel, step: Callable[[Nest], Logs], spec: Nest, has_metr
         return logs, [tf.identity(variable) for variable in metrics]
 
     def trace() -> tuple[ConcreteFunction, list[Variable]]:
-        with handles_noted() as by_handle, explained_lengths():
+        with handles_noted() as by_handle, explain_open_lengths():
             concrete = tf.function(trace_step, autograph=False).get_concrete_function(spec)
             return concrete, captured_variables(concrete, by_handle)
 

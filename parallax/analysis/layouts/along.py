@@ -333,7 +333,7 @@ def offsets_of_pieces(step: StepWalk, node: str) -> list[Fact] | None:
     return found
 
 
-def _have_constant_seed(view: GraphView, node: str) -> bool:
+def _has_constant_seed(view: GraphView, node: str) -> bool:
     """Whether a stateless random op draws the same numbers in every step."""
     seeds = [split_tensor(tensor)[0] for tensor in view.inputs(node)[1:]]
     return {view.op(one) for one in view.ancestors(seeds)} <= _OF_CONSTANTS
@@ -346,7 +346,7 @@ def draw(step: StepWalk, node: str) -> list[Fact] | None:
     """
     facts = step.inputs(node)
     values = facts[0].values()
-    if step.view.op(node).startswith("Stateless") and _have_constant_seed(step.view, node):
+    if step.view.op(node).startswith("Stateless") and _has_constant_seed(step.view, node):
         step.replicate(node)
         step.alike.append(node)
         known = None if values is None else [one for one in values if one is not None]
