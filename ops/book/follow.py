@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -102,7 +103,8 @@ def _run(command: Command, folder: Path, environment: Mapping[str, str]) -> None
     try:
         printed, _ = process.communicate(timeout=LIMIT_S)
     except BaseException:
-        os.killpg(process.pid, signal.SIGTERM)
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGTERM)
         process.communicate(timeout=60)
         raise
     problem = f"exit status {process.returncode}" if process.returncode != command.status else ""
