@@ -55,6 +55,8 @@ TensorShape: TypeAlias = Any
 """tf.TensorShape, or what makes one: a static shape, which may be open."""
 TypeSpec: TypeAlias = Any
 """tf.TypeSpec: what is known of a tensor before it is there."""
+SparseTensor: TypeAlias = Any
+"""tf.SparseTensor: places, values and shape."""
 RaggedTensor: TypeAlias = Any
 """tf.RaggedTensor, with its value."""
 Nest: TypeAlias = Any

@@ -18,6 +18,7 @@ from ops.exactness.session import as_written
 from parallax.analysis.reading import record
 
 v1 = tf.compat.v1
+_Sparse = v1.SparseTensorValue
 record.install()
 v1.logging.set_verbosity(v1.logging.ERROR)  # autograph says that it cannot read a program's text, which needs none
 
@@ -40,7 +41,7 @@ class Script:
         control_flow_v2: whether conditionals and loops are functional.
         optimizes: whether TensorFlow's graph optimizers run, as they do in a user's session.
         dtype: of the variables, which says how exact a comparison can be.
-        feeds: (random state, rows) -> name of placeholder -> value.
+        feeds: (random state, rows) -> name of placeholder -> value; a SparseTensorValue for a sparse one.
         build: rows, or None -> the ops that are run in turn; builds in the default graph.
     """
 
@@ -96,14 +97,33 @@ class Script:
 
 
 def joined(batches: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """The workers' batches one after the other; scalars are those of worker 0."""
-    first = batches[0]
-    return {name: np.concatenate([b[name] for b in batches]) if np.ndim(first[name]) else first[name] for name in first}
+    """The workers' batches one after the other; scalars are those of worker 0.
+
+    Of a sparse tensor the rows are; of square ones, as adjacencies of the workers' own graphs are, the columns, too.
+    """
+    return {name: _joined_values([batch[name] for batch in batches]) for name in batches[0]}
+
+
+def _joined_values(values: Sequence[Any]) -> Any:
+    if not isinstance(values[0], _Sparse):
+        return np.concatenate(values) if np.ndim(values[0]) else values[0]
+    is_square = all(shape[0] == shape[1] for _, _, shape in values)
+    shapes = np.array([shape for _, _, shape in values])
+    ends = np.cumsum(shapes, 0) if is_square else np.cumsum(shapes, 0) * [1, 0]
+    begins = np.concatenate([[[0, 0]], ends[:-1]])
+    places = np.concatenate([places + begin for (places, _, _), begin in zip(values, begins, strict=True)])
+    whole = ends[-1] if is_square else [ends[-1][0], shapes[:, 1].max()]
+    return _Sparse(places, np.concatenate([found for _, found, _ in values]), np.array(whole))
 
 
 def fed(graph: Any, batch: dict[str, Any]) -> dict[str, Any]:
     """Of a batch what the graph has placeholders for, by tensor."""
-    return {f"{name}:0": value for name, value in batch.items() if _has(graph, name)}
+    parts = {}
+    for name, value in batch.items():
+        is_sparse = isinstance(value, _Sparse)
+        names = [f"{name}/{part}" for part in ("indices", "values", "shape")] if is_sparse else [name]
+        parts.update(zip(names, value if is_sparse else [value], strict=True))
+    return {f"{name}:0": value for name, value in parts.items() if _has(graph, name)}
 
 
 def _has(graph: Any, name: str) -> bool:

@@ -11,6 +11,7 @@ has a tensor for it that is fed.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 from tensorflow.core.framework import attr_value_pb2
 
@@ -19,12 +20,14 @@ from parallax.types import Graph, NodeDef, Operation, Tensor, Variable
 
 _BATCH, _LENGTH, _ELEMENTS = "_parallax_batch", "_parallax_length", "_parallax_elements"
 _ROW_ENDS = "_parallax_row_ends"
+_SPARSE = "_parallax_sparse"
 _OPENED, _SCRIPT = "_parallax_opened", "script/"
 """How steps of scripts begin: they are what the analysis takes for one, and no front end has named them."""
 _REPORTED, _PART = "_parallax_reported", "_parallax_part"
 FULL = "_parallax_full"
 _MARKS = frozenset([_BATCH, _LENGTH, _ELEMENTS, _ROW_ENDS, _REPORTED, _PART])
 """How long batches will be: a graph is the same whatever it says."""
+_SPARSE_ROLES = ("places", "values", "shape")
 VALUE, ADDED, ROWS, WHOLE = "value", "added", "rows", "whole"
 """What a step reports: a scalar of which the workers' mean, or sum, is taken; rows in order; what every worker has."""
 
@@ -119,6 +122,45 @@ def elements_of_rows(view: GraphView) -> dict[str, str]:
     return {node: by_name[name] for node, name in ends.items()}
 
 
+@dataclass(frozen=True, slots=True)
+class SparseFeed:
+    """The placeholders of a sparse tensor that is fed, with a row for each example of a batch.
+
+    Attributes:
+        places: node of `[entries, rank]`: the number of the example first.
+        values: node of `[entries]`.
+        shape: node of `[rank]`: the number of examples first.
+    """
+
+    places: str
+    values: str
+    shape: str
+
+
+def mark_sparse_feed(places: Operation, values: Operation, shape: Operation) -> None:
+    """Says that three placeholders of a script's graph are fed as one sparse tensor.
+
+    Args:
+        places: of its entries.
+        values: of its entries.
+        shape: of the whole tensor.
+    """
+    for role, op in zip(_SPARSE_ROLES, (places, values, shape), strict=True):
+        _set(op, _SPARSE, f"{role} {places.name}")
+
+
+@once_per_view
+def sparse_feeds(view: GraphView) -> dict[str, SparseFeed]:
+    """Placeholder -> the sparse tensor of which it is a part, of those that are fed."""
+    found: dict[str, dict[str, str]] = {}
+    for name, node in view.nodes.items():
+        if _SPARSE in node.attr:
+            role, key = _mark(node, _SPARSE).split(" ", 1)
+            found.setdefault(key, {})[role] = name
+    feeds = [SparseFeed(**roles) for roles in found.values() if len(roles) == len(_SPARSE_ROLES)]
+    return {node: feed for feed in feeds for node in (feed.places, feed.values, feed.shape)}
+
+
 def mark_length(length: Tensor, step: str) -> None:
     """Says that a tensor is the length of a step's batch; workers have there that of all their batches together.
 
@@ -194,7 +236,8 @@ def first_batches(view: GraphView) -> dict[str, str]:
     marked = [node for node in marked_nodes(view) if batch_of(view.nodes[node])]
     has_more = {n: bool(are_elements(view.nodes[n]) or _mark(view.nodes[n], _ROW_ENDS)) for n in marked}
     found: dict[str, str] = {}
-    for node in sorted(marked, key=lambda one: (are_elements(view.nodes[one]), has_more[one])):
+    sparse = sparse_feeds(view)
+    for node in sorted(marked, key=lambda one: (one in sparse, are_elements(view.nodes[one]), has_more[one])):
         found.setdefault(batch_of(view.nodes[node]), batch_tensors(view, node)[0])
     return found
 

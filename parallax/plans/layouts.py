@@ -220,6 +220,8 @@ class OffsetRange:
         edges: take the worker's numbers.
         along: a tensor that has the axis as its first one, where `node` has it not.
         output: which of the node's results has the numbers.
+        columns: how many numbers along the last axis are of the axis' entries, from the first one on.
+        shape: a tensor with the shape of the sparse tensor whose places the numbers are, or empty.
     """
 
     node: str
@@ -227,6 +229,8 @@ class OffsetRange:
     edges: tuple[Edge, ...] = ()
     along: str = ""
     output: int = 0
+    columns: int = 1
+    shape: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import replace
 
-from parallax.graph.batches import batch_by_node, batch_of, batch_tensors, fixed_length, marked_nodes
+from parallax.graph.batches import batch_by_node, batch_of, batch_tensors, fixed_length, marked_nodes, sparse_feeds
 from parallax.graph.lengths import Length
 from parallax.graph.view import Edge, GraphView, split_tensor
 from parallax.plans.layouts import Change, Concatenated, Layout, LayoutRewrites, ScaledMean, Sharded
@@ -141,7 +141,8 @@ class _BatchNames:
 
 def _find_sources(view: GraphView) -> dict[str, frozenset[str]]:
     """Node -> what gives the batches that it is computed of."""
-    sources = [node for node in marked_nodes(view) if batch_of(view.nodes[node])]
+    sparse = sparse_feeds(view)  # as long as they have entries
+    sources = [node for node in marked_nodes(view) if batch_of(view.nodes[node]) and node not in sparse]
     found: dict[str, frozenset[str]] = {node: frozenset((node,)) for node in sources}
     for node in view.topological_order():
         if node not in found:

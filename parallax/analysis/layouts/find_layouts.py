@@ -113,10 +113,13 @@ def find_layouts(graph: TrainingGraph) -> Layouts:
     grown = find_grown_rows(view, (pair for source in sources for pair in _find_pairs(view, source)))
     completed: dict[str, Layout] = {}
     gathered: set[str] = set()
+    adjacent: set[str] = set()
     parts = {v for v in variables if is_part(view.nodes[v])}
     units = units_of(view, program.order)
     for _ in range(_MOST_WALKS):
-        step = StepWalk(view, program.batches, parts, completed, pieces, grown, gathered=set(gathered))
+        step = StepWalk(
+            view, program.batches, parts, completed, pieces, grown, gathered=set(gathered), adjacent=set(adjacent)
+        )
         step.is_script = program.steps is not None
         visit_all(program, step, units)
         _finish(program, step)
@@ -125,11 +128,11 @@ def find_layouts(graph: TrainingGraph) -> Layouts:
         ]
         step.gathered |= find_counted_lengths(step)
         found = completed | {tensor: step.facts[tensor].layout for tensor in needed}
-        if found == completed and step.gathered == gathered:
+        if (found, step.gathered, step.adjacent) == (completed, gathered, adjacent):
             if program.steps is not None:  # a worker's batch is what the script has made its constants for
                 _check_lengths(step)
             return _make_layouts(program, step)
-        completed, gathered = found, step.gathered
+        completed, gathered, adjacent = found, step.gathered, step.adjacent
     raise GraphError(f"The layouts of this graph's tensors change with every walk over it. {REMEDY}")
 
 

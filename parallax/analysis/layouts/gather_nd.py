@@ -8,6 +8,7 @@ from parallax.analysis.layouts.along import add_by_segment, lookup, scatter_rows
 from parallax.analysis.layouts.elementwise import align
 from parallax.analysis.layouts.facts import REPLICATED, SUM, Fact
 from parallax.analysis.layouts.step_walk import StepWalk
+from parallax.graph.batches import sparse_feeds
 from parallax.graph.lengths import ONE, Length
 from parallax.graph.view import Edge, split_tensor
 from parallax.plans.layouts import UNEVEN, ExampleNumbers, OffsetRange, Sharded, ShardedAxis
@@ -124,9 +125,15 @@ def multiply_places(step: StepWalk, node: str) -> list[Fact] | None:
         return None
     counter = find_first_counter(step, node, 0, example)
     is_turned, axis = view.flag(node, "adjoint_a"), int(view.flag(node, "adjoint_b"))
-    if counter is None or (is_turned and (matrix.axis, matrix.part) != (axis, example)):
+    is_by_example = (matrix.axis, matrix.part) == (axis, example)
+    if counter is None or (is_turned and not is_by_example):
         return None
+    if is_by_example and not is_turned and counter in sparse_feeds(view):  # its columns are examples
+        step.adjacent.add(counter)
     step.take(node, 0, ExampleNumbers(example, counter))
+    if counter in step.adjacent and is_by_example:
+        step.keep_local(node, [2])
+        return step.all_outputs(node, Sharded(0, example))
     step.localize(node, 2, 0, dims)
     if is_turned:
         return step.all_outputs(node, SUM)
@@ -213,16 +220,17 @@ def find_counter(step: StepWalk, tensor: str, part: ShardedAxis, is_first: bool 
     while True:
         (node, output), fact = split_tensor(tensor), step.facts[tensor]
         op, inputs = view.op(node), view.inputs(node)
-        if op in ("Range", *_COUNT):
+        if op in ("Range", *_COUNT) or node in sparse_feeds(view):
             is_counted = any((one.node, one.output, one.part) == (node, output, part) for one in step.ranges)
-            is_number = is_first or op not in _GIVE_PLACES or (fact.dims or (ONE,))[-1] == ONE
+            is_number = is_first or op not in (*_GIVE_PLACES, "Placeholder") or (fact.dims or (ONE,))[-1] == ONE
             return node if is_counted and is_number else None
         if fact.part is None:
             return None
         is_of_places = is_first and op in ("Reshape", "Transpose", "Tile", "BroadcastTo", "ExpandDims", "Squeeze")
         if is_of_places and (fact.dims or ())[-1:] != (step.facts[inputs[0]].dims or (ONE,))[-1:]:
             return None
-        if op == "StridedSlice" and _takes_first_column(step, node):
+        column = _find_column(step, node) if op == "StridedSlice" else None
+        if column == 0 or (column == 1 and split_tensor(view.source(inputs[0]))[0] in step.adjacent):
             tensor, is_first = inputs[0], True
         elif op in _MOVES or (op == "Pack" and len(inputs) == 1):
             tensor = inputs[0]
@@ -238,20 +246,21 @@ def find_counter(step: StepWalk, tensor: str, part: ShardedAxis, is_first: bool 
             return None
 
 
-def _takes_first_column(step: StepWalk, node: str) -> bool:
-    """Whether a StridedSlice takes the first column of a matrix, as a vector or a matrix."""
+def _find_column(step: StepWalk, node: str) -> int | None:
+    """The column of a matrix that a StridedSlice takes alone, as a vector or a matrix."""
     view, attributes = step.view, step.view.nodes[node].attr
     if step.facts[view.inputs(node)[0]].rank != 2:
-        return False
+        return None
     begin, end, strides = (view.constant(tensor) for tensor in view.inputs(node)[1:4])
     masks = [attributes[f"{name}_mask"].i for name in ("begin", "end", "ellipsis", "new_axis")]
     if begin is None or end is None or strides is None or len(begin) != 2 or masks[2:] != [0, 0]:
-        return False
+        return None
     is_all = bool(masks[0] & 1) and bool(masks[1] & 1)
     is_all = is_all or (int(begin[0]) == 0 and bool(masks[1] & 1))
-    is_first = (int(begin[1]) == 0 or bool(masks[0] & 2)) and int(end[1]) == 1 and not masks[1] & 2
+    column = 0 if masks[0] & 2 else int(begin[1])
+    is_alone = column >= 0 and int(end[1]) == column + 1 and not masks[1] & 2
     is_shrunk = attributes["shrink_axis_mask"].i in (0, 2)
-    return is_all and is_first and is_shrunk and [int(one) for one in strides] == [1, 1]
+    return column if is_all and is_alone and is_shrunk and [int(one) for one in strides] == [1, 1] else None
 
 
 def _is_zero_alone(step: StepWalk, node: str, part: ShardedAxis) -> bool:

@@ -16,6 +16,7 @@ from parallax.analysis.layouts.gather_nd import PARSE, find_counter, find_first_
 from parallax.analysis.layouts.reductions import without_axes
 from parallax.analysis.layouts.step_walk import StepWalk
 from parallax.errors import GraphError
+from parallax.graph.batches import SparseFeed, sparse_feeds
 from parallax.graph.lengths import ONE, Length
 from parallax.graph.view import split_tensor
 from parallax.plans.layouts import (
@@ -73,8 +74,8 @@ def split_texts(step: StepWalk, node: str) -> list[Fact] | None:
 def _make_sparse_tensor(step: StepWalk, node: str, part: ShardedAxis, first: int = 0, apart: int = 1) -> list[Fact]:
     """Places, which begin with the number of the example, values, and the shape: of every so many-th result."""
     entries = ShardedAxis(part.batch, Length.of(f"{node}[{first}]{UNEVEN}"))
-    step.ranges.append(OffsetRange(node, part, along=step.view.inputs(node)[0], output=first))
     places, values, shape = (f"{node}:{first + place * apart}" for place in range(3))
+    step.ranges.append(OffsetRange(node, part, along=step.view.inputs(node)[0], output=first, shape=shape))
     # As many columns as the longest of a worker's examples has entries.
     longest = Length.of(part.batch) * Length.of(f"{node}[{first}]{DISTINCT}")
     return [
@@ -82,6 +83,24 @@ def _make_sparse_tensor(step: StepWalk, node: str, part: ShardedAxis, first: int
         step.fact(values, Sharded(0, entries)),
         step.fact(shape, LENGTHS, (Length.of(2),), (part.length, longest)),
     ]
+
+
+def visit_sparse_feed(step: StepWalk, node: str, feed: SparseFeed, batch: str) -> list[Fact]:
+    """A part of a sparse tensor that each worker is fed for its examples.
+
+    Where its columns number examples, too, as those of an adjacency do, the global tensor is block-diagonal.
+    """
+    example = ShardedAxis(batch)
+    entries = ShardedAxis(batch, Length.of(f"{feed.places}[0]{UNEVEN}"))
+    rank = Length.of((step.view.shape(f"{feed.places}:0") or (None, None))[1] or f"{feed.places}[1]")
+    if node == feed.shape:
+        others = rank.number - 1 if rank.number else 1  # of open rank: a matrix
+        return step.all_outputs(node, LENGTHS, (rank,), (example.length, *[None] * others))
+    if node == feed.places:
+        columns = 2 if node in step.adjacent else 1
+        step.ranges.append(OffsetRange(node, example, columns=columns, shape=f"{feed.shape}:0"))
+        return step.all_outputs(node, Sharded(0, entries), (entries.length, rank))
+    return step.all_outputs(node, Sharded(0, entries), (entries.length,))
 
 
 def reshape_places(step: StepWalk, node: str) -> list[Fact] | None:
@@ -278,11 +297,11 @@ def _take_numbers(step: StepWalk, node: str, slot: int, along: ShardedAxis | Non
 
 
 def _is_fed(step: StepWalk, tensor: str) -> bool:
-    """Whether numbers are a batch's feed, or a column of it."""
+    """Whether numbers are a batch's feed, or a column of it; the places of a fed sparse tensor are none."""
     node = split_tensor(step.view.source(tensor))[0]
     while step.view.op(node) in _COPIES:
         node = split_tensor(step.view.source(step.view.inputs(node)[0]))[0]
-    return node in step.batches
+    return node in step.batches and node not in sparse_feeds(step.view)
 
 
 def _is_broadcast(fact: Fact, rank: int) -> bool:

@@ -55,6 +55,7 @@ class StepWalk:
         local: edges that take lengths as the worker has them; what else takes them has those of the global batch.
         padded: nodes that fill ragged rows up to the longest of all workers'.
         blocks: length -> how an axis of that length is shared by blocks, of those that were met.
+        adjacent: placeholders of a fed sparse tensor's places of which the second number is an example's, too.
         gathered: nodes that another walk found to take their inputs whole, as a list of tensors cannot be gathered;
             and stacks and arrays of tensors that hold whole ones.
         is_script: whether each worker's script feeds its batches.
@@ -70,6 +71,7 @@ class StepWalk:
     grown: Mapping[str, tuple[str, str]] = field(default_factory=dict)
     reduced: dict[str, Layout] = field(default_factory=dict)
     prefix: str = ""
+    adjacent: set[str] = field(default_factory=set)
     gathered: set[str] = field(default_factory=set)
     facts: dict[str, Fact] = field(default_factory=dict)
     changes: dict[_Key, list[Edge]] = field(default_factory=dict)

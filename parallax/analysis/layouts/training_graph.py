@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, fields
 from parallax.analysis.reading.capture import CapturedVariable, variable_of_tensor
 from parallax.analysis.reading.functions import Functions
 from parallax.graph.batches import (
+    SparseFeed,
     are_elements,
     batch_of,
     elements_of_rows,
@@ -15,6 +16,7 @@ from parallax.graph.batches import (
     length_by_step,
     marked_nodes,
     reported_as,
+    sparse_feeds,
 )
 from parallax.graph.ops import state_op
 from parallax.graph.spec import GradientSource
@@ -63,6 +65,7 @@ class VisitedGraph(TrainingGraph):
         batches: placeholder -> the placeholder whose first dimension is the per-worker batch.
         lengths: node that is the length of a global batch -> the placeholder of that batch.
         ends: placeholder of where rows end -> the placeholder of their elements.
+        sparse: placeholder -> the fed sparse tensor of which it is a part.
     """
 
     order: tuple[str, ...] = ()
@@ -70,6 +73,7 @@ class VisitedGraph(TrainingGraph):
     batches: Mapping[str, str] = field(default_factory=dict)
     lengths: Mapping[str, str] = field(default_factory=dict)
     ends: Mapping[str, str] = field(default_factory=dict)
+    sparse: Mapping[str, SparseFeed] = field(default_factory=dict)
 
     @property
     def row_batches(self) -> Set[str]:
@@ -119,8 +123,16 @@ def find_step(graph: TrainingGraph) -> VisitedGraph:
     wanted = _find_needed(view, [*delivered, *reached, *reported], batches) - after
     order = tuple(node for node in view.topological_order() if node in wanted and view.op(node) != "NoOp")
     fields_of_graph = {one.name: getattr(graph, one.name) for one in fields(graph)}
-    ends = elements_of_rows(view)
-    return VisitedGraph(**fields_of_graph, order=order, after=after, batches=batches, lengths=lengths, ends=ends)
+    sparse = {node: feed for node, feed in sparse_feeds(view).items() if node in batches}
+    return VisitedGraph(
+        **fields_of_graph,
+        order=order,
+        after=after,
+        batches=batches,
+        lengths=lengths,
+        ends=elements_of_rows(view),
+        sparse=sparse,
+    )
 
 
 def _find_needed(view: GraphView, nodes: Sequence[str], batches: Mapping[str, str]) -> set[str]:

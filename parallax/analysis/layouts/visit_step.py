@@ -9,6 +9,7 @@ from parallax.analysis.layouts.along import plain
 from parallax.analysis.layouts.facts import COUNTED, REPLICATED, Fact
 from parallax.analysis.layouts.frame_walk import visit_frame
 from parallax.analysis.layouts.op_rules import RULES, TAKEN
+from parallax.analysis.layouts.sparse_tensors import visit_sparse_feed
 from parallax.analysis.layouts.step_walk import REMEDY, StepWalk, is_partial
 from parallax.analysis.layouts.training_graph import NO_ARRAYS, VisitedGraph
 from parallax.analysis.layouts.values import constant_value
@@ -122,6 +123,8 @@ def _visit_source(program: VisitedGraph, step: StepWalk, node: str) -> list[Fact
     batch, view = program.batches.get(node), program.view
     if batch is None:
         return step.all_outputs(node, REPLICATED)
+    if node in program.sparse:
+        return visit_sparse_feed(step, node, program.sparse[node], batch)
     if node in program.ends:
         return step.all_outputs(node, RowEnds(batch, program.ends[node]), (Length.of(batch) + ONE,))
     others = [tensor for tensor in view.outputs(node) if tensor not in batch_tensors(view, node)]

@@ -9,7 +9,7 @@ variable.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Set
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -30,7 +30,7 @@ from parallax.analysis.reading.lower import (
 from parallax.analysis.reading.measured_tensors import measured_in
 from parallax.analysis.reading.normalizations import with_plain_normalizations
 from parallax.analysis.reading.old_contexts import contexts_of
-from parallax.analysis.reading.open_batches import mark_open_batches
+from parallax.analysis.reading.open_batches import find_unstated_vectors, mark_open_batches
 from parallax.analysis.reading.recorded_gradients import Hidden, Record, losses_of, records_in
 from parallax.analysis.reading.row_reads import take_rows_of_variables
 from parallax.errors import GraphError
@@ -179,6 +179,9 @@ def capture(
     view = GraphView(graph_def if inlined is graph_def else _with_shapes(inlined))
     is_open = {name for name, node in view.nodes.items() if node.op in VARIABLES and _shape_of(node) is None}
     view = _with_initial_shapes(graph, view, is_open) if is_open else view
+    if synchronous and by_layouts is not False:
+        unstated = find_unstated_vectors(view)
+        view = _with_stated_shapes(view, dict.fromkeys(unstated, (None,))) if unstated else view
     added, sums = with_rows_added_once(view.graph_def, view)
     view = view if added is view.graph_def else GraphView(added)
     lazy: tuple[LazyTable, ...] = ()
@@ -270,14 +273,17 @@ def _with_initial_shapes(graph: Graph, view: GraphView, is_open: set[str]) -> Gr
         shape = view.shape(view.inputs(initializer)[1]) if initializer and len(view.inputs(initializer)) > 1 else None
         if shape is not None and None not in shape:
             known[name] = shape
-    if not known:
-        return view
+    return _with_stated_shapes(view, known) if known else view
+
+
+def _with_stated_shapes(view: GraphView, known: Mapping[str, Sequence[int | None]]) -> GraphView:
+    """The graph with the shapes of some nodes stated; None is an open length."""
     for node in view.graph_def.node:
         if node.name in known:
             shape_of = node.attr["shape"].shape
             shape_of.Clear()
             for length in known[node.name]:
-                shape_of.dim.add(size=length)
+                shape_of.dim.add(size=-1 if length is None else length)
             node.attr.pop(_SHAPES, None)
     return GraphView(_with_shapes(view.graph_def))
 

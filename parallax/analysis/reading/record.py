@@ -17,7 +17,18 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from parallax.analysis.reading.measured_tensors import install_measures
-from parallax.types import Argument, FuncGraph, Gradient, GradientTape, Graph, Nest, Operation, Tensor, Variable
+from parallax.types import (
+    Argument,
+    FuncGraph,
+    Gradient,
+    GradientTape,
+    Graph,
+    Nest,
+    Operation,
+    SparseTensor,
+    Tensor,
+    Variable,
+)
 
 _ATTRIBUTE = "_parallax_gradient_records"
 _NOTED = "_parallax_watched_ops"
@@ -83,9 +94,12 @@ class GradientRecord:
 def install() -> None:
     """Starts recording; a second call changes nothing. Imports TensorFlow."""
     from tensorflow.python.eager import backprop
+    from tensorflow.python.framework.sparse_tensor import SparseTensor
     from tensorflow.python.ops import gradients_util
 
     install_measures()
+    if not hasattr(SparseTensor.__init__, _ATTRIBUTE):
+        SparseTensor.__init__ = _marking_feeds(SparseTensor.__init__)
     if not hasattr(gradients_util._GradientsHelper, _ATTRIBUTE):
         gradients_util._GradientsHelper = _recording(gradients_util._GradientsHelper, "ys", "xs")
     if not hasattr(backprop.GradientTape.gradient, _ATTRIBUTE):
@@ -125,6 +139,26 @@ def _recording(function: Callable[..., Nest], of: str, by: str) -> Callable[...,
             record = GradientRecord(first_op, graph.version, gradients, cotangents, losses, is_plain)
             setattr(graph, _ATTRIBUTE, (*records_of(graph), record))
         return result
+
+    setattr(wrapper, _ATTRIBUTE, True)
+    return wrapper
+
+
+def _marking_feeds(function: Callable[..., None]) -> Callable[..., None]:
+    """Wraps the constructor of sparse tensors: marks those that a script's graph is fed."""
+
+    @functools.wraps(function)
+    def wrapper(sparse: SparseTensor, *args: Argument, **kwargs: Argument) -> None:
+        import tensorflow as tf
+
+        from parallax.graph.batches import mark_sparse_feed
+
+        function(sparse, *args, **kwargs)
+        parts = (sparse.indices, sparse.values, sparse.dense_shape)
+        if all(map(tf.is_symbolic_tensor, parts)) and not sparse.indices.graph.building_function:
+            places, values, shape = (part.op for part in parts)
+            if places.type == values.type == "Placeholder" and shape.type in ("Placeholder", "PlaceholderWithDefault"):
+                mark_sparse_feed(places, values, shape)
 
     setattr(wrapper, _ATTRIBUTE, True)
     return wrapper

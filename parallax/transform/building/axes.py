@@ -9,11 +9,11 @@ import tensorflow as tf
 from parallax.types import Tensor
 
 
-def add_to_first(numbers: Tensor, first: Tensor) -> Tensor:
-    """Numbers `[n]`, or places `[..., k]` of which the first along the last axis is a number, from another one on."""
+def add_to_numbers(numbers: Tensor, first: Tensor, columns: int = 1) -> Tensor:
+    """Numbers `[n]`, or places `[..., k]` that begin with so many numbers along the last axis, from another one on."""
     if numbers.shape.rank != 1:
-        others = tf.shape(numbers, out_type=tf.int64)[-1:] - 1
-        first = tf.concat([tf.cast(first, tf.int64)[None], tf.zeros(others, tf.int64)], 0)
+        others = tf.shape(numbers, out_type=tf.int64)[-1:] - columns
+        first = tf.concat([tf.fill([columns], tf.cast(first, tf.int64)), tf.zeros(others, tf.int64)], 0)
     return numbers + tf.cast(first, numbers.dtype)
 
 

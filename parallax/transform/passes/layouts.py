@@ -28,7 +28,7 @@ from parallax.plans.layouts import (
     ShardedAxis,
 )
 from parallax.plans.rewrites import Rewrites
-from parallax.transform.building.axes import add_to_first, slice_axis, with_axis_back, with_axis_first
+from parallax.transform.building.axes import add_to_numbers, slice_axis, with_axis_back, with_axis_first
 from parallax.transform.building.collectives import open_end
 from parallax.transform.building.editor import SCOPE, Editor
 from parallax.transform.building.shares import mask_uncounted
@@ -103,6 +103,7 @@ class _Build:
         self._global: dict[str, Tensor] = {}
         self._offsets: dict[str, Tensor] = {}
         self._firsts: dict[str, Tensor] = {}
+        self._columns = {one.node: one.columns for one in layouts.ranges}
         self._dealt: dict[Length, _Dealt] = {}
 
     def change(self, change: Change) -> None:
@@ -135,7 +136,7 @@ class _Build:
         if before == after:
             return tensor
         if isinstance(after, ExampleNumbers):
-            return add_to_first(tensor, -self._firsts[after.of])
+            return add_to_numbers(tensor, -self._firsts[after.of], self._columns[after.of])
         if not isinstance(before, Replicated):
             tensor = self._replicate(tensor, before)
         if isinstance(after, Sharded):
@@ -266,7 +267,7 @@ class _Build:
         counted = editor.tensor(f"{one.node}:{one.output}")
         if not one.part.is_even:
             first = self._firsts[one.node] = self._find_dealt(one.part).first
-            editor.redirect(one.edges, add_to_first(counted, first))
+            editor.redirect(one.edges, add_to_numbers(counted, first))
             return
         factor: int | Tensor | None = one.part.factor.number
         if factor is None:
@@ -274,7 +275,7 @@ class _Build:
             entries = editor.tensor(one.along) if one.along else counted
             factor = tf.shape(entries, out_type=tf.int64)[0] // tf.maximum(local, 1)
         first = self._firsts[one.node] = self._offset(one.part.batch) * factor
-        editor.redirect(one.edges, add_to_first(counted, tf.convert_to_tensor(first)))
+        editor.redirect(one.edges, add_to_numbers(counted, tf.convert_to_tensor(first), one.columns))
 
     def fill_rows(self, one: FilledRows) -> None:
         """Has rows be as many as this worker has examples: its last ones may have no entries.
@@ -313,7 +314,7 @@ class _Build:
             self._global[tensor] = self._tell(tensor, self._layouts.told[tensor])
         if tensor not in self._global:
             node, number = split_tensor(tensor)
-            parsed = next((one for one in self._layouts.ranges if one.node == node and one.output < number), None)
+            parsed = next((one for one in self._layouts.ranges if one.shape == tensor), None)
             if parsed is not None:
                 self._global[tensor] = self._measure_sparse(tensor, parsed.part)
             elif self._editor.view.op(node) in _MEASURES:
