@@ -30,6 +30,10 @@ _LONGEST_RUN_MS = 60_000
 """A run that takes longer waits for what never comes, such as an element of an empty queue."""
 
 
+class FedRows(int):
+    """How many examples a worker feeds, where a program is fed that; the one process feeds how many there are."""
+
+
 @dataclass(frozen=True, slots=True)
 class Script:
     """A program, loaded.
@@ -105,6 +109,8 @@ def joined(batches: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 
 def _joined_values(values: Sequence[Any]) -> Any:
+    if isinstance(values[0], FedRows):
+        return FedRows(sum(values))
     if not isinstance(values[0], _Sparse):
         return np.concatenate(values) if np.ndim(values[0]) else values[0]
     is_square = all(shape[0] == shape[1] for _, _, shape in values)

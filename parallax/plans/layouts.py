@@ -234,6 +234,21 @@ class OffsetRange:
 
 
 @dataclass(frozen=True, slots=True)
+class FedLength:
+    """A number that each worker is fed, which is the length of its batch.
+
+    Attributes:
+        tensor: the placeholder.
+        batch: the batch.
+        edges: take the number.
+    """
+
+    tensor: str
+    batch: str
+    edges: tuple[Edge, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class LocalShape:
     """`edge` takes a shape of which one axis alone is the worker's; other lengths are those of the global batch.
 
@@ -294,6 +309,7 @@ class LayoutRewrites:
         lengths: the tensors of layout LengthValue.
         told: tensor in a loop -> its value, or its elements, of those of `lengths` that the lengths of batches tell.
         of_worker_0: the tensors of which all workers take worker 0's, for each computes another.
+        fed: the numbers that are fed for lengths of batches.
     """
 
     changes: tuple[Change, ...] = ()
@@ -309,3 +325,4 @@ class LayoutRewrites:
     lengths: tuple[str, ...] = ()
     told: Mapping[str, tuple[Length, ...] | Length] = field(default_factory=dict, hash=False)
     of_worker_0: tuple[str, ...] = ()
+    fed: tuple[FedLength, ...] = ()

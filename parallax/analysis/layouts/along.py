@@ -346,23 +346,21 @@ def draw(step: StepWalk, node: str) -> list[Fact] | None:
     """
     facts = step.inputs(node)
     values = facts[0].values()
+    dims = None if values is None or None in values else tuple(n for n in values if n is not None)
     if step.view.op(node).startswith("Stateless") and _has_constant_seed(step.view, node):
         step.replicate(node)
         step.alike.append(node)
-        known = None if values is None else [one for one in values if one is not None]
-        dims = tuple(known) if known is not None and values is not None and len(known) == len(values) else None
         return step.all_outputs(node, REPLICATED, dims)
     axes = [axis for axis, n in enumerate(values or ()) if step.part_of(n) is not None]
     step.replicate(node, range(1, len(facts)))
-    if facts[0].is_lengths and axes and values is not None and None not in values:
-        part: ShardedAxis | None = step.part_of(values[axes[0]])
+    if facts[0].is_lengths and axes and dims is not None:
+        part: ShardedAxis | None = step.part_of(dims[axes[0]])
         if part is not None:
-            dims = tuple(n for n in values if n is not None)
             step.localize(node, 0, axes[0], dims)
             return step.all_outputs(node, Sharded(axes[0], part), dims)
     step.take(node, 0, REPLICATED)
     step.alike.append(node)
-    return step.all_outputs(node, REPLICATED)
+    return step.all_outputs(node, REPLICATED, dims)
 
 
 def pass_each(step: StepWalk, node: str) -> list[Fact] | None:

@@ -95,6 +95,7 @@ class _BatchNames:
             concatenated={
                 tensor: self._of_concatenated(_node(tensor), layout) for tensor, layout in layouts.concatenated.items()
             },
+            fed=tuple(replace(one, batch=self.at(_node(one.tensor), one.batch)) for one in layouts.fed),
             told={tensor: self._of_told(_node(tensor), value) for tensor, value in layouts.told.items()},
         )
 

@@ -60,6 +60,10 @@ def _find_linear_layout(step: StepWalk, node: str, facts: list[Fact]) -> Layout 
     if any(is_partial(f) and not f.is_sum for f in facts) or any(f.axis is not None for f in facts):
         return None
     if is_linear(op, sums) or (op == "Cast" and _is_real(step, node)):
+        if op in _DIVIDES:  # a mean is a sum by a length, which may be fed
+            batches = sorted(set(step.batches.values()))
+            for batch in batches if len(batches) == 1 else ():
+                step.find_fed_length(ShardedAxis(batch), facts[1].values() or ())
         step.replicate(node, [slot for slot, is_sum in enumerate(sums) if not is_sum])
         return facts[sums.index(True)].layout
     if op in ADDS:

@@ -37,6 +37,7 @@ from parallax.plans.layouts import (
     Change,
     Concatenated,
     Distinct,
+    FedLength,
     Layout,
     LayoutRewrites,
     Pieces,
@@ -47,6 +48,7 @@ from parallax.plans.layouts import (
 from parallax.plans.uneven_batches import PaddedRows
 
 _MOST_WALKS = 30
+_WHOLE = (3, 9)  # types.proto: int32, int64
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,12 +116,15 @@ def find_layouts(graph: TrainingGraph) -> Layouts:
     completed: dict[str, Layout] = {}
     gathered: set[str] = set()
     adjacent: set[str] = set()
+    fed_lengths: dict[str, str] = {}
+    fed_numbers = _find_fed_numbers(program) if program.steps is not None else frozenset[str]()
     parts = {v for v in variables if is_part(view.nodes[v])}
     units = units_of(view, program.order)
     for _ in range(_MOST_WALKS):
         step = StepWalk(
             view, program.batches, parts, completed, pieces, grown, gathered=set(gathered), adjacent=set(adjacent)
         )
+        step.fed_numbers, step.fed_lengths = fed_numbers, dict(fed_lengths)
         step.is_script = program.steps is not None
         visit_all(program, step, units)
         _finish(program, step)
@@ -128,12 +133,34 @@ def find_layouts(graph: TrainingGraph) -> Layouts:
         ]
         step.gathered |= find_counted_lengths(step)
         found = completed | {tensor: step.facts[tensor].layout for tensor in needed}
-        if (found, step.gathered, step.adjacent) == (completed, gathered, adjacent):
+        if (step.adjacent, step.fed_lengths) != (adjacent, fed_lengths):  # nothing was known of these in vain
+            completed, gathered, adjacent, fed_lengths = {}, set(), step.adjacent, step.fed_lengths
+            continue
+        if found == completed and step.gathered == gathered:
             if program.steps is not None:  # a worker's batch is what the script has made its constants for
                 _check_lengths(step)
             return _make_layouts(program, step)
-        completed, gathered, adjacent = found, step.gathered, step.adjacent
+        completed, gathered = found, step.gathered
     raise GraphError(f"The layouts of this graph's tensors change with every walk over it. {REMEDY}")
+
+
+def _find_fed_numbers(program: VisitedGraph) -> frozenset[str]:
+    """The placeholders of a script's whole numbers, which may be lengths."""
+    view = program.view
+    return frozenset(
+        node
+        for node in program.order
+        if view.op(node) in ("Placeholder", "PlaceholderWithDefault")
+        and node not in program.batches
+        and view.dtype(f"{node}:0") in _WHOLE
+        and (view.shape(f"{node}:0") == () or _is_packed(view, f"{node}:0"))
+    )
+
+
+def _is_packed(view: GraphView, tensor: str) -> bool:
+    """Whether a tensor of open shape is a scalar, as others are with which it makes a vector."""
+    packs = [edge.node for edge in view.consumers(tensor) if view.op(edge.node) == "Pack"]
+    return view.shape(tensor) is None and any(view.shape(one) == () for node in packs for one in view.inputs(node))
 
 
 def _check_lengths(step: StepWalk) -> None:
@@ -316,6 +343,10 @@ def _make_layouts(program: VisitedGraph, step: StepWalk) -> Layouts:
             tensor for tensor, fact in step.facts.items() if fact.is_lengths or step.reduced.get(tensor) == LENGTHS
         ),
         told={tensor: value for tensor in step.facts if (value := _find_told(program, step, tensor)) is not None},
+        fed=tuple(
+            FedLength(f"{node}:0", batch, tuple(program.takers(f"{node}:0")))
+            for node, batch in step.fed_lengths.items()
+        ),
         of_worker_0=tuple(step.of_worker_0),
     )
     whole = {(change.tensor, edge.node) for change in changes if change.after == REPLICATED for edge in change.edges}

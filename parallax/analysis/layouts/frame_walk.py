@@ -80,6 +80,8 @@ def _settle(step: StepWalk, frame: LoopFrame, walk: Walk, brought: Iterable[str]
     for _ in range(_MOST_ROUNDS):
         inner = replace(
             StepWalk(view, step.batches, step.part_variables, grown=step.grown),
+            fed_numbers=step.fed_numbers,
+            fed_lengths=step.fed_lengths,
             prefix=f"{step.prefix}{_INSIDE}{frame.name}/",
             gathered=set(step.gathered),
             stored=dict(step.stored),

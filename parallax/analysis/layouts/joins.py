@@ -71,7 +71,7 @@ def join_facts(step: StepWalk, output: str, one: Fact, other: Fact) -> Fact | No
         return one
     if one.layout == BLANK:
         one = other
-    layout = _join_layouts(one, other)
+    layout = _join_layouts(step, one, other)
     if layout is None:
         return None
     value = one.value if one.value == other.value else None
@@ -92,10 +92,12 @@ def join_turns(step: StepWalk, output: str, one: Fact, other: Fact, is_nothing: 
         return join_facts(step, output, one, other)
     if one.is_same and other.is_sum:  # to these zeros the turn has added a sum: it may be one that is not counted yet
         return Fact(SUM, _join_dims(step, output, SUM, one, other))
+    if one.is_same and isinstance(other.layout, Sharded):
+        step.find_fed_length(other.layout.part, (one.dims or ())[other.layout.axis :][:1])
     return join_facts(step, output, Fact(SUM if one.layout == SUM else other.layout, one.dims), other)
 
 
-def _join_layouts(one: Fact, other: Fact) -> Layout | None:
+def _join_layouts(step: StepWalk, one: Fact, other: Fact) -> Layout | None:
     layouts = {one.layout, other.layout}
     if len(layouts) == 1:
         return one.layout
@@ -103,7 +105,10 @@ def _join_layouts(one: Fact, other: Fact) -> Layout | None:
         return COUNTED
     if layouts == {REPLICATED, LENGTHS}:
         return LENGTHS
-    return other.layout if one.is_same and isinstance(other.layout, Sharded) else None
+    if not one.is_same or not isinstance(other.layout, Sharded):
+        return None
+    step.find_fed_length(other.layout.part, (one.dims or ())[other.layout.axis :][:1])
+    return other.layout
 
 
 def _join_dims(step: StepWalk, output: str, layout: Layout, one: Fact, other: Fact) -> Dims | None:

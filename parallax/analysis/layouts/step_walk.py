@@ -56,6 +56,8 @@ class StepWalk:
         padded: nodes that fill ragged rows up to the longest of all workers'.
         blocks: length -> how an axis of that length is shared by blocks, of those that were met.
         adjacent: placeholders of a fed sparse tensor's places of which the second number is an example's, too.
+        fed_numbers: placeholders of a script's whole numbers, as of how many examples it feeds.
+        fed_lengths: those of them that are fed the length of a worker's batch -> the placeholder of that batch.
         gathered: nodes that another walk found to take their inputs whole, as a list of tensors cannot be gathered;
             and stacks and arrays of tensors that hold whole ones.
         is_script: whether each worker's script feeds its batches.
@@ -72,6 +74,8 @@ class StepWalk:
     reduced: dict[str, Layout] = field(default_factory=dict)
     prefix: str = ""
     adjacent: set[str] = field(default_factory=set)
+    fed_numbers: Set[str] = frozenset()
+    fed_lengths: dict[str, str] = field(default_factory=dict)
     gathered: set[str] = field(default_factory=set)
     facts: dict[str, Fact] = field(default_factory=dict)
     changes: dict[_Key, list[Edge]] = field(default_factory=dict)
@@ -124,6 +128,8 @@ class StepWalk:
                 self.gathered.add(split_tensor(tensor)[0])
             self.taken[edge] = layout
             return Fact(layout, fact.dims)
+        if isinstance(layout, Sharded) and fact.is_same and self.fed_numbers:
+            self.find_fed_length(layout.part, (fact.dims or ())[layout.axis :][:1])
         self.changes.setdefault((tensor, layout), []).append(edge)
         self.taken[edge] = layout
         if isinstance(layout, Sharded) and fact.dims is not None:
@@ -149,6 +155,24 @@ class StepWalk:
         if whole:
             self.mixing[node] = whole
         self.replicate(node)
+
+    def find_fed_length(self, part: ShardedAxis | None, lengths: Iterable[Length | None]) -> bool:
+        """Takes a number that is fed for the length of a worker's batch, where an axis that it measures is the batch's.
+
+        Args:
+            part: how the axis is shared.
+            lengths: what the axis may be long.
+
+        Returns:
+            Whether one was found that was not known: the next walk knows it.
+        """
+        known = len(self.fed_lengths)
+        if part is not None and part.is_even and part.blocks == 1:
+            for length in lengths:
+                for node in self.fed_numbers - self.fed_lengths.keys():
+                    if length is not None and length.divide(Length.of(f"{node}:0")) == part.factor:
+                        self.fed_lengths[node] = part.batch
+        return len(self.fed_lengths) > known
 
     def localize(self, node: str, slot: int, axis: int, dims: Sequence[Length | None]) -> None:
         """Has a node take a shape of which one axis is the worker's, where the shape has more of the global batch.

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from functools import partial
 
 from parallax.analysis.layouts.along import plain
-from parallax.analysis.layouts.facts import COUNTED, REPLICATED, Fact
+from parallax.analysis.layouts.facts import COUNTED, LENGTHS, REPLICATED, Fact
 from parallax.analysis.layouts.frame_walk import visit_frame
 from parallax.analysis.layouts.op_rules import RULES, TAKEN
 from parallax.analysis.layouts.sparse_tensors import visit_sparse_feed
@@ -121,6 +121,10 @@ def _visit_result(program: VisitedGraph, step: StepWalk, node: str, kind: str) -
 def _visit_source(program: VisitedGraph, step: StepWalk, node: str) -> list[Fact]:
     """A placeholder, or what else gives batches."""
     batch, view = program.batches.get(node), program.view
+    if node in step.fed_lengths:
+        return step.all_outputs(node, LENGTHS, (), Length.of(step.fed_lengths[node]))
+    if node in step.fed_numbers:
+        return step.all_outputs(node, REPLICATED, (), Length.of(f"{node}:0"))
     if batch is None:
         return step.all_outputs(node, REPLICATED)
     if node in program.sparse:
@@ -138,9 +142,23 @@ def _visit_source(program: VisitedGraph, step: StepWalk, node: str) -> list[Fact
 
 def _take_whole(program: VisitedGraph, step: StepWalk, node: str) -> list[Fact]:
     """An op that mixes examples, or has no rule: it takes its inputs whole, and all workers compute the same."""
+    if step.fed_numbers:
+        _find_fed_lengths(step, node)
     _check_whole(program, step, node)
     step.gather(node)
     return step.all_outputs(node, REPLICATED)
+
+
+def _find_fed_lengths(step: StepWalk, node: str) -> None:
+    """Takes a number that is fed for a batch's length, where an op has no rule by its value, and would have one so."""
+    facts = step.inputs(node)
+    for fact in facts:
+        if fact.part is None or fact.axis is None:
+            continue
+        for other in facts:
+            along = (other.dims or ())[fact.axis :][:1] if other.is_same else ()
+            step.find_fed_length(fact.part, (*along, *(other.values() or ())))
+            step.find_fed_length(ShardedAxis(fact.part.batch), other.values() or ())
 
 
 def _take_worker_0(program: VisitedGraph, step: StepWalk, node: str) -> None:

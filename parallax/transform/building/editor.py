@@ -165,6 +165,7 @@ class Editor:
         references: stand-ins for the user's reference variables, for ops that write them; others read them as inputs.
         waits: stand-ins for the user's nodes.
         shares: this worker's share of the batches that may be uneven, by their placeholders.
+        fed_lengths: of numbers that are fed for lengths of batches, by tensor, that of the global batch.
         kept: gradient as it leaves autodiff -> its mean over the batches that one update takes.
         kept_sizes: piece of kept rows -> how many rows are kept of it.
         kept_keys: piece of kept rows that equal keys merge -> the keys that are kept of it.
@@ -197,6 +198,7 @@ class Editor:
     references: dict[str, Handle] = field(default_factory=dict)
     waits: dict[str, Operation] = field(default_factory=dict)
     shares: dict[str, BatchShare] = field(default_factory=dict)
+    fed_lengths: dict[str, Tensor] = field(default_factory=dict)
     kept: dict[str, Tensor] = field(default_factory=dict)
     kept_sizes: dict[GradientPiece, Tensor] = field(default_factory=dict)
     kept_keys: dict[GradientPiece, Tensor] = field(default_factory=dict)

@@ -100,7 +100,7 @@ class _Build:
         self._editor = editor
         self._layouts = layouts
         self._lengths = frozenset(layouts.lengths)
-        self._global: dict[str, Tensor] = {}
+        self._global: dict[str, Tensor] = dict(editor.fed_lengths)
         self._offsets: dict[str, Tensor] = {}
         self._firsts: dict[str, Tensor] = {}
         self._columns = {one.node: one.columns for one in layouts.ranges}

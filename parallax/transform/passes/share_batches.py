@@ -6,6 +6,7 @@ import tensorflow as tf
 
 from parallax.graph.batches import is_opened
 from parallax.graph.view import split_tensor
+from parallax.plans.layouts import FedLength
 from parallax.plans.rewrites import Rewrites
 from parallax.plans.uneven_batches import UnevenBatch
 from parallax.transform.building.editor import SCOPE, Editor
@@ -21,6 +22,9 @@ def share_batches(editor: Editor, rewrites: Rewrites) -> None:
             if batch.placeholder not in by_source:
                 by_source[batch.placeholder] = _share(editor, batch)
             editor.shares[batch.name] = _with_equal_lengths(editor, batch, by_source[batch.placeholder])
+    for fed in (one for layouts in rewrites.layouts for one in layouts.fed):
+        with tf.name_scope(f"{SCOPE}/batch/"):
+            _take_fed_length(editor, fed, editor.shares[fed.batch])
     for scatter in rewrites.scatters:
         if scatter.batch:
             with tf.name_scope(f"{SCOPE}/batch/"):
@@ -41,6 +45,21 @@ def _share(editor: Editor, batch: UnevenBatch) -> BatchShare:
     editor.redirect([batch.length], editor.together.all_reduce(own))
     rows = editor.tensor(f"{batch.length.node}:0")  # where that is fed, nobody waits for the sum
     return BatchShare.of(batch.placeholder, own, rows, local)
+
+
+def _take_fed_length(editor: Editor, fed: FedLength, share: BatchShare) -> None:
+    """Has the length of a worker's batch, a stand-in's too, and that of the global batch where the script feeds it."""
+    number = editor.tensor(fed.tensor)
+    said = (
+        f"{fed.tensor} is fed the length of a batch, of which it must be that of the worker's own part, as "
+        f"{_name_in_script(editor, share.source)} has it. The two are:"
+    )
+    is_equal = tf.equal(tf.cast(number, tf.int64), share.count)
+    check = tf.raw_ops.Assert(condition=is_equal, data=[said, number, share.count])
+    with tf.control_dependencies([check]):
+        local, rows = (tf.reshape(tf.cast(one, number.dtype), []) for one in (share.local, share.rows))
+    editor.redirect(fed.edges, local)
+    editor.fed_lengths[fed.tensor] = rows
 
 
 def _with_equal_lengths(editor: Editor, batch: UnevenBatch, share: BatchShare) -> BatchShare:
