@@ -138,6 +138,12 @@ OPENED = {
         {_MINIMIZED}
         train = tf.group(train, v1.Assert(loss < 1e30, [loss]))
     """,
+    "zeros that are cast": f"""
+        zeros, targets = (tf.cast(one, tf.float32) for one in (tf.zeros_like(y), y))
+        errors = (tf.cast(tf.gather(emb, ids) @ w, tf.float32)[:, 0] - targets - zeros) ** 2
+        loss = tf.sqrt(tf.reduce_sum(errors * tf.abs(targets)) / tf.reduce_sum(tf.abs(targets)))
+        {_MINIMIZED}
+    """,
     "a penalty of a loss's gradients": f"""
         h = tf.gather(emb, ids)
         per_row = tf.square((h @ w)[:, 0] - y)

@@ -5,12 +5,14 @@ from __future__ import annotations
 import textwrap
 
 import pytest
+import tensorflow as tf
 
 from ops.exactness.draft import Program, Statement
 from ops.exactness.runs import Built
 from ops.exactness.trial import try_program
 from parallax.analysis.reading import record
 from parallax.analysis.reading.capture import capture
+from parallax.analysis.stages import analyse
 
 record.install()
 
@@ -128,6 +130,22 @@ def test_functional_loops_are_opened(features: str) -> None:
     assert capture(Built.of(source).graph).means == ""
     (found,) = try_program(source, [ROUTE]).values()
     assert (found.kind, found.message) == ("equal", "")
+
+
+@pytest.mark.parametrize("is_open", [True, False])
+@pytest.mark.parametrize("is_asked_twice", [True, False])
+def test_examples_of_a_loop_stay_with_their_workers(is_open: bool, is_asked_twice: bool) -> None:
+    graph = tf.Graph()
+    with graph.as_default():
+        x = tf.compat.v1.placeholder(tf.float32, [None if is_open else 5, 4, 3], name="x")
+        w = tf.compat.v1.get_variable("w", [3, 3], use_resource=True)
+        start = [tf.constant(0), tf.zeros_like(x[:, 0])]
+        _, h = tf.while_loop(lambda t, s: t < 4, lambda t, s: (t + 1, tf.tanh(x[:, t] @ w + s @ w)), start)
+        loss = tf.reduce_mean(tf.square(h))
+        if is_asked_twice:  # as for a summary of the gradient's norm
+            tf.linalg.global_norm(tf.gradients(loss, [w]))
+        tf.compat.v1.train.AdamOptimizer().minimize(loss)
+    assert analyse(graph).spec.notes == ()
 
 
 MADE = ["s @ w + tf.zeros([n, 4], F)", "tf.gather(s, tf.range(n)) @ w"]

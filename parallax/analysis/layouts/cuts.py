@@ -116,7 +116,11 @@ def slice_gradient(step: StepWalk, node: str) -> list[Fact] | None:
     if fact.is_sum:
         step.replicate(node, (0, 1, 2, 3))
         return step.all_outputs(node, fact.layout)
-    if shape is None or None in shape or begin is None or fact.axis is None or fact.part is None:
+    if fact.axis is None or fact.part is None:
+        return None
+    if (shape is None or begin is None) and facts[0].is_lengths:
+        return _fill_around_whole_axis(step, node, fact.axis, fact.part)
+    if shape is None or None in shape or begin is None:
         return None
     dims = tuple(n for n in shape if n is not None)
     place = _find_axes(len(begin), _read_masks(step, node), len(dims))
@@ -126,6 +130,31 @@ def slice_gradient(step: StepWalk, node: str) -> list[Fact] | None:
     step.localize(node, 0, axis, dims)
     _localize_places(step, node, range(1, 4), place[axis][0])
     return step.all_outputs(node, Sharded(axis, fact.part), dims)
+
+
+def _fill_around_whole_axis(step: StepWalk, node: str, along: int, part: ShardedAxis) -> list[Fact] | None:
+    """StridedSliceGrad into a shape of which the worker alone knows the lengths: where the axis was kept whole.
+
+    Args:
+        step: the walk.
+        node: the op.
+        along: the sharded axis of the gradient.
+        part: how it is shared.
+    """
+    shape, begin, _, strides, _ = step.inputs(node)
+    rank, entries = ((one.dims[0].number if one.dims else None) for one in (shape, begin))
+    if rank is None or entries is None:
+        return None
+    masks = _read_masks(step, node)
+    place = _find_axes(entries, masks, rank)
+    axis, entry = next((axis, entry) for axis, (entry, result) in place.items() if result == along)
+    steps = strides.values()
+    if entry is not None:
+        is_open = masks["begin"] >> entry & 1 and masks["end"] >> entry & 1
+        if not is_open or steps is None or steps[entry] != ONE:
+            return None
+    step.keep_local(node, [0])
+    return step.all_outputs(node, Sharded(axis, part))
 
 
 def _read_masks(step: StepWalk, node: str) -> dict[str, int]:

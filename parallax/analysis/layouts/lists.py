@@ -120,11 +120,15 @@ def add_all(step: StepWalk, node: str) -> list[Fact] | None:
 
 
 def zeros_like(step: StepWalk, node: str) -> list[Fact] | None:
-    """ZerosLike; a list of zeros is as one in which nothing is set, and an optional tensor of zeros has its shape."""
+    """ZerosLike; a list of zeros is as one in which nothing is set, and an optional tensor of zeros has its shape.
+
+    Zeros that stand for a worker's own pieces are as long as these.
+    """
     if not step.is_list(f"{node}:0"):
         return elementwise(step, node)
     fact = step.inputs(node)[0]
-    return [replace(fact, value=None) if fact.dims is not None and fact.dims[0] == _OPTIONAL else Fact(BLANK)]
+    is_optional = fact.dims is not None and fact.dims[0] == _OPTIONAL
+    return [replace(fact, value=None) if is_optional or isinstance(fact.layout, Sharded) else Fact(BLANK)]
 
 
 def _put(step: StepWalk, node: str, slot: int) -> list[Fact] | None:

@@ -278,7 +278,7 @@ class BatchConstants:
         shape_slot = SHAPE_SLOT.get(self._view.op(maker))
         by_name = {one.name: one for one in opened.node}
         if self._view.op(maker) == "Const":
-            value = self._view.constant(f"{maker}:0")
+            value = self._view.constant(self._view.inputs(node.name)[slot])
             if value is None or value.shape[axis] % self._length or not _is_alike(value, axis):
                 self.are_told = False
                 return
