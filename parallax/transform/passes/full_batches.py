@@ -44,9 +44,10 @@ def add_full_batches(graph_def: GraphDef, worker: Worker) -> tuple[FullBatch, ..
     """Gives the placeholders of a worker's graph, which is changed, another one each for full batches."""
     nodes = {node.name: node for node in graph_def.node}
     found = []
-    for name, node in nodes.items():
-        total, length = full_length(node), length_of_batch(nodes, node)
-        if node.op != "Placeholder" or total < worker.size or not length or f"{name}/full" in nodes:
+    marked = [(name, node, full_length(node)) for name, node in nodes.items() if node.op == "Placeholder"]
+    for name, node, total in marked:
+        length = length_of_batch(nodes, node) if total else ""
+        if total < worker.size or not length or f"{name}/full" in nodes:
             continue
         first, end = place_of_share(total, worker.rank, worker.size)
         _add_full(graph_def, node, end - first)
