@@ -68,6 +68,10 @@ KEPT = {
         "found = tf.cast(found, F)",
         OF_BAGS,
     ),
+    "entries of a variable by row and column": (
+        "found = tf.gather_nd(emb, tf.stack([words[:, 0], words[:, 1] % 4], 1))[:, None]",
+        OF_BAGS,
+    ),
     "distinct ids": (DISTINCT, OF_ROWS),
     "rows of distinct ids that are added up": (
         DISTINCT,

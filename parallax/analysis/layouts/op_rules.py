@@ -142,6 +142,7 @@ RULES: dict[str, Rule] = {
     "BroadcastTo": moves.broadcast_to,
     "Fill": moves.fill,
     "ResourceGather": along.look_up_variable,
+    "ResourceGatherNd": gather_nd.look_up_nested,
     **dict.fromkeys(("UnsortedSegmentSum", "UnsortedSegmentMax", "UnsortedSegmentMin"), gather_nd.add_by_number),
     "OneHot": along.one_hot,
     "Range": along.count_up,
