@@ -12,6 +12,7 @@ import tensorflow as tf
 from ops.exactness.draft import Program, Statement
 from ops.exactness.trial import Outcome, try_program
 from parallax.analysis.reading import record
+from parallax.analysis.reading.capture import capture
 from parallax.analysis.stages import analyse
 from tests.equality import models
 from tests.exactness.loss_trials import tried
@@ -275,6 +276,20 @@ def test_what_a_script_asks_of_autodiff_is_asked_again(case: str) -> None:
     )
     (found,) = try_program(program.source(), ["hybrid"]).values()
     assert (found.kind, found.message, found.notes) == ("equal", "", ())
+
+
+def test_a_one_shot_iterator_and_widths_as_long_as_the_batch_leave_it_to_be_opened() -> None:
+    rows, graph = 6, tf.Graph()
+    with graph.as_default():
+        data = tf.data.Dataset.from_tensors((tf.ones([rows, 6, 6, 4]), tf.ones([rows]))).map(lambda x, y: (x * 2.0, y))
+        images, y = v1.data.make_one_shot_iterator(data.repeat()).get_next()
+        groups = tf.reshape(images, [-1, 6, 6, 2, 2])
+        mean, variance = tf.nn.moments(groups, [1, 2, 4], keepdims=True)
+        x = tf.reshape((groups - mean) / tf.sqrt(variance + 1e-3), [rows, -1])
+        w = v1.get_variable("w", [144, 1])
+        v1.train.AdagradOptimizer(0.3).minimize(tf.reduce_mean(tf.square((x @ w)[:, 0] - y)))
+    captured = capture(graph)
+    assert (captured.by_layouts, captured.means) == (True, "")
 
 
 def test_gradients_of_a_tape_that_has_not_watched_all_are_not_asked_again() -> None:

@@ -151,16 +151,17 @@ class BatchConstants:
             return
         before = prod(fixed[:axis])
         places = [p for p, n in enumerate(made) if n % self._length == 0 and prod(made[:p]) == before]
+        is_aligned = len(places) == 1
         places = places or [p for p, n in enumerate(made) if n % self._length == 0]
-        if not places and -1 in asked:
-            return
         if len(places) != 1:
-            self.are_told = False
+            self.are_told &= not places and -1 in asked
             return
         if int(asked[places[0]]) != -1:
             self._changed.add(node.name)
             wanted = [-1 if p == places[0] else n for p, n in enumerate(made)]
             node.input[1] = add_constant(opened, node.name, np.asarray(wanted, asked.dtype), node.input[1])
+        elif is_aligned:
+            self._changed.add(f"{node.name}@1")  # its other lengths are widths
 
     def _open_shape(self, seen: GraphView, node: NodeDef) -> None:
         axis = find_open_axis(self._view, seen, seen.inputs(node.name)[0])

@@ -216,7 +216,8 @@ class OpenBodies:
 
 def _makes_batches(seen: GraphView, node: str) -> bool:
     """Whether a node is of what comes before batches, as the maps of a dataset are: each worker has its own."""
-    return all(tf.as_dtype(seen.dtype(tensor)) == tf.variant for tensor in seen.outputs(node))
+    are_variants = all(tf.as_dtype(seen.dtype(tensor)) == tf.variant for tensor in seen.outputs(node))
+    return are_variants or seen.op(node) == "OneShotIterator"
 
 
 def _branches(node: NodeDef) -> Sequence[NameAttrList]:
