@@ -111,7 +111,7 @@ class WithoutTensorFlow:
             )
 
 
-SHARES = 3
+SHARES = 5
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
