@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ from ops.bench.published.plans import (
     kept_plans,
     plan_text,
     resource_text,
+    shown,
     with_plans,
 )
 from ops.bench.published.training import Trained, Wanted, write_text
@@ -27,8 +29,12 @@ from tests.analysis.specs import sparse, spec
 
 @pytest.mark.slow
 @pytest.mark.parametrize("model", MODELS, ids=lambda model: model.name)
-def test_the_page_has_the_plans_that_the_command_prints(model: Published, tmp_path: Path) -> None:
-    assert dict(kept_plans(PAGE.read_text(encoding="utf-8")))[model.command] == plan_text(model, tmp_path)
+def test_the_page_has_the_plans_that_the_command_prints(
+    model: Published, tmp_path: Path, golden: Callable[[str, str], None]
+) -> None:
+    made = plan_text(model, tmp_path)
+    assert dict(kept_plans(PAGE.read_text(encoding="utf-8")))[model.command] == shown(made)
+    golden(f"published_{model.name.replace(' ', '_').lower()}.txt", made)
 
 
 def test_the_page_has_a_plan_of_each_model_for_the_machines_it_shows() -> None:
@@ -42,6 +48,12 @@ def test_plans_are_put_into_a_page_and_read_back() -> None:
     page = "Before.\n\n```yaml\nhosts:\n```\n\n```console\n$ parallax plan a.py\nold\n```\n\nAfter.\n"
     new = with_plans(page, {"parallax plan a.py": "new\n", "parallax plan b.py": "b\n"})
     assert new == page.replace("old", "new") and dict(kept_plans(new)) == {"parallax plan a.py": "new\n"}
+
+
+def test_of_a_long_plan_the_page_shows_the_first_and_the_last_lines() -> None:
+    lines = [f"{number}\n" for number in range(14)]
+    assert shown("".join(lines)) == "".join([*lines[:4], "...\n", *lines[6:]])
+    assert shown("".join(lines[:13])) == "".join(lines[:13])
 
 
 def test_steps_and_bytes_are_counted_between_lines() -> None:

@@ -1,4 +1,4 @@
-"""The plans of the published models, as `parallax plan` prints them; docs/published.md holds them."""
+"""The plans of the published models, as `parallax plan` prints them; docs/published.md shows them."""
 
 from __future__ import annotations
 
@@ -14,6 +14,8 @@ PAGE = ROOT / "docs" / "published.md"
 RESOURCE = "hosts.yaml"
 HOSTS, WORKERS = 8, 6
 MARKS = ("<unk>", "<s>", "</s>")
+FIRST, LAST = 4, 8
+"""Lines of a long plan that the page shows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,18 +98,24 @@ def plan_text(model: Published, folder: Path) -> str:
     return done.stdout
 
 
+def shown(plan: str) -> str:
+    """A plan as the page shows it: of a long one the first and the last lines."""
+    lines = plan.splitlines(keepends=True)
+    return plan if len(lines) <= FIRST + LAST + 1 else "".join([*lines[:FIRST], "...\n", *lines[-LAST:]])
+
+
 def with_plans(page: str, made: Mapping[str, str]) -> str:
     """A page with its plans replaced.
 
     Args:
         page: the text.
-        made: command -> output; those that the page lacks are left out.
+        made: command -> output, shown as the page shows plans; those that the page lacks are left out.
     """
     blocks = page.split("```")
     for number in range(1, len(blocks), 2):
         command = blocks[number].removeprefix("console\n").partition("\n")[0].removeprefix("$ ")
         if command in made:
-            blocks[number] = f"console\n$ {command}\n{made[command]}"
+            blocks[number] = f"console\n$ {command}\n{shown(made[command])}"
     return "```".join(blocks)
 
 
