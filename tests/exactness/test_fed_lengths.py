@@ -85,9 +85,18 @@ def test_another_number_where_a_batch_s_length_must_be_is_refused():
     assert "rows:0 is fed the length of a batch" in outcome.message
 
 
-def test_other_fed_numbers_stay_numbers():
-    def first_turns(turns: Any, x: Any, w: Any) -> Any:
-        return tf.reduce_sum(x[:, :turns] @ w, 1) * tf.cast(turns, tf.float32)
+NUMBERS: dict[str, Program] = {
+    "turns": lambda turns, x, w: tf.reduce_sum(x[:, :turns] @ w, 1) * tf.cast(turns, tf.float32),
+    "the first of the batch": lambda count, x, w: x[:count, 0] @ w,
+    "some of the batch": lambda count, x, w: tf.tanh(tf.gather(x[:, 0] @ w, tf.range(count) + 1)),
+    "the largest of the batch": lambda count, x, w: tf.math.top_k(tf.reduce_sum(x[:, 0] @ w, 1), count)[0][:, None],
+    "negatives that are drawn": lambda count, x, w: tf.gather(
+        x[:, 0] @ w, tf.random.stateless_uniform([count], [1, 2], 0, 16, tf.int32)
+    ),
+}
 
-    outcome = tried(build(first_turns), {**FEEDS, "rows": lambda rng, rows: 2})
+
+@pytest.mark.parametrize("name", NUMBERS)
+def test_other_fed_numbers_stay_numbers(name):
+    outcome = tried(build(NUMBERS[name]), {**FEEDS, "rows": lambda rng, rows: 2})
     assert outcome.kind == "equal", outcome

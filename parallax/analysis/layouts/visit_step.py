@@ -19,12 +19,16 @@ from parallax.graph.batches import ROWS, WHOLE, batch_tensors, reported_as
 from parallax.graph.control_flow import branches_of
 from parallax.graph.lengths import ONE, Length
 from parallax.graph.loop_frames import Unit
-from parallax.graph.ops import state_op
+from parallax.graph.ops import ELEMENTWISE, state_op
 from parallax.graph.own_batch import is_of_own_batch
 from parallax.plans.layouts import Pieces, RowEnds, Sharded, ShardedAxis
 
 _TEXT = 7  # types.proto
 _EXTREMES = ("Max", "Min")
+_ALIKE = ELEMENTWISE | {"AddN", "Concat", "ConcatV2", "Enter", "Merge", "Pack"}
+"""Ops whose inputs have one length along an axis, but for one along which they are put one behind the other."""
+_TO_SHAPES = ("BroadcastTo", "Reshape", "ScatterNd", "SparseToDense", "Tile", "UnsortedSegmentSum")
+"""Ops whose results are as long as an input says."""
 
 
 def visit_all(program: VisitedGraph, step: StepWalk, units: Sequence[Unit]) -> None:
@@ -151,14 +155,16 @@ def _take_whole(program: VisitedGraph, step: StepWalk, node: str) -> list[Fact]:
 
 def _find_fed_lengths(step: StepWalk, node: str) -> None:
     """Takes a number that is fed for a batch's length, where an op has no rule by its value, and would have one so."""
-    facts = step.inputs(node)
+    facts, op = step.inputs(node), step.view.op(node)
     for fact in facts:
         if fact.part is None or fact.axis is None:
             continue
         for other in facts:
-            along = (other.dims or ())[fact.axis :][:1] if other.is_same else ()
-            step.find_fed_length(fact.part, (*along, *(other.values() or ())))
-            step.find_fed_length(ShardedAxis(fact.part.batch), other.values() or ())
+            if op in _ALIKE and other.is_same:
+                step.find_fed_length(fact.part, (other.dims or ())[fact.axis :][:1])
+            if op in _TO_SHAPES:
+                step.find_fed_length(fact.part, other.values() or ())
+                step.find_fed_length(ShardedAxis(fact.part.batch), other.values() or ())
 
 
 def _take_worker_0(program: VisitedGraph, step: StepWalk, node: str) -> None:

@@ -52,7 +52,7 @@ def _take_fed_length(editor: Editor, fed: FedLength, share: BatchShare) -> None:
     number = editor.tensor(fed.tensor)
     said = (
         f"{fed.tensor} is fed the length of a batch, of which it must be that of the worker's own part, as "
-        f"{_name_in_script(editor, share.source)} has it. The two are:"
+        f"{_name_in_script(editor, share.source)} has it; feed another number as a float. The two are:"
     )
     is_equal = tf.equal(tf.cast(number, tf.int64), share.count)
     check = tf.raw_ops.Assert(condition=is_equal, data=[said, number, share.count])
