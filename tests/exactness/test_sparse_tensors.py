@@ -72,6 +72,10 @@ KEPT = {
         "found = tf.gather_nd(emb, tf.stack([words[:, 0], words[:, 1] % 4], 1))[:, None]",
         OF_BAGS,
     ),
+    "a function of each example, vectorized": (
+        "found = tf.vectorized_map(lambda row: tf.reduce_sum(tf.tanh(row @ emb[:4]), 0), h)",
+        OF_BAGS,
+    ),
     "distinct ids": (DISTINCT, OF_ROWS),
     "rows of distinct ids that are added up": (
         DISTINCT,

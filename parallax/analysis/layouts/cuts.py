@@ -17,7 +17,10 @@ from parallax.plans.layouts import Sharded, ShardedAxis
 def split(step: StepWalk, node: str) -> list[Fact] | None:
     """Split, along another axis than the sharded one, or into its blocks."""
     place, fact = step.inputs(node)
-    return _split(step, node, fact, place, len(step.view.outputs(node)))
+    count = len(step.view.outputs(node))
+    found = _split(step, node, fact, place, count)
+    size = len(fact.values() or ()) // count
+    return found if found is None else _add_values(step, node, found, fact, [size] * count)
 
 
 def split_by_sizes(step: StepWalk, node: str) -> list[Fact] | None:

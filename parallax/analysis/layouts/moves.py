@@ -44,8 +44,11 @@ def reshape(step: StepWalk, node: str) -> list[Fact] | None:
     if dims is None or fact.axis is None or fact.part is None or (fact.dims is None and fact.axis > 0):
         return None
     before = multiply((fact.dims or ())[: fact.axis])
+    behind = None if fact.dims is None else multiply(fact.dims[fact.axis + 1 :])
     for axis in range(len(dims)):
         part = _part_after_reshape(step, fact.part, before, dims, axis)
+        if part is None and dims[axis] == fact.part.length and multiply(dims[axis + 1 :]) == behind:
+            part = fact.part  # as many elements lie behind it, and so before it: lengths of one axis may have two names
         if part is not None:
             step.localize(node, 1, axis, dims)
             return step.all_outputs(node, Sharded(axis, part), dims)
