@@ -127,8 +127,10 @@ class Config:
             it touches. False: as the graph has it.
         layouts: every tensor of a step has a layout (replicated, sharded by example, partial sum), so that whatever a
             loss makes of a batch is that of the global batch. In a script's graph the batches are what placeholders,
-            iterators and queues give with an open first dimension (None): workers may have unequal shares. A batch of
-            fixed length is opened where it can be told which constants are the batch's. None, the default: where that
+            iterators and queues give with an open first dimension (None): workers may have unequal shares. Of a
+            tf.sparse_placeholder the rows are the examples, and so are the columns where it is multiplied by rows of
+            the batch, as an adjacency is. An integer that is fed for the batch's length is the per-worker length. A
+            batch of fixed length is opened where it can be told which constants are the batch's. None, the default: where that
             cannot be done in a script's graph, each worker's loss is taken for a mean over its batch, gradients are
             averaged, and the plan says why. True: a graph that cannot be followed is refused. False: every script's
             graph is taken so.
