@@ -130,10 +130,10 @@ class Config:
             iterators and queues give with an open first dimension (None): workers may have unequal shares. Of a
             tf.sparse_placeholder the rows are the examples, and so are the columns where it is multiplied by rows of
             the batch, as an adjacency is. An integer that is fed for the batch's length is the per-worker length. A
-            batch of fixed length is opened where it can be told which constants are the batch's. None, the default: where that
-            cannot be done in a script's graph, each worker's loss is taken for a mean over its batch, gradients are
-            averaged, and the plan says why. True: a graph that cannot be followed is refused. False: every script's
-            graph is taken so.
+            batch of fixed length is opened where it can be told which constants are the batch's. None, the default:
+            where that cannot be done in a script's graph, each worker's loss is taken for a mean over its batch,
+            gradients are averaged, and the plan says why. True: a graph that cannot be followed is refused. False:
+            every script's graph is taken so.
         gather_limit: how many bytes of tensors of the global batch a step may all-gather, as ops need them in which
             examples interact; a plan with more is refused, by the ops. None, the default: any number. What is as long
             as no batch tells before the run is not counted.

@@ -72,6 +72,13 @@ KEPT = {
         "found = tf.gather_nd(emb, tf.stack([words[:, 0], words[:, 1] % 4], 1))[:, None]",
         OF_BAGS,
     ),
+    "sums by tiled numbers of what one mask chooses of both": (
+        "mask = weights > 0.4",
+        "at = tf.boolean_mask(tf.tile(tf.range(tf.shape(words)[0])[:, None], [1, 3]), mask)",
+        "rows = tf.gather(emb, tf.boolean_mask(words, mask))",
+        "found = tf.math.unsorted_segment_sum(rows, at, tf.shape(words)[0])",
+        OF_BAGS,
+    ),
     "a function of each example, vectorized": (
         "found = tf.vectorized_map(lambda row: tf.reduce_sum(tf.tanh(row @ emb[:4]), 0), h)",
         OF_BAGS,

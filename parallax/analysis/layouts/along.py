@@ -186,7 +186,9 @@ def add_by_segment(step: StepWalk, node: str) -> list[Fact] | None:
     for slot, fact in ((0, data), (1, segments)):
         if align(step, node, slot, fact, 0, part).part is None:
             return None
-    return step.all_outputs(node, Partial(kind))
+    if not isinstance(count.value, Length) or data.dims is None or segments.rank is None:
+        return step.all_outputs(node, Partial(kind))
+    return step.all_outputs(node, Partial(kind), (count.value, *data.dims[segments.rank :]))
 
 
 def scatter_rows(step: StepWalk, node: str) -> list[Fact] | None:

@@ -7,6 +7,7 @@ import numpy as np
 from parallax.analysis.layouts.along import add_by_segment, lookup, scatter_rows
 from parallax.analysis.layouts.elementwise import align
 from parallax.analysis.layouts.facts import REPLICATED, SUM, Fact
+from parallax.analysis.layouts.joins import are_zeros
 from parallax.analysis.layouts.step_walk import StepWalk
 from parallax.graph.batches import sparse_feeds
 from parallax.graph.lengths import ONE, Length
@@ -232,7 +233,7 @@ def find_counter(step: StepWalk, tensor: str, part: ShardedAxis, is_first: bool 
         column = _find_column(step, node) if op == "StridedSlice" else None
         if column == 0 or (column == 1 and split_tensor(view.source(inputs[0]))[0] in step.adjacent):
             tensor, is_first = inputs[0], True
-        elif op in _MOVES or (op == "Pack" and len(inputs) == 1):
+        elif op in _MOVES or (op == "Pack" and len(inputs) == 1) or (op == "StridedSlice" and _adds_axes(step, node)):
             tensor = inputs[0]
         elif op == "SparseReshape" and output == 0:
             tensor = inputs[0]
@@ -240,6 +241,8 @@ def find_counter(step: StepWalk, tensor: str, part: ShardedAxis, is_first: bool 
             tensor = inputs[0]  # some of a worker's own
         elif op in ("Select", "SelectV2") and _is_zero_alone(step, node, part):
             tensor = inputs[1]
+        elif op == "Maximum" and any(are_zeros(view, one) for one in inputs):  # numbers are no less
+            tensor = next((one for one in inputs if not are_zeros(view, one)), inputs[0])
         elif op == "Mul" and any(_is_of_ones(step, one) for one in inputs):
             tensor = next((one for one in inputs if not _is_of_ones(step, one)), inputs[0])
         else:
@@ -261,6 +264,18 @@ def _find_column(step: StepWalk, node: str) -> int | None:
     is_alone = column >= 0 and int(end[1]) == column + 1 and not masks[1] & 2
     is_shrunk = attributes["shrink_axis_mask"].i in (0, 2)
     return column if is_all and is_alone and is_shrunk and [int(one) for one in strides] == [1, 1] else None
+
+
+def _adds_axes(step: StepWalk, node: str) -> bool:
+    """Whether a StridedSlice takes all of a tensor, and adds axes of length 1."""
+    view, attributes = step.view, step.view.nodes[node].attr
+    strides = view.constant(view.inputs(node)[3])
+    masks = {name: attributes[f"{name}_mask"].i for name in ("begin", "end", "ellipsis", "new_axis", "shrink_axis")}
+    if strides is None or masks["shrink_axis"]:
+        return False
+    is_whole = masks["begin"] & masks["end"] | masks["ellipsis"] | masks["new_axis"]
+    are_plain = all(int(one) == 1 or masks["new_axis"] >> entry & 1 for entry, one in enumerate(strides))
+    return are_plain and is_whole == (1 << len(strides)) - 1
 
 
 def _is_zero_alone(step: StepWalk, node: str, part: ShardedAxis) -> bool:

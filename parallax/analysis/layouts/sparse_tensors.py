@@ -42,6 +42,8 @@ def find_places(step: StepWalk, node: str) -> list[Fact] | None:
         return None
     step.ranges.append(OffsetRange(node, fact.part, along=step.view.inputs(node)[0]))
     mask = step.view.source(step.view.inputs(node)[0])  # what is chosen alike is as long
+    while step.view.op(split_tensor(mask)[0]) == "Reshape":
+        mask = step.view.source(step.view.inputs(split_tensor(mask)[0])[0])
     found = ShardedAxis(fact.part.batch, Length.of(f"{step.prefix}true of {mask}{UNEVEN}"))
     return step.all_outputs(node, Sharded(0, found), (found.length, Length.of(fact.rank)))
 

@@ -95,8 +95,7 @@ class LeftConstants:
     def _is_left(self, seen: GraphView, node: str, degrees: BatchDegrees) -> bool:
         if any(self._numbers.is_multiple(float(dim.size)) for dim in find_declared_dims(seen.nodes[node])):
             return True
-        is_cut = seen.op(node) in CUTS and find_open_axis(self._view, seen, seen.inputs(node)[0]) is not None
-        is_told = is_cut or seen.op(node) == "Assert"
+        is_told = self._is_told_cut(seen, node) or seen.op(node) == "Assert"
         for slot, tensor in () if is_told else enumerate(seen.inputs(node)):
             maker = split_tensor(tensor)[0]
             is_own = seen.op(maker) == "Const" and maker in self._forward and f"{node}@{slot}" not in self._changed
@@ -112,6 +111,15 @@ class LeftConstants:
             if is_number and self._numbers.is_multiple(float(value or 0)):
                 return True
         return False
+
+    def _is_told_cut(self, seen: GraphView, node: str) -> bool:
+        """Whether a node cuts along the batch, of an axis whose fixed length has told at which places."""
+        if seen.op(node) not in CUTS:
+            return False
+        tensor = seen.inputs(node)[0]
+        axis = find_open_axis(self._view, seen, tensor)
+        fixed = self._view.shape(tensor) if split_tensor(tensor)[0] in self._view.nodes else None
+        return axis is not None and (fixed is None or fixed[axis] is not None)
 
     def _is_length(self, degrees: BatchDegrees, seen: GraphView, node: str, slot: int, number: float) -> bool:
         """Whether a number that a node takes may be a length of the batch, or one by it.
