@@ -73,8 +73,8 @@ KEPT = {
         OF_BAGS,
     ),
     "sums by tiled numbers of what one mask chooses of both": (
-        "mask = weights > 0.4",
-        "at = tf.boolean_mask(tf.tile(tf.range(tf.shape(words)[0])[:, None], [1, 3]), mask)",
+        "mask = words > 3",
+        "at = tf.boolean_mask(tf.tile(tf.range(tf.shape(words)[0])[:, None], [1, tf.shape(words)[1]]), mask)",
         "rows = tf.gather(emb, tf.boolean_mask(words, mask))",
         "found = tf.math.unsorted_segment_sum(rows, at, tf.shape(words)[0])",
         OF_BAGS,
