@@ -133,7 +133,7 @@ MUTANTS = (
     ),
     Mutant(
         "a sum is divided by the fixed batch of a worker",
-        "analysis/reading/batch_constants.py",
+        "analysis/reading/batches/batch_constants.py",
         "        if factor and self._is_outside(node.name):",
         "        if False and self._is_outside(node.name):",
         (*MIXED, "-k", "fixed_batch"),
@@ -210,7 +210,7 @@ MUTANTS = (
     ),
     Mutant(
         "what a run that overlaps is fed is not copied",
-        "runtime/worker/overlapping.py",
+        "runtime/worker/session/overlapping.py",
         "copied = [np.array(value) for value in values]",
         "copied = list(values)",
         OVERLAPPING,
@@ -287,21 +287,21 @@ MUTANTS = (
     ),
     Mutant(
         "a rank that ended is waited for",
-        "runtime/launcher/stall.py",
+        "runtime/launcher/ending/stall.py",
         "if isinstance(state, _InRun) or state.reason == _NOT_IN_RUN.reason:",
         "if isinstance(state, _InRun):",
         STALLS,
     ),
     Mutant(
         "a rank that never comes is no stall",
-        "runtime/launcher/stall.py",
+        "runtime/launcher/ending/stall.py",
         "for rank, _ in absent)) >= self.timeout_s:",
         "for rank, _ in absent)) >= 1000 * self.timeout_s:",
         STALLS,
     ),
     Mutant(
         "an update comes a batch late",
-        "runtime/worker/accumulation.py",
+        "runtime/worker/session/accumulation.py",
         "if count < self.steps - 1 else None",
         "if count < self.steps else None",
         KEPT,

@@ -35,16 +35,16 @@ from parallax.report.text import PrintedPlan, explanation, plan_table
 from parallax.runtime.launcher.job import Job, servers_by_host
 from parallax.runtime.launcher.launch import JobEnd, launch
 from parallax.runtime.launcher.mpirun import this_launcher
-from parallax.runtime.launcher.spare import Launch
-from parallax.runtime.launcher.waiting import end_waiting_job
+from parallax.runtime.launcher.restarts.spare import Launch
+from parallax.runtime.launcher.restarts.waiting import end_waiting_job
 from parallax.runtime.launching import check_launching
 from parallax.runtime.make_job import cluster_of, job_of, new_folder, of_workers, with_cluster
 from parallax.runtime.measure.options import measure_options
 from parallax.runtime.replan.options import replan_options
 from parallax.runtime.restarts import check_restarts, launch_planned
 from parallax.runtime.trace.options import trace_options
-from parallax.runtime.worker.fetches import REPLICAS
 from parallax.runtime.worker.ranks import current_process_group
+from parallax.runtime.worker.session.fetches import REPLICAS
 from parallax.settings.config import Config
 from parallax.settings.environment import Role
 from parallax.types import Graph, Session
@@ -215,7 +215,7 @@ def _show(call: Call) -> int:
 
         write_file(wanted.html, plan_page(plan), "--html")
     if wanted.graph:
-        from parallax.runtime.worker import graph_files
+        from parallax.runtime.worker.reports import graph_files
 
         rewrites, seed = rewrites_of(analysed, plan), call.config.seed or 1
         graph_files.write_planned(analysed.captured.view, rewrites, plan, seed, Path(wanted.graph))

@@ -126,7 +126,7 @@ def _report_check(second: SecondBuild, ended: JobEnded) -> int:
 def _write_model(arguments: argparse.Namespace, ended: JobEnded) -> int:
     """Exports the graph that the script has given."""
     from parallax.api import GraphTaken
-    from parallax.runtime.checkpoint.command import export_lines
+    from parallax.runtime.checkpoint.commands.command import export_lines
 
     if not isinstance(ended, GraphTaken):
         return ended.status
@@ -160,7 +160,7 @@ def _run_here(
         with contextlib.suppress(ParallaxError, OSError):  # which the script's call raises too
             start_early_server(cluster_named(wanted.resource, wanted.workers), mentions_keras(words))
     with quiet_import(shown_from):
-        from parallax.analysis.reading import record
+        from parallax.analysis.reading.recording import record
         from parallax.api import JobEnded
         from parallax.call import jobs_run
 
@@ -232,7 +232,12 @@ def _checkpoint(arguments: argparse.Namespace) -> int:
             raise ConfigError("A SavedModel is made of a script's graph: name the script, or export with --plain.")
         return _run_script(arguments)
     set_defaults({MIN_LOG_LEVEL: "2"})
-    from parallax.runtime.checkpoint.command import compact_lines, list_checkpoints, plain_lines, verify_checkpoints
+    from parallax.runtime.checkpoint.commands.command import (
+        compact_lines,
+        list_checkpoints,
+        plain_lines,
+        verify_checkpoints,
+    )
 
     if arguments.action == "verify":
         are_whole = []

@@ -15,8 +15,8 @@ from ops.exactness.transport import check_meetings, of_worker, ran, together
 from parallax.analysis.reading.capture import capture, initialization_phases
 from parallax.analysis.stages import Analysed
 from parallax.graph.view import GraphView
-from parallax.runtime.worker.accumulation import Accumulation
-from parallax.runtime.worker.names import Names
+from parallax.runtime.worker.session.accumulation import Accumulation
+from parallax.runtime.worker.session.names import Names
 from parallax.transform.building.editor import Worker
 from parallax.transform.passes.seeds import set_seeds
 from parallax.transform.pipeline import WorkerGraph

@@ -19,7 +19,10 @@ from tensorflow.python.eager.polymorphic_function.polymorphic_function import Fu
 
 from parallax import call as calls
 from parallax.errors import ConfigError, GraphError
-from parallax.functions.arguments import (
+from parallax.functions.batches.shares import examples_of, lengths_of, rows_of, whole_parts
+from parallax.functions.loop import LoopStep, ScriptLoop, graph_of, loop_for
+from parallax.functions.remote.driven_workers import leave_gpus_to_workers
+from parallax.functions.tracing.arguments import (
     Arguments,
     are_alike,
     arguments_of,
@@ -28,12 +31,9 @@ from parallax.functions.arguments import (
     check_signature,
     without_values,
 )
-from parallax.functions.batch_statistics import statistics_of
-from parallax.functions.driven_workers import leave_gpus_to_workers
-from parallax.functions.loop import LoopStep, ScriptLoop, graph_of, loop_for
-from parallax.functions.results import rules_of
-from parallax.functions.shares import examples_of, lengths_of, rows_of, whole_parts
-from parallax.functions.tracing import AS_TENSORFLOW, Tracing, traced_step
+from parallax.functions.tracing.batch_statistics import statistics_of
+from parallax.functions.tracing.results import rules_of
+from parallax.functions.tracing.tracing import AS_TENSORFLOW, Tracing, traced_step
 from parallax.logger import log
 from parallax.settings.config import Config
 from parallax.settings.environment import Role, settings

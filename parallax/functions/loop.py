@@ -19,14 +19,14 @@ from weakref import WeakKeyDictionary, ref
 import tensorflow as tf
 
 from parallax import call as calls
-from parallax.functions.driven_workers import ReservedWorkers, reserved_workers
-from parallax.functions.remote_steps import RemoteSteps
-from parallax.functions.results import mark_results
-from parallax.functions.step_graph import GraphStep, StepGraph, StepVariable, unique_name
-from parallax.functions.traced_values import take_values
+from parallax.functions.remote.driven_workers import ReservedWorkers, reserved_workers
+from parallax.functions.remote.remote_steps import RemoteSteps
+from parallax.functions.tracing.results import mark_results
+from parallax.functions.tracing.step_graph import GraphStep, StepGraph, StepVariable, unique_name
+from parallax.functions.tracing.traced_values import take_values
 from parallax.functions.variables import TrainedVariables
 from parallax.runtime.driver_channel import ChannelClosed
-from parallax.runtime.launcher.waiting import use_until_needed
+from parallax.runtime.launcher.restarts.waiting import use_until_needed
 from parallax.settings.config import Config
 from parallax.settings.environment import settings
 from parallax.settings.merge import merge_settings
@@ -45,7 +45,7 @@ class LoopStep:
         metrics: the tf.Variables of metrics, in order.
         examples: how many a worker has of a batch, of each of its tensors; 0 if unknown.
         full: how many most global batches have; 0 if unknown.
-        rules: how the workers' values of each result are combined, flat (results.py).
+        rules: how the workers' values of each result are combined, flat (tracing/results.py).
         whole: numbers of its arguments, flat, that have another length than the batch, and are given whole.
     """
 

@@ -3,7 +3,7 @@
 Training happens in a session's graph; whoever reads `variable.numpy()` or assigns a value in the script means what is
 trained. A mirrored variable fetches its value when it is read for the first time after a step, and remembers that it
 was written, so that the next step begins with what was written. Ops and functions that the script runs eagerly are
-seen by the handle that they take (handles.py), whichever method or library runs them.
+seen by the handle that they take (tracing/handles.py), whichever method or library runs them.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from typing import Any
 import tensorflow as tf
 
 from parallax.errors import SessionError
-from parallax.functions.handles import HandleWatch, watch_handle
-from parallax.functions.traced_values import check_whole, handle_of, source_of
+from parallax.functions.tracing.handles import HandleWatch, watch_handle
+from parallax.functions.tracing.traced_values import check_whole, handle_of, source_of
 from parallax.types import Argument, Handle, TensorLike, Value, Variable
 
 _IS_TRAINED = (

@@ -14,8 +14,8 @@ from pathlib import Path
 from parallax.errors import ConfigError
 from parallax.functions.metric_sums import MetricSums
 from parallax.functions.mirrors import Mirrors
-from parallax.functions.remote_steps import RemoteSteps
-from parallax.functions.traced_values import InFile, bytes_of, initial_of
+from parallax.functions.remote.remote_steps import RemoteSteps
+from parallax.functions.tracing.traced_values import InFile, bytes_of, initial_of
 from parallax.logger import log
 from parallax.report.text import bytes_text, pluralize
 from parallax.settings.parts import TableConfig

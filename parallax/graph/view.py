@@ -155,7 +155,7 @@ class GraphView:
         return self._consumers.get(tensor, [])
 
     def takers(self, tensor: str) -> list[Edge]:
-        """The edges that take a tensor as it is, or a copy of it, as what a call gives is (reading/inline.py)."""
+        """The edges that take a tensor as it is, or a copy of it, as what a call gives is (lowering/inline.py)."""
         found = []
         for edge in self.consumers(tensor):
             found += [edge, *(self.takers(f"{edge.node}:0") if self.op(edge.node) == "Identity" else ())]

@@ -12,9 +12,9 @@ import numpy as np
 import tensorflow as tf
 
 from parallax import call as calls
-from parallax.functions.batch_statistics import statistics_of
+from parallax.functions.batches.shares import whole_parts
 from parallax.functions.loop import LoopStep, OpenLoop, ScriptLoop, loop_for
-from parallax.functions.shares import whole_parts
+from parallax.functions.tracing.batch_statistics import statistics_of
 from parallax.keras.fitting import check_traced
 from parallax.keras.inputs import batch_length, is_taken
 from parallax.keras.libraries import library_of

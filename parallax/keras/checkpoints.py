@@ -9,15 +9,15 @@ from __future__ import annotations
 from pathlib import Path
 
 from parallax.errors import CheckpointError
-from parallax.functions.traced_values import InFile, bytes_of, initial_of, leave_in, rows
+from parallax.functions.tracing.traced_values import InFile, bytes_of, initial_of, leave_in, rows
 from parallax.keras.libraries import library_of
 from parallax.keras.steps import variables_of
 from parallax.keras.training import training_of
-from parallax.runtime.checkpoint.bundle import Bundle
-from parallax.runtime.checkpoint.folder import absolute, file_errors
-from parallax.runtime.checkpoint.stored_tensors import CHUNK_BYTES, chunks, slice_text
-from parallax.runtime.checkpoint.writer import Writer
-from parallax.runtime.launcher.waiting import end_use
+from parallax.runtime.checkpoint.files.bundle import Bundle
+from parallax.runtime.checkpoint.files.folder import absolute, file_errors
+from parallax.runtime.checkpoint.files.stored_tensors import CHUNK_BYTES, chunks, slice_text
+from parallax.runtime.checkpoint.files.writer import Writer
+from parallax.runtime.launcher.restarts.waiting import end_use
 from parallax.types import KerasModel, Variable
 
 _WRITABLE = "Free space there, or name another folder."

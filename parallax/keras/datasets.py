@@ -26,8 +26,8 @@ from tensorflow.python.data.ops import (
     zip_op,
 )
 
-from parallax.functions.row_pipeline import RowPipeline, can_move
-from parallax.functions.shares import whole_parts
+from parallax.functions.batches.row_pipeline import RowPipeline, can_move
+from parallax.functions.batches.shares import whole_parts
 from parallax.keras.inputs import parts_of
 from parallax.types import ConcreteFunction, Dataset, Nest, TensorLike
 

@@ -11,9 +11,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from parallax.functions.remote_steps import RemoteSteps
-from parallax.functions.step_graph import unique_name
-from parallax.functions.traced_values import bytes_of
+from parallax.functions.remote.remote_steps import RemoteSteps
+from parallax.functions.tracing.step_graph import unique_name
+from parallax.functions.tracing.traced_values import bytes_of
 from parallax.functions.variables import TrainedVariables, find_large_variables
 from parallax.keras import keras3
 from parallax.keras.arrays import number_input

@@ -18,12 +18,12 @@ import numpy as np
 import tensorflow as tf
 
 from parallax.errors import ParallaxError
-from parallax.functions.counting import check_sums
-from parallax.functions.numbered_rows import NumberedArrays
-from parallax.functions.remote_steps import RemoteSteps
-from parallax.functions.row_pipeline import RowPipeline
-from parallax.functions.step_graph import GraphStep, StepGraph
-from parallax.functions.traced_values import take_values
+from parallax.functions.batches.numbered_rows import NumberedArrays
+from parallax.functions.batches.row_pipeline import RowPipeline
+from parallax.functions.remote.remote_steps import RemoteSteps
+from parallax.functions.tracing.counting import check_sums
+from parallax.functions.tracing.step_graph import GraphStep, StepGraph
+from parallax.functions.tracing.traced_values import take_values
 from parallax.functions.variables import TrainedVariables
 from parallax.keras.arrays import number_input, number_validation
 from parallax.keras.callbacks import callback_list_for
@@ -33,24 +33,11 @@ from parallax.keras.inputs import batch_length, open_spec
 from parallax.keras.libraries import library_of
 from parallax.keras.progress import FitProgress
 from parallax.keras.refusals import check_model, check_step
-from parallax.keras.steps import (
-    NOT_KNOWN,
-    ModelStep,
-    step_graph,
-    traced_evaluation,
-    traced_training,
-)
+from parallax.keras.steps import NOT_KNOWN, ModelStep, step_graph, traced_evaluation, traced_training
 from parallax.keras.training import ModelTraining
 from parallax.runtime.driver_channel import ChannelClosed
 from parallax.settings.parts import TableConfig
-from parallax.types import (
-    Argument,
-    KerasHistory,
-    KerasModel,
-    Nest,
-    Operation,
-    PortableValue,
-)
+from parallax.types import Argument, KerasHistory, KerasModel, Nest, Operation, PortableValue
 
 _LOOKED_AT_BATCHES = 2
 """Of a generator, from which Keras tells the shapes of all."""

@@ -15,9 +15,9 @@ from typing import TypeVar
 from parallax import call as calls
 from parallax.after_import import after_import
 from parallax.errors import ConfigError, GraphError, ParallaxError
-from parallax.functions.batch_statistics import statistics_of
-from parallax.functions.driven_workers import leave_gpus_to_workers, reserved_workers, start_workers
-from parallax.functions.traced_values import limit_whole
+from parallax.functions.remote.driven_workers import leave_gpus_to_workers, reserved_workers, start_workers
+from parallax.functions.tracing.batch_statistics import statistics_of
+from parallax.functions.tracing.traced_values import limit_whole
 from parallax.functions.variables import check_folder
 from parallax.keras import keras3
 from parallax.keras.batches import prepare_model
@@ -26,7 +26,7 @@ from parallax.keras.fitting import FitCall, read_fit, run_fit, take_state
 from parallax.keras.libraries import library_of, tf_keras
 from parallax.keras.training import training_of
 from parallax.logger import log
-from parallax.runtime.launcher.waiting import end_waiting_job
+from parallax.runtime.launcher.restarts.waiting import end_waiting_job
 from parallax.settings.config import Config
 from parallax.settings.environment import Role, is_commanded, settings
 from parallax.settings.merge import merge_settings

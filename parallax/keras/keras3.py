@@ -16,7 +16,7 @@ from keras.src.backend.tensorflow.trainer import TensorFlowTrainer
 from keras.src.trainers.data_adapters import array_slicing, data_adapter_utils, get_data_adapter
 from keras.src.utils.python_utils import pythonify_logs
 
-from parallax.functions.keras_steps import optimizers_seen, slot_name
+from parallax.functions.tracing.keras_steps import optimizers_seen, slot_name
 from parallax.keras.epochs import BegunDataset, BegunDatasets, NumberedEpochs
 from parallax.keras.logs import LateLogs
 from parallax.keras.progress import FitProgress

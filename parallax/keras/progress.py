@@ -12,8 +12,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Protocol
 
-from parallax.functions.remote_steps import RemoteSteps
-from parallax.functions.running import RunningSteps
+from parallax.functions.remote.remote_steps import RemoteSteps
+from parallax.functions.remote.running import RunningSteps
 from parallax.logger import log
 from parallax.types import Argument, KerasModel
 

@@ -11,11 +11,11 @@ from types import MappingProxyType
 
 import tensorflow as tf
 
-from parallax.functions.batch_statistics import fused_normalizations
-from parallax.functions.reports import reported_value
-from parallax.functions.results import default_rule, mark_results
-from parallax.functions.step_graph import GraphStep, StepGraph, StepVariable, unique_name
-from parallax.functions.tracing import captured_variables, check_made_once, explain_open_lengths, handles_noted
+from parallax.functions.tracing.batch_statistics import fused_normalizations
+from parallax.functions.tracing.reports import reported_value
+from parallax.functions.tracing.results import default_rule, mark_results
+from parallax.functions.tracing.step_graph import GraphStep, StepGraph, StepVariable, unique_name
+from parallax.functions.tracing.tracing import captured_variables, check_made_once, explain_open_lengths, handles_noted
 from parallax.keras.libraries import library_of
 from parallax.keras.logs import flat_logs
 from parallax.keras.metrics import is_of_metrics

@@ -13,7 +13,7 @@ from contextlib import AbstractContextManager, nullcontext
 import tensorflow as tf
 from tensorflow.python.framework import op_def_registry
 
-from parallax.functions.traced_values import traced_variable
+from parallax.functions.tracing.traced_values import traced_variable
 from parallax.keras.randomness import random_states, take_random_states
 from parallax.types import Argument, ConcreteFunction, DType, Tensor, TensorLike, TensorShape, Variable
 

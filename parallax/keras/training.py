@@ -1,6 +1,6 @@
 """Trains a Keras model by workers: what `fit` and `train_on_batch` of Keras call for a batch.
 
-Keras's own loop runs in the script's process, which drives the workers (functions/remote_steps.py).
+Keras's own loop runs in the script's process, which drives the workers (functions/remote/remote_steps.py).
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from weakref import WeakValueDictionary
 import numpy as np
 import tensorflow as tf
 
-from parallax.functions.numbered_rows import NumberedArrays, NumberedRows
-from parallax.functions.remote_steps import RemoteSteps
-from parallax.functions.row_pipeline import RawRows, RowPipeline
-from parallax.functions.step_graph import GraphStep
-from parallax.functions.traced_values import InFile
+from parallax.functions.batches.numbered_rows import NumberedArrays, NumberedRows
+from parallax.functions.batches.row_pipeline import RawRows, RowPipeline
+from parallax.functions.remote.remote_steps import RemoteSteps
+from parallax.functions.tracing.step_graph import GraphStep
+from parallax.functions.tracing.traced_values import InFile
 from parallax.functions.variables import TrainedVariables
 from parallax.keras.arrays import numbers_of
 from parallax.keras.datasets import ELEMENTS, elements_of

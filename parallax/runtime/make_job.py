@@ -21,13 +21,7 @@ from parallax.runtime.launcher.job import Job, layout_of, worker_variables
 from parallax.runtime.replan.options import replan_options
 from parallax.runtime.worker.job_message import JobMessage
 from parallax.settings.config import Config
-from parallax.settings.environment import (
-    Role,
-    Settings,
-    framework_level,
-    is_commanded,
-    visible_gpus,
-)
+from parallax.settings.environment import Role, Settings, framework_level, is_commanded, visible_gpus
 from parallax.types import Graph
 
 CALLED = "parallax.runtime.worker.call_function"
@@ -78,7 +72,7 @@ def job_of(
     seed: int,
 ) -> Job:
     """The job of a plan, whose workers run the script; `mine` is what they are to do."""
-    from parallax.analysis.reading.launcher_graph import pack_graph
+    from parallax.analysis.reading.recording.launcher_graph import pack_graph
 
     message = replace(
         message_of(plan, cluster, config, mine, seed),

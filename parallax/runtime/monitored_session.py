@@ -13,21 +13,21 @@ import tensorflow as tf
 from tensorflow.python.framework import meta_graph
 
 from parallax.runtime.checkpoint.checkpoints import Checkpoints, checkpoints
+from parallax.runtime.checkpoint.files.stored_tensors import variable_op
 from parallax.runtime.checkpoint.hook import CallingHook, CheckpointHook
 from parallax.runtime.checkpoint.positions import keep_positions
 from parallax.runtime.checkpoint.step_runs import StepRuns
-from parallax.runtime.checkpoint.stored_tensors import variable_op
 from parallax.runtime.checkpoint.values import VariableValues, values_of
 from parallax.runtime.guard.guard import Guard
 from parallax.runtime.peers.hook import PeerMemory, PeerMemoryHook
 from parallax.runtime.peers.memory import ops_of, peer_memory
 from parallax.runtime.peers.recovery import RecoveredState
 from parallax.runtime.replan.change_over import places_of
-from parallax.runtime.worker.bfloat16 import options_with
-from parallax.runtime.worker.direct import DirectRuns, Finishing, can_be_direct
-from parallax.runtime.worker.hooks import WorkerContext
 from parallax.runtime.worker.ranks import SERVER_TASK, WORKER_TASK, ProcessGroup, current_process_group
-from parallax.runtime.worker.user_hooks import LastHook, UserHook
+from parallax.runtime.worker.session.bfloat16 import options_with
+from parallax.runtime.worker.session.direct import DirectRuns, Finishing, can_be_direct
+from parallax.runtime.worker.session.hooks import WorkerContext
+from parallax.runtime.worker.session.user_hooks import LastHook, UserHook
 from parallax.settings.config import Config
 from parallax.transform.building import editor
 from parallax.transform.pipeline import WorkerGraph

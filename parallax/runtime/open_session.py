@@ -1,6 +1,6 @@
 """Opens a worker's session: agree with the other workers, transform the graph, run it under its hooks.
 
-Each worker starts Horovod and trains the launcher's graph (worker/one_graph.py). It takes the plan from the parcel,
+Each worker starts Horovod and trains the launcher's graph (session/one_graph.py). It takes the plan from the parcel,
 lets hooks build their ops, and decides; digests of plan and decisions must be equal on all workers, because those that
 disagree would wait for each other for ever. It transforms the graph and opens TensorFlow's monitored session on it
 (monitored_session.py), which gives variables their initial values.
@@ -35,23 +35,23 @@ from parallax.runtime.replan.requested_plan import RequestedChange
 from parallax.runtime.trace.hook import TraceHook
 from parallax.runtime.trace.options import TraceOptions, make_ready
 from parallax.runtime.verify.claim_records import KeptTensors
-from parallax.runtime.worker.batch_comparison import BatchComparison
-from parallax.runtime.worker.bfloat16 import EffectHook
-from parallax.runtime.worker.channels import open_channels
-from parallax.runtime.worker.graph_files import write_events, write_text
-from parallax.runtime.worker.graph_notes import tell_of_lost_positions, tell_of_whole_values
 from parallax.runtime.worker.heartbeat import Heartbeat, current_heartbeat
-from parallax.runtime.worker.hooks import TrainingRuns, WorkerContext
 from parallax.runtime.worker.job_message import JobMessage
-from parallax.runtime.worker.names import Names
-from parallax.runtime.worker.nan_report import NanReport
-from parallax.runtime.worker.one_graph import launchers_graph, take_launchers_graph
-from parallax.runtime.worker.positions import InputPositions
-from parallax.runtime.worker.profile import ProfileHook
 from parallax.runtime.worker.ranks import ProcessGroup, current_process_group
-from parallax.runtime.worker.run_log import RunLog
-from parallax.runtime.worker.session import BetweenStepsHook, Session
-from parallax.runtime.worker.user_hooks import begin_hooks
+from parallax.runtime.worker.reports.graph_files import write_events, write_text
+from parallax.runtime.worker.reports.graph_notes import tell_of_lost_positions, tell_of_whole_values
+from parallax.runtime.worker.reports.nan_report import NanReport
+from parallax.runtime.worker.reports.run_log import RunLog
+from parallax.runtime.worker.session.batch_comparison import BatchComparison
+from parallax.runtime.worker.session.bfloat16 import EffectHook
+from parallax.runtime.worker.session.channels import open_channels
+from parallax.runtime.worker.session.hooks import TrainingRuns, WorkerContext
+from parallax.runtime.worker.session.names import Names
+from parallax.runtime.worker.session.one_graph import launchers_graph, take_launchers_graph
+from parallax.runtime.worker.session.positions import InputPositions
+from parallax.runtime.worker.session.profile import ProfileHook
+from parallax.runtime.worker.session.session import BetweenStepsHook, Session
+from parallax.runtime.worker.session.user_hooks import begin_hooks
 from parallax.settings.config import Config
 from parallax.settings.parts import CheckPointConfig
 from parallax.transform.building import editor

@@ -12,8 +12,8 @@ from parallax.report.text import plan_table
 from parallax.runtime.launcher.host_memory import host_memory
 from parallax.runtime.launcher.job import Job
 from parallax.runtime.launcher.launch import JobEnd
-from parallax.runtime.launcher.restarting import RestartOptions, launch_restarting
-from parallax.runtime.launcher.spare import Launch
+from parallax.runtime.launcher.restarts.restarting import RestartOptions, launch_restarting
+from parallax.runtime.launcher.restarts.spare import Launch
 from parallax.settings.config import Config
 from parallax.settings.options import variable_of
 

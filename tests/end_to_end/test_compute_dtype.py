@@ -8,7 +8,7 @@ import pytest
 import tensorflow as tf
 
 from parallax.plans.half_precision import BFLOAT16, ROUNDING
-from parallax.runtime.worker.bfloat16 import INSTRUCTIONS, has_instructions
+from parallax.runtime.worker.session.bfloat16 import INSTRUCTIONS, has_instructions
 from parallax.settings.environment import onednn_is_off
 
 pytestmark = pytest.mark.timeout(240)

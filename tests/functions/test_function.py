@@ -8,10 +8,10 @@ import tensorflow as tf
 import parallax
 from parallax.analysis.stages import analyse, plan_for, rewrites_of
 from parallax.errors import ConfigError, GraphError
-from parallax.functions.arguments import are_alike, arguments_of, without_values
 from parallax.functions.function import DistributedStep
-from parallax.functions.results import rules_of
-from parallax.functions.tracing import traced_step
+from parallax.functions.tracing.arguments import are_alike, arguments_of, without_values
+from parallax.functions.tracing.results import rules_of
+from parallax.functions.tracing.tracing import traced_step
 from parallax.keras.steps import step_graph, traced_training
 from parallax.plans.plan import one_host
 

@@ -8,8 +8,8 @@ import tensorflow as tf
 from tensorflow.python.framework import op_def_registry
 
 from parallax.errors import SessionError
-from parallax.functions.handles import is_read_only
 from parallax.functions.mirrors import Mirrors
+from parallax.functions.tracing.handles import is_read_only
 
 v1 = tf.compat.v1
 TRAINED = np.arange(8, dtype=np.float32).reshape(4, 2) + 1

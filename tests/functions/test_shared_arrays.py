@@ -7,15 +7,15 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from parallax.functions.shared_arrays import ArrayKind, SharedArrays, can_open
+from parallax.functions.batches.shared_arrays import ArrayKind, SharedArrays, can_open
 
 ARRAYS = [np.arange(7, dtype=np.int8), np.arange(6.0).reshape(2, 3), np.zeros([0, 4], np.int32), np.array(5)]
 # Three machines of 3, 2 and 1 workers; `far` sees no process of the others.
 AMONG = """
 import numpy as np
 from mpi4py import MPI
-from parallax.functions import shared_arrays
-from parallax.functions.shared_arrays import SharedArrays
+from parallax.functions.batches import shared_arrays
+from parallax.functions.batches.shared_arrays import SharedArrays
 
 workers = MPI.COMM_WORLD.Dup()
 rank, far = workers.rank, 2

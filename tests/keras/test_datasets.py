@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from parallax.functions.row_pipeline import RunningPipeline
+from parallax.functions.batches.row_pipeline import RunningPipeline
 from parallax.keras.datasets import ELEMENTS, elements_of, split_dataset
 
 N = 23

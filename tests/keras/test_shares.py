@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from parallax.functions.numbered_rows import NumberedArrays
-from parallax.functions.shared_arrays import SharedArrays
-from parallax.functions.shares import RaggedRows, rows_of, share_of
+from parallax.functions.batches.numbered_rows import NumberedArrays
+from parallax.functions.batches.shared_arrays import SharedArrays
+from parallax.functions.batches.shares import RaggedRows, rows_of, share_of
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 9])

@@ -18,8 +18,8 @@ from ops.exactness.transport import together
 from parallax import Config
 from parallax.analysis.reading.capture import initialization_phases
 from parallax.analysis.stages import analyse, plan_for, rewrites_of
-from parallax.functions.results import default_rule
-from parallax.functions.shares import Share, WholePart, check_lengths, share_of
+from parallax.functions.batches.shares import Share, WholePart, check_lengths, share_of
+from parallax.functions.tracing.results import default_rule
 from parallax.keras.fitting import read_fit, run_fit, take_state
 from parallax.plans.plan import Layout, one_host
 from parallax.transform.building.all_to_all import native_ops

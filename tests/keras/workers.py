@@ -14,7 +14,7 @@ from ops.exactness.transport import together
 from parallax import Config
 from parallax.analysis.reading.capture import initialization_phases
 from parallax.analysis.stages import analyse, plan_for, rewrites_of
-from parallax.functions.step_graph import StepGraph
+from parallax.functions.tracing.step_graph import StepGraph
 from parallax.keras.inputs import open_spec
 from parallax.keras.steps import traced_evaluation, traced_training, variables_of
 from parallax.plans.plan import one_host

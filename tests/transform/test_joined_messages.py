@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from parallax.runtime.worker.names import Names
+from parallax.runtime.worker.session.names import Names
 from parallax.transform.building.collectives import all_reduce
 from parallax.transform.building.editor import Worker
 from parallax.transform.passes import joined_messages

@@ -12,7 +12,7 @@ import pytest
 import tensorflow as tf
 
 from parallax.analysis.planner import make_plan
-from parallax.analysis.reading import record
+from parallax.analysis.reading.recording import record
 from parallax.analysis.stages import Analysed, analyse, plan_for, rewrites_of
 from parallax.errors import PlanError
 from parallax.graph.ownership import Ownership

@@ -12,14 +12,14 @@ import pytest
 import tensorflow as tf
 
 from parallax.analysis.planner import make_plan
-from parallax.analysis.reading import record
+from parallax.analysis.reading.recording import record
 from parallax.analysis.stages import analyse, plan_for, rewrites_of
 from parallax.errors import GraphError, PlanError, TransformError
 from parallax.graph.view import GraphView
 from parallax.plans.plan import PlanConstraints, one_host
 from parallax.plans.rewrites import Rewrites
-from parallax.runtime.worker.accumulation import Accumulation
-from parallax.runtime.worker.names import Names
+from parallax.runtime.worker.session.accumulation import Accumulation
+from parallax.runtime.worker.session.names import Names
 from parallax.settings.config import Config
 from parallax.transform import pipeline
 from parallax.transform.between_passes import check_pass

@@ -23,10 +23,10 @@ import tensorflow.compat.v1 as tf
 import parallax
 from ops.bench.checkpoint.command import LINE
 from parallax.runtime.checkpoint.beside_training import BesideTraining
-from parallax.runtime.checkpoint.bundle import Bundle
 from parallax.runtime.checkpoint.checkpoints import Checkpoints
+from parallax.runtime.checkpoint.files.bundle import Bundle
+from parallax.runtime.checkpoint.files.stored_tensors import chunks
 from parallax.runtime.checkpoint.hook import CheckpointHook
-from parallax.runtime.checkpoint.stored_tensors import chunks
 
 BATCH, IDS, HIDDEN, WARM, BEFORE = 128, 10, 64, 10, 40
 _LOOK_S = 0.1

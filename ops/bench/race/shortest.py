@@ -85,7 +85,7 @@ def shortest_step(
     from parallax.analysis.timing.schedule import shortest_alone, shortest_overlapping
     from parallax.graph.view import GraphView
     from parallax.runtime.trace.dependencies import DEVICE, LINK, TimeOn, dependencies_of
-    from parallax.runtime.worker.overlapping import is_meeting
+    from parallax.runtime.worker.session.overlapping import is_meeting
 
     view = GraphView(graph_def)
     runs = view.ancestors(fetches, frozenset(feeds[0][0]))

@@ -23,10 +23,10 @@ from ops.bench.regret.cases import Case, case_from_json
 from ops.bench.regret.choices import analysed_of
 from parallax.analysis.stages import rewrites_of
 from parallax.plans.plan import Plan, plan_from_json
-from parallax.runtime.worker.channels import open_channels
-from parallax.runtime.worker.direct import DirectRuns
 from parallax.runtime.worker.main import wait_for_all
 from parallax.runtime.worker.ranks import SERVER_TASK, WORKER_TASK, ProcessGroup, current_process_group
+from parallax.runtime.worker.session.channels import open_channels
+from parallax.runtime.worker.session.direct import DirectRuns
 from parallax.transform.building.editor import Worker
 from parallax.transform.pipeline import WorkerGraph, transform
 

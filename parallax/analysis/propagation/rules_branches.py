@@ -1,6 +1,6 @@
 """Rules for conditionals and loops: what goes into a branch and comes out of it.
 
-A conditional of the old style, or one that reading/lower.py has made of an If, passes gradient rows and variables
+A conditional of the old style, or one that lowering/lower.py has made of an If, passes gradient rows and variables
 through its Switch and Merge; what a Merge gives is as the predicate besides. All workers must enter the branch or none,
 wherever something is exchanged or shared state is written there: the predicate must be `same` (made of gradients,
 variables, counters) or `fed`, else the graph is refused, and so is such a write in a loop. Around initial values a

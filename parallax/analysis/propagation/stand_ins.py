@@ -1,6 +1,6 @@
 """Says of what is reduced or sent in a step of which batch it is: a worker without examples counts for nothing there.
 
-Such a worker computes on a stand-in, an example of another worker (functions/shares.py): no op is run on an empty
+Such a worker computes on a stand-in, an example of another worker (batches/shares.py): no op is run on an empty
 batch, which many kernels do not take. It is left out of sums and extremes, and sends no gradient rows.
 """
 

@@ -78,7 +78,7 @@ def listed_overlapping(step: StepActivities, least_s: float = 0.0) -> ListSchedu
 class _Steps:
     """Several steps as one: activity k of step s has the number s (n + 1) + k, and the last number is that of its end.
 
-    At most two steps are on their way, as when runs overlap (parallax/runtime/worker/overlapping.py): each begins when
+    At most two steps are on their way, as when runs overlap (worker/session/overlapping.py): each begins when
     the second one before it has ended.
     """
 

@@ -21,9 +21,9 @@ import tensorflow as tf
 
 from parallax.graph.ownership import Ownership
 from parallax.runtime.calibrate.points import ROW_WIDTH, SERVER_ROWS, Group, Point
-from parallax.runtime.worker.channels import open_channels
-from parallax.runtime.worker.direct import DirectRuns
 from parallax.runtime.worker.ranks import SERVER_TASK, WORKER_TASK
+from parallax.runtime.worker.session.channels import open_channels
+from parallax.runtime.worker.session.direct import DirectRuns
 from parallax.transform.building import collectives
 from parallax.transform.building.all_to_all import all_to_all
 from parallax.transform.building.deduplicated_ids import ask

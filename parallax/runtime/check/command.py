@@ -6,7 +6,7 @@ import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from parallax.analysis.reading.batch_sources import BatchSource, batch_sources
+from parallax.analysis.reading.batches.batch_sources import BatchSource, batch_sources
 from parallax.analysis.stages import Analysed
 from parallax.errors import ParallaxError
 from parallax.graph.view import GraphView
@@ -93,7 +93,7 @@ def of_unsharded(graph: Graph, view: GraphView, updates: Iterable[str]) -> list[
 
 
 def _of_source(graph: Graph, source: BatchSource) -> tuple[str, str]:
-    from parallax.runtime.worker.one_graph import place_of
+    from parallax.runtime.worker.session.one_graph import place_of
 
     op = graph.get_operation_by_name(source.node)
     place = place_of(op)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from parallax.analysis.reading.batch_sources import random_ops
+from parallax.analysis.reading.batches.batch_sources import random_ops
 from parallax.analysis.reading.capture import Captured
 from parallax.analysis.reading.gradients import RECORDED, gradient_updates
 from parallax.analysis.reading.train_ops import train_ops

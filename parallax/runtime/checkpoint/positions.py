@@ -19,15 +19,15 @@ import tensorflow as tf
 from parallax.errors import CheckpointError
 from parallax.graph.ownership import Ownership
 from parallax.report.text import first_named
-from parallax.runtime.checkpoint.chain import States, state_of
-from parallax.runtime.checkpoint.folder import absolute, file_errors
-from parallax.runtime.checkpoint.folder_watch import FolderWatch
-from parallax.runtime.checkpoint.places import Places
-from parallax.runtime.checkpoint.sorted_string_table import DamagedCheckpoint
-from parallax.runtime.checkpoint.stored_rows import Readable
-from parallax.runtime.checkpoint.stored_tensors import OWN_KEYS, Stored
-from parallax.runtime.checkpoint.variable_rows import StoredVariable, hold
-from parallax.runtime.worker.positions import InputPositions, Taken
+from parallax.runtime.checkpoint.files.chain import States, state_of
+from parallax.runtime.checkpoint.files.folder import absolute, file_errors
+from parallax.runtime.checkpoint.files.folder_watch import FolderWatch
+from parallax.runtime.checkpoint.files.sorted_string_table import DamagedCheckpoint
+from parallax.runtime.checkpoint.files.stored_rows import Readable
+from parallax.runtime.checkpoint.files.stored_tensors import OWN_KEYS, Stored
+from parallax.runtime.checkpoint.rows.places import Places
+from parallax.runtime.checkpoint.rows.variable_rows import StoredVariable, hold
+from parallax.runtime.worker.session.positions import InputPositions, Taken
 from parallax.transform.passes.inputs import Maker
 from parallax.transform.pipeline import WorkerGraph
 from parallax.types import Array, Comm, Operation, Session, Tensor

@@ -42,10 +42,10 @@ from parallax.runtime.guard.difference import (
 from parallax.runtime.guard.fingerprints import Fingerprint, fingerprint
 from parallax.runtime.guard.schedule import Times, next_check
 from parallax.runtime.guard.watched_variables import Watched, find_applied, watched_variables, writers_of
-from parallax.runtime.worker.accumulation import Gather
 from parallax.runtime.worker.barrier import barrier
-from parallax.runtime.worker.hooks import TrainingRuns, WorkerContext
-from parallax.runtime.worker.runs import Runs
+from parallax.runtime.worker.session.accumulation import Gather
+from parallax.runtime.worker.session.hooks import TrainingRuns, WorkerContext
+from parallax.runtime.worker.session.runs import Runs
 from parallax.transform.pipeline import WorkerGraph
 from parallax.transform.swap import VARIABLES
 from parallax.types import Array, Comm, Tensor, Value

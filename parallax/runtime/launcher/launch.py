@@ -34,9 +34,9 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import IO, BinaryIO
 
-from parallax.runtime.launcher.cause import EndCause, Progress
 from parallax.runtime.launcher.early_server import take_early_server
-from parallax.runtime.launcher.end_of_job import (
+from parallax.runtime.launcher.ending.cause import EndCause, Progress
+from parallax.runtime.launcher.ending.end_of_job import (
     EXIT_PREEMPTED,
     EXIT_STALLED,
     GRACE_S,
@@ -51,19 +51,14 @@ from parallax.runtime.launcher.end_of_job import (
     new_job,
     step,
 )
-from parallax.runtime.launcher.ending_signals import ENDING, caught_signals
+from parallax.runtime.launcher.ending.ending_signals import ENDING, caught_signals
+from parallax.runtime.launcher.ending.outcome import Ending
 from parallax.runtime.launcher.job import Job
 from parallax.runtime.launcher.job_input import JobInput
-from parallax.runtime.launcher.mpirun import (
-    mpirun_argv,
-    mpirun_environment,
-    passes_preemption_on,
-    this_launcher,
-)
-from parallax.runtime.launcher.outcome import Ending
-from parallax.runtime.launcher.output_files import OutputFiles
+from parallax.runtime.launcher.mpirun import mpirun_argv, mpirun_environment, passes_preemption_on, this_launcher
+from parallax.runtime.launcher.output.output_files import OutputFiles
+from parallax.runtime.launcher.output.relay import Relay, bytes_of
 from parallax.runtime.launcher.reach import check_reachable
-from parallax.runtime.launcher.relay import Relay, bytes_of
 from parallax.runtime.launcher.startable import check_startable
 from parallax.runtime.supervisor.control import Damaged
 from parallax.runtime.supervisor.frames import Control, Demultiplexer, Start, Text, read_frame

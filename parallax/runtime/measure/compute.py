@@ -60,7 +60,7 @@ def measure_compute(
     Raises:
         GraphError: when the variables do not fit into memory, or a step fails.
     """
-    from parallax.runtime.worker.bfloat16 import options_with
+    from parallax.runtime.worker.session.bfloat16 import options_with
 
     def time_step(session: Session, step: int) -> float:
         fed = batch(step)

@@ -15,7 +15,7 @@ import tensorflow as tf
 from parallax.analysis.reading.capture import Captured, initialization_phases
 from parallax.errors import ConfigError, GraphError
 from parallax.graph.view import split_tensor
-from parallax.runtime.worker.feeds import placeholders_in
+from parallax.runtime.worker.session.feeds import placeholders_in
 from parallax.transform.building.editor import Worker
 from parallax.transform.passes.seeds import set_seeds
 from parallax.transform.passes.shards import set_shards

@@ -31,7 +31,7 @@ from parallax.report.text import profile_table
 from parallax.runtime.measure.compute import Computed, measure_compute
 from parallax.runtime.measure.inputs import Inputs, inputs_of, open_session
 from parallax.runtime.measure.options import STEPS
-from parallax.runtime.worker.feeds import Feeds, missing_feeds, named_batch, read_feeds, train_op
+from parallax.runtime.worker.session.feeds import Feeds, missing_feeds, named_batch, read_feeds, train_op
 from parallax.settings.config import Config
 from parallax.settings.environment import Settings
 from parallax.transform.building.editor import Worker

@@ -18,9 +18,9 @@ from tensorflow.core.framework.tensor_pb2 import TensorProto
 
 from parallax.errors import CheckpointError
 from parallax.graph.ownership import Ownership
+from parallax.runtime.checkpoint.files.stored_tensors import CHUNK_BYTES, Stored, chunks
 from parallax.runtime.checkpoint.positions import NAMES, WORKERS, StoredPositions
-from parallax.runtime.checkpoint.stored_tensors import CHUNK_BYTES, Stored, chunks
-from parallax.runtime.checkpoint.variable_rows import StoredVariable
+from parallax.runtime.checkpoint.rows.variable_rows import StoredVariable
 from parallax.runtime.peers.choice import ChosenSet, choose_set, newest_generation
 from parallax.runtime.peers.part_files import COMMON, PartView, lone
 from parallax.runtime.peers.store import part_folder, parts_in

@@ -14,10 +14,10 @@ import numpy as np
 import tensorflow as tf
 
 from parallax.errors import CheckpointError
-from parallax.runtime.checkpoint.row_ops import RowOps
-from parallax.runtime.checkpoint.stored_tensors import chunks
-from parallax.runtime.checkpoint.touched_tables import Marks
-from parallax.runtime.checkpoint.variable_rows import (
+from parallax.runtime.checkpoint.files.stored_tensors import chunks
+from parallax.runtime.checkpoint.rows.row_ops import RowOps
+from parallax.runtime.checkpoint.rows.touched_tables import Marks
+from parallax.runtime.checkpoint.rows.variable_rows import (
     ReplicatedRows,
     ReplicatedValue,
     ShardedRows,

@@ -25,8 +25,8 @@ from parallax.runtime.replan.better import Comparison, verdict
 from parallax.runtime.replan.change_over import Changed, ChangeOver
 from parallax.runtime.replan.options import ReplanOptions
 from parallax.runtime.worker.barrier import barrier
-from parallax.runtime.worker.hooks import WorkerContext
 from parallax.runtime.worker.ranks import ProcessGroup
+from parallax.runtime.worker.session.hooks import WorkerContext
 from parallax.settings.parts import ON
 
 _LOG = logging.getLogger("parallax.replan")

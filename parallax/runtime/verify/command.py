@@ -33,7 +33,7 @@ from parallax.runtime.verify.sides import (
 from parallax.runtime.verify.single import OneProcess, check_fits, joined_batch
 from parallax.runtime.verify.table import status, table_text, verdict_text
 from parallax.runtime.verify.trials import Trials
-from parallax.runtime.worker.feeds import named_batch, train_op
+from parallax.runtime.worker.session.feeds import named_batch, train_op
 from parallax.settings.environment import Role, Settings, environment_with
 from parallax.types import Graph
 

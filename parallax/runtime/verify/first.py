@@ -12,7 +12,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from parallax.analysis.reading.batch_sources import data_ops, random_ops
+from parallax.analysis.reading.batches.batch_sources import data_ops, random_ops
 from parallax.analysis.reading.gradients import training_updates
 from parallax.analysis.stages import Analysed
 from parallax.errors import ConfigError, GraphError
@@ -23,9 +23,9 @@ from parallax.runtime.verify.sides import digest, margin_of, rounding_of, tolera
 from parallax.runtime.verify.single import OneProcess, Values, joined_batch, variables_of
 from parallax.runtime.verify.table import is_wrong, table_text, verdict_text
 from parallax.runtime.worker.barrier import barrier
-from parallax.runtime.worker.fetches import Request
-from parallax.runtime.worker.hooks import PlainSession, TrainingRuns, WorkerContext
 from parallax.runtime.worker.ranks import ProcessGroup
+from parallax.runtime.worker.session.fetches import Request
+from parallax.runtime.worker.session.hooks import PlainSession, TrainingRuns, WorkerContext
 from parallax.settings.environment import Settings
 from parallax.types import Value
 

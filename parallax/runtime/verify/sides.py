@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
-from parallax.analysis.reading.launcher_graph import hold_like, pack_graph
+from parallax.analysis.reading.recording.launcher_graph import hold_like, pack_graph
 from parallax.analysis.stages import analyse
 from parallax.graph.row_updates import UPDATES_OF_ROWS
 from parallax.graph.view import GraphView
@@ -27,8 +27,15 @@ from parallax.runtime.verify.draws import joined_draws, kept_draws
 from parallax.runtime.verify.judging import HALF_MARGIN, MARGIN
 from parallax.runtime.verify.single import OneProcess, joined_batch, variables_of
 from parallax.runtime.verify.trials import CLAIM_TOLERANCE, Margins, try_claims
-from parallax.runtime.worker.feeds import Feeds, missing_feeds, named_batch, placeholders_in, read_feeds, train_op
-from parallax.runtime.worker.session import Session
+from parallax.runtime.worker.session.feeds import (
+    Feeds,
+    missing_feeds,
+    named_batch,
+    placeholders_in,
+    read_feeds,
+    train_op,
+)
+from parallax.runtime.worker.session.session import Session
 from parallax.settings.environment import Settings
 from parallax.types import Fetch, Graph, Value
 

@@ -10,13 +10,13 @@ import numpy as np
 import tensorflow as tf
 
 from parallax.analysis.reading.capture import initialization_phases
-from parallax.analysis.reading.digests import SHAPES
-from parallax.analysis.reading.launcher_graph import export_graph
+from parallax.analysis.reading.recording.digests import SHAPES
+from parallax.analysis.reading.recording.launcher_graph import export_graph
 from parallax.analysis.stages import Analysed
 from parallax.errors import ConfigError, GraphError
 from parallax.graph.spec import VariableClass
 from parallax.runtime.verify.judging import OTHERS, OWN, VARIABLES
-from parallax.runtime.worker.bfloat16 import options_with
+from parallax.runtime.worker.session.bfloat16 import options_with
 from parallax.transform.building.editor import Worker
 from parallax.transform.passes.seeds import set_seeds
 from parallax.types import Array, Graph, GraphDef, Operation, Session, Value, Variable

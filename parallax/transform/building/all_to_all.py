@@ -86,7 +86,7 @@ def leg(
 ) -> Hop:
     """Merges the keys of lookups and orders them by where they go: key k to `destinations[k % len(destinations)]`.
 
-    An id that is no row of its table ends the run with an error that names both (runtime/worker/id_errors.py reads it).
+    An id that is no row of its table ends the run with an error that names both (id_errors.py reads it).
 
     Args:
         wanted: by lookup; positions are of all of them, one after the other.

@@ -1,6 +1,6 @@
 """Each worker's share of the examples of a step, where workers' batches may be of unequal length.
 
-Shares add up to 1 over the workers. A worker without examples computes on a stand-in (functions/shares.py), which
+Shares add up to 1 over the workers. A worker without examples computes on a stand-in (batches/shares.py), which
 counts for nothing: a product with a share of 0 is 0, whatever the other factor; sums and extremes over the workers
 leave the worker out; and it sends no gradient rows.
 """

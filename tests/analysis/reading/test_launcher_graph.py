@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from parallax.analysis.reading.digests import are_alike, fingerprint, first_difference
-from parallax.analysis.reading.launcher_graph import (
+from parallax.analysis.reading.recording.digests import are_alike, fingerprint, first_difference
+from parallax.analysis.reading.recording.launcher_graph import (
     LauncherGraph,
     export_graph,
     functions_meant,
@@ -20,7 +20,7 @@ from parallax.analysis.reading.launcher_graph import (
 )
 from parallax.errors import OtherGraphError
 from parallax.graph.view import EXAMPLES
-from parallax.runtime.worker.one_graph import launchers_graph, place_of
+from parallax.runtime.worker.session.one_graph import launchers_graph, place_of
 
 v1 = tf.compat.v1
 

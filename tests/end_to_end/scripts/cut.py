@@ -15,8 +15,8 @@ import tensorflow.compat.v1 as tf
 
 import parallax
 from parallax.runtime.checkpoint import checkpoints
+from parallax.runtime.checkpoint.files.writer import Writer
 from parallax.runtime.checkpoint.hook import CheckpointHook
-from parallax.runtime.checkpoint.writer import Writer
 from tests.equality.models import OPTIMIZERS
 
 ROWS, PARTS, BATCH, KEPT, LAST = 23, 13, 4, 3, 6

@@ -14,9 +14,9 @@ import tensorflow.compat.v1 as tf
 
 import parallax
 from parallax.runtime.checkpoint import checkpoints
+from parallax.runtime.checkpoint.files.stored_tensors import OWN_KEYS
+from parallax.runtime.checkpoint.files.writer import Writer
 from parallax.runtime.checkpoint.hook import CheckpointHook
-from parallax.runtime.checkpoint.stored_tensors import OWN_KEYS
-from parallax.runtime.checkpoint.writer import Writer
 
 folder = Path(sys.argv[1])
 graph = tf.Graph()

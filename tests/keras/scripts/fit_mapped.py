@@ -12,7 +12,7 @@ import numpy as np
 import tensorflow as tf
 
 import parallax.keras
-from parallax.functions import driven_workers
+from parallax.functions.remote import driven_workers
 
 KIND = sys.argv[1]
 if KIND != "plain":

@@ -18,7 +18,7 @@ from worker_processes import find_worker
 
 import parallax
 import parallax.keras
-from parallax.functions import remote_steps
+from parallax.functions.remote import remote_steps
 
 folder, kind, victim, is_plain = Path(sys.argv[1]), sys.argv[2], sys.argv[3], "plain" in sys.argv
 if not is_plain:

@@ -14,9 +14,9 @@ import pytest
 import tensorflow as tf
 
 from parallax.graph.ownership import Ownership
-from parallax.runtime.checkpoint.dealing import deal, rounds, run_of
-from parallax.runtime.checkpoint.stored_tensors import Stored
-from parallax.runtime.checkpoint.variable_rows import RowsOnServers, ShardedRows
+from parallax.runtime.checkpoint.files.stored_tensors import Stored
+from parallax.runtime.checkpoint.rows.dealing import deal, rounds, run_of
+from parallax.runtime.checkpoint.rows.variable_rows import RowsOnServers, ShardedRows
 
 WIDTH, LIMIT_S = 3, 30
 ROW_BYTES = 4 * WIDTH

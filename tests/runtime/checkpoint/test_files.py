@@ -12,14 +12,14 @@ import tensorflow as tf
 from parallax.errors import ConfigError
 from parallax.graph.batches import mark_batch
 from parallax.graph.view import GraphView
-from parallax.runtime.checkpoint.bundle import Bundle
 from parallax.runtime.checkpoint.checkpoints import check_global_step
-from parallax.runtime.checkpoint.folder import latest
-from parallax.runtime.checkpoint.sorted_string_table import DamagedCheckpoint
+from parallax.runtime.checkpoint.files.bundle import Bundle
+from parallax.runtime.checkpoint.files.folder import latest
+from parallax.runtime.checkpoint.files.sorted_string_table import DamagedCheckpoint
+from parallax.runtime.checkpoint.files.stored_rows import copy, stored_parts
+from parallax.runtime.checkpoint.files.stored_tensors import Stored, chunks, stored_variables
+from parallax.runtime.checkpoint.files.writer import Writer
 from parallax.runtime.checkpoint.step_runs import _writers
-from parallax.runtime.checkpoint.stored_rows import copy, stored_parts
-from parallax.runtime.checkpoint.stored_tensors import Stored, chunks, stored_variables
-from parallax.runtime.checkpoint.writer import Writer
 from parallax.settings.parts import CheckPointConfig
 
 v1 = tf.compat.v1

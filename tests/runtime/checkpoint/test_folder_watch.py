@@ -14,9 +14,10 @@ from pathlib import Path
 import pytest
 import tensorflow as tf
 
-from parallax.runtime.checkpoint import folder, owner, storage, writer
-from parallax.runtime.checkpoint.folder_watch import FolderWatch
-from parallax.runtime.checkpoint.owner import claim_of
+from parallax.runtime.checkpoint import storage
+from parallax.runtime.checkpoint.files import folder, owner, writer
+from parallax.runtime.checkpoint.files.folder_watch import FolderWatch
+from parallax.runtime.checkpoint.files.owner import claim_of
 from parallax.runtime.supervisor.control import CONTROL_FD, OVERDUE, unseal
 from tests.runtime.checkpoint.test_owner import LIMITS
 from tests.runtime.checkpoint.test_storage import job, loaded_step, save

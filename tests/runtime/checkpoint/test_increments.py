@@ -14,17 +14,17 @@ import tensorflow as tf
 
 from parallax import cli
 from parallax.errors import CheckpointError
-from parallax.runtime.checkpoint.bundle import Bundle
-from parallax.runtime.checkpoint.chain import chain_of, increments_in, state_of
 from parallax.runtime.checkpoint.checkpoints import Checkpoints
-from parallax.runtime.checkpoint.compact import compact
-from parallax.runtime.checkpoint.folder import FilesFailed, Retention, candidates
+from parallax.runtime.checkpoint.commands.compact import compact
+from parallax.runtime.checkpoint.files.bundle import Bundle
+from parallax.runtime.checkpoint.files.chain import chain_of, increments_in, state_of
+from parallax.runtime.checkpoint.files.folder import FilesFailed, Retention, candidates
+from parallax.runtime.checkpoint.files.links import HEADER
+from parallax.runtime.checkpoint.files.stored_tensors import Stored
 from parallax.runtime.checkpoint.hook import CheckpointHook
-from parallax.runtime.checkpoint.links import HEADER
 from parallax.runtime.checkpoint.positions import NAMES, WORKERS, _digest, read_positions
+from parallax.runtime.checkpoint.rows.touched_tables import Marks, Succession
 from parallax.runtime.checkpoint.storage import Storage
-from parallax.runtime.checkpoint.stored_tensors import Stored
-from parallax.runtime.checkpoint.touched_tables import Marks, Succession
 from parallax.runtime.checkpoint.writing import Moved
 from parallax.settings.parts import CheckPointConfig
 from tests.runtime.checkpoint.test_storage import Alone, Array
@@ -265,7 +265,7 @@ def test_rows_of_an_increment_that_could_not_be_written_are_not_lost(tmp_path: P
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patched:
-        patched.setattr("parallax.runtime.checkpoint.writer.run", full)
+        patched.setattr("parallax.runtime.checkpoint.files.writer.run", full)
         with pytest.raises(FilesFailed):
             job.save()
     assert job.both.any()

@@ -7,7 +7,15 @@ from dataclasses import replace
 
 import pytest
 
-from parallax.runtime.checkpoint.links import Followers, Header, RowsWritten, followers, header_from, others, strays
+from parallax.runtime.checkpoint.files.links import (
+    Followers,
+    Header,
+    RowsWritten,
+    followers,
+    header_from,
+    others,
+    strays,
+)
 
 W, V, A, B, C = ("0" * 31 + letter for letter in "abcde")
 FIRST, SECOND, THIRD = Header(A, W, W, 1, 1), Header(B, W, A, 2, 2), Header(C, W, B, 3, 3)

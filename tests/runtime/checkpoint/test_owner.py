@@ -15,9 +15,9 @@ from typing import Any
 import pytest
 
 from parallax.errors import CheckpointError
-from parallax.runtime.checkpoint import owner
 from parallax.runtime.checkpoint.checkpoints import Checkpoints
-from parallax.runtime.checkpoint.owner import OWNER, FolderClaim, FolderInUse, OwnerLimits, claim_of
+from parallax.runtime.checkpoint.files import owner
+from parallax.runtime.checkpoint.files.owner import OWNER, FolderClaim, FolderInUse, OwnerLimits, claim_of
 from parallax.settings.parts import CheckPointConfig
 from tests.runtime.checkpoint.test_storage import job, save
 

@@ -10,8 +10,8 @@ import pytest
 
 from parallax.cluster.machines import Cluster, Host, Ssh
 from parallax.errors import LaunchError
-from parallax.runtime.launcher import answering
-from parallax.runtime.launcher.answering import _hears, driver_address
+from parallax.runtime.launcher.restarts import answering
+from parallax.runtime.launcher.restarts.answering import _hears, driver_address
 
 WORD = "0123456789abcdef"
 

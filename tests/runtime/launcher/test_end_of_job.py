@@ -2,8 +2,8 @@ import signal
 
 import pytest
 
-from parallax.runtime.launcher.cause import STALLED
-from parallax.runtime.launcher.end_of_job import (
+from parallax.runtime.launcher.ending.cause import STALLED
+from parallax.runtime.launcher.ending.end_of_job import (
     EXIT_PREEMPTED,
     EXIT_STALLED,
     GRACE_S,
@@ -15,7 +15,7 @@ from parallax.runtime.launcher.end_of_job import (
     new_job,
     step,
 )
-from parallax.runtime.launcher.liveness import MPIRUN, Silence, silence_text
+from parallax.runtime.launcher.ending.liveness import MPIRUN, Silence, silence_text
 from parallax.runtime.supervisor.frames import Control, Exit, Pulse, Start
 from parallax.runtime.supervisor.limits import PREEMPTION, Limits
 from parallax.runtime.supervisor.machine import ReaderGone, SignalCame

@@ -5,8 +5,8 @@ import io
 import pytest
 
 from parallax.errors import LaunchError
-from parallax.runtime.launcher.output_files import OutputFiles
-from parallax.runtime.launcher.relay import Relay
+from parallax.runtime.launcher.output.output_files import OutputFiles
+from parallax.runtime.launcher.output.relay import Relay
 
 
 def test_files_hold_the_text_as_it_came_and_the_console_too(tmp_path):

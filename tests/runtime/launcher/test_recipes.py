@@ -10,7 +10,7 @@ import yaml
 
 from parallax.cluster.resource_file import parse_resource_text
 from parallax.runtime.launcher import mpirun
-from parallax.runtime.launcher.end_of_job import EXIT_PREEMPTED
+from parallax.runtime.launcher.ending.end_of_job import EXIT_PREEMPTED
 from parallax.runtime.launcher.job import Job
 from parallax.runtime.launcher.mpirun import Launcher, mpirun_argv
 from parallax.settings.parts import CheckPointConfig

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from parallax.runtime.launcher.output_files import OutputFiles
-from parallax.runtime.launcher.relay import BAR_EVERY_S, Relay
+from parallax.runtime.launcher.output.output_files import OutputFiles
+from parallax.runtime.launcher.output.relay import BAR_EVERY_S, Relay
 
 
 class Sink(io.BytesIO):

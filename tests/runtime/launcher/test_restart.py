@@ -5,12 +5,13 @@ from types import SimpleNamespace
 
 import pytest
 
-from parallax.runtime.launcher import cause, restart
-from parallax.runtime.launcher.cause import EndCause, Progress
-from parallax.runtime.launcher.end_of_job import FrameCame, Looked, StopsSeen, new_job, step
+from parallax.runtime.launcher.ending import cause
+from parallax.runtime.launcher.ending.cause import EndCause, Progress
+from parallax.runtime.launcher.ending.end_of_job import FrameCame, Looked, StopsSeen, new_job, step
 from parallax.runtime.launcher.launch import JobEnd
 from parallax.runtime.launcher.reach import HostsNotReady
-from parallax.runtime.launcher.restart import (
+from parallax.runtime.launcher.restarts import restart
+from parallax.runtime.launcher.restarts.restart import (
     FIRST_WAIT_S,
     LONGEST_WAIT_S,
     Again,
@@ -21,7 +22,7 @@ from parallax.runtime.launcher.restart import (
     choose_hosts,
     tell_of_hosts,
 )
-from parallax.runtime.launcher.restarting import RestartOptions, launch_restarting
+from parallax.runtime.launcher.restarts.restarting import RestartOptions, launch_restarting
 from parallax.runtime.supervisor.frames import Control, Exit, Pulse, Start
 from parallax.runtime.supervisor.limits import Limits
 from parallax.runtime.supervisor.machine import ReaderGone, SignalCame

@@ -13,12 +13,13 @@ import pytest
 
 from parallax.cluster.machines import Cluster, Host, Ssh, local_cluster
 from parallax.errors import LaunchError, PlanError
-from parallax.runtime.launcher import cause, restarting
-from parallax.runtime.launcher.answering import answering_hosts
-from parallax.runtime.launcher.cause import EndCause, Progress
+from parallax.runtime.launcher.ending import cause
+from parallax.runtime.launcher.ending.cause import EndCause, Progress
 from parallax.runtime.launcher.job import Job
 from parallax.runtime.launcher.launch import JobEnd
-from parallax.runtime.launcher.restarting import RestartOptions, launch_restarting
+from parallax.runtime.launcher.restarts import restarting
+from parallax.runtime.launcher.restarts.answering import answering_hosts
+from parallax.runtime.launcher.restarts.restarting import RestartOptions, launch_restarting
 
 LIMIT_S = 20.0
 LATER = "later"
@@ -160,7 +161,7 @@ def test_a_signal_ends_the_job_and_is_no_reason_to_start_it_again(stopped):
 
 
 def test_a_signal_while_a_restart_is_waited_for_is_heard(capfdbinary, monkeypatch):
-    monkeypatch.setattr("parallax.runtime.launcher.restart.FIRST_WAIT_S", 60.0)
+    monkeypatch.setattr("parallax.runtime.launcher.restarts.restart.FIRST_WAIT_S", 60.0)
     loaded = replace(KILLED, progress=replace(RAN, has_saved=False))
     played = Played([loaded, loaded, WELL], awaits_spare=False)
     timer = threading.Timer(1.0, os.kill, (os.getpid(), signal.SIGINT))
@@ -222,8 +223,8 @@ def test_hosts_answer_by_connecting_back(tmp_path, monkeypatch):
 
 
 def test_streams_for_text_alone_take_what_a_spare_says():
-    from parallax.runtime.launcher.relay import bytes_of
-    from parallax.runtime.launcher.spare import HeldStream
+    from parallax.runtime.launcher.output.relay import bytes_of
+    from parallax.runtime.launcher.restarts.spare import HeldStream
 
     text = io.StringIO()
     held = HeldStream(bytes_of(text))

@@ -7,8 +7,8 @@ import sys
 
 import pytest
 
-from parallax.runtime.launcher.output_files import OutputFiles
-from parallax.runtime.launcher.relay import Relay
+from parallax.runtime.launcher.output.output_files import OutputFiles
+from parallax.runtime.launcher.output.relay import Relay
 from parallax.runtime.supervisor.framework_log import (
     INFO,
     WARNING,

@@ -5,7 +5,7 @@ import pytest
 import tensorflow as tf
 
 from parallax.analysis.planner import make_plan
-from parallax.analysis.reading import record
+from parallax.analysis.reading.recording import record
 from parallax.analysis.stages import analyse
 from parallax.errors import ConfigError, GraphError, ParallaxError
 from parallax.plans.plan import PlanConstraints, one_host
@@ -13,7 +13,7 @@ from parallax.runtime.verify.first import check_comparable
 from parallax.runtime.verify.judging import MARGIN, OTHERS, VARIABLES, Verdict, judge, measure
 from parallax.runtime.verify.single import OneProcess, check_fits, joined_batch
 from parallax.runtime.verify.table import FOLDED_FROM, status, table_text, verdict_text
-from parallax.runtime.worker.feeds import read_feeds, train_op
+from parallax.runtime.worker.session.feeds import read_feeds, train_op
 from tests.mutations import for_all, mutated_bytes
 
 v1 = tf.compat.v1

@@ -7,7 +7,7 @@ import pytest
 import tensorflow.compat.v1 as tf
 from tensorflow.core.framework import graph_pb2, types_pb2
 
-from parallax.runtime.worker.bfloat16 import Products, effect, has_instructions, options_with, products_of
+from parallax.runtime.worker.session.bfloat16 import Products, effect, has_instructions, options_with, products_of
 from parallax.settings.environment import onednn_is_off
 
 FLOAT, HALF = types_pb2.DT_FLOAT, types_pb2.DT_BFLOAT16

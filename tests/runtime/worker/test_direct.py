@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from parallax.runtime.worker.direct import DirectRuns, can_be_direct
+from parallax.runtime.worker.session.direct import DirectRuns, can_be_direct
 
 v1 = tf.compat.v1
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from parallax.runtime.worker.exchange_report import ExchangeReport, Rounded
+from parallax.runtime.worker.reports.moved_bytes import ExchangeReport, Rounded
 from tests.report.html.plans import timed, untimed
 
 COUNTED = ExchangeReport(

@@ -2,10 +2,10 @@
 
 import tensorflow as tf
 
-from parallax.analysis.reading import record
+from parallax.analysis.reading.recording import record
 from parallax.analysis.stages import analyse, plan_for, rewrites_of
 from parallax.plans.plan import one_host
-from parallax.runtime.worker.names import Names
+from parallax.runtime.worker.session.names import Names
 from parallax.settings.config import Config
 from parallax.transform.building.editor import Worker
 from parallax.transform.pipeline import transform

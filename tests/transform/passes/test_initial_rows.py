@@ -9,14 +9,14 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from parallax.analysis.reading import record
+from parallax.analysis.reading.recording import record
 from parallax.analysis.stages import analyse, feasible, rewrites_of
 from parallax.graph.ownership import Ownership
 from parallax.graph.view import GraphView
 from parallax.plans.plan import PlanConstraints, one_host
 from parallax.plans.rewrites import Rewrites
 from parallax.runtime.measure.memory import resident_bytes
-from parallax.runtime.worker.graph_notes import tell_of_whole_values
+from parallax.runtime.worker.reports.graph_notes import tell_of_whole_values
 from parallax.transform.building.editor import Worker
 from parallax.transform.pipeline import WorkerGraph, transform
 from tests.equality import models

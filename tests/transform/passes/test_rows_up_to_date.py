@@ -8,9 +8,9 @@ from parallax.analysis.reading.capture import capture
 from parallax.errors import SessionError, TransformError
 from parallax.graph.row_updates import BRING_UP_TO_DATE, GATHER_ROWS, UPDATE_ROWS, states_of
 from parallax.graph.view import GraphView, split_tensor
-from parallax.runtime.worker.fetches import check_computed
-from parallax.runtime.worker.id_errors import id_error
+from parallax.runtime.worker.reports.id_errors import id_error
 from parallax.runtime.worker.script import what_text
+from parallax.runtime.worker.session.fetches import check_computed
 from parallax.transform.passes.rows_up_to_date import keep_up_to_date
 
 v1 = tf.compat.v1

@@ -1,0 +1,400 @@
+"""Tells which constants of a graph for a fixed batch lie along the batch, by what they meet, and makes them as long.
+
+A tensor whose rows are alike along an axis (zeros, ones, a fill) lies along the batch where it meets a tensor whose
+batch is open, axis by axis; where no variable has an axis of the batch's length, whatever it meets. So it is with a
+multiple of that length that some open axis had, and no other axis beside one. A number in the shape of a Reshape is the
+batch's where as many elements lie before it. Of constants that divide see batch_divisors.py.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Set
+from math import prod
+from types import MappingProxyType
+
+import numpy as np
+
+from parallax.analysis.reading.batches.batch_divisors import BatchDivisors
+from parallax.analysis.reading.batches.batch_lengths import (
+    Dims,
+    add_constant,
+    add_length,
+    add_measured,
+    add_rows,
+    add_shape,
+)
+from parallax.analysis.reading.batches.batch_numbers import BatchNumbers
+from parallax.analysis.reading.batches.left_constants import (
+    ARRAYS,
+    CUTS,
+    DIVIDES,
+    LENGTH_SLOT,
+    LISTS,
+    MULTIPLIES,
+    SHAPE_SLOT,
+    LeftConstants,
+    find_shape_slots,
+    is_shape_alone,
+)
+from parallax.analysis.reading.batches.open_lengths import (
+    broadcast_dims,
+    find_open_axis,
+    find_open_lengths,
+    find_picked,
+    fixed_shape,
+)
+from parallax.analysis.reading.recording.measured_tensors import MeasuredTensor
+from parallax.graph.control_flow import branches_of
+from parallax.graph.view import GraphView, split_tensor
+from parallax.types import Array, GraphDef, NodeDef
+
+_CONTRACTS = ("MatMul", "BatchMatMul", "BatchMatMulV2", "BatchMatMulV3", "Einsum")
+_MEASURED = re.compile(r"(^|/)(Shape|Size|shape|size|shape_as_tensor)(_\d+)?$")
+"""What TensorFlow calls a constant that it makes of the shape of a tensor, where that is known."""
+_COMPARES = ("Equal", "NotEqual")
+_JOINS = ("ConcatV2", "Pack")
+
+
+class BatchConstants:
+    """The constants of one graph.
+
+    Args:
+        view: the graph for the fixed batch.
+        forward: the nodes that are not autodiff's, and not of initial values.
+        losses: those of them that are differentiated.
+        divisors: the constants that divide sums over the batch.
+        length: of the batch.
+        batch: the tensor of which an axis is the batch, or which is its length; empty where the body of a function
+            takes none.
+        numbers: what numbers may be.
+        measured: constant -> of which tensor TensorFlow made it.
+
+    Attributes:
+        are_told: whether all constants that meet the batch were told apart.
+    """
+
+    def __init__(
+        self,
+        view: GraphView,
+        forward: Set[str],
+        losses: Set[str],
+        divisors: BatchDivisors,
+        length: int,
+        batch: str,
+        numbers: BatchNumbers,
+        measured: Mapping[str, MeasuredTensor] = MappingProxyType({}),
+    ) -> None:
+        self._measured, self._divisors = measured, divisors
+        self._view, self._forward, self._losses, self._length, self._batch = view, forward, losses, length, batch
+        self._changed: set[str] = set()
+        self._within = {node for node, branches in branches_of(view).items() if branches or not batch}
+        self._numbers = numbers
+        self.are_told = True
+
+    def change(self, seen: GraphView, opened: GraphDef) -> bool:
+        """Changes what can be told of a graph.
+
+        Args:
+            seen: the graph with an open batch, with its shapes as they are now.
+            opened: the same, which is changed.
+
+        Returns:
+            Whether there was anything.
+        """
+        self._numbers.lengths = find_open_lengths(self._view, seen, self._forward)
+        by_name = {node.name: node for node in opened.node}
+        count = len(self._changed)
+        for node in self._view.nodes:
+            if node in self._forward and node not in self._changed:
+                if node in self._measured:
+                    self._open_measured(seen, opened, node)
+                    continue
+                self._open_number(opened, by_name[node])
+                self._change(seen, opened, by_name[node])
+                self._open_any(opened, by_name[node])
+        return len(self._changed) > count
+
+    def has_left(self, seen: GraphView) -> bool:
+        """Whether losses take constants that may be of the batch, by their lengths or values, after all changes."""
+        measured = {constant for constant, one in self._measured.items() if seen.shape(one.tensor) is not None}
+        left = LeftConstants(self._view, self._forward, self._numbers, self._changed, measured | self._changed)
+        return left.are_of_losses(seen, self._losses, self._divisors.find_degrees(seen))
+
+    def _is_outside(self, node: str) -> bool:
+        """Whether a node is in no loop or branch: what is computed of the batch's length is not there."""
+        self.are_told &= node not in self._within
+        return node not in self._within
+
+    def _change(self, seen: GraphView, opened: GraphDef, node: NodeDef) -> None:
+        if node.op == "Reshape":
+            self._open_reshape(seen, opened, node)
+        elif node.op == "EnsureShape":
+            self._open_shape(seen, node)
+        elif node.op in ARRAYS:
+            self._open_elements(node)
+        elif node.op in _COMPARES:
+            self._open_comparison(seen, node)
+        elif node.op in CUTS:
+            self._open_cut(seen, opened, node)
+        elif node.op in (*DIVIDES, *MULTIPLIES):
+            self._open_divisor(seen, opened, node)
+        elif node.op in LISTS:
+            self.open_list(opened, node)
+        elif node.op == "LogicalAnd":
+            self._open_turns(seen, opened, node)
+        for slot, axis in self._meets(seen, node):
+            self.open_input(opened, node, slot, axis)
+
+    def _iterate_inputs(self, seen: GraphView, node: NodeDef) -> Iterator[tuple[int, Dims, int | None]]:
+        """Of each input: its place, its shape for the fixed batch, and its open axis."""
+        now = seen.inputs(node.name)
+        for slot, tensor in enumerate(self._view.inputs(node.name)):
+            fixed = fixed_shape(self._view, tensor)
+            if fixed is not None:
+                yield slot, fixed, find_open_axis(self._view, seen, now[slot])
+
+    def _open_reshape(self, seen: GraphView, opened: GraphDef, node: NodeDef) -> None:
+        fixed = fixed_shape(self._view, self._view.inputs(node.name)[0])
+        made = fixed_shape(self._view, f"{node.name}:0")
+        axis = find_open_axis(self._view, seen, seen.inputs(node.name)[0])
+        asked = seen.constant(seen.inputs(node.name)[1])
+        if fixed is None or made is None or axis is None or asked is None:
+            return
+        before = prod(fixed[:axis])
+        places = [p for p, n in enumerate(made) if n % self._length == 0 and prod(made[:p]) == before]
+        is_aligned = len(places) == 1
+        places = places or [p for p, n in enumerate(made) if n % self._length == 0]
+        if len(places) != 1:
+            self.are_told &= not places and -1 in asked
+            return
+        if int(asked[places[0]]) != -1:
+            self._changed.add(node.name)
+            wanted = [-1 if p == places[0] else n for p, n in enumerate(made)]
+            node.input[1] = add_constant(opened, node.name, np.asarray(wanted, asked.dtype), node.input[1])
+        elif is_aligned:
+            self._changed.add(f"{node.name}@1")  # its other lengths are widths
+
+    def _open_shape(self, seen: GraphView, node: NodeDef) -> None:
+        axis = find_open_axis(self._view, seen, seen.inputs(node.name)[0])
+        for place, dim in enumerate(node.attr["shape"].shape.dim):
+            if dim.size > 0 and (place == axis or (self._numbers.is_batch_alone and dim.size == self._length)):
+                self._changed.add(node.name)
+                dim.size = -1
+
+    def _open_elements(self, node: NodeDef) -> None:
+        """Has an array of tensors, or what reads all of it, promise no length of its elements that is the batch's."""
+        dims = node.attr["element_shape"].shape.dim
+        axis = self._numbers.find_axis(np.asarray([dim.size for dim in dims], np.int64))
+        if axis is not None:
+            self._changed.add(node.name)
+            dims[axis].size = -1
+
+    def open_list(self, opened: GraphDef, node: NodeDef) -> bool:
+        """Has a list of tensors, or what reads it, promise no length that is the batch's; gives whether one did."""
+        count, slot = len(self._changed), LISTS[node.op]
+        self._open_number(opened, node)
+        if "num_elements" in node.attr and self._numbers.find_factor(node.attr["num_elements"].i):
+            self._changed.add(node.name)
+            node.attr["num_elements"].i = -1
+        asked = self._view.constant(self._view.inputs(node.name)[slot])
+        if asked is None or asked.ndim != 1 or f"{node.name}@{slot}" in self._changed:
+            return len(self._changed) > count
+        places = [self._numbers.find_axis(asked)]
+        if node.op == "EmptyTensorList":  # what is put in has a shape of its own: to promise less is no harm
+            places = [place for place, n in enumerate(asked) if n > 0 and n % self._length == 0]
+        if set(places) - {None}:
+            self._changed.add(f"{node.name}@{slot}")
+            wanted = [-1 if place in places else n for place, n in enumerate(asked)]
+            node.input[slot] = add_constant(opened, node.name, np.asarray(wanted, asked.dtype), node.input[slot])
+        return len(self._changed) > count
+
+    def _open_comparison(self, seen: GraphView, node: NodeDef) -> None:
+        """Has a length that is compared with the batch's, and is equal to it, be that."""
+        one, other = (self._view.constant(tensor) for tensor in self._view.inputs(node.name))
+        is_equal = one is not None and other is not None and np.array_equal(one, other)
+        is_made = [split_tensor(tensor)[0] not in self._view.nodes for tensor in seen.inputs(node.name)]
+        if is_equal and any(is_made) and self._is_outside(node.name):
+            self._changed.add(node.name)
+            made = node.input[is_made.index(True)]
+            node.input[0], node.input[1] = made, made
+
+    def _open_turns(self, seen: GraphView, opened: GraphDef, node: NodeDef) -> None:
+        """Has a loop that takes at most one turn for each example, and counts as many, count these."""
+        by_name = {one.name: one for one in opened.node}
+        pair = [by_name[split_tensor(tensor)[0]] for tensor in seen.inputs(node.name)]
+        if any(one.op != "Less" for one in pair):
+            return
+        for counted, limit in (pair, pair[::-1]):
+            number, most = self._view.constant(self._view.inputs(counted.name)[1]), seen.inputs(limit.name)[1]
+            is_open = most == self._batch or f"{split_tensor(most)[0]}@0" in self._changed
+            is_alike = seen.dtype(most) == self._view.dtype(self._view.inputs(counted.name)[1])
+            if number is not None and is_open and is_alike and self._numbers.find_factor(int(number)):
+                self._changed.add(counted.name)
+                counted.input[1] = limit.input[1]
+
+    def _open_cut(self, seen: GraphView, opened: GraphDef, node: NodeDef) -> None:
+        """Has a slice begin or end where the batch ends, if it did so."""
+        axis = find_open_axis(self._view, seen, seen.inputs(node.name)[0])
+        fixed = fixed_shape(self._view, self._view.inputs(node.name)[0])
+        length = fixed[axis] if fixed is not None and axis is not None else 0
+        for slot in CUTS[node.op] if length and length % self._length == 0 else ():
+            asked = self._value(seen, seen.inputs(node.name)[slot])
+            place = int(asked[axis]) if asked is not None and axis is not None and len(asked) > axis else 0
+            if asked is None or axis is None or place not in (length, self._length):
+                continue
+            if self._is_outside(node.name):
+                self._changed.add(node.name)
+                name = f"{node.name}/{slot}"
+                node.input[slot] = add_shape(opened, self._batch, name, asked, axis, place // self._length)
+
+    def _value(self, seen: GraphView, tensor: str) -> Array | None:
+        """A constant, or a vector that a Pack or a ConcatV2 has of constants."""
+        node = split_tensor(tensor)[0]
+        if seen.op(node) not in _JOINS:
+            return seen.constant(tensor)
+        parts = [seen.constant(part) for part in seen.inputs(node)]
+        known = [part for part in parts[: len(parts) - (seen.op(node) == "ConcatV2")] if part is not None]
+        is_vector = len(known) + (seen.op(node) == "ConcatV2") == len(parts) and all(one.ndim < 2 for one in known)
+        return np.concatenate([np.reshape(one, [-1]) for one in known]) if is_vector else None
+
+    def _open_divisor(self, seen: GraphView, opened: GraphDef, node: NodeDef) -> None:
+        factor = self._divisors.find_factor(seen, node.name)
+        if factor and self._is_outside(node.name):
+            self._changed.add(node.name)
+            dtype, is_reciprocal = seen.dtype(f"{node.name}:0"), node.op in MULTIPLIES
+            node.input[1] = add_length(opened, self._batch, node.name, dtype, factor, is_reciprocal)
+
+    def _meets(self, seen: GraphView, node: NodeDef) -> Iterator[tuple[int, int]]:
+        """(input, axis) of what meets the batch along that axis and is as long as the fixed one."""
+        taken = list(self._iterate_inputs(seen, node))
+        made = fixed_shape(self._view, f"{node.name}:0")
+        begun = [(fixed, axis) for _, fixed, axis in taken if axis is not None]
+        if not begun or made is None or node.op in _CONTRACTS:
+            return
+        (fixed, axis) = max(begun, key=lambda one: len(one[0]))
+        from_right = len(fixed) - axis
+        is_broadcast = node.op in _JOINS or broadcast_dims([one for _, one, _ in taken]) == made
+        is_shape = find_shape_slots(node.op)
+        for slot, other, is_open in taken:
+            if is_shape[slot : slot + 1] == (True,):
+                continue
+            place = len(other) - from_right if is_broadcast else axis
+            if is_open is None and 0 <= place < len(other) and other[place] == fixed[axis] != 1:
+                yield slot, place
+
+    def open_input(self, opened: GraphDef, node: NodeDef, slot: int, axis: int) -> None:
+        """Has a node take a constant as long as the batch along an axis."""
+        maker = split_tensor(self._view.inputs(node.name)[slot])[0]
+        while self._view.op(maker) in ("Identity", "Cast") and maker in self._forward:
+            maker = split_tensor(self._view.inputs(maker)[0])[0]
+        shape_slot = SHAPE_SLOT.get(self._view.op(maker))
+        by_name = {one.name: one for one in opened.node}
+        if self._view.op(maker) == "Const":
+            value = self._view.constant(self._view.inputs(node.name)[slot])
+            if value is None or value.shape[axis] % self._length or not _is_alike(value, axis):
+                self.are_told = False
+                return
+            if not self._is_outside(node.name):
+                return
+            self._changed.add(f"{node.name}@{slot}")
+            name = f"{node.name}/{slot}"
+            row, factor = np.take(value, [0], axis), value.shape[axis] // self._length
+            node.input[slot] = add_rows(opened, self._batch, name, row, axis, value.shape, factor)
+        elif shape_slot is not None:
+            self._open_maker(opened, by_name[maker], shape_slot, axis)
+
+    def _open_maker(self, opened: GraphDef, maker: NodeDef, slot: int, axis: int) -> None:
+        """Has what makes a tensor of a shape make it as long as the batch along an axis."""
+        if maker.name in self._changed:
+            return
+        asked = self._value(self._view, self._view.inputs(maker.name)[slot])
+        if asked is None or (maker.op == "Tile" and asked[axis] == 1):
+            return  # its constant inputs are opened or left by themselves
+        if asked[axis] <= 0 or asked[axis] % self._length:
+            self.are_told = False
+            return
+        if not self._is_outside(maker.name):
+            return
+        self._changed.add(maker.name)
+        factor = int(asked[axis]) // self._length
+        maker.input[slot] = add_shape(opened, self._batch, maker.name, asked, axis, factor)
+
+    def _open_number(self, opened: GraphDef, node: NodeDef) -> None:
+        """Has a node take the batch's length where it takes a number that can but be that."""
+        slot = LENGTH_SLOT.get(node.op)
+        if slot is None or f"{node.name}@{slot}" in self._changed:
+            return
+        tensor = self._view.inputs(node.name)[slot]
+        number = self._view.constant(tensor)
+        if number is None or number.ndim > 0 or number.dtype.kind != "i":
+            return
+        find_factor = self._numbers.find_factor_of_number if node.op == "Cast" else self._numbers.find_factor
+        factor = find_factor(int(number))
+        if factor and self._is_outside(split_tensor(tensor)[0]):
+            self._changed.add(f"{node.name}@{slot}")
+            node.input[slot] = add_length(opened, self._batch, node.name, self._view.dtype(tensor), factor)
+
+    def _open_measured(self, seen: GraphView, opened: GraphDef, constant: str) -> None:
+        """Has TensorFlow measure a tensor again of which it made a constant, where its shape is open or unknown."""
+        measured, value = self._measured[constant], self._view.constant(f"{constant}:0")
+        axis = find_open_axis(self._view, seen, measured.tensor)
+        if seen.shape(measured.tensor) is None:
+            axis = self._numbers.find_axis(np.asarray(fixed_shape(self._view, measured.tensor) or ()))
+        if axis is not None and value is not None and self._is_outside(constant):
+            self._changed.add(constant)
+            dtype = seen.dtype(measured.tensor)
+            made = add_measured(opened, measured, dtype, constant, value)
+            self._replace(opened, constant, made, axis)
+
+    def _open_any(self, opened: GraphDef, maker: NodeDef) -> None:
+        """Opens what makes a tensor that can but be of the batch: no variable has an axis of its length."""
+        if maker.name in self._changed:
+            return
+        if maker.op in SHAPE_SLOT:
+            asked = self._value(self._view, self._view.inputs(maker.name)[SHAPE_SLOT[maker.op]])
+            axis = self._numbers.find_axis(asked) if asked is not None and asked.ndim == 1 else None
+            if axis is not None:
+                self._open_maker(opened, maker, SHAPE_SLOT[maker.op], axis)
+        elif maker.op == "Const":
+            value = self._view.constant(f"{maker.name}:0")
+            if value is not None and value.dtype.kind == "i" and _MEASURED.search(maker.name):
+                self._open_shape_constant(opened, maker, value)
+                return
+            axis = self._numbers.find_axis(np.asarray(value.shape)) if value is not None else None
+            if value is None or axis is None or is_shape_alone(self._view, maker.name, self._forward):
+                return
+            self.are_told &= _is_alike(value, axis)
+            if not _is_alike(value, axis) or not self._is_outside(maker.name):
+                return
+            self._changed.add(maker.name)
+            row, factor = np.take(value, [0], axis), value.shape[axis] // self._length
+            rows = add_rows(opened, self._batch, maker.name, row, axis, tuple(value.shape), factor)
+            self._replace(opened, maker.name, rows)
+
+    def _open_shape_constant(self, opened: GraphDef, maker: NodeDef, value: Array) -> None:
+        """Has what TensorFlow has measured of a tensor of known shape, and made a constant, have the batch's length."""
+        axis = self._numbers.find_axis(np.reshape(value, [-1])) if value.ndim < 2 else None
+        if axis is None or maker.name in self._within:
+            return
+        self._changed.add(maker.name)
+        factor = int(np.reshape(value, [-1])[axis]) // self._length
+        if value.ndim == 0:
+            made = add_length(opened, self._batch, maker.name, self._view.dtype(f"{maker.name}:0"), factor)
+        else:
+            made = add_shape(opened, self._batch, maker.name, value, axis, factor)
+        self._replace(opened, maker.name, made, axis)
+
+    def _replace(self, opened: GraphDef, constant: str, made: str, axis: int = 0) -> None:
+        """Has the forward pass take something else for a constant; of a Reshape's shape there is a rule of its own."""
+        for node in opened.node:
+            for slot, taken in enumerate(node.input if node.name in self._forward else ()):
+                if taken in (constant, f"{constant}:0") and (node.op, slot) != ("Reshape", 1):
+                    if node.op == "StridedSlice" and slot == 0 and axis not in find_picked(self._view, node.name):
+                        self._changed.add(f"{node.name}@{slot}")
+                        continue
+                    node.input[slot] = made
+
+
+def _is_alike(value: Array, axis: int) -> bool:
+    return bool(np.all(value == np.take(value, [0], axis)))

@@ -1,0 +1,193 @@
+"""Tells how tensors of an opened graph grow with the batch: a sum of its examples by degree 1, a mean by degree 0."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence, Set
+from typing import NamedTuple
+
+from parallax.analysis.reading.batches.open_lengths import find_open_axis
+from parallax.analysis.reading.recording.recorded_gradients import Record
+from parallax.graph.view import GraphView, split_tensor
+
+_AS_FIRST = """
+    Abs BatchToSpaceND BroadcastTo Cast EnsureShape ExpandDims Gather GatherV2 Identity MirrorPad Neg Pad
+    PlaceholderWithDefault PreventGradient Relu Reshape Reverse ReverseV2 Roll Slice Snapshot SpaceToBatchND Squeeze
+    StopGradient StridedSlice Switch Tile Transpose
+    """.split()
+"""Ops whose results grow as their first input does; the others are shapes and places."""
+_AS_MOST = """
+    Add AddN AddV2 BiasAdd ConcatV2 Maximum Merge Minimum Pack Select SelectV2 Sub Unpack
+    """.split()
+_MEANS = ("All", "Any", "ArgMax", "ArgMin", "Max", "Mean", "Min")
+_PRODUCTS = ("BatchMatMul", "BatchMatMulV2", "BatchMatMulV3", "Einsum", "MatMul", "Mul", "MulNoNan")
+_QUOTIENTS = ("Div", "DivNoNan", "RealDiv")
+_POWERS = {"Inv": -1.0, "L2Loss": 2.0, "Reciprocal": -1.0, "Rsqrt": -0.5, "Sqrt": 0.5, "Square": 2.0}
+_STATISTICS = ("FusedBatchNorm", "FusedBatchNormV2", "FusedBatchNormV3")
+
+
+class DeliveredGradient(NamedTuple):
+    """Of what autodiff delivered a gradient.
+
+    Attributes:
+        losses: the tensors that were differentiated.
+        target: by which one they were; empty where rows of it were delivered, one for each lookup.
+    """
+
+    losses: tuple[str, ...]
+    target: str
+
+
+def gradients_of(records: Sequence[Record], names: Mapping[str, str]) -> dict[str, DeliveredGradient]:
+    """The gradients that autodiff delivered.
+
+    Args:
+        records: of autodiff.
+        names: what gives batches -> the same with an open batch.
+    """
+    return {
+        values: DeliveredGradient(record.of, names.get(target, target) if indices is None else "")
+        for record in records
+        for target, values, indices in record.gradients
+    }
+
+
+class BatchDegrees:
+    """The degrees of one graph's tensors.
+
+    What is made of a tensor example by example is of its degree, whatever its values are.
+
+    Args:
+        view: the graph for the fixed batch.
+        seen: the same with an open batch.
+        forward: the nodes that are not autodiff's: of what this has computed only what it delivered is known.
+        losses: nodes that are differentiated: autodiff adds up what they have for each example.
+        delivered: tensor -> of what autodiff delivered it.
+        divided: nodes that divide by a constant that is the batch's length.
+    """
+
+    def __init__(
+        self,
+        view: GraphView,
+        seen: GraphView,
+        forward: Set[str],
+        losses: Set[str],
+        delivered: Mapping[str, DeliveredGradient],
+        divided: Set[str],
+    ) -> None:
+        self._view, self._seen, self._forward, self._losses = view, seen, forward, losses
+        self._delivered, self._divided = delivered, divided
+        self._degrees: dict[str, float | None] = {}
+
+    def find_degree(self, tensor: str) -> float | None:
+        """By which power of the batch's length a tensor grows; None where that is not known."""
+        if not self._degrees:
+            self._find_all(self._seen.nodes.keys())
+        return self._degrees[tensor]
+
+    def of_others(self, beside: Set[str]) -> BatchDegrees:
+        """The degrees of nodes that the graph with an open batch has not; none of them takes a tensor with its axis."""
+        found = BatchDegrees(self._view, self._view, beside, self._losses, {}, self._divided)
+        self._find_all(self._seen.nodes.keys())
+        found._degrees = {tensor: self._find_delivered(tensor) for tensor in self._delivered} | self._degrees
+        found._find_all(beside)
+        return found
+
+    def _find_all(self, nodes: Set[str]) -> None:
+        before = None
+        while before != self._degrees:  # gradients may come before the loss that they are of
+            before = dict(self._degrees)
+            for node in self._seen.topological_order():
+                if node in nodes:
+                    degree = self._find_degree_of(node)
+                    for tensor in self._seen.outputs(node):
+                        self._degrees[tensor] = self._find_delivered(tensor) if tensor in self._delivered else degree
+
+    def _find_delivered(self, tensor: str) -> float | None:
+        """The degree of a gradient: its loss's, and one less for each example's own."""
+        losses, target = self._delivered[tensor]
+        known = [self._degrees.get(loss) for loss in losses]
+        found = [d + self.has_axis(loss) for d, loss in zip(known, losses, strict=True) if d is not None]
+        return max(found) - (bool(target) and self.has_axis(target)) if len(found) == len(known) > 0 else None
+
+    def is_mean(self, tensor: str, node: str) -> bool:
+        """Whether what a node makes of a tensor with the batch's axis is at last averaged over it; else a mean.
+
+        Args:
+            tensor: of the graph with an open batch.
+            node: takes it, and works example by example.
+        """
+        if not self.has_axis(tensor):
+            return self.find_degree(tensor) == 0
+        waiting, reached = [f"{node}:0"], {f"{node}:0"}
+        while waiting:
+            one = waiting.pop()
+            if split_tensor(one)[0] in self._losses:
+                return False
+            for taker in (edge.node for edge in self._seen.consumers(one) if self._is_forward(edge.node)):
+                made = [t for t in self._seen.outputs(taker) if self.has_axis(t)]
+                if not made and self._seen.outputs(taker) and self._seen.op(taker) not in _MEANS:
+                    return False
+                waiting += [t for t in made if t not in reached]
+                reached.update(made)
+        return True
+
+    def has_axis(self, tensor: str) -> bool:
+        """Whether an axis of a tensor is the batch's."""
+        return find_open_axis(self._view, self._seen, tensor) is not None
+
+    def _is_forward(self, node: str) -> bool:
+        return node in self._forward or node not in self._view.nodes
+
+    def _find_degree_of(self, node: str) -> float | None:
+        seen, op = self._seen, self._seen.op(node)
+        inputs = seen.inputs(node)
+        if not inputs or not self._is_forward(node):
+            return None if inputs else 0.0
+        known = [self._degrees.get(tensor, 0.0) for tensor in inputs]  # a turn of a loop is not known before it
+        axes = [self.has_axis(tensor) for tensor in inputs]
+        is_gone = any(axes) and not any(map(self.has_axis, seen.outputs(node)))
+        if op in _MEANS:
+            return known[0]
+        if op in _AS_FIRST:
+            return self._find_length(node) if known[0] is None else known[0]
+        if op in ("Size", "Shape"):
+            return float(axes[0]) if op == "Size" else None
+        if node in self._divided:
+            return None if known[0] is None else known[0] - 1.0
+        degrees = [degree for degree in known if degree is not None]
+        if len(degrees) < len(known):
+            return None
+        if op in _AS_MOST:
+            return max(degrees[1:] if op.startswith("Select") else degrees)
+        if op in _PRODUCTS:
+            return sum(degrees) + is_gone
+        if op in _QUOTIENTS:
+            return degrees[0] - degrees[1]
+        if op in _POWERS:
+            return degrees[0] * _POWERS[op] + is_gone
+        if op == "SquaredDifference":
+            return 2.0 * max(degrees)
+        if op == "Pow" and (power := seen.constant(inputs[1])) is not None and power.ndim == 0:
+            return degrees[0] * float(power)
+        if is_gone:  # a sum over the batch, or what may be one
+            return degrees[0] + (op not in _STATISTICS)
+        return None if any(degrees) or self._is_along_batch(node) else 0.0
+
+    def _is_along_batch(self, node: str) -> bool:
+        """Whether an op works along the batch: its results are not told example by example."""
+        seen = self._seen
+        if seen.op(node) not in ("Softmax", "Cumsum"):
+            return False
+        rows = seen.inputs(node)[0]
+        return find_open_axis(self._view, seen, rows) == len(seen.shape(rows) or ()) - 1
+
+    def _find_length(self, node: str) -> float | None:
+        """The degree of an entry of a shape, which a slice takes."""
+        seen = self._seen
+        shape, *bounds = seen.inputs(node)
+        of = split_tensor(seen.source(shape))[0]
+        begin = seen.constant(bounds[0]) if seen.op(node) == "StridedSlice" and seen.op(of) == "Shape" else None
+        if begin is None or len(begin) != 1 or not seen.flag(node, "shrink_axis_mask"):
+            return None
+        axis = find_open_axis(self._view, seen, seen.inputs(of)[0])
+        return float(axis == int(begin[0])) if axis is not None else None

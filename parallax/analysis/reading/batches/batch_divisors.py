@@ -1,0 +1,116 @@
+"""Finds the constants by which sums over a fixed batch are divided, and which are its length.
+
+What divides a sum over the batch, and is as large as its length, is taken for that: a trained loss is a mean of its
+examples. What divides a mean over the batch is a number of its own. So it is with the gradients of a sum, or of a mean.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Set
+from types import MappingProxyType
+
+import numpy as np
+
+from parallax.analysis.reading.batches.batch_degrees import BatchDegrees, DeliveredGradient
+from parallax.analysis.reading.batches.batch_lengths import add_length
+from parallax.analysis.reading.batches.batch_numbers import BatchNumbers
+from parallax.analysis.reading.batches.left_constants import DIVIDES, MULTIPLIES
+from parallax.graph.view import GraphView
+from parallax.types import GraphDef
+
+_NONE: Mapping[str, DeliveredGradient] = MappingProxyType({})
+
+
+class BatchDivisors:
+    """The divisors of one graph.
+
+    Args:
+        view: the graph for the fixed batch.
+        forward: the nodes that are not autodiff's, and not of initial values.
+        losses: those of them that are differentiated.
+        length: of the batch.
+        numbers: what numbers may be.
+        delivered: tensor -> of what autodiff delivered it.
+
+    Attributes:
+        are_told: whether all that scales gradients was told apart.
+    """
+
+    def __init__(
+        self,
+        view: GraphView,
+        forward: Set[str],
+        losses: Set[str],
+        length: int,
+        numbers: BatchNumbers,
+        delivered: Mapping[str, DeliveredGradient] = _NONE,
+    ) -> None:
+        self._view, self._forward, self._losses = view, forward, losses
+        self._length, self._numbers, self._delivered = length, numbers, delivered
+        self._divided: set[str] = set()
+        self.are_told = True
+
+    def find_degrees(self, seen: GraphView) -> BatchDegrees:
+        """How the tensors of a graph grow with the batch, where divisors are its length that were found to be that."""
+        return BatchDegrees(self._view, seen, self._forward, self._losses, self._delivered, self._divided)
+
+    def find_factor(self, seen: GraphView, node: str) -> int:
+        """By how many times the batch's length a node divides a sum over the batch; else 0."""
+        number = self._find_number(seen, node)
+        factor = 1 if number == self._length else self._numbers.find_factor(number)
+        if not factor or self.find_degrees(seen).has_axis(seen.inputs(node)[0]):
+            return 0
+        degree = self.find_degrees(seen).find_degree(seen.inputs(node)[0])
+        if degree is None or degree < 1:
+            return 0
+        self._divided.add(node)
+        return factor
+
+    def open_beside(self, seen: GraphView, opened: GraphDef, batch: str, beside: Set[str]) -> None:
+        """Has what divides gradients of a sum over the batch by its length divide them by that of an open one.
+
+        Args:
+            seen: the graph with an open batch, without some nodes.
+            opened: the graph with an open batch, which is changed.
+            batch: the tensor of open length that the batch is.
+            beside: the nodes that `seen` has not.
+        """
+        by_name = {one.name: one for one in opened.node}
+        divides = [
+            node
+            for node in self._view.nodes
+            if node in beside and self._view.op(node) in (*DIVIDES, *MULTIPLIES) and self._find_scaled(node) is not None
+        ]
+        if not divides:
+            return
+        degrees = self.find_degrees(seen).of_others(beside)
+        for node in divides:
+            slot = self._find_scaled(node)
+            degree = degrees.find_degree(self._view.inputs(node)[slot or 0])
+            if degree is None or degree < 1:
+                continue
+            if self._view.op(node) in MULTIPLIES:  # a rate of learning may be as large
+                self.are_told = False
+                continue
+            dtype = self._view.dtype(f"{node}:0")
+            by_name[node].input[1] = add_length(opened, batch, node, dtype, 1)
+
+    def _find_scaled(self, node: str) -> int | None:
+        """Which input of a node is divided by what may be the batch's length, or multiplied by one by it."""
+        constants = [self._view.constant(tensor) for tensor in self._view.inputs(node)]
+        is_product = self._view.op(node) in MULTIPLIES
+        for slot, value in enumerate(constants if is_product else constants[1:], 0 if is_product else 1):
+            if value is not None and value.size == 1 and self._invert(float(value.item()), is_product) == self._length:
+                return 1 - slot
+        return None
+
+    def _find_number(self, seen: GraphView, node: str) -> int:
+        """The whole number by which a node divides its first input; else 0."""
+        value, is_product = seen.constant(seen.inputs(node)[1]), seen.op(node) in MULTIPLIES
+        if value is None or value.size != 1 or (is_product and np.issubdtype(value.dtype, np.integer)):
+            return 0
+        return self._invert(float(value.item()), is_product)
+
+    def _invert(self, number: float, is_product: bool) -> int:
+        asked = 1 / number if is_product and number else number
+        return round(asked) if np.isfinite(asked) and np.isclose(asked, np.round(asked), rtol=1e-6) else 0

@@ -1,0 +1,109 @@
+"""Adds ops to a graph that compute what a constant was for a fixed batch, of the length of an open one.
+
+The length is that of the first open axis of a tensor, or a scalar.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import tensorflow as tf
+
+from parallax.analysis.reading.recording.measured_tensors import MeasuredTensor
+from parallax.graph.view import split_tensor, tensor_name
+from parallax.types import Array, GraphDef
+
+Dims = tuple[int, ...]
+
+
+def add_constant(opened: GraphDef, name: str, value: Array, instead: str) -> str:
+    """A constant in place of another, in the same loops and branches; gives its tensor, as all of these do."""
+    with tf.Graph().as_default() as graph:
+        tf.constant(value, name="value")
+    made = _move_in(opened, graph.as_graph_def(), "", name)
+    before = next(one for one in opened.node if one.name == split_tensor(tensor_name(instead))[0])
+    opened.node[-1].input.extend(waited for waited in before.input if waited.startswith("^"))
+    return made
+
+
+def add_shape(opened: GraphDef, batch: str, name: str, asked: Array, axis: int, factor: int) -> str:
+    """A vector of lengths, of which one is a multiple of the batch's.
+
+    Args:
+        opened: the graph, which is changed.
+        batch: the tensor of open length that a batch is.
+        name: what the ops are called, below `parallax_opened/`.
+        asked: the vector for the fixed batch.
+        axis: which of its entries.
+        factor: how many times the batch's length that is.
+    """
+    with tf.Graph().as_default() as graph:
+        rows = _length(opened, batch, asked.dtype, factor)
+        tf.stack(
+            [rows if place == axis else tf.constant(n, asked.dtype) for place, n in enumerate(asked)], name="value"
+        )
+    return _move_in(opened, graph.as_graph_def(), batch, name)
+
+
+def add_rows(opened: GraphDef, batch: str, name: str, row: Array, axis: int, shape: Dims, factor: int) -> str:
+    """What is alike along an axis, as long there as a multiple of the batch."""
+    with tf.Graph().as_default() as graph:
+        rows = _length(opened, batch, np.dtype(np.int32), factor)
+        dims = [rows if place == axis else tf.constant(n, tf.int32) for place, n in enumerate(shape)]
+        tf.broadcast_to(tf.constant(row), tf.stack(dims), name="value")
+    return _move_in(opened, graph.as_graph_def(), batch, name)
+
+
+def add_measured(opened: GraphDef, measured: MeasuredTensor, dtype: int, name: str, value: Array) -> str:
+    """What TensorFlow made of a tensor when its shape was known, made of it again.
+
+    Args:
+        opened: the graph, which is changed.
+        measured: of which tensor.
+        dtype: of that tensor.
+        name: of the constant.
+        value: of the constant.
+    """
+    with tf.Graph().as_default() as graph:
+        stand_in = tf.compat.v1.placeholder(tf.as_dtype(dtype), None, name="batch")
+        if measured.what == "size":
+            tf.size(stand_in, value.dtype, name="value")
+        elif measured.what == "shape":
+            tf.shape(stand_in, value.dtype, name="value")
+        else:
+            tf.fill(tf.shape(stand_in), tf.constant(value.flat[0]), name="value")
+    return _move_in(opened, graph.as_graph_def(), measured.tensor, name)
+
+
+def add_length(
+    opened: GraphDef, batch: str, name: str, dtype: int, factor: int = 1, is_reciprocal: bool = False
+) -> str:
+    """A multiple of the batch's length, or one by it, as a number of a type."""
+    with tf.Graph().as_default() as graph:
+        rows = tf.cast(_length(opened, batch, np.dtype(np.int32), factor), tf.as_dtype(dtype))
+        tf.identity(1 / rows if is_reciprocal else rows, name="value")
+    return _move_in(opened, graph.as_graph_def(), batch, name)
+
+
+def _length(opened: GraphDef, batch: str, dtype: np.dtype, factor: int) -> tf.Tensor:
+    node = next(one for one in opened.node if one.name == split_tensor(batch)[0])
+    shape = [None if dim.size < 0 else int(dim.size) for dim in node.attr["shape"].shape.dim]
+    stand_in = tf.compat.v1.placeholder(tf.as_dtype(node.attr["dtype"].type), shape, name="batch")
+    if shape:
+        rows = tf.shape(stand_in, out_type=tf.as_dtype(dtype))[shape.index(None)]
+    else:
+        rows = tf.cast(stand_in, tf.as_dtype(dtype))
+    return rows if factor == 1 else rows * factor
+
+
+def _move_in(opened: GraphDef, made: GraphDef, batch: str, name: str) -> str:
+    """Adds a small graph's nodes under a name, its placeholder replaced by a batch; gives its result."""
+    scope = f"parallax_opened/{name}"
+    for node in made.node:
+        if node.name == "batch":
+            continue
+        copy = opened.node.add()
+        copy.CopyFrom(node)
+        copy.name = f"{scope}/{node.name}"
+        for slot, taken in enumerate(node.input):
+            copy.input[slot] = batch if taken.split(":")[0] == "batch" else f"{scope}/{taken}"
+    return f"{scope}/value"

@@ -1,0 +1,312 @@
+"""Opens the batch of a script's graph that was built for a fixed one, and has TensorFlow derive its gradients again.
+
+Autodiff folds a fixed batch into constants, which nothing tells from widths. So what gives batches is seen with an open
+first dimension, constants of the forward pass that lie along it are made as long as the batch, and `tf.gradients` is
+asked again for what the script asked, which gives Shape and Size ops in place of constants. What the script built on
+the old gradients takes the new ones. Where anything of this cannot be told there is no such graph, and the reason is
+given: losses are then taken for means of each worker's batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence, Set
+from dataclasses import dataclass
+
+import tensorflow as tf
+
+from parallax.analysis.reading.batches.batch_constants import BatchConstants
+from parallax.analysis.reading.batches.batch_degrees import gradients_of
+from parallax.analysis.reading.batches.batch_divisors import BatchDivisors
+from parallax.analysis.reading.batches.batch_numbers import BatchNumbers
+from parallax.analysis.reading.batches.left_constants import LeftConstants
+from parallax.analysis.reading.batches.open_batches import SOURCES, is_assigned
+from parallax.analysis.reading.batches.open_bodies import OpenBodies, drop_shapes
+from parallax.analysis.reading.batches.open_lengths import find_open_axis
+from parallax.analysis.reading.batches.replaced_gradients import replace_gradients
+from parallax.analysis.reading.recording.measured_tensors import MeasuredTensor
+from parallax.analysis.reading.recording.old_contexts import Contexts, import_with_contexts, in_style_of, is_whole
+from parallax.analysis.reading.recording.recorded_gradients import Record, losses_of, records_in
+from parallax.graph.batches import mark_opened
+from parallax.graph.view import GraphView, split_tensor
+from parallax.types import Graph, GraphDef
+
+SCOPE = "parallax_opened"
+_MOST_PASSES, _MOST_LETTERS = 12, 120
+_REFERENCES = ("VariableV2", "Variable")
+_LEADING = (3, 9, 21)  # types.proto: int32, int64, variant
+_NOT_DERIVED = (
+    *(ValueError, TypeError, LookupError, AttributeError, AssertionError, NotImplementedError),
+    tf.errors.OpError,
+)
+"""What TensorFlow raises of shapes that do not agree, and of ops that it cannot differentiate in a graph as read."""
+
+
+@dataclass(frozen=True, slots=True)
+class OpenedGraph:
+    """A graph with its batch open.
+
+    Attributes:
+        view: the graph.
+        records: what autodiff delivered in it.
+        gradients: tensor that autodiff delivered -> the tensor of the script's graph in the place of which it is.
+    """
+
+    view: GraphView
+    records: tuple[Record, ...]
+    gradients: Mapping[str, str]
+
+
+def open_fixed_batch(
+    view: GraphView,
+    records: Sequence[Record],
+    initial: Set[str],
+    contexts: Contexts,
+    measured: Mapping[str, MeasuredTensor],
+) -> OpenedGraph | str:
+    """The graph with its batch open; or why that cannot be had, a sentence without its stop.
+
+    Args:
+        view: the captured graph.
+        records: what autodiff delivered.
+        initial: nodes that initial values need.
+        contexts: of its loops and conditionals of the old style.
+        measured: constant -> of which tensor TensorFlow made it.
+    """
+    if not records or not all(record.is_plain for record in records if record.gradients):
+        return "not all gradients were asked of tf.gradients, by tensors, after parallax was imported"
+    autodiff = frozenset[str]().union(*(record.ops for record in records))
+    losses = losses_of(records)
+    delivered = {split_tensor(t)[0] for record in records for _, *found in record.gradients for t in found if t}
+    of_losses = view.ancestors(losses) - autodiff
+    forward = of_losses | (view.nodes.keys() - autodiff - initial)
+    sources = [
+        tensor
+        for node in view.nodes
+        if node in forward and node not in initial and view.op(node) in SOURCES
+        for tensor in view.outputs(node)
+        if view.shape(tensor)
+    ]
+    lengths = {(view.shape(tensor) or (None,))[0] for tensor in sources if split_tensor(tensor)[0] in of_losses}
+    length = lengths.pop() if len(lengths) == 1 else None
+    if length is None or length < 2:
+        several = ", ".join(sorted(map(str, {*lengths, length} - {None})))
+        return f"no input of its losses says what their batch is{f' (first dimensions: {several})' if several else ''}"
+    fixed = f"the batch is built for {length} examples, and cannot be opened"
+    sources = [t for t in sources if (view.shape(t) or (None,))[0] == length and not is_assigned(view, t)]
+    try:
+        opened = _with_open_sources(view, sources, length, initial)
+        needed = _find_part_of_losses(view, sources, losses, autodiff) if contexts.are_none else view.nodes.keys()
+        numbers = BatchNumbers(view, forward, length)
+        names = {tensor: f"{SCOPE}_{number}:0" for number, tensor in enumerate(sources)}
+        measured = {
+            constant: one._replace(tensor=names.get(one.tensor, one.tensor))
+            for constant, one in measured.items()
+            if constant in needed
+        }
+        parts, batch = (forward & needed, losses & forward), f"{SCOPE}_0:0"
+        divisors = BatchDivisors(view, *parts, length, numbers, gradients_of(records, names))
+        constants = BatchConstants(view, *parts, divisors, length, batch, numbers, measured)
+        bodies, running = OpenBodies(view, length, numbers), [node for node in view.nodes if node in parts[0]]
+        beside = view.nodes.keys() - needed
+        for _ in range(_MOST_PASSES):
+            graph = _import_graph(opened, beside, contexts)
+            seen, before = GraphView(graph.as_graph_def(add_shapes=True)), opened.SerializeToString(deterministic=True)
+            if _open_delivered(view, seen, opened, records):
+                continue
+            if not constants.change(seen, opened) and not bodies.change(seen, opened, running, constants):
+                is_told = constants.are_told and bodies.are_told and not constants.has_left(seen)
+                is_told = is_told and not LeftConstants(view, forward, numbers, set()).are_of_gradients(delivered)
+                divisors.open_beside(seen, opened, batch, beside & forward)
+                is_told = is_told and divisors.are_told
+                if opened.SerializeToString(deterministic=True) != before:  # nothing that shapes depend on
+                    graph = _import_graph(opened, beside, contexts)
+                if is_told and not contexts.are_none:
+                    is_told = is_whole(graph, GraphView(opened).ancestors(losses) - autodiff)
+                derived = _derive_gradients(view, graph, opened, beside, records) if is_told else None
+                return derived or f"{fixed}, as constants of that size may be the batch or a width"
+        return f"{fixed} in {_MOST_PASSES} passes"
+    except _NOT_DERIVED as error:
+        return f"{fixed}: {type(error).__name__}: {str(error).partition(chr(10))[0][:_MOST_LETTERS]}"
+
+
+def _with_open_sources(view: GraphView, sources: Sequence[str], length: int, initial: Set[str]) -> GraphDef:
+    """The graph, in which all takes what gives batches with an open first dimension."""
+    opened = {tensor: f"{SCOPE}_{number}" for number, tensor in enumerate(sources)}
+    changed = type(view.graph_def)()
+    changed.CopyFrom(view.graph_def)
+    for function in changed.library.function:
+        drop_shapes(function.node_def)
+    by_name = {node.name: node for node in changed.node}
+    for tensor, name in opened.items():
+        for edge in view.consumers(tensor):
+            if edge.node not in initial:
+                by_name[edge.node].input[edge.slot] = name
+    for tensor, name in opened.items():
+        made = changed.node.add(name=name, op="PlaceholderWithDefault", input=[tensor])
+        made.attr["dtype"].type = view.dtype(tensor)
+        for axis, size in enumerate(view.shape(tensor) or ()):
+            made.attr["shape"].shape.dim.add(size=-1 if axis == 0 or size is None else size)
+        mark_opened(made, length)
+    return changed
+
+
+def _open_delivered(view: GraphView, seen: GraphView, opened: GraphDef, records: Sequence[Record]) -> bool:
+    """Has what is computed of gradients see them open where their targets are; gives whether any were not."""
+    by_name, count = {node.name: node for node in opened.node}, len(opened.node)
+    autodiff = frozenset[str]().union(*(record.ops for record in records))
+    delivered = {
+        values: target for record in records for target, values, indices in record.gradients if indices is None
+    }
+    for values, target in delivered.items():
+        name, takers = _seen_open(values), [edge for edge in view.consumers(values) if edge.node not in autodiff]
+        is_there = all(split_tensor(tensor)[0] in seen.nodes for tensor in (values, target))
+        if name in by_name or not takers or not is_there or find_open_axis(view, seen, target) is None:
+            continue
+        made = opened.node.add(name=name, op="PlaceholderWithDefault", input=[values])
+        made.attr["dtype"].type = view.dtype(values)
+        made.attr["shape"].shape.CopyFrom(tf.TensorShape(seen.shape(target)).as_proto())
+        for edge in takers:
+            by_name[edge.node].input[edge.slot] = name
+    return len(opened.node) > count
+
+
+def _seen_open(gradient: str) -> str:
+    """The name of what stands for a gradient until it is derived again."""
+    return f"{SCOPE}_delivered/{gradient.replace(':', '_')}"
+
+
+def _import_graph(opened: GraphDef, beside: Set[str], contexts: Contexts) -> Graph:
+    """A graph of all nodes but some, that none of the others need; TensorFlow infers the shapes."""
+    bare = _without(opened, beside)
+    drop_shapes(bare.node)
+    if not contexts.are_none:
+        return import_with_contexts(bare, contexts)
+    with tf.Graph().as_default() as graph:
+        tf.graph_util.import_graph_def(bare, name="")
+    return graph
+
+
+def _find_part_of_losses(view: GraphView, sources: Sequence[str], losses: Set[str], autodiff: Set[str]) -> set[str]:
+    """What losses need, and what is computed of batches outside of autodiff, with what that needs."""
+    begin = {split_tensor(tensor)[0] for tensor in sources}
+    return view.ancestors(losses | view.reach(begin, view.nodes.keys() - autodiff))
+
+
+def _without(opened: GraphDef, beside: Set[str]) -> GraphDef:
+    """A copy of a graph without some nodes, that none of the others need."""
+    part = type(opened)(versions=opened.versions, library=opened.library)
+    for node in opened.node:
+        if node.name not in beside:
+            part.node.add().CopyFrom(node)
+            part.node[-1].attr.pop("_class", None)  # a place may be that of a node that is not there
+    return part
+
+
+def _derive_gradients(
+    fixed: GraphView, graph: Graph, opened: GraphDef, beside: Set[str], records: Sequence[Record]
+) -> OpenedGraph | None:
+    """The graph with all gradients derived again, in the order in which the script asked for them.
+
+    Args:
+        fixed: the graph for the fixed batch.
+        graph: the graph with an open batch, without some nodes; gradients are added to it.
+        opened: the graph with an open batch.
+        beside: the nodes that `graph` has not, as gradients do not need them.
+        records: what autodiff delivered.
+    """
+    instead, gradients = dict[str, tf.Tensor](), dict[str, str]()
+    # Optimizers ask so too: no update of a reference variable comes before the gradients that read it.
+    has_references = any(fixed.op(node) in _REFERENCES for node in fixed.nodes)
+    autodiff = frozenset[str]().union(*(record.ops for record in records))
+    with graph.as_default(), in_style_of(graph):
+        for number, record in enumerate(one for one in records if one.gradients):  # the rest TensorFlow asked itself
+            ys = [graph.get_tensor_by_name(tensor) for tensor in record.of]
+            xs = [graph.get_tensor_by_name(target) for target, _, _ in record.gradients]
+            with tf.name_scope(f"{SCOPE}_gradients_{number}/"):
+                found = tf.gradients(ys, xs, name="gradients", gate_gradients=has_references)
+            for (_, values, indices), gradient in zip(record.gradients, found, strict=True):
+                if isinstance(gradient, tf.IndexedSlices) != (indices is not None):
+                    return None
+                parts = {values: gradient}
+                if indices is not None:
+                    parts = {values: gradient.values, indices: gradient.indices}
+                gradients |= {str(new.name): old for old, new in parts.items()}
+                if values in record.dense_shapes and gradient.dense_shape is not None:
+                    parts[record.dense_shapes[values]] = gradient.dense_shape
+                copies = {one: new for old, new in parts.items() for one in _find_copied(fixed, old, record.ops)}
+                for old, new in (copies | parts).items():
+                    if _node_of(old) not in beside:
+                        _redirect(graph, record, old, new)
+                    instead[old] = new
+    ops = [op.name for op in graph.get_operations()]
+    derived = graph.as_graph_def(add_shapes=True)
+    view = GraphView(replace_gradients(opened, derived, instead, autodiff, {old: _seen_open(old) for old in instead}))
+    _infer_others(fixed, view, graph, beside)
+    again, hidden = records_in(graph, ops, (), view)
+    return None if hidden else OpenedGraph(view, again, gradients)
+
+
+def _infer_others(fixed: GraphView, view: GraphView, graph: Graph, beside: Set[str]) -> None:
+    """Has TensorFlow infer shapes anew of nodes that a graph has not, where what they take may have another one.
+
+    Args:
+        fixed: the graph for the fixed batch.
+        view: the graph with an open batch; nodes of `beside` have the shapes of `fixed` in it, and get theirs.
+        graph: all of it but `beside`; what is inferred is added to it.
+        beside: nodes.
+    """
+    changed: set[str] = set()
+    reached: set[str] = set()
+    for node in view.topological_order() if beside else ():
+        if node not in beside or view.op(node) != fixed.op(node):
+            continue
+        for new, old in zip(view.inputs(node), fixed.inputs(node), strict=True):
+            if new in changed or (_node_of(new) not in beside and _is_another(fixed, view, new, old)):
+                reached.add(node)
+                changed.update(t for t in fixed.outputs(node) if fixed.shape(t) != () or fixed.dtype(t) in _LEADING)
+                break
+    part, others = type(view.graph_def)(), view.ancestors(reached) & beside
+    for node in view.graph_def.node:
+        if node.name in others:
+            part.node.add().CopyFrom(node)
+            part.node[-1].attr.pop("_class", None)
+            del part.node[-1].input[len(view.inputs(node.name)) :]  # what a node waits for says nothing of shapes
+    drop_shapes(part.node)
+    known = {tensor for node in others for tensor in view.inputs(node) if _node_of(tensor) not in others}
+    given = {name: graph.get_tensor_by_name(name) for name in known}
+    with graph.as_default():  # a node by the name of a scope that the graph has gets another one there
+        imported = tf.graph_util.import_graph_def(part, given, list(reached), name="")
+    for name, op in zip(reached, imported, strict=True):
+        shapes = [output.get_shape().as_proto() for output in op.outputs]
+        drop_shapes([view.nodes[name]])
+        if shapes:
+            view.nodes[name].attr["_output_shapes"].list.shape.extend(shapes)
+
+
+def _node_of(tensor: str) -> str:
+    return split_tensor(tensor)[0]
+
+
+def _is_another(fixed: GraphView, view: GraphView, new: str, old: str) -> bool:
+    """Whether a tensor that gradients may need has another shape than before, or integers, which may be lengths."""
+    return fixed.shape(old) != view.shape(new) or (
+        view.op(split_tensor(new)[0]) != "Const" and view.dtype(new) in _LEADING
+    )
+
+
+def _find_copied(view: GraphView, gradient: str, autodiff: Set[str]) -> list[str]:
+    """The tensors of autodiff of which a gradient is a copy, as what a call gives is; rewritten updates take these."""
+    found: list[str] = []
+    while view.op(node := _node_of(gradient)) == "Identity" and node in autodiff:
+        gradient = view.inputs(node)[0]
+        found.append(gradient)
+    return [tensor for tensor in found if _node_of(tensor) in autodiff]
+
+
+def _redirect(graph: Graph, record: Record, old: str, new: tf.Tensor) -> None:
+    """Has all that takes an old gradient, but for autodiff itself, take the new one."""
+    before = graph.get_tensor_by_name(old)
+    for op in before.consumers():
+        for slot, taken in enumerate(op.inputs):
+            if taken is before and op.name not in record.ops:
+                op._update_input(slot, new)

@@ -1,0 +1,154 @@
+"""Finds the constants of an opened graph that are as long as its fixed batch was, or have that length in them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence, Set
+from functools import cache
+from typing import Any
+
+from tensorflow.python.framework import op_def_registry
+
+from parallax.analysis.reading.batches.batch_degrees import BatchDegrees
+from parallax.analysis.reading.batches.batch_numbers import BatchNumbers
+from parallax.analysis.reading.batches.open_lengths import find_open_axis
+from parallax.graph.view import GraphView, split_tensor
+from parallax.types import NodeDef
+
+SHAPE_SLOT = {
+    "Fill": 0,
+    "RandomUniform": 0,
+    "RandomStandardNormal": 0,
+    "TruncatedNormal": 0,
+    "BroadcastTo": 1,
+    "Tile": 1,
+}
+"""Of what makes tensors, the input that is their shape, or says how often they are repeated."""
+LENGTH_SLOT = {
+    **dict.fromkeys((f"UnsortedSegment{how}" for how in ("Sum", "Max", "Min", "Prod")), 2),
+    **dict.fromkeys(
+        ("Range", "OneHot", "While", "StatelessWhile", "TensorListReserve", "EmptyTensorList", "TopK", "TopKV2"), 1
+    ),
+    **dict.fromkeys(("Enter", "RefEnter", "Cast", "TensorArrayV3"), 0),
+}
+"""Of what counts, makes an axis of a length, or makes a number of it, this input; of a loop, its most turns."""
+DIVIDES, MULTIPLIES = ("RealDiv", "Div", "DivNoNan"), ("Mul",)
+_CLIPS = ("Maximum", "Minimum")
+CUTS = {"Slice": (1, 2), "StridedSlice": (1, 2)}
+ARRAYS = ("TensorArrayV3", "TensorArrayGatherV3")
+LISTS = {
+    **dict.fromkeys(("TensorListReserve", "EmptyTensorList"), 0),
+    **dict.fromkeys(("TensorListStack", "TensorListFromTensor", "TensorListPopBack", "TensorListConcatV2"), 1),
+    **dict.fromkeys(("TensorListGetItem", "TensorListGather"), 2),
+}
+"""Of what makes or reads a list of tensors, the input that is the shape of its elements."""
+_DECLARED = {"EnsureShape": ("shape",), **dict.fromkeys(ARRAYS, ("element_shape",))}
+_DECLARED["TensorArrayConcatV3"] = ("element_shape_except0",)
+"""Of ops, the attributes with lengths that they promise of a tensor."""
+
+
+_OF_SHAPES = ("Index", "Tidx", "Tmultiples", "Tpaddings", "Tperm", "Tshape")
+
+
+@cache
+def find_shape_slots(op: str) -> tuple[bool, ...]:
+    """Of each input of an op, by its definition, whether it is a shape, or has an entry for each axis of another."""
+    definition = op_def_registry.get(op)
+    if definition is None or any(one.number_attr or one.type_list_attr for one in definition.input_arg):
+        return ()  # one of several tensors has no place of its own
+    return tuple(one.type_attr in _OF_SHAPES for one in definition.input_arg)
+
+
+def is_shape_alone(view: GraphView, constant: str, nodes: Set[str]) -> bool:
+    """Whether some nodes take a constant as a shape, or as an entry for each axis of a tensor, and never otherwise."""
+    takers = [edge for edge in view.consumers(f"{constant}:0") if edge.node in nodes]
+    return all(find_shape_slots(view.op(edge.node))[edge.slot : edge.slot + 1] == (True,) for edge in takers)
+
+
+class LeftConstants:
+    """The constants of a graph for a fixed batch that nothing has told apart.
+
+    Args:
+        view: the graph for the fixed batch.
+        forward: the nodes that are not autodiff's, and not of initial values.
+        numbers: what its numbers may be.
+        changed: what was changed: nodes, or `node@slot` for one of their inputs.
+        told: constants of which it is known what they are.
+    """
+
+    def __init__(
+        self, view: GraphView, forward: Set[str], numbers: BatchNumbers, changed: Set[str], told: Set[str] = frozenset()
+    ) -> None:
+        self._view, self._forward, self._numbers, self._changed = view, forward, numbers, changed
+        self._told = told
+
+    def are_of_gradients(self, gradients: Set[str]) -> bool:
+        """Whether what is computed of gradients takes any with an axis as long as the batch was."""
+        reached = self._reach(self._view, gradients) & self._forward
+        return any(self._is_made_for_batch(tensor) for node in reached for tensor in self._view.inputs(node))
+
+    def are_of_losses(self, seen: GraphView, losses: Set[str], degrees: BatchDegrees) -> bool:
+        """Whether losses, or what else is computed of batches, take any that may be of the batch."""
+        reached = self._reach(seen, {node for node in seen.nodes if node not in self._view.nodes})
+        reached |= seen.ancestors(losses) & self._forward
+        return any(self._is_left(seen, node, degrees) for node in seen.nodes if node in reached)
+
+    def _is_left(self, seen: GraphView, node: str, degrees: BatchDegrees) -> bool:
+        if any(self._numbers.is_multiple(float(dim.size)) for dim in find_declared_dims(seen.nodes[node])):
+            return True
+        is_told = self._is_told_cut(seen, node) or seen.op(node) == "Assert"
+        for slot, tensor in () if is_told else enumerate(seen.inputs(node)):
+            maker = split_tensor(tensor)[0]
+            is_own = seen.op(maker) == "Const" and maker in self._forward and f"{node}@{slot}" not in self._changed
+            is_own = is_own and maker not in self._told
+            value = seen.constant(tensor) if is_own else None
+            is_number = value is not None and value.ndim == 0 and seen.op(node) == "Cast"
+            is_shape = find_shape_slots(seen.op(node))[slot : slot + 1] == (True,)
+            if self._numbers.lists_length(value) if is_shape else self._numbers.may_be_of_batch(value):
+                return True
+            if value is not None and value.ndim == 0 and value.dtype.kind == "f":
+                if value > 0 and self._is_length(degrees, seen, node, slot, float(value)):
+                    return True
+            if is_number and self._numbers.is_multiple(float(value or 0)):
+                return True
+        return False
+
+    def _is_told_cut(self, seen: GraphView, node: str) -> bool:
+        """Whether a node cuts along the batch, of an axis whose fixed length has told at which places."""
+        if seen.op(node) not in CUTS:
+            return False
+        tensor = seen.inputs(node)[0]
+        axis = find_open_axis(self._view, seen, tensor)
+        fixed = self._view.shape(tensor) if split_tensor(tensor)[0] in self._view.nodes else None
+        return axis is not None and (fixed is None or fixed[axis] is not None)
+
+    def _is_length(self, degrees: BatchDegrees, seen: GraphView, node: str, slot: int, number: float) -> bool:
+        """Whether a number that a node takes may be a length of the batch, or one by it.
+
+        What divides a mean over the batch, or what is averaged over it later, is none.
+        """
+        op, others = seen.op(node), [tensor for place, tensor in enumerate(seen.inputs(node)) if place != slot]
+        is_length = self._numbers.is_size(number)
+        is_factor = op in MULTIPLIES and not is_length and self._numbers.is_size(1 / number)
+        if is_factor or (is_length and op in DIVIDES and slot == 1):
+            return not any(degrees.is_mean(tensor, node) for tensor in others)
+        if op in MULTIPLIES:
+            return is_length  # a mean times the length is a sum
+        are_means = all(degrees.find_degree(tensor) == 0 for tensor in others)
+        is_place = op not in _CLIPS and any(map(degrees.has_axis, others))  # one of an example, of so many
+        return is_length and (is_place or not others or not are_means)
+
+    def _is_made_for_batch(self, tensor: str) -> bool:
+        """Whether a tensor is made of constants, with an axis, or an entry, that may be as long as the batch."""
+        if self._view.op(split_tensor(tensor)[0]) in SHAPE_SLOT:
+            return any(n and self._numbers.is_multiple(float(n)) for n in self._view.shape(tensor) or ())
+        value = self._view.constant(tensor) if self._view.shape(tensor) != () else None
+        return value is not None and value.ndim > 0 and self._numbers.may_be_of_batch(value)
+
+    def _reach(self, seen: GraphView, begin: Set[str]) -> set[str]:
+        """Some nodes, and all that is computed of them outside of autodiff."""
+        return seen.reach(begin, self._forward)
+
+
+def find_declared_dims(node: NodeDef) -> Sequence[Any]:
+    """The lengths of axes that a node promises of tensors."""
+    return [dim for name in _DECLARED.get(node.op, ()) for dim in node.attr[name].shape.dim]

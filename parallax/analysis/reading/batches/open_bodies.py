@@ -1,0 +1,311 @@
+"""Opens the functions that loops and conditionals of a graph for a fixed batch run, by the shapes of what they take.
+
+A body is a graph, and its constants are opened by the rules of the outer graph; but the batch's length enters a body by
+its arguments alone. A loop variable is open if it begins open or if a turn opens it, and a result of a conditional is
+open if any branch opens it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import tensorflow as tf
+from tensorflow.python.framework import op_def_registry
+from tensorflow.python.framework.function_def_to_graph import function_def_to_graph_def
+
+from parallax.analysis.reading.batches.batch_constants import BatchConstants
+from parallax.analysis.reading.batches.batch_divisors import BatchDivisors
+from parallax.analysis.reading.batches.batch_numbers import BatchNumbers
+from parallax.analysis.reading.batches.left_constants import LISTS
+from parallax.analysis.reading.lowering.inline import knowing
+from parallax.analysis.reading.lowering.lower_loops import LOOPS
+from parallax.graph.ops import takes_functions
+from parallax.graph.view import GraphView, Shape, split_tensor, tensor_name
+from parallax.types import FunctionDef, GraphDef, NameAttrList, NodeDef
+
+CONDITIONALS = ("If", "StatelessIf", "Case", "StatelessCase")
+_SHAPES = "_output_shapes"
+_MOST_PASSES = 12
+
+
+def infer_shapes(graph_def: GraphDef) -> GraphView:
+    """Has TensorFlow infer all shapes anew."""
+    bare = type(graph_def)()
+    bare.CopyFrom(graph_def)
+    drop_shapes(bare.node)
+    with tf.Graph().as_default() as graph:
+        tf.graph_util.import_graph_def(bare, name="")
+    return GraphView(graph.as_graph_def(add_shapes=True))
+
+
+def drop_shapes(nodes: Sequence[NodeDef]) -> None:
+    """Forgets the shapes that were inferred."""
+    for node in nodes:
+        node.attr.pop(_SHAPES, None)
+
+
+@dataclass(frozen=True, slots=True)
+class _Opened:
+    """What a function gives for arguments of some shapes, and whether all its constants were told apart."""
+
+    function: FunctionDef
+    results: tuple[Shape, ...]
+    is_told: bool
+
+
+class OpenBodies:
+    """The functions of one graph, or of a body in it.
+
+    Args:
+        view: the graph for the fixed batch.
+        length: of the batch.
+        numbers: what numbers may be.
+
+    Attributes:
+        are_told: whether all constants of the functions were told apart, when they were opened last.
+    """
+
+    def __init__(self, view: GraphView, length: int, numbers: BatchNumbers) -> None:
+        self._view, self._length, self._numbers = view, length, numbers
+        self._known: dict[tuple[str, tuple[Shape, ...], tuple[str, ...], int | None], _Opened] = {}
+        self.are_told = True
+
+    def change(self, seen: GraphView, opened: GraphDef, nodes: Sequence[str], constants: BatchConstants) -> bool:
+        """Opens the functions that some nodes run, and says of the nodes which results are open.
+
+        Args:
+            seen: the graph with an open batch, with its shapes as they are now.
+            opened: the same, which is changed.
+            nodes: of the graph, some of which run functions.
+            constants: those of the graph.
+
+        Returns:
+            Whether shapes have changed.
+        """
+        by_name = {node.name: node for node in opened.node}
+        self.are_told, is_changed = True, False
+        for name in nodes:
+            node = by_name[name]
+            if node.op in LOOPS:
+                is_changed |= self._open_loop(seen, opened, node, constants)
+            elif node.op in CONDITIONALS:
+                is_changed |= self._open_conditional(seen, opened, node)
+            elif takes_functions(node.op) and not _makes_batches(seen, name):
+                self.are_told = False
+        return is_changed
+
+    def _open_loop(self, seen: GraphView, opened: GraphDef, node: NodeDef, constants: BatchConstants) -> bool:
+        by_name = {one.name: one for one in opened.node}
+        given = [seen.shape(tensor) for tensor in seen.inputs(node.name)]
+        declared = [_dims(shape) for shape in node.attr["output_shapes"].list.shape] or given
+        wanted = [_opened_as(one, now) for one, now in zip(declared, given, strict=True)]
+        handles = _variables(seen, seen.inputs(node.name))
+        turns = 1 if split_tensor(seen.inputs(node.name)[1])[0] not in self._view.nodes else None
+        turned = self._open_function(opened, node.attr["body"].func.name, wanted, handles, turns)
+        decided = self._open_function(opened, node.attr["cond"].func.name, wanted, handles, turns)
+        self.are_told &= turned.is_told and decided.is_told
+        for slot, (shape, now) in enumerate(zip(wanted, turned.results, strict=True)):
+            wanted[slot] = self._join_shapes(shape, [now])
+            for axis in _opened_axes(given[slot], wanted[slot]):
+                constants.open_input(opened, node, slot, axis)
+                self.are_told = False  # told in the next pass, if it is open then
+        is_changed = False
+        for tensor in seen.inputs(node.name):  # what keeps what the old gradients took of each turn
+            maker = by_name[split_tensor(tensor)[0]]
+            if maker.op in LISTS:
+                is_changed |= constants.open_list(opened, maker)
+        return _declare(node, declared, wanted) or is_changed
+
+    def _open_conditional(self, seen: GraphView, opened: GraphDef, node: NodeDef) -> bool:
+        given = [seen.shape(tensor) for tensor in seen.inputs(node.name)[1:]]
+        declared = [_dims(shape) for shape in node.attr["output_shapes"].list.shape]
+        handles = _variables(seen, seen.inputs(node.name)[1:])
+        names = [one.name for one in _branches(node)]
+        branches = [self._open_function(opened, name, given, handles) for name in names]
+        self.are_told &= all(branch.is_told for branch in branches)
+        results = list(zip(*(branch.results for branch in branches), strict=True))
+        declared = declared or [None] * len(results)
+        wanted = [self._join_shapes(one, found) for one, found in zip(declared, results, strict=True)]
+        return _declare(node, declared, wanted)
+
+    def _join_shapes(self, declared: Shape, results: Sequence[Shape]) -> Shape:
+        """A shape, open where a result is, if it may be the batch's length there."""
+        if declared is None:
+            return None
+        may_be = [n is not None and self._numbers.may_be_length(n) for n in declared]
+        if any(result is None or len(result) != len(declared) for result in results):
+            self.are_told &= not any(may_be)
+            return declared
+        is_open = [
+            any(result is not None and result[axis] is None for result in results) for axis in range(len(may_be))
+        ]
+        return tuple(None if is_open[axis] and may_be[axis] else n for axis, n in enumerate(declared))
+
+    def _open_function(
+        self,
+        opened: GraphDef,
+        name: str,
+        shapes: Sequence[Shape],
+        handles: Sequence[NodeDef | None],
+        length: int | None = None,
+    ) -> _Opened:
+        """A function for arguments of some shapes, or that are variables, which takes its place in the library.
+
+        Args:
+            opened: the graph, which is changed.
+            name: the function's.
+            shapes: of its arguments.
+            handles: by argument the variable that it is, or None.
+            length: the argument that is the batch's length, if there is one.
+        """
+        key = name, tuple(shapes), tuple(str(one.name) if one is not None else "" for one in handles), length
+        place = next(n for n, one in enumerate(opened.library.function) if one.signature.name == name)
+        if key not in self._known:
+            self._known[key] = self._opened_function(opened, name, shapes, handles, length)
+        opened.library.function[place].CopyFrom(self._known[key].function)
+        return self._known[key]
+
+    def _opened_function(
+        self,
+        opened: GraphDef,
+        name: str,
+        shapes: Sequence[Shape],
+        handles: Sequence[NodeDef | None],
+        length: int | None,
+    ) -> _Opened:
+        fixed = next(one for one in self._view.graph_def.library.function if one.signature.name == name)
+        function = type(fixed)()
+        function.CopyFrom(fixed)
+        for number, shape in enumerate(shapes):
+            _set_argument(function, number, shape)
+        drop_shapes(function.node_def)
+        before, _ = _graph_of(fixed, self._view.graph_def, handles)
+        body, flat_names = _graph_of(function, opened, handles)
+        view = infer_shapes(before)
+        numbers = self._numbers.of_body()
+        nodes = [node.name for node in before.node]
+        arguments = [f"{arg.name}:0" for arg in function.signature.input_arg]
+        batch = self._find_batch(view, arguments, shapes) if length is None else arguments[length]
+        every = frozenset(nodes)
+        divisors = BatchDivisors(view, every, every, self._length, numbers)
+        constants = BatchConstants(view, every, every, divisors, self._length, batch, numbers)
+        inner = OpenBodies(view, self._length, numbers)
+        seen = infer_shapes(body)
+        is_settled, passes = False, 0
+        while not is_settled and passes < _MOST_PASSES:
+            is_settled = not constants.change(seen, body) and not inner.change(seen, body, nodes, constants)
+            seen, passes = seen if is_settled else infer_shapes(body), passes + 1
+        is_told = is_settled and constants.are_told and inner.are_told and not constants.has_left(seen)
+        _write_back(function, before, body)
+        for node in function.node_def:
+            node.attr[_SHAPES].CopyFrom(seen.nodes[node.name].attr[_SHAPES])
+        opened.library.CopyFrom(body.library)
+        results = [tensor_name(flat_names[function.ret[arg.name]]) for arg in function.signature.output_arg]
+        return _Opened(function, tuple(seen.shape(tensor) for tensor in results), is_told)
+
+    def _find_batch(self, view: GraphView, arguments: Sequence[str], shapes: Sequence[Shape]) -> str:
+        """The argument of a function of which the first axis that is open is the batch; empty where there is none."""
+        for tensor, shape in zip(arguments, shapes, strict=True):
+            is_tensor = tf.as_dtype(view.dtype(tensor)) not in (tf.resource, tf.variant)
+            axis = next(_opened_axes(view.shape(tensor), shape), None) if is_tensor else None
+            if axis is not None and (view.shape(tensor) or ())[axis] == self._length:
+                return tensor
+        return ""
+
+
+def _makes_batches(seen: GraphView, node: str) -> bool:
+    """Whether a node is of what comes before batches, as the maps of a dataset are: each worker has its own."""
+    are_variants = all(tf.as_dtype(seen.dtype(tensor)) == tf.variant for tensor in seen.outputs(node))
+    return are_variants or seen.op(node) == "OneShotIterator"
+
+
+def _branches(node: NodeDef) -> Sequence[NameAttrList]:
+    if "branches" in node.attr:
+        return list(node.attr["branches"].list.func)
+    return [node.attr[name].func for name in ("then_branch", "else_branch")]
+
+
+def _variables(seen: GraphView, tensors: Sequence[str]) -> list[NodeDef | None]:
+    """The variables among some tensors, which are handles of them."""
+    nodes = [seen.nodes[split_tensor(tensor)[0]] for tensor in tensors]
+    return [node if node.op == "VarHandleOp" else None for node in nodes]
+
+
+def _graph_of(
+    function: FunctionDef, around: GraphDef, handles: Sequence[NodeDef | None]
+) -> tuple[GraphDef, dict[str, str]]:
+    """A function's body as a graph, in which variables are its own: their handles then say what shapes they have."""
+    with knowing(around.library):
+        graph_def, flat_names = function_def_to_graph_def(function)
+    graph_def.library.CopyFrom(around.library)
+    variables = dict(zip((arg.name for arg in function.signature.input_arg), handles, strict=True))
+    for node in graph_def.node:
+        node.attr.pop("_class", None)  # the places of other graphs' nodes
+        variable = variables.get(node.name)
+        if variable is not None:
+            node.op = variable.op
+            node.attr.clear()
+            for key in ("dtype", "shape"):
+                node.attr[key].CopyFrom(variable.attr[key])
+    return graph_def, flat_names
+
+
+def _write_back(function: FunctionDef, before: GraphDef, body: GraphDef) -> None:
+    """Has a function do what its graph does, in which nodes take other constants, and promise other shapes."""
+    nodes = {node.name: node for node in function.node_def}
+    inputs = {node.name: list(node.input) for node in before.node}
+    made = {node.name: node for node in body.node if node.name not in nodes}
+    for node in body.node:
+        if node.name not in inputs:
+            added = function.node_def.add()
+            added.CopyFrom(node)
+            added.input[:] = [_input_of_function(taken, made) for taken in node.input]
+        elif node.name in nodes:
+            for key in ("output_shapes", "shape", "element_shape", "num_elements"):
+                if key in node.attr:
+                    nodes[node.name].attr[key].CopyFrom(node.attr[key])
+            for slot, taken in enumerate(node.input):
+                if taken != inputs[node.name][slot]:
+                    nodes[node.name].input[slot] = _input_of_function(taken, made)
+
+
+def _input_of_function(taken: str, made: Mapping[str, NodeDef]) -> str:
+    """What a function calls an argument of its own, or the result of a node that was added to it."""
+    name = split_tensor(tensor_name(taken))[0]
+    if taken.startswith("^") or made[name].op == "Placeholder":
+        return taken if taken.startswith("^") else name
+    return f"{name}:{op_def_registry.get(made[name].op).output_arg[0].name}:0"
+
+
+def _set_argument(function: FunctionDef, number: int, shape: Shape) -> None:
+    attributes = function.arg_attr[number].attr
+    attributes.pop(_SHAPES, None)
+    if shape is not None:
+        attributes[_SHAPES].list.shape.add().CopyFrom(tf.TensorShape(shape).as_proto())
+
+
+def _dims(shape: tf.TensorShape) -> Shape:
+    return None if shape.unknown_rank else tuple(None if dim.size < 0 else int(dim.size) for dim in shape.dim)
+
+
+def _opened_as(declared: Shape, now: Shape) -> Shape:
+    """A shape that is declared, open where what begins so is."""
+    if declared is None or now is None or len(declared) != len(now):
+        return declared
+    return tuple(None if is_open is None else n for n, is_open in zip(declared, now, strict=True))
+
+
+def _opened_axes(given: Shape, wanted: Shape) -> Iterator[int]:
+    if given is not None and wanted is not None:
+        yield from (axis for axis, n in enumerate(wanted) if n is None and given[axis] is not None)
+
+
+def _declare(node: NodeDef, declared: Sequence[Shape], wanted: Sequence[Shape]) -> bool:
+    """Has a node promise results of some shapes; gives whether they are others."""
+    if list(declared) == list(wanted):
+        return False
+    shapes = node.attr["output_shapes"].list
+    del shapes.shape[:]
+    shapes.shape.extend(tf.TensorShape(shape).as_proto() for shape in wanted)
+    return True

@@ -1,0 +1,112 @@
+"""Finds which lengths in a graph for a fixed batch are multiples of it, by the axes that an open batch opens."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Set
+from itertools import combinations
+from math import prod
+from typing import NamedTuple
+
+import numpy as np
+
+from parallax.analysis.reading.batches.batch_lengths import Dims
+from parallax.graph.view import GraphView, split_tensor
+
+_REGROUPS = ("Reshape", "Tile")
+"""The ops that make a multiple of the batch's length of another one; others make something else of it, if they do."""
+
+_MASKS = ("begin_mask", "end_mask", "ellipsis_mask", "new_axis_mask")
+
+
+class OpenLengths(NamedTuple):
+    """The lengths that axes had.
+
+    Attributes:
+        of_batch: of axes that are multiples of the batch.
+        others: of axes beside these that are none.
+        sizes: how many entries lie along some axes of a tensor, with the batch's: a mean over them divides by that.
+    """
+
+    of_batch: Set[int] = frozenset()
+    others: Set[int] = frozenset()
+    sizes: Set[int] = frozenset()
+
+
+def find_open_lengths(view: GraphView, seen: GraphView, forward: Set[str]) -> OpenLengths:
+    """Compares a graph for a fixed batch with what it is when the batch is open.
+
+    The first open axis of a tensor is the batch's. A length that TensorFlow cannot infer may open others.
+
+    Args:
+        view: the graph for the fixed batch.
+        seen: the same with an open batch, which has other nodes beside.
+        forward: the nodes to look at.
+    """
+    of_batch, others, sizes, multiples = set[int](), set[int](), set[int](), dict[str, int]()
+    for node in seen.topological_order():
+        if node not in view.nodes:
+            opened = [(tensor, seen.shape(tensor)) for tensor in seen.outputs(node)]
+            multiples.update((tensor, 0) for tensor, now in opened if now and now[0] is None)
+            continue
+        taken = [multiples[tensor] for tensor in seen.inputs(node) if tensor in multiples]
+        is_mixed = any(_is_open(seen, tensor) and tensor not in multiples for tensor in seen.inputs(node))
+        for tensor in seen.outputs(node) if node in forward else ():
+            fixed, now = fixed_shape(view, tensor), seen.shape(tensor)
+            if fixed is None or now is None or len(fixed) != len(now) or None not in now:
+                continue
+            length = fixed[now.index(None)]
+            others.update(n for n in now if n is not None)
+            sizes.update(_find_sizes(fixed, now.index(None)))
+            is_kept = length in taken or 0 in taken or (taken and view.op(node) in _REGROUPS)
+            if not is_mixed and (is_kept or not taken):
+                multiples[tensor] = length
+                of_batch.add(length)
+    return OpenLengths(of_batch, others, sizes)
+
+
+def find_open_axis(view: GraphView, seen: GraphView, tensor: str) -> int | None:
+    """The axis of a tensor that is open and has a known length in the graph for the fixed batch."""
+    before = view.shape(tensor) if split_tensor(tensor)[0] in view.nodes else seen.shape(tensor)
+    now = seen.shape(tensor)
+    if now is None or before is None or len(now) != len(before):
+        return None
+    return next((axis for axis, n in enumerate(now) if n is None), None)
+
+
+def fixed_shape(view: GraphView, tensor: str) -> Dims | None:
+    """The shape of a tensor in the graph for the fixed batch."""
+    shape = view.shape(tensor)
+    return None if shape is None or None in shape else tuple(n for n in shape if n is not None)
+
+
+def find_picked(view: GraphView, node: str) -> list[int]:
+    """The entries of a vector that a slice takes."""
+    vector, *bounds = view.inputs(node)
+    values = [view.constant(tensor) for tensor in bounds]
+    length = (view.shape(vector) or (0,))[0] or 0
+    known = [int(value[0]) for value in values if value is not None and np.shape(value) == (1,)]
+    if len(known) < len(values) or any(view.flag(node, mask) for mask in _MASKS):
+        return list(range(length))
+    places = list(range(length))
+    return [places[known[0]]] if view.flag(node, "shrink_axis_mask") else places[slice(*known)]
+
+
+def broadcast_dims(shapes: list[Dims]) -> Dims | None:
+    """What shapes are broadcast to; None where they do not agree."""
+    try:
+        return tuple(int(n) for n in np.broadcast_shapes(*shapes))
+    except ValueError:
+        return None
+
+
+def _find_sizes(dims: Dims, axis: int) -> Iterator[int]:
+    """The products of a length and any of the others."""
+    others = dims[:axis] + dims[axis + 1 :]
+    for count in range(len(others) + 1):
+        for some in combinations(others, count):
+            yield dims[axis] * prod(some)
+
+
+def _is_open(seen: GraphView, tensor: str) -> bool:
+    shape = seen.shape(tensor)
+    return split_tensor(tensor)[0] in seen.nodes and shape is not None and None in shape

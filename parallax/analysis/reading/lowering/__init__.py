@@ -1,0 +1,1 @@
+"""Functions, conditionals and loops as ops of the graph itself."""

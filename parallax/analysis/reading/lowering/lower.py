@@ -1,0 +1,251 @@
+"""Turns conditionals into Switch and Merge, and loops into frames, as TensorFlow does when it runs them.
+
+What is in a branch of an `If` or a `Case` is then an op of the graph like any other, for the old and the new kind of
+conditional alike: an update, an initial value, or what is changed so that tensors have their layouts. The branches
+become calls, which are inlined. The conditional keeps its name, and runs in the same order. Loops: lower_loops.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import tensorflow as tf
+from tensorflow.core.framework import graph_pb2
+
+from parallax.analysis.reading.lowering.functions import Functions
+from parallax.analysis.reading.lowering.lower_loops import LOOPS, lower_loop, varying_slots
+from parallax.graph.control_flow import Branches, branches_of
+from parallax.graph.view import GraphView, split_tensor
+from parallax.types import GraphDef, NameAttrList, NodeDef
+
+_CASES = ("Case", "StatelessCase")
+_CONDITIONALS = ("If", "StatelessIf", *_CASES)
+_SCOPE = "lowered"
+_GETS = "OptionalGetValue"
+_ASKS = ("VarIsInitializedOp", "IsVariableInitialized")
+_INT, _BOOL, _RESOURCE = 3, 10, 20  # types.proto
+
+
+_Asked = dict[tuple[str, ...], list[str]]
+"""The index of a Case, what it waits for, and how many branches there are -> for each the boolean that decides."""
+
+
+class _LoweredBranch(NamedTuple):
+    """A branch: its name, what it runs, and the value, 0 or 1, of the predicate with which it is taken."""
+
+    name: str
+    function: NameAttrList
+    predicate: str
+    side: int
+
+
+def lower_control_flow(graph_def: GraphDef, lowers_all: bool = False) -> GraphDef:
+    """A copy of the graph in which no conditional writes a variable, or asks whether one is initialized.
+
+    The graph itself where there is none at its top level.
+
+    Args:
+        graph_def: the graph.
+        lowers_all: whether there shall be no others either, and no functional loops.
+    """
+    functions = Functions(graph_def.library, lambda op: False)
+    found = list(filter(_is_conditional, graph_def.node))
+    asking = {node.name for node in graph_def.node if node.op in _ASKS}
+    lowered = {n.name for n in found if lowers_all or n.input[0] in asking or functions.written_slots(n)}
+    loops = _find_loops(graph_def) if lowers_all else {}
+    if not lowered and not loops:
+        return graph_def
+    out, asked = graph_pb2.GraphDef(versions=graph_def.versions, library=graph_def.library), _Asked()
+    for node in graph_def.node:
+        if node.name in lowered:
+            _lower(out, node, asked)
+        elif node.name in loops:
+            lower_loop(out, node, f"{node.name}/{_SCOPE}", loops[node.name])
+        else:
+            out.node.append(node)
+    return out
+
+
+def has_control_flow(graph_def: GraphDef) -> bool:
+    """Whether there is an If, a Case or a loop at a graph's top level."""
+    return any(map(_is_conditional, graph_def.node)) or bool(_find_loops(graph_def))
+
+
+def _find_loops(graph_def: GraphDef) -> dict[str, list[int]]:
+    """Name of each functional loop of which a variable may change from turn to turn -> these, by number."""
+    functions = {function.signature.name: function for function in graph_def.library.function}
+    loops = [node for node in graph_def.node if node.op in LOOPS]
+    found = {node.name: varying_slots(node, functions[node.attr["body"].func.name]) for node in loops}
+    return {name: varying for name, varying in found.items() if varying}
+
+
+def _is_conditional(node: NodeDef) -> bool:
+    return node.op in _CONDITIONALS and not (node.op in _CASES and len(node.attr["branches"].list.func) < 2)
+
+
+def conditional_of(node: str) -> str:
+    """The name of the conditional or the loop that a node was in; the node's own, where it was in none."""
+    return node.partition(f"/{_SCOPE}/")[0]
+
+
+def _lower(out: GraphDef, node: NodeDef, asked: _Asked) -> None:
+    """Appends what an If or a Case becomes, which may ask as one did before it."""
+    scope = f"{node.name}/{_SCOPE}"
+    data = [i for i in node.input if not i.startswith("^")]
+    controls = [i for i in node.input if i.startswith("^")]
+    if node.op in _CASES:
+        branches = _cases(out, node, scope, data[0], controls, asked)
+    else:
+        branches = _sides(out, node, scope, data[0], controls)
+    results, done = [], []
+    for branch in branches:
+        pivot = _add(out, f"{scope}/{branch.name}_pivot", "Switch", [branch.predicate, branch.predicate], T=_BOOL)
+        start = _add(out, f"{scope}/{branch.name}_taken", "Identity", [f"{pivot}:{branch.side}"], T=_BOOL)
+        taken = []
+        for number, (tensor, dtype) in enumerate(zip(data[1:], node.attr["Tin"].list.type, strict=True)):
+            name = f"{scope}/{branch.name}_input_{number}"
+            switch = _add(out, name, "Switch", [tensor, branch.predicate], T=dtype)
+            if dtype == _RESOURCE:  # a handle is on its variable's device
+                out.node[-1].attr["_class"].list.s.append(f"loc:@{tensor.split(':')[0]}".encode())
+            taken.append(f"{switch}:{branch.side}")
+        call = out.node.add()
+        call.name, call.op = f"{scope}/{branch.name}", "StatefulPartitionedCall"
+        call.input.extend([*taken, f"^{start}"])
+        call.device = node.device
+        call.attr["f"].func.CopyFrom(branch.function)
+        call.attr["Tin"].list.type.extend(node.attr["Tin"].list.type)
+        call.attr["Tout"].list.type.extend(node.attr["Tout"].list.type)
+        results.append(call.name)
+        done.append(_add(out, f"{scope}/{branch.name}_done", "Identity", [start, f"^{call.name}"], T=_BOOL))
+    end = _add(out, f"{scope}/done", "Merge", done, T=_BOOL, N=len(done))
+    merged = []
+    for number, dtype in enumerate(node.attr["Tout"].list.type):
+        pieces = [f"{call}:{number}" for call in results]
+        merged.append(_add(out, f"{scope}/output_{number}", "Merge", pieces, T=dtype, N=len(pieces)))
+    last = out.node.add()
+    last.name, last.op = node.name, "IdentityN" if merged else "NoOp"
+    last.input.extend([*merged, f"^{end}", *controls])
+    if merged:
+        last.attr["T"].list.type.extend(node.attr["Tout"].list.type)
+
+
+def _sides(out: GraphDef, node: NodeDef, scope: str, tensor: str, controls: list[str]) -> list[_LoweredBranch]:
+    """The branches of an If."""
+    predicate = _predicate(out, node, scope, tensor, controls)
+    names = ("else_branch", "then_branch")
+    return [_LoweredBranch(name, node.attr[name].func, predicate, side) for side, name in enumerate(names)]
+
+
+def _cases(
+    out: GraphDef, node: NodeDef, scope: str, tensor: str, controls: list[str], asked: _Asked
+) -> list[_LoweredBranch]:
+    """The branches of a Case; the last one is taken for all numbers that are no other's."""
+    functions = node.attr["branches"].list.func
+    asks = (tensor, *controls, str(len(functions)))
+    if asks not in asked:
+        asked[asks] = _compare_index(out, scope, tensor, len(functions), controls)
+    pairs = enumerate(zip(functions, asked[asks], strict=True))
+    return [_LoweredBranch(f"branch_{number}", function, predicate, 1) for number, (function, predicate) in pairs]
+
+
+def _compare_index(out: GraphDef, scope: str, tensor: str, count: int, controls: list[str]) -> list[str]:
+    """For each of several branches a boolean: whether an index is its number; for the last one, whether no other's."""
+    found, is_any = [], ""
+    for number in range(count - 1):
+        constant = out.node.add(name=f"{scope}/number_{number}", op="Const")
+        constant.attr["dtype"].type = _INT
+        constant.attr["value"].tensor.CopyFrom(tf.make_tensor_proto(number, tf.int32))
+        found.append(_add(out, f"{scope}/is_{number}", "Equal", [tensor, constant.name, *controls], T=_INT))
+        is_any = _add(out, f"{scope}/is_any_{number}", "LogicalOr", [is_any, found[-1]]) if is_any else found[-1]
+    return [*found, _add(out, f"{scope}/is_none", "LogicalNot", [is_any])]
+
+
+def connect_optionals(graph_def: GraphDef) -> GraphDef:
+    """A copy of the graph in which gradients take what a branch gives them, in place of optional tensors of it.
+
+    A functional conditional gives what its gradient needs of either branch as optional tensors. The gradient of a
+    branch takes values of this branch alone, and runs if it has run.
+    """
+    if not any(node.op == _GETS for node in graph_def.node):
+        return graph_def
+    out = type(graph_def)()
+    out.CopyFrom(graph_def)
+    while _connect_values(out):  # those of a branch in a branch are known where those around it are connected
+        pass
+    if not any(node.op in (_GETS, "OptionalHasValue") for node in out.node):
+        for node in out.node:
+            if node.op == "OptionalFromValue":  # nobody takes it
+                name, waits = node.name, [f"^{taken.split(':')[0]}" for taken in node.input if taken[0] != "^"]
+                node.Clear()
+                node.name, node.op = name, "OptionalNone"
+                node.input.extend(dict.fromkeys(waits))
+    return out
+
+
+def _connect_values(graph_def: GraphDef) -> bool:
+    """Replaces what gives values of optional tensors of a graph, where these are known; whether there was any."""
+    view, is_any = GraphView(graph_def), False
+    for name, node in view.nodes.items():
+        found = _find_value(view, name) if node.op == _GETS else None
+        if found is not None:
+            dtype, is_any = node.attr["output_types"].list.type[0], True
+            node.Clear()
+            node.name, node.op = name, "ZerosLike" if found.are_zeros else "Identity"
+            node.input.extend([found.tensor, *(f"^{control}" for control in view.controls(name))])
+            node.attr["T"].type = dtype
+    return is_any
+
+
+class _OptionalValue(NamedTuple):
+    """What is in an optional tensor: a tensor, or zeros of its shape."""
+
+    tensor: str
+    are_zeros: bool
+
+
+def _find_value(view: GraphView, getter: str) -> _OptionalValue | None:
+    """What an OptionalGetValue gives; None where it is unknown."""
+    sides = {branch.predicate: branch.taken for branch in branches_of(view)[getter]}
+    tensor, are_zeros = view.inputs(getter)[0], False
+    while True:
+        node, number = split_tensor(tensor)
+        op, inputs = view.op(node), view.inputs(node)
+        if op == "OptionalFromValue":
+            return _OptionalValue(inputs[0], are_zeros) if len(inputs) == 1 else None
+        if op == "Merge":
+            here = branches_of(view)[node]
+            taken = [one for one in inputs if _is_taken(branches_of(view)[split_tensor(one)[0]][len(here) :], sides)]
+            if number or len(taken) != 1:
+                return None
+            tensor = taken[0]
+        elif op in ("Identity", "IdentityN", "Switch", "ZerosLike"):
+            are_zeros |= op == "ZerosLike"
+            tensor = inputs[number if op == "IdentityN" else 0]
+        else:
+            return None
+
+
+def _is_taken(branches: Branches, sides: Mapping[str, int]) -> bool:
+    return bool(branches) and all(sides.get(branch.predicate) == branch.taken for branch in branches)
+
+
+def _predicate(out: GraphDef, node: NodeDef, scope: str, tensor: str, controls: list[str]) -> str:
+    """The predicate as a boolean scalar, after what the conditional waits for; other types are true unless zero."""
+    dtype = node.attr["Tcond"].type
+    if dtype == _BOOL or not dtype:
+        return _add(out, f"{scope}/predicate", "Identity", [tensor, *controls], T=_BOOL)
+    cast = _add(out, f"{scope}/predicate", "Cast", [tensor, *controls], SrcT=dtype)
+    out.node[-1].attr["DstT"].type = _BOOL
+    return cast
+
+
+def _add(out: GraphDef, name: str, op: str, inputs: list[str], N: int | None = None, **types: int) -> str:
+    added = out.node.add()
+    added.name, added.op = name, op
+    added.input.extend(inputs)
+    for key, dtype in types.items():
+        added.attr[key].type = dtype
+    if N is not None:
+        added.attr["N"].i = N
+    return name

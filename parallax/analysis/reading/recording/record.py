@@ -1,0 +1,350 @@
+"""Remembers where autodiff delivered gradients, while the user's script builds its graph.
+
+`install()` wraps the two functions that every gradient of TensorFlow goes through: `tf.gradients` (and with it
+`Optimizer.compute_gradients`) and `GradientTape.gradient`. A record names the targets, the tensors delivered and the
+ops made meanwhile, which is what separates autodiff from the user's post-processing. Where autodiff goes back through
+a gradient that was delivered before, the record also names what arrives there. Recording adds no op to the graph.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from parallax.analysis.reading.recording.measured_tensors import install_measures
+from parallax.types import (
+    Argument,
+    FuncGraph,
+    Gradient,
+    GradientTape,
+    Graph,
+    Nest,
+    Operation,
+    SparseTensor,
+    Tensor,
+    Variable,
+)
+
+_ATTRIBUTE = "_parallax_gradient_records"
+_NOTED = "_parallax_watched_ops"
+_INSIDE: ContextVar[bool] = ContextVar("inside autodiff", default=False)
+
+
+class Place(NamedTuple):
+    """A tensor by its name, and the graph that it is in: a function's graph, or the graph around it."""
+
+    graph: Graph
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Delivered:
+    """The gradient of one target: a tensor, or values and indices.
+
+    Attributes:
+        target: of which it is the gradient.
+        values: the tensor, or its rows.
+        indices: the numbers of the rows.
+        is_nested: whether its rows are IndexedSlices again, as TensorFlow leaves those of a gather of a gather_nd.
+        dense_shape: of the target, as autodiff gives it with rows.
+    """
+
+    target: Place
+    values: Place
+    indices: Place | None
+    is_nested: bool = False
+    dense_shape: Place | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Cotangent:
+    """What autodiff had for a gradient delivered before: `tensor` is the derivative by `gradient`."""
+
+    gradient: Place
+    tensor: Place
+
+
+@dataclass(frozen=True, slots=True)
+class GradientRecord:
+    """One call of autodiff.
+
+    Attributes:
+        first_op: number of ops in the graph before the call.
+        end_op: number of ops after it; ops with an index in [first_op, end_op) are autodiff's own.
+        gradients: what was delivered, for every target with a gradient; none where TensorFlow called autodiff itself.
+        cotangents: of the gradients delivered before, where this call went back through them.
+        of: what was differentiated, as a loss.
+        is_plain: whether it was `tf.gradients` of that by the targets, with nothing else, or a tape's of what it has
+            watched all of: it can be asked again, by `tf.gradients`.
+    """
+
+    first_op: int
+    end_op: int
+    gradients: tuple[Delivered, ...]
+    cotangents: tuple[Cotangent, ...] = ()
+    of: tuple[Place, ...] = ()
+    is_plain: bool = False
+
+
+def install() -> None:
+    """Starts recording; a second call changes nothing. Imports TensorFlow."""
+    from tensorflow.python.eager import backprop
+    from tensorflow.python.framework.sparse_tensor import SparseTensor
+    from tensorflow.python.ops import gradients_util
+
+    install_measures()
+    if not hasattr(SparseTensor.__init__, _ATTRIBUTE):
+        SparseTensor.__init__ = _marking_feeds(SparseTensor.__init__)
+    if not hasattr(gradients_util._GradientsHelper, _ATTRIBUTE):
+        gradients_util._GradientsHelper = _recording(gradients_util._GradientsHelper, "ys", "xs")
+    if not hasattr(backprop.GradientTape.gradient, _ATTRIBUTE):
+        backprop.GradientTape.gradient = _recording(backprop.GradientTape.gradient, "target", "sources")
+        backprop.GradientTape._push_tape = _noting_ops(backprop.GradientTape._push_tape)
+        backprop.GradientTape._pop_tape = _noting_ops(backprop.GradientTape._pop_tape)
+
+
+def records_of(graph: Graph) -> tuple[GradientRecord, ...]:
+    """What has been recorded for a graph, oldest first."""
+    return tuple(getattr(graph, _ATTRIBUTE, ()))
+
+
+def _recording(function: Callable[..., Nest], of: str, by: str) -> Callable[..., Nest]:
+    """Wraps a function that differentiates its argument `of` by its argument `by`."""
+    signature = inspect.signature(function)
+
+    @functools.wraps(function)
+    def wrapper(*args: Argument, **kwargs: Argument) -> Nest:
+        import tensorflow as tf
+
+        if tf.executing_eagerly():
+            return function(*args, **kwargs)
+        bound = signature.bind(*args, **kwargs)
+        graph, targets = tf.compat.v1.get_default_graph(), bound.arguments[by]
+        differentiated = bound.arguments.get("src_graph") or graph
+        before = _delivered_before(differentiated, bound.arguments[of], targets)
+        bound.arguments[by] = _with_more(targets, before, by)
+        first_op, by_user = graph.version, differentiated is graph and not _INSIDE.get()
+        with _inside():
+            result, found = _without_more(function(*bound.args, **bound.kwargs), before, by)
+        gradients = _gradients(targets, result) if by_user else ()
+        cotangents = _cotangents(before, found)
+        if gradients or cotangents:
+            losses = _places(bound.arguments[of]) if by_user else ()
+            is_plain = by_user and _is_plain(bound.arguments, of) and _has_watched(graph, bound.arguments)
+            record = GradientRecord(first_op, graph.version, gradients, cotangents, losses, is_plain)
+            setattr(graph, _ATTRIBUTE, (*records_of(graph), record))
+        return result
+
+    setattr(wrapper, _ATTRIBUTE, True)
+    return wrapper
+
+
+def _marking_feeds(function: Callable[..., None]) -> Callable[..., None]:
+    """Wraps the constructor of sparse tensors: marks those that a script's graph is fed."""
+
+    @functools.wraps(function)
+    def wrapper(sparse: SparseTensor, *args: Argument, **kwargs: Argument) -> None:
+        import tensorflow as tf
+
+        from parallax.graph.batches import mark_sparse_feed
+
+        function(sparse, *args, **kwargs)
+        parts = (sparse.indices, sparse.values, sparse.dense_shape)
+        if all(map(tf.is_symbolic_tensor, parts)) and not sparse.indices.graph.building_function:
+            places, values, shape = (part.op for part in parts)
+            if places.type == values.type == "Placeholder" and shape.type in ("Placeholder", "PlaceholderWithDefault"):
+                mark_sparse_feed(places, values, shape)
+
+    setattr(wrapper, _ATTRIBUTE, True)
+    return wrapper
+
+
+def _is_plain(arguments: Mapping[str, Argument], of: str) -> bool:
+    """Whether arguments of autodiff are tensors, and targets, alone."""
+    import tensorflow as tf
+
+    given = [one for name in ("grad_ys", "stop_gradients", "output_gradients") for one in _as_list(arguments.get(name))]
+    wanted = getattr(arguments.get("unconnected_gradients"), "value", None)
+    is_alone = all(one is None for one in given) and wanted in (None, "none")
+    return is_alone and all(map(tf.is_symbolic_tensor, _as_list(arguments[of])))
+
+
+def _noting_ops(function: Callable[..., None]) -> Callable[..., None]:
+    """Wraps a method of a tape that begins or ends its watch: notes how many ops the graph has then."""
+
+    @functools.wraps(function)
+    def wrapper(tape: GradientTape, *args: Argument) -> None:
+        import tensorflow as tf
+
+        function(tape, *args)
+        if not tf.executing_eagerly():
+            setattr(tape, _NOTED, [*getattr(tape, _NOTED, ()), tf.compat.v1.get_default_graph().version])
+
+    return wrapper
+
+
+def _has_watched(graph: Graph, arguments: Mapping[str, Argument]) -> bool:
+    """Whether a tape has watched each op between its targets and what is differentiated; true of `tf.gradients`.
+
+    Of a function's graph that is not looked for: its batch is not opened.
+    """
+    if "self" not in arguments:
+        return True
+    if _graphs_around(graph)[0]:
+        return False
+    noted = [*getattr(arguments["self"], _NOTED, ()), graph.version]
+    watched = list(zip(noted[::2], noted[1::2], strict=False))
+    targets, of = arguments["sources"], arguments["target"]
+    reached = _ops_reached(_ops_of(targets), []) & _ops_behind(_ops_of(of))
+    between = reached - set(_ops_of(targets))
+    places = {op: place for place, op in enumerate(graph.get_operations()) if op in between}
+    return all(any(first <= place < last for first, last in watched) for place in places.values())
+
+
+@contextmanager
+def _inside() -> Iterator[None]:
+    """Within it, calls of autodiff are parts of another one."""
+    token = _INSIDE.set(True)
+    try:
+        yield
+    finally:
+        _INSIDE.reset(token)
+
+
+def _with_more(targets: Nest, more: Sequence[Tensor], by: str) -> Nest:
+    """The targets with more of them: a list for `tf.gradients`, a structure for a tape."""
+    if not more:
+        return targets
+    return [*_as_list(targets), *more] if by == "xs" else [targets, list(more)]
+
+
+def _without_more(result: Nest, more: Sequence[Tensor], by: str) -> tuple[Nest, list[Gradient]]:
+    """(the result for the user's targets, that for the others)."""
+    if not more:
+        return result, []
+    if by == "xs":
+        return result[: -len(more)], list(result[-len(more) :])
+    return result[0], list(result[1])
+
+
+def _as_list(targets: Nest) -> list[Nest]:
+    return list(targets) if isinstance(targets, (list, tuple)) else [targets]
+
+
+def _gradients(targets: Nest, result: Nest) -> tuple[Delivered, ...]:
+    """What was delivered, in the order of the targets; IndexedSlices stay whole."""
+    import tensorflow as tf
+
+    found = []
+    for target, gradient in zip(tf.nest.flatten(targets), tf.nest.flatten(result), strict=False):
+        tensor = _tensor_of(target)
+        if gradient is None or not hasattr(tensor, "op"):
+            continue
+        if isinstance(gradient, tf.IndexedSlices):
+            is_nested = isinstance(gradient.values, tf.IndexedSlices)
+            rows, shape = (_place(gradient.values), _place(gradient.indices)), gradient.dense_shape
+            found.append(Delivered(_place(tensor), *rows, is_nested, None if shape is None else _place(shape)))
+        elif hasattr(gradient, "op"):
+            found.append(Delivered(_place(tensor), _place(gradient), None))
+    return tuple(found)
+
+
+def _cotangents(gradients: Sequence[Tensor], found: Sequence[Gradient]) -> tuple[Cotangent, ...]:
+    import tensorflow as tf
+
+    pairs = zip(gradients, found, strict=True)
+    # What comes as IndexedSlices (a gather of a gradient) is named by its values.
+    tensors = [(g, c.values if isinstance(c, tf.IndexedSlices) else c) for g, c in pairs if c is not None]
+    return tuple(Cotangent(_place(g), _place(c)) for g, c in tensors)
+
+
+def _tensor_of(target: Tensor | Variable) -> Tensor:
+    """A variable's handle or reference, or what a function's graph has of an eager one; other targets are tensors."""
+    import tensorflow as tf
+
+    handle = getattr(target, "handle", None)
+    if handle is None:
+        return getattr(target, "_ref", lambda: target)()
+    graph = tf.compat.v1.get_default_graph()
+    is_eager = isinstance(handle, tf.__internal__.EagerTensor)
+    return graph.capture(handle) if is_eager and hasattr(graph, "capture") else handle
+
+
+def _place(tensor: Tensor) -> Place:
+    """Where a tensor is; of IndexedSlices, where their values are."""
+    return Place(tensor.graph, str(tensor.name))
+
+
+def _delivered_before(graph: Graph, of: Nest, targets: Nest) -> list[Tensor]:
+    """The gradients and cotangents that lie between targets and what is differentiated.
+
+    Autodiff computes what arrives at them on its way in any case: asking for it adds no op.
+    """
+    functions, outermost = _graphs_around(graph)
+    names: dict[Place, None] = {}
+    for source in (*functions, outermost):
+        for record in records_of(source):
+            places = [g.values for g in record.gradients] + [c.tensor for c in record.cotangents]
+            names.update({place: None for place in places if place.graph is source})
+    if not names:
+        return []
+    behind = _ops_behind(_ops_of(of))
+    found = [t for t in (p.graph.get_tensor_by_name(p.name) for p in names) if t.op in behind and t.dtype.is_floating]
+    reached = _ops_reached(_ops_of(targets), functions) if found else set()
+    wanted = {id(t) for t in map(_tensor_of, _as_list(targets))}
+    return [t for t in found if t.op in reached and id(t) not in wanted]
+
+
+def _graphs_around(graph: Graph) -> tuple[list[FuncGraph], Graph]:
+    """(a function's graph and the functions' graphs around it, the outermost graph that is no function's)."""
+    from tensorflow.python.ops import gradients_util
+
+    found = []
+    while gradients_util._IsFunction(graph):
+        found.append(graph)
+        graph = graph.outer_graph
+    return found, graph
+
+
+def _parts_of(tensors: Tensor) -> list[Tensor]:
+    """The tensors of a structure, those of which IndexedSlices are made too."""
+    import tensorflow as tf
+
+    flat = map(_tensor_of, tf.nest.flatten(tensors))
+    parts = [part for t in flat for part in tf.nest.flatten(t, expand_composites=True)]
+    return [part for part in parts if hasattr(part, "op")]
+
+
+def _places(tensors: Tensor) -> tuple[Place, ...]:
+    return tuple(map(_place, _parts_of(tensors)))
+
+
+def _ops_of(tensors: Tensor) -> list[Operation]:
+    return [part.op for part in _parts_of(tensors)]
+
+
+def _ops_behind(ops: list[Operation]) -> set[Operation]:
+    """The ops that others need, also around a function that captures their results."""
+    from tensorflow.python.ops import gradients_util
+
+    found, waiting = set(ops), list(ops)
+    while waiting:
+        for tensor in gradients_util._NonEagerInputs(waiting.pop(), ()):
+            if tensor.op not in found:
+                found.add(tensor.op)
+                waiting.append(tensor.op)
+    return found
+
+
+def _ops_reached(ops: list[Operation], functions: list[FuncGraph]) -> set[Operation]:
+    """The ops that autodiff can go back through to these ops, as TensorFlow finds them."""
+    from tensorflow.python.ops import gradients_util
+
+    found: set[Operation] = set()
+    gradients_util._MarkReachedOps(ops, found, functions)
+    return found

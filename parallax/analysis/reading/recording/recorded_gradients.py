@@ -1,0 +1,234 @@
+"""Says in the names of a captured graph what autodiff delivered while the graph was built.
+
+Records are kept by the graph in which autodiff ran (record.py), which may be that of a `tf.function`. Its ops are in
+the captured graph once for every call that was inlined, under the call's name. Gradients in the bodies of loops and
+conditionals are not in it; they are listed by the node that runs them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import tensorflow as tf
+
+from parallax.analysis.reading.lowering.inline import InlinedCall
+from parallax.analysis.reading.recording import record
+from parallax.analysis.reading.recording.launcher_graph import functions_meant
+from parallax.errors import GraphError
+from parallax.graph.ops import state_op, takes_functions
+from parallax.graph.view import GraphView, split_tensor
+from parallax.types import FuncGraph, FunctionDef, Graph, NodeDef
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """One call of autodiff; all are names of the captured graph.
+
+    Attributes:
+        gradients: (target, values tensor, indices tensor or None) for every target with a gradient.
+        ops: the nodes that autodiff made.
+        cotangents: (gradient delivered before, the derivative by it), where this call went back through that gradient.
+        of: what was differentiated, as a loss.
+        is_plain: whether it can be asked again, as `tf.gradients` of that by the targets.
+        dense_shapes: values tensor -> the target's shape that came with it, where this call computed one.
+    """
+
+    gradients: tuple[tuple[str, str, str | None], ...]
+    ops: frozenset[str]
+    cotangents: tuple[tuple[str, str], ...] = ()
+    of: tuple[str, ...] = ()
+    is_plain: bool = False
+    dense_shapes: Mapping[str, str] = field(default_factory=dict)
+
+
+def losses_of(records: Sequence[Record]) -> set[str]:
+    """The nodes that were differentiated."""
+    return {split_tensor(tensor)[0] for record in records for tensor in record.of}
+
+
+@dataclass(frozen=True, slots=True)
+class Hidden:
+    """A gradient by `target`, taken within a function that `node` runs as the body of a loop or a conditional.
+
+    `writes` says whether that function, or one that it runs, writes state.
+    """
+
+    node: str
+    target: str
+    writes: bool
+
+
+@dataclass(frozen=True)
+class _Place:
+    """Where a graph's ops are in the captured graph: itself, or a function's graph as one call has it.
+
+    Attributes:
+        graph: the tf.Graph.
+        call: the name of the call; empty for the graph itself.
+        names: op -> node.
+        arguments: placeholder of the function -> the tensor that the call gives it.
+        results: result of a call -> the tensor that gives it in the captured graph.
+    """
+
+    graph: Graph
+    call: str
+    names: dict[str, str]
+    arguments: dict[str, str]
+    results: dict[str, str]
+
+    def tensor(self, name: str) -> str:
+        """The tensor of the captured graph; empty where it has none."""
+        op, number = split_tensor(name)
+        if op in self.arguments:
+            return self.arguments[op]
+        found = f"{self.names[op]}:{number}" if op in self.names else ""
+        return self.results.get(found, found)
+
+
+def records_in(
+    graph: Graph, nodes: Sequence[str], calls: Sequence[InlinedCall], view: GraphView
+) -> tuple[tuple[Record, ...], tuple[Hidden, ...]]:
+    """What autodiff delivered, in the captured graph and in what it runs beside.
+
+    Args:
+        graph: the user's tf.Graph.
+        nodes: its nodes in order.
+        calls: those that were inlined.
+        view: the captured graph.
+    """
+    functions = _function_graphs(graph)
+    results = {f"{call.name}:{i}": f"{node}:0" for call in calls for i, node in enumerate(call.results)}
+    places = [_Place(graph, "", {name: name for name in nodes}, {}, results)]
+    places += [_place(call, functions[call.function], results) for call in calls if call.function in functions]
+    found = []
+    within = _nodes_of_calls(calls)
+    for place in places:
+        ops = list(place.names.values()) if place.call else list(nodes)
+        made = [place.names.get(op.name, "") for op in place.graph.get_operations()] if place.call else ops
+        for one in record.records_of(place.graph):
+            inner = _with_calls([name for name in made[one.first_op : one.end_op] if name], within)
+            found.append(_record(one, places, place, inner))
+    return tuple(r for r in found if r.gradients or r.cotangents), tuple(_find_hidden(functions, places, view))
+
+
+def _function_graphs(graph: Graph) -> dict[str, FuncGraph]:
+    """The graphs of the functions that a graph knows, by their names; of functions read from files there are none."""
+    found, renamed = {}, functions_meant(graph)
+    for name, function in graph._functions.items():
+        traced = getattr(function, "_cached_graph", None)
+        if traced is not None:
+            found[renamed.get(name, name)] = traced
+    return found
+
+
+def _place(call: InlinedCall, graph: Graph, results: dict[str, str]) -> _Place:
+    """The ops of a function's graph as a call has them: in the function's order, some under another name."""
+    inputs = [tensor.op.name for tensor in graph.inputs]
+    ops = [op.name for op in graph.get_operations() if op.name not in set(inputs)]
+    # Ops that were added to the graph after the function was made of it are in no call.
+    names = {op: call.inner(node) for op, node in zip(ops, call.body, strict=False)}
+    return _Place(graph, call.name, names, dict(zip(inputs, call.arguments, strict=False)), results)
+
+
+def _nodes_of_calls(calls: Sequence[InlinedCall]) -> dict[str, tuple[str, ...]]:
+    return {call.name: (*map(call.inner, call.body), *call.results) for call in calls}
+
+
+def _with_calls(nodes: list[str], within: dict[str, tuple[str, ...]]) -> frozenset[str]:
+    """The nodes, and those that the calls among them became."""
+    found = set(nodes)
+    waiting = list(nodes)
+    while waiting:
+        inner = within.get(waiting.pop(), ())
+        found.update(inner)
+        waiting += inner
+    return frozenset(found)
+
+
+def _record(one: record.GradientRecord, places: Sequence[_Place], place: _Place, ops: frozenset[str]) -> Record:
+    gradients, shapes = [], dict[str, str]()
+    for gradient in one.gradients:
+        target = _resolve(places, place, gradient.target)
+        values = _resolve(places, place, gradient.values)
+        indices = _resolve(places, place, gradient.indices) if gradient.indices is not None else [None]
+        if target and gradient.is_nested:
+            raise GraphError(
+                f"The rows of a gradient must be a tensor, and those of {target[0]!r} are IndexedSlices again: rows "
+                "that tf.gather_nd gave are looked up once more. Use tf.gather in place of tf.gather_nd there, or "
+                "multiply its result by 1.0."
+            )
+        if target and values and indices:
+            gradients.append((target[0], values[0], indices[0]))
+            shape = _resolve(places, place, gradient.dense_shape) if gradient.dense_shape is not None else []
+            if shape and split_tensor(shape[0])[0] in ops:
+                shapes[values[0]] = shape[0]
+    cotangents = [
+        (gradient, tensor)
+        for one_of in one.cotangents
+        for tensor in _resolve(places, place, one_of.tensor)
+        for gradient in _resolve(places, place, one_of.gradient)
+    ]
+    losses = tuple(tensor for loss in one.of for tensor in _resolve(places, place, loss)[:1])
+    is_plain = one.is_plain and len(losses) == len(one.of)
+    return Record(tuple(gradients), ops, tuple(cotangents), losses, is_plain, shapes)
+
+
+def _resolve(places: Sequence[_Place], place: _Place, tensor: record.Place) -> list[str]:
+    """A tensor as it is seen from a place; of another function's graph, in every call of that function."""
+    own = [place] if tensor.graph is place.graph else [p for p in places if p.graph is tensor.graph]
+    around = [p for p in own if not p.call or place.call.startswith(f"{p.call}/")]
+    return [name for p in (around[-1:] or own) if (name := p.tensor(tensor.name))]
+
+
+def _find_hidden(functions: dict[str, FuncGraph], places: Sequence[_Place], view: GraphView) -> Iterator[Hidden]:
+    """The gradients in the bodies of loops and conditionals."""
+    library = {f.signature.name: f for f in view.graph_def.library.function}
+    for name, node in view.nodes.items() if library else ():
+        if not takes_functions(view.op(name)):
+            continue
+        run = _run_by(node, library)
+        targets = [
+            _outermost(gradient.target, places)
+            for function in sorted(run)
+            for one in record.records_of(functions.get(function))
+            for gradient in one.gradients
+        ]
+        writes = any(
+            state_op(n.op, _tensors(n)) is not None for f in (run if targets else ()) for n in library[f].node_def
+        )
+        for target in dict.fromkeys(targets):
+            if split_tensor(target)[0] in view.nodes:
+                yield Hidden(name, target, writes)
+
+
+def _tensors(node: NodeDef) -> int:
+    """How many tensors a node takes."""
+    return sum(not name.startswith("^") for name in node.input)
+
+
+def _run_by(node: NodeDef, library: dict[str, FunctionDef]) -> set[str]:
+    """The functions that a node runs, with those that these run."""
+    found: set[str] = set()
+    waiting = [node]
+    while waiting:
+        for attribute in waiting.pop().attr.values():
+            for function in (attribute.func, *attribute.list.func):
+                if function.name in library and function.name not in found:
+                    found.add(function.name)
+                    waiting += library[function.name].node_def
+    return found
+
+
+def _outermost(target: record.Place, places: Sequence[_Place]) -> str:
+    """A target that functions captured, as the outermost graph names it; a script's, as the call of its step."""
+    graph, tensor = target.graph, target.graph.get_tensor_by_name(target.name)
+    while hasattr(graph, "captures"):
+        outer = next((o for o, inner in graph.captures if inner is tensor), None)
+        if outer is None:
+            return ":0"
+        if not tf.is_symbolic_tensor(outer):
+            around = [(p, inner) for p in places for o, inner in getattr(p.graph, "captures", ()) if o is outer]
+            return next((name for place, inner in around if (name := place.tensor(inner.name))), ":0")
+        graph, tensor = outer.graph, outer
+    return str(tensor.name)

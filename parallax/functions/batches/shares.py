@@ -1,0 +1,186 @@
+"""Cuts a global batch into the workers' shares.
+
+One after the other, the shares are the batch of one process. A batch that has fewer rows than there are workers
+leaves some without: these compute on a stand-in, a row of another worker, which counts for nothing
+(transform/building/shares.py). So no op is run on an empty batch, which many kernels do not take.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import tensorflow as tf
+
+from parallax.errors import SessionError
+from parallax.functions.batches.numbered_rows import NumberedRows
+from parallax.graph.batches import place_of_share
+from parallax.types import Array, DType, Nest, RaggedTensor, TensorLike
+
+_UNEQUAL = (
+    "Each worker gets its rows of every part of a batch, and the parts of this one have {lengths} rows. That they "
+    "differ must be known when the step is traced: for parallax.function and train_on_batch by the first call; for a "
+    "dataset by tf.data.Dataset.zip of batched ones, or by batches of fixed lengths (drop_remainder=True)."
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """What a worker takes of a global batch.
+
+    Attributes:
+        arrays: the flat arguments of a step.
+        rows: how many rows this worker has; 0 where `arrays` hold a stand-in.
+        total: how many rows the batch has; 0 where no argument has rows.
+    """
+
+    arrays: tuple[Array, ...]
+    rows: int = 0
+    total: int = 0
+
+    @property
+    def is_stand_in(self) -> bool:
+        """Whether the worker has no rows of a batch that has some."""
+        return self.rows == 0 < self.total
+
+
+class WholePart:
+    """A part of a batch that all workers get whole, as it has another length than the batch.
+
+    Attributes:
+        array: it.
+        shape: that of what has no rows.
+    """
+
+    def __init__(self, array: Array) -> None:
+        self.array = array
+        self.shape: tuple[int, ...] = ()
+
+    def __array__(self, dtype: DType = None, copy: bool | None = None) -> Array:
+        return np.asarray(self.array, dtype)
+
+
+class RaggedRows:
+    """The rows of a ragged tensor as arrays, which can be sent and cut without TensorFlow.
+
+    Attributes:
+        values: flat, [n, ...].
+        splits: of each level, the outermost first: where its rows begin and end in the next one's.
+        shape: rows, and nothing that is known of them.
+    """
+
+    def __init__(self, values: Array, splits: Sequence[Array]) -> None:
+        self.values, self.splits = values, tuple(splits)
+        self.shape: tuple[int | None, ...] = (len(self.splits[0]) - 1, None)
+
+    @staticmethod
+    def of(ragged: RaggedTensor) -> RaggedRows:
+        """The rows of a tf.RaggedTensor with a value."""
+        values, *splits = (np.asarray(part) for part in tf.nest.flatten(ragged, expand_composites=True))
+        return RaggedRows(values, splits)
+
+    def __getitem__(self, rows: slice) -> RaggedRows:
+        first, end, _ = rows.indices(len(self.splits[0]) - 1)
+        splits = []
+        for ends in self.splits:
+            taken = ends[first : end + 1]
+            first, end = int(taken[0]), int(taken[-1])
+            splits.append(taken - taken[0])
+        return RaggedRows(self.values[first:end], splits)
+
+    def parts(self) -> list[Array]:
+        """Its arrays as `tf.nest` flattens a ragged tensor."""
+        return [self.values, *self.splits]
+
+
+def portable_batch(batch: Nest) -> list[Array | RaggedRows | WholePart]:
+    """The flat parts of a batch, without those that are None, in a form that can be sent."""
+    return [_portable(one) for one in tf.nest.flatten(batch) if one is not None]
+
+
+def _portable(part: TensorLike) -> Array | RaggedRows | WholePart:
+    if isinstance(part, tf.RaggedTensor):
+        return RaggedRows.of(part)
+    return WholePart(np.asarray(part)) if isinstance(part, WholePart) else np.asarray(part)
+
+
+def whole_parts(parts: Sequence[TensorLike]) -> frozenset[int]:
+    """The numbers of the parts of a batch that all workers get whole: those of other lengths than most of the batch.
+
+    The batch is of the length that parts with the most elements have. One that has a ragged part has no such parts.
+
+    Args:
+        parts: flat, of a first batch: arrays, tensors, or specs whose shapes are known.
+    """
+    if any(isinstance(one, tf.RaggedTensor | tf.RaggedTensorSpec | RaggedRows) for one in parts):
+        return frozenset()
+    shapes = {number: tuple(one.shape) for number, one in enumerate(parts) if one is not None and len(one.shape)}
+    sizes: dict[int, int] = {}
+    for shape in shapes.values():
+        sizes[shape[0]] = sizes.get(shape[0], 0) + int(np.prod([dim or 1 for dim in shape]))
+    most = max(sizes, key=lambda length: sizes[length], default=0)
+    return frozenset(number for number, shape in shapes.items() if shape[0] != most)
+
+
+def check_lengths(parts: Sequence[TensorLike | NumberedRows | RaggedRows | WholePart]) -> None:
+    """Refuses a batch whose parts, those apart that all workers get whole, have unequally many rows.
+
+    Raises:
+        SessionError: they have.
+    """
+    if len(lengths := lengths_of(parts)) > 1:
+        raise SessionError(_UNEQUAL.format(lengths=", ".join(map(str, lengths))))
+
+
+def lengths_of(parts: Sequence[TensorLike | NumberedRows | RaggedRows | WholePart]) -> list[int]:
+    """The lengths that parts of a batch have, each once, those apart that all workers get whole."""
+    return sorted({rows_of([one]) for one in parts if _has_rows(one)})
+
+
+def rows_of(batch: Nest) -> int:
+    """The length of a batch, by the first of its parts that has rows; 0 where none has."""
+    first = next((one for one in tf.nest.flatten(batch) if _has_rows(one)), None)
+    if first is None:
+        return 0
+    return int(first.nrows()) if isinstance(first, tf.RaggedTensor) else int(first.shape[0])
+
+
+def examples_of(batch: Nest, size: int) -> list[int]:
+    """How many rows of each flat argument of a step a worker takes; of the values of ragged rows a worker's mean.
+
+    Args:
+        batch: of all workers.
+        size: number of workers.
+    """
+    flat = tf.nest.flatten(batch, expand_composites=True)
+    return [-(-int(one.shape[0]) // size) if _has_rows(one) else 0 for one in flat]
+
+
+def share_of(batch: Nest, rank: int, size: int) -> Share:
+    """A worker's rows of a batch; those of all ranks, in order, are the batch. Scalars go to all workers.
+
+    Args:
+        batch: arrays, tensors, and rows of the types of this package; where none has rows, all workers get all of it.
+        rank: of the worker.
+        size: number of workers.
+    """
+    total = rows_of(batch)
+    if not any(_has_rows(one) for one in tf.nest.flatten(batch)):
+        return Share(tuple(np.asarray(one) for one in tf.nest.flatten(batch) if one is not None), rows=1)
+    first, end = place_of_share(total, rank, size)
+    taken = slice(first, max(end, min(first + 1, total)))
+    arrays: list[Array] = []
+    for one in tf.nest.flatten(batch):
+        if isinstance(one, tf.RaggedTensor | RaggedRows):
+            ragged = one if isinstance(one, RaggedRows) else RaggedRows.of(one)
+            arrays += ragged[taken].parts()
+        elif isinstance(one, NumberedRows):
+            arrays.append(one[taken])
+        elif one is not None:  # cut by NumPy, a tenth of what an op takes
+            arrays.append(np.asarray(one)[taken] if _has_rows(one) else np.asarray(one))
+    return Share(tuple(arrays), end - first, total)
+
+
+def _has_rows(one: TensorLike | NumberedRows | RaggedRows | WholePart | None) -> bool:
+    return one is not None and len(one.shape) > 0

@@ -1,0 +1,88 @@
+"""Sums of per-worker parts that go on when workers are replaced, whose own parts begin at zero then."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Protocol
+
+import numpy as np
+
+from parallax.functions.remote.request_queue import RequestNote
+from parallax.functions.remote.serving import StepResults
+from parallax.types import Array
+
+
+class _Noted(Protocol):
+    """A request with what its sender knows of it."""
+
+    note: RequestNote | None
+
+
+class RunSums:
+    """The sums of one run of a step.
+
+    Attributes:
+        totals: by variable, once the workers have answered: of those that there are now, and of those before them.
+
+    Args:
+        names: of the variables, in the order of the step's sums.
+        carried: what workers before have added up, by variable.
+    """
+
+    def __init__(self, names: Sequence[str], carried: Mapping[str, Array]) -> None:
+        self._names, self.carried = names, carried
+        self.totals: Mapping[str, Array] = {}
+
+    def on_answer(self, answer: StepResults) -> None:
+        """Adds up what workers have now and had before."""
+        self.totals = {
+            name: (part + self.carried[name]).astype(part.dtype) if name in self.carried else part
+            for name, part in zip(self._names, map(np.asarray, answer.sums), strict=True)
+        }
+
+
+class _Reset:
+    """The variables begin at zero."""
+
+    def on_answer(self, answer: StepResults) -> None:
+        """There is none."""
+
+
+class CarriedSums:
+    """Follows which sums the next workers would have to begin with.
+
+    Attributes:
+        names: by step, those of its sums.
+    """
+
+    def __init__(self) -> None:
+        self.names: Mapping[str, Sequence[str]] = {}
+        self._base: dict[str, Array] = {}  # of the next workers
+        self._carried: Mapping[str, Array] = {}  # of those that there are now
+
+    def note_run(self, step: str) -> RunSums:
+        """The note of a request that runs a step."""
+        return RunSums(self.names.get(step, ()), self._carried)
+
+    def note_reset(self) -> RequestNote:
+        """The note of a request after which all of them begin at zero."""
+        self._carried = {}
+        return _Reset()
+
+    def on_forget(self, requests: Iterable[_Noted]) -> None:
+        """Takes requests whose effect the next workers begin with."""
+        for request in requests:
+            if isinstance(request.note, _Reset):
+                self._base = {}
+            elif isinstance(request.note, RunSums):
+                self._base |= request.note.totals
+
+    def on_restore(self, requests: Iterable[_Noted]) -> None:
+        """Takes requests that other workers carry out now."""
+        carried: Mapping[str, Array] = dict(self._base)
+        for request in requests:
+            if isinstance(request.note, _Reset):
+                carried = {}
+            elif isinstance(request.note, RunSums):
+                request.note.carried = carried
+        self._carried = carried

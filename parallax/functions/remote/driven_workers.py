@@ -1,0 +1,319 @@
+"""The workers that this process drives: it starts them before their plan is known, and keeps them between calls."""
+
+from __future__ import annotations
+
+import math
+import pickle
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
+from pathlib import Path
+from typing import NamedTuple
+
+from parallax import call as calls
+from parallax.errors import ParallaxError
+from parallax.functions.remote.heard_requests import END
+from parallax.functions.remote.remote_steps import RemoteSteps
+from parallax.functions.remote.request_queue import RequestQueue
+from parallax.functions.remote.running import INITIAL, place_of_value
+from parallax.functions.remote.serving import ReadyWorkers, serve
+from parallax.functions.tracing.served_graph import ServedGraph
+from parallax.functions.tracing.step_graph import GraphStep, StepGraph
+from parallax.job_beside import CallPlans, JobBeside, JobNeeds, PlannedMessage
+from parallax.logger import log
+from parallax.report.text import pluralize
+from parallax.runtime.driver_channel import ChannelClosed, DriverConnection, DriverSocket, deferred_interrupts
+from parallax.runtime.launcher.restarts.answering import driver_address
+from parallax.runtime.launcher.restarts.waiting import let_wait, take_waiting
+from parallax.runtime.launching import leave_gpus
+from parallax.runtime.worker.function_package import packed_function, pickle_for_workers
+from parallax.settings.config import Config
+from parallax.status_line import clear_status, show_status
+
+IDLE_S = 600.0
+"""How long idle workers are kept."""
+_PATIENCE_S = 5.0
+"""How long workers may take to finish a call after an error in this process."""
+
+
+class DrivenWorkers:
+    """The workers of one job, which open a session for each graph.
+
+    Args:
+        needs: the machines and settings.
+        number: of the call that they are started for (`call.next_call`).
+        plans: of a call with servers, which its job starts; None for one without.
+
+    Raises:
+        LaunchError: before anything is started, when this machine or process cannot start a job.
+    """
+
+    def __init__(self, needs: JobNeeds, number: int, plans: CallPlans | None = None) -> None:
+        self.needs = needs
+        self.servers = () if plans is None else plans.on_all().message.servers
+        self._hosts: tuple[str, ...] = ()  # of the job that the channel leads to
+        self._is_sound = True
+        self._open: _OpenGraph | None = None
+        self._requests: RequestQueue | None = None  # of the last call
+        self._channel: DriverConnection | None = None
+        self._listening = DriverSocket(_address_for(needs), needs.cluster.ports)
+        address = pickle.dumps(self._listening.address)
+        try:
+            servers_on = (lambda _: ()) if plans is None else (lambda hosts: plans.on(hosts).message.servers)
+            self._job = JobBeside(needs, number, packed_function(serve), address, self._is_restart_wanted, servers_on)
+        except BaseException:
+            self._listening.close()
+            raise
+
+    @property
+    def _is_spread(self) -> bool:
+        return not all(host.is_this_machine for host in self.needs.cluster.hosts)
+
+    @property
+    def is_sound(self) -> bool:
+        """Whether nothing is known to have failed."""
+        return self._is_sound and self._job.is_alive
+
+    def are_there(self) -> bool:
+        """Whether all workers still answer; those that have never opened a session are not asked."""
+        if self._channel is not None and self.is_sound:
+            self._is_sound = False
+            with suppress(ChannelClosed):
+                RequestQueue(self._channel).ask("meet")()
+                self._is_sound = True
+        return self.is_sound
+
+    def has_open(self, served: ServedGraph) -> bool:
+        """Whether their session is one on this graph."""
+        return self._open is not None and self._open.served.is_like(served)
+
+    def close_session(self) -> None:
+        """Has workers close the session that they have open, if any, while this process goes on."""
+        with suppress(ChannelClosed), deferred_interrupts():  # whoever needs them next finds out
+            if self._channel is not None and self._open is not None:
+                self._open = None
+                RequestQueue(self._channel).tell("close")
+
+    @contextmanager
+    def session(
+        self, plans: CallPlans | None, graph: StepGraph, served: ServedGraph, config: Config
+    ) -> Iterator[RemoteSteps]:
+        """The workers' session for one call.
+
+        Args:
+            plans: for it, where they have no session open; None for the session that they have open.
+            graph: of the steps.
+            served: the same for the workers.
+            config: settings.
+
+        Raises:
+            JobFailed: the job has failed, and has said why.
+        """
+        self._is_sound = False  # until they have settled
+        try:
+            restarts = self.needs.config.restart.max_restarts
+            requests = RequestQueue(self._connect(), self._restore if restarts else None)
+            self._requests = requests
+            if plans is not None:
+                opened = _OpenGraph(plans, served, pickle_for_workers(config, "hooks"))
+                request = opened.request(self._hosts)
+            with deferred_interrupts():
+                if plans is not None:
+                    self._open = opened
+                ready = requests.open("resume") if plans is None else requests.open("open", *request)
+            saves = config.ckpt_config.ckpt_dir is not None
+            show_status(f"{pluralize(self.needs.cluster.num_workers, 'worker')} open the session")
+            try:
+                with self._job.preempt_on_sigterm() if saves else nullcontext():
+                    running = RemoteSteps(graph, requests, ready(), self._whole_results(), self._is_spread)
+                    clear_status()
+                    yield running
+            except BaseException:
+                requests.give_up()
+                with suppress(ChannelClosed):  # the exception goes before it, and may have come while others started
+                    self._is_sound = self._settles(requests, _PATIENCE_S)
+                raise
+            self._is_sound = self._settles(requests) and not requests.has_recovered  # each call may restart so often
+            requests.give_up()
+        except ChannelClosed:
+            self._job.fail()
+
+    def _whole_results(self) -> frozenset[str] | None:
+        """As for `RemoteSteps`, by the plan of the session that is open."""
+        if self.needs.cluster.num_workers == 1 or self._open is None:
+            return None
+        layouts = self._open.plans.on_all().decisions.rewrites.layouts
+        return frozenset(name for one in layouts for name in one.whole_results)
+
+    def _is_restart_wanted(self) -> bool:
+        """Whether workers that fail now shall be replaced: those of a call that goes on, and those of the first."""
+        return self._requests is None or not self._requests.has_given_up
+
+    def _restore(self) -> tuple[DriverConnection, ReadyWorkers]:
+        """Waits for the workers of a job that was started again, which open the session.
+
+        Raises:
+            ChannelClosed: it is not started again.
+        """
+        assert self._open is not None, "a session was opened"
+        while True:
+            if self._channel is not None:
+                self._channel.close()
+            self._channel = None
+            channel = self._connect()
+            with suppress(ChannelClosed):
+                return channel, RequestQueue(channel).open("open", *self._open.request(self._hosts))()
+
+    def _settles(self, requests: RequestQueue, seconds: float = math.inf) -> bool:
+        """Has workers finish a call; False where they take longer than `seconds`."""
+        try:
+            if not requests.ask("settle")(seconds):
+                self._open = None
+        except TimeoutError:
+            return False
+        return True
+
+    def close(self) -> None:
+        """Ends the workers, and waits for that; a second call changes nothing."""
+        self._listening.close()
+        if self._channel is None:
+            self._job.cancel()
+            return
+        with suppress(ChannelClosed):
+            RequestQueue(self._channel).tell(END.kind)
+        self._job.stop()
+        self._channel.close()
+
+    def _connect(self) -> DriverConnection:
+        """The channel to worker 0, for which the first session waits."""
+        self._job.show()
+        if self._channel is None:
+            self._channel = self._listening.accept(lambda: self._job.is_alive)
+            if self._channel is not None:
+                self._hosts = RequestQueue(self._channel).ask("list_hosts")()
+        if self._channel is None:
+            raise ChannelClosed
+        return self._channel
+
+
+def _address_for(needs: JobNeeds) -> str | None:
+    """This machine's address for worker 0; None where worker 0 is on this machine.
+
+    Raises:
+        LaunchError: no network leads to worker 0's host.
+    """
+    hosts = [needs.cluster.leader]
+    if needs.config.restart.min_hosts is not None:  # worker 0 may move
+        hosts += needs.cluster.hosts
+    away = [host for host in hosts if not host.is_this_machine]
+    return driver_address(needs.cluster, away[0]) if away else None
+
+
+class _OpenGraph(NamedTuple):
+    """What a session was opened on.
+
+    Attributes:
+        plans: for it.
+        served: the graph of the steps.
+        config: settings, with hooks of the script, pickled.
+    """
+
+    plans: CallPlans
+    served: ServedGraph
+    config: bytes
+
+    def request(self, hosts: tuple[str, ...]) -> tuple[PlannedMessage, ServedGraph, bytes]:
+        """The arguments of the request that has workers on these hosts, by their addresses, open it."""
+        return self.plans.on(hosts), self.served, self.config
+
+
+class ReservedWorkers:
+    """The workers that one call has for itself.
+
+    Args:
+        number: of the call (`call.next_call`).
+        config: settings.
+        resource: a resource file; None for workers on this machine.
+
+    Raises:
+        ParallaxError: before anything is started, when configuration, resource file or machine break a rule.
+    """
+
+    def __init__(self, number: int, config: Config, resource: str | Path | None) -> None:
+        self._number, self._resource = number, resource
+        self._needs = JobNeeds.of(config, resource)
+        waiting = take_waiting()
+        with ExitStack() as unless_taken:
+            if waiting is not None:
+                unless_taken.callback(waiting.close)
+            if isinstance(waiting, DrivenWorkers) and waiting.needs == self._needs and waiting.are_there():
+                unless_taken.pop_all()
+                self._workers = waiting
+                return
+        self._workers = DrivenWorkers(self._needs, number)
+
+    @contextmanager
+    def session(self, graph: StepGraph, steps: Mapping[str, GraphStep], config: Config) -> Iterator[RemoteSteps]:
+        """Plans a graph, prints the plan, and has a session opened on it; or goes on with that of an equal graph.
+
+        Args:
+            graph: of the steps.
+            steps: by name.
+            config: settings, which differ from those of the workers in the folder of checkpoints alone.
+
+        Raises:
+            JobFailed: the job has failed, and has said why.
+            ParallaxError: before anything is opened, as `parallel_run`.
+        """
+        served, plans = ServedGraph.of(graph, steps), None
+        has_values = all(place_of_value(one.variable) != INITIAL for one in graph.list_variables())
+        if has_values and self._workers.has_open(served):
+            log.info("The steps are those of the call before, whose plan and workers go on.")
+        else:
+            self._workers.close_session()  # meanwhile
+            show_status(f"planning {len(graph.graph.get_operations()):,} ops")
+            plans = CallPlans(self._number, graph.graph, config, self._resource)
+            servers = plans.on_all().message.servers
+            if servers != self._workers.servers:
+                self._workers.close()
+                self._workers = DrivenWorkers(self._needs, self._number, plans if servers else None)
+        with self._workers.session(plans, graph, served, config) as running:
+            yield running
+        calls.count_job()
+
+    def release(self) -> None:
+        """Has the workers wait for the next call; a job with servers ends, as these keep the variables of sessions."""
+        if self._workers.is_sound and not self._workers.servers:
+            let_wait(self._workers, IDLE_S)
+        else:
+            self._workers.close()
+
+
+def start_workers(number: int, config: Config, resource: str | Path | None = None) -> None:
+    """Starts workers that wait for the call of this number or a later one.
+
+    Args:
+        number: of the call.
+        config: its settings.
+        resource: its resource file; None for workers on this machine.
+
+    Raises:
+        ParallaxError: before anything is started, when configuration, resource file or machine break a rule.
+    """
+    let_wait(DrivenWorkers(JobNeeds.of(config, resource), number), IDLE_S)
+
+
+def leave_gpus_to_workers(config: Config | None = None, resource: str | Path | None = None) -> bool:
+    """Has this process use no GPU that the workers of a call with these settings use; says whether there are such."""
+    with suppress(ParallaxError):  # which the call raises
+        return leave_gpus(JobNeeds.of(config, resource).cluster)
+    return False
+
+
+@contextmanager
+def reserved_workers(number: int, config: Config, resource: str | Path | None = None) -> Iterator[ReservedWorkers]:
+    """Reserves workers for a call, which start while this process goes on; arguments are those of `ReservedWorkers`."""
+    reserved = ReservedWorkers(number, config, resource)
+    try:
+        yield reserved
+    finally:
+        reserved.release()

@@ -1,0 +1,365 @@
+"""The steps of a graph as the process that drives workers sees them: like those of one worker that has it all."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from parallax.functions.batches.numbered_rows import NumberedRows
+from parallax.functions.batches.row_pipeline import RawRows, RowPipeline, RunningPipeline
+from parallax.functions.batches.shared_arrays import SharedArrays
+from parallax.functions.batches.shares import RaggedRows, Share, WholePart, check_lengths, portable_batch, rows_of
+from parallax.functions.remote.carried_sums import CarriedSums, RunSums
+from parallax.functions.remote.request_queue import RequestQueue, Resend, SentRequest
+from parallax.functions.remote.running import place_of_value
+from parallax.functions.remote.serving import ReadyWorkers, StepResults, WantedResults
+from parallax.functions.tracing.results import default_rule
+from parallax.functions.tracing.step_graph import GraphStep, StepGraph
+from parallax.functions.tracing.traced_values import InFile, bytes_of
+from parallax.logger import log
+from parallax.report.text import bytes_text
+from parallax.runtime.checkpoint.files.stored_tensors import groups
+from parallax.types import Array, ArrayOnWorker0, Operation, Picklable, Tensor, TensorLike, Value, Variable
+
+_RULES = ("mean", "rows", "same", "whole")
+"""In the order of `WantedResults`."""
+_KEPT_BYTES = 1 << 30
+"""Of requests, and of values, that are kept for workers that replace failed ones."""
+_BASE_S, _BASE_COSTS = 10.0, 50
+"""How long workers compute at least between two readings of all values, and how many times as long as one takes."""
+_COSTS_AT_END = 200
+"""The same number where no workers replace failed ones, and a failure ends the training."""
+_READ_PER_S = 5e8
+"""Bytes: by them the first reading of all values is estimated."""
+_TOO_MUCH = (
+    "More than {size} of {what} would be kept for workers that replace failed ones, so a failure will end the "
+    "training. {remedy}, or leave max_restarts out."
+)
+_OTHER_ROWS = (
+    "The functions that the input maps over its elements give other rows on another machine than here, or none, as for "
+    "files that are on this machine alone. So this process calls them, and sends all workers their rows."
+)
+_SAVE, _SAVE_MORE_OFTEN = "Write checkpoints (CheckPointConfig)", "Write checkpoints more often"
+
+
+class _SentPipeline(NamedTuple):
+    """A pipeline that the workers have.
+
+    Attributes:
+        number: by which they know it.
+        pipeline: it, held, so that no other is taken for it.
+        here: it in this process, where some worker makes other rows or none.
+    """
+
+    number: int
+    pipeline: RowPipeline
+    here: RunningPipeline | None
+
+
+class ValueBackup(NamedTuple):
+    """The values of all variables but those of metrics, at one time.
+
+    Attributes:
+        values: by name.
+        runs: how many steps the session had run.
+        read_s: when that was, by the monotonic clock.
+    """
+
+    values: Mapping[str, Value]
+    runs: int
+    read_s: float
+
+
+class RemoteSteps:
+    """Steps that workers run for this process.
+
+    Attributes:
+        is_spread: whether a worker is on another machine.
+        resumed_step: as in `RunningSteps`.
+        steps: as in `RunningSteps`.
+        backup: what the variables were when all were read last; None before.
+    """
+
+    def __init__(
+        self,
+        graph: StepGraph,
+        requests: RequestQueue,
+        ready: ReadyWorkers,
+        whole: Collection[str] | None = None,
+        is_spread: bool = False,
+    ) -> None:
+        """Takes over workers that have opened the graph.
+
+        Args:
+            graph: with its steps.
+            requests: to the workers.
+            ready: what they have answered.
+            whole: the results that layouts bring to every worker; None where there is one worker.
+            is_spread: whether a worker is on another machine.
+        """
+        self._whole, self.is_spread = whole, is_spread
+        self._graph, self._requests = graph, requests
+        self.resumed_step = ready.resumed_step
+        self.steps = self.resumed_step or 0
+        requests.begin_at(self.steps)
+        self._sums = CarriedSums()
+        requests.watcher = self._sums
+        self._wanted: dict[tuple[str, WantedResults], int] = {}
+        self._sent: dict[int, tuple[int, SharedArrays]] = {}  # by id
+        self._pipelines: dict[int, _SentPipeline] = {}  # by id
+        self._has_said_bytes = False
+        self.backup: ValueBackup | None = None
+        self._base_s = self._began_s = time.monotonic()
+        self._runs = self._examples = 0
+        self._base_cost_s = sum(map(bytes_of, self.variables().values())) / _READ_PER_S
+        self._saved_step: int | None = None  # of the latest checkpoint that the workers have written
+
+    @property
+    def examples_per_s(self) -> float:
+        """How many examples of batches there were in a second, since the session is there."""
+        return max(self._examples, 1) / (time.monotonic() - self._began_s)
+
+    def variables(self) -> dict[str, Variable]:
+        """The script's variables that the graph's steps take, by name."""
+        return {one.name: one.variable for one in self._graph.list_variables()}
+
+    def begin(self, parts: Mapping[str, Sequence[str]]) -> None:
+        """Gives the workers the script's values, unless they have those of a checkpoint.
+
+        What starts at its traced initial value has it, and what is in files is read by its owners.
+
+        Args:
+            parts: by step, the names of the variables of which each worker keeps its own part of a sum, from zero on.
+        """
+        self._sums.names = parts
+        if self.resumed_step is not None:
+            return
+        in_files: dict[str, list[str]] = {}
+        here: dict[str, Value] = {}
+        for name in self._shared_names():
+            variable = self.variables()[name]
+            place = place_of_value(variable)
+            if place is None:
+                here[name] = variable.numpy()
+            elif isinstance(place, InFile):
+                in_files.setdefault(place.prefix, []).append(name)
+        self.write(here)
+        for prefix, names in in_files.items():
+            self._requests.tell("load", prefix, names)
+        if self._requests.is_restorable:
+            self._requests.rebase()
+
+    def share_of(self, batch: Sequence[TensorLike], whole: Collection[int] = ()) -> Share:
+        """All of a batch, which is cut when it is sent.
+
+        Args:
+            batch: its parts, flat.
+            whole: numbers of the parts that all workers get whole.
+
+        Raises:
+            SessionError: the others have unequally many rows.
+        """
+        parts: list[Any] = [WholePart(one) if number in whole else one for number, one in enumerate(batch)]
+        check_lengths(parts)
+        rows = rows_of(parts)
+        return Share(tuple(parts), rows or 1, rows)
+
+    def start(
+        self,
+        step: GraphStep,
+        share: Share,
+        fetches: Sequence[Tensor],
+        parts: Sequence[Tensor] = (),
+        rules: Sequence[str] | None = None,
+    ) -> Callable[[], list[Value]]:
+        """Has the workers run a step on a batch.
+
+        Args:
+            step: one of the graph's.
+            share: the global batch.
+            fetches: what is wanted of it, tensors of the graph.
+            parts: what is wanted before that: tensors of which each worker has a part of a sum.
+            rules: by which each of `fetches` is combined: "mean", "rows", "same" or "whole"; None for the default
+                rules (tracing/results.py).
+
+        Returns:
+            What waits for the values of parts and fetches, of the global batch.
+        """
+        rules = list(map(default_rule, fetches)) if rules is None else rules
+        rules = [self._checked_rule(rule, one.name) for rule, one in zip(rules, fetches, strict=True)]
+        names_by = {rule: [one.name for one, own in zip(fetches, rules, strict=True) if own == rule] for rule in _RULES}
+        wanted = WantedResults(tuple(one.name for one in parts), *(tuple(names_by[rule]) for rule in _RULES))
+        key = step.name, wanted
+        if key not in self._wanted:
+            self._wanted[key] = len(self._wanted)
+            self._requests.tell("wish", self._wanted[key], *key, resend=Resend.ALWAYS)
+        self._bound_requests()
+        run, names = self._sums.note_run(step.name), self._sums.names.get(step.name, ())
+        answer = self._send_batch(self._wanted[key], share, run, step.is_counted)
+        self.steps += step.is_counted
+        self._runs += 1
+        self._examples += share.total
+
+        def wait() -> list[Value]:
+            found: StepResults = answer()
+            self._saved_step = found.saved_step
+            waiting = dict(zip(_RULES, map(iter, (found.means, found.rows, found.same, found.whole)), strict=True))
+            return [*(run.totals[name] for name in names), *(next(waiting[rule]) for rule in rules)]
+
+        return wait
+
+    def read_epoch(self) -> tuple[int, int, int]:
+        """As that of `RunningSteps`."""
+        found: tuple[int, int, int] = self._requests.ask("read_epoch")()
+        return found
+
+    def note_epoch(self, epoch: int, step: int, batches: int | None) -> None:
+        """As that of `RunningSteps`."""
+        self._requests.tell("note_epoch", epoch, step, batches)
+
+    def read(self, names: Sequence[str]) -> dict[str, ArrayOnWorker0]:
+        """Variables' values by name."""
+        variables, found = self.variables(), {}
+        for group in groups({name: bytes_of(variables[name]) for name in names}):
+            found.update(self._requests.ask("read", group)())
+        return found
+
+    def write(self, values: Mapping[str, ArrayOnWorker0]) -> None:
+        """Gives variables values, by name."""
+        arrays = {name: np.asarray(value) for name, value in values.items()}
+        for group in groups({name: array.nbytes for name, array in arrays.items()}):
+            self._requests.tell("write", group, payload=[arrays[name] for name in group])
+
+    def store(self, folder: Path, names: Sequence[str], step: int | None = None) -> dict[str, InFile]:
+        """As that of `RunningSteps`."""
+        found: dict[str, InFile] = self._requests.ask("store", folder, list(names), step)()
+        return found
+
+    def reset(self, op: Operation) -> None:
+        """As that of `RunningSteps`."""
+        self._requests.tell("reset", op.name, note=self._sums.note_reset())
+
+    def _checked_rule(self, rule: str, name: str) -> str:
+        """The rule, or, for a result without a layout, which must be equal on all workers, one that checks this."""
+        return "same" if rule == "whole" and self._whole is not None and name not in self._whole else rule
+
+    def _shared_names(self) -> list[str]:
+        """The names of variables of which workers have no parts of their own."""
+        parts = {name for names in self._sums.names.values() for name in names}
+        return [name for name in self.variables() if name not in parts]
+
+    def back_up(self, least_s: float = 0.0) -> None:
+        """Reads all variables, where the last reading was long ago beside what one costs.
+
+        Args:
+            least_s: how long ago at least.
+        """
+        costs = _BASE_COSTS if self._begins_at_backup else _COSTS_AT_END
+        if time.monotonic() - self._base_s > max(least_s, costs * self._base_cost_s):
+            self._take_backup()
+
+    @property
+    def _begins_at_backup(self) -> bool:
+        """Whether workers that replace failed ones begin with the values that were read last."""
+        return self._requests.is_restorable and self._graph.loop is None  # else with a checkpoint's
+
+    def _bound_requests(self) -> None:
+        """Keeps few requests for workers that replace failed ones, and little for them to do again."""
+        requests = self._requests
+        if self._begins_at_backup and requests.kept_bytes > _KEPT_BYTES:
+            self._take_backup()
+        else:
+            self.back_up(_BASE_S)
+        if not requests.is_restorable:
+            return
+        if not self._begins_at_backup:
+            requests.forget_until(self._saved_step or 0)
+        if requests.kept_bytes > _KEPT_BYTES:
+            self._give_up("batches", _SAVE if self._begins_at_backup else _SAVE_MORE_OFTEN)
+
+    def _take_backup(self) -> None:
+        """Reads all variables, where this process may have them; from now on restored workers begin with these."""
+        began_s, variables = time.monotonic(), self.variables()
+        names = self._shared_names()
+        if sum(bytes_of(variables[name]) for name in names) > _KEPT_BYTES:
+            if self._begins_at_backup:
+                self._give_up("variables", _SAVE)
+            return
+        values = self.read(names)
+        self._base_s = time.monotonic()
+        self._base_cost_s = self._base_s - began_s
+        self.backup = ValueBackup(values, self._runs, self._base_s)
+        if self._begins_at_backup:
+            sizes = {name: np.asarray(value).nbytes for name, value in values.items()}
+            writes = [(group, [values[name] for name in group]) for group in groups(sizes)]
+            self._requests.rebase(SentRequest.of("write", (names,), own, resend=Resend.ALWAYS) for names, own in writes)
+
+    def _give_up(self, what: str, remedy: str) -> None:
+        self._requests.give_up()
+        log.warning(_TOO_MUCH.format(size=bytes_text(_KEPT_BYTES), what=what, remedy=remedy))
+
+    def _send_batch(self, wanted: int, batch: Share, run: RunSums, counts: bool) -> Callable[..., Picklable]:
+        """Sends row numbers of arrays, which the workers get once, or their shares of a batch; gives what waits."""
+        ask = partial(self._requests.ask, resend=Resend.SINCE_BASE, note=run, counts=counts)
+        raw = [part for part in batch.arrays if isinstance(part, RawRows)]
+        if raw:
+            elements = [np.asarray(part.array) for part in raw]
+            sent = self._send_pipeline(raw[0].pipeline, elements)
+            if sent.here is None:
+                self._say_bytes(elements, "elements, of which workers make rows,")
+                return ask("elements", wanted, sent.number, payload=elements)
+            rows: Sequence[Array | RaggedRows | WholePart] = sent.here.make(elements)
+            self._say_bytes(rows, "rows")
+            return ask("batch", wanted, payload=rows)
+        numbered = [part for part in batch.arrays if isinstance(part, NumberedRows)]
+        if not numbered or len(numbered) < len(batch.arrays):
+            rows = portable_batch(batch.arrays)
+            self._say_bytes(rows, "rows")
+            return ask("batch", wanted, payload=rows)
+        shared = numbered[0].source
+        if id(shared) not in self._sent:
+            self._sent[id(shared)] = len(self._sent), shared  # held, so that no others are taken for them
+            self._send_arrays(self._sent[id(shared)][0], shared)
+        return ask("rows", wanted, self._sent[id(shared)][0], numbered[0].numbers)
+
+    def _send_arrays(self, number: int, shared: SharedArrays) -> None:
+        """Has the workers take arrays: mapped on this machine, where no worker 0 is on another one, else sent."""
+        requests = self._requests
+        is_mapped = requests.is_on_this_machine and requests.ask("can_open", shared.place, shared.kinds)()
+        place, payload = (shared.place, None) if is_mapped else (None, shared.arrays)
+        requests.tell("arrays", number, shared.kinds, place, payload=payload, resend=Resend.ALWAYS)
+
+    def _say_bytes(self, parts: Sequence[Array | RaggedRows | WholePart], what: str) -> None:
+        """Says once what a batch sends to other machines."""
+        if self.is_spread and not self._has_said_bytes:
+            self._has_said_bytes = True
+            size = sum(array.nbytes for one in parts for array in _arrays_of(one))
+            log.info(
+                f"This process reads the input: {bytes_text(size)} of {what} in a batch, which it sends to worker 0."
+            )
+
+    def _send_pipeline(self, pipeline: RowPipeline, elements: Sequence[Array]) -> _SentPipeline:
+        """Has the workers take a pipeline, once, if they all make of a first row what this process makes of it."""
+        if id(pipeline) in self._pipelines:
+            return self._pipelines[id(pipeline)]
+        number, here, first = len(self._pipelines), RunningPipeline(pipeline), [one[:1] for one in elements]
+        self._requests.tell("pipeline", number, pipeline, resend=Resend.ALWAYS)
+        is_like = self._requests.ask("try_pipeline", number, pipeline, here.make(first), payload=first)()
+        if is_like:
+            here.close()
+        else:
+            log.warning(_OTHER_ROWS)
+        self._pipelines[id(pipeline)] = _SentPipeline(number, pipeline, None if is_like else here)
+        return self._pipelines[id(pipeline)]
+
+
+def _arrays_of(part: Array | RaggedRows | WholePart) -> list[Array]:
+    """The arrays that are sent for a part of a batch."""
+    if isinstance(part, RaggedRows):
+        return part.parts()
+    return [part.array if isinstance(part, WholePart) else part]

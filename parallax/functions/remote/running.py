@@ -1,0 +1,171 @@
+"""Runs the steps of a StepGraph in a worker's session, and reads and writes its variables."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from parallax.errors import SessionError
+from parallax.functions.batches.shares import Share
+from parallax.functions.tracing.step_graph import GraphStep, LoopVariables, StepGraph
+from parallax.functions.tracing.traced_values import InFile, source_of
+from parallax.runtime.worker.barrier import barrier
+from parallax.types import ArrayOnWorker0, Comm, Operation, Session, Tensor, Value, Variable
+
+INITIAL = "initial"
+"""A value's place: in the initial value that was traced, of which nothing is made yet."""
+
+
+class RunningSteps:
+    """Steps of one graph on this worker; all workers make the same calls in the same order.
+
+    Attributes:
+        size: number of workers.
+        rank: this worker's.
+        comm: communicator of the workers, on which nothing else travels.
+        resumed_step: how many counted steps were run before the session, which has a checkpoint's values; None where
+            it has none.
+        steps: how many counted steps were run.
+    """
+
+    def __init__(self, graph: StepGraph, session: Session, size: int, rank: int) -> None:
+        """Takes over a session that was opened on the graph.
+
+        Args:
+            graph: with its steps.
+            session: of `open_session`, with values.
+            size: number of workers.
+            rank: this worker's.
+        """
+        self._graph = graph
+        self._session = session
+        self._ops = {name: variable.handle.op.name for name, variable in graph.made.items()}
+        self.size, self.rank = size, rank
+        self.comm: Comm = session.workers
+        self.resumed_step: int | None = session.resumed_step
+        self.steps = self.resumed_step or 0
+
+    def load(self, prefix: str, names: Sequence[str]) -> None:
+        """Gives variables their values of a checkpoint; every worker must call it."""
+        self._session.values.load(prefix, [self._ops[name] for name in names])
+
+    def store(self, folder: Path, names: Sequence[str], step: int | None = None) -> dict[str, InFile]:
+        """Writes a checkpoint of variables; every worker must call it.
+
+        Args:
+            folder: on worker 0's machine.
+            names: of the variables.
+            step: its number; None for the one that comes after those of the folder.
+
+        Returns:
+            Where each is.
+
+        Raises:
+            CheckpointError: on all workers, when it cannot be written.
+        """
+        prefix = self._session.values.save(str(folder), [self._ops[name] for name in names], step)
+        return {name: InFile(prefix, self._ops[name]) for name in names}
+
+    @property
+    def saved_step(self) -> int | None:
+        """The counted step of the session's latest checkpoint; None while there is none."""
+        checkpoints = self._session.checkpoints
+        found: int | None = None if checkpoints is None else checkpoints.saved_step
+        return found
+
+    def run(
+        self, step: GraphStep, share: Share, fetches: Sequence[Tensor], parts: Sequence[Tensor] = ()
+    ) -> list[Value]:
+        """Runs a step.
+
+        Args:
+            step: one of the graph's.
+            share: this worker's arguments.
+            fetches: what is wanted of it, tensors of the graph.
+            parts: what is wanted before that: tensors of which each worker has a part of a sum.
+
+        Returns:
+            The values of parts and fetches, arrays; of a stand-in where the share has no rows.
+
+        Raises:
+            SessionError: on all workers, when gradients are kept, of which a result is made.
+        """
+        fed = {placeholder: [value] for placeholder, value in zip(step.feeds, share.arrays, strict=True)}
+        if step.rows is not None and share.is_stand_in:
+            fed[step.rows] = [np.asarray(0, np.int64)]
+        if step.length is not None and share.total:
+            fed[step.length] = [np.asarray(share.total, np.int64)]
+        wanted = [*parts, *fetches]
+        found = self._session.run([step.run, *wanted], fed)[1:]
+        self.steps += step.is_counted
+        _check_known(wanted, found)
+        return [one[0] for one in found]
+
+    def read_epoch(self) -> tuple[int, int, int]:
+        """What the graph says of the loop: an epoch, the step at which it began, and its batches (-1: unknown)."""
+        barrier(self.comm)
+        op = self._loop().epoch.op.name
+        epoch, step, batches = self.comm.bcast(self._session.values.read([op])[op])
+        return int(epoch), int(step), int(batches)
+
+    def note_epoch(self, epoch: int, step: int, batches: int | None) -> None:
+        """Notes for checkpoints that an epoch begins; every worker must call it.
+
+        Args:
+            epoch: its number.
+            step: at which it began.
+            batches: how many it has; None if unknown.
+        """
+        noted = np.array([epoch, step, -1 if batches is None else batches], np.int64)
+        self._session.values.write({self._loop().epoch.op.name: noted if self.rank == 0 else None})
+
+    def _loop(self) -> LoopVariables:
+        assert self._graph.loop is not None, "no step of this graph is counted"
+        return self._graph.loop
+
+    def reset(self, op: Operation) -> None:
+        """Runs an op of the graph that sets this worker's parts of sums to zero."""
+        self._session.run(op)
+
+    def read(self, names: Sequence[str]) -> dict[str, ArrayOnWorker0]:
+        """Variables' values by name, arrays on worker 0, None elsewhere; every worker must call it."""
+        found = self._session.values.read([self._ops[name] for name in names])
+        return {name: found[self._ops[name]] for name in names}
+
+    def write(self, values: Mapping[str, ArrayOnWorker0]) -> None:
+        """Writes worker 0's values of variables by name (None elsewhere), wherever they are held."""
+        arrays = {name: value if value is None else np.asarray(value) for name, value in values.items()}
+        self._session.values.write({self._ops[name]: value for name, value in arrays.items()})
+
+    def settle(self) -> bool:
+        """Ends the steps of one call; every worker must call it.
+
+        Returns:
+            Whether the session can serve another call, whose steps are counted from 0.
+        """
+        self.steps = 0
+        return bool(self._session.settle())
+
+    def close(self) -> None:
+        """Ends the session."""
+        self._session.close()
+
+
+def _check_known(fetches: Sequence[Tensor], found: Sequence[Value | None]) -> None:
+    """Refuses results that only some steps have, where an update takes several batches."""
+    unknown = next(
+        (tensor.name for tensor, value in zip(fetches, found, strict=True) if value is None or value[0] is None), None
+    )
+    if unknown is not None:
+        raise SessionError(
+            f"With accumulate_steps a step must not give what is made of gradients, which only an update has: leave "
+            f"{unknown!r} out of what it returns, or leave accumulate_steps at 1."
+        )
+
+
+def place_of_value(variable: Variable) -> InFile | str | None:
+    """Where a variable's value is, in a form that can be sent; None where it is here."""
+    source = source_of(variable)
+    return source if source is None or isinstance(source, InFile) else INITIAL

@@ -1,0 +1,353 @@
+"""A worker that serves the process which drives it: it gets the graph of the steps, and never runs a script.
+
+A session is opened for each graph; between two calls the worker waits with the last one. Worker 0 hears the driver and
+tells the others. All carry out what it asks for, each on its share of a batch, and worker 0 answers with what one
+process would have computed.
+"""
+
+from __future__ import annotations
+
+import gc
+import pickle
+import zlib
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from importlib import import_module
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from tensorflow.errors import OpError
+
+from parallax import call as calls
+from parallax.errors import SessionError
+from parallax.functions.batches.numbered_rows import NumberedArrays
+from parallax.functions.batches.row_pipeline import RowPipeline, RunningPipeline
+from parallax.functions.batches.shared_arrays import ArrayKind, MemoryPlace, SharedArrays, can_open, share_among_workers
+from parallax.functions.batches.shares import RaggedRows, Share, share_of
+from parallax.functions.remote.heard_requests import END, DriverRequest, HeardRequests
+from parallax.functions.remote.running import RunningSteps
+from parallax.functions.tracing.served_graph import ServedGraph
+from parallax.functions.tracing.step_graph import GraphStep
+from parallax.job_beside import PlannedMessage
+from parallax.runtime.driver_channel import DriverAddress, DriverConnection, connect
+from parallax.runtime.worker.barrier import barrier
+from parallax.runtime.worker.heartbeat import current_heartbeat
+from parallax.runtime.worker.ranks import ProcessGroup, current_process_group
+from parallax.runtime.worker.without_keras import keras_left_out
+from parallax.settings.config import Config
+from parallax.types import Array, Comm, Picklable, Tensor
+
+_NOT_THE_SAME = (
+    "What a step returns as 'same' differs between workers. Say that it is a 'mean' over the batch, a 'sum' over it, "
+    "or 'rows' of it: parallax.function(step, returns={...})."
+)
+_OTHER_ROWS = (
+    "A step returns a tensor of shape {shape} for {rows} rows of the batch. Say what it is: a 'mean' over the batch, a "
+    "'sum' over it, or the 'same' on all workers: parallax.function(step, returns={{...}})."
+)
+
+
+class ReadyWorkers(NamedTuple):
+    """The first words of worker 0.
+
+    Attributes:
+        resumed_step: as in `RunningSteps`.
+    """
+
+    resumed_step: int | None
+
+
+class WantedResults(NamedTuple):
+    """Names of tensors that a step gives.
+
+    Attributes:
+        sums: of which each worker has a part, added up.
+        means: numbers, of which the mean over the workers counts.
+        rows: that have a row for each example, put one after the other.
+        same: that are equal on all workers.
+        whole: that are brought to all workers in the step.
+    """
+
+    sums: tuple[str, ...] = ()
+    means: tuple[str, ...] = ()
+    rows: tuple[str, ...] = ()
+    same: tuple[str, ...] = ()
+    whole: tuple[str, ...] = ()
+
+
+class StepResults(NamedTuple):
+    """Values of `WantedResults`, of the global batch.
+
+    Attributes:
+        sums, means, rows, same, whole: as there.
+        saved_step: the counted step of the session's latest checkpoint; None while there is none.
+    """
+
+    sums: list[Array]
+    means: list[Array]
+    rows: list[Array]
+    same: list[Array]
+    whole: list[Array]
+    saved_step: int | None = None
+
+
+def serve() -> None:
+    """What a worker runs (runtime/worker/call_function.py): does what the driver asks for until that ends."""
+    address: DriverAddress = pickle.loads(calls.attachment())
+    members = current_process_group()
+    current_heartbeat().expect_sessions()
+    with keras_left_out():
+        import_module("parallax.runtime.open_session")  # before a graph comes, which is planned meanwhile
+        members.start()
+    _Service(members, connect(address) if members.rank == 0 else None).run()
+
+
+class _Service:
+    """Carries out requests; all workers the same in the same order."""
+
+    def __init__(self, members: ProcessGroup, channel: DriverConnection | None) -> None:
+        self._members, self._channel = members, channel
+        self._comm = members.workers.Dup()
+        self._running: RunningSteps
+        self._steps: dict[str, GraphStep] = {}
+        self._is_of_one_call = False
+        self._whole: frozenset[str] = frozenset()
+        self._wanted: dict[int, WantedResults] = {}
+        self._of_wanted: dict[int, tuple[GraphStep, list[Tensor]]] = {}
+        self._arrays: dict[int, NumberedArrays] = {}
+        self._pipelines: dict[int, RunningPipeline] = {}
+        self._requests = HeardRequests(channel, self._comm, self._prepare)
+
+    def run(self) -> None:
+        """Serves until the driver ends, or is no longer there."""
+        while True:
+            request, own = self._requests.take()
+            if request.kind == END.kind:
+                return
+            serves: Callable[..., Picklable] = getattr(self, f"serve_{request.kind}")
+            serves(*request.arguments, own)
+
+    def _prepare(self, request: DriverRequest, own: Picklable) -> Picklable:
+        """Begins to make the rows of a batch, as soon as its elements are there."""
+        if request.kind != "elements":
+            return own
+        return self._pipelines[request.arguments[1]].start(self._own_share(own))
+
+    def _answer(self, value: Picklable) -> None:
+        if self._channel is not None:
+            self._channel.send(value)
+
+    def serve_list_hosts(self, _: None) -> None:
+        """Gives the addresses of the job's hosts."""
+        self._answer(self._members.parcel.addresses)
+
+    def serve_meet(self, _: None) -> None:
+        """Says that all workers are there."""
+        barrier(self._comm)
+        self._answer(None)
+
+    def serve_open(self, planned: PlannedMessage, served: ServedGraph, settings: bytes, _: None) -> None:
+        """Opens a session on a graph, and says that it is there."""
+        self._members.parcel = planned.message
+        self._whole = frozenset(one for layouts in planned.decisions.rewrites.layouts for one in layouts.whole_results)
+        config: Config = pickle.loads(settings)
+        graph, self._steps = served.import_graph()
+        self._running = RunningSteps(graph, *calls.worker_session(graph.graph, config, planned.decisions))
+        self._is_of_one_call = config.ckpt_config.keeps_state or bool(config.hooks or config.chief_only_hooks)
+        self._answer(ReadyWorkers(self._running.resumed_step))
+
+    def serve_resume(self, _: None) -> None:
+        """Goes on with the session of the call before."""
+        self._answer(ReadyWorkers(None))
+
+    def serve_settle(self, _: None) -> None:
+        """Ends a call, and says whether another one can go on with its session, when nothing of it is left to do."""
+        is_kept = self._running.settle() and not self._is_of_one_call  # the last checkpoint comes when it closes
+        if is_kept:
+            self._finish()
+        else:
+            self._close()
+        self._answer(is_kept)
+
+    def serve_close(self, _: None) -> None:
+        """Ends the session of the call before."""
+        self._close()
+
+    def _close(self) -> None:
+        self._running.close()
+        self._finish()
+        self._members.at_end.clear()
+        self._steps.clear()
+        del self._running
+        gc.unfreeze()  # the graphs of the session
+        gc.collect()
+
+    def _finish(self) -> None:
+        """What workers do together when steps have ended."""
+        for last in self._members.at_end:
+            last()
+        for pipeline in self._pipelines.values():
+            pipeline.close()
+        for of_call in (self._wanted, self._of_wanted, self._arrays, self._pipelines):
+            of_call.clear()
+
+    def serve_wish(self, number: int, name: str, wanted: WantedResults, _: None) -> None:
+        """Gives a number to a step with certain results."""
+        step = self._steps[name]
+        self._wanted[number] = wanted
+        tensors = [step.run.graph.get_tensor_by_name(name) for names in wanted for name in names]
+        self._of_wanted[number] = step, tensors
+
+    def serve_can_open(self, place: MemoryPlace, kinds: Sequence[ArrayKind], _: None) -> None:
+        """Says whether worker 0 can map arrays of the driver's."""
+        self._answer(can_open(place, kinds))
+
+    def serve_arrays(
+        self, number: int, kinds: Sequence[ArrayKind], place: MemoryPlace | None, sent: list[Array] | None
+    ) -> None:
+        """Takes arrays, of which steps are then given row numbers.
+
+        Args:
+            number: by which these steps know them.
+            kinds: of the arrays.
+            place: where worker 0 has them from; None where they are sent.
+            sent: them, on worker 0.
+        """
+        own = None
+        if self._members.rank == 0:
+            own = SharedArrays.copy_of(sent or []) if place is None else SharedArrays.open(place, kinds)
+        host = self._members.parcel.hosts[self._members.rank]
+        self._arrays[number] = NumberedArrays(share_among_workers(kinds, own, self._comm, host))
+
+    def serve_rows(self, wanted: int, number: int, numbers: Array, _: None) -> None:
+        """Runs a step on rows of arrays."""
+        batch = self._arrays[number].batch(numbers)
+        self._run(wanted, share_of(batch, self._running.rank, self._running.size))
+
+    def serve_pipeline(self, number: int, pipeline: RowPipeline, _: None) -> None:
+        """Takes a pipeline, of whose elements steps are then given batches."""
+        self._pipelines[number] = RunningPipeline(pipeline, self._members.rank)
+
+    def serve_try_pipeline(self, number: int, pipeline: RowPipeline, expected: list[Array], own: Picklable) -> None:
+        """Says whether all workers make of some elements what the driver makes of them."""
+        elements = self._comm.bcast(own)
+        try:
+            is_like = pipeline.is_like(self._pipelines[number].make(elements), expected)
+        except OpError:  # a file that is not on this machine, say
+            is_like = False
+        self._answer(all(self._comm.allgather(is_like)))
+
+    def serve_elements(self, wanted: int, _: int, rows: Future[Share]) -> None:
+        """Runs a step on rows that are made of elements; meanwhile those of the next step are made."""
+        self._requests.look_ahead()
+        self._run(wanted, rows.result())
+
+    def serve_batch(self, wanted: int, own: list[Array | RaggedRows] | None) -> None:
+        """Runs a step on a batch that worker 0 cuts."""
+        self._run(wanted, self._own_share(own))
+
+    def _own_share(self, batch: list[Array | RaggedRows] | None) -> Share:
+        """This worker's share of a batch that worker 0 has."""
+        size = self._members.size
+        shares = None if batch is None else [share_of(batch, rank, size) for rank in range(size)]
+        found: Share = self._comm.scatter(shares) if size > 1 else shares[0] if shares else Share(())
+        return found
+
+    def serve_read(self, names: Sequence[str], _: None) -> None:
+        """Gives variables' values, by name."""
+        self._answer(self._running.read(names))
+
+    def serve_write(self, names: Sequence[str], own: Sequence[Array] | None) -> None:
+        """Gives variables values."""
+        self._running.write(dict.fromkeys(names) if own is None else dict(zip(names, own, strict=True)))
+
+    def serve_load(self, prefix: str, names: Sequence[str], _: None) -> None:
+        """Gives variables their values of a checkpoint."""
+        self._running.load(prefix, names)
+
+    def serve_store(self, folder: Path, names: Sequence[str], step: int | None, _: None) -> None:
+        """Writes a checkpoint, and gives where each variable is."""
+        self._answer(self._running.store(folder, names, step))
+
+    def serve_read_epoch(self, _: None) -> None:
+        """Gives what the graph says of the loop."""
+        self._answer(self._running.read_epoch())
+
+    def serve_note_epoch(self, epoch: int, step: int, batches: int | None, _: None) -> None:
+        """Notes for checkpoints that an epoch begins."""
+        self._running.note_epoch(epoch, step, batches)
+
+    def serve_reset(self, op: str, _: None) -> None:
+        """Sets the parts that each worker has of metrics to zero."""
+        self._running.reset(op)
+
+    def _run(self, number: int, share: Share) -> None:
+        """Runs a step, and gives what one process would have computed."""
+        wanted = self._wanted[number]
+        found = self._running.run(self._of_wanted[number][0], share, self._of_wanted[number][1])
+        values = iter([np.asarray(value) for value in found])
+        sums, means, rows, same, whole = ([next(values) for _ in names] for names in wanted)
+        rows = [self._rows_of(name, value, share) for name, value in zip(wanted.rows, rows, strict=True)]
+        own = StepResults(sums, means, rows, same, whole)
+        results = _of_all(own, self._running.comm, self._running.size)
+        if results is not None:
+            self._answer(results._replace(saved_step=self._running.saved_step))
+
+    def _rows_of(self, name: str, value: Array, share: Share) -> Array:
+        """The rows of a result that this worker gives: worker 0 all of those that every worker has."""
+        if self._running.size == 1:
+            return value
+        if name in self._whole:
+            return value if self._running.rank == 0 else value[:0]
+        return _checked_rows(value, share)
+
+
+def _of_all(own: StepResults, comm: Comm, size: int) -> StepResults | None:
+    """The results of all workers, on worker 0.
+
+    Args:
+        own: this worker's.
+        comm: of the workers.
+        size: their number.
+
+    Raises:
+        SessionError: on worker 0, when what is the same on all workers is not.
+    """
+    if size == 1:
+        return own
+    marks = np.array([_mark_of(one) for one in own.same], np.float64)
+    numbers = [*own.sums, *own.means]
+    flat = np.concatenate([marks, marks * marks, *map(np.ravel, numbers)], dtype=np.float64)
+    whole = np.empty_like(flat) if comm.Get_rank() == 0 else None
+    comm.Reduce(flat, whole)
+    joined = [comm.gather(one) for one in own.rows]
+    if whole is None:
+        return None
+    if not np.array_equal(size * whole[len(marks) : 2 * len(marks)], whole[: len(marks)] ** 2):
+        raise SessionError(_NOT_THE_SAME)
+    found, place = [], 2 * len(marks)
+    for number, value in enumerate(numbers):
+        part = whole[place : place + value.size].reshape(value.shape)
+        found.append((part if number < len(own.sums) else part / size).astype(value.dtype))
+        place += value.size
+    sums, means = found[: len(own.sums)], found[len(own.sums) :]
+    return StepResults(sums, means, [np.concatenate(pieces) for pieces in joined], own.same, own.whole)
+
+
+def _mark_of(value: Array) -> int:
+    """A number below 2**16, which is most likely another for another value."""
+    data = repr(value.tolist()).encode() if value.dtype == object else np.ascontiguousarray(value).tobytes()
+    return zlib.crc32(data) & 0xFFFF
+
+
+def _checked_rows(value: Array, share: Share) -> Array:
+    """The rows of a result that are of the worker's own examples.
+
+    Raises:
+        SessionError: the result has other rows.
+    """
+    rows = 1 if share.is_stand_in else share.rows
+    if not value.ndim or len(value) != rows:
+        raise SessionError(_OTHER_ROWS.format(shape=list(value.shape), rows=rows))
+    return value[: share.rows]

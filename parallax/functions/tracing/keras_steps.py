@@ -1,0 +1,170 @@
+"""What a step that uses Keras 3 needs while it is traced: its optimizers see merged rows, and its variables are named.
+
+Optimizers are met in the step itself, wherever it has them from, when they are first applied. A variable goes by the
+path that Keras gives it, and a slot below its variable.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+
+import tensorflow as tf
+from keras.src import backend
+from keras.src.backend.common.variables import Variable as BackendVariable
+from keras.src.optimizers.base_optimizer import BaseOptimizer
+
+from parallax.functions.tracing.batch_statistics import normalizations_of_keras
+from parallax.functions.tracing.keras_optimizers import merged_rows, rows_apart, taken_by_row
+from parallax.functions.tracing.libraries import Seen
+from parallax.types import Argument, Gradient, KerasOptimizer, KerasVariable, TensorLike, Variable
+
+
+@contextmanager
+def record_use(merges_rows: bool) -> Iterator[Callable[[], dict[int, Seen]]]:
+    """Within it, Keras's variables and optimizers that are used are noted.
+
+    Args:
+        merges_rows: whether equal rows of sparse gradients are added up before an optimizer sees them.
+
+    Returns:
+        In a context: a function that gives, by the id of a tf.Variable, what Keras knows about it.
+    """
+    used: dict[int, KerasVariable] = {}
+    made: list[KerasVariable] = []
+    with _reads_noted(used), optimizers_seen(merges_rows, made) as optimizers:
+        yield lambda: _collect_seen(used, list(optimizers.values()), {id(one._value) for one in made})
+
+
+@contextmanager
+def optimizers_seen(merges_rows: bool, made: list[KerasVariable] | None = None) -> Iterator[dict[int, KerasOptimizer]]:
+    """Within it, optimizers that are applied are noted by their ids, wherever the step has them from.
+
+    Args:
+        merges_rows: whether equal rows of sparse gradients are added up before an optimizer sees them.
+        made: a list that gets the variables that are made.
+    """
+    optimizers: dict[int, KerasOptimizer] = {}
+    with ExitStack() as stack:
+        stack.enter_context(taken_by_row())
+        stack.enter_context(normalizations_of_keras())
+        stack.enter_context(_variables_made_eagerly([] if made is None else made))
+        for kind in _kinds_with_apply(BaseOptimizer):
+            stack.enter_context(_applies_noted(kind, optimizers, stack, merged_rows if merges_rows else rows_apart))
+        yield optimizers
+
+
+def slot_name(path: str, trained: list[KerasVariable]) -> str:
+    """The name of an optimizer's variable: that of a slot below its variable; others keep theirs.
+
+    So TF1's optimizers name theirs: `emb/embeddings/adam/momentum`.
+    """
+    optimizer, _, slot = path.partition("/")
+    by_head = {_head(one): getattr(one, "path", one.name.split(":")[0]) for one in trained}
+    for head in sorted(by_head, key=len, reverse=True):
+        if slot.startswith(head):
+            return f"{by_head[head]}/{optimizer}/{slot.removeprefix(head)}"
+    return path
+
+
+def _head(variable: KerasVariable) -> str:
+    """What Keras's name of a variable's slot begins with; a tf.Variable has a name with a number, and no path."""
+    path = getattr(variable, "path", variable.name.replace(":", "_"))
+    return f"{path.replace('/', '_')}_"
+
+
+@contextmanager
+def _variables_made_eagerly(made: list[KerasVariable]) -> Iterator[None]:
+    """Within it, variables that a trace makes get their values at once: TensorFlow traces a step that makes some twice.
+
+    The values are those of the initializers, wherever they are called.
+
+    Args:
+        made: a list that gets the variables.
+    """
+    own = backend.Variable._initialize_with_initializer
+
+    def initialize(self: KerasVariable, initializer: Callable[..., TensorLike]) -> None:
+        with tf.init_scope(), tf.variable_creator_scope(_eager_variable):
+            own(self, initializer)
+        made.append(self)
+
+    backend.Variable._initialize_with_initializer = initialize
+    try:
+        yield
+    finally:
+        backend.Variable._initialize_with_initializer = own
+
+
+def _eager_variable(next_creator: Callable[..., Variable], **kwargs: Argument) -> Variable:
+    """A variable whose initializer runs now and is not lifted out of a trace."""
+    return next_creator(**{**kwargs, "experimental_enable_variable_lifting": False})
+
+
+@contextmanager
+def _reads_noted(used: dict[int, KerasVariable]) -> Iterator[None]:
+    own = BackendVariable.value
+
+    def value(self: KerasVariable) -> TensorLike:
+        found = own.fget(self)
+        used[id(self._value)] = self
+        return found
+
+    BackendVariable.value = property(value)
+    try:
+        yield
+    finally:
+        BackendVariable.value = own
+
+
+def _kinds_with_apply(kind: type[KerasOptimizer]) -> list[type]:
+    """The classes of optimizers that have an `apply` of their own."""
+    found = [kind] if "apply" in vars(kind) else []
+    for derived in kind.__subclasses__():
+        found += _kinds_with_apply(derived)
+    return list(dict.fromkeys(found))
+
+
+@contextmanager
+def _applies_noted(
+    kind: type[KerasOptimizer],
+    optimizers: dict[int, KerasOptimizer],
+    stack: ExitStack,
+    seeing: Callable[[KerasOptimizer], AbstractContextManager[None]],
+) -> Iterator[None]:
+    own = kind.apply
+
+    def apply(
+        self: KerasOptimizer, gradients: Sequence[Gradient], trainable_variables: Sequence[KerasVariable] | None = None
+    ) -> object:
+        is_inner = any(self is one for outer in optimizers.values() for one in _within(outer))
+        if id(self) in optimizers or is_inner:
+            return own(self, gradients, trainable_variables)
+        optimizers[id(self)] = self
+        if trainable_variables is not None and not self.built:
+            with tf.init_scope():
+                self.build(list(trainable_variables))
+        stack.enter_context(seeing(self))
+        return self.apply(gradients, trainable_variables)
+
+    kind.apply = apply
+    try:
+        yield
+    finally:
+        kind.apply = own
+
+
+def _within(optimizer: KerasOptimizer) -> list[KerasOptimizer]:
+    """The optimizers that one calls."""
+    own = [getattr(optimizer, "inner_optimizer", None), *getattr(optimizer, "optimizers", ())]
+    return [one for one in own if one is not None]
+
+
+def _collect_seen(used: dict[int, KerasVariable], optimizers: list[KerasOptimizer], made: set[int]) -> dict[int, Seen]:
+    found = {key: Seen(one.path, bool(one.trainable), key in made) for key, one in used.items()}
+    for optimizer in optimizers:
+        trained = list(getattr(optimizer, "_trainable_variables", ()))
+        for one in optimizer.variables:
+            name = slot_name(one.path, trained)
+            found[id(getattr(one, "_value", one))] = Seen(name, False)
+    return found

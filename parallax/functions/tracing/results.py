@@ -1,0 +1,114 @@
+"""What a step returns, of all workers: what one process returns.
+
+Each worker has the result of its rows, and serving.py combines these: floating scalars are averaged, tensors with an
+open first dimension are concatenated, and the layout engine replicates everything else within the step. `returns` of
+parallax.function overrides that. Results are marked during the trace (reports.py) and in the graph of the step, so that
+the layout engine knows which form is combined.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import tensorflow as tf
+
+from parallax.errors import ConfigError, GraphError
+from parallax.functions.tracing.reports import reported_value
+from parallax.graph.batches import ADDED, ROWS, WHOLE, mark_reported
+from parallax.types import Graph, Nest, Tensor
+
+RULES = ("mean", "sum", "rows", "same")
+_KIND_OF_RULE = {"sum": ADDED, "rows": ROWS, "whole": WHOLE}
+_RULES_TEXT = (
+    "'mean' over the batch, 'sum' over it, 'rows' of it in order, or 'same' on all workers: "
+    'parallax.function(step, returns={"loss": "mean", "correct": "sum"})'
+)
+
+
+def rules_of(results: Nest, returns: Nest) -> tuple[str, ...]:
+    """The rules by which the tensors that a step returns are combined, flat.
+
+    Args:
+        results: the structure of tensors that the traced step returns.
+        returns: what the script says: one of RULES for all, or a structure of them like the results'; None where it
+            says nothing.
+
+    Raises:
+        ConfigError: `returns` has another structure, or another word.
+        GraphError: a result is no tensor, or is a mean of whole numbers.
+    """
+    flat = [one for one in tf.nest.flatten(results) if one is not None]
+    for one in flat:
+        if not isinstance(one, tf.Tensor):
+            raise GraphError(f"A step returns dense tensors, not {one}. Make it dense, or leave it out.")
+    if returns is None:
+        return tuple(default_rule(one) for one in flat)
+    said = _words(returns, len(flat))
+    whole = [one.dtype.name for one, word in zip(flat, said, strict=False) if word == "mean" and not _is_real(one)]
+    if whole:
+        raise GraphError(
+            f"A mean over the batch is of a floating type, and a step returns one of {whole[0]}, whose shares would be "
+            "rounded. Cast it first: tf.cast(value, tf.float32)."
+        )
+    if len(said) != len(flat) or any(one not in RULES for one in said):
+        raise ConfigError(
+            f"`returns` has one word for each tensor that the step returns, {len(flat)} here, and is {returns!r}. The "
+            f"words are {_RULES_TEXT}."
+        )
+    return tuple(said)
+
+
+def mark_means(results: Nest, returns: Nest) -> Nest:
+    """What a step that is being traced returns, with its means over the batch marked as reported; as in `rules_of`."""
+    flat = tf.nest.flatten(results)
+    waiting = iter(_words(returns, sum(one is not None for one in flat)))
+    words = [None if one is None else next(waiting, None) for one in flat]
+    marked = [
+        reported_value(one)
+        if isinstance(one, tf.Tensor) and (word or default_rule(one)) == "mean" and _is_real(one)
+        else one
+        for one, word in zip(flat, words, strict=True)
+    ]
+    return tf.nest.pack_sequence_as(results, marked)
+
+
+def default_rule(tensor: Tensor) -> str:
+    """The default rule of a result: "mean", "rows", or "whole" for one that the step replicates."""
+    if tensor.shape.rank == 0 and _is_real(tensor):
+        return "mean"
+    return "rows" if tensor.shape.rank and tensor.shape[0] is None else "whole"
+
+
+def mark_results(graph: Graph, fetches: Nest, rules: Sequence[str]) -> tuple[Nest, tuple[str, ...]]:
+    """Marks the results of a step; gives them and their rules. Sums are all-reduced in the step, and then the same.
+
+    Args:
+        graph: that has the step.
+        fetches: the step's results.
+        rules: of each, flat; empty for one that is left as it is.
+    """
+    flat = tf.nest.flatten(fetches)
+    waiting = iter(rules)
+    with graph.as_default(), graph.name_scope("results/"):
+        found = [one if one is None else _mark_result(one, next(waiting)) for one in flat]
+    return tf.nest.pack_sequence_as(fetches, found), tuple("same" if rule == "sum" else rule for rule in rules)
+
+
+def _mark_result(tensor: Tensor, rule: str) -> Tensor:
+    if rule not in _KIND_OF_RULE:
+        return tensor
+    marked = tf.identity(tensor)
+    mark_reported(marked, _KIND_OF_RULE[rule])
+    return marked
+
+
+def _is_real(tensor: Tensor) -> bool:
+    return bool(tensor.dtype.is_floating)
+
+
+def _words(returns: Nest, count: int) -> list[str]:
+    if returns is None:
+        return []
+    if isinstance(returns, str):
+        return [returns] * count
+    return [one for one in tf.nest.flatten(returns) if one is not None]

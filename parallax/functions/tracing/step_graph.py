@@ -1,0 +1,299 @@
+"""One graph made of traced functions: each is called in it once, on variables that the graph has of its own.
+
+A step that was written for eager execution, once traced, is a function that takes handles of variables as arguments.
+The graph has a variable in the place of each, which starts at zero: whoever opens a session gives it the value. One
+whose initial value was traced (traced_values.py) starts at that, so that owners make their rows. Calls
+are inlined by capture as those of any `tf.function`, and gradients are remembered by the function's own graph, so
+nothing behind capture knows where such a graph came from.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+
+import numpy as np
+import tensorflow as tf
+from tensorflow.core.framework import attr_value_pb2
+
+from parallax.errors import GraphError
+from parallax.functions.tracing.tables import table_in_graph
+from parallax.functions.tracing.traced_values import handle_of, initial_of
+from parallax.graph.batches import mark_batch, mark_elements, mark_full, mark_length, mark_part, mark_row_ends
+from parallax.graph.view import EXAMPLES
+from parallax.logger import log
+from parallax.types import ConcreteFunction, Graph, Nest, Operation, Tensor, TensorShape, TypeSpec, Variable
+
+_LARGEST_CONSTANT_BYTES = 1 << 20
+_UNKNOWN = "A traced step may take variables, arguments and constants from around it, and {step} takes {what}. {remedy}"
+_MOVE = "Do that part in the input (tf.data's map), which runs before the step."
+
+
+@dataclass(frozen=True, slots=True)
+class StepVariable:
+    """A variable of the script, and what a graph calls it.
+
+    Attributes:
+        variable: the tf.Variable, made eagerly.
+        name: by which the graph's variable goes; must be unique.
+        trainable: whether gradients may be taken by it.
+    """
+
+    variable: Variable
+    name: str
+    trainable: bool
+
+
+@dataclass(frozen=True, slots=True)
+class GraphStep:
+    """A traced function as a graph has it.
+
+    Attributes:
+        name: scope of its call.
+        feeds: placeholders of its arguments, flat, as `tf.nest` flattens them.
+        fetches: its results, in its own structure; None where it gives nothing.
+        run: runs all of it, its effects on variables too.
+        rows: what may be fed the number of this worker's examples, where that is not the length of what it is fed.
+        length: what may be fed the length of the global batch, which is summed over the workers else. Both are None
+            where all workers have batches of one length.
+        is_counted: whether the graph's global step counts its runs.
+        whole: numbers of its arguments, flat, that have another length than the batch, and are given whole.
+    """
+
+    name: str
+    feeds: tuple[Tensor, ...]
+    fetches: Nest
+    run: Operation
+    rows: Tensor | None = None
+    length: Tensor | None = None
+    is_counted: bool = False
+    whole: frozenset[int] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class LoopVariables:
+    """Variables of a graph that say how far the loop around its steps is, for checkpoints.
+
+    Attributes:
+        step: int64, how many steps were run; the graph's global step.
+        epoch: int64 [3]: an epoch, the step at which it began, and how many batches it has (-1 where that is unknown).
+    """
+
+    step: Variable
+    epoch: Variable
+
+
+@dataclass
+class StepGraph:
+    """A graph under construction, with the variables that its steps share.
+
+    Attributes:
+        graph: the tf.Graph.
+        variables: that steps may take, in order.
+        made: name -> the graph's variable, of those that a step has taken.
+        loop: how far the loop is that runs a step; None where no step was added with it.
+    """
+
+    variables: Sequence[StepVariable]
+    graph: Graph = field(default_factory=tf.Graph)
+    made: dict[str, Variable] = field(default_factory=dict)
+    loop: LoopVariables | None = None
+
+    def __post_init__(self) -> None:
+        names = [one.name for one in self.variables]
+        twice = sorted({name for name in names if names.count(name) > 1})
+        if twice:
+            raise GraphError(f"Each variable of a step needs a name of its own, and there are two of {twice[0]!r}.")
+        self._tables: dict[int, Tensor] = {}
+        self._by_handle = {id(handle_of(one.variable)): one for one in self.variables}
+
+    def add(
+        self,
+        name: str,
+        concrete: ConcreteFunction,
+        is_uneven: bool = False,
+        examples: int | Sequence[int] = 0,
+        full: int = 0,
+        is_counted: bool = False,
+        whole: frozenset[int] = frozenset(),
+    ) -> GraphStep:
+        """Calls a traced function in the graph.
+
+        Args:
+            name: scope of its ops.
+            concrete: a tf.types.experimental.ConcreteFunction.
+            is_uneven: whether workers may call it with batches of unequal length, none too; every argument with an open
+                first dimension is then taken for a batch.
+            examples: how many a worker's batch will have, where its dimension is open: of all arguments, or of each,
+                flat; for counting only, 0 if unknown.
+            full: how many most batches will have, all workers' together; other lengths are slower. 0 if unknown.
+            is_counted: whether the graph's global step counts its runs; of one step at most.
+            whole: numbers of arguments, flat, that are no batch whatever their first dimension is.
+
+        Raises:
+            GraphError: it takes something from around it that no graph can have.
+        """
+        body = concrete.graph
+        captured = [outer for outer, _ in body.captures]
+        arguments = body.inputs[: len(body.inputs) - len(captured)]
+        with self.graph.as_default(), self.graph.name_scope(f"{name}/"):
+            feeds = tuple(
+                tf.compat.v1.placeholder(tensor.dtype, tensor.shape, name=tensor.op.name) for tensor in arguments
+            )
+            marked = _mark(feeds, name, concrete.structured_input_signature, full, whole) if is_uneven else None
+            lengths = [examples] * len(feeds) if isinstance(examples, int) else examples
+            for number, (feed, length_of_feed) in enumerate(zip(feeds, lengths, strict=True)):
+                if length_of_feed and number not in whole:
+                    feed.op._set_attr(EXAMPLES, attr_value_pb2.AttrValue(i=length_of_feed))
+            taken = [self._take(name, outer) for outer in captured]
+            if is_counted:
+                self.loop = _loop_variables()
+            first = self.graph.version
+            if self.loop is not None and is_counted:
+                self.loop.step.assign_add(1, read_value=False)
+            results = concrete._call_flat([*feeds], taken)
+            run = tf.group(*self.graph.get_operations()[first:], name="run")
+            # Each result by itself: the call's own name stands for all of them, those that are made of gradients too.
+            results = tf.nest.map_structure(lambda one: None if one is None else tf.identity(one), results)
+        if whole:
+            names = ", ".join(feeds[number].op.name for number in sorted(whole))
+            log.info(f"Every worker gets {names} whole, as they are of other lengths than the batch is.")
+        rows, length = marked or (None, None)
+        return GraphStep(name, feeds, results, run, rows, length, is_counted, whole)
+
+    def list_variables(self) -> tuple[StepVariable, ...]:
+        """The variables that steps have taken, in order."""
+        return tuple(one for one in self.variables if one.name in self.made)
+
+    def reset(self, names: Iterable[str]) -> Operation:
+        """An op that sets variables to zero, of those of these names that steps have taken."""
+        with self.graph.as_default(), self.graph.name_scope("reset/"):
+            made = [self.made[name] for name in names if name in self.made]
+            return tf.group(*(variable.assign(tf.zeros_like(variable)).op for variable in made), name="run")
+
+    def _take(self, step: str, outer: Tensor) -> Tensor:
+        """What the graph has in the place of something that a function takes from around it."""
+        known = self._by_handle.get(id(outer))
+        if known is not None:
+            return self._variable(known).handle
+        if outer.dtype in (tf.resource, tf.variant):
+            if (table := self._table(step, outer)) is not None:
+                return table
+            what = f"the {outer.dtype.name} {getattr(outer, 'name', outer)!r}: an iterator, a queue, a dataset"
+            raise GraphError(_UNKNOWN.format(step=step, what=what, remedy=_MOVE))
+        value = np.asarray(outer.numpy())
+        if value.nbytes > _LARGEST_CONSTANT_BYTES:
+            what = f"a constant of {value.nbytes} bytes, shape {list(value.shape)}"
+            remedy = "Make it a variable, tf.Variable(value, trainable=False), or an argument."
+            raise GraphError(_UNKNOWN.format(step=step, what=what, remedy=remedy))
+        return tf.constant(value)
+
+    def _table(self, step: str, outer: Tensor) -> Tensor | None:
+        """The graph's lookup table in the place of an eager one; None in the place of any other resource."""
+        if outer.dtype == tf.resource and id(outer) not in self._tables:
+            with self.graph.as_default(), self.graph.name_scope(None):
+                table = table_in_graph(step, outer)
+            if table is not None:
+                self._tables[id(outer)] = table
+        return self._tables.get(id(outer))
+
+    def _variable(self, one: StepVariable) -> Variable:
+        """The graph's variable."""
+        if one.name not in self.made:
+            variable = one.variable
+            with self.graph.as_default(), self.graph.name_scope(None):
+                self.made[one.name] = tf.compat.v1.get_variable(
+                    self._op_name(one.name),
+                    shape=variable.shape,
+                    dtype=variable.dtype,
+                    trainable=one.trainable,
+                    use_resource=True,
+                    initializer=self._initializer(one),
+                )
+            if variable.aggregation == tf.VariableAggregation.SUM:
+                mark_part(self.made[one.name])
+        return self.made[one.name]
+
+    def _op_name(self, name: str) -> str:
+        """A name that TensorFlow takes for an op, of one that may have other letters in it."""
+        made = re.sub(r"[^A-Za-z0-9_.\\/>-]", "_", name)
+        made = made if re.match(r"[A-Za-z0-9.]", made) else f"v{made}"
+        taken = {variable.handle.op.name for variable in self.made.values()} | {one.name for one in self.variables}
+        number, found = 0, made
+        while found != name and found in taken:
+            number += 1
+            found = f"{made}_{number}"
+        return found
+
+    def _initializer(self, one: StepVariable) -> Callable[..., Tensor]:
+        """What gives a variable its initial value: zero (an empty text, False), or its traced one."""
+        initial = initial_of(one.variable)
+        return tf.compat.v1.zeros_initializer() if initial is None else partial(_import, initial)
+
+
+def unique_name(name: str, taken: Collection[str]) -> str:
+    """The name, or the name with a number where it is taken."""
+    found, number = name, 0
+    while found in taken:
+        number += 1
+        found = f"{name}_{number}"
+    return found
+
+
+def _loop_variables() -> LoopVariables:
+    keys, make = tf.compat.v1.GraphKeys, tf.compat.v1.get_variable
+    options = dict(dtype=tf.int64, trainable=False, use_resource=True)
+    with tf.compat.v1.get_default_graph().name_scope(None):
+        counted = [keys.GLOBAL_VARIABLES, keys.GLOBAL_STEP]
+        step = make("loop/step", initializer=np.int64(0), collections=counted, **options)
+        return LoopVariables(step, make("loop/epoch", initializer=np.array([0, 0, -1], np.int64), **options))
+
+
+def _mark(
+    feeds: Sequence[Tensor], step: str, signature: Nest, full: int, whole: frozenset[int]
+) -> tuple[Tensor, Tensor] | None:
+    """Marks the batches of a step; the tensors (this worker's examples, those of all) if there are any."""
+    open_feeds = [n for n, one in enumerate(feeds) if one.shape.rank and one.shape[0] is None and n not in whole]
+    batches = [feeds[number] for number in open_feeds]
+    for batch in batches:
+        mark_batch(batch, step)
+    for spec, parts in _parts_of(feeds, signature):
+        if isinstance(spec, tf.RaggedTensorSpec):
+            names = [one.op.name for one in (*parts[2:], parts[0])]
+            for elements, ends, name in zip((*parts[2:], parts[0]), parts[1:], names, strict=True):
+                mark_elements(elements, name)
+                mark_row_ends(ends, name)
+        elif full and parts and any(parts[0] is one for one in batches):
+            mark_full(parts[0], full)
+    if not batches:
+        return None
+    rows = tf.compat.v1.placeholder_with_default(_own_length(feeds, signature, batches), [], name="rows")
+    length = tf.compat.v1.placeholder_with_default(rows, [], name="length")
+    mark_length(length, step)
+    return rows, length
+
+
+def _own_length(feeds: Sequence[Tensor], signature: Nest, batches: Sequence[Tensor]) -> Tensor:
+    """The length of the batch that is fed, int64: of a ragged tensor's parts, only the ends of its rows tell it."""
+    ends = []
+    for spec, parts in _parts_of(feeds, signature):
+        if isinstance(spec, tf.RaggedTensorSpec):
+            ends.append(parts[1])
+        elif parts and any(parts[0] is one for one in batches):
+            return tf.raw_ops.Shape(input=parts[0], out_type=tf.int64)[0]
+    return tf.raw_ops.Shape(input=ends[0], out_type=tf.int64)[0] - 1
+
+
+def _parts_of(feeds: Sequence[Tensor], signature: Nest) -> Iterator[tuple[TypeSpec, list[Tensor]]]:
+    """Each tensor that a step takes, and the feeds that it is made of: of a ragged one values, and ends of rows."""
+    waiting = iter(feeds)
+    for spec in [one for one in tf.nest.flatten(signature) if isinstance(one, tf.TypeSpec)]:
+        yield spec, [next(waiting) for _ in tf.nest.flatten(spec, expand_composites=True)]
+
+
+def _import(initial: ConcreteFunction, shape: TensorShape, **_: object) -> Tensor:
+    """The value of a traced function in the default graph."""
+    graph_def, value = initial.graph.as_graph_def(), initial.outputs[0].name
+    return tf.graph_util.import_graph_def(graph_def, name="traced", return_elements=[value])[0]

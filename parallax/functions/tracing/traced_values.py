@@ -1,0 +1,253 @@
+"""Large variables that are made when somebody reads them; until then they are the graph of a value, or are in files.
+
+A process that builds a model needs no value of a table whose rows their owners make. Such a variable has a handle and
+no memory. Whoever reads it eagerly gets what it would always have had, as its value is made then, up to a limit of
+bytes that one process makes whole. Traces and graphs take the handle alone.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+from tensorflow.python.eager.polymorphic_function.concrete_function import ConcreteFunction
+from tensorflow.python.ops.resource_variable_ops import UninitializedVariable
+
+from parallax.errors import SessionError
+from parallax.functions.tracing.handles import HandleWatch, watch_handle
+from parallax.report.text import bytes_text
+from parallax.runtime.checkpoint.files.bundle import Bundle
+from parallax.runtime.checkpoint.files.writer import run
+from parallax.transform.row_range import range_of_rows
+from parallax.types import Argument, Array, Handle, PortableValue, Value, Variable
+
+_TOO_LARGE = (
+    "One process makes at most {limit} of large variables whole (TableConfig.whole_bytes), and with {name}, which has "
+    "{own}, it would be {total}. {where} {remedy} or allow more: parallax run --whole-bytes N."
+)
+_IN_FILES = "Its value is in the checkpoint {prefix} under the name {key!r}."
+_TRAINED = "Its rows are with the workers that train."
+_INITIAL = "It has its initial value, which its owners make by row in `fit`."
+_READ_ROWS = "Read rows of it, parallax.keras.rows(variable, first, count),"
+_TRAIN_FIRST = "Leave out what reads all of it before `fit`,"
+_EVALUATE_IN_FIT = "Leave out what reads all of it (give `fit` validation_data to evaluate),"
+
+
+@dataclass(frozen=True, slots=True)
+class InFile:
+    """Where a value is: in a checkpoint of TensorFlow's format.
+
+    Attributes:
+        prefix: the checkpoint's name.
+        key: the value's name in it.
+    """
+
+    prefix: str
+    key: str
+
+
+class TracedVariable(UninitializedVariable):  # type: ignore[misc]
+    """A tf.Variable without memory until it is read or assigned."""
+
+    _parallax_initial: ConcreteFunction | None = None
+    _parallax_source: ConcreteFunction | InFile | None = None
+
+    @property
+    def _handle(self) -> Handle:
+        if self._parallax_source is not None and tf.executing_eagerly():
+            make(self)
+        return vars(self)["_handle"]
+
+    @_handle.setter
+    def _handle(self, handle: Handle) -> None:
+        self.__dict__["_handle"] = handle
+
+    @property
+    def device(self) -> str:
+        """Where it is, or will be."""
+        return str(vars(self)["_handle"].device)
+
+    def assign(self, *args: Argument, **kwargs: Argument) -> object:
+        """As that of any variable; the value before is not made for it."""
+        if self._parallax_source is None or not tf.executing_eagerly():
+            return super().assign(*args, **kwargs)
+        source, self._parallax_source = self._parallax_source, None
+        try:
+            return super().assign(*args, **kwargs)
+        except BaseException:
+            self._parallax_source = source
+            raise
+
+
+class _Whole:
+    """What this process has made whole.
+
+    Attributes:
+        limit: gives how many bytes of variables it may make whole; by default without end.
+    """
+
+    def __init__(self) -> None:
+        self.limit: Callable[[], float] = lambda: float("inf")
+        self._bytes: dict[int, int] = {}
+
+    def add(self, variable: Variable, where: str, remedy: str) -> None:
+        """Takes a variable in, or says that it would be too much."""
+        if id(variable) in self._bytes:
+            return
+        own, limit = bytes_of(variable), self.limit()
+        total = own + sum(self._bytes.values())
+        if total > limit:
+            texts = {"limit": bytes_text(int(limit)), "own": bytes_text(own), "total": bytes_text(total)}
+            raise SessionError(_TOO_LARGE.format(name=variable.name.split(":")[0], where=where, remedy=remedy, **texts))
+        self._bytes[id(variable)] = own
+        weakref.finalize(variable, self._bytes.pop, id(variable), None)
+
+
+_whole = _Whole()
+
+
+def limit_whole(limit: Callable[[], float]) -> None:
+    """Says how many bytes of traced variables this process may make whole, asked at each reading."""
+    _whole.limit = limit
+
+
+def traced_variable(initial: ConcreteFunction, **kwargs: Argument) -> Variable:
+    """A variable without memory.
+
+    Args:
+        initial: a tf.types.experimental.ConcreteFunction without arguments that gives the initial value.
+        kwargs: those of tf.Variable.
+    """
+    kwargs.update(shape=initial.outputs[0].shape, dtype=initial.outputs[0].dtype)
+    variable = TracedVariable(**kwargs)
+    variable._parallax_initial = variable._parallax_source = initial
+    _watch(variable)
+    return variable
+
+
+def bytes_of(variable: Variable) -> int:
+    """The bytes of a variable's value."""
+    return int(variable.shape.num_elements() or 0) * int(variable.dtype.size)
+
+
+def handle_of(variable: Variable) -> Handle:
+    """The handle of a variable, which is not made for it."""
+    own = vars(variable)
+    return own["_handle"] if "_handle" in own else variable.handle
+
+
+def initial_of(variable: Variable) -> ConcreteFunction | None:
+    """The graph of a variable's initial value, a ConcreteFunction; None where it was not traced."""
+    return getattr(variable, "_parallax_initial", None)
+
+
+def source_of(variable: Variable) -> ConcreteFunction | InFile | None:
+    """Where the value of a variable without memory is: a ConcreteFunction or an InFile; None where it is here."""
+    return getattr(variable, "_parallax_source", None)
+
+
+def leave_in(variable: Variable, place: InFile) -> None:
+    """Says that a traced variable's value is in files from now on."""
+    variable._parallax_source = place
+
+
+def make(variable: Variable) -> None:
+    """Gives a traced variable its value, where it has none here; in eager execution.
+
+    Raises:
+        SessionError: more would be whole in this process than may be.
+        CheckpointError: the value is in files that cannot be read here.
+    """
+    source = source_of(variable)
+    if source is None:
+        return
+    if isinstance(source, InFile):
+        _whole.add(variable, _IN_FILES.format(prefix=source.prefix, key=source.key), _READ_ROWS)
+    else:
+        _whole.add(variable, _INITIAL, _TRAIN_FIRST)
+    with tf.init_scope():
+        value = source() if not isinstance(source, InFile) else _read(source, 0, variable.shape[0])
+        variable.assign(value)
+
+
+def check_whole(variable: Variable) -> None:
+    """Refuses that a traced variable is brought whole from a session, where that would be too much.
+
+    Raises:
+        SessionError: more would be whole in this process than may be.
+    """
+    if initial_of(variable) is not None:
+        _whole.add(variable, _TRAINED, _EVALUATE_IN_FIT)
+
+
+def take_values(variables: Mapping[str, Variable], values: Mapping[str, PortableValue]) -> None:
+    """Gives variables values by name; those in files are left there."""
+    for name, value in values.items():
+        if name not in variables:
+            continue
+        if isinstance(value, InFile):
+            leave_in(variables[name], value)
+        else:
+            variables[name].assign(np.asarray(value))
+
+
+def rows(variable: Any, first: int, count: int) -> Value:
+    """Rows of a variable, without the others where its value is in files, or is its initial one.
+
+    Args:
+        variable: of Keras, or a tf.Variable.
+        first: row from which on.
+        count: how many.
+
+    Returns:
+        An array `[count, ...]`.
+
+    Raises:
+        SessionError: the value must be made whole for its rows, and that is too much.
+        CheckpointError: the value is in files that cannot be read here.
+    """
+    own = getattr(variable, "_value", variable)
+    if (mirror := getattr(own, "_parallax_mirror", None)) is not None:
+        mirrors, name = mirror
+        mirrors.refresh_if_changed(name)
+    source = source_of(own)
+    if isinstance(source, InFile):
+        return _read(source, first, count)
+    if source is not None and (found := _made_rows(source, first, count)) is not None:
+        return found
+    return np.asarray(own[first : first + count])
+
+
+def _made_rows(initial: ConcreteFunction, first: int, count: int) -> Value | None:
+    """Rows of an initial value; None where they cannot be made without the others."""
+    [value] = initial.outputs
+    graph_def = initial.graph.as_graph_def(add_shapes=True)
+    made = range_of_rows(graph_def, value.name, int(value.shape[0]), first, count)
+    if made is None:
+        return None
+    with tf.Graph().as_default():
+        return run(tf.graph_util.import_graph_def(made[0], name="", return_elements=[made[1]])[0])
+
+
+def _read(place: InFile, first: int, count: int) -> Array:
+    """Rows of what is in a file."""
+    bundle = Bundle(place.prefix)
+    shape = bundle.tensors[place.key].shape
+    return bundle.read(place.key, (first, *(0 for _ in shape[1:])), (count, *shape[1:]))
+
+
+def _watch(variable: Variable) -> None:
+    """Has ops and functions that run eagerly find the variable's value; they read it past its methods."""
+    handle, found = vars(variable)["_handle"], weakref.ref(variable)
+
+    def before(_: bool) -> None:
+        own = found()
+        if own is not None and not hasattr(own, "_parallax_mirror"):
+            make(own)
+
+    watch = HandleWatch(variable.name.split(":")[0], before, lambda: None)
+    weakref.finalize(variable, watch_handle(handle, watch))

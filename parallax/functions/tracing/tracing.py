@@ -1,0 +1,194 @@
+"""Traces a step of the script for batches of any length, and names each variable that the step takes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import tensorflow as tf
+from tensorflow.python.ops.resource_variable_ops import BaseResourceVariable
+
+from parallax.errors import GraphError
+from parallax.functions.tracing.arguments import Arguments, with_tensors
+from parallax.functions.tracing.batch_statistics import fused_normalizations
+from parallax.functions.tracing.counting import check_returned, check_sums
+from parallax.functions.tracing.libraries import Seen, record_library_use
+from parallax.functions.tracing.results import mark_means
+from parallax.functions.tracing.step_graph import StepVariable, unique_name
+from parallax.functions.tracing.traced_values import handle_of
+from parallax.types import ConcreteFunction, Handle, Nest, Tensor, TypeSpec, Variable
+
+
+@dataclass(frozen=True, slots=True)
+class Tracing:
+    """How a step is traced; see `tf.function`.
+
+    Attributes:
+        input_signature: specs of the arguments; None for those of the first call, with an open batch.
+        autograph: whether Python's control flow on tensors becomes TensorFlow's.
+        autograph_options: for that.
+    """
+
+    input_signature: Sequence[TypeSpec] | None = None
+    autograph: bool = True
+    autograph_options: object = None
+
+
+AS_TENSORFLOW = Tracing()
+_OF_NONE = ("None values not supported", "NoneType", "a value (None)")
+"""How TensorFlow and Python name a None where a number should be."""
+_OPEN_LENGTH = (
+    "parallax: A step is traced for batches of any length, so x.shape[0] is None. Where the step takes the length from "
+    "it, take it from tf.shape(x)[0] or keras.ops.shape(x)[0]."
+)
+_MADE_ANEW = (
+    "A step makes {names} anew each time it is called, as a layer does that the step makes and nothing keeps: it is "
+    "never trained. Make it once, outside of the step, or in the model's __init__ or build."
+)
+
+
+@dataclass(frozen=True, slots=True)
+class StepTrace:
+    """A step as TensorFlow traced it.
+
+    Attributes:
+        concrete: takes the tensors of the arguments, flat; gives (results, values of the variables of metrics).
+        variables: that it takes, each with a name of its own.
+        metrics: the tf.Variables whose values add up over replicas (`aggregation` SUM), as those of metrics, in order.
+    """
+
+    concrete: ConcreteFunction
+    variables: tuple[StepVariable, ...]
+    metrics: tuple[Variable, ...]
+
+
+def traced_step(
+    step: Callable[..., Nest],
+    arguments: Arguments,
+    merges_rows: bool = False,
+    returns: Nest = None,
+    tracing: Tracing = AS_TENSORFLOW,
+) -> StepTrace:
+    """Traces a step.
+
+    Args:
+        step: a Python function.
+        arguments: of its first call.
+        merges_rows: whether equal rows of sparse gradients are added up before an optimizer sees them.
+        returns: what the script says of its results (results.py).
+        tracing: how TensorFlow traces it.
+
+    Raises:
+        GraphError: it writes a metric's variable otherwise than by adding to it, or returns what is computed of one; or
+            makes variables anew each time.
+    """
+    parts: list[Variable] = []
+    as_it_is = tf.autograph.experimental.do_not_convert(_read_parts)
+
+    def call(*tensors: Tensor) -> Nest:
+        args, kwargs = with_tensors(arguments.structure, tensors)
+        with fused_normalizations():
+            results = mark_means(step(*args, **kwargs), returns)
+        return results, as_it_is(parts, by_handle)
+
+    def trace() -> ConcreteFunction:
+        options = tracing.autograph_options
+        traced = tf.function(call, autograph=tracing.autograph, experimental_autograph_options=options)
+        with explain_open_lengths():
+            return traced.get_concrete_function(*arguments.specs)
+
+    with record_library_use(merges_rows) as seen, handles_noted() as by_handle:
+        concrete = trace()
+        taken, known = captured_variables(concrete, by_handle), seen()
+        made = [one for one in taken if id(one) in known and known[id(one)].is_made]
+        if made:
+            check_made_once(made, captured_variables(trace(), by_handle))
+        check_sums(concrete, parts)
+        check_returned(concrete, parts, concrete.outputs[: len(concrete.outputs) - len(parts)])
+        return StepTrace(concrete, tuple(_name_variables(taken, known)), tuple(parts))
+
+
+def _read_parts(parts: list[Variable], by_handle: Mapping[int, Variable]) -> list[Tensor]:
+    """The values of variables that add up over replicas, of those that the function being traced has captured.
+
+    Args:
+        parts: filled with these variables.
+        by_handle: as for `captured_variables`.
+    """
+    captures = tf.compat.v1.get_default_graph().captures
+    taken = [by_handle[id(outer)] for outer, _ in captures if id(outer) in by_handle]
+    parts[:] = [one for one in taken if one.aggregation == tf.VariableAggregation.SUM]
+    return [tf.identity(one) for one in parts]
+
+
+@contextmanager
+def explain_open_lengths() -> Iterator[None]:
+    """Within it a step is traced; an error that may come from a batch's open length says so."""
+    try:
+        yield
+    except (TypeError, ValueError) as error:
+        if any(words in str(error) for words in _OF_NONE):
+            error.args = (f"{str(error).strip()}\n{_OPEN_LENGTH}", *error.args[1:])
+        raise
+
+
+def check_made_once(first: Sequence[Variable], second: Sequence[Variable]) -> None:
+    """Refuses a step that takes other variables each time it is traced, as TensorFlow does.
+
+    Args:
+        first: tf.Variables that it takes.
+        second: those of another trace.
+
+    Raises:
+        GraphError: which are new.
+    """
+    kept = set(map(id, second))
+    names = [getattr(one, "path", one.name.split(":")[0]) for one in first if id(one) not in kept]
+    if names:
+        raise GraphError(_MADE_ANEW.format(names=", ".join(names)))
+
+
+@contextmanager
+def handles_noted() -> Iterator[dict[int, Variable]]:
+    """Within it, variables are noted by the id of their handle when somebody asks for it.
+
+    TensorFlow's trace lists those that are read, and not those that an op of an optimizer updates in place.
+    """
+    found: dict[int, Variable] = {}
+    own = BaseResourceVariable.handle
+
+    def handle(self: Variable) -> Handle:
+        tensor = own.fget(self)
+        found[id(tensor)] = self
+        return tensor
+
+    BaseResourceVariable.handle = property(handle)
+    try:
+        yield found
+    finally:
+        BaseResourceVariable.handle = own
+
+
+def captured_variables(concrete: ConcreteFunction, by_handle: Mapping[int, Variable]) -> list[Variable]:
+    """The variables that a traced function captures, in the order in which it first does.
+
+    TensorFlow's own list of them is a set, whose order is another one in each process.
+
+    Args:
+        concrete: the traced function.
+        by_handle: id of a handle -> variable, of `handles_noted` around the trace.
+    """
+    by_handle = {**by_handle, **{id(handle_of(variable)): variable for variable in concrete.graph.variables}}
+    return [by_handle[id(outer)] for outer, _ in concrete.graph.captures if id(outer) in by_handle]
+
+
+def _name_variables(variables: Sequence[Variable], seen: dict[int, Seen]) -> list[StepVariable]:
+    found: list[StepVariable] = []
+    taken: set[str] = set()
+    for one in variables:
+        known = seen.get(id(one), Seen(one.name.split(":")[0], bool(one.trainable)))
+        name = unique_name(known.name, taken)  # variables of nested models, and unnamed ones, may share one
+        taken.add(name)
+        found.append(StepVariable(one, name, known.trainable))
+    return found

@@ -1,0 +1,1 @@
+"""`parallax checkpoint`: what is done with a checkpoint folder without a job."""

@@ -1,0 +1,128 @@
+"""`parallax checkpoint`: which checkpoints a folder has, whether each is whole, and one for other programs."""
+
+from __future__ import annotations
+
+import posixpath
+import time
+from collections.abc import Iterator, Sequence
+
+import tensorflow as tf
+
+from parallax.errors import CheckpointError
+from parallax.report.text import bytes_text, pluralize
+from parallax.runtime.checkpoint.commands.compact import compact
+from parallax.runtime.checkpoint.commands.export import export_model, export_plain
+from parallax.runtime.checkpoint.files.bundle import Bundle
+from parallax.runtime.checkpoint.files.chain import Chain, States, chains, increments_in, is_increment
+from parallax.runtime.checkpoint.files.folder import absolute, file_errors, list_prefixes
+from parallax.runtime.checkpoint.files.sorted_string_table import DamagedCheckpoint
+from parallax.strict import shown
+from parallax.types import Graph
+
+
+def list_checkpoints(folder: str) -> Iterator[str]:
+    """A line for each checkpoint of a folder: when it was written, its size and tensors, and which is the latest.
+
+    Raises:
+        CheckpointError: when the folder has none, or cannot be read.
+    """
+    last_state = States(absolute(folder)).following()
+    follows = _follows(absolute(folder))
+    for prefix, bundle in _open_each(folder):
+        if isinstance(bundle, DamagedCheckpoint):
+            yield f"{shown(prefix)}: damaged: {bundle}"
+            continue
+        when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(_written_s(prefix)))
+        pieces = [piece for tensor in bundle.tensors.values() for piece in tensor.pieces]
+        size = bytes_text(sum(piece.size for piece in pieces))
+        last = ", the latest" if prefix == last_state else ""
+        if is_increment(prefix):
+            last = f", {follows.get(prefix, 'follows nothing that is there')}{last}"
+        yield f"{shown(prefix)}: {when}, {pluralize(len(bundle.tensors), 'tensor')}, {size}{last}"
+
+
+def compact_lines(folder: str) -> Iterator[str]:
+    """Makes the latest state of a folder a whole checkpoint; says what was skipped, and where it is.
+
+    Raises:
+        CheckpointError: as `compact`.
+    """
+    prefix, notes = compact(folder)
+    yield from map(shown, notes)
+    yield f"Whole: {shown(prefix)}"
+
+
+def _follows(folder: str) -> dict[str, str]:
+    """What each increment of a folder follows, in words, of those that follow something."""
+    found = {}
+    for prefix, chain, _ in chains(list_prefixes(folder)) if tf.io.gfile.isdir(folder) else ():
+        before = prefix
+        for bundle, _ in chain.increments if isinstance(chain, Chain) else ():
+            found[bundle.prefix] = f"follows {shown(posixpath.basename(before))}"
+            before = bundle.prefix
+    return found
+
+
+def verify_checkpoints(folder: str) -> Iterator[tuple[str, bool]]:
+    """A line for each checkpoint of a folder, and whether it is whole; every byte is read and compared.
+
+    Raises:
+        CheckpointError: when the folder has none, or cannot be read.
+    """
+    for prefix, bundle in _open_each(folder):
+        try:
+            if isinstance(bundle, DamagedCheckpoint):
+                raise bundle
+            began_s, unread = time.monotonic(), bundle.verify()
+        except DamagedCheckpoint as error:
+            yield f"{shown(prefix)}: damaged: {error}", False
+            continue
+        size = sum(piece.size for tensor in bundle.tensors.values() for piece in tensor.pieces)
+        rate = bytes_text(round(size / max(time.monotonic() - began_s, 1e-6)))
+        more = f"; not checked, as nothing says how: {', '.join(map(shown, unread))}" if unread else ""
+        yield f"{shown(prefix)}: whole, {bytes_text(size)} checked at {rate}/s{more}", True
+
+
+def export_lines(
+    graph: Graph, checkpoint: str, folder: str, inputs: Sequence[str], outputs: Sequence[str]
+) -> Iterator[str]:
+    """Writes a SavedModel; a line for each input and output of its signature, and where it is.
+
+    Raises:
+        CheckpointError: as `export_model`.
+    """
+    forward = export_model(graph, checkpoint, folder, inputs, outputs)
+    for kind, tensors in (("input", forward.inputs), ("output", forward.outputs)):
+        for name, tensor in tensors.items():
+            yield f"{kind} {shown(name)}: {shown(tensor)}"
+    yield f"Written: {shown(folder)}, {pluralize(len(forward.variables), 'variable')}"
+
+
+def plain_lines(checkpoint: str, folder: str) -> Iterator[str]:
+    """Writes a plain checkpoint, and says where it is.
+
+    Raises:
+        CheckpointError: as `export_plain`.
+    """
+    yield f"Written: {shown(export_plain(checkpoint, folder))}"
+
+
+def _open_each(folder: str) -> Iterator[tuple[str, Bundle | DamagedCheckpoint]]:
+    """The prefixes of a folder's checkpoints, and each opened, or why it cannot be."""
+    path = absolute(folder)
+    with file_errors(f"The folder {shown(folder)} must be readable", "Name another."):
+        found = [*list_prefixes(path), *increments_in(path)] if tf.io.gfile.isdir(path) else []
+        if not found:
+            raise CheckpointError(
+                f"A folder with checkpoints must be named, and {shown(folder)} has none. Name the folder that "
+                "CheckPointConfig.ckpt_dir names."
+            )
+        for prefix in found:
+            try:
+                yield prefix, Bundle(prefix)
+            except DamagedCheckpoint as error:
+                yield prefix, error
+
+
+def _written_s(prefix: str) -> float:
+    return float(tf.io.gfile.stat(f"{prefix}.index").mtime_nsec / 1e9)

@@ -1,0 +1,211 @@
+"""`parallax checkpoint export`: a SavedModel of the forward part of a graph, or a plain checkpoint.
+
+Values go from the checkpoint to the exported files a chunk at a time; no session holds them. The graph itself is in
+memory, constants included, and in the one file that TensorFlow has for it. `saved_model.pb`, without which a folder is
+no SavedModel, is written last.
+"""
+
+from __future__ import annotations
+
+import posixpath
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+
+import tensorflow as tf
+from tensorflow.core.framework.variable_pb2 import SaveSliceInfoDef, VariableDef
+from tensorflow.core.protobuf.saved_model_pb2 import SavedModel
+
+from parallax.errors import CheckpointError
+from parallax.runtime.checkpoint.commands.forward import ForwardGraph, forward_graph
+from parallax.runtime.checkpoint.files.chain import States, is_increment, state_of
+from parallax.runtime.checkpoint.files.folder import NAME, absolute, file_errors, settle
+from parallax.runtime.checkpoint.files.stored_rows import Readable, check_fits, copy, stored_parts
+from parallax.runtime.checkpoint.files.stored_tensors import (
+    CHUNK_BYTES,
+    OWN_KEYS,
+    Stored,
+    stored_variables,
+    variable_op,
+)
+from parallax.runtime.checkpoint.files.writer import Writer
+from parallax.strict import shown
+from parallax.types import Graph, Variable
+
+v1 = tf.compat.v1
+_SCOPE = "parallax_export"
+_SIGNATURE = "serving_default"
+_MAIN_OP = "saved_model_main_op"  # TensorFlow's name of the collection with the op that a loader runs
+_UNREAD = ("variant", "resource")
+
+
+def export_model(
+    graph: Graph,
+    checkpoint: str,
+    folder: str,
+    inputs: Sequence[str],
+    outputs: Sequence[str],
+    chunk_bytes: int = CHUNK_BYTES,
+) -> ForwardGraph:
+    """Writes a SavedModel of what some outputs need; it has the signature `serving_default`.
+
+    Args:
+        graph: the user's.
+        checkpoint: a folder with checkpoints, for its latest, or the prefix of one.
+        folder: where the SavedModel goes; empty, or not there yet.
+        inputs: as `forward_graph` takes them.
+        outputs: likewise.
+        chunk_bytes: of values that are held at once, at most.
+
+    Returns:
+        What was exported.
+
+    Raises:
+        CheckpointError: when the outputs cannot be exported, the checkpoint is not of this graph or damaged, or files
+            cannot be read or written.
+    """
+    forward = forward_graph(graph, inputs, outputs)
+    variables = _global_variables(graph, forward)
+    bundle = open_checkpoint(checkpoint)
+    check_fits(bundle, variables, "Name a checkpoint that this script has written.")
+    target = _new_folder(folder)
+    model = _saved_model(graph, forward, variables)
+    with _exporting(folder):
+        if variables:
+            writer = Writer(posixpath.join(target, "variables"), 0, chunk_bytes, name="variables")
+            writer.begin()
+            copy(bundle, variables, writer, chunk_bytes)
+            writer.finish_files()
+        path = posixpath.join(target, "saved_model.pb")
+        with tf.io.gfile.GFile(path, "wb") as file:
+            file.write(model)
+        settle(path)
+        settle(target)
+    return forward
+
+
+def export_plain(checkpoint: str, folder: str, chunk_bytes: int = CHUNK_BYTES) -> str:
+    """Writes a checkpoint with what TensorFlow reads of another; gives its prefix.
+
+    Args:
+        checkpoint: a folder with checkpoints, for its latest, or the prefix of one.
+        folder: where it goes; empty, or not there yet.
+        chunk_bytes: of values that are held at once, at most.
+
+    Raises:
+        CheckpointError: when the checkpoint is damaged, or files cannot be read or written.
+    """
+    bundle = open_checkpoint(checkpoint)
+    kept = [tensor for tensor in bundle.tensors.values() if not tensor.key.startswith(OWN_KEYS)]
+    if unread := [tensor.key for tensor in kept if tensor.dtype in _UNREAD]:
+        raise CheckpointError(
+            f"What is exported must be numbers or strings, and {bundle.prefix} has {shown(unread[0])} of another type."
+        )
+    target = _new_folder(folder)
+    with _exporting(folder):
+        name = posixpath.basename(bundle.prefix)
+        if is_increment(bundle.prefix):
+            name = f"{NAME}-{name.rpartition('-')[2]}"
+        writer = Writer(target, 0, chunk_bytes, name=name)
+        writer.begin()
+        copy(bundle, [part for tensor in kept for part in stored_parts(tensor)], writer, chunk_bytes)
+        return writer.finish()
+
+
+def open_checkpoint(checkpoint: str) -> Readable:
+    """Opens the latest state of a folder, or the one with a prefix; an increment with what it follows.
+
+    Raises:
+        CheckpointError: when there is none, or an index is damaged.
+    """
+    path = absolute(checkpoint)
+    with file_errors(f"The checkpoint {shown(checkpoint)} must be readable", "Name another."):
+        if tf.io.gfile.isdir(path):
+            states = States(path)
+            if states.following() is not None:
+                return states.open_chain()
+        prefix = path.removesuffix(".index")
+        if not tf.io.gfile.exists(f"{prefix}.index"):
+            raise CheckpointError(
+                f"A folder with checkpoints or the prefix of one must be named, and {shown(checkpoint)} is neither. "
+                "`parallax checkpoint ls FOLDER` lists those of a folder."
+            )
+        return state_of(prefix)
+
+
+def _new_folder(folder: str) -> str:
+    """Makes a folder where there is none.
+
+    Raises:
+        CheckpointError: when there is something in it.
+    """
+    path = absolute(folder)
+    with _exporting(folder):
+        if tf.io.gfile.exists(path) and (not tf.io.gfile.isdir(path) or tf.io.gfile.listdir(path)):
+            raise CheckpointError(
+                f"What is exported goes to a folder of its own, and {shown(folder)} is not empty. Name another."
+            )
+        tf.io.gfile.makedirs(path)
+    return path
+
+
+def _exporting(folder: str) -> AbstractContextManager[None]:
+    return file_errors(f"What is exported must be written to {shown(folder)}", "Free space there, or name another.")
+
+
+def _global_variables(graph: Graph, forward: ForwardGraph) -> list[Stored]:
+    """The variables of a forward graph as a checkpoint has them.
+
+    Raises:
+        CheckpointError: when one is not among the global variables, which checkpoints have.
+    """
+    by_op = {one.op: one for one in stored_variables(graph)}
+    if others := [op for op in forward.variables if op not in by_op]:
+        raise CheckpointError(
+            f"What is exported must need global variables alone, which checkpoints hold, and "
+            f"{', '.join(forward.outputs.values())} needs {shown(others[0])}, which is none. Name an output that comes "
+            "before it."
+        )
+    return sorted((by_op[op] for op in forward.variables), key=lambda one: (one.key, one.offset, one.op))
+
+
+def _saved_model(graph: Graph, forward: ForwardGraph, variables: Sequence[Stored]) -> bytes:
+    """The file `saved_model.pb`."""
+    slices = _slices(graph)
+    with tf.Graph().as_default() as exported:
+        tf.graph_util.import_graph_def(forward.graph_def, name="")
+        with tf.name_scope(f"{_SCOPE}/"):
+            made = [_variable(exported, one, slices.get(one.op)) for one in variables]
+            saver = v1.train.Saver(made).as_saver_def() if made else None
+            if forward.initializers:
+                filled = [exported.get_operation_by_name(name) for name in forward.initializers]
+                exported.add_to_collection(_MAIN_OP, tf.group(*filled, name="fill_tables"))
+        signature = v1.saved_model.signature_def_utils.predict_signature_def(
+            {name: exported.get_tensor_by_name(tensor) for name, tensor in forward.inputs.items()},
+            {name: exported.get_tensor_by_name(tensor) for name, tensor in forward.outputs.items()},
+        )
+        meta_graph = v1.train.export_meta_graph(graph=exported, saver_def=saver, strip_default_attrs=True)
+    meta_graph.meta_info_def.tags.append(v1.saved_model.tag_constants.SERVING)
+    meta_graph.signature_def[_SIGNATURE].CopyFrom(signature)
+    return bytes(SavedModel(saved_model_schema_version=1, meta_graphs=[meta_graph]).SerializeToString())
+
+
+def _slices(graph: Graph) -> dict[str, SaveSliceInfoDef]:
+    """Where the parts of partitioned variables are in the whole, by variable op."""
+    variables = graph.get_collection(v1.GraphKeys.GLOBAL_VARIABLES)
+    infos = {variable_op(one): getattr(one, "_save_slice_info", None) for one in variables}
+    return {op: info.to_proto() for op, info in infos.items() if info is not None}
+
+
+def _variable(exported: Graph, stored: Stored, info: SaveSliceInfoDef | None) -> Variable:
+    """Makes a variable op of an imported graph one that loaders know; restoring is what gives it a value."""
+    handle = exported.get_tensor_by_name(f"{stored.op}:0")
+    definition = VariableDef(
+        variable_name=handle.name,
+        initializer_name=tf.no_op(name=f"restored/{stored.op}").name,
+        snapshot_name=tf.raw_ops.ReadVariableOp(resource=handle, dtype=stored.dtype, name=f"read/{stored.op}").name,
+        is_resource=True,
+        save_slice_info_def=info,
+    )
+    made = v1.Variable(variable_def=definition, use_resource=True)
+    exported.add_to_collection(v1.GraphKeys.GLOBAL_VARIABLES, made)
+    return made

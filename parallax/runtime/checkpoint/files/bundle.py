@@ -1,0 +1,301 @@
+"""Reads a TensorFlow checkpoint by rows; no byte of it is taken unchecked.
+
+RestoreV2 can be asked for a slice, and then reads all of the stored piece that the slice lies in: the whole table,
+where tf.train.Saver wrote it. So the data files are read directly, at the places that the index file names. A piece
+that is wanted whole is compared with its checksum; of one of which rows are wanted, see checksum.py.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+from google.protobuf.message import DecodeError
+from tensorflow.core.protobuf import tensor_bundle_pb2
+
+from parallax.runtime.checkpoint.files.checksum import BLOCK_BYTES, crc32c, join_checksums, mask
+from parallax.runtime.checkpoint.files.sorted_string_table import make_damage_error, table, varint
+from parallax.runtime.checkpoint.files.stored_tensors import chunks
+from parallax.types import Array, BundleEntry, DType
+
+_FULL = -1  # TensorFlow's length of a slice that takes all of a dimension
+_STRING, _UNREAD = "string", ("variant", "resource")
+
+
+@dataclass(frozen=True, slots=True)
+class StoredSlice:
+    """What is stored in one place: the box from `start` of `shape`, in `size` bytes at `position` of data file `file`.
+
+    `crc` is the stored, masked CRC-32C of these bytes (of a tensor of strings, see `_strings`).
+    """
+
+    start: tuple[int, ...]
+    shape: tuple[int, ...]
+    file: str
+    position: int
+    size: int
+    crc: int
+
+
+@dataclass(frozen=True, slots=True)
+class Tensor:
+    """One tensor of a checkpoint."""
+
+    key: str
+    dtype: str
+    shape: tuple[int, ...]
+    pieces: tuple[StoredSlice, ...]
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether the pieces are all of it."""
+        return math.prod(self.shape) == sum(math.prod(piece.shape) for piece in self.pieces)
+
+
+@dataclass
+class Bundle:
+    """A checkpoint that is open for reading.
+
+    Attributes:
+        prefix: the checkpoint's name.
+        tensors: what is in it, by key.
+
+    Raises:
+        DamagedCheckpoint: when the index is not as TensorFlow wrote it, or a data file is shorter than it says.
+    """
+
+    prefix: str
+    tensors: dict[str, Tensor] = field(init=False)
+    _crcs: dict[tuple[str, int], list[int]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        path = f"{self.prefix}.index"
+        _check_there(path)
+        with tf.io.gfile.GFile(path, "rb") as file:
+            entries = table(file.read(), path)
+        try:
+            self.tensors = _tensors(self.prefix, entries)
+        except (DecodeError, KeyError, TypeError, ValueError) as error:
+            raise make_damage_error(path, f"an entry has {error!r}") from error
+        ends: dict[str, int] = {}
+        for piece in (piece for tensor in self.tensors.values() for piece in tensor.pieces):
+            ends[piece.file] = max(ends.get(piece.file, 0), piece.position + piece.size)
+        for data_file, end in ends.items():
+            _check_there(data_file)
+            length = tf.io.gfile.stat(data_file).length
+            if length < end:
+                raise make_damage_error(data_file, f"it ends early, at byte {length} of {end}")
+
+    def ranges(self, key: str, first: int, rows: int, row_bytes: int, chunk_bytes: int) -> list[tuple[int, int]]:
+        """Splits rows into ranges (from row 0 of what is asked for, number) that each lie in one piece by rows.
+
+        Args:
+            key: the tensor.
+            first: first row in the tensor of what is asked for.
+            rows: number of rows asked for.
+            row_bytes: bytes of one such row.
+            chunk_bytes: the most bytes of a range, if a row has no more.
+        """
+        ends = {row for p in self.tensors[key].pieces for row in (p.start[0], p.start[0] + p.shape[0])}
+        cuts = sorted({0, rows, *(row - first for row in ends if first < row < first + rows)})
+        found = []
+        for low, high in zip(cuts, cuts[1:], strict=False):
+            found += [(low + start, count) for start, count in chunks(high - low, row_bytes, chunk_bytes)]
+        return found
+
+    def read(self, key: str, start: tuple[int, ...], shape: tuple[int, ...]) -> Array:
+        """The box from `start` of `shape`; strings as an array of bytes objects.
+
+        Raises:
+            DamagedCheckpoint: when bytes of it are not those that were written, or a part of it is missing.
+        """
+        tensor = self.tensors[key]
+        found = np.empty(shape, object if tensor.dtype == _STRING else tf.as_dtype(tensor.dtype).as_numpy_dtype)
+        filled = 0
+        for piece in tensor.pieces:
+            low = [max(a, b) for a, b in zip(start, piece.start, strict=True)]
+            high = [min(a + n, b + m) for a, n, b, m in zip(start, shape, piece.start, piece.shape, strict=True)]
+            if any(a >= b for a, b in zip(low, high, strict=True)):
+                continue
+            if not shape:
+                return self._whole(tensor, piece).reshape(())
+            rows = self._rows(tensor, piece, low[0] - piece.start[0], high[0] - low[0])
+            put = _cut(low, high, start)
+            taken_columns = (slice(None), *_cut(low, high, piece.start)[1:])
+            found[put] = rows[taken_columns]
+            filled += found[put].size
+        if filled != found.size:
+            raise make_damage_error(f"{self.prefix}.index", f"a part of {key} is missing")
+        return found
+
+    def verify(self) -> list[str]:
+        """Reads and checks all of the checkpoint, in bounded memory; gives the keys that cannot be checked.
+
+        Raises:
+            DamagedCheckpoint: at the first piece that is not as it was written.
+        """
+        for tensor in self.tensors.values():
+            for piece in tensor.pieces:
+                if tensor.dtype == _STRING:
+                    _strings(piece)
+                elif tensor.dtype not in _UNREAD:
+                    self._block_crcs(piece)
+        return [tensor.key for tensor in self.tensors.values() if tensor.dtype in _UNREAD]
+
+    def _rows(self, tensor: Tensor, piece: StoredSlice, first: int, count: int) -> Array:
+        """Rows of one piece, as wide as the piece."""
+        if count == piece.shape[0] or tensor.dtype == _STRING:
+            return self._whole(tensor, piece)[first : first + count]
+        dtype = np.dtype(tf.as_dtype(tensor.dtype).as_numpy_dtype)
+        row_bytes = math.prod(piece.shape[1:]) * dtype.itemsize
+        found = np.frombuffer(self._range(piece, first * row_bytes, count * row_bytes), dtype)
+        return found.reshape(count, *piece.shape[1:])
+
+    def _whole(self, tensor: Tensor, piece: StoredSlice) -> Array:
+        """All of one piece."""
+        if tensor.dtype == _STRING:
+            values = np.empty(piece.shape, object)
+            values.reshape(-1)[:] = _strings(piece)
+            return values
+        content = _bytes_at(piece.file, piece.position, piece.size)
+        if mask(crc32c(content)) != piece.crc:
+            raise _other_checksum(piece)
+        return np.frombuffer(content, tf.as_dtype(tensor.dtype).as_numpy_dtype).reshape(piece.shape)
+
+    def _range(self, piece: StoredSlice, first: int, count: int) -> memoryview:
+        """Bytes of a piece, read in whole blocks."""
+        crcs = self._block_crcs(piece)
+        block, end = first // BLOCK_BYTES, min(piece.size, -(-(first + count) // BLOCK_BYTES) * BLOCK_BYTES)
+        start = block * BLOCK_BYTES
+        content = _bytes_at(piece.file, piece.position + start, end - start)
+        _, found = join_checksums(content[at : at + BLOCK_BYTES] for at in range(0, len(content), BLOCK_BYTES))
+        if found != crcs[block : block + len(found)]:
+            raise _other_checksum(piece)
+        return memoryview(content)[first - start : first - start + count]
+
+    def _block_crcs(self, piece: StoredSlice) -> list[int]:
+        """The checksums of a piece's blocks, which together give its own; the piece is read through once."""
+        place = (piece.file, piece.position)
+        if place not in self._crcs:
+            whole, crcs = join_checksums(_blocks(piece))
+            if mask(whole) != piece.crc:
+                raise _other_checksum(piece)
+            self._crcs[place] = crcs
+        return self._crcs[place]
+
+
+def _check_there(path: str) -> None:
+    if not tf.io.gfile.exists(path):
+        raise make_damage_error(path, "it is not there")
+
+
+def _other_checksum(piece: StoredSlice) -> Exception:
+    return make_damage_error(piece.file, f"the {piece.size} bytes at byte {piece.position} have another checksum")
+
+
+def _cut(low: list[int], high: list[int], start: tuple[int, ...]) -> tuple[slice, ...]:
+    """Where a box from `low` to `high` is in an array that begins at `start`."""
+    return tuple(slice(a - s, b - s) for a, b, s in zip(low, high, start, strict=True))
+
+
+def _tensors(prefix: str, entries: dict[bytes, bytes]) -> dict[str, Tensor]:
+    """The tensors of an index; the slices of a tensor have entries of their own.
+
+    They need not be all of it: an optimizer that is applied inside of a variable scope gives the slots of each part of
+    a partitioned variable a tensor of their own, as large as the slots of all parts.
+
+    Raises:
+        KeyError, TypeError, ValueError, DecodeError: when the entries do not belong together.
+    """
+    header = tensor_bundle_pb2.BundleHeaderProto.FromString(entries[b""])
+    if header.endianness != header.LITTLE:
+        raise ValueError("bytes in another order than little-endian")
+    found = {}
+    for name, value in entries.items():
+        if not name or name.startswith(b"\0"):
+            continue
+        entry = tensor_bundle_pb2.BundleEntryProto.FromString(value)
+        shape, dtype = tuple(int(d.size) for d in entry.shape.dim), tf.as_dtype(entry.dtype)
+        boxes = [((0,) * len(shape), shape, entry)]
+        if entry.slices:
+            stored = [tensor_bundle_pb2.BundleEntryProto.FromString(entries[k]) for k in _slice_keys(entries, name)]
+            # Keys of slices begin with the name and go on in the order of the slices' numbers.
+            extents = sorted([_extent(e) for e in s.extent] for s in entry.slices)
+            boxes = [(*_box(e, shape), own) for e, own in zip(extents, stored, strict=True)]
+        pieces = tuple(_piece(prefix, header.num_shards, start, size, own, dtype) for start, size, own in boxes)
+        if math.prod(shape) < sum(math.prod(piece.shape) for piece in pieces):
+            raise ValueError(f"parts that are more than all of {name!r}")
+        found[name.decode()] = Tensor(name.decode(), dtype.name, shape, pieces)
+    return found
+
+
+def _piece(
+    prefix: str, shards: int, start: tuple[int, ...], shape: tuple[int, ...], own: BundleEntry, dtype: DType
+) -> StoredSlice:
+    """The place of one piece, with what can be wrong about it."""
+    if not 0 <= own.shard_id < shards or own.offset < 0 or own.size < 0 or any(d < 0 for d in shape):
+        raise ValueError("a place that cannot be")
+    if dtype.name not in (_STRING, *_UNREAD):
+        wanted = math.prod(shape) * np.dtype(dtype.as_numpy_dtype).itemsize
+        if own.size != wanted or own.dtype != dtype.as_datatype_enum:
+            raise ValueError(f"{own.size} bytes for {wanted} of {dtype.name}")
+    file = f"{prefix}.data-{own.shard_id:05d}-of-{shards:05d}"
+    return StoredSlice(start, shape, file, int(own.offset), int(own.size), int(own.crc32c))
+
+
+def _extent(extent: Any) -> tuple[int, int]:
+    return int(extent.start), int(extent.length) if extent.HasField("length") else _FULL
+
+
+def _box(extents: list[tuple[int, int]], whole: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    start = tuple(s for s, _ in extents)
+    return start, tuple(d if n == _FULL else n for (_, n), d in zip(extents, whole, strict=True))
+
+
+def _slice_keys(entries: dict[bytes, bytes], name: bytes) -> list[bytes]:
+    """The keys of a tensor's slices: a zero, the name (in which TensorFlow allows no zero), an end mark, numbers."""
+    return sorted(k for k in entries if k.startswith(b"\0" + name + b"\0\1"))
+
+
+def _strings(piece: StoredSlice) -> list[bytes]:
+    """The strings of a piece: their lengths, a checksum of these, and then the strings one after the other.
+
+    The piece's own checksum is of the lengths as numbers of four bytes (of eight where one needs them), of the checksum
+    of the lengths, and of the strings (TensorFlow's tensor_bundle.cc, WriteStringTensor).
+    """
+    content, at, lengths = _bytes_at(piece.file, piece.position, piece.size), 0, []
+    for _ in range(math.prod(piece.shape)):
+        length, at = varint(content, at, piece.file)
+        lengths.append(length)
+    if at + 4 + sum(lengths) != piece.size:
+        raise make_damage_error(piece.file, f"the strings at byte {piece.position} have other lengths")
+    numbers = b"".join(n.to_bytes(4 if n < 2**32 else 8, "little") for n in lengths)
+    stored, body = content[at : at + 4], content[at + 4 :]
+    if stored != mask(crc32c(numbers)).to_bytes(4, "little") or mask(crc32c(numbers, stored, body)) != piece.crc:
+        raise _other_checksum(piece)
+    ends = np.cumsum(lengths).tolist()
+    return [body[end - length : end] for end, length in zip(ends, lengths, strict=True)]
+
+
+def _blocks(piece: StoredSlice) -> Iterator[bytes]:
+    """The bytes of a piece, BLOCK_BYTES at a time."""
+    with tf.io.gfile.GFile(piece.file, "rb") as file:
+        file.seek(piece.position)
+        for start in range(0, piece.size, BLOCK_BYTES):
+            yield file.read(min(BLOCK_BYTES, piece.size - start))
+
+
+def _bytes_at(path: str, position: int, length: int) -> bytes:
+    with tf.io.gfile.GFile(path, "rb") as file:
+        try:
+            file.seek(position)
+            found = file.read(length)
+        except tf.errors.OutOfRangeError:
+            found = b""
+    if len(found) != length:
+        raise make_damage_error(path, f"it ends early, before byte {position + length}")
+    return bytes(found)

@@ -1,0 +1,310 @@
+"""Reads a whole checkpoint with the increments that follow it, as if it were one checkpoint.
+
+Rows of an increment lie over those of the checkpoints before it. A range of rows is read from the whole one, and then
+from each increment what it has of the range; so there is never more in memory than the range, and the row numbers of
+one variable: eight bytes for each row that an increment has.
+"""
+
+from __future__ import annotations
+
+import posixpath
+import re
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from parallax.errors import CheckpointError
+from parallax.runtime.checkpoint.files.bundle import Bundle, Tensor
+from parallax.runtime.checkpoint.files.folder import INCREMENT, candidates, delete
+from parallax.runtime.checkpoint.files.links import (
+    HEADER,
+    Header,
+    RowsWritten,
+    followers,
+    header_from,
+    is_state,
+    others,
+    strays,
+)
+from parallax.runtime.checkpoint.files.sorted_string_table import DamagedCheckpoint, make_damage_error
+from parallax.runtime.checkpoint.files.stored_tensors import OWN_KEYS
+from parallax.types import Array
+
+
+@dataclass
+class Chain:
+    """A whole checkpoint and increments, open for reading as a `Bundle` is.
+
+    Attributes:
+        whole: the whole one.
+        increments: those that follow, in order; each with its header.
+        tensors: of the state that the chain ends with, by key: each as the last checkpoint that has all of it describes
+            it. A resumed job may have other positions than the job before it, or none, so those under OWN_KEYS are the
+            last checkpoint's alone.
+    """
+
+    whole: Bundle
+    increments: tuple[tuple[Bundle, Header], ...] = ()
+    is_damaged_at: int | None = None
+    tensors: dict[str, Tensor] = field(init=False)
+    _numbers: dict[tuple[int, str], Array] = field(default_factory=dict)
+    _numbers_of: str = ""
+
+    def __post_init__(self) -> None:
+        bundles = (self.whole, *(bundle for bundle, _ in self.increments))
+        found = {k: t for one in bundles for k, t in one.tensors.items() if not k.startswith(OWN_KEYS)}
+        own = {k: t for k, t in bundles[-1].tensors.items() if k.startswith(OWN_KEYS) and is_state(k)}
+        self.tensors = found | own
+
+    @property
+    def prefix(self) -> str:
+        """The last checkpoint's name."""
+        return self.increments[-1][0].prefix if self.increments else self.whole.prefix
+
+    @property
+    def header(self) -> Header | None:
+        """The last checkpoint's; None where it has none."""
+        return self.increments[-1][1] if self.increments else header_of(self.whole)
+
+    @property
+    def damaged_prefix(self) -> str:
+        """The name of the checkpoint that was being read last."""
+        return self.whole.prefix if self.is_damaged_at is None else self.increments[self.is_damaged_at][0].prefix
+
+    def ranges(self, key: str, first: int, rows: int, row_bytes: int, chunk_bytes: int) -> list[tuple[int, int]]:
+        """As `Bundle.ranges`; of the last checkpoint that has all rows."""
+        return self._begin(key)[1].ranges(key, first, rows, row_bytes, chunk_bytes)
+
+    def read(self, key: str, start: tuple[int, ...], shape: tuple[int, ...]) -> Array:
+        """The box from `start` of `shape`, as the last checkpoint of the chain has it.
+
+        Raises:
+            DamagedCheckpoint: as `Bundle.read`; the attribute `is_damaged_at` of the chain says in which increment, or
+                is None where it is the whole checkpoint.
+        """
+        begin, bundle = self._begin(key)
+        self.is_damaged_at = begin - 1 if begin else None
+        found = bundle.read(key, start, shape)
+        for number, (one, header) in enumerate(self.increments[begin:], begin):
+            self.is_damaged_at = number
+            for table in header.tables:
+                if table.key == key:
+                    found = self._over(found, number, one, table, start, shape)
+        return found
+
+    def _begin(self, key: str) -> tuple[int, Bundle]:
+        """The last checkpoint that has all of a tensor, and the number of the increment after it."""
+        for number in range(len(self.increments), 0, -1):
+            bundle, header = self.increments[number - 1]
+            if key in bundle.tensors and all(table.key != key for table in header.tables):
+                return number, bundle
+        return 0, self.whole
+
+    def _over(
+        self,
+        below: Any,
+        number: int,
+        bundle: Bundle,
+        table: RowsWritten,
+        start: tuple[int, ...],
+        shape: tuple[int, ...],
+    ) -> Any:
+        """A box with the rows of one increment over it."""
+        rows, stored = self._row_numbers(number, bundle, table), bundle.tensors[table.values].shape
+        low, high = np.searchsorted(rows, [start[0], start[0] + shape[0]])
+        columns = [
+            (max(a, b), min(a + n, b + m))
+            for a, n, b, m in zip(start[1:], shape[1:], table.start, stored[1:], strict=True)
+        ]
+        if low == high or any(a >= b for a, b in columns):
+            return below
+        box = tuple(a - s for (a, _), s in zip(columns, table.start, strict=True))
+        values = bundle.read(table.values, (int(low), *box), (int(high - low), *(b - a for a, b in columns)))
+        found = below if below.flags.writeable else below.copy()
+        place = (
+            rows[low:high] - start[0],
+            *(slice(a - s, b - s) for (a, b), s in zip(columns, start[1:], strict=True)),
+        )
+        found[place] = values
+        return found
+
+    def _row_numbers(self, number: int, bundle: Bundle, table: RowsWritten) -> Array:
+        """The rows that an increment has of a variable; kept while that variable is read."""
+        if self._numbers_of != table.key:
+            self._numbers, self._numbers_of = {}, table.key
+        place = (number, table.rows)
+        if place not in self._numbers:
+            rows = bundle.read(table.rows, (0,), bundle.tensors[table.rows].shape)
+            whole = self.whole.tensors[table.key].shape
+            values = bundle.tensors[table.values]
+            if rows.ndim != 1 or values.shape[0] != len(rows) or len(values.shape) != len(whole):
+                raise make_damage_error(bundle.prefix, f"it has other rows of {table.key} than it says")
+            if len(rows) and (rows[0] < 0 or rows[-1] >= whole[0] or np.any(np.diff(rows) <= 0)):
+                raise make_damage_error(bundle.prefix, f"its row numbers of {table.key} are not those of a checkpoint")
+            self._numbers[place] = rows
+        return self._numbers[place]
+
+
+class States:
+    """The states of a folder that can be read, the latest first, each with as many increments as can be."""
+
+    def __init__(self, folder: str) -> None:
+        self.notes: list[str] = []
+        self._folder = folder
+        self._chains: Iterator[tuple[str, Chain | DamagedCheckpoint, tuple[str, ...]]] | None = None
+        self._now: Chain | None = None
+        self._is_shorter = False
+
+    def following(self) -> str | None:
+        """The prefix of the next; None when there is no more."""
+        if self._chains is None:
+            self._chains = chains(candidates(self._folder))
+        while not self._is_shorter:
+            prefix, found, notes = next(self._chains, ("", None, ()))
+            self.notes += notes
+            if found is None:
+                return None
+            if isinstance(found, Chain):
+                self._now = found
+                break
+            self.notes.append(f"Skipped {prefix}: {found}.")
+        self._is_shorter = False
+        return self.open_chain().prefix
+
+    def open_chain(self) -> Chain:
+        """That state.
+
+        Raises:
+            CheckpointError: when there is none.
+        """
+        if self._now is None:
+            raise CheckpointError("A state must be there before it is opened.")
+        return self._now
+
+    def is_damaged(self, error: DamagedCheckpoint) -> None:
+        """That state could not be read: the next is what comes before the damage."""
+        if self._now is None:  # files are worker 0's
+            return
+        self.notes.append(f"Skipped {self._now.damaged_prefix}: {error}.")
+        at = self._now.is_damaged_at
+        self._is_shorter = at is not None
+        self._now = None if at is None else Chain(self._now.whole, self._now.increments[:at])
+
+
+def chains(prefixes: Sequence[str]) -> Iterator[tuple[str, Chain | DamagedCheckpoint, tuple[str, ...]]]:
+    """For whole checkpoints, one after the other: prefix, chain of all that follows, and what is to be said of it.
+
+    Args:
+        prefixes: of whole checkpoints of one folder.
+    """
+    found, notes = opened_increments(posixpath.dirname(prefixes[0])) if prefixes else ({}, [])
+    for number, prefix in enumerate(prefixes):
+        said = tuple(notes) if not number else ()
+        try:
+            whole = Bundle(prefix)
+            own = header_of(whole)
+        except DamagedCheckpoint as error:
+            yield prefix, error, said
+            continue
+        following = followers(own.id if own else "", {name: header for name, (_, header) in found.items()})
+        yield prefix, Chain(whole, tuple(found[name] for name in following.prefixes)), (*said, *following.notes)
+
+
+def state_of(prefix: str) -> Chain | Bundle:
+    """A checkpoint of any kind, open for reading.
+
+    Raises:
+        DamagedCheckpoint: as `chain_of`.
+    """
+    return chain_of(prefix) if is_increment(prefix) else Bundle(prefix)
+
+
+def chain_of(increment: str) -> Chain:
+    """The chain that ends with an increment.
+
+    Raises:
+        DamagedCheckpoint: when it cannot be read, or what it follows is not there.
+    """
+    folder = posixpath.dirname(increment)
+    pattern = re.compile(re.escape(posixpath.join(folder, "")) + r".+\.index")
+    others = (path.removesuffix(".index") for path in tf.io.gfile.glob(posixpath.join(folder, "*.index")))
+    wholes = [p for p in others if pattern.fullmatch(f"{p}.index") and not is_increment(p)]
+    for _, chain, _ in chains(sorted(wholes)):
+        names = [bundle.prefix for bundle, _ in chain.increments] if isinstance(chain, Chain) else []
+        if isinstance(chain, Chain) and increment in names:
+            return Chain(chain.whole, chain.increments[: names.index(increment) + 1])
+    raise make_damage_error(f"{increment}.index", "a checkpoint that it follows is not there")
+
+
+def opened_increments(folder: str) -> tuple[dict[str, tuple[Bundle, Header]], list[str]]:
+    """The increments of a folder that can be read, with their headers; and what is said of the others."""
+    found, notes = {}, []
+    for prefix in increments_in(folder):
+        try:
+            bundle = Bundle(prefix)
+            header = header_of(bundle)
+            if header is None:
+                raise make_damage_error(f"{prefix}.index", "it does not say what it follows")
+            found[prefix] = (bundle, header)
+        except DamagedCheckpoint as error:
+            notes.append(f"Skipped {prefix}: {error}.")
+    return found, notes
+
+
+def increments_in(folder: str) -> list[str]:
+    """The prefixes of the increments in a folder, by step."""
+    found = (path.removesuffix(".index") for path in tf.io.gfile.glob(posixpath.join(folder, f"{INCREMENT}-*.index")))
+    return sorted((prefix for prefix in found if is_increment(prefix)), key=lambda prefix: (len(prefix), prefix))
+
+
+def is_increment(prefix: str) -> bool:
+    """Whether a checkpoint has the name of an increment."""
+    return re.fullmatch(rf"{INCREMENT}-\d+", posixpath.basename(prefix)) is not None
+
+
+def header_of(bundle: Bundle) -> Header | None:
+    """What a checkpoint says of itself; None where it says nothing.
+
+    Raises:
+        DamagedCheckpoint: when it is not as it was written.
+    """
+    if HEADER not in bundle.tensors:
+        return None
+    try:
+        return header_from(bundle.read(HEADER, (), ()).item().decode())
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise make_damage_error(f"{bundle.prefix}.index", f"what it says of itself has {error!r}") from error
+
+
+def delete_strays(folder: str, wholes: Sequence[str]) -> list[str]:
+    """Deletes increments of which nothing can be made: they cannot be read, or their whole checkpoint is gone.
+
+    Args:
+        folder: where they are.
+        wholes: prefixes of the whole checkpoints.
+
+    Returns:
+        Their prefixes.
+    """
+    if not increments_in(folder):
+        return []
+    headers = [header_of(Bundle(prefix)) for prefix in wholes if tf.io.gfile.exists(f"{prefix}.index")]
+    return _delete(folder, lambda found: strays([one.id for one in headers if one], found))
+
+
+def delete_others(folder: str, header: Header) -> list[str]:
+    """Deletes increments that a new one does not follow, so that one alone follows each checkpoint; gives which."""
+    return _delete(folder, lambda found: others(header, found))
+
+
+def _delete(folder: str, chosen: Callable[[dict[str, Header]], list[str]]) -> list[str]:
+    """Deletes increments that cannot be read, and chosen ones."""
+    found, _ = opened_increments(folder)
+    unread = [prefix for prefix in increments_in(folder) if prefix not in found]
+    gone = [*unread, *chosen({prefix: header for prefix, (_, header) in found.items()})]
+    for prefix in gone:
+        delete(prefix)
+    return gone

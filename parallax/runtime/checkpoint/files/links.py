@@ -1,0 +1,145 @@
+"""Which increments follow which whole checkpoint: what each says of itself, and the chains that this makes.
+
+Every checkpoint of a job that writes increments has an id of its own, drawn at random. An increment names the id of its
+predecessor and that of the whole checkpoint at the beginning. So what an earlier run left in a folder, under whatever
+step, is never taken for a part of a chain.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+
+from parallax.runtime.checkpoint.files.stored_tensors import OWN_KEYS
+
+HEADER = f"{OWN_KEYS}checkpoint"
+"""The key under which a checkpoint has its header."""
+ROWS, VALUES = f"{OWN_KEYS}rows/", f"{OWN_KEYS}values/"
+"""Begin the keys under which an increment has row numbers, and the values of these rows."""
+_ID = re.compile(r"[0-9a-f]{32}")
+
+
+def is_state(key: str) -> bool:
+    """Whether a tensor is a part of the state, and not of the way in which a chain stores it."""
+    return key != HEADER and not key.startswith((ROWS, VALUES))
+
+
+@dataclass(frozen=True, slots=True)
+class RowsWritten:
+    """Rows of one variable in an increment.
+
+    Attributes:
+        key: the variable, as a whole checkpoint has it.
+        rows: key of the row numbers in the whole variable, `[k]`, rising.
+        values: key of the values of these rows, `[k, ...]`.
+        start: where these rows begin in the dimensions after the first.
+    """
+
+    key: str
+    rows: str
+    values: str
+    start: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Header:
+    """What a checkpoint says of itself.
+
+    Attributes:
+        id: its own.
+        base: that of the whole checkpoint which the chain begins with; empty for a whole one.
+        before: that of the checkpoint before it in the chain; likewise.
+        step: its global step.
+        number: how many increments there are in the chain, this one included; 0 for a whole one.
+        tables: of an increment, the variables of which it has some rows; it has all of the others.
+    """
+
+    id: str
+    base: str = ""
+    before: str = ""
+    step: int = 0
+    number: int = 0
+    tables: tuple[RowsWritten, ...] = ()
+
+    def to_text(self) -> str:
+        """One line, which `header_from` reads."""
+        return json.dumps(asdict(self))
+
+
+def header_from(text: str) -> Header:
+    """Reads what `Header.to_text` wrote.
+
+    Raises:
+        ValueError, KeyError, TypeError: when it is something else.
+    """
+    raw = json.loads(text)
+    tables = tuple(RowsWritten(**{**one, "start": tuple(map(int, one["start"]))}) for one in raw.pop("tables"))
+    found = Header(**raw, tables=tables)
+    if not all(_ID.fullmatch(one) for one in (found.id, *filter(None, (found.base, found.before)))):
+        raise ValueError("ids that are none")
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class Followers:
+    """The increments that follow a whole checkpoint.
+
+    Attributes:
+        prefixes: of them, in order.
+        notes: why others that begin with this checkpoint are not among them, a sentence each.
+    """
+
+    prefixes: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+
+
+def followers(base: str, increments: Mapping[str, Header]) -> Followers:
+    """The increments that follow a whole checkpoint, without a gap.
+
+    Args:
+        base: its id.
+        increments: prefix -> header, of all increments that can be read.
+    """
+    own = {prefix: header for prefix, header in increments.items() if base and header.base == base}
+    chain: list[str] = []
+    notes: list[str] = []
+    last = base
+    while True:
+        following = sorted(prefix for prefix, header in own.items() if header.before == last and prefix not in chain)
+        if len(following) > 1:
+            notes.append(f"Skipped {' and '.join(following)}: both follow the same checkpoint.")
+        if len(following) != 1:
+            break
+        chain.append(following[0])
+        last = own[following[0]].id
+    skipped = sorted(set(own) - set(chain) - set(following), key=lambda prefix: (own[prefix].step, prefix))
+    notes += [f"Skipped {prefix}: an increment that it follows is not there." for prefix in skipped]
+    return Followers(tuple(chain), tuple(notes))
+
+
+def others(header: Header, increments: Mapping[str, Header]) -> list[str]:
+    """The prefixes of increments of one chain that are not among those before a new one: a job went on without them.
+
+    Args:
+        header: of the new one.
+        increments: prefix -> header, of all increments that can be read.
+    """
+    by_id = {one.id: one for one in increments.values() if one.base == header.base}
+    before: set[str] = set()
+    last = header.before
+    while last in by_id and last not in before:
+        before.add(last)
+        last = by_id[last].before
+    return sorted(p for p, one in increments.items() if one.base == header.base and one.id not in before)
+
+
+def strays(bases: Sequence[str], increments: Mapping[str, Header]) -> list[str]:
+    """The prefixes of increments whose whole checkpoint is gone: nothing can be made of them.
+
+    Args:
+        bases: ids of the whole checkpoints that are there.
+        increments: prefix -> header, of all increments that can be read.
+    """
+    return sorted(prefix for prefix, header in increments.items() if header.base not in bases)

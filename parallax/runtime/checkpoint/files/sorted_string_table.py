@@ -1,0 +1,130 @@
+"""Reads a sorted string table: LevelDB's format, in which TensorFlow writes a checkpoint's index, uncompressed.
+
+Blocks of keys that share prefixes, each with its checksum, an index block, and a footer that says where that is. Every
+byte of the file is checked: blocks must follow each other without a gap, and their checksums must be theirs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from parallax.errors import CheckpointError
+from parallax.runtime.checkpoint.files.checksum import crc32c, mask
+from parallax.strict import shown
+
+_FOOTER_BYTES = 48
+_MAGIC = 0xDB4775248B80FB57
+_TRAILER_BYTES = 5  # one for the compression, four for the checksum
+_MOST_VARINT_BYTES = 10
+
+
+class DamagedCheckpoint(CheckpointError):
+    """Files of a checkpoint are not as they were written: an earlier checkpoint may be."""
+
+
+def make_damage_error(path: str, what: str) -> DamagedCheckpoint:
+    """What is said of a file that is not as it was written."""
+    return DamagedCheckpoint(
+        f"{shown(path)}: a checkpoint's file must be as TensorFlow wrote it, and this one is not: {shown(what)}"
+    )
+
+
+def table(content: bytes, path: str) -> dict[bytes, bytes]:
+    """All keys and values of a sorted string table.
+
+    Args:
+        content: of the whole file.
+        path: for messages.
+
+    Raises:
+        DamagedCheckpoint: when a byte of it is not as it was written.
+    """
+    footer = content[-_FOOTER_BYTES:]
+    if len(footer) < _FOOTER_BYTES or int.from_bytes(footer[-8:], "little") != _MAGIC:
+        raise make_damage_error(path, "its end is not that of a whole one")
+    meta, at = _handle(footer, 0, path)
+    index, at = _handle(footer, at, path)
+    if any(footer[at:-8]):
+        raise make_damage_error(path, "its end is not that of a whole one")
+    handles = [_whole_handle(handle, path) for _, handle in _entries(_block(content, index, path), path)]
+    free = 0
+    for start, size in [*handles, meta, index]:
+        if start != free:
+            raise make_damage_error(path, f"a block must begin at byte {free}, and one begins at {start}")
+        free = start + size + _TRAILER_BYTES
+    if free != len(content) - _FOOTER_BYTES:
+        raise make_damage_error(path, f"its blocks end at byte {free} of {len(content) - _FOOTER_BYTES}")
+    _block(content, meta, path)
+    found: dict[bytes, bytes] = {}
+    last = None
+    for handle in handles:
+        for key, value in _entries(_block(content, handle, path), path):
+            if last is not None and key <= last:
+                raise make_damage_error(path, "its keys are not in order")
+            found[key] = value
+            last = key
+    return found
+
+
+def varint(data: bytes, at: int, path: str) -> tuple[int, int]:
+    """(a number in LevelDB's variable length, where the next thing begins).
+
+    Raises:
+        DamagedCheckpoint: when there is none, or it is longer than it must be.
+    """
+    value = 0
+    for place in range(_MOST_VARINT_BYTES):
+        if at + place >= len(data):
+            break
+        byte = data[at + place]
+        value |= (byte & 127) << (7 * place)
+        if byte < 128:
+            if place and not byte:
+                break
+            return value, at + place + 1
+    raise make_damage_error(path, f"there must be a number at byte {at} of a part of it")
+
+
+def _block(content: bytes, place: tuple[int, int], path: str) -> bytes:
+    """One block, which has its checksum behind it."""
+    start, size = place
+    block, trailer = content[start : start + size], content[start + size : start + size + _TRAILER_BYTES]
+    if len(trailer) < _TRAILER_BYTES or start + size + _TRAILER_BYTES > len(content) - _FOOTER_BYTES:
+        raise make_damage_error(path, f"a block at byte {start} ends beyond it")
+    if mask(crc32c(block, trailer[:1])) != int.from_bytes(trailer[1:], "little"):
+        raise make_damage_error(path, f"the block at byte {start} has another checksum")
+    if trailer[0]:
+        raise make_damage_error(path, f"the block at byte {start} is compressed")
+    return block
+
+
+def _entries(block: bytes, path: str) -> Iterator[tuple[bytes, bytes]]:
+    """The keys and values of one block."""
+    restarts = int.from_bytes(block[-4:], "little")
+    end, at, key = len(block) - 4 * (restarts + 1), 0, b""
+    while at < end:
+        shared, at = varint(block, at, path)
+        own, at = varint(block, at, path)
+        length, at = varint(block, at, path)
+        if shared > len(key) or at + own + length > end:
+            break
+        key = key[:shared] + block[at : at + own]
+        yield key, block[at + own : at + own + length]
+        at += own + length
+    if at != end:
+        raise make_damage_error(path, "the entries of a block do not end where it ends")
+
+
+def _handle(data: bytes, at: int, path: str) -> tuple[tuple[int, int], int]:
+    """((offset, size) of a block, where the next thing begins)."""
+    offset, at = varint(data, at, path)
+    size, at = varint(data, at, path)
+    return (offset, size), at
+
+
+def _whole_handle(data: bytes, path: str) -> tuple[int, int]:
+    """A handle that nothing follows."""
+    handle, at = _handle(data, 0, path)
+    if at != len(data):
+        raise make_damage_error(path, "the place of a block is followed by something")
+    return handle

@@ -1,0 +1,92 @@
+"""Reads variables from an open checkpoint, and copies them to another one, a chunk of rows at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import tensorflow as tf
+
+from parallax.errors import CheckpointError
+from parallax.runtime.checkpoint.files.bundle import Bundle, Tensor
+from parallax.runtime.checkpoint.files.chain import Chain
+from parallax.runtime.checkpoint.files.stored_tensors import Stored
+from parallax.runtime.checkpoint.files.writer import Writer
+from parallax.types import Array
+
+Readable = Bundle | Chain
+"""An open checkpoint."""
+_MOST_NAMED = 5  # variables that a message lists
+
+
+def ranges_of(bundle: Readable, stored: Stored, chunk_bytes: int) -> list[tuple[int, int]]:
+    """The ranges of rows in which a variable is read, each from one stored piece."""
+    if not stored.has_rows:
+        return [(0, 1)]
+    return bundle.ranges(stored.key, stored.offset[0], stored.rows, stored.row_bytes, chunk_bytes)
+
+
+def read_rows(bundle: Readable, stored: Stored, first: int, count: int) -> Array:
+    """Rows `[count, ...]` of a variable from row `first` on; all of what has no rows.
+
+    Raises:
+        DamagedCheckpoint: when bytes of them are not those that were written.
+    """
+    shape = bundle.tensors[stored.key].shape
+    return bundle.read(stored.key, *(((0,) * len(shape), shape) if stored.shape is None else stored.box(first, count)))
+
+
+def stored_parts(tensor: Tensor) -> list[Stored]:
+    """A tensor of a checkpoint, whatever graph it is of; its parts, where they are not all of it."""
+    dtype, whole = tf.as_dtype(tensor.dtype), tensor.shape
+    boxes = [((0,) * len(whole), whole)] if tensor.is_whole else [(piece.start, piece.shape) for piece in tensor.pieces]
+    return [
+        Stored(tensor.key, tensor.key, tensor.dtype, dtype.size, shape, whole, start, not tensor.is_whole)
+        for start, shape in boxes
+    ]
+
+
+def copy(bundle: Readable, variables: Sequence[Stored], writer: Writer, chunk_bytes: int) -> None:
+    """Copies variables into a checkpoint that is being written.
+
+    Raises:
+        DamagedCheckpoint: when bytes of one are not those that were written.
+    """
+    for stored in variables:
+        for first, count, rows in _pieces(bundle, stored, chunk_bytes):
+            writer.add(stored.key, stored.slice_spec(first, count), stored.dtype, rows)
+
+
+def _pieces(bundle: Readable, stored: Stored, chunk_bytes: int) -> Iterator[tuple[int, int, Array]]:
+    """(first row, number, rows) of all chunks of a variable; in one piece what has no more bytes than a chunk."""
+    if stored.has_rows and stored.rows * stored.row_bytes <= chunk_bytes:
+        yield 0, stored.rows, read_rows(bundle, stored, 0, stored.rows)
+        return
+    for first, count in ranges_of(bundle, stored, chunk_bytes):
+        yield first, count, read_rows(bundle, stored, first, count)
+
+
+def check_fits(bundle: Readable, variables: Sequence[Stored], remedy: str) -> None:
+    """Every variable of a graph must be in its checkpoint, with its shape and type.
+
+    Raises:
+        CheckpointError: that names the variables, and what graph and checkpoint have.
+    """
+    wrong = []
+    for one in variables:
+        found = bundle.tensors.get(one.key)
+        if found is None:
+            wrong.append(f"{one.key} {_shape(one.whole_shape)} of the graph is not in it")
+        elif one.whole_shape is not None and found.shape != one.whole_shape:
+            wrong.append(f"{one.key} is {_shape(one.whole_shape)} in the graph and {_shape(found.shape)} in it")
+        elif found.dtype != one.dtype:
+            wrong.append(f"{one.key} is {one.dtype} in the graph and {found.dtype} in it")
+    if wrong:
+        more = f"; and {len(wrong) - _MOST_NAMED} more" if len(wrong) > _MOST_NAMED else ""
+        raise CheckpointError(
+            f"The checkpoint {bundle.prefix} must hold all variables of the graph: {'; '.join(wrong[:_MOST_NAMED])}"
+            f"{more}. {remedy}"
+        )
+
+
+def _shape(shape: tuple[int, ...] | None) -> str:
+    return str(list(shape)) if shape is not None else "of open shape"

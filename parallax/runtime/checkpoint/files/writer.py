@@ -1,0 +1,218 @@
+"""Writes one checkpoint's files, so that it is whole or not there at all, whenever a process or machine dies.
+
+A checkpoint is written in parts, in a folder of its own beside the others, by one process or by several that see that
+folder. Each forces its own parts to the disk. When all parts are there one process merges them and moves them to their
+names, the index last; only then does the file `checkpoint` name the new one. What a process left that died before is
+deleted before the next is written; where it still runs, on a host that was given up, it writes into a folder of another
+name.
+"""
+
+from __future__ import annotations
+
+import posixpath
+import uuid
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+
+import tensorflow as tf
+
+from parallax.runtime.checkpoint.files.folder import (
+    INCREMENT,
+    NAME,
+    UNFINISHED,
+    Retention,
+    become_latest,
+    delete,
+    is_full,
+    reason,
+    settle,
+)
+from parallax.runtime.checkpoint.files.folder_watch import FolderWatch
+from parallax.runtime.checkpoint.files.owner import FolderClaim
+from parallax.types import FeedDict, Fetches, Value
+
+
+def run(fetch: Fetches, feeds: FeedDict | None = None) -> Value:
+    """Runs an op of the default graph in a session of its own, without GPUs."""
+    options = tf.compat.v1.ConfigProto(device_count={"GPU": 0})
+    options.graph_options.rewrite_options.disable_meta_optimizer = True  # one op: nothing to optimize
+    with tf.compat.v1.Session(config=options) as session:
+        return session.run(fetch, feeds)
+
+
+@dataclass
+class Writer:
+    """One checkpoint that is being written, as one process takes part.
+
+    Attributes:
+        folder: where it goes (absolute).
+        step: its global step.
+        chunk_bytes: pieces are put together in a file up to this size.
+        retention: which older checkpoints stay when this one is there.
+        name: its own in the folder; empty for that of a checkpoint of its step.
+        worker: number of this process. Worker 0 begins and finishes; the others `join`.
+        parts_name: of the folder for parts, in that of the unfinished checkpoint; drawn at random by `begin`.
+        largest_bytes: the most that was held at once so far.
+        notes: what was deleted to make room, a sentence each.
+        claim: on the folder, which `begin` takes or sees that it is held; None where nobody else writes there.
+        watch: tells when the folder does not answer; None where nobody is told.
+    """
+
+    folder: str
+    step: int
+    chunk_bytes: int
+    retention: Retention = Retention()
+    name: str = ""
+    worker: int = 0
+    parts_name: str = ""
+    largest_bytes: int = 0
+    notes: list[str] = field(default_factory=list)
+    claim: FolderClaim | None = None
+    watch: FolderWatch | None = None
+    _waiting: list[tuple[str, str, str, Value]] = field(default_factory=list)
+    _waiting_bytes: int = 0
+    _parts: list[str] = field(default_factory=list)
+    _settled: int = 0
+
+    @property
+    def prefix(self) -> str:
+        """The checkpoint's name when it is done."""
+        return posixpath.join(self.folder, self.name or f"{NAME}-{self.step}")
+
+    @property
+    def _temporary(self) -> str:
+        return self.prefix + UNFINISHED
+
+    def _part(self, name: str) -> str:
+        return posixpath.join(self._temporary, self.parts_name, name)
+
+    def watch_folder(self) -> AbstractContextManager[None]:
+        """Has the work in the folder watched inside a `with` block."""
+        return (
+            nullcontext() if self.watch is None else self.watch.doing(f"The checkpoint of step {self.step} is overdue")
+        )
+
+    def begin(self) -> None:
+        """Makes the folder, and deletes what a process that died left in it.
+
+        Raises:
+            FolderInUse: the folder belongs to another job.
+        """
+        if self.claim is not None:
+            self.claim.take()
+        tf.io.gfile.makedirs(self.folder)
+        for left in tf.io.gfile.glob([posixpath.join(self.folder, f"{n}-*{UNFINISHED}") for n in (NAME, INCREMENT)]):
+            tf.io.gfile.rmtree(left)
+        self.parts_name = uuid.uuid4().hex
+        tf.io.gfile.makedirs(self._part(""))
+
+    def join(self, parts_name: str) -> bool:
+        """Whether another process sees the folder that worker 0 has made, and may write there: it leaves a sign."""
+        self.parts_name = parts_name
+        try:
+            if not tf.io.gfile.isdir(self._part("")):
+                return False
+            with tf.io.gfile.GFile(self._sign(self.worker), "w") as file:
+                file.write("here\n")
+        except (tf.errors.OpError, OSError):  # the folder is read-only, say: rows go to those who can write
+            return False
+        return True
+
+    def has_joined(self, worker: int) -> bool:
+        """Whether the sign of another process is in the folder of this one."""
+        return bool(tf.io.gfile.exists(self._sign(worker)))
+
+    def _sign(self, worker: int) -> str:
+        return self._part(f"worker-{worker}")
+
+    def add(self, key: str, slice_spec: str, dtype: str, value: Value) -> None:
+        """Adds a tensor or a slice of one."""
+        size = int(getattr(value, "nbytes", 0))
+        if self._waiting_bytes + size > self.chunk_bytes:
+            self._flush()
+        self._waiting.append((key, slice_spec, dtype, value))
+        self._waiting_bytes += size
+        self.largest_bytes = max(self.largest_bytes, self._waiting_bytes)
+
+    def close(self) -> tuple[str, ...]:
+        """Writes all that was added, and forces it to the disk; gives the names of this process's parts."""
+        self._flush()
+        for name in self._parts[self._settled :]:
+            for path in tf.io.gfile.glob(f"{self._part(name)}.*"):
+                settle(path)
+            self._settled += 1
+        return tuple(self._parts)
+
+    def finish(self, others: Sequence[str] = ()) -> str:
+        """Makes of the parts a checkpoint, the latest, and deletes what need not stay; gives its prefix.
+
+        Args:
+            others: parts of other processes, which have closed them.
+        """
+        self.finish_files(others)
+        become_latest(self.prefix)
+        self.retention.apply(self.folder)
+        return self.prefix
+
+    def finish_files(self, others: Sequence[str] = ()) -> None:
+        """Makes of the parts a checkpoint, which the file `checkpoint` does not name; `others` as `finish` takes it."""
+        parts = [self._part(name) for name in (*self.close(), *others)]
+        merged = posixpath.join(self._temporary, posixpath.basename(self.prefix))
+        with tf.Graph().as_default():
+            run(tf.raw_ops.MergeV2Checkpoints(checkpoint_prefixes=parts, destination_prefix=merged))
+        index = f"{merged}.index"
+        settle(index)
+        if self.claim is not None:
+            self.claim.take()
+        delete(self.prefix)  # an older one of this step: it may have more files than the new one
+        for path in [*sorted(tf.io.gfile.glob(f"{merged}.data-*")), index]:
+            tf.io.gfile.rename(path, posixpath.join(self.folder, posixpath.basename(path)), overwrite=True)
+        settle(self.folder)
+        self.discard()
+
+    def discard(self) -> None:
+        """Deletes what is unfinished of this checkpoint, once it is begun."""
+        if self.parts_name and tf.io.gfile.exists(self._temporary):
+            tf.io.gfile.rmtree(self._temporary)
+
+    def _flush(self) -> None:
+        """Writes what waits into a file of its own; after an error it still waits."""
+        if not self._waiting:
+            return
+        name = f"{self.worker:05d}-{len(self._parts):05d}"
+        part = self._part(name)
+        keys, specs, dtypes, values = zip(*self._waiting, strict=True)
+        with tf.Graph().as_default():
+            tensors = [
+                tf.compat.v1.placeholder(tf.as_dtype(d), getattr(v, "shape", ()))
+                for d, v in zip(dtypes, values, strict=True)
+            ]
+            write = tf.raw_ops.SaveV2(
+                prefix=part, tensor_names=list(keys), shape_and_slices=list(specs), tensors=tensors
+            )
+            fed = dict(zip(tensors, values, strict=True))
+            try:
+                run(write, fed)
+            except (tf.errors.OpError, OSError) as error:
+                for left in tf.io.gfile.glob(f"{part}.*"):
+                    tf.io.gfile.remove(left)
+                if self.worker or not self.make_room(error):
+                    raise
+                run(write, fed)
+        self._parts.append(name)
+        self._waiting, self._waiting_bytes = [], 0
+
+    def make_room(self, error: Exception) -> bool:
+        """After an error on a full disk older checkpoints go, as far as they may, all but the latest.
+
+        Returns:
+            Whether any went: not when the disk is not full or nothing may go.
+        """
+        deleted = self.retention.apply(self.folder, last=1) if is_full(error) else []
+        if deleted:
+            self.notes.append(
+                f"The checkpoint of step {self.step} found no room in {self.folder}: {reason(error)}. "
+                f"Deleted to make room: {', '.join(deleted)}."
+            )
+        return bool(deleted)

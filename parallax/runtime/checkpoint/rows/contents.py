@@ -1,0 +1,138 @@
+"""What one checkpoint has: all variables, or, of tables whose touched rows are known, these rows alone.
+
+All workers bring their rows in one order. Rows that several processes hold are dealt to all workers that write, in
+runs; all else, and the touched rows of increments, which are few, worker 0 writes. Which rows of a table are touched it
+puts together from who remembers it, and tells all: a byte a row, once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
+
+import numpy as np
+
+from parallax.runtime.checkpoint.files.links import HEADER, ROWS, VALUES, Header, RowsWritten
+from parallax.runtime.checkpoint.files.stored_tensors import chunks, slice_text
+from parallax.runtime.checkpoint.rows.dealing import DealtRows, deal, rounds, run_of
+from parallax.runtime.checkpoint.rows.variable_rows import ReadableRows, ReadableVariable, RowsOnServers, ShardedRows
+from parallax.runtime.worker.barrier import barrier
+from parallax.types import Array, Comm, Session, Value
+
+_SPREAD = (ShardedRows, RowsOnServers)
+
+
+class Content(NamedTuple):
+    """A tensor of a checkpoint or a slice of one, as `Writer.add` takes it.
+
+    `value` is None on workers that do not write it. Of what `is_dealt` each has a slice of its own.
+    """
+
+    key: str
+    slice_spec: str
+    dtype: str
+    value: Value | None
+    is_dealt: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class TouchedTable:
+    """Variables of which some rows are written, and what says which."""
+
+    marks: ReadableVariable
+    members: tuple[ReadableRows, ...]
+
+
+@dataclass
+class Contents:
+    """What goes into one checkpoint.
+
+    Attributes:
+        held: the variables that are written whole, in the same order on all workers.
+        tables: those of which the touched rows are written.
+        header: what the checkpoint says of itself; None where it says nothing.
+    """
+
+    held: Sequence[ReadableVariable]
+    tables: Sequence[TouchedTable] = ()
+    header: Header | None = None
+    _written: list[RowsWritten] = field(default_factory=list)
+
+    @property
+    def has_spread_rows(self) -> bool:
+        """Whether there is something to write for more workers than one."""
+        return any(isinstance(one, _SPREAD) for one in self.held)
+
+    def pieces(self, comm: Comm, session: Session, chunk_bytes: int, writers: Sequence[int]) -> Iterator[Content]:
+        """All of it in chunks; every worker must go through them.
+
+        Args:
+            comm: communicator of the workers.
+            session: to read with.
+            chunk_bytes: the most of a piece, if a row has no more.
+            writers: the workers that write, ascending; worker 0 is one of them.
+        """
+        for one in self.held:
+            if isinstance(one, _SPREAD):
+                yield from _dealt(one, session, chunk_bytes, writers)
+                continue
+            for first, count in chunks(one.stored.rows, one.stored.row_bytes, chunk_bytes):
+                rows = one.read(session, first, count)
+                yield Content(one.stored.key, one.stored.slice_spec(first, count), one.stored.dtype, rows)
+        for table in self.tables:
+            yield from self._list_touched(table, comm, session, chunk_bytes)
+        if self.header is not None:
+            header = replace(self.header, tables=tuple(self._written))
+            yield Content(HEADER, "", "string", header.to_text() if comm.Get_rank() == 0 else None)
+
+    def _list_touched(self, table: TouchedTable, comm: Comm, session: Session, chunk_bytes: int) -> Iterator[Content]:
+        """The numbers of the touched rows, and these rows of all variables of a table."""
+        marked = _read_marks(table.marks, comm, session, chunk_bytes)
+        total, is_first = int(np.count_nonzero(marked)), comm.Get_rank() == 0
+        if not total:
+            return
+        rows_key = f"{ROWS}{len(self._written)}"
+        numbers = np.flatnonzero(marked) + table.members[0].stored.offset[0]
+        for first, count in chunks(total, numbers.itemsize, chunk_bytes):
+            spec = _spec((total,), first, count)
+            yield Content(rows_key, spec, "int64", numbers[first : first + count] if is_first else None)
+        for one in table.members:
+            stored, at = one.stored, 0
+            values_key = f"{VALUES}{len(self._written)}"
+            self._written.append(RowsWritten(stored.key, rows_key, values_key, stored.offset[1:]))
+            for first, count in chunks(stored.rows, stored.row_bytes, chunk_bytes):
+                here = marked[first : first + count]
+                if not (number := int(np.count_nonzero(here))):
+                    continue
+                spec = _spec((total, *(stored.shape or ())[1:]), at, number)
+                yield Content(values_key, spec, stored.dtype, one.read_marked(session, first, here))
+                at += number
+
+
+def _dealt(one: DealtRows, session: Session, chunk_bytes: int, writers: Sequence[int]) -> Iterator[Content]:
+    """A variable in runs of rows, one for each worker that writes in each round."""
+    stored, rank = one.stored, one.comm.Get_rank()
+    for first, counts in rounds(one, writers, chunk_bytes):
+        rows = deal(one, session, first, counts)
+        spec = stored.slice_spec(*run_of(rank, first, counts))
+        yield Content(stored.key, spec, stored.dtype, rows if rank in counts else None, is_dealt=True)
+
+
+def _read_marks(marks: ReadableVariable, comm: Comm, session: Session, chunk_bytes: int) -> Array:
+    """Which rows are marked, `[rows]`, on all workers."""
+    found = np.zeros(marks.stored.rows, bool)
+    for first, count in chunks(marks.stored.rows, marks.stored.row_bytes, chunk_bytes):
+        own = marks.read(session, first, count)
+        if own is not None:
+            found[first : first + count] = own
+    barrier(comm)
+    comm.Bcast(found.view(np.uint8))
+    return found
+
+
+def _spec(shape: tuple[int, ...], first: int, count: int) -> str:
+    """Rows of a tensor as a slice; empty where they are all of it."""
+    if count == shape[0]:
+        return ""
+    return slice_text(shape, (first, *(0 for _ in shape[1:])), (count, *shape[1:]))

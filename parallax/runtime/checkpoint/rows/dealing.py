@@ -1,0 +1,134 @@
+"""Brings ranges of rows from the workers that read them to those that take them: worker 0, or a share to each of many.
+
+Rows of a table are held in turns, and a checkpoint's files have runs of rows. So the workers exchange them, a round at
+a time: each reads what it holds of a range of rows, and each taker gets a run of that range. A round is as long as can
+be without that a worker reads or takes more than a chunk.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Protocol
+
+import numpy as np
+import tensorflow as tf
+
+from parallax.graph.ownership import Ownership
+from parallax.runtime.checkpoint.files.stored_tensors import Stored
+from parallax.runtime.worker.barrier import barrier
+from parallax.types import Array, Comm, Session
+
+_SMALL = 16  # what has no more than this part of a chunk is not split: each slice costs an entry, and a read later
+
+
+class DealtRows(Protocol):
+    """A variable whose rows several processes hold: the workers, or servers that workers read."""
+
+    @property
+    def stored(self) -> Stored:
+        """The variable's place in the checkpoint."""
+
+    @property
+    def comm(self) -> Comm:
+        """Communicator of the workers."""
+
+    @property
+    def ownership(self) -> Ownership:
+        """Who holds which row."""
+
+    def readers(self, takers: Sequence[int]) -> Sequence[int]:
+        """By holder, the worker that reads its rows when these workers take some."""
+
+    def read_held(self, session: Session, holder: int, low: int, high: int) -> Array:
+        """Local rows `[high - low, ...]` of a holder, by the worker that reads them."""
+
+
+def rounds(one: DealtRows, takers: Sequence[int], chunk_bytes: int) -> Iterator[tuple[int, dict[int, int]]]:
+    """Splits the rows of a variable into rounds.
+
+    Args:
+        one: the variable.
+        takers: the workers that take rows, ascending.
+        chunk_bytes: what a worker reads, and what it takes, in a round: at most that, or a row where a row has more.
+
+    Yields:
+        The first row of a round, and how many rows from there on each worker takes, as `deal` wants them.
+    """
+    stored, readers, shares = one.stored, one.readers(takers), one.ownership.shares
+    step = max(1, chunk_bytes // max(1, stored.row_bytes))
+    busiest = max(sum(n for n, reader in zip(shares, readers, strict=True) if reader == rank) for rank in readers)
+    length = min(max(step // busiest * one.ownership.slots, step), step * len(takers))
+    for first in range(0, max(1, stored.rows), length):
+        count = min(length, stored.rows - first)
+        if count * stored.row_bytes <= chunk_bytes // _SMALL:
+            yield first, {takers[0]: count}
+            continue
+        each, more = divmod(count, len(takers))
+        counts = {rank: each + (number < more) for number, rank in enumerate(takers)}
+        yield first, {rank: rows for rank, rows in counts.items() if rows}
+
+
+def run_of(rank: int, first: int, counts: Mapping[int, int]) -> tuple[int, int]:
+    """The run of rows that a worker takes in a round: (first row, number); `counts` as `deal` takes them."""
+    return first + sum(rows for other, rows in counts.items() if other < rank), counts.get(rank, 0)
+
+
+def deal(one: DealtRows, session: Session, first: int, counts: Mapping[int, int]) -> Array:
+    """Brings rows from `first` on to the workers that take them; every worker must call it.
+
+    Args:
+        one: the variable.
+        session: to read it with.
+        first: the first row.
+        counts: worker -> how many rows it takes; the worker of the lowest rank takes the first ones, and so on.
+
+    Returns:
+        The rows that this worker takes, `[n, ...]`, in order.
+    """
+    comm, ownership, stored = one.comm, one.ownership, one.stored
+    size, readers = comm.Get_size(), one.readers(sorted(counts))
+    sent, sizes = _send(one, session, first, counts, readers)
+    start, count = run_of(comm.Get_rank(), first, counts)
+    lengths = [high - low for low, high in (ownership.local_range(h, start, count) for h in range(ownership.holders))]
+    from_readers = [0] * size
+    for reader, length in zip(readers, lengths, strict=True):
+        from_readers[reader] += length * stored.row_bytes
+    barrier(comm)
+    by_holder, rows, at = empty(stored, count), empty(stored, count), 0
+    comm.Alltoallv([bytes_of(sent), sizes], [bytes_of(by_holder), from_readers])
+    for holder in sorted(range(ownership.holders), key=lambda holder: (readers[holder], holder)):
+        theirs = by_holder[at : at + lengths[holder]]
+        for here, there in ownership.pieces(holder, start):
+            rows[here] = theirs[there]
+        at += len(theirs)
+    return rows
+
+
+def _send(
+    one: DealtRows, session: Session, first: int, counts: Mapping[int, int], readers: Sequence[int]
+) -> tuple[Array, list[int]]:
+    """What this worker reads of a round: the rows of each taker one after the other, and by worker how many bytes."""
+    stored, rank, total = one.stored, one.comm.Get_rank(), sum(counts.values())
+    own = [holder for holder, reader in enumerate(readers) if reader == rank]
+    starts = [one.ownership.local_range(holder, first, total) for holder in own]
+    read = [
+        one.read_held(session, holder, low, high) if low < high else empty(stored, 0)
+        for holder, (low, high) in zip(own, starts, strict=True)
+    ]
+    parts, sizes = [], []
+    for taker in range(one.comm.Get_size()):
+        runs = [one.ownership.local_range(holder, *run_of(taker, first, counts)) for holder in own]
+        parts += [rows[a - low : b - low] for rows, (low, _), (a, b) in zip(read, starts, runs, strict=True)]
+        sizes.append(sum(b - a for a, b in runs) * stored.row_bytes)
+    # Those of one holder are in order already.
+    return read[0] if len(own) == 1 else np.concatenate([empty(stored, 0), *parts]), sizes
+
+
+def empty(stored: Stored, count: int) -> Array:
+    """Room for so many rows of a variable."""
+    return np.empty((count, *(stored.shape or ())[1:]), tf.as_dtype(stored.dtype).as_numpy_dtype)
+
+
+def bytes_of(rows: Array) -> Array:
+    """The bytes of an array, which MPI sends whatever their type; no copy of what is contiguous."""
+    return np.ascontiguousarray(rows).reshape(-1).view(np.uint8)

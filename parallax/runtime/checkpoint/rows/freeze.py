@@ -1,0 +1,327 @@
+"""The variables of a job as they were at one instant, read as the variables themselves are read.
+
+A worker freezes its own rows of a spread table; worker 0 also those that all have, and, by TensorFlow, those on
+servers, which any worker may read. What has no rows worker 0 copies in the same run. Images are read in a graph and a
+session of their own, in the order of the rows and once: memory of rows that were read is given back.
+
+A process holds an image, and may be killed or stopped while it is read: the kernel's first choice when memory runs out.
+Other workers then wait for the rows in a collective. So a lost image gives zeros from then on, and its `Loss` says why;
+whoever writes a checkpoint asks all workers for their loss before the checkpoint gets its name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import tensorflow as tf
+
+from parallax.errors import CheckpointError
+from parallax.runtime.checkpoint.files.folder import reason
+from parallax.runtime.checkpoint.files.stored_tensors import Stored
+from parallax.runtime.checkpoint.rows.row_ops import RowOps
+from parallax.runtime.checkpoint.rows.variable_rows import (
+    ReadableVariable,
+    ReplicatedRows,
+    ReplicatedValue,
+    RowsOnServers,
+    ShardedRows,
+    StoredVariable,
+    ValueOnServer,
+)
+from parallax.runtime.worker.frozen_ops import frozen_ops
+from parallax.types import Array, ArrayOnWorker0, Comm, ConfigProto, FeedDict, Graph, Operation, Session, Tensor, Value
+
+v1 = tf.compat.v1
+_SILENT_S = 20  # in which a process that holds an image gives no byte: many times what a chunk takes under load
+
+
+class CannotFreeze(CheckpointError):
+    """The machine cannot copy a process: for lack of memory, processes or files."""
+
+
+@dataclass
+class Loss:
+    """Why an image can no longer be read by this worker; empty while it can.
+
+    Attributes:
+        reason: what TensorFlow's op says.
+    """
+
+    reason: str = ""
+
+    def read(self, session: Session, fetch: Tensor, fed: FeedDict, size: int) -> Value:
+        """Bytes of an image, `[size]` uint8; zeros once it is lost.
+
+        Args:
+            session: to read with.
+            fetch: the bytes.
+            fed: for that.
+            size: how many bytes it gives.
+        """
+        if not self.reason:
+            try:
+                return session.run(fetch, fed)
+            except (tf.errors.AbortedError, tf.errors.DeadlineExceededError) as error:
+                self.reason = reason(error)
+        return np.zeros(size, np.uint8)
+
+
+@dataclass(frozen=True, slots=True)
+class FrozenRows:
+    """Local rows of one variable in an image, for a session on the image's graph.
+
+    Attributes:
+        stored: the variable.
+        image: name of the image.
+        number: of its buffer there.
+        ops: on the device where the image is.
+        loss: of the image.
+    """
+
+    stored: Stored
+    image: str
+    number: int
+    ops: ImageOps
+    loss: Loss
+
+    def read(self, session: Session, low: int, high: int) -> Value:
+        """Local rows `[high - low, ...]`, which cannot be read again, nor can those before them."""
+        row_bytes, shape = self.stored.row_bytes, (self.stored.shape or ())[1:]
+        place = (self.number, low * row_bytes, (high - low) * row_bytes)
+        fed = {self.ops.image: self.image, self.ops.place: place}
+        found = self.loss.read(session, self.ops.bytes, fed, (high - low) * row_bytes)
+        return found.view(tf.as_dtype(self.stored.dtype).as_numpy_dtype).reshape(high - low, *shape)
+
+    def pick(self, session: Session, low: int, numbers: Array) -> Value:
+        """Local rows `low + numbers`; these and those before them cannot be read again. Chosen where the image is."""
+        row_bytes, shape, first = self.stored.row_bytes, (self.stored.shape or ())[1:], int(numbers[0])
+        place = (self.number, (low + first) * row_bytes, (int(numbers[-1]) + 1 - first) * row_bytes)
+        fed = {self.ops.image: self.image, self.ops.place: place}
+        fed |= {self.ops.row_bytes: row_bytes, self.ops.numbers: numbers - first}
+        found = self.loss.read(session, self.ops.picked, fed, len(numbers) * row_bytes).reshape(-1)
+        return found.view(tf.as_dtype(self.stored.dtype).as_numpy_dtype).reshape(len(numbers), *shape)
+
+
+@dataclass(frozen=True, slots=True)
+class FrozenValue:
+    """A value that was copied on worker 0; None elsewhere."""
+
+    stored: Stored
+    value: ArrayOnWorker0
+
+    def read(self, session: Session, first: int, count: int) -> ArrayOnWorker0:
+        """The copy."""
+        return self.value
+
+    def read_marked(self, session: Session, first: int, marked: Array) -> ArrayOnWorker0:
+        """The marked rows of the copy; None without one: a table that all workers have is read on worker 0 alone."""
+        return None if self.value is None else self.value[first : first + len(marked)][marked]
+
+
+@dataclass(frozen=True, slots=True)
+class ImageOps:
+    """What reads and ends images in one process: `bytes` at `place` of the image named `image`.
+
+    Of these bytes, taken as rows of `row_bytes`, `picked` are the rows of some `numbers`.
+    """
+
+    image: Tensor
+    place: Tensor
+    bytes: Tensor
+    row_bytes: Tensor
+    numbers: Tensor
+    picked: Tensor
+    thaw: Operation
+
+
+@dataclass(frozen=True, slots=True)
+class Image:
+    """All variables at one instant, as this worker takes part in reading them.
+
+    Attributes:
+        held: the variables; every worker has them in the same order.
+        session: to read them with, of this image alone; None where nothing was frozen.
+        name: in each process that has a part of it.
+        ops: of each of the processes that this worker has frozen.
+        process: the one that holds this worker's own part; None without one.
+        loss: why this worker can no longer read it.
+    """
+
+    held: tuple[ReadableVariable, ...]
+    session: Session
+    name: str
+    ops: tuple[ImageOps, ...]
+    process: int | None
+    loss: Loss = field(default_factory=Loss)
+
+    def copied_bytes(self) -> int:
+        """Memory of this worker's part that the worker has written since, and which so exists twice."""
+        if self.process is None:
+            return 0
+        try:
+            lines = Path(f"/proc/{self.process}/smaps_rollup").read_text().splitlines()
+        except OSError:  # it has ended, which whoever reads the image hears; or the kernel does not tell
+            return 0
+        return sum(int(line.split()[1]) * 1024 for line in lines if line.startswith("Private_"))
+
+    def thaw(self) -> None:
+        """Ends the image."""
+        _thaw(self.session, self.name, self.ops)
+
+
+def _thaw(session: Session, name: str, ops: Sequence[ImageOps]) -> None:
+    """Ends what there is of an image, and its session."""
+    for one in ops:
+        session.run(one.thaw, {one.image: name})
+    if session is not None:
+        session.close()
+
+
+@dataclass(frozen=True, slots=True)
+class Freezer:
+    """Makes images of a job's variables.
+
+    Attributes:
+        held: the variables.
+        rows: by variable, (place of its process among `freezes`, number of its buffer there) of each of its `RowOps`
+            that this worker reads.
+        values: of each of the variables that this worker copies, in their order; None for the others.
+        image: is fed with the name of the image.
+        freezes: in the worker's graph, one for each process that this worker freezes.
+        ops: in a graph of their own, one for each process that has rows which this worker reads; first those that it
+            freezes.
+        options: for a session on it.
+        has_own: whether the first of the processes is this worker's.
+    """
+
+    held: tuple[StoredVariable, ...]
+    rows: tuple[tuple[tuple[int, int], ...], ...]
+    values: tuple[Tensor | None, ...]
+    image: Tensor
+    freezes: tuple[Tensor, ...]
+    ops: tuple[ImageOps, ...]
+    options: ConfigProto
+    has_own: bool
+
+    def freeze(self, session: Session, comm: Comm, name: str) -> Image:
+        """An image of the variables as they are now; nobody may write one of them while it is made.
+
+        Args:
+            session: TensorFlow's session on the worker's graph.
+            comm: communicator of the workers, by which the image will be read.
+            name: of the image, the same on all workers.
+
+        Raises:
+            CannotFreeze: no image was made.
+        """
+        frozen = self.ops[: len(self.freezes)]
+        graph = self.ops[0].bytes.graph if self.ops else tf.Graph()
+        reading = v1.Session(session.sess_str, graph=graph, config=self.options) if self.ops else None
+        wanted = [value for value in self.values if value is not None]
+        try:
+            processes, found = session.run([list(self.freezes), wanted], {self.image: name})
+        except tf.errors.ResourceExhaustedError as error:
+            _thaw(reading, name, frozen)
+            raise CannotFreeze(str(error.message).strip().splitlines()[0]) from error
+        copies = iter(found)
+        values = [None if value is None else next(copies) for value in self.values]
+        held, loss = [], Loss()
+        for one, places, value in zip(self.held, self.rows, values, strict=True):
+            rows = tuple(FrozenRows(one.stored, name, number, self.ops[process], loss) for process, number in places)
+            held.append(_freeze_variable(one, rows, value, comm))
+        return Image(tuple(held), reading, name, frozen, int(processes[0]) if self.has_own else None, loss)
+
+
+def freezer(held: tuple[StoredVariable, ...], comm: Comm) -> Freezer:
+    """Adds what freezes variables to the default graph, a worker's.
+
+    Args:
+        held: the variables.
+        comm: communicator of the workers (mpi4py).
+    """
+    is_first = comm.Get_rank() == 0
+    image = v1.placeholder(tf.string, [], name="image")
+    read = [(at, part, ops) for at, one in enumerate(held) for part, ops in enumerate(_read_here(one, is_first))]
+    by_process: dict[str, list[tuple[int, int, RowOps]]] = {}
+    for entry in sorted(read, key=lambda entry: bool(entry[2].variable.dtype != tf.resource)):  # as the op takes them
+        by_process.setdefault(_process(entry[2].rows), []).append(entry)
+    home = _process(image)
+    names = sorted(by_process, key=lambda name: (name != home, name))  # servers by name, as on all workers
+    numbers: list[dict[int, tuple[int, int]]] = [{} for _ in held]
+    for process, name in enumerate(names):
+        for number, (at, part, _) in enumerate(by_process[name]):
+            numbers[at][part] = process, number
+    options = v1.ConfigProto(device_count={"GPU": 0})
+    if not home:  # a thread of its own, which no op of a step holds; sessions on TensorFlow's servers have none
+        options.use_per_session_threads, options.inter_op_parallelism_threads = True, 1
+    options.graph_options.rewrite_options.disable_meta_optimizer = True  # a few ops: nothing to optimize
+    options.device_filters.extend(sorted({*names, home} - {""}))
+    reading = tf.Graph()
+    return Freezer(
+        held,
+        tuple(tuple(places for _, places in sorted(by_part.items())) for by_part in numbers),
+        tuple(_value(one) if is_first else None for one in held),
+        image,
+        tuple(
+            _freeze(image, name, [ops for *_, ops in by_process[name]]) for name in names if is_first or name == home
+        ),
+        tuple(_image_ops(reading, name) for name in names),
+        options,
+        home in by_process,
+    )
+
+
+def _freeze(image: Tensor, process: str, rows: Sequence[RowOps]) -> Tensor:
+    """Freezes variables of one process, resources before references; their buffers have numbers in that order."""
+    before = [op for one in rows for op in one.up_to_date]
+    resources = [one.variable for one in rows if one.variable.dtype == tf.resource]
+    references = [one.variable for one in rows if one.variable.dtype != tf.resource]
+    with tf.device(f"{process}/device:CPU:0"), tf.control_dependencies(before):
+        return frozen_ops().parallax_freeze(image=image, variables=resources, values=references)
+
+
+def _image_ops(graph: Graph, process: str) -> ImageOps:
+    with graph.as_default(), tf.device(f"{process}/device:CPU:0"):
+        image, place = v1.placeholder(tf.string, []), v1.placeholder(tf.int64, [3])
+        found = frozen_ops().parallax_frozen_bytes(image=image, place=place, silent_s=_SILENT_S)
+        row_bytes, numbers = v1.placeholder(tf.int64, []), v1.placeholder(tf.int64, [None])
+        picked = tf.gather(tf.reshape(found, tf.stack([-1, row_bytes])), numbers)
+        return ImageOps(image, place, found, row_bytes, numbers, picked, frozen_ops().parallax_thaw(image=image))
+
+
+def _process(tensor: Tensor) -> str:
+    """Where an op runs, `/job:J/task:T`; empty where there is one process only."""
+    place = tf.DeviceSpec.from_string(tensor.device or "")
+    return "" if place.job is None else f"/job:{place.job}/task:{place.task}"
+
+
+def _read_here(one: StoredVariable, is_first: bool) -> tuple[RowOps, ...]:
+    """Those by which this worker reads rows of a variable."""
+    if isinstance(one, ShardedRows):
+        return (one.ops,)
+    if isinstance(one, ReplicatedRows) and is_first:
+        return (one.ops,)
+    return one.partitions if isinstance(one, RowsOnServers) else ()
+
+
+def _value(one: StoredVariable) -> Tensor | None:
+    """What worker 0 reads of a variable without rows."""
+    if isinstance(one, ValueOnServer):
+        return one.served.access.value
+    return one.access.value if isinstance(one, ReplicatedValue) else None
+
+
+def _freeze_variable(
+    one: StoredVariable, rows: tuple[FrozenRows, ...], value: ArrayOnWorker0, comm: Comm
+) -> ReadableVariable:
+    """What reads a variable from an image."""
+    if isinstance(one, ShardedRows):
+        return ShardedRows(one.stored, rows[0], one.ownership, comm)
+    if isinstance(one, RowsOnServers):
+        return RowsOnServers(one.stored, rows, None, comm)
+    if isinstance(one, ReplicatedRows) and rows:
+        return ReplicatedRows(one.stored, rows[0], comm)
+    return FrozenValue(one.stored, value)

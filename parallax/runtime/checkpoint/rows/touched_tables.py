@@ -1,0 +1,129 @@
+"""The touched rows of a job's tables: who remembers them, how they are forgotten, and which checkpoint comes next."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from parallax.runtime.checkpoint.files.links import Header
+from parallax.runtime.checkpoint.files.stored_tensors import Stored
+from parallax.runtime.checkpoint.rows.contents import Contents, TouchedTable
+from parallax.runtime.checkpoint.rows.places import Places
+from parallax.runtime.checkpoint.rows.variable_rows import ReadableVariable, StoredVariable, hold
+from parallax.transform.passes.touched_rows import RowMemory
+from parallax.types import Comm, Session
+
+
+@dataclass(frozen=True, slots=True)
+class Marks:
+    """What remembers the touched rows of all tables, in this worker's graph.
+
+    Attributes:
+        held: one for each table, to be read as variables are.
+        variables: for each, the ops of the variables whose rows it is about.
+        clear: ops that forget all, where this worker is the one to run them.
+    """
+
+    held: tuple[StoredVariable, ...] = ()
+    variables: tuple[tuple[str, ...], ...] = ()
+    clear: tuple[str, ...] = ()
+
+    def forget(self, session: Session) -> None:
+        """Forgets all; every worker must call it before anybody trains."""
+        if self.clear:
+            session.run(self.clear)
+
+    def describe(self, touched: RowMemory) -> str:
+        """What increments will have, and why not less."""
+        by_row = {op for ops in self.variables for op in ops}
+        said = (
+            f"Increments have the touched rows of {', '.join(sorted(by_row)) or 'no variable'}, and all others whole."
+        )
+        reasons: dict[str, list[str]] = {}
+        for op, reason in touched.whole:
+            reasons.setdefault(reason, []).append(op)
+        return " ".join([said, *(f"Whole are {', '.join(ops)}: {reason}." for reason, ops in reasons.items())])
+
+    def contents(self, everything: Sequence[ReadableVariable], header: Header | None) -> Contents:
+        """What a checkpoint has.
+
+        Args:
+            everything: the variables, then `held`: as they are, or of an image.
+            header: the checkpoint's.
+        """
+        number = len(everything) - len(self.held)
+        variables, marks = everything[:number], everything[number:]
+        if header is None or not header.base:
+            return Contents(variables, (), header)
+        by_op = {one.stored.op: one for one in variables}
+        tables = [
+            TouchedTable(one, tuple(by_op[op] for op in ops))  # type: ignore[misc]  # all of them have rows
+            for one, ops in zip(marks, self.variables, strict=True)
+        ]
+        touched = {op for ops in self.variables for op in ops}
+        return Contents([one for one in variables if one.stored.op not in touched], tables, header)
+
+
+def hold_marks(touched: RowMemory, stored: Sequence[Stored], places: Places, comm: Comm) -> Marks:
+    """Adds what reads touched rows to the default graph, a worker's.
+
+    Args:
+        touched: as the transform says.
+        stored: the variables that checkpoints have.
+        places: where their rows are.
+        comm: communicator of the workers.
+    """
+    by_op = {one.op: one for one in stored}
+    known = {op for table in touched.tables for op in _alike(table.variables, by_op)}
+    parts_left_out = {one.key for one in stored if one.op not in known}  # a key is written by row, or whole
+    spread, partitions, absent = dict(places.spread), dict(places.partitions), set(places.absent)
+    marks, variables, clear = [], [], []
+    for table in touched.tables:
+        ops = tuple(op for op in table.variables if op in known and by_op[op].key not in parts_left_out)
+        if not ops:
+            continue
+        first, name = by_op[ops[0]], table.marks or table.partitions[0]
+        marks.append(Stored(name, name, "bool", 1, (first.rows,), (first.rows,), (0,), is_part=False))
+        variables.append(ops)
+        if table.partitions:
+            partitions[name] = table.partitions
+            absent.add(name)
+        elif first.op in spread:
+            spread[name] = spread[first.op]
+        clear += [table.clear] if table.clear else []
+        clear += table.clear_partitions if comm.Get_rank() == 0 else ()
+    held = hold(tuple(marks), replace(places, spread=spread, partitions=partitions, absent=frozenset(absent)), comm)
+    return Marks(held, tuple(variables), tuple(clear))
+
+
+def _alike(ops: Sequence[str], stored: Mapping[str, Stored]) -> list[str]:
+    """Of variables with the same row numbers, those that checkpoints have from the same row on."""
+    found = [op for op in ops if op in stored]
+    return [op for op in found if stored[op].offset[0] == stored[found[0]].offset[0]]
+
+
+@dataclass
+class Succession:
+    """Which checkpoint comes next: a whole one, or an increment on the last. Equal on all workers.
+
+    Attributes:
+        whole_every: of so many checkpoints one is whole.
+        last: the header of the last; None where nothing can follow it.
+    """
+
+    whole_every: int
+    last: Header | None = None
+
+    def following(self, step: int, comm: Comm, must_be_whole: bool) -> Header | None:
+        """The header of the next checkpoint; None where checkpoints have none. Every worker must call it."""
+        if self.whole_every == 1:
+            return None
+        own, last = str(comm.bcast(uuid.uuid4().hex)), self.last
+        if must_be_whole or last is None or last.number + 1 >= self.whole_every:
+            return Header(own, step=step)
+        return Header(own, last.base or last.id, last.id, step, last.number + 1)
+
+    def note_failure(self) -> None:
+        """The last could not be written, and what it had of touched rows is forgotten: the next is whole."""
+        self.last = None

@@ -1,0 +1,382 @@
+"""Where the rows of a variable are, and how worker 0 reads and writes a range of them.
+
+One class for each way to hold a variable, all with the same two calls, which every worker makes in the same order:
+`read` brings rows to worker 0, `write` takes them from worker 0 to whoever holds them. No other process gets rows that
+it does not hold, and nobody gets more than the range. Rows that several processes hold can be dealt to several workers
+too (dealing.py).
+
+Between workers rows travel as bytes by mpi4py, which knows all types and needs no ops of equal names on all workers;
+between worker 0 and servers, by TensorFlow. A range of rows is a range of local rows on each owner, which ops under
+`parallax/storage/` read and write.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Generic, Protocol, TypeVar
+
+import numpy as np
+import tensorflow as tf
+
+from parallax.graph.ownership import Ownership
+from parallax.runtime.checkpoint.files.stored_tensors import Stored
+from parallax.runtime.checkpoint.rows.dealing import DealtRows, bytes_of, deal, empty
+from parallax.runtime.checkpoint.rows.places import Places
+from parallax.runtime.checkpoint.rows.row_ops import (
+    Picked,
+    RowOps,
+    RowReader,
+    WholeAccess,
+    row_ops,
+    variable_of,
+    whole_access,
+)
+from parallax.runtime.worker.barrier import barrier
+from parallax.types import Array, ArrayOnWorker0, Comm, Session, Value
+
+_SCOPE = "parallax/storage/"
+
+
+class ReadableVariable(Protocol):
+    """A variable whose rows can be read.
+
+    `first` and `count` name rows of the variable in the user's order. `session` is TensorFlow's session on the graph
+    that has the ops: the worker's, or that of an image (freeze.py).
+    """
+
+    @property
+    def stored(self) -> Stored:
+        """The variable's place in the checkpoint."""
+
+    def read(self, session: Session, first: int, count: int) -> ArrayOnWorker0:
+        """Rows `[count, ...]` on worker 0, None elsewhere; every worker must call it."""
+
+
+class ReadableRows(ReadableVariable, Protocol):
+    """A variable of which chosen rows can be read."""
+
+    def read_marked(self, session: Session, first: int, marked: Array) -> ArrayOnWorker0:
+        """Those rows from row `first` on that are true in `marked` `[count]`, which all workers have; as `read`."""
+
+
+class StoredVariable(ReadableVariable, Protocol):
+    """A variable whose rows can be read and written."""
+
+    def write(self, session: Session, first: int, count: int, rows: ArrayOnWorker0) -> None:
+        """Writes rows `[count, ...]` that worker 0 gives (None elsewhere); every worker must call it."""
+
+
+class WholeVariable(StoredVariable, Protocol):
+    """A variable of which each worker can read and write all that it has at once, in one run with others."""
+
+    @property
+    def access(self) -> WholeAccess:
+        """To what this worker has."""
+
+    def is_read(self) -> bool:
+        """Whether this worker reads what it has, for worker 0 to have it all."""
+
+    def collect(self, own: ArrayOnWorker0) -> ArrayOnWorker0:
+        """The value on worker 0, of what each worker has read (None where it reads nothing); all must call it."""
+
+    def spread(self, value: ArrayOnWorker0) -> Value:
+        """What this worker writes of worker 0's value (None elsewhere); every worker must call it."""
+
+
+Rows = TypeVar("Rows", bound=RowReader, covariant=True)
+
+
+@dataclass(frozen=True, slots=True)
+class ShardedRows(Generic[Rows]):
+    """Rows spread over the workers, as `ownership` says."""
+
+    stored: Stored
+    ops: Rows
+    ownership: Ownership
+    comm: Comm
+
+    def readers(self, takers: Sequence[int]) -> Sequence[int]:
+        """Each worker reads its own."""
+        return range(self.ownership.holders)
+
+    def read_held(self, session: Session, holder: int, low: int, high: int) -> Array:
+        """This worker's own local rows."""
+        return self.ops.read(session, low, high)
+
+    def read(self, session: Session, first: int, count: int) -> ArrayOnWorker0:
+        """Each worker sends its rows of the range; worker 0 puts them in order."""
+        return _on_worker_0(self, session, first, count)
+
+    def read_marked(self, session: Session, first: int, marked: Array) -> ArrayOnWorker0:
+        """Each worker sends those of its rows that are marked; worker 0 puts them in order."""
+        rank = self.comm.Get_rank()
+        picks = [Picked.of(self.ownership, owner, first, marked) for owner in range(self.ownership.holders)]
+        own = picks[rank]
+        mine = self.ops.pick(session, own.low, own.numbers) if len(own.numbers) else self._rows(0)
+        barrier(self.comm)
+        if rank:
+            self.comm.Gatherv(bytes_of(mine), None)
+            return None
+        total = int(np.count_nonzero(marked))
+        by_owner, rows = self._rows(total), self._rows(total)
+        lengths = [len(one.numbers) for one in picks]
+        self.comm.Gatherv(bytes_of(mine), [bytes_of(by_owner), [n * self.stored.row_bytes for n in lengths]])
+        for one, theirs in zip(picks, np.split(by_owner, np.cumsum(lengths)[:-1]), strict=True):
+            rows[one.places] = theirs
+        return rows
+
+    def write(self: ShardedRows[RowOps], session: Session, first: int, count: int, rows: ArrayOnWorker0) -> None:
+        """Worker 0 sends every owner its rows of the range."""
+        low, mine = self._scatter(first, count, rows)
+        if len(mine):
+            self.ops.write(session, low, mine)
+
+    @property
+    def access(self: ShardedRows[RowOps]) -> WholeAccess:
+        """To this worker's own rows."""
+        return self.ops.whole
+
+    def is_read(self) -> bool:
+        """Each worker reads its own."""
+        return True
+
+    def collect(self, own: Array) -> ArrayOnWorker0:
+        """Each worker sends its rows; worker 0 puts them in order."""
+        count = self.stored.rows
+        lengths = self._lengths(0, count)
+        barrier(self.comm)
+        if self.comm.Get_rank():
+            self.comm.Gatherv(bytes_of(own), None)
+            return None
+        by_owner, rows = self._rows(count), self._rows(count)
+        self.comm.Gatherv(bytes_of(own), [bytes_of(by_owner), [n * self.stored.row_bytes for n in lengths]])
+        for owner, theirs in enumerate(np.split(by_owner, np.cumsum(lengths)[:-1])):
+            for here, there in self.ownership.pieces(owner, 0):
+                rows[here] = theirs[there]
+        return rows
+
+    def spread(self, value: ArrayOnWorker0) -> Array:
+        """Worker 0 sends every owner its rows."""
+        return self._scatter(0, self.stored.rows, value)[1]
+
+    def _scatter(self, first: int, count: int, rows: ArrayOnWorker0) -> tuple[int, Array]:
+        """This worker's rows of a range that worker 0 has, and the first one's local number."""
+        rank = self.comm.Get_rank()
+        low, high = self.ownership.local_range(rank, first, count)
+        mine = self._rows(high - low)
+        barrier(self.comm)
+        if rank:
+            self.comm.Scatterv(None, bytes_of(mine))
+        else:
+            by_owner, lengths = self._rows(count), self._lengths(first, count)
+            for owner, theirs in enumerate(np.split(by_owner, np.cumsum(lengths)[:-1])):
+                for here, there in self.ownership.pieces(owner, first):
+                    theirs[there] = rows[here]
+            self.comm.Scatterv([bytes_of(by_owner), [n * self.stored.row_bytes for n in lengths]], bytes_of(mine))
+        return low, mine
+
+    def _lengths(self, first: int, count: int) -> list[int]:
+        """How many rows of the range each worker has."""
+        ranges = (self.ownership.local_range(rank, first, count) for rank in range(self.ownership.holders))
+        return [high - low for low, high in ranges]
+
+    def _rows(self, count: int) -> Array:
+        return empty(self.stored, count)
+
+
+@dataclass(frozen=True, slots=True)
+class RowsOnServers(Generic[Rows]):
+    """Rows in partitions on servers, which have equal shares of them. Worker 0 has them come.
+
+    `copy` writes the copy that every worker has beside them; None where nobody has one.
+    """
+
+    stored: Stored
+    partitions: tuple[Rows, ...]
+    copy: ReplicatedRows[RowOps] | None
+    comm: Comm
+
+    @property
+    def ownership(self) -> Ownership:
+        """The rows of the partitions."""
+        return Ownership.even(len(self.partitions))
+
+    def readers(self, takers: Sequence[int]) -> Sequence[int]:
+        """The partitions by turns; each is read by one worker in a round, in order."""
+        return [takers[number % len(takers)] for number in range(len(self.partitions))]
+
+    def read_held(self, session: Session, holder: int, low: int, high: int) -> Array:
+        """Local rows of a partition."""
+        return self.partitions[holder].read(session, low, high)
+
+    def read(self, session: Session, first: int, count: int) -> ArrayOnWorker0:
+        """Worker 0 reads its range of each partition, and puts the rows in order."""
+        return _on_worker_0(self, session, first, count)
+
+    def read_marked(self, session: Session, first: int, marked: Array) -> ArrayOnWorker0:
+        """Worker 0 has the marked rows of each partition come, and puts them in order."""
+        if self.comm.Get_rank():
+            return None
+        rows = empty(self.stored, int(np.count_nonzero(marked)))
+        for number, ops in enumerate(self.partitions):
+            one = Picked.of(self.ownership, number, first, marked)
+            if len(one.numbers):
+                rows[one.places] = ops.pick(session, one.low, one.numbers)
+        return rows
+
+    def write(self: RowsOnServers[RowOps], session: Session, first: int, count: int, rows: ArrayOnWorker0) -> None:
+        """Worker 0 writes each partition's rows; the others go on when it has."""
+        ownership = self.ownership
+        for number, ops in enumerate(self.partitions if self.comm.Get_rank() == 0 else ()):
+            low, high = ownership.local_range(number, first, count)
+            for here, _ in ownership.pieces(number, first) if low < high else ():
+                ops.write(session, low, rows[here])
+        if self.copy is not None:
+            self.copy.write(session, first, count, rows)
+        else:
+            barrier(self.comm)
+
+
+@dataclass(frozen=True, slots=True)
+class ValueOnServer:
+    """A scalar on a server, of which every worker has a copy."""
+
+    stored: Stored
+    served: ReplicatedValue
+    copy: ReplicatedValue
+    comm: Comm
+
+    def read(self, session: Session, first: int, count: int) -> ArrayOnWorker0:
+        """Worker 0 reads the server's."""
+        return self.served.read(session, first, count)
+
+    def write(self, session: Session, first: int, count: int, rows: ArrayOnWorker0) -> None:
+        """Worker 0's value goes to all, and all of them write the same to the server."""
+        self.served.write(session, first, count, rows)
+        self.copy.write(session, first, count, rows)
+
+
+class _Replicated:
+    """What every worker has: worker 0 reads its own."""
+
+    __slots__ = ()
+    comm: Comm
+
+    def is_read(self) -> bool:
+        """Whether this is worker 0."""
+        return bool(self.comm.Get_rank() == 0)
+
+    def collect(self, own: ArrayOnWorker0) -> ArrayOnWorker0:
+        """Worker 0's own."""
+        return own
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicatedRows(_Replicated, Generic[Rows]):
+    """Every worker has all rows; worker 0's count, and all get what worker 0 writes."""
+
+    stored: Stored
+    ops: Rows
+    comm: Comm
+
+    def read(self, session: Session, first: int, count: int) -> ArrayOnWorker0:
+        """Worker 0's own rows."""
+        return self.ops.read(session, first, first + count) if self.comm.Get_rank() == 0 else None
+
+    def read_marked(self, session: Session, first: int, marked: Array) -> ArrayOnWorker0:
+        """Those of worker 0's own rows."""
+        return self.ops.pick(session, first, np.flatnonzero(marked)) if self.comm.Get_rank() == 0 else None
+
+    def write(self: ReplicatedRows[RowOps], session: Session, first: int, count: int, rows: ArrayOnWorker0) -> None:
+        """Worker 0's rows go to all."""
+        mine = self._broadcast(count, rows)
+        if count:
+            self.ops.write(session, first, mine)
+
+    @property
+    def access(self: ReplicatedRows[RowOps]) -> WholeAccess:
+        """To this worker's own."""
+        return self.ops.whole
+
+    def spread(self, value: ArrayOnWorker0) -> Array:
+        """Worker 0's rows go to all."""
+        return self._broadcast(self.stored.rows, value)
+
+    def _broadcast(self, count: int, rows: ArrayOnWorker0) -> Array:
+        mine = np.ascontiguousarray(rows) if self.comm.Get_rank() == 0 else empty(self.stored, count)
+        barrier(self.comm)
+        self.comm.Bcast(bytes_of(mine))
+        return mine
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicatedValue(_Replicated):
+    """A scalar, string or variable of open shape that every worker has: read and written in one piece."""
+
+    stored: Stored
+    access: WholeAccess
+    comm: Comm
+
+    def read(self, session: Session, first: int, count: int) -> ArrayOnWorker0:
+        """Worker 0's own value."""
+        return session.run(self.access.value) if self.is_read() else None
+
+    def write(self, session: Session, first: int, count: int, rows: ArrayOnWorker0) -> None:
+        """Worker 0's value goes to all."""
+        session.run(self.access.update, {self.access.new_value: self.spread(rows)})
+
+    def spread(self, value: ArrayOnWorker0) -> Value:
+        """Worker 0's value goes to all."""
+        return self.comm.bcast(value)
+
+
+def _on_worker_0(one: DealtRows, session: Session, first: int, count: int) -> ArrayOnWorker0:
+    """Rows `[count, ...]` on worker 0, None elsewhere."""
+    rows = deal(one, session, first, {0: count})
+    return rows if one.comm.Get_rank() == 0 else None
+
+
+def hold(stored: tuple[Stored, ...], places: Places, comm: Comm) -> tuple[StoredVariable, ...]:
+    """Builds what reads and writes the variables, in the default graph, which must be a worker's graph.
+
+    Args:
+        stored: the variables.
+        places: where their rows are.
+        comm: communicator of the workers (mpi4py).
+    """
+    found: list[StoredVariable] = []
+    with tf.name_scope(_SCOPE):
+        low = tf.compat.v1.placeholder(tf.int64, [], name="low")
+        high = tf.compat.v1.placeholder(tf.int64, [], name="high")
+        local_rows = tf.range(low, high)
+        for one in stored:
+            parts, here = places.partitions.get(one.op, ()), places.here(one.op)
+            if not one.has_rows:
+                value = _copied_value(one, here, comm)
+                found.append(ValueOnServer(one, _copied_value(one, parts[0], comm), value, comm) if parts else value)
+                continue
+            lazy = places.lazily_updated
+            on_servers = tuple(row_ops(one, part, low, high, local_rows, lazy) for part in parts)
+            if one.op in places.absent:
+                found.append(RowsOnServers(one, on_servers, None, comm))
+                continue
+            ops = row_ops(one, here, low, high, local_rows, lazy)
+            if one.op in places.spread:
+                found.append(ShardedRows(one, ops, places.spread[one.op], comm))
+            else:
+                copied = ReplicatedRows(one, ops, comm)
+                found.append(RowsOnServers(one, on_servers, copied, comm) if parts else copied)
+    return tuple(found)
+
+
+def _copied_value(stored: Stored, op: str, comm: Comm) -> ReplicatedValue:
+    variable, dtype = variable_of(stored, op)
+    new_value = tf.compat.v1.placeholder(dtype, stored.shape)
+    with tf.device(variable.device or None):
+        return ReplicatedValue(stored, whole_access(variable, dtype, new_value, stored.shape is not None), comm)
+
+
+def whole_of(one: StoredVariable) -> WholeVariable | None:
+    """The variable as one that is read and written at once; None where servers have it."""
+    return one if isinstance(one, ShardedRows | ReplicatedRows | ReplicatedValue) else None

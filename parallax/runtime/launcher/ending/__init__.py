@@ -1,0 +1,1 @@
+"""Why and when a job ends: signals, silence, stalls, the state machine, and what is reported."""

@@ -1,0 +1,293 @@
+"""Decides how a job ended: which rank failed first, how, and what its last words were.
+
+Its words are shown once: ranks that ended with the same error are named beside it, others get a line.
+When one rank fails the others fail after it, so the first to tell is the cause. Two things come before that. SIGKILL is
+never a consequence, though others may tell of their broken connections before the killed rank's supervisor tells of its
+death. A rank whose supervisor was killed cannot tell at all, but mpirun names it. A supervisor that got a signal tells
+which; SIGTERM is mpirun's way to end ranks, and no failure but of the rank that mpirun itself names as the first out.
+"""
+
+from __future__ import annotations
+
+import re
+import signal
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from parallax.report.text import name_ranks
+from parallax.runtime.launcher.ending.cause import BROKEN, HOST_LOST, KILLED, LOST, RAISED, EndCause
+from parallax.runtime.supervisor.frames import Control, Exit, Frame, Start
+
+_LAST_STATUS = 127
+EXIT_UNKNOWN = 1  # the rank failed without a status of its own
+
+_TRACEBACK = "Traceback (most recent call last):"
+# With this mpirun ends its ranks and itself, without a word, at a SIGTERM, SIGINT or SIGHUP, of which it gets the first
+# alone (launcher/launch.py). Whatever else ends it so, it explains.
+_SIGTERM_STATUS = 1
+_SAID_LINES = 20
+_OTHERS_LINES = 3  # errors that came after the first, and differ from it
+_OTHERS_WIDTH = 200
+# A worker that has told of its exception gets this long to end by itself, which gives its exit status.
+_EXIT_WAIT_S = 5.0
+_SETTLE_S = 0.3  # for a cause that is told after its consequence
+_REASONS: dict[int, str] = {
+    signal.SIGKILL: " (by someone, or by the kernel because memory ran out)",
+    signal.SIGBUS: " (a disk, or the shared memory /dev/shm, is full, or a file that was being read became shorter)",
+}
+_RULE = re.compile(r"-{60,}")
+# What mpirun prints of any failed job. The ending says the same with the rank's own words.
+_VERDICTS = ("Primary job  terminated", "mpirun detected that one or more", "mpirun noticed that process rank")
+# A race of Open MPI with its own child, and the launcher's word that mpirun passes on: without consequence.
+_NOISE = ("plm:rsh: Warning: setpgid(", "mpirun: Forwarding signal")
+_LOST = re.compile(r"\s*Remote daemon: .* on node (\S+)")
+_FIRST_OUT = re.compile(r"Process name: \[\[\d+,\d+\],(\d+)\]")
+_NOTICED = re.compile(r"process rank (\d+)\s.*exited on\s+signal\s+(\d+)", re.DOTALL)
+
+
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """The job's exit status, for the user what happened (empty when all is well), and of what kind that is."""
+
+    status: int
+    message: str = ""
+    cause: EndCause = EndCause()
+
+
+@dataclass(frozen=True, slots=True)
+class _Failure:
+    """What the first failing rank told: `error` its traceback or empty, `status` its exit or None while it lives.
+
+    `by` is the signal that its supervisor got, if it ended by that.
+    """
+
+    rank: int
+    error: str
+    status: int | None
+    since_s: float
+    by: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class _Told:
+    """What a rank that fails has told: `error` for the user, `what` without its place."""
+
+    error: str
+    what: str
+
+
+@dataclass(frozen=True, slots=True)
+class FailureDetector:
+    """What is known of a job's failures, by its frames and mpirun's words.
+
+    Attributes:
+        names: of each rank, what messages call it.
+        statuses: exit status by rank, of those that have ended.
+        failure: what counts as the first failure so far.
+        told: what ranks that fail have told, by rank.
+        noticed: (rank, signal) of a supervisor's death, by mpirun's words.
+        first_out: the rank that ended first with another status than 0, by mpirun's words.
+        lost_host: a host that is gone, by mpirun's words.
+        block: lines since mpirun's last rule of dashes.
+        held_back: what mpirun said of the failure.
+        has_spoken: mpirun has said something else.
+        has_started: a rank has started.
+    """
+
+    names: tuple[str, ...]
+    statuses: Mapping[int, int] = field(default_factory=dict)
+    failure: _Failure | None = None
+    told: Mapping[int, _Told] = field(default_factory=dict)
+    noticed: tuple[int, int] | None = None
+    first_out: int | None = None
+    lost_host: str | None = None
+    block: tuple[str, ...] | None = None
+    held_back: tuple[str, ...] = ()
+    has_spoken: bool = False
+    has_started: bool = False
+
+    def observe(self, frame: Frame, now_s: float) -> FailureDetector:
+        """Takes in one frame."""
+        if isinstance(frame, Control) and frame.message.get("kind") == "failed":
+            error = str(frame.message.get("error", ""))
+            told = {**self.told, frame.rank: _Told(error, str(frame.message.get("what", error)))}
+            failure = self.failure or _Failure(frame.rank, error, None, now_s)
+            return replace(self, told=told, failure=failure)
+        if isinstance(frame, Exit):
+            after = replace(self, statuses={**self.statuses, frame.rank: frame.status})
+            if not frame.told or frame.by:
+                return replace(after, failure=self._cause(frame, now_s))
+            return after
+        if isinstance(frame, Start):
+            return replace(self, has_started=True)
+        return self
+
+    def hear(self, line: str) -> tuple[FailureDetector, list[str]]:
+        """Takes in one line of mpirun's own words; returns too the lines that the user shall see now."""
+        if any(noise in line for noise in _NOISE):
+            return self, []
+        lost = _LOST.match(line)
+        after = replace(self, lost_host=lost.group(1)) if lost and self.lost_host is None else self
+        if not _RULE.fullmatch(line):
+            if self.block is None:
+                return replace(after, has_spoken=self.has_spoken or bool(line.strip())), [line]
+            return replace(after, block=(*self.block, line)), []
+        block, after = self.block, replace(after, block=() if self.block is None else None)
+        if not block:
+            return after, []
+        text = "\n".join(block)
+        if not any(words in text for words in _VERDICTS):
+            return replace(after, has_spoken=True), list(block)
+        after = replace(after, held_back=(*self.held_back, *block))
+        noticed = _NOTICED.search(text)
+        if noticed and self.noticed is None:
+            after = replace(after, noticed=(int(noticed.group(1)), int(noticed.group(2))))
+        first = _FIRST_OUT.search(text)
+        if first and self.first_out is None:
+            after = replace(after, first_out=int(first.group(1)))
+        return after, []
+
+    def knows_failure(self) -> bool:
+        """Whether a rank has failed, or said that it is about to."""
+        return self.failure is not None
+
+    def has_failed(self, now_s: float) -> bool:
+        """Whether a rank failed and there is nothing to wait for any more."""
+        failure = self.failure
+        if failure is None:
+            return False
+        return now_s >= failure.since_s + (_EXIT_WAIT_S if failure.status is None else _SETTLE_S)
+
+    def ending(self, mpirun_status: int, tail: Callable[[int], Sequence[str]]) -> Ending:
+        """How the job ended, if nobody stopped it.
+
+        Args:
+            mpirun_status: mpirun's exit status, or minus the signal that killed it.
+            tail: gives the last lines of a rank on stderr.
+        """
+        if self.noticed is not None and self.noticed[0] not in self.statuses:
+            rank, number = self.noticed
+            name = self.names[rank]
+            what = f"{name} is lost: its supervisor {_how(-number)}. The job was ended."
+            said = self._with_others(_with_words(what, name, "", tail(rank)), rank)
+            return Ending(128 + number, said, EndCause(LOST, (rank,)))
+        if self.failure is not None:
+            return Ending(_exit_status(self.failure.status), self.words(tail), self._cause_of(self.failure))
+        silent = [rank for rank in range(len(self.names)) if rank not in self.statuses]
+        if mpirun_status == 0 and not silent:
+            return Ending(0)
+        if self.lost_host is not None:
+            what = f"host {self.lost_host} is lost: it is down, or mpirun's daemon there was killed. The job was ended."
+            return Ending(EXIT_UNKNOWN, what, EndCause(HOST_LOST, host=self.lost_host))
+        if self.first_out is not None and self.first_out in self.statuses:
+            name = self.names[self.first_out]
+            what = f"{name} is lost: its supervisor was ended by SIGTERM. The job was ended."
+            return Ending(128 + signal.SIGTERM, what, EndCause(LOST, (self.first_out,)))
+        if mpirun_status == _SIGTERM_STATUS and self.has_started and not self.has_spoken and not self.held_back:
+            return Ending(128 + signal.SIGTERM, mpirun_signal_text(signal.SIGTERM), EndCause(BROKEN))
+        what = f"mpirun {_how(mpirun_status) if mpirun_status else 'ended'}"
+        what += f" before {self._names(silent)} had ended." if silent else ", though no rank failed."
+        # mpirun's own statuses above 127 (a daemon that did not start: 255) are no signals.
+        status = EXIT_UNKNOWN if mpirun_status > _LAST_STATUS else _exit_status(mpirun_status)
+        return Ending(status, "\n".join([what, *self.held_back[-_SAID_LINES:]]), EndCause(BROKEN))
+
+    def words(self, tail: Callable[[int], Sequence[str]]) -> str:
+        """What the user is told of the failure; empty when there is none."""
+        if self.failure is None:
+            return ""
+        rank, error = self.failure.rank, self.failure.error
+        name = self.names[rank]
+        what = f"{name} {_how(self.failure.status)}. The job was ended."
+        if self.failure.by:
+            what = f"{name} is lost: its supervisor was ended by {signal_name(self.failure.by)}. The job was ended."
+        return self._with_others(_with_words(what, self._names([rank, *self._alike(rank)]), error, tail(rank)), rank)
+
+    def _cause_of(self, failure: _Failure) -> EndCause:
+        """Of what kind a rank's failure is."""
+        if failure.by:
+            return EndCause(LOST, (failure.rank,))
+        if failure.status is not None and failure.status < 0 and not failure.error:
+            return EndCause(KILLED, (failure.rank,))
+        told = self.told.get(failure.rank)
+        what = f"exit status {_exit_status(failure.status)}" if told is None else told.what
+        return EndCause(RAISED, (failure.rank,), what)
+
+    def _alike(self, rank: int) -> list[int]:
+        """The other ranks that told of the same error as a rank, ascending."""
+        own = self.told.get(rank)
+        alike = (other for other, told in self.told.items() if own is not None and told.what == own.what)
+        return sorted(other for other in alike if other != rank)
+
+    def _with_others(self, text: str, rank: int) -> str:
+        """A message with a line for each other error that ranks told of."""
+        told = {rank, *self._alike(rank)}
+        by_what: dict[str, list[int]] = {}
+        for other in sorted(self.told.keys() - told):
+            by_what.setdefault(_first_line(self.told[other].what), []).append(other)
+        lines = [f"{self._names(ranks)} failed too: {what}" for what, ranks in by_what.items()]
+        if len(lines) > _OTHERS_LINES:
+            left = [other for ranks in list(by_what.values())[_OTHERS_LINES:] for other in ranks]
+            lines[_OTHERS_LINES:] = [f"{self._names(sorted(left))} failed too, each in its own way."]
+        return "\n".join([text, *lines])
+
+    def _names(self, ranks: Sequence[int]) -> str:
+        return self.names[ranks[0]] if len(ranks) == 1 else name_ranks(sorted(ranks))
+
+    def _cause(self, ended: Exit, now_s: float) -> _Failure | None:
+        """What counts as the first failure now that a rank has ended by itself."""
+        first = self.failure
+        if ended.by:
+            return first or _Failure(ended.rank, "", -ended.by, now_s, ended.by)
+        if first is not None and first.rank == ended.rank and first.status is None:
+            return replace(first, status=ended.status)
+        was_killed = ended.status == -signal.SIGKILL and (first is None or first.status != -signal.SIGKILL)
+        if was_killed or (first is None and ended.status != 0):
+            return _Failure(ended.rank, "", ended.status, now_s)
+        return first
+
+
+def mpirun_signal_text(number: int) -> str:
+    """What the user is told of a signal that another process has sent to mpirun."""
+    return f"mpirun got {signal_name(number)} from another process. The job was ended."
+
+
+def signal_name(number: int) -> str:
+    """The name of a signal: `SIGKILL`."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
+def _exit_status(status: int | None) -> int:
+    if not status:  # it told of a failure, and then ended as if all were well or did not end
+        return EXIT_UNKNOWN
+    return status if status > 0 else 128 - status
+
+
+def _how(status: int | None) -> str:
+    if not status:
+        return "failed"
+    if status > 0:
+        return f"failed with exit status {status}"
+    return f"was killed by {signal_name(-status)}{_REASONS.get(-status, '')}"
+
+
+def _first_line(what: str) -> str:
+    """The first line that says something; TensorFlow's errors begin with a heading."""
+    lines = [line.strip() for line in what.splitlines() if line.strip()]
+    telling = [line for line in lines if not line.endswith("Graph execution error:")]
+    line = (telling or lines or ["without a word"])[0]
+    return line if len(line) <= _OTHERS_WIDTH else f"{line[: _OTHERS_WIDTH - 3]}..."
+
+
+def _with_words(what: str, name: str, error: str, tail: Sequence[str]) -> str:
+    if error:
+        kind = "Traceback" if error.startswith(_TRACEBACK) else "Error"
+        return f"{what}\n{kind} of {name}:\n{error.rstrip()}"
+    lines = list(tail)
+    if _TRACEBACK in lines:
+        lines = lines[lines.index(_TRACEBACK) :]
+    if not lines:
+        return f"{what} It wrote nothing on stderr."
+    return "\n".join([f"{what}\nLast lines of {name} on stderr:", *lines])

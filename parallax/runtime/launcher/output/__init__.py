@@ -1,0 +1,1 @@
+"""What ranks print, as the launcher shows and stores it."""

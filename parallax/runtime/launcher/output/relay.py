@@ -1,0 +1,224 @@
+"""Prints what all ranks write, each line with its rank before it, and keeps each rank's last lines on stderr.
+
+Lines that TensorFlow writes at its start go to the files alone (`framework_log`).
+Colours go to terminals alone, and not there either where the environment has NO_COLOR.
+Text that has no newline yet is not lost: on a terminal one such text is shown in place (a progress bar, a prompt).
+Elsewhere a bar is printed at most every few seconds, as a line, and other text when its line ends.
+"""
+
+from __future__ import annotations
+
+import codecs
+import re
+import shutil
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import BinaryIO, TextIO, cast
+
+from parallax.runtime.launcher.output.output_files import OutputFiles
+from parallax.runtime.launcher.output.sinks import Sink
+from parallax.runtime.launcher.output.terminal_text import TerminalFilter
+from parallax.runtime.supervisor.framework_log import is_hidden
+from parallax.settings.environment import FRAMEWORK_QUIET, wants_colours
+
+BAR_EVERY_S = 5.0
+TAIL_LINES = 50
+
+_ENDS = re.compile(r"([\r\n])")
+_CLEAR_LINE = b"\r\x1b[K"
+
+
+@dataclass(slots=True)
+class _Line:
+    """The line that a rank is writing to one of its streams.
+
+    Attributes:
+        text: what it shows now.
+        returned: a carriage return came last, so the next text begins the line anew.
+        is_bar: it has begun anew at least once.
+        shown: the text that was last printed of it, if any.
+        shown_s: when that was, or when its first text came.
+        is_hidden: it has ended, and is TensorFlow's own (framework_log.py).
+        after_hidden: the line before it was.
+    """
+
+    text: str = ""
+    returned: bool = False
+    is_bar: bool = False
+    shown: str | None = None
+    shown_s: float = 0.0
+    is_hidden: bool = False
+    after_hidden: bool = False
+
+
+class Relay:
+    """Prints to the two given streams; whether each is a terminal is asked of it. `files` get everything, by rank.
+
+    Whatever prints raises BrokenPipeError when nobody reads any more. What a full disk does not take is lost, which is
+    said on the other stream; the job goes on.
+    """
+
+    def __init__(
+        self,
+        stdout: BinaryIO,
+        stderr: BinaryIO,
+        label_of: Callable[[int], str] = str,
+        files: OutputFiles | None = None,
+        framework_log: int = FRAMEWORK_QUIET,
+    ) -> None:
+        self._label_of = label_of
+        self._files = files
+        self._framework_log = framework_log
+        self._sinks = {"stdout": Sink(stdout), "stderr": Sink(stderr)}
+        self._terminals = {name: sink.isatty() for name, sink in self._sinks.items()}
+        self._has_colours = wants_colours()
+        self._filters: dict[tuple[int, str], tuple[TerminalFilter, TerminalFilter]] = {}
+        self._lines: dict[tuple[int, str], _Line] = {}
+        self._tails: dict[int, deque[str]] = {}
+        self._status: tuple[int, str] | None = None  # whose unfinished line stands on the terminal
+
+    def write(self, rank: int, stream: str, text: str, now_s: float) -> None:
+        """Takes in a piece of what `rank` wrote to `stream`, cut anywhere."""
+        plain, shown = self._without_colours(rank, stream, text)
+        if self._files is not None and (trouble := self._files.write(rank, stream, plain)):
+            self.say(trouble)
+        line = self._lines.setdefault((rank, stream), _Line(shown_s=now_s))
+        for piece in _ENDS.split(shown):
+            if piece == "\n":
+                self._finish(rank, stream, line)
+                line = self._lines[rank, stream] = _Line(shown_s=now_s, after_hidden=line.is_hidden)
+            elif piece == "\r":
+                line.returned = line.is_bar = True
+            elif piece:
+                line.text = piece if line.returned else line.text + piece
+                line.returned = False
+        # One line for all: the bars of several ranks would flicker, so the lowest rank's stays.
+        if line.text and self._terminals[stream] and (self._status is None or (rank, stream) <= self._status):
+            self._show_status(rank, stream)
+        self.tick(now_s)
+
+    def keep(self, rank: int, text: str) -> None:
+        """Adds what is told of a rank elsewhere to the file of its stderr."""
+        if self._files is not None and (trouble := self._files.write(rank, "stderr", text)):
+            self.say(trouble)
+
+    def say(self, text: str) -> None:
+        """Prints lines that are no rank's on stderr."""
+        for line in text.splitlines():
+            # A message may carry characters that have no bytes of their own.
+            self._print("stderr", line.encode("utf-8", "backslashreplace"))
+        self._flush()
+
+    def tick(self, now_s: float) -> None:
+        """Prints the bars whose time has come, and flushes."""
+        for (rank, stream), line in self._lines.items():
+            due = line.is_bar and line.text.rstrip() != line.shown and now_s - line.shown_s >= BAR_EVERY_S
+            if due and not self._terminals[stream]:
+                self._print_line(rank, stream, line)
+                line.shown, line.shown_s = line.text.rstrip(), now_s
+        self._flush()
+
+    def close(self) -> None:
+        """Prints all unfinished lines, by rank."""
+        self._hide_status()
+        for (rank, stream), line in sorted(self._lines.items(), key=lambda item: item[0]):
+            if line.text.strip():
+                self._finish(rank, stream, line)
+        self._lines.clear()
+        self._flush()
+        if self._files is not None:
+            self._files.close()
+
+    def tail(self, rank: int) -> list[str]:
+        """The last lines that `rank` wrote to stderr, oldest first."""
+        return list(self._tails.get(rank, ()))
+
+    def _without_colours(self, rank: int, stream: str, text: str) -> tuple[str, str]:
+        """A piece of text as it goes to files, and as it goes to this process's own stream."""
+        is_terminal = self._terminals[stream]
+        if (rank, stream) not in self._filters:
+            self._filters[rank, stream] = TerminalFilter(), TerminalFilter(is_terminal)
+        of_files, of_stream = self._filters[rank, stream]
+        plain = of_files.plain(text)
+        if not is_terminal:
+            return plain, plain
+        return plain, text if self._has_colours else of_stream.plain(text)
+
+    def _finish(self, rank: int, stream: str, line: _Line) -> None:
+        line.is_hidden = stream == "stderr" and is_hidden(line.text, self._framework_log, line.after_hidden)
+        if line.is_hidden:
+            if self._status == (rank, stream):
+                self._hide_status()
+            return
+        if stream == "stderr":
+            self._tails.setdefault(rank, deque(maxlen=TAIL_LINES)).append(line.text.rstrip())
+        if self._status == (rank, stream):
+            self._hide_status()
+        if not line.is_bar or line.text.rstrip() != line.shown:
+            self._print_line(rank, stream, line)
+
+    def _print_line(self, rank: int, stream: str, line: _Line) -> None:
+        text = line.text.rstrip() if line.is_bar else line.text  # bars overwrite the old text's end with spaces
+        self._print(stream, f"[{self._label_of(rank)}] {text}".encode("utf-8", "surrogateescape"))
+
+    def _print(self, stream: str, line: bytes) -> None:
+        status = self._status
+        if self._terminals[stream]:
+            self._hide_status()
+        self._sinks[stream].write(line + b"\n")
+        if self._terminals[stream] and status is not None:
+            self._sinks[stream].flush()
+            self._show_status(*status)
+
+    def _show_status(self, rank: int, stream: str) -> None:
+        self._hide_status()
+        width = shutil.get_terminal_size().columns - 1
+        text = f"[{self._label_of(rank)}] {self._lines[rank, stream].text}"[:width]
+        self._sinks[stream].write(text.encode("utf-8", "surrogateescape"))
+        self._status = (rank, stream)
+
+    def _hide_status(self) -> None:
+        if self._status is not None:
+            sink = self._sinks[self._status[1]]
+            sink.write(_CLEAR_LINE)
+            sink.flush()
+            self._status = None
+
+    def drop_unread(self) -> None:
+        """Leads what is held for a reader that is gone to nowhere, so that Python's flush at exit keeps the status."""
+        for sink in self._sinks.values():
+            sink.drop_unread()
+
+    def _flush(self) -> None:
+        for sink in self._sinks.values():
+            sink.flush()
+        for name, other in (("stdout", "stderr"), ("stderr", "stdout")):
+            if trouble := self._sinks[name].new_trouble():
+                self._sinks[other].write(
+                    f"parallax: {name} cannot be written: {trouble}. What does not fit is lost.\n".encode()
+                )
+                self._sinks[other].flush()
+
+
+def bytes_of(stream: TextIO) -> BinaryIO:
+    """What takes the bytes of a stream for text; a notebook's has nothing below it and takes the text."""
+    below: BinaryIO | None = getattr(stream, "buffer", None)
+    return below if below is not None else cast(BinaryIO, _Decoded(stream))
+
+
+class _Decoded:
+    """As much of a stream for bytes as a relay needs, over one for text."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+
+    def write(self, data: bytes) -> None:
+        self._stream.write(self._decoder.decode(data))
+
+    def flush(self) -> None:
+        self._stream.flush()
+
+    def isatty(self) -> bool:
+        return False

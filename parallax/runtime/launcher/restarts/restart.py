@@ -1,0 +1,206 @@
+"""Decides whether a job that has failed is started again, when, and on which hosts.
+
+It reads no clock and starts nothing; `restarting.py` is its loop. Which ends are worth another start:
+
+1. none by a signal to the launcher, or for want of a reader; none of a job of which no process has ever started;
+2. a rank killed by a signal, a supervisor or a host lost, somebody silent, a stall, mpirun's own end: always;
+3. an exception or an exit status of the script: once a run has been made, but not when the job before failed in the
+   same way and no checkpoint was written between: it would come again.
+
+A failure without a new checkpoint since the one before is quick, and waits twice as long as that. With `min_hosts` a
+host is left out that does not answer, or that was the first to fail twice without a new checkpoint between; when the
+others have written one, it is tried again at the next start.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field, replace
+
+from parallax.runtime.launcher.ending.cause import (
+    BROKEN,
+    HOST_LOST,
+    KILLED,
+    LOST,
+    RAISED,
+    SILENT,
+    STALLED,
+    EndCause,
+    Progress,
+)
+
+FIRST_WAIT_S, LONGEST_WAIT_S = 2.0, 120.0
+FAILURES_OF_A_HOST = 2
+
+_ALWAYS = (KILLED, LOST, HOST_LOST, SILENT, STALLED, BROKEN)
+_UNHEARD = (HOST_LOST, SILENT, BROKEN)  # then the last words of worker 0 may not have come
+_OF_A_HOST = (KILLED, LOST, HOST_LOST, SILENT)
+
+
+@dataclass(frozen=True, slots=True)
+class FailedJob:
+    """How a job of several has failed.
+
+    Attributes:
+        cause: of what kind.
+        reason: what the user was told, in a line.
+        progress: how far it came.
+        host: the one that all ranks were on that failed first, or that is gone; empty where that is not known.
+    """
+
+    cause: EndCause
+    reason: str
+    progress: Progress
+    host: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Again:
+    """The job shall be started again, after `wait_s`."""
+
+    wait_s: float
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class GiveUp:
+    """It shall not; `text` says why, and is empty where the job's own message has said all."""
+
+    text: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class RestartState:
+    """What is known of the jobs so far.
+
+    Attributes:
+        most: how often a job may be started again.
+        hosts: all hosts, by their addresses.
+        min_hosts: with so many the job goes on; None: with all of them alone.
+        has_checkpoints: the workers write checkpoints, not the script itself.
+        is_behind: the latest checkpoint may not have been told: not each of them is.
+        is_driven: the process that launched the job drives it, and goes on where it was.
+        restarts: how often one was started again.
+        quick: failures in a row without a new checkpoint between.
+        last: why the last one failed.
+        has_started, has_run: whether a process of any of them has started, and a run was made.
+        step: of the latest checkpoint; None while none is known.
+        failures: by host, how often in a row it was the first to fail, without a new checkpoint between.
+        left_out: hosts that failed again, and have not been tried since.
+    """
+
+    most: int
+    hosts: tuple[str, ...]
+    min_hosts: int | None = None
+    has_checkpoints: bool = True
+    is_behind: bool = False
+    is_driven: bool = False
+    restarts: int = 0
+    quick: int = 0
+    last: EndCause = EndCause()
+    has_started: bool = False
+    has_run: bool = False
+    step: int | None = None
+    failures: Mapping[str, int] = field(default_factory=dict)
+    left_out: frozenset[str] = frozenset()
+
+
+def after_failure(state: RestartState, job: FailedJob) -> tuple[RestartState, Again | GiveUp]:
+    """The state after a job's end, and what is to be done."""
+    progress, has_saved = job.progress, job.progress.has_saved
+    failures = {} if has_saved else dict(state.failures)
+    if job.host in state.hosts and job.cause.kind in _OF_A_HOST:
+        failures[job.host] = failures.get(job.host, 0) + 1
+    again = {host for host, number in failures.items() if number >= FAILURES_OF_A_HOST}
+    after = replace(
+        state,
+        quick=1 if has_saved else state.quick + 1,
+        last=job.cause,
+        has_started=state.has_started or progress.has_started,
+        has_run=state.has_run or progress.has_run,
+        step=state.step if progress.step is None else progress.step,
+        failures=failures,
+        left_out=frozenset(again if has_saved else again | state.left_out),
+    )
+    if (refusal := _refusal(state, after, job)) is not None:
+        return after, GiveUp(refusal)
+    after = replace(after, restarts=state.restarts + 1)
+    wait_s = 0.0 if after.quick == 1 else min(FIRST_WAIT_S * 2 ** (after.quick - 2), LONGEST_WAIT_S)
+    when = f" in {wait_s:.0f} s" if wait_s else ""
+    text = f"Restart {after.restarts} of {state.most}{when}: {job.reason}. {_where_from(after)}"
+    return after, Again(wait_s, text)
+
+
+def after_yield(state: RestartState, progress: Progress) -> RestartState:
+    """The state after a job has saved and ended to go on on more hosts."""
+    if not progress.has_saved:
+        return state
+    return replace(state, quick=0, step=progress.step, failures={}, left_out=frozenset())
+
+
+def to_be_asked(state: RestartState, hosts: tuple[str, ...]) -> tuple[str, ...]:
+    """The hosts that a job would be started on too, if they answered.
+
+    Args:
+        state: after the last failure.
+        hosts: those that it is on.
+    """
+    if state.min_hosts is None or not state.has_checkpoints:
+        return ()
+    return tuple(host for host in state.hosts if host not in hosts and host not in state.left_out)
+
+
+def choose_hosts(state: RestartState, answering: Collection[str]) -> tuple[tuple[str, ...], str]:
+    """The hosts of the next job, and why there can be none; empty when there can.
+
+    Args:
+        state: after the last failure.
+        answering: the hosts that can be reached.
+    """
+    if state.min_hosts is None:
+        return state.hosts, ""
+    there = tuple(host for host in state.hosts if host in answering)
+    chosen = tuple(host for host in there if host not in state.left_out)
+    if len(chosen) < state.min_hosts <= len(there):  # a host that fails is better than none
+        chosen = there
+    if len(chosen) >= state.min_hosts:
+        return chosen, ""
+    gone = ", ".join(host for host in state.hosts if host not in answering)
+    return (), f"{len(there)} of {len(state.hosts)} hosts answer, and min_hosts is {state.min_hosts}. Gone: {gone}."
+
+
+def tell_of_hosts(state: RestartState, before: tuple[str, ...], chosen: tuple[str, ...]) -> str:
+    """What the user is told of hosts that are left out or taken back; empty when they are those of the job before."""
+    lost = [host for host in before if host not in chosen]
+    back = [host for host in chosen if host not in before]
+    said = [f"Left out: {', '.join(lost)}."] if lost else []
+    said += [f"Taken back: {', '.join(back)}."] if back else []
+    return " ".join([*said, f"The job goes on with {len(chosen)} of {len(state.hosts)} hosts."]) if said else ""
+
+
+def _refusal(before: RestartState, after: RestartState, job: FailedJob) -> str | None:
+    """Why the job is not started again, which may be empty; None when it is."""
+    kind = job.cause.kind
+    if kind != RAISED and kind not in _ALWAYS:
+        return ""
+    if not after.has_started:
+        return "The job is not started again: none of its processes has started."
+    if kind == RAISED and not after.has_run:
+        return "The job is not started again: it failed before its first step, and would again."
+    is_alike = (kind, job.cause.what) == (before.last.kind, before.last.what)
+    if kind == RAISED and is_alike and not job.progress.has_saved:
+        at = "" if after.step is None else f" after the checkpoint of step {after.step}"
+        return f"The job is not started again: it failed in the same way twice{at}."
+    if before.restarts >= before.most:
+        return f"The job is not started again: max_restarts is {before.most}."
+    return None
+
+
+def _where_from(state: RestartState) -> str:
+    if state.is_driven:
+        return "Goes on where the script is."
+    if state.step is not None:
+        return f"Goes on from step {state.step}{' or later' if state.is_behind or state.last.kind in _UNHEARD else ''}."
+    if state.has_checkpoints:
+        return "Begins anew, for there is no checkpoint yet."
+    return "Goes on from what the script itself has kept."

@@ -1,0 +1,321 @@
+"""Runs a job and starts it again when it fails; restart.py decides. Each job is launched by a thread of its own.
+
+The main thread waits, for signals come to it alone, and hands them to the job that runs. Once that has made a run, a
+spare job is started beside it (spare.py), which becomes the next one if that is on the same hosts; one that was ready
+and has failed is replaced. While a job runs on fewer hosts than it may, the others are asked now and then whether they
+answer; if so, it saves, ends and goes on there.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+import threading
+import time
+from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from parallax.cluster.machines import Cluster
+from parallax.errors import LaunchError, ParallaxError
+from parallax.report.text import bytes_text
+from parallax.runtime.launcher.ending.cause import BROKEN, HOST_LOST, STOPPED, WELL, YIELDED, EndCause
+from parallax.runtime.launcher.ending.ending_signals import caught_signals
+from parallax.runtime.launcher.ending.outcome import EXIT_UNKNOWN, signal_name
+from parallax.runtime.launcher.job import Job
+from parallax.runtime.launcher.launch import JobEnd
+from parallax.runtime.launcher.mpirun import passes_preemption_on
+from parallax.runtime.launcher.output.relay import bytes_of
+from parallax.runtime.launcher.reach import HostsNotReady
+from parallax.runtime.launcher.restarts.answering import answering_hosts
+from parallax.runtime.launcher.restarts.restart import (
+    FailedJob,
+    GiveUp,
+    RestartState,
+    after_failure,
+    after_yield,
+    choose_hosts,
+    tell_of_hosts,
+    to_be_asked,
+)
+from parallax.runtime.launcher.restarts.spare import Launch, RunningJob, SpareJob
+
+FIRST_ASK_S, LONGEST_ASK_S = 10.0, 1280.0
+FIRST_REPLACED_S = 1.0
+_POLL_S = 0.05
+
+JobOn = Callable[[tuple[str, ...]], Job]
+
+
+@dataclass(frozen=True, slots=True)
+class RestartOptions:
+    """What is wanted of restarts.
+
+    Attributes:
+        most: how often a job may be started again.
+        min_hosts: with so many hosts it goes on; None: with all alone.
+        has_checkpoints: the workers write checkpoints, not the script itself.
+        is_behind: as in `RestartState`.
+        standing_by: the variable that has processes of a spare job wait, and its value; None for no spare jobs.
+        is_driven: as in `RestartState`.
+        is_wanted: whether a job that has failed now shall be started again at all.
+    """
+
+    most: int
+    min_hosts: int | None = None
+    has_checkpoints: bool = True
+    is_behind: bool = False
+    standing_by: tuple[str, str] | None = None
+    is_driven: bool = False
+    is_wanted: Callable[[], bool] = lambda: True
+
+
+def launch_restarting(
+    options: RestartOptions,
+    hosts: tuple[str, ...],
+    job_on: JobOn,
+    launch: Launch,
+    caught: list[int] | None = None,
+) -> JobEnd:
+    """Runs a job on all hosts until it ends well or is not worth another start; gives the end of the last one.
+
+    Args:
+        options: what is wanted.
+        hosts: addresses of all hosts.
+        job_on: plans and gives the job on some of them; for all it has planned already.
+        launch: as `launch.launch`.
+        caught: signals that end the job, to which another thread adds them; None for those that this process gets.
+
+    Raises:
+        LaunchError: as `launch`, of the first job.
+    """
+    with nullcontext(caught) if caught is not None else caught_signals() as caught:
+        restarting = _Restarting(options, hosts, job_on, launch, caught)
+        try:
+            return restarting.run()
+        finally:
+            restarting.close()
+
+
+class _Restarting:
+    """The loop: runs a job, asks what is to be done, and does it."""
+
+    def __init__(
+        self, options: RestartOptions, hosts: tuple[str, ...], job_on: JobOn, launch: Launch, caught: list[int]
+    ) -> None:
+        self._state = RestartState(
+            options.most,
+            hosts,
+            options.min_hosts,
+            options.has_checkpoints,
+            is_behind=options.is_behind,
+            is_driven=options.is_driven,
+        )
+        self._standing_by, self._is_wanted = options.standing_by, options.is_wanted
+        self._hosts = hosts
+        self._job_on = job_on
+        self._launch = launch
+        self._caught = caught
+        self._spare: SpareJob | None = None
+        self._ended_spares: list[SpareJob] = []
+        self._is_told = False  # what the spare takes
+        self._next_spare_s = math.inf  # when the next one may be started
+        self._replaced_s = FIRST_REPLACED_S  # how long after the end of this one
+        self._starts = 0  # of jobs, without the first
+        self._asking = _HostsAsked()
+
+    def run(self) -> JobEnd:
+        """Runs jobs until one is the last."""
+        running = RunningJob(self._launch, self._job_on(self._hosts))
+        while True:
+            end = self._run(running)
+            if end.cause.kind in (WELL, STOPPED) or self._caught:  # however it has ended since a signal came
+                return end
+            if not self._is_wanted():
+                return end
+            if end.cause.kind == YIELDED:
+                self._state = after_yield(self._state, end.progress)
+                following = self._next_job()
+                if following is None:
+                    return end
+                running = following
+                continue
+            self._state, decision = after_failure(self._state, _describe_failure(running.job, end))
+            if isinstance(decision, GiveUp):
+                _say(decision.text)
+                return end
+            if not _say(decision.text) or not self._wait(decision.wait_s):
+                return self._stop(end)
+            following = self._next_job()
+            if following is None:
+                return end
+            running = following
+
+    def close(self) -> None:
+        """Ends the spare job, and waits for its end."""
+        self._drop_spare()
+        for spare in self._ended_spares:
+            spare.wait()
+
+    def _run(self, running: RunningJob) -> JobEnd:
+        """Waits for a job's end; starts the spare when it trains, and ends it when the loop has ended."""
+        may_start = self._standing_by is not None and self._state.restarts < self._state.most
+        self._next_spare_s, self._replaced_s = 0.0 if may_start else math.inf, FIRST_REPLACED_S
+        while not running.wait(_POLL_S):
+            running.contact.signals += self._caught[len(running.contact.signals) :]
+            progress = running.contact.progress
+            if progress.has_finished or self._caught:
+                self._drop_spare()
+            elif progress.has_run and time.monotonic() >= self._next_spare_s:
+                self._start_spare()
+            if not (progress.has_finished or self._caught or running.contact.shall_yield):
+                running.contact.shall_yield = self._has_more_hosts(running)
+            self._look_at_spare()
+        try:
+            return running.end()
+        except LaunchError as error:
+            if not self._state.restarts:
+                raise
+            _say(str(error))  # what was missing may be there at the next start
+            cause = EndCause(BROKEN)
+            if isinstance(error, HostsNotReady):
+                cause = EndCause(HOST_LOST, host=error.hosts[0])
+            return JobEnd(EXIT_UNKNOWN, cause, str(error).partition("\n")[0].rstrip("."))
+
+    def _has_more_hosts(self, running: RunningJob) -> bool:
+        """Whether hosts answer that a job is not on, and it has come far enough to be ended for them."""
+        hosts = to_be_asked(self._state, self._hosts)
+        progress = running.contact.progress
+        if not hosts or not progress.has_run or progress.step is None or not passes_preemption_on(running.job.cluster):
+            return False
+        cluster = self._job_on(self._state.hosts).cluster
+        answering = self._asking.look(replace(cluster, hosts=tuple(h for h in cluster.hosts if h.address in hosts)))
+        if answering:
+            _say(f"{' and '.join(answering)} can be used again: the job saves and goes on there too.")
+        return bool(answering)
+
+    def _next_job(self) -> RunningJob | None:
+        """The job, started again; None when it cannot be, and the user has been told."""
+        self._starts += 1
+        self._asking.begin()
+        answering = self._state.hosts
+        if self._state.min_hosts is not None:
+            answering = answering_hosts(self._job_on(self._state.hosts).cluster)
+        chosen, why_not = choose_hosts(self._state, answering)
+        if why_not:
+            _say(f"The job is not started again: {why_not}")
+            return None
+        if text := tell_of_hosts(self._state, self._hosts, chosen):
+            _say(text)
+        self._hosts, spare = chosen, self._spare
+        if spare is not None and spare.hosts == chosen and spare.is_alive:
+            self._spare = None
+            return spare.go()
+        self._drop_spare()
+        try:
+            return RunningJob(self._launch, _number_files(self._job_on(chosen), self._starts))
+        except ParallaxError as error:
+            _say(f"The job is not started again: on the hosts that are left it cannot be planned. {error}")
+            return None
+
+    def _start_spare(self) -> None:
+        """Starts the job that comes next, if this one fails, on the hosts of this one."""
+        if self._standing_by is not None:
+            self._next_spare_s = math.inf
+            job = _number_files(self._job_on(self._hosts), self._starts + 1)
+            streams = bytes_of(sys.stdout), bytes_of(sys.stderr)
+            self._spare, self._is_told = SpareJob(self._launch, job, self._standing_by, streams), False
+
+    def _look_at_spare(self) -> None:
+        """Tells what the spare takes when it is ready, and lets go of one that has failed.
+
+        One that was never ready may have failed for want of memory, which the job needs more than another try.
+        """
+        spare = self._spare
+        if spare is None:
+            return
+        if not spare.is_alive:
+            text = "The spare job has failed; a restart will import TensorFlow anew"
+            if self._is_told:
+                self._next_spare_s = time.monotonic() + self._replaced_s
+                self._replaced_s = min(2 * self._replaced_s, LONGEST_ASK_S)
+                text += " until another one is ready"
+            _say(f"{text}.")
+            self._drop_spare()
+        elif not self._is_told and (taken := spare.ready_bytes) is not None:
+            self._is_told = True
+            _say(f"A spare job is ready for a restart; its processes take {bytes_text(taken)} (--no-spare: none).")
+
+    def _drop_spare(self) -> None:
+        if self._spare is not None:
+            self._spare.stop()
+            self._ended_spares.append(self._spare)
+            self._spare = None
+
+    def _wait(self, seconds: float) -> bool:
+        """Waits until a time; False when a signal has come."""
+        until_s = time.monotonic() + seconds
+        while not self._caught and time.monotonic() < until_s:
+            time.sleep(_POLL_S)
+        return not self._caught
+
+    def _stop(self, end: JobEnd) -> JobEnd:
+        """The end of a job that is not started again because of a signal, or because nobody reads."""
+        if not self._caught:
+            return end
+        _say(f"the launcher got {signal_name(self._caught[0])}. The job is not started again.")
+        return replace(end, status=128 + self._caught[0], cause=EndCause(STOPPED))
+
+
+class _HostsAsked:
+    """Asks hosts in a thread whether they answer, every so often; half as often each time that they did."""
+
+    def __init__(self) -> None:
+        self._wait_s = FIRST_ASK_S
+        self._next_s = 0.0
+        self._thread: threading.Thread | None = None
+        self._found: tuple[str, ...] = ()
+
+    def begin(self) -> None:
+        """Asks nobody for a while."""
+        self._next_s = time.monotonic() + self._wait_s
+
+    def look(self, cluster: Cluster) -> tuple[str, ...]:
+        """The hosts of a cluster that have answered, once; empty while nobody has."""
+        if self._thread is not None and not self._thread.is_alive():
+            self._thread = None
+            self.begin()
+            if self._found:
+                self._wait_s = min(2 * self._wait_s, LONGEST_ASK_S)
+                return self._found
+        if self._thread is None and time.monotonic() >= self._next_s:
+            self._thread = threading.Thread(target=self._ask, args=(cluster,), name="parallax-asking", daemon=True)
+            self._thread.start()
+        return ()
+
+    def _ask(self, cluster: Cluster) -> None:
+        self._found = ()  # of a thread that fails
+        self._found = answering_hosts(cluster)
+
+
+def _describe_failure(job: Job, end: JobEnd) -> FailedJob:
+    hosts = {job.host_of(rank) for rank in end.cause.ranks}
+    return FailedJob(end.cause, end.reason, end.progress, end.cause.host or (hosts.pop() if len(hosts) == 1 else ""))
+
+
+def _number_files(job: Job, number: int) -> Job:
+    """A job whose files of output are beside those of the jobs before it."""
+    folder = job.output_folder
+    return job if folder is None else replace(job, output_folder=Path(folder) / f"restart-{number}")
+
+
+def _say(text: str) -> bool:
+    """Tells the user; False when nobody reads any more."""
+    if text:
+        try:
+            sys.stderr.write(f"parallax: {text}\n")
+            sys.stderr.flush()
+        except BrokenPipeError:
+            return False
+    return True

@@ -1,0 +1,233 @@
+"""Bytes that the exchanges moved: counted, beside the plan's formula at the measured touched rows."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from parallax.plans.plan import ALLGATHER, ALLTOALL, PS, Plan
+from parallax.report.diff import places_text
+from parallax.report.text import bytes_text, ms_text
+from parallax.runtime.worker.ranks import current_process_group
+from parallax.runtime.worker.reports.run_log import StepTimes
+from parallax.transform.building.editor import Counter
+from parallax.transform.building.wire import GRADIENTS, ROWS, Rounding
+from parallax.types import Value
+
+
+@dataclass(frozen=True, slots=True)
+class Rounded:
+    """What half precision on the wire has cost, over all workers and runs.
+
+    Relative errors are |rounded - row| / |row|, of a sample of the rows (parallax/transform/building/wire.py).
+
+    Attributes:
+        kind: `rows` or `gradients`.
+        sampled: rows looked at that were not zero.
+        mean: of their relative errors.
+        largest: of these; 1 when a row became zero, infinite when it grew too large for the type.
+        magnitude: the largest absolute value of all elements before they were rounded.
+    """
+
+    kind: str
+    sampled: int
+    mean: float
+    largest: float
+    magnitude: float
+
+    def __str__(self) -> str:
+        return (
+            f"{self.kind} mean {self.mean:.2e}, largest {self.largest:.2e} of {self.sampled} sampled, "
+            f"values up to {self.magnitude:.3g}"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class ExchangeReport:
+    """The training exchanges of a job so far, summed over the workers.
+
+    Attributes:
+        steps: training steps so far, each an update with all batches that it takes.
+        touched_rows: distinct rows that a worker touched per batch, by variable (mean).
+        predicted_bytes: (1-s) u (i + 2de) of the alltoall exchanges, u being a worker's measured touched rows and s the
+            share of all rows that it owns, 1/W if all own as many. Where several hosts have several workers, u counts
+            the rows of a host's workers together, and s those that its workers own. Where gradients are kept, the same
+            of each batch's pull and of the update's push, ids included.
+        counted_bytes: bytes of ids, rows and gradient rows in them that left a worker for another, or a host for
+            another where there are several.
+        server_bytes: bytes of ids, rows and gradient rows that workers and servers sent to each other; where servers
+            have fronts (parallax/plans/plan.py), that left a worker for another's host.
+        gathered_bytes: bytes that reached other workers by allgather.
+        plan: in force; all figures are of the steps under it.
+        changes: the plans that were in force before, each with the number of steps after which it no longer was.
+        rounded: what rounding on the wire has cost; empty without.
+        step_s: seconds of a step in `session.run`, medians over steps and workers; None when there were too few.
+    """
+
+    steps: int
+    touched_rows: tuple[tuple[str, float], ...]
+    predicted_bytes: int
+    counted_bytes: int
+    gathered_bytes: int
+    server_bytes: int = 0
+    plan: Plan | None = None
+    changes: tuple[tuple[int, Plan], ...] = ()
+    rounded: tuple[Rounded, ...] = ()
+    step_s: float | None = None
+
+    def __str__(self) -> str:
+        lines = [f"plan changed after step {steps}:\n{text}" for steps, text in self._list_changes()]
+        batches = 1 if self.plan is None else self.plan.accumulate_steps
+        lines += [f"touched rows per worker and {'step' if batches == 1 else 'batch'} over {self.steps} steps:"]
+        lines += [f"  {name}: {rows:.1f}" for name, rows in self.touched_rows]
+        lines.append(
+            f"alltoall bytes sent by all workers: predicted {bytes_text(self.predicted_bytes)}, "
+            f"counted {bytes_text(self.counted_bytes)}" + self._difference()
+        )
+        if self.server_bytes:
+            lines.append(f"bytes between workers and servers: counted {bytes_text(self.server_bytes)}")
+        if self.gathered_bytes:
+            lines.append(f"allgather bytes sent by all workers: counted {bytes_text(self.gathered_bytes)}")
+        if self.rounded:
+            lines.append(self.rounding_text())
+        if self.plan is not None and self.plan.profiles:
+            lines.append(self.beside_plan())
+        return "\n".join(lines)
+
+    def rounding_text(self) -> str:
+        """What half precision on the wire has cost, in a line; empty without."""
+        if self.plan is None or not self.rounded:
+            return ""
+        return f"relative error of {self.plan.wire_dtype} on the wire: {'; '.join(map(str, self.rounded))}"
+
+    def beside_plan(self, step_s: float | None = None) -> str:
+        """What the plan predicted beside what was measured: rows and bytes by variable, bytes by route, and the step.
+
+        Bytes of a variable are the plan's, and as they are by the same formula at the measured rows. Those of routes
+        were counted; where several hosts have several workers, fewer leave a host than its workers would send.
+
+        Args:
+            step_s: seconds of a step, as the script measured them; None for those that the session did.
+        """
+        step_s = self.step_s if step_s is None else step_s
+        if self.plan is None or not self.steps:
+            return "nothing to compare with the plan: no step was counted"
+        measured = dict(self.touched_rows)
+        lines = [f"compared with the plan, per worker and step over {self.steps} steps:"]
+        for variable in self.plan.variables:
+            rows, sent = measured.get(variable.name), variable.cost.sent_bytes
+            if rows is None or not variable.touched_rows or sent is None:
+                continue
+            there = sent * rows / variable.touched_rows
+            lines.append(
+                f"  {variable.name}: touched rows {variable.touched_rows} planned, {rows:.1f} measured"
+                f"{_more(rows, variable.touched_rows)}; {variable.route} {bytes_text(sent)} planned, "
+                f"{bytes_text(round(there))} at these rows"
+            )
+        counted = {ALLTOALL: self.counted_bytes, ALLGATHER: self.gathered_bytes, PS: self.server_bytes}
+        for route, total in counted.items():
+            known = [v.cost.sent_bytes for v in self.plan.variables if v.route == route and v.touched_rows]
+            planned = sum(sent for sent in known if sent is not None)
+            if planned and total:
+                one = total / self.steps / self.plan.num_workers
+                found = f"{bytes_text(round(one))} counted{_more(one, planned)}"
+                lines.append(f"  {route} bytes: {bytes_text(planned)} planned, {found}")
+        planned_s = self.plan.prediction.step_s
+        if planned_s is not None:
+            whole = self.plan.prediction.has_compute
+            found = ""
+            if step_s is not None:
+                beside = _more(step_s, planned_s) if whole else " of the step, with its compute"
+                found = f", {ms_text(step_s)} measured{beside}"
+            lines.append(f"  {'step' if whole else 'exchanges of a step'}: {ms_text(planned_s)} planned{found}")
+        return "\n".join(lines)
+
+    def _list_changes(self) -> list[tuple[int, str]]:
+        """After how many steps the plan was changed, and in what."""
+        plans = [plan for _, plan in self.changes] + ([self.plan] if self.plan is not None else [])
+        between = zip(self.changes, plans[1:], strict=False)
+        return [(steps, places_text(before, after).rstrip("\n")) for (steps, before), after in between]
+
+    def _difference(self) -> str:
+        if not self.predicted_bytes:
+            return ""
+        return f" ({100 * (self.counted_bytes / self.predicted_bytes - 1):+.2f} %)"
+
+
+def _more(found: float, expected: float) -> str:
+    return f" ({100 * (found / expected - 1):+.3g} %)" if expected else ""
+
+
+def exchange_report(
+    counters: Sequence[Counter],
+    counted: Sequence[Value],
+    size: int,
+    plan: Plan | None = None,
+    before: tuple[tuple[int, Plan], ...] = (),
+) -> ExchangeReport:
+    """Sums the counters over all workers; every worker must call it.
+
+    Args:
+        counters: what each counts.
+        counted: `[1 + tables + 2]` for each: runs, distinct rows by table, rows asked of owners, rows that left.
+        size: number of workers.
+        plan: in force.
+        before: the plans before it, each with the number of steps after which it no longer was in force.
+    """
+    workers = current_process_group().workers
+    totals = [np.asarray(workers.allreduce(np.asarray(numbers))) for numbers in counted]
+    expected = [c.away * float(numbers[-2]) for c, numbers in zip(counters, counted, strict=True)]
+    left = workers.allreduce(np.asarray(expected))  # what should leave: each worker's share at home is its own
+    predicted, moved, gathered, served, steps = 0.0, 0, 0, 0, 0
+    of_batches = "pull" if plan is not None and plan.accumulate_steps > 1 else "push"
+    touched: dict[str, float] = {}
+    for counter, total, leaves in zip(counters, totals, left, strict=True):
+        if not counter.trains or not total[0]:
+            continue
+        if counter.kind != "pull":  # evaluation may pull without training
+            steps = max(steps, int(total[0]) // size)
+        if counter.kind == "allgather":
+            gathered += int(total[-1]) * (counter.row_bytes + counter.id_bytes)
+            continue
+        # A pull sends ids out and rows back; as many rows are given as asked for, over all workers.
+        if counter.kind == of_batches:
+            for name, rows in zip(counter.variables, total[1:-2], strict=True):
+                touched[name] = touched.get(name, 0.0) + float(rows) / float(total[0])
+        row_bytes = counter.row_bytes + counter.id_bytes
+        if counter.route == PS:
+            served += int(total[-1]) * row_bytes
+            continue
+        predicted += float(leaves) * row_bytes
+        moved += int(total[-1]) * row_bytes
+    return ExchangeReport(
+        steps, tuple(sorted(touched.items())), round(predicted), moved, gathered, served, plan, before
+    )
+
+
+def measured_step(own: StepTimes | None) -> float | None:
+    """The seconds of a step, the median over the workers, every one of which must call it; None when nobody knows."""
+    everybody = [times.step_s for times in current_process_group().workers.allgather(own) if times is not None]
+    return statistics.median(everybody) if everybody else None
+
+
+def rounding_report(roundings: Sequence[Rounding], measured: Sequence[Value]) -> tuple[Rounded, ...]:
+    """What was rounded of each kind, over all workers, every one of which must call it.
+
+    Args:
+        roundings: what each measures.
+        measured: `[5]` for each, as `Rounding` says.
+    """
+    mine = [(rounding.kind, np.asarray(numbers)) for rounding, numbers in zip(roundings, measured, strict=True)]
+    everybody = [one for of_worker in current_process_group().workers.allgather(mine) for one in of_worker]
+    reports = []
+    for kind in (ROWS, GRADIENTS):
+        entries = np.array([numbers for of, numbers in everybody if of == kind])
+        if not entries.size or not entries[:, 1].any():
+            continue
+        _, sampled, errors, _, _ = entries.sum(0)
+        largest, magnitude = entries[:, 3:].max(0)
+        reports.append(Rounded(kind, int(sampled), float(errors / sampled), float(largest), float(magnitude)))
+    return tuple(reports)

@@ -1,0 +1,182 @@
+"""Compares the batches of all workers in the first steps, and warns where workers train on the same ones.
+
+Such a job computes what fewer workers compute: a dataset that is not sharded, or a loop in which every worker feeds the
+same. Each worker keeps digests of what the steps feed and of what iterators and queues in the graph give them, which
+are fetched beside what the script fetches. After STEPS steps the workers exchange the digests without waiting for each
+other, and worker 0 says what it finds. An input that depends on the number of the worker's shard is not fetched.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from parallax.analysis.reading.batches.batch_sources import BatchSource, batch_sources
+from parallax.graph.view import GraphView, split_tensor
+from parallax.logger import log
+from parallax.report.text import name_ranks, pluralize
+from parallax.runtime.worker.barrier import wait_for
+from parallax.runtime.worker.session.batch_digests import BatchHistory, BatchRecorder, equal_workers
+from parallax.runtime.worker.session.fetches import Request
+from parallax.types import Array, Comm, MpiRequest, Value
+
+STEPS = 8
+"""How many steps are compared: enough to tell data from what is constant, few enough to be noticed early."""
+
+_Exchange = tuple[MpiRequest, Array, Array]  # what MPI has begun, what this worker sends, and where all arrive
+_FED = "what is fed"
+
+
+class BatchComparison:
+    """Compares one worker's batches with those of the others; every worker must have one, and call `finish`.
+
+    Args:
+        view: the user's graph.
+        updates: the ops in it that update variables from gradients.
+        trains: whether a run trains that fetches these names.
+        place_of: the script's line that made an op, by its name; empty where it is not known.
+        workers: communicator of the workers, on which nothing else travels.
+    """
+
+    def __init__(
+        self,
+        view: GraphView,
+        updates: frozenset[str],
+        trains: Callable[[tuple[str, ...]], bool],
+        place_of: Callable[[str], str],
+        workers: Comm,
+    ) -> None:
+        self._view, self._updates, self._trains = view, updates, trains
+        self._place_of, self._workers = place_of, workers
+        sources = batch_sources(view, updates)
+        self._has_shards = any(one.is_sharded for one in sources)
+        self._sources = tuple(one for one in sources if one.tensors and not one.is_sharded)
+        self._recorders = {name: BatchRecorder() for name in (*(one.node for one in self._sources), _FED)}
+        self._takes: dict[tuple[str, ...], tuple[BatchSource, ...]] = {}
+        self._needs: set[str] | None = None
+        self._steps = 0
+        self._exchange: _Exchange | None = None
+        self.finished = False
+
+    def with_sources(self, request: Request) -> Request:
+        """A run's request, with what its batches are fetched by after all else."""
+        more = tuple(tensor for one in self._sources_of(request.names) for tensor in one.tensors)
+        return replace(request, names=(*request.names, *more)) if more else request
+
+    def after_run(self, names: tuple[str, ...], feeds: Mapping[str, Value], found: Sequence[Value]) -> None:
+        """Takes in a run.
+
+        Args:
+            names: what the script fetched.
+            feeds: what it fed, by tensor of the user's graph.
+            found: the values of the request that `with_sources` gave.
+        """
+        if self._exchange is not None and self._exchange[0].Test():
+            self._judge()
+        if not self._is_recorded(names):
+            return
+        values = iter(found[len(names) :])
+        for one in self._sources_of(names):
+            self._recorders[one.node].add([next(values) for _ in one.tensors])
+        self._recorders[_FED].add([value for name, value in sorted(feeds.items()) if self._is_needed(name)])
+        self._steps += 1
+        if self._steps == STEPS:
+            self._begin_exchange()
+
+    def finish(self) -> None:
+        """Compares what there is, when all scripts have ended; a second call changes nothing."""
+        if self.finished:
+            return
+        exchange = self._exchange or self._begin_exchange()
+        wait_for(exchange[0])  # no barrier: who has all digests already does not come here
+        self._judge()
+
+    def _is_recorded(self, names: tuple[str, ...]) -> bool:
+        return not self.finished and self._exchange is None and self._trains(names)
+
+    def _sources_of(self, names: tuple[str, ...]) -> tuple[BatchSource, ...]:
+        """What gives a run its batches, that is looked at; nothing for a run that does not train."""
+        if not self._sources or not self._is_recorded(names):
+            return ()
+        if names not in self._takes:
+            runs = self._view.ancestors({name.split(":")[0] for name in names})
+            step = self._view.ancestors(runs & self._updates)
+            self._takes[names] = tuple(one for one in self._sources if one.node in step)
+        return self._takes[names]
+
+    def _is_needed(self, tensor: str) -> bool:
+        """Whether an update depends on a tensor that is fed."""
+        if self._needs is None:
+            self._needs = self._view.ancestors(self._updates)
+        return split_tensor(tensor)[0] in self._needs
+
+    def _begin_exchange(self) -> _Exchange:
+        histories = [recorder.history() for recorder in self._recorders.values()]
+        own = np.zeros([len(histories), STEPS + 2], np.uint64)
+        for row, history in zip(own, histories, strict=True):
+            row[0], row[1] = len(history.digests), int(history.bits)
+            row[2 : 2 + len(history.digests)] = history.digests
+        everyone = np.zeros([self._workers.Get_size(), *own.shape], np.uint64)
+        self._exchange = self._workers.Iallgather(own, everyone), own, everyone
+        return self._exchange
+
+    def _judge(self) -> None:
+        """Warns of workers that train on the same batches, on worker 0."""
+        if self.finished or self._exchange is None:
+            return
+        self.finished = True
+        if self._workers.Get_rank():
+            return
+        everyone = self._exchange[2]
+        by_source = {
+            name: [_history(of_worker[number]) for of_worker in everyone] for number, name in enumerate(self._recorders)
+        }
+        told = [
+            text
+            for one in self._sources
+            for ranks in equal_workers(by_source[one.node])
+            for text in [self._source_text(one, ranks, len(by_source[one.node][ranks[0]].digests))]
+        ]
+        fed = by_source[_FED]
+        for ranks in equal_workers(fed):
+            if not self._has_shards and not told and not self._differ(by_source, ranks):
+                told.append(_fed_text(ranks, len(fed[ranks[0]].digests)))
+        for text in told:
+            log.warning(text)
+
+    def _differ(self, by_source: Mapping[str, Sequence[BatchHistory]], ranks: Sequence[int]) -> bool:
+        """Whether some workers have different batches from an iterator or queue."""
+        return any(len({by_source[one.node][rank].digests for rank in ranks}) > 1 for one in self._sources)
+
+    def _source_text(self, one: BatchSource, ranks: Sequence[int], steps: int) -> str:
+        op, place = self._view.op(one.node), self._place_of(one.node)
+        what = f"{op} {one.node!r}{f' ({place})' if place else ''}"
+        remedy = (
+            "Give each worker its share: `dataset = parallax.shard.shard(dataset)` before the iterator is made."
+            if one.is_iterator
+            else "Give each worker an input of its own, by parallax.shard.create_num_shards_and_shard_id()."
+        )
+        return (
+            f"{_who(ranks)} train on the same batches: {what} gave them the same elements in each of the first "
+            f"{pluralize(steps, 'step')}, so they compute what one of them computes alone. {remedy}"
+        )
+
+
+def _history(row: Array) -> BatchHistory:
+    return BatchHistory(tuple(int(one) for one in row[2 : 2 + int(row[0])]), float(row[1]))
+
+
+def _fed_text(ranks: Sequence[int], steps: int) -> str:
+    return (
+        f"{_who(ranks)} train on the same batches: they fed the same values in each of the first "
+        f"{pluralize(steps, 'step')}, so they compute what one of them computes alone. Feed each worker a batch of its "
+        "own, by the number of workers and the worker's rank that parallel_run returns: "
+        "`batches[step * num_workers + worker_id]`."
+    )
+
+
+def _who(ranks: Sequence[int]) -> str:
+    text = name_ranks(list(ranks), "worker")
+    return f"{text[0].upper()}{text[1:]}"

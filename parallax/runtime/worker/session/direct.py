@@ -1,0 +1,125 @@
+"""Runs that need nothing of TensorFlow's sessions but the run: the same fetches again, feeds already in arrays.
+
+TensorFlow looks at every fetch and feed of every run anew, for its hooks and itself, which for short steps of many
+workers on few cores is a tenth of the step. What is run again and again is made ready once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Protocol, runtime_checkable
+
+import numpy as np
+from tensorflow.core.protobuf import config_pb2
+
+from parallax.runtime.worker.session.overlapping import Overlapping
+from parallax.types import Graph, Hook, Session, TensorShape, Value
+
+
+@runtime_checkable
+class Finishing(Protocol):
+    """A hook that has nothing to do any more from some run on."""
+
+    finished: bool
+    """Whether that is so."""
+
+
+class DirectRuns:
+    """The runs of one session that nothing hooks into.
+
+    Args:
+        raw: TensorFlow's session, in this process.
+        waits_for: hooks that must see all runs until they have finished.
+        overlaps: whether its graph has gates at which runs take turns.
+        repeats: whether all runs come again, as the steps of a front end do; else a run is made ready the second time.
+    """
+
+    def __init__(
+        self, raw: Session, waits_for: Sequence[Finishing] = (), overlaps: bool = False, repeats: bool = False
+    ) -> None:
+        self._raw = raw
+        self._repeats = repeats
+        self._overlapping = Overlapping(raw) if overlaps else None
+        self._waits_for = list(waits_for)
+        self._ready: dict[tuple[tuple[str, ...], tuple[str, ...]], _Ready | None] = {}
+
+    def run(self, tensors: tuple[str, ...], feeds: Mapping[str, Value], overlaps: bool = False) -> list[Value] | None:
+        """What is asked for, None for each operation; or None when this run must go the long way.
+
+        Args:
+            tensors: names of tensors and operations in the worker's graph.
+            feeds: tensor name -> value.
+            overlaps: whether what follows after the fetches may go on while the next run begins.
+        """
+        if self._waits_for:
+            self._waits_for = [hook for hook in self._waits_for if not hook.finished]
+            if self._waits_for:
+                return None
+        key = (tensors, tuple(feeds))
+        if key not in self._ready:
+            if not tensors or len({*tensors, *feeds}) < len(tensors) + len(feeds):
+                return None
+            self._ready[key] = None
+            if not self._repeats:  # a run that does not come again is not worth it
+                return None
+        ready = self._ready[key]
+        if ready is None:
+            ready = self._ready[key] = _Ready(self._raw, *key, self._overlapping if overlaps else None)
+        return ready.run(tuple(feeds.values()))
+
+    def settle(self) -> None:
+        """Waits until no run is on its way; raises what one has failed with that was."""
+        if self._overlapping is not None:
+            self._overlapping.settle()
+
+
+class _Ready:
+    """One set of fetches and feeds."""
+
+    def __init__(
+        self, raw: Session, tensors: Sequence[str], fed: Sequence[str], overlapping: Overlapping | None
+    ) -> None:
+        given = [raw.graph.get_tensor_by_name(name) for name in fed]
+        self._takes = [(tensor.dtype.base_dtype.as_numpy_dtype, _dims(tensor.shape)) for tensor in given]
+        self._places = [":" in name for name in tensors]
+        self._overlapping = overlapping
+        self._flight = None if overlapping is None else overlapping.ready(tensors, fed)
+        if self._flight is not None:
+            return
+        options = config_pb2.CallableOptions(feed=fed)
+        options.fetch.extend(name for name in tensors if ":" in name)
+        options.target.extend(name for name in tensors if ":" not in name)
+        self._call = raw._make_callable_from_options(options)  # make_callable takes no feeds by this way
+
+    def run(self, values: Sequence[Value]) -> list[Value] | None:
+        for value, (dtype, dims) in zip(values, self._takes, strict=True):
+            if type(value) is not np.ndarray or value.dtype != dtype or not _fits(value.shape, dims):
+                return None  # TensorFlow converts it, or says what is wrong with it
+        if self._overlapping is not None and self._flight is not None:
+            found = iter(self._overlapping.run(self._flight, values))
+        else:
+            found = iter(self._call(*values))
+        return [next(found) if is_tensor else None for is_tensor in self._places]
+
+
+def _dims(shape: TensorShape) -> tuple[int | None, ...] | None:
+    return None if shape.rank is None else tuple(shape.as_list())
+
+
+def _fits(shape: tuple[int, ...], dims: tuple[int | None, ...] | None) -> bool:
+    """Whether an array of a shape may be fed; TensorFlow's own comparison takes as long as a small op."""
+    if dims is None or len(shape) != len(dims):
+        return dims is None
+    return all(known is None or known == own for own, known in zip(shape, dims, strict=True))
+
+
+def can_be_direct(graph: Graph, hooks: Sequence[Hook], target: str) -> bool:
+    """Whether nothing has to happen around runs, from some run on: there are no hooks for good, and no queue runners.
+
+    Args:
+        graph: the worker's.
+        hooks: of the session, without the last.
+        target: what it is connected to; empty for this process.
+    """
+    finish = all(isinstance(hook, Finishing) for hook in hooks)
+    return not target and finish and not graph.get_collection("queue_runners")

@@ -1,0 +1,308 @@
+"""What runs of a worker are about: the user's graph, this worker's graph, and a session that reads names of the first.
+
+Whatever a hook fetches and feeds through the session it is given is read in names of the user's graph and comes back as
+a plain TensorFlow session would give it, not in lists per replica.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+
+import tensorflow as tf
+from tensorflow.python.client.session import SessionInterface  # what Saver asks of a session
+
+from parallax.analysis.stages import Analysed
+from parallax.errors import SessionError
+from parallax.plans.plan import Plan
+from parallax.runtime.worker.heartbeat import Heartbeat
+from parallax.runtime.worker.reports.nan_report import NanReport
+from parallax.runtime.worker.reports.run_log import RunLog, RunTimes
+from parallax.runtime.worker.session.accumulation import Accumulation, Gather
+from parallax.runtime.worker.session.batch_comparison import BatchComparison
+from parallax.runtime.worker.session.fetches import Fetchable, Leaf, Request, check_computed, put_together, read_request
+from parallax.runtime.worker.session.names import Names, fetch_text
+from parallax.runtime.worker.session.one_graph import place_of
+from parallax.runtime.worker.session.positions import InputPositions
+from parallax.runtime.worker.session.runs import Runs
+from parallax.transform.building.editor import Counter
+from parallax.transform.building.wire import Rounding
+from parallax.transform.pipeline import WorkerGraph
+from parallax.types import FeedDict, Fetches, Graph, Nest, RunContext, RunMetadata, RunOptions, Session, Value
+
+v1 = tf.compat.v1
+NOT_CHIEFS = (
+    "A hook of Config.chief_only_hooks must fetch what worker 0 has by itself, and all workers must take part for "
+    "{fetch}. Name the hook in Config.hooks, which all workers run; for checkpoints use CheckPointConfig."
+)
+
+
+@dataclass
+class Run:
+    """The run in progress.
+
+    Attributes:
+        context: what the user's hooks get of it.
+        names: what the user fetches.
+        fed: what the user and the hooks feed.
+        gather: for a run without an update, where updates take several batches.
+        hook_names: what the hooks fetch.
+        is_counted: whether positions have it already.
+    """
+
+    context: RunContext
+    names: tuple[str, ...]
+    fed: set[str]
+    gather: Gather | None = None
+    hook_names: list[str] = field(default_factory=list)
+    is_counted: bool = False
+
+
+@dataclass
+class WorkerContext:
+    """This worker's graph as the user's names see it, shared by the session and the hooks.
+
+    Attributes:
+        graph: the user's graph.
+        names: of this worker's graph.
+        watch: tells the launcher about runs.
+        analysed: the user's graph, as it is trained.
+        raw: TensorFlow's session; None before it is made and after it is closed.
+        run: the run in progress.
+        plan: the plan in force.
+        counters: what counts its exchanges.
+        roundings: what measures rounding on the wire.
+        changes: the plans that were in force before, each with the number of steps after which it no longer was.
+        accumulation: how many batches of the next update are there.
+        runs: counts what runs did, for the guard; None without one.
+        log: follows the user's runs.
+        positions: counts what runs have consumed; None where nobody asks.
+        batches: compares the batches of all workers; None where nobody asks.
+        nan_report: says where a number is NaN first; None where nobody asks.
+    """
+
+    graph: Graph
+    names: Names
+    watch: Heartbeat
+    analysed: Analysed
+    raw: Session = None
+    run: Run | None = None
+    plan: Plan | None = None
+    counters: tuple[Counter, ...] = ()
+    roundings: tuple[Rounding, ...] = ()
+    changes: list[tuple[int, Plan]] = field(default_factory=list)
+    accumulation: Accumulation = field(default_factory=Accumulation)
+    runs: Runs | None = None
+    log: RunLog | None = None
+    positions: InputPositions | None = None
+    batches: BatchComparison | None = None
+    nan_report: NanReport | None = None
+
+    def __post_init__(self) -> None:
+        self._known = Fetchable(self.graph, self._is_known)
+
+    def position_feeds(
+        self, names: tuple[str, ...], fed: Mapping[str, Value], gather: Gather | None
+    ) -> dict[str, Value]:
+        """What a run feeds so that iterators go on where they were."""
+        return {} if self.positions is None else self.positions.feeds(self.names, names, fed, gather)
+
+    def count(self, run: Run) -> None:
+        """Counts what a run has consumed, which TensorFlow has carried out; once, whoever tells of it first."""
+        if self.positions is not None and not run.is_counted:
+            self.positions.ran(self.names, (*run.names, *run.hook_names), run.fed, run.gather)
+        run.is_counted = True
+
+    @contextmanager
+    def time_run(self) -> Iterator[RunTimes]:
+        """Has the log follow a run of the user's, which is made within; `ran` tells that it ends well."""
+        began_s = time.monotonic()
+        if self.log is None:
+            yield RunTimes(began_s, 0.0)
+            return
+        run = self.log.begin(began_s)
+        try:
+            yield run
+        finally:
+            self.log.end(time.monotonic())
+
+    def ran(self, names: tuple[str, ...], run: RunTimes) -> None:
+        """Tells of a run of the user's that ends well: what it fetched, and when it began."""
+        if self.log is not None:
+            self.log.ran(names, run, time.monotonic(), self.accumulation.pending, self.plan)
+
+    def place_of(self, op: str) -> str:
+        """The script's line that made an op of its graph; empty where it is not known."""
+        return place_of(self.graph.get_operation_by_name(op))
+
+    def with_sources(self, request: Request) -> Request:
+        """A run's request, with what is fetched besides to compare the batches of the first steps."""
+        return request if self.batches is None else self.batches.with_sources(request)
+
+    def look_at(self, request: Request, found: Sequence[Value]) -> None:
+        """Looks at what a run of the script's was fed and has given.
+
+        Args:
+            request: the script's own.
+            found: the values of its names, and of those that `with_sources` has added.
+        """
+        if self.batches is not None:
+            self.batches.after_run(request.names, request.feeds, found)
+        if self.nan_report is not None:
+            self.nan_report.after_run(request.names, found)
+
+    @property
+    def step(self) -> int | None:
+        """The number of the step in progress, or of the next one, from 1; None where nobody counts steps."""
+        return None if self.log is None else self.log.step
+
+    def follow(self, plan: Plan, worker_graph: WorkerGraph) -> None:
+        """Takes a plan as the one in force."""
+        self.plan, self.counters, self.roundings = plan, worker_graph.counters, worker_graph.roundings
+        self.accumulation.steps = worker_graph.accumulate_steps
+
+    def read(self, fetches: Fetches, feeds: FeedDict | None, per_replica: bool) -> Request:
+        """Checks and names fetches and feeds."""
+        return read_request(self._known, fetches, feeds, per_replica)
+
+    def _is_known(self, name: str) -> bool:
+        check_computed(name, self.analysed.captured.lazy)
+        return self.names.has(name)
+
+    def values(self, request: Request, found: Sequence[Value], per_replica: bool) -> Nest:
+        """What a request gets, in the form in which it was asked for."""
+        return put_together(request, found, self._is_saved_path if per_replica else None)
+
+    def _is_saved_path(self, fetch: Leaf) -> bool:
+        # A tf.train.Saver asks by name, and takes what it gets for the path.
+        return isinstance(fetch.like, str) and self.names.is_saved_path(fetch.names[0])
+
+
+class PlainSession(SessionInterface):  # type: ignore[misc]
+    """TensorFlow's session of this worker with the user's names; nothing comes or goes in lists, no hook is called.
+
+    Args:
+        worker: whose session it is.
+        is_chiefs: whether other workers do not make its runs, so that a run must do without them.
+    """
+
+    def __init__(self, worker: WorkerContext, is_chiefs: bool = False) -> None:
+        self._worker, self._is_chiefs = worker, is_chiefs
+
+    @property
+    def graph(self) -> Graph:
+        """The user's graph."""
+        return self._worker.graph
+
+    @property
+    def sess_str(self) -> str:
+        """The TensorFlow target; workers run in their own process."""
+        return ""
+
+    def run(
+        self,
+        fetches: Fetches,
+        feed_dict: FeedDict | None = None,
+        options: RunOptions | None = None,
+        run_metadata: RunMetadata | None = None,
+    ) -> Nest:
+        """As `tf.compat.v1.Session.run`; raises SessionError when something is not in the user's graph."""
+        worker = self._worker
+        request = worker.read(fetches, feed_dict, per_replica=False)
+        kept = worker.names.kept_by(request.names, request.feeds)
+        gather = worker.accumulation.next_run(kept)
+        resolved = worker.names.resolve(request.names, request.feeds, gather)
+        if worker.raw is None:
+            raise SessionError("A run needs an open session, and this one is closed.")
+        if self._is_chiefs and resolved.collectives:
+            raise SessionError(NOT_CHIEFS.format(fetch=fetch_text(request.names, ())))
+        with worker.time_run() as times, worker.watch.run():
+            for_all = partial(worker.names.for_all, request.names, request.feeds)
+            worker.watch.begin(fetch_text(request.names, ()), resolved.collectives, for_all=for_all)
+            feeds = {**resolved.feeds(request.feeds), **resolved.empty}
+            feeds.update(worker.position_feeds(request.names, request.feeds, gather))
+            found = worker.raw.run(list(resolved.tensors), feeds, options, run_metadata)
+            worker.accumulation.has_run(kept)
+            if worker.runs is not None:
+                worker.runs.add(worker.names, request.names, (), request.feeds, gather)
+            worker.count(Run(None, request.names, set(request.feeds), gather))
+            worker.ran(request.names, times)
+            return worker.values(request, resolved.values(found), per_replica=False)
+
+    def partial_run_setup(self, fetches: Fetches, feeds: object = None) -> None:
+        """Not supported: collectives need whole runs."""
+        raise SessionError("A run must be whole, because all workers take part: use run in place of partial_run.")
+
+    def partial_run(self, handle: object, fetches: Fetches, feed_dict: object = None) -> None:
+        """Not supported: collectives need whole runs."""
+        self.partial_run_setup(fetches)
+
+
+class TrainingRuns:
+    """Tells runs that train from others, and counts them; whoever goes by the count asks in every run.
+
+    Workers compare and save by this count, each when its own count comes to a number. So only what all workers must run
+    equally often may count: where a graph has collectives, a run without any is no step. A worker that resets its part
+    of a metric, or evaluates by itself, makes no step.
+
+    Args:
+        worker: whose runs.
+        updates: the ops that train, by name (training_updates).
+    """
+
+    def __init__(self, worker: WorkerContext, updates: Set[str]) -> None:
+        self._worker = worker
+        self._updates = updates
+        self._names: Names | None = None
+        self._trains: dict[tuple[str, ...], bool] = {}
+        self._count = 0
+        self._run: Run | None = None
+        self._step: int | None = None
+
+    @property
+    def step(self) -> int | None:
+        """The number of the step in progress, from 0; None in a run that does not train."""
+        run = self._worker.run
+        if run is not self._run:
+            trains = run is not None and self.trains(run.names)
+            self._run, self._step = run, self._count if trains else None
+            self._count += trains
+        return self._step
+
+    def trains(self, fetched: tuple[str, ...]) -> bool:
+        """Whether a run is a training step that fetches these names of the user's graph."""
+        names = self._worker.names
+        if names is not self._names:  # the plan has changed
+            self._names, self._trains = names, {}
+        if fetched not in self._trains:
+            needed = names.run_view.ancestors({names.here(name.split(":")[0]) for name in fetched})
+            self._trains[fetched] = any(names.here(update) in needed for update in self._updates) and (
+                not names.has_collectives or names.has_collective_among(needed)
+            )
+        return self._trains[fetched]
+
+
+class DefaultSession(PlainSession):
+    """The default session inside `with sess:`, for `tensor.eval()` and `op.run()`: feeds and values come as they are.
+
+    Args:
+        worker: whose session it is.
+        run: of the session, with hooks; also takes whether feeds and values come in lists per replica.
+    """
+
+    def __init__(self, worker: WorkerContext, run: Callable[..., Nest]) -> None:
+        super().__init__(worker)
+        self._run_all = run
+
+    def run(
+        self,
+        fetches: Fetches,
+        feed_dict: FeedDict | None = None,
+        options: RunOptions | None = None,
+        run_metadata: RunMetadata | None = None,
+    ) -> Nest:
+        """As `Session.run`, without lists per replica."""
+        return self._run_all(fetches, feed_dict, options, run_metadata, per_replica=False)

@@ -1,0 +1,283 @@
+"""Which tensors of the worker's graph stand for the user's names, and what a run feeds besides.
+
+A variable, by whatever name, becomes its whole value; the parts of a fused exchange, or of joined all-reduces, that a
+run does not need are fed with nothing.
+
+A tensor that holds some rows only cannot be fetched, and the error says so. The collectives of a run are Horovod's ops,
+all-reduces, exchanges, gifts to accumulators, and meetings by their number: these alone have equal names on all
+workers. A run of asynchronous training has none, and is not watched.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import numpy as np
+
+from parallax.errors import SessionError
+from parallax.graph.view import GraphView, split_tensor
+from parallax.runtime.worker.session.accumulation import Gather, KeptGradients
+from parallax.transform.building.all_to_all import ALL_REDUCE, ALL_TO_ALL
+from parallax.transform.building.reduce_and_broadcast import MEETINGS
+from parallax.transform.passes.full_batches import FullBatch, led_to_full
+from parallax.transform.passes.gradients_to_servers import FRONTS_GIVE
+from parallax.transform.passes.joined_messages import view_apart
+from parallax.transform.pipeline import WorkerGraph
+from parallax.transform.swap import as_planned, renamed_tensor
+from parallax.types import Value
+
+_READS = ("Identity", "ReadVariableOp")
+_GIVES = ("AccumulatorApplyGradient", "SparseAccumulatorApplyGradient")
+_VARIABLES = ("VarHandleOp", "VariableV2", "Variable")
+_NAMED = 6  # fetches that a message lists
+
+
+@dataclass(frozen=True, slots=True)
+class Resolved:
+    """What a combination of fetches and feeds needs on this worker's graph.
+
+    Attributes:
+        tensors: names in the worker's graph: one for each name asked for that can be had, then what is run besides.
+        empty: what is fed with nothing.
+        collectives: digest of the collectives that the run takes part in; empty when it takes part in none.
+        fed: tensor of the user's graph -> tensor to feed, of those that have another name on this worker.
+        had: for each name asked for whether it can be had; what comes with an update only cannot between updates.
+        full: where batches go that are full, of those that are fed.
+    """
+
+    tensors: tuple[str, ...]
+    empty: dict[str, Value]
+    collectives: str
+    fed: Mapping[str, str] = field(default_factory=dict)
+    had: tuple[bool, ...] = ()
+    full: tuple[FullBatch, ...] = ()
+
+    def feeds(self, given: Mapping[str, Value]) -> dict[str, Value]:
+        """What is fed in the user's names, in those of this worker's graph."""
+        here = {self.fed.get(name, name): value for name, value in given.items()} if self.fed else dict(given)
+        return led_to_full(here, self.full) or here
+
+    def values(self, found: Sequence[Value]) -> Sequence[Value]:
+        """What a run of `tensors` has given, for each name asked for; None for what cannot be had."""
+        if all(self.had):
+            return found[: len(self.had)]
+        values = iter(found)
+        return [next(values) if had else None for had in self.had]
+
+
+class Names:
+    """The names of one worker's graph.
+
+    Args:
+        view: the user's graph.
+        worker_graph: of this worker.
+        renamed: node of the user's graph -> node in this worker's, of those that have another name there.
+    """
+
+    def __init__(self, view: GraphView, worker_graph: WorkerGraph, renamed: Mapping[str, str] | None = None) -> None:
+        self._view = view
+        self._renamed = renamed or {}
+        self._worker_graph = worker_graph
+        self._worker_view = view_apart(worker_graph.graph_def)
+        self._joined = frozenset(member for one in worker_graph.joined for member in one.members)
+        self._resolved: dict[tuple[tuple[str, ...], frozenset[str], Gather | None], Resolved] = {}
+        self._kept: KeptGradients | None = None
+        self._sources: dict[tuple[tuple[str, ...], frozenset[str]], frozenset[str]] = {}
+
+    @property
+    def run_view(self) -> GraphView:
+        """The graph that this worker runs."""
+        return self._worker_view
+
+    def here(self, name: str) -> str:
+        """A node or tensor of the user's graph by the name that it has in this worker's."""
+        return renamed_tensor(name, self._renamed)
+
+    def has(self, name: str) -> bool:
+        """Whether a tensor or operation is in the graph that was given to parallel_run."""
+        return _node(name) in self._view.nodes
+
+    def is_saved_path(self, name: str) -> bool:
+        """Whether a tensor is what a tf.train.Saver fetches: the path that it saves to."""
+        node = _node(name)
+        writers = {self._view.op(n) for n in self._view.controls(node)}
+        return self._view.op(node) == "Identity" and bool(writers & {"SaveV2", "MergeV2Checkpoints"})
+
+    def kept_by(self, names: tuple[str, ...], fed: Iterable[str]) -> frozenset[str]:
+        """The sources of gradients that a run of `names` trains with; none where every batch makes an update.
+
+        Raises:
+            SessionError: something of gradients is asked for, and no update.
+        """
+        if not self._worker_graph.keepings:
+            return frozenset()
+        key = (names, frozenset(fed))
+        if key not in self._sources:
+            cut_off = frozenset(self.here(name) for name in key[1])
+            nodes = {_node(t) for t in map(self._worker_name, names) if t not in cut_off}
+            runs = self._worker_view.ancestors(nodes, cut_off)
+            self._sources[key] = self._keeping().of(runs)
+            if not self._sources[key] and self._keeping().sources_in(runs):
+                raise SessionError(
+                    f"What is made of gradients is known with an update only, where they are kept over "
+                    f"{self._worker_graph.accumulate_steps} batches, and {fetch_text(names, ())} was fetched without "
+                    "one. Fetch it together with the train_op: it is None in every run but the one that updates."
+                )
+        return self._sources[key]
+
+    def resolve(self, names: tuple[str, ...], fed: Iterable[str], gather: Gather | None = None) -> Resolved:
+        """What must be run and fed for `names` when the tensors `fed` are fed.
+
+        Args:
+            names: of the user's graph.
+            fed: of the user's graph.
+            gather: for a run that keeps gradients for a later update.
+        """
+        key = (names, frozenset(fed), gather)
+        if key not in self._resolved:
+            self._resolved[key] = self._resolve(*key)
+        return self._resolved[key]
+
+    def _resolve(self, names: tuple[str, ...], fed: frozenset[str], gather: Gather | None) -> Resolved:
+        for name in sorted(fed):
+            self._check_feed(name)
+        tensors = [self._worker_name(name) for name in names]
+        feeds = {name: self.here(name) for name in sorted(fed)}
+        cut_off = frozenset(feeds.values())
+        had, needed_nodes = [True] * len(names), {_node(name) for name in names if name not in fed}
+        if gather is not None:
+            kept = self._keeping()
+            runs = self._worker_view.ancestors({_node(t) for t in tensors if t not in cut_off}, cut_off)
+            acting = kept.acting(runs) if gather.kept else {}
+            found = [t if t in cut_off else kept.without_update(t, gather) for t in tensors]
+            of_user = [n if t == own else t for n, t, own in zip(names, found, tensors, strict=True)]
+            needed_nodes = {_node(t) for t in of_user if t is not None and t not in fed and self.has(t)}
+            had, tensors = [tensor is not None for tensor in found], [tensor for tensor in found if tensor is not None]
+            tensors += [op for op in dict.fromkeys([*kept.ops(gather), *sorted(acting)]) if op not in tensors]
+            needed_nodes |= {_node(source) for source in gather.kept} | set(acting.values())
+        needed = self._view.ancestors(needed_nodes, fed)
+        idle = [cut for cut in self._worker_graph.cuts if not needed & set(cut.needed_by)]
+        stops = cut_off | {cut.tensor for cut in idle}  # a fed cut runs nothing behind it
+        runs = self._worker_view.ancestors({_node(t) for t in tensors if t not in cut_off}, stops)
+        taken = {tensor for node in runs for tensor in self._worker_view.inputs(node)}
+        empty = {cut.tensor: np.zeros(cut.shape, cut.dtype) for cut in idle if cut.tensor in taken}
+        empty |= self._parts_not_needed(runs)
+        led = {a: b for a, b in feeds.items() if a != b}
+        full = tuple(one for one in self._worker_graph.full if one.batch in cut_off)
+        return Resolved(tuple(tensors), empty, self._digest(runs), led, tuple(had), full)
+
+    def _parts_not_needed(self, runs: set[str]) -> dict[str, Value]:
+        """Of messages of which a run needs some members only, the parts of the others."""
+        found: dict[str, Value] = {}
+        for message in self._worker_graph.joined:
+            if not runs.isdisjoint(message.members):
+                pairs = zip(message.members, message.parts, strict=True)
+                found.update({part: np.zeros(0, message.dtype) for member, part in pairs if member not in runs})
+        return found
+
+    def for_all(self, names: Iterable[str], fed: Iterable[str]) -> dict[str, list[str]]:
+        """For each fetch where workers meet for it; of fetches that meet alike one, of those that do not none.
+
+        A place to meet is told as `MEETING OP`, the same on all workers; OP is the user's whose value is exchanged.
+
+        Args:
+            names: of the user's graph, that can be fetched.
+            fed: of the user's graph.
+        """
+        users = {self.here(own): own for own in self._view.nodes}
+        cut_off = frozenset(self.here(name) for name in fed)
+        told: dict[frozenset[str], str] = {}
+        for name in names:
+            tensor = self._worker_name(name)
+            runs = self._worker_view.ancestors(() if tensor in cut_off else (_node(tensor),), cut_off)
+            places = {meeting: node for node in sorted(runs) if (meeting := self._meeting(node))}
+            digests = {hashlib.sha256(m.encode()).hexdigest()[:8]: node for m, node in places.items()}
+            told.setdefault(frozenset(f"{d} {self._behind(node, users)}" for d, node in digests.items()), name)
+        return {name: sorted(places) for places, name in told.items() if places}
+
+    def _behind(self, node: str, users: Mapping[str, str]) -> str:
+        """The nearest op of the user's graph among what a node takes; empty when there is none."""
+        waiting, seen = [node], {node}
+        for one in waiting:
+            if one in users and one != node:
+                return users[one]
+            needed = dict.fromkeys(split_tensor(t)[0] for t in self._worker_view.inputs(one))
+            waiting += [n for n in needed if n not in seen]
+            seen.update(needed)
+        return ""
+
+    @cached_property
+    def has_collectives(self) -> bool:
+        """Whether steps of this worker have collectives; asynchronous ones have none, whoever reads tables whole."""
+        return self._worker_graph.synchronous and any(map(self._meeting, self._worker_view.nodes))
+
+    def has_collective_among(self, nodes: Iterable[str]) -> bool:
+        """Whether any of some nodes of this worker's graph is a collective."""
+        return any(map(self._meeting, nodes))
+
+    def _keeping(self) -> KeptGradients:
+        if self._kept is None:
+            self._kept = KeptGradients(self._view, self._worker_view, self._worker_graph, self.here)
+        return self._kept
+
+    def _check_feed(self, name: str) -> None:
+        is_whole = name in self._worker_graph.whole and self._view.op(_node(name)) in _READS
+        if is_whole or name in self._worker_graph.held_by_row or _node(name) in self._worker_graph.tables:
+            raise SessionError(
+                f"A feed must be something that one worker has whole, and {name!r} is held by rows on all workers. "
+                "Feed a placeholder, and assign the variable from it."
+            )
+
+    def _digest(self, runs: set[str]) -> str:
+        collectives = sorted({self._meeting(n) for n in runs} - {""})
+        return hashlib.sha256("\n".join(collectives).encode()).hexdigest()[:16] if collectives else ""
+
+    def _meeting(self, node: str) -> str:
+        """What workers meet in at a node, by a name that all have; empty when they do not meet there."""
+        op = self._worker_view.op(node)
+        planned = as_planned(node)
+        if planned.startswith(MEETINGS):
+            return "/".join(planned.split("/")[:3])
+        gives = op in _GIVES and not planned.startswith(FRONTS_GIVE)
+        meets = op.startswith("Horovod") or op in (ALL_TO_ALL, ALL_REDUCE) or node in self._joined
+        return node if meets or gives else ""
+
+    def _worker_name(self, name: str) -> str:
+        whole = self._worker_graph.whole
+        while name not in whole and name in self._worker_graph.held_by_row and self._view.op(_node(name)) == "Identity":
+            name = self._view.inputs(_node(name))[0]
+        node = _node(name)
+        if name in whole:
+            return whole[name]
+        if ":" in name and self._view.op(node) in _VARIABLES:
+            nodes = [edge.node for edge in self._view.consumers(name) if self._view.op(edge.node) in _READS]
+            # A read that comes after a step would run it.
+            reads = [f"{one}:0" for one in sorted(nodes, key=lambda one: bool(self._view.controls(one)))]
+            read = next((r for r in reads if r in whole or node not in self._worker_graph.tables), name)
+            return whole.get(read) or self.here(read)
+        if name in self._worker_graph.held_by_row:
+            raise SessionError(
+                f"A fetch must be something that one worker can have whole, and {name!r} is held by rows on all "
+                "workers. Fetch the variable itself."
+            )
+        return self.here(name)
+
+
+def fetch_text(names: Iterable[str], hook_names: Iterable[str]) -> str:
+    """The fetches of one run, for messages."""
+    texts = [_list_names(tuple(names))]
+    if hook_names := tuple(hook_names):
+        texts.append(f"for hooks {_list_names(hook_names)}")
+    return "; ".join(text for text in texts if text)
+
+
+def _list_names(names: tuple[str, ...]) -> str:
+    more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+    return ", ".join(names[:_NAMED]) + more
+
+
+def _node(name: str) -> str:
+    return split_tensor(name)[0] if ":" in name else name

@@ -1,0 +1,116 @@
+"""All workers train the launcher's graph: its names and structure must be theirs, its values become theirs.
+
+A worker's script may draw other numbers than the launcher's did. Small values come from the launcher. Of a large
+constant only a digest does, so worker 0's counts, which is the launcher's too where both built the same.
+"""
+
+from __future__ import annotations
+
+import runpy
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+from parallax.analysis.reading.recording.digests import (
+    GraphDifference,
+    fingerprint,
+    first_difference,
+    value_digest,
+    values_differ,
+)
+from parallax.analysis.reading.recording.launcher_graph import LauncherGraph, hold, unpack_graph
+from parallax.errors import OtherGraphError
+from parallax.logger import log
+from parallax.report.text import pluralize
+from parallax.types import Comm, Graph, NodeDef, Operation, TensorProto
+
+_LIBRARIES = ("tensorflow", "keras", "tf_keras", "parallax")
+_NAMED = 3  # ops that a message lists
+
+
+def launchers_graph(graph: Graph, data: bytes, expected: str, rank: int) -> tuple[LauncherGraph, str]:
+    """The launcher's graph, of which this worker's has the structure, and the fingerprint of this worker's.
+
+    It is looked at as soon as the script has built its graph, before anything waits for another worker.
+
+    Args:
+        graph: the tf.Graph that this worker's script built.
+        data: the launcher's graph, packed.
+        expected: fingerprint of the graph that was planned.
+        rank: of this worker.
+
+    Raises:
+        OtherGraphError: this worker's graph has another structure.
+    """
+    launcher, own = unpack_graph(data), graph.as_graph_def(add_shapes=True)
+    digest = fingerprint(own)
+    # The launcher's digests are only made to say where the graphs differ.
+    is_planned = digest == expected and len(own.node) == len(launcher.graph_def.node)
+    difference = None if is_planned else first_difference(launcher.graph_def, own)
+    if difference is not None:
+        raise OtherGraphError(_refusal(difference, rank, graph))
+    return launcher, digest
+
+
+def take_launchers_graph(graph: Graph, launcher: LauncherGraph, workers: Comm) -> None:
+    """Has this worker train the launcher's graph; every worker must call it.
+
+    Args:
+        graph: the tf.Graph that this worker's script built.
+        launcher: the launcher's graph, of the same structure.
+        workers: communicator of the workers.
+    """
+    mine = {node.name: node for node in graph.as_graph_def(add_shapes=True).node}
+    others = _of_worker_0(launcher, mine, workers)
+    launcher = replace(launcher, others=others)
+    hold(graph, launcher)
+    _tell(launcher, mine, workers)
+
+
+def _of_worker_0(launcher: LauncherGraph, mine: dict[str, NodeDef], workers: Comm) -> dict[str, TensorProto]:
+    """The large constants that some worker built with another value than worker 0, with worker 0's values."""
+    digests = {name: value_digest(mine[name]) for name in launcher.digests}
+    first = workers.bcast(digests, 0)
+    wanted = {name for names in workers.allgather([n for n in first if digests[n] != first[n]]) for name in names}
+    found = {}
+    for name in sorted(wanted):
+        tensor = mine[name].attr["value"].tensor
+        value = workers.bcast(tensor.SerializeToString() if workers.rank == 0 else None, 0)
+        if digests[name] != first[name]:
+            found[name] = type(tensor).FromString(value)
+    return found
+
+
+def _tell(launcher: LauncherGraph, mine: dict[str, NodeDef], workers: Comm) -> None:
+    """Says once which values were not the same everywhere."""
+    names = [
+        node.name
+        for node in launcher.graph_def.node
+        if (node.name in launcher.others if node.name in launcher.digests else values_differ(node, mine[node.name]))
+    ]
+    differing = dict.fromkeys(name for found in workers.allgather(names) for name in found)
+    if differing and workers.rank == 0:
+        shown = ", ".join(list(differing)[:_NAMED]) + (", ..." if len(differing) > _NAMED else "")
+        count = pluralize(len(differing), "op")
+        log.info(f"Values of {count} differ between the processes; all take the launcher's: {shown}")
+
+
+def _refusal(difference: GraphDifference, rank: int, graph: Graph) -> str:
+    place = place_of(graph.get_operation_by_name(difference.op)) if difference.op else ""
+    return (
+        f"All processes of a job must build the same graph, and worker {rank} {difference.text}"
+        f"{f' ({place})' if place else ''}. Numbers and seeds may differ, the launcher's count; names, ops, inputs and "
+        "shapes may not: let none depend on a random number, the time, the host or the order of a set (where `python` "
+        "itself starts the script, that order needs PYTHONHASHSEED=0)."
+    )
+
+
+def place_of(op: Operation) -> str:
+    """`FILE:LINE` of the script's line that made an op; empty when there is none."""
+    around = [str(Path(file).parent) for name in _LIBRARIES if (file := getattr(sys.modules.get(name), "__file__", ""))]
+    own = [
+        frame
+        for frame in op.traceback or ()  # ops of an imported graph have none
+        if not frame.filename.startswith((*(f"{folder}/" for folder in around), "<", runpy.__file__))
+    ]
+    return f"{own[-1].filename}:{own[-1].lineno}" if own else ""

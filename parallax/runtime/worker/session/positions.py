@@ -1,0 +1,133 @@
+"""How far a job is in its data: batches that training has consumed, and elements taken from iterators of the graph.
+
+Every run of the user's is looked at, once for each combination of fetches. Elements are numbered as the one sequence
+that all workers read together: of W workers, worker r takes r, r + W, r + 2W and so on. So a number says what was seen
+whatever the workers were. An iterator over a dataset that is not sharded is each worker's own, and numbered by itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from parallax.graph.view import split_tensor
+from parallax.runtime.worker.session.accumulation import Gather
+from parallax.runtime.worker.session.names import Names
+from parallax.transform.passes.inputs import InputIterator, Maker
+from parallax.types import Value
+
+
+@dataclass(frozen=True, slots=True)
+class _Does:
+    """What all runs of one combination do.
+
+    Attributes:
+        trains: whether they train.
+        takes: (iterator, how many elements they take from it).
+        begins: (iterator, op that begins it).
+    """
+
+    trains: bool
+    takes: tuple[tuple[str, int], ...]
+    begins: tuple[tuple[str, str], ...]
+
+
+@dataclass
+class Taken:
+    """How far a worker is in an iterator.
+
+    Attributes:
+        maker: the op by which it was begun; empty where it has not been.
+        next: the number of the element that comes next.
+        pending: where the iterator is put when the op `maker` begins it the next time; None for its beginning.
+    """
+
+    maker: str = ""
+    next: int = 0
+    pending: int | None = None
+
+
+@dataclass
+class InputPositions:
+    """How far one worker is.
+
+    Attributes:
+        rank: this worker.
+        size: number of workers.
+        trains: whether a run trains that fetches these names.
+        inputs: the iterators whose elements are counted, by name.
+        is_equal: whether all workers train in the same runs.
+        consumed: batches that runs which train have consumed, on all workers together.
+        taken: by iterator.
+    """
+
+    rank: int
+    size: int
+    trains: Callable[[tuple[str, ...]], bool]
+    inputs: Mapping[str, InputIterator] = field(default_factory=dict)
+    is_equal: bool = True
+    consumed: int = 0
+    taken: dict[str, Taken] = field(init=False)
+    _names: Names | None = None
+    _known: dict[tuple[object, ...], _Does] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.taken = {name: Taken() for name in self.inputs}
+
+    def feeds(
+        self, names: Names, fetched: tuple[str, ...], fed: Iterable[str], gather: Gather | None
+    ) -> dict[str, Value]:
+        """What a run feeds besides, so that iterators which it begins go on where they were."""
+        begins = self._does(names, fetched, frozenset(fed), gather).begins
+        return self.start_feeds(begins) if begins else {}
+
+    def start_feeds(self, begins: Sequence[tuple[str, str]]) -> dict[str, Value]:
+        """What puts iterators where they were, for the (iterator, op) that begin them."""
+        found = {}
+        for name, maker in begins:
+            taken, one = self.taken[name], self._maker(name, maker)
+            if taken.pending is not None and taken.maker == maker:
+                found[one.start] = np.int64(one.count_skipped(taken.pending, self.size))
+        return found
+
+    def ran(self, names: Names, fetched: tuple[str, ...], fed: Iterable[str], gather: Gather | None) -> None:
+        """Counts a run that has ended well."""
+        does = self._does(names, fetched, frozenset(fed), gather)
+        self.consumed += self.size if does.trains else 0
+        self.began(does.begins)
+        for name, count in does.takes:
+            taken = self.taken[name]
+            if taken.maker and taken.pending is None:
+                taken.next += count * self._maker(name, taken.maker).stride(self.size)
+
+    def began(self, begins: Sequence[tuple[str, str]]) -> None:
+        """Takes in that iterators were begun."""
+        for name, maker in begins:
+            taken = self.taken[name]
+            goes_on = taken.pending is not None and taken.maker == maker
+            first = taken.pending if goes_on else self._maker(name, maker).first(self.rank)
+            self.taken[name] = Taken(maker, int(first or 0))
+
+    def _maker(self, name: str, op: str) -> Maker:
+        return next(one for one in self.inputs[name].makers if one.op == op)
+
+    def _does(self, names: Names, fetched: tuple[str, ...], fed: frozenset[str], gather: Gather | None) -> _Does:
+        if names is not self._names:  # the plan has changed
+            self._names, self._known = names, {}
+        key = (fetched, fed, gather)
+        if key not in self._known:
+            self._known[key] = self._looked_up(names, *key)
+        return self._known[key]
+
+    def _looked_up(self, names: Names, fetched: tuple[str, ...], fed: frozenset[str], gather: Gather | None) -> _Does:
+        trains = self.trains(fetched)
+        if not self.inputs:
+            return _Does(trains, (), ())
+        cut_off = frozenset(names.here(name) for name in fed)
+        tensors = [tensor for tensor in names.resolve(fetched, fed, gather).tensors if tensor not in cut_off]
+        runs = names.run_view.ancestors({split_tensor(t)[0] if ":" in t else t for t in tensors}, cut_off)
+        takes = tuple((n, sum(names.here(op) in runs for op in one.takes)) for n, one in self.inputs.items())
+        begins = tuple((n, m.op) for n, one in self.inputs.items() for m in one.makers if names.here(m.op) in runs)
+        return _Does(trains, takes, begins)

@@ -1,0 +1,91 @@
+"""Traces chosen steps of a worker: what TensorFlow measured of every op, as Parallax 2019 laid it out in files.
+
+    PROFILE_DIR/HOST/worker:RANK/run_meta/run_meta_STEP    a RunMetadata
+    PROFILE_DIR/HOST/worker:RANK/timeline/timeline_STEP    the same for chrome://tracing or Perfetto, as JSON
+    PROFILE_DIR/HOST/worker:RANK/metagraph                 the worker's graph, a MetaGraphDef
+
+A step is a run that trains. Its number is the global step before the run; without one in the graph, how many such runs
+came before.
+"""
+
+from __future__ import annotations
+
+import socket
+from pathlib import Path
+
+import tensorflow as tf
+from tensorflow.python.client.timeline import Timeline
+
+from parallax.errors import ConfigError
+from parallax.runtime.worker.reports.graph_files import meta_graph
+from parallax.runtime.worker.session.hooks import TrainingRuns, WorkerContext
+from parallax.settings.parts import ProfileConfig
+from parallax.types import Coordinator, RunArgs, RunContext, RunValues, Session
+
+v1 = tf.compat.v1
+
+
+class ProfileHook(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
+    """Traces the steps of one worker that a ProfileConfig names; comes before the session's last hook.
+
+    Args:
+        config: which steps, and where to.
+        rank: this worker's.
+        worker: its graph.
+        training: tells which runs are steps.
+    """
+
+    def __init__(self, config: ProfileConfig, rank: int, worker: WorkerContext, training: TrainingRuns) -> None:
+        self._config = config
+        self._rank = rank
+        self._worker = worker
+        self._training = training
+        self._step: int | None = None  # the step being traced
+        self._folder = Path(config.profile_dir or "") / socket.gethostname() / f"worker:{rank}"
+
+    def after_create_session(self, session: Session, coord: Coordinator) -> None:
+        """Writes the graph."""
+        graph = meta_graph(session.graph)
+        self._write("metagraph", graph.SerializeToString())
+
+    def before_run(self, run_context: RunContext) -> RunArgs:
+        """Asks for a trace when the run is a step that is to be traced."""
+        self._step = None
+        step = self._training.step
+        if step is None:
+            return None
+        if global_step := self._own_global_step():
+            step = int(self._worker.raw.run(global_step))
+        if not self._config.traces(step, self._rank):
+            return None
+        self._step = step
+        return v1.train.SessionRunArgs(None, options=v1.RunOptions(trace_level=v1.RunOptions.FULL_TRACE))
+
+    def after_run(self, run_context: RunContext, run_values: RunValues) -> None:
+        """Writes the trace."""
+        if self._step is None:
+            return
+        metadata = run_values.run_metadata
+        self._write(f"run_meta/run_meta_{self._step}", metadata.SerializeToString())
+        trace = Timeline(metadata.step_stats).generate_chrome_trace_format()
+        self._write(f"timeline/timeline_{self._step}", trace.encode())
+
+    def _own_global_step(self) -> str:
+        """The tensor of the global step, if the graph has one that a worker reads alone."""
+        with self._worker.graph.as_default():
+            variable = v1.train.get_global_step(self._worker.graph)
+        if variable is None:
+            return ""
+        name = str(self._worker.graph.as_graph_element(variable).name)
+        resolved = self._worker.names.resolve((name,), ())
+        return "" if resolved.collectives else resolved.tensors[0]
+
+    def _write(self, name: str, data: bytes) -> None:
+        path = self._folder / name
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(data)
+        except OSError as error:
+            raise ConfigError(
+                f"profile_dir must be a folder that can be written: {path}: {error.strerror}. Name another."
+            ) from error

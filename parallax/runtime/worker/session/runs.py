@@ -1,0 +1,143 @@
+"""Keeps what this worker's runs did that others must have done alike: which collectives, in which order, which writes.
+
+Workers that fetch other things may go on without a stall and meet in collectives of other steps, so the order is part
+of what is compared. And what a variable was written by in runs of one worker alone says why it differs.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+from collections import Counter, deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from parallax.graph.view import GraphView, split_tensor
+from parallax.runtime.worker.session.accumulation import Gather
+from parallax.runtime.worker.session.names import Names, fetch_text
+from parallax.types import Value
+
+_REMEMBERED = 256  # runs between two comparisons whose fetches a message can name
+
+
+@dataclass(eq=False, slots=True)
+class Kind:
+    """All runs of the same fetches and feeds.
+
+    Attributes:
+        fetches: what they fetch, for messages.
+        collectives: digest of the collectives that they take part in; empty for none.
+        writers: the ops that they run of those that write variables.
+        is_step: whether they train.
+        count: how many there were.
+    """
+
+    fetches: str
+    collectives: str
+    writers: frozenset[str]
+    is_step: bool
+    count: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Met:
+    """The runs of one thread that took part in collectives.
+
+    Attributes:
+        digest: over all of them, in their order.
+        recent: (fetches, collectives) of the last ones.
+    """
+
+    digest: bytes
+    recent: tuple[tuple[str, str], ...]
+
+
+class Runs:
+    """The runs of one worker.
+
+    Args:
+        view: the user's graph.
+        writers: the ops of it that write variables.
+        trains: whether a run trains that fetches these names.
+    """
+
+    def __init__(self, view: GraphView, writers: frozenset[str], trains: Callable[[tuple[str, ...]], bool]) -> None:
+        self._view = view
+        self._writers = writers
+        self._trains = trains
+        self._names: Names | None = None
+        self._kinds: dict[tuple[object, ...], Kind] = {}
+        self._before: list[Kind] = []  # of plans that are no longer in force
+        self._order: dict[int, Any] = {}
+        self._recent: dict[int, deque[tuple[str, str]]] = {}
+
+    def add(
+        self,
+        names: Names,
+        fetched: tuple[str, ...],
+        for_hooks: tuple[str, ...],
+        fed: Mapping[str, Value] | set[str],
+        gather: Gather | None,
+    ) -> Kind:
+        """Counts a run that has ended.
+
+        Args:
+            names: of the graph that ran.
+            fetched: by the user, in the user's names.
+            for_hooks: fetched by hooks.
+            fed: by both.
+            gather: for a run that keeps gradients for a later update.
+        """
+        if names is not self._names:
+            self._names = names
+            self._before += self._kinds.values()
+            self._kinds = {}
+        key = (fetched, for_hooks, frozenset(fed), gather)
+        kind = self._kinds.get(key)
+        if kind is None:
+            kind = self._kinds[key] = self._kind(names, *key)
+        kind.count += 1
+        if kind.collectives:
+            thread = threading.get_ident()  # of threads each has its own order
+            if thread not in self._order:
+                self._order[thread] = hashlib.sha256()
+                self._recent[thread] = deque(maxlen=_REMEMBERED)
+            self._order[thread].update(kind.collectives.encode())
+            self._recent[thread].append((kind.fetches, kind.collectives))
+        return kind
+
+    def list_met(self) -> Met:
+        """The runs of this thread that took part in collectives."""
+        thread = threading.get_ident()
+        if thread not in self._order:
+            return Met(b"", ())
+        return Met(self._order[thread].digest(), tuple(self._recent[thread]))
+
+    def forget_recent(self) -> None:
+        """All workers have done the same up to here."""
+        for recent in self._recent.values():
+            recent.clear()
+
+    def written_by(self, writers: tuple[str, ...]) -> Counter[str]:
+        """How many runs there were of each of some ops that write."""
+        found: Counter[str] = Counter()
+        for kind in (*self._before, *self._kinds.values()):
+            for writer in kind.writers.intersection(writers):
+                found[writer] += kind.count
+        return found
+
+    def _kind(
+        self,
+        names: Names,
+        fetched: tuple[str, ...],
+        for_hooks: tuple[str, ...],
+        fed: frozenset[str],
+        gather: Gather | None,
+    ) -> Kind:
+        every = (*fetched, *for_hooks)
+        resolved = names.resolve(every, fed, gather)
+        nodes = {split_tensor(name)[0] if ":" in name else name for name in every if name not in fed}
+        writers = frozenset() if gather is not None else self._writers & self._view.ancestors(nodes, fed)
+        is_step = gather is None and self._trains(fetched)
+        return Kind(fetch_text(fetched, for_hooks), resolved.collectives, writers, is_step)

@@ -1,0 +1,398 @@
+"""The session that a worker's loop runs on: the user's names in, the transformed graph's values out.
+
+Every `run` is read in names of the user's graph (fetches.py) and carried out on this worker's graph (names.py). While a
+run with collectives lasts, a watch tells the launcher what it waits for.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Protocol
+
+import tensorflow as tf
+from tensorflow.python.framework.stack import default_session  # what tf.Session enters
+
+from parallax.errors import SessionError
+from parallax.logger import log
+from parallax.plans.plan import Plan
+from parallax.report.show import show
+from parallax.runtime.worker.reports.id_errors import id_error
+from parallax.runtime.worker.reports.moved_bytes import ExchangeReport, exchange_report, measured_step, rounding_report
+from parallax.runtime.worker.session.accumulation import Gather
+from parallax.runtime.worker.session.direct import DirectRuns
+from parallax.runtime.worker.session.fetches import Request
+from parallax.runtime.worker.session.hooks import DefaultSession, PlainSession, Run, WorkerContext
+from parallax.runtime.worker.session.names import fetch_text
+from parallax.types import (
+    ArrayOnWorker0,
+    Comm,
+    FeedDict,
+    Fetches,
+    MonitoredSession,
+    Nest,
+    RunMetadata,
+    RunOptions,
+    Value,
+)
+
+_GOOD_ENDS = (tf.errors.OutOfRangeError, StopIteration)
+"""Errors that only say that the data has ended."""
+
+
+class BetweenStepsHook(Protocol):
+    """Something that is done between the runs of a session, by all workers after the same one, once or in turns."""
+
+    done: bool
+    """Whether nothing is left to do."""
+
+    def after_run(self, fetched: tuple[str, ...], seconds: float) -> None:
+        """Looks whether it is time.
+
+        Args:
+            fetched: what the run fetched, in the user's names.
+            seconds: how long it took.
+        """
+
+
+class Verification(Protocol):
+    """Something that looks at the first runs that train, by all workers."""
+
+    @property
+    def done(self) -> bool:
+        """Whether nothing is left to look at."""
+
+    def before_run(self, request: Request) -> None:
+        """Takes in what is about to run."""
+
+    def after_run(self) -> None:
+        """Looks at what it gave."""
+
+
+class RunGuard(Protocol):
+    """Something that compares the workers after runs (guard/guard.py)."""
+
+    def after_run(
+        self,
+        fetched: tuple[str, ...],
+        for_hooks: tuple[str, ...],
+        fed: Mapping[str, Value] | set[str],
+        gather: Gather | None,
+        seconds: float,
+    ) -> None:
+        """Counts a run, and compares the workers when it is time."""
+
+    def close(self) -> None:
+        """Takes in that the session ends well."""
+
+
+class ValueAccess(Protocol):
+    """Reads and writes variables (checkpoint/values.py); every worker must make the same calls."""
+
+    def read(self, ops: Sequence[str]) -> dict[str, ArrayOnWorker0]:
+        """The values on worker 0, by variable op; None elsewhere."""
+
+    def write(self, values: Mapping[str, ArrayOnWorker0]) -> None:
+        """Writes worker 0's values, by variable op, wherever they are held."""
+
+
+class SavedSteps(Protocol):
+    """Which checkpoints a session has written (checkpoint/checkpoints.py)."""
+
+    @property
+    def saved_step(self) -> int | None:
+        """The global step of the latest one; None while there is none."""
+
+
+class PlanChange(Protocol):
+    """Goes over to other plans (replan/requested_plan.py); every worker must make the same calls."""
+
+    def to(self, plan: Plan | str | Path) -> str:
+        """Goes over to a plan, and gives what is to be told of it."""
+
+
+class Session(PlainSession):
+    """Runs the user's fetches on all workers' graphs.
+
+    Every fetch comes back as a list with one entry per replica, and every feed is given as one. Fetching a variable
+    gives its whole value in the user's row order; all workers must then run it. A context manager, or ended by `close`.
+
+    Attributes:
+        values: reads and writes variables between runs, for front ends.
+        resumed_step: the global step of the checkpoint that it began with; None where it began with initial values.
+        checkpoints: which ones it has written; None where it writes none.
+    """
+
+    resumed_step: int | None = None
+    checkpoints: SavedSteps | None = None
+
+    def __init__(
+        self,
+        worker: WorkerContext,
+        monitored: MonitoredSession,
+        size: int,
+        workers: Comm,
+        direct: DirectRuns | None = None,
+        afterwards: Sequence[BetweenStepsHook] = (),
+        guard: RunGuard | None = None,
+        values: ValueAccess | None = None,
+        plan_change: PlanChange | None = None,
+    ) -> None:
+        super().__init__(worker)
+        self._monitored = monitored
+        self._direct = direct
+        self._afterwards = list(afterwards)  # one after the other
+        self._guard = guard
+        self.values = values
+        self._plan_change = plan_change
+        self._size = size
+        self._workers = workers
+        self._defaults: list[ExitStack] = []
+        self._verification: Verification | None = None
+        for runner in self.graph.get_collection(tf.compat.v1.GraphKeys.QUEUE_RUNNERS):
+            # They run in the monitored session already: tf.train.start_queue_runners starts no second one.
+            runner.create_threads(self, start=False)
+
+    def verify(self, make: Callable[[WorkerContext], Verification]) -> None:
+        """Has the first runs looked at; `make` is given this worker's graph."""
+        self._verification = make(self._worker)
+
+    def run(
+        self,
+        fetches: Fetches,
+        feed_dict: FeedDict | None = None,
+        options: RunOptions | None = None,
+        run_metadata: RunMetadata | None = None,
+    ) -> Nest:
+        """Runs fetches of the user's graph.
+
+        Args:
+            fetches: a tensor, operation, variable, name, or a nest of them.
+            feed_dict: tensor or name -> list with one entry per replica.
+            options: RunOptions for TensorFlow.
+            run_metadata: RunMetadata that TensorFlow fills.
+
+        Returns:
+            The nest with a list per fetch, one entry per replica; None for operations, and, where an update takes
+            several batches, for what comes with the update only in a run without it.
+
+        Raises:
+            SessionError: when a fetch or feed is not in the user's graph, or cannot be had, or an id is no row of its
+                table.
+            GuardError: on all workers, when what they must have equal differs.
+        """
+        return self._run(fetches, feed_dict, options, run_metadata, per_replica=True)
+
+    def _run(
+        self,
+        fetches: Fetches,
+        feed_dict: FeedDict | None,
+        options: RunOptions | None,
+        run_metadata: RunMetadata | None,
+        per_replica: bool,
+    ) -> Nest:
+        worker = self._worker
+        self._check_open()
+        request = worker.read(fetches, feed_dict, per_replica)
+        if self._verification is not None:
+            self._verification.before_run(request)
+        kept = worker.names.kept_by(request.names, request.feeds)
+        gather = worker.accumulation.next_run(kept)
+        resolved = worker.names.resolve(worker.with_sources(request).names, request.feeds, gather)
+        run = Run(None, request.names, set(request.feeds), gather)
+        feeds = {**resolved.feeds(request.feeds), **worker.position_feeds(request.names, request.feeds, gather)}
+        with worker.time_run() as times, worker.watch.run():
+            try:
+                found = None
+                asked: tuple[tuple[str, ...], Any] = ((), request.feeds)  # for hooks, and all that is fed
+                if self._direct is not None and options is None and run_metadata is None:
+                    fetch = fetch_text(request.names, ())
+                    for_all = partial(worker.names.for_all, request.names, request.feeds)
+                    worker.watch.begin(fetch, resolved.collectives, for_all=for_all)
+                    overlaps = bool(resolved.collectives)
+                    found = self._direct.run(resolved.tensors, {**feeds, **resolved.empty}, overlaps)
+                if found is None:  # the last hook says what the run waits for
+                    arguments = tf.compat.v1.train.SessionRunArgs(fetches, feed_dict)
+                    context = tf.compat.v1.train.SessionRunContext(arguments, PlainSession(worker))
+                    run.context, worker.run = context, run  # hooks fill in what they ask for
+                    found = self._monitored.run(list(resolved.tensors), feeds, options, run_metadata)
+                    asked = tuple(run.hook_names), run.fed
+            except tf.errors.InvalidArgumentError as error:
+                named = id_error(error, worker.names.run_view, self._workers.Get_rank(), worker.step)
+                if named is None:
+                    raise
+                raise named from None  # TensorFlow's own says less, in forty lines
+            worker.watch.count()
+            worker.accumulation.has_run(kept)
+            worker.count(run)
+            worker.ran((*request.names, *run.hook_names), times)
+            given = resolved.values(found)
+            values = worker.values(request, given, per_replica)
+            worker.look_at(request, given)
+        seconds = time.monotonic() - times.began_s
+        if self._verification is not None:
+            self._verification.after_run()
+            if self._verification.done:
+                self._verification = None
+        if self._guard is not None:
+            self._guard.after_run(request.names, *asked, gather, seconds)
+        if self._afterwards and not worker.accumulation.pending:
+            self._afterwards[0].after_run(request.names, seconds)
+            if self._afterwards[0].done:
+                del self._afterwards[0]
+        return values
+
+    @property
+    def workers(self) -> Comm:
+        """The workers as a communicator of mpi4py, for what a script adds up or waits for; ranks are worker ids.
+
+        Nothing of Parallax goes over it. `MPI.COMM_WORLD` has the servers too, which never answer.
+        """
+        return self._workers
+
+    @property
+    def consumed(self) -> int:
+        """How many batches training has consumed since the job first began, over all resumes.
+
+        Every run that trains adds the number of workers: each of them takes one batch. Runs that only evaluate add
+        nothing; where an update takes several batches, each of their runs counts. A checkpoint holds the number, so
+        that it goes on after a resume by any number of workers. It is equal on all workers, so worker `worker_id` may
+        take batch `consumed + worker_id` of one sequence for all.
+
+        Raises:
+            SessionError: in asynchronous training, where each worker is somewhere else.
+        """
+        positions = self._worker.positions
+        if positions is None or not positions.is_equal:
+            raise SessionError(
+                "Workers have consumed one number of batches in synchronous training only, and this one is not. Count "
+                "this worker's own runs."
+            )
+        return positions.consumed
+
+    @property
+    def accumulate_steps(self) -> int:
+        """How many runs of the train_op make an update; a fetch made of gradients is None in all but the last."""
+        return self._worker.accumulation.steps
+
+    def raw_session(self) -> PlainSession:
+        """The session without hooks and without lists per replica."""
+        return PlainSession(self._worker)
+
+    def should_stop(self) -> bool:
+        """Whether a hook or a queue runner asked to stop, or the session is closed."""
+        return self._worker.raw is None or bool(self._monitored.should_stop())
+
+    def close(self) -> None:
+        """Ends the session; a second call changes nothing."""
+        self._end(None, None, None)
+
+    def __enter__(self) -> Session:
+        with ExitStack() as defaults:  # graph and session, as tf.Session does it; Saver and `eval` rely on them
+            defaults.enter_context(self.graph.as_default())
+            defaults.enter_context(default_session(DefaultSession(self._worker, self._run)))
+            self._defaults.append(defaults.pop_all())
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> bool:
+        try:
+            return self._end(kind, error, trace)
+        finally:
+            self._defaults.pop().close()
+
+    def _end(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> bool:
+        """Ends the session if it is open; whether the error only says that the data has ended."""
+        if self._worker.raw is None:
+            return False
+        pending = self._worker.accumulation.pending
+        if pending and error is None and self._workers.Get_rank() == 0:
+            log.info(
+                f"The gradients of the last {pending} batches were not applied: an update takes those of "
+                f"{self.accumulate_steps}."
+            )
+        failed = self._failure_of_tails()
+        if failed is not None and (error is None or isinstance(error, _GOOD_ENDS)):
+            kind, error, trace = type(failed), failed, failed.__traceback__
+        if self._guard is not None and (error is None or isinstance(error, _GOOD_ENDS)) and failed is None:
+            self._guard.close()
+        try:
+            is_end = bool(self._monitored.__exit__(kind, error, trace))
+        finally:
+            self._worker.raw = None
+            self._worker.watch.close()
+        if self._worker.log is not None and (error is None or is_end):
+            self._worker.log.finish()
+        if failed is not None and error is failed and not is_end:
+            raise failed
+        return is_end
+
+    def settle(self) -> bool:
+        """Waits until no run is on its way; every worker must call it.
+
+        Returns:
+            Whether a loop can begin anew on this session: no gradients wait for an update.
+        """
+        failed = self._failure_of_tails()
+        if failed is not None:
+            raise failed
+        return not self._worker.accumulation.pending
+
+    def _failure_of_tails(self) -> BaseException | None:
+        """Waits until no run is on its way; what one has failed with that was."""
+        try:
+            if self._direct is not None:
+                with self._worker.watch.run("what the last steps have left to do", "end of steps"):
+                    self._direct.settle()
+        except Exception as failed:
+            return failed
+        return None
+
+    def exchange_report(self) -> ExchangeReport:
+        """Bytes of the training exchanges so far, predicted and counted, summed over the workers.
+
+        All workers must call it. The prediction is the plan's formula at the measured touched rows; what a plan made
+        with profiles predicted is told beside it. After a change of plan it is of the steps since then.
+        """
+        self._check_open()
+        with self._worker.watch.run("exchange_report()", "exchange_report()"):
+            counters, roundings = self._worker.counters, self._worker.roundings
+            counted = self._worker.raw.run([c.tensor for c in counters])
+            measured = self._worker.raw.run([r.tensor for r in roundings])
+            changes = tuple(self._worker.changes)
+            report = exchange_report(counters, counted, self._size, self._worker.plan, changes)
+            step_s = measured_step(None if self._worker.log is None else self._worker.log.times())
+            return replace(report, rounded=rounding_report(roundings, measured), step_s=step_s)
+
+    def change_plan(self, plan: Plan | str | Path) -> None:
+        """Goes over to another plan, between two runs; all workers must call it after the same run, with the same plan.
+
+        Variables move to where the plan has them, and values stay what they are. Its servers must be those of the job:
+        one that begins without servers has none later. Worker 0 prints how long it took.
+
+        Args:
+            plan: of the same graph and machines; or the name of its file, which `parallax plan --json` has written, on
+                the machine of worker 0.
+
+        Raises:
+            PlanError: on all workers, when it is of another graph or job, or cannot be carried out; the plan in force
+                stays.
+            SessionError: the session is closed.
+        """
+        self._check_open()
+        if self._plan_change is None:
+            raise SessionError("A session that parallel_run has opened can change its plan, and this is another one.")
+        with self._worker.watch.run("change_plan", "change_plan"):
+            text = self._plan_change.to(plan)
+        if self._workers.Get_rank() == 0:
+            show(text)
+
+    def _check_open(self) -> None:
+        if self._worker.raw is None:
+            raise SessionError("A run needs an open session, and this one is closed.")
