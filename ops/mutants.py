@@ -308,7 +308,7 @@ MUTANTS = (
     ),
     Mutant(
         "a token is lost: a push does not wait for the others'",
-        "transform/passes/servers.py",
+        "transform/passes/on_servers.py",
         "waits = [*ops, *given, *self.editor.meetings.token(ops)]",
         "waits = [*ops, *given]",
         SERVED,

@@ -103,7 +103,7 @@ def __dir__() -> list[str]:
 
 def _record_gradients() -> None:
     """From here on it is remembered which gradients a script takes, whichever of both it imported first."""
-    import_module(f"{__name__}.analysis.reading.recording.record").install()
+    import_module(f"{__name__}.analysis.reading.construction.record").install()
 
 
 after_import("tensorflow", _record_gradients)

@@ -32,16 +32,16 @@ from parallax.plans.what_if import what_if_from
 from parallax.report.html.files import write_file
 from parallax.report.memory import memory_table
 from parallax.report.text import PrintedPlan, explanation, plan_table
+from parallax.runtime.before_launch import check_launching
 from parallax.runtime.launcher.job import Job, servers_by_host
 from parallax.runtime.launcher.launch import JobEnd, launch
 from parallax.runtime.launcher.mpirun import this_launcher
 from parallax.runtime.launcher.restarts.spare import Launch
-from parallax.runtime.launcher.restarts.waiting import end_waiting_job
-from parallax.runtime.launching import check_launching
+from parallax.runtime.launcher.restarts.waiting_job import end_waiting_job
 from parallax.runtime.make_job import cluster_of, job_of, new_folder, of_workers, with_cluster
 from parallax.runtime.measure.options import measure_options
+from parallax.runtime.planned_job import check_restarts, launch_planned
 from parallax.runtime.replan.options import replan_options
-from parallax.runtime.restarts import check_restarts, launch_planned
 from parallax.runtime.trace.options import trace_options
 from parallax.runtime.worker.ranks import current_process_group
 from parallax.runtime.worker.session.fetches import REPLICAS

@@ -1,7 +1,7 @@
 """Calls of a script that workers carry out while it goes on: of `fit`, and of the steps of its own loops.
 
 The launching process drives them: it has the graph, the data and the results. Workers get the graph, and never run the
-script (parallax/functions/remote/serving.py).
+script (parallax/functions/remote/serve_driver.py).
 """
 
 from __future__ import annotations

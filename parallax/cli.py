@@ -160,7 +160,7 @@ def _run_here(
         with contextlib.suppress(ParallaxError, OSError):  # which the script's call raises too
             start_early_server(cluster_named(wanted.resource, wanted.workers), mentions_keras(words))
     with quiet_import(shown_from):
-        from parallax.analysis.reading.recording import record
+        from parallax.analysis.reading.construction import record
         from parallax.api import JobEnded
         from parallax.call import jobs_run
 

@@ -17,15 +17,15 @@ from parallax.errors import LaunchError
 from parallax.planned_call import check_outputs, checked_call, checked_cluster, plan_call, plan_on, show_plan
 from parallax.plans.plan import Plan
 from parallax.report.text import plan_table
+from parallax.runtime.before_launch import check_launching
 from parallax.runtime.launcher.ending.ending_signals import add_sigterm_to
 from parallax.runtime.launcher.job import Job
 from parallax.runtime.launcher.launch import Contact, JobEnd, launch
 from parallax.runtime.launcher.output.relay import bytes_of
-from parallax.runtime.launcher.restarts.restarting import RestartOptions, launch_restarting
+from parallax.runtime.launcher.restarts.restart_loop import RestartOptions, launch_restarting
 from parallax.runtime.launcher.restarts.spare import HeldStream, RunningJob
-from parallax.runtime.launching import check_launching
 from parallax.runtime.make_job import job_with, message_of, message_without_plan, of_workers
-from parallax.runtime.restarts import check_restarts, standing_by
+from parallax.runtime.planned_job import check_restarts, standing_by
 from parallax.runtime.verify.first import check_comparable
 from parallax.runtime.worker.job_message import JobMessage
 from parallax.settings.config import Config

@@ -51,7 +51,7 @@ def run(arguments: argparse.Namespace) -> None:
         run_timed(arguments.variables or TIMED_VARIABLES, arguments.tables or TIMED_TABLES, arguments.hosts)
         return
     arguments.variables, arguments.tables = arguments.variables or 1000, arguments.tables or 100
-    from parallax.analysis.reading.recording import record
+    from parallax.analysis.reading.construction import record
 
     record.install()
     graph = build(arguments.variables, arguments.tables)

@@ -15,7 +15,7 @@ import numpy as np
 import tensorflow as tf
 
 from ops.exactness.session import as_written
-from parallax.analysis.reading.recording import record
+from parallax.analysis.reading.construction import record
 
 v1 = tf.compat.v1
 _Sparse = v1.SparseTensorValue

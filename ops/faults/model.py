@@ -17,7 +17,7 @@ from typing import Any
 
 from parallax.runtime.launcher.ending import end_of_job as job_machine
 from parallax.runtime.launcher.ending.outcome import Ending
-from parallax.runtime.supervisor import machine as rank_machine
+from parallax.runtime.supervisor import state_machine as rank_machine
 from parallax.runtime.supervisor.frames import Control, Frame, Start
 from parallax.runtime.supervisor.limits import PREEMPTION, Limits
 from parallax.runtime.supervisor.processes import Vitals

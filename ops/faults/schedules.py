@@ -12,7 +12,7 @@ from random import Random
 
 from ops.faults.model import LIMITS, SAVE_S, World
 from parallax.report.text import name_ranks
-from parallax.runtime.supervisor.machine import ReaderGone, SignalCame
+from parallax.runtime.supervisor.state_machine import ReaderGone, SignalCame
 
 _END_S = 10.0  # to end a job: mpirun's grace, a supervisor's, and looking
 

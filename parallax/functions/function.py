@@ -33,7 +33,7 @@ from parallax.functions.tracing.arguments import (
 )
 from parallax.functions.tracing.batch_statistics import statistics_of
 from parallax.functions.tracing.results import rules_of
-from parallax.functions.tracing.tracing import AS_TENSORFLOW, Tracing, traced_step
+from parallax.functions.tracing.trace_step import AS_TENSORFLOW, Tracing, traced_step
 from parallax.logger import log
 from parallax.settings.config import Config
 from parallax.settings.environment import Role, settings

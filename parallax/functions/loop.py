@@ -26,7 +26,7 @@ from parallax.functions.tracing.step_graph import GraphStep, StepGraph, StepVari
 from parallax.functions.tracing.traced_values import take_values
 from parallax.functions.variables import TrainedVariables
 from parallax.runtime.driver_channel import ChannelClosed
-from parallax.runtime.launcher.restarts.waiting import use_until_needed
+from parallax.runtime.launcher.restarts.waiting_job import use_until_needed
 from parallax.settings.config import Config
 from parallax.settings.environment import settings
 from parallax.settings.merge import merge_settings

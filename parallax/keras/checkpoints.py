@@ -17,7 +17,7 @@ from parallax.runtime.checkpoint.files.bundle import Bundle
 from parallax.runtime.checkpoint.files.folder import absolute, file_errors
 from parallax.runtime.checkpoint.files.stored_tensors import CHUNK_BYTES, chunks, slice_text
 from parallax.runtime.checkpoint.files.writer import Writer
-from parallax.runtime.launcher.restarts.waiting import end_use
+from parallax.runtime.launcher.restarts.waiting_job import end_use
 from parallax.types import KerasModel, Variable
 
 _WRITABLE = "Free space there, or name another folder."

@@ -26,7 +26,7 @@ from parallax.keras.fitting import FitCall, read_fit, run_fit, take_state
 from parallax.keras.libraries import library_of, tf_keras
 from parallax.keras.training import training_of
 from parallax.logger import log
-from parallax.runtime.launcher.restarts.waiting import end_waiting_job
+from parallax.runtime.launcher.restarts.waiting_job import end_waiting_job
 from parallax.settings.config import Config
 from parallax.settings.environment import Role, is_commanded, settings
 from parallax.settings.merge import merge_settings

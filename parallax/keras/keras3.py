@@ -18,8 +18,8 @@ from keras.src.utils.python_utils import pythonify_logs
 
 from parallax.functions.tracing.keras_steps import optimizers_seen, slot_name
 from parallax.keras.epochs import BegunDataset, BegunDatasets, NumberedEpochs
-from parallax.keras.logs import LateLogs
 from parallax.keras.progress import FitProgress
+from parallax.keras.step_logs import LateLogs
 from parallax.keras.traced_initializers import making_large
 from parallax.types import (
     Argument,

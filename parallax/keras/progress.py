@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from parallax.functions.remote.remote_steps import RemoteSteps
-from parallax.functions.remote.running import RunningSteps
+from parallax.functions.remote.step_runner import RunningSteps
 from parallax.logger import log
 from parallax.types import Argument, KerasModel
 

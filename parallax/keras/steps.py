@@ -15,10 +15,15 @@ from parallax.functions.tracing.batch_statistics import fused_normalizations
 from parallax.functions.tracing.reports import reported_value
 from parallax.functions.tracing.results import default_rule, mark_results
 from parallax.functions.tracing.step_graph import GraphStep, StepGraph, StepVariable, unique_name
-from parallax.functions.tracing.tracing import captured_variables, check_made_once, explain_open_lengths, handles_noted
+from parallax.functions.tracing.trace_step import (
+    captured_variables,
+    check_made_once,
+    explain_open_lengths,
+    handles_noted,
+)
 from parallax.keras.libraries import library_of
-from parallax.keras.logs import flat_logs
 from parallax.keras.metrics import is_of_metrics
+from parallax.keras.step_logs import flat_logs
 from parallax.types import ConcreteFunction, KerasModel, Log, Logs, Nest, Tensor, Variable
 
 NOT_KNOWN: Mapping[str, int] = MappingProxyType({})

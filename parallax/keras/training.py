@@ -23,9 +23,9 @@ from parallax.keras.arrays import numbers_of
 from parallax.keras.datasets import ELEMENTS, elements_of
 from parallax.keras.inputs import ROW_NUMBERS, is_taken, open_spec, parts_of
 from parallax.keras.libraries import library_of
-from parallax.keras.logs import nested_logs
 from parallax.keras.metrics import LogsOfSums
 from parallax.keras.progress import FitProgress
+from parallax.keras.step_logs import nested_logs
 from parallax.keras.steps import ModelStep
 from parallax.types import Argument, KerasModel, Logs, Nest, TensorLike, Value
 

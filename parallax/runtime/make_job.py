@@ -72,7 +72,7 @@ def job_of(
     seed: int,
 ) -> Job:
     """The job of a plan, whose workers run the script; `mine` is what they are to do."""
-    from parallax.analysis.reading.recording.launcher_graph import pack_graph
+    from parallax.analysis.reading.construction.launcher_graph import pack_graph
 
     message = replace(
         message_of(plan, cluster, config, mine, seed),

@@ -26,7 +26,7 @@ from parallax.runtime.replan.change_over import places_of
 from parallax.runtime.worker.ranks import SERVER_TASK, WORKER_TASK, ProcessGroup, current_process_group
 from parallax.runtime.worker.session.bfloat16 import options_with
 from parallax.runtime.worker.session.direct import DirectRuns, Finishing, can_be_direct
-from parallax.runtime.worker.session.hooks import WorkerContext
+from parallax.runtime.worker.session.run_context import WorkerContext
 from parallax.runtime.worker.session.user_hooks import LastHook, UserHook
 from parallax.settings.config import Config
 from parallax.transform.building import editor

@@ -29,7 +29,7 @@ from parallax.runtime.peers.memory import state_in_memory
 from parallax.runtime.peers.recovery import RecoveredState
 from parallax.runtime.replan.change_over import ChangeOver
 from parallax.runtime.replan.options import ReplanOptions
-from parallax.runtime.replan.partitions import PartitionSearch, searches
+from parallax.runtime.replan.partition_trials import PartitionSearch, searches
 from parallax.runtime.replan.replan import Replan
 from parallax.runtime.replan.requested_plan import RequestedChange
 from parallax.runtime.trace.hook import TraceHook
@@ -45,13 +45,13 @@ from parallax.runtime.worker.reports.run_log import RunLog
 from parallax.runtime.worker.session.batch_comparison import BatchComparison
 from parallax.runtime.worker.session.bfloat16 import EffectHook
 from parallax.runtime.worker.session.channels import open_channels
-from parallax.runtime.worker.session.hooks import TrainingRuns, WorkerContext
 from parallax.runtime.worker.session.names import Names
 from parallax.runtime.worker.session.one_graph import launchers_graph, take_launchers_graph
 from parallax.runtime.worker.session.positions import InputPositions
-from parallax.runtime.worker.session.profile import ProfileHook
-from parallax.runtime.worker.session.session import BetweenStepsHook, Session
+from parallax.runtime.worker.session.profile_files import ProfileHook
+from parallax.runtime.worker.session.run_context import TrainingRuns, WorkerContext
 from parallax.runtime.worker.session.user_hooks import begin_hooks
+from parallax.runtime.worker.session.worker_session import BetweenStepsHook, Session
 from parallax.settings.config import Config
 from parallax.settings.parts import CheckPointConfig
 from parallax.transform.building import editor

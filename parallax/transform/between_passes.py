@@ -2,7 +2,7 @@
 
 After every pass: what was changed is in the user's graph, no node has become two things, and nobody takes a tensor of a
 node that gives none any more. Besides, a pass must have done the whole of its own work list (`_LEFT`). Only names are
-looked up, so the check always runs; what the finished graph must be is looked at in check.py.
+looked up, so the check always runs; what the finished graph must be is looked at in invariants.py.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """From a captured graph and decisions to one worker's graph: the passes in order, and a check after each.
 
-The finished graph is looked at besides (check.py).
+The finished graph is looked at besides (invariants.py).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from parallax.transform.building.editor import (
 )
 from parallax.transform.building.loop_entries import bring_into_loops
 from parallax.transform.building.wire import Rounding
-from parallax.transform.check import check
+from parallax.transform.invariants import check
 from parallax.transform.passes.accumulate import keep_gradients
 from parallax.transform.passes.dense_and_gathered import collect_rows, reduce_gradients
 from parallax.transform.passes.exchange import exchange_rows
@@ -36,15 +36,15 @@ from parallax.transform.passes.gradients_to_servers import scatter_gradients
 from parallax.transform.passes.inputs import IteratorsOfGraph, keep_inputs
 from parallax.transform.passes.joined_messages import JoinedMessage, join_all_reduces
 from parallax.transform.passes.layouts import change_layouts
+from parallax.transform.passes.local_tables import gather_rows, slice_rows, spread_tables
+from parallax.transform.passes.on_servers import run_on_servers
 from parallax.transform.passes.padded_rows import fill_rows_alike
-from parallax.transform.passes.partitions import place_tables
 from parallax.transform.passes.rows_up_to_date import keep_up_to_date, lazily_updated
 from parallax.transform.passes.seeds import set_seeds
-from parallax.transform.passes.servers import run_on_servers
-from parallax.transform.passes.shards import set_shards
+from parallax.transform.passes.server_partitions import place_tables
+from parallax.transform.passes.shard_numbers import set_shards
 from parallax.transform.passes.share_batches import share_batches
 from parallax.transform.passes.streams import RandomStreams, keep_streams
-from parallax.transform.passes.tables import gather_rows, slice_rows, spread_tables
 from parallax.transform.passes.touched_rows import NO_ROW_MEMORY, RowMemory, remember_touched_rows
 from parallax.transform.passes.turns import add_gates
 from parallax.types import GraphDef

@@ -9,7 +9,7 @@ import parallax
 from parallax import shard
 from parallax.analysis.stages import analyse
 from parallax.transform.building.editor import Worker
-from parallax.transform.passes.shards import set_shards
+from parallax.transform.passes.shard_numbers import set_shards
 
 KINDS = ("one-shot", "initializable")
 

@@ -23,7 +23,7 @@ _SHARED_CORES = int(os.environ.get("OMPI_COMM_WORLD_SIZE", "1")) > (os.cpu_count
 os.environ.setdefault("HOROVOD_CYCLE_TIME", "1" if _SHARED_CORES else "0.1")
 
 
-from parallax.analysis.reading.recording import record  # noqa: E402
+from parallax.analysis.reading.construction import record  # noqa: E402
 
 record.install()
 
@@ -40,7 +40,7 @@ from parallax.runtime.worker.ranks import hold_port  # noqa: E402
 from parallax.runtime.worker.session.accumulation import Accumulation  # noqa: E402
 from parallax.runtime.worker.session.channels import open_channels  # noqa: E402
 from parallax.runtime.worker.session.names import Names  # noqa: E402
-from parallax.runtime.worker.session.session import hooks  # noqa: E402
+from parallax.runtime.worker.session.worker_session import hooks  # noqa: E402
 from parallax.transform.pipeline import transform  # noqa: E402
 from tests.equality.cases import cases  # noqa: E402
 from tests.equality.training import (  # noqa: E402

@@ -11,7 +11,7 @@ from ops.exactness.draft import Program, Statement
 from ops.exactness.runs import Built
 from ops.exactness.trial import try_program
 from parallax.analysis.reading.capture import capture
-from parallax.analysis.reading.recording import record
+from parallax.analysis.reading.construction import record
 from parallax.analysis.stages import analyse
 
 record.install()

@@ -10,7 +10,7 @@ from ops.exactness.runs import JobInMemory
 from ops.exactness.session import NamedSession
 from ops.exactness.transport import together
 from parallax.analysis.reading.capture import initialization_phases
-from parallax.analysis.reading.recording import record
+from parallax.analysis.reading.construction import record
 from parallax.analysis.stages import analyse, plan_for, rewrites_of
 from parallax.transform.building.all_to_all import native_ops
 from parallax.transform.building.editor import Worker

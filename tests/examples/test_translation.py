@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from parallax.analysis.reading.recording import record
+from parallax.analysis.reading.construction import record
 from parallax.analysis.stages import analyse, plan_for
 from parallax.graph.spec import VariableClass
 from parallax.plans.plan import ALLREDUCE, ALLTOALL, one_host

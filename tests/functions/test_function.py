@@ -11,7 +11,7 @@ from parallax.errors import ConfigError, GraphError
 from parallax.functions.function import DistributedStep
 from parallax.functions.tracing.arguments import are_alike, arguments_of, without_values
 from parallax.functions.tracing.results import rules_of
-from parallax.functions.tracing.tracing import traced_step
+from parallax.functions.tracing.trace_step import traced_step
 from parallax.keras.steps import step_graph, traced_training
 from parallax.plans.plan import one_host
 

@@ -15,7 +15,7 @@ from parallax.functions import loop as loops
 from parallax.functions.mirrors import Mirrors
 from parallax.keras import front
 from parallax.keras.front import install
-from parallax.runtime.launcher.restarts.waiting import end_waiting_job
+from parallax.runtime.launcher.restarts.waiting_job import end_waiting_job
 from tests.keras.here import OneWorkerSession, StepsHere
 
 

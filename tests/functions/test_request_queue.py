@@ -10,7 +10,7 @@ import pytest
 from parallax.errors import SessionError
 from parallax.functions.remote.carried_sums import CarriedSums
 from parallax.functions.remote.request_queue import RequestQueue, Resend, SentRequest
-from parallax.functions.remote.serving import ReadyWorkers, StepResults
+from parallax.functions.remote.serve_driver import ReadyWorkers, StepResults
 from parallax.runtime.driver_channel import ChannelClosed
 
 ANSWERED = ("open", "step", "read")

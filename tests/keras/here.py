@@ -12,7 +12,7 @@ from keras.src.backend.tensorflow.trainer import TensorFlowTrainer
 
 from ops.exactness.session import as_written
 from parallax.functions.batches.shares import share_of
-from parallax.functions.remote.running import RunningSteps, place_of_value
+from parallax.functions.remote.step_runner import RunningSteps, place_of_value
 from parallax.functions.tracing.keras_optimizers import merged_rows
 from parallax.keras.fitting import read_fit, run_fit, take_state
 

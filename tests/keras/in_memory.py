@@ -16,7 +16,7 @@ from ops.exactness.runs import JobInMemory
 from ops.exactness.session import NamedSession
 from ops.exactness.transport import together
 from parallax.analysis.reading.capture import initialization_phases
-from parallax.analysis.reading.recording import record
+from parallax.analysis.reading.construction import record
 from parallax.analysis.stages import analyse, rewrites_of
 from parallax.keras.steps import step_graph, traced_training, variables_of
 from parallax.runtime.verify import difference

@@ -5,7 +5,7 @@ import pytest
 import tensorflow as tf
 
 from parallax.functions.metric_sums import MetricSums
-from parallax.keras.logs import LateLogs
+from parallax.keras.step_logs import LateLogs
 
 PARTS = [np.float32(6.0), np.array([2, 8])]
 

@@ -5,7 +5,7 @@ import tensorflow as tf
 
 from parallax.cluster.machines import Cluster, Host, local_cluster
 from parallax.errors import LaunchError
-from parallax.runtime.launching import check_memory, leave_gpus, missing_gpus
+from parallax.runtime.before_launch import check_memory, leave_gpus, missing_gpus
 
 
 def test_more_workers_than_memory_holds_are_refused_with_the_number_that_fits():
@@ -52,6 +52,6 @@ def test_a_process_that_has_begun_to_use_gpus_says_so(monkeypatch):
 
     told = []
     monkeypatch.setattr(tf.config, "set_visible_devices", refuse)
-    monkeypatch.setattr("parallax.runtime.launching.log.warning", told.append)
+    monkeypatch.setattr("parallax.runtime.before_launch.log.warning", told.append)
     assert leave_gpus(Cluster((Host("localhost", 1, (0,)),)))
     assert len(told) == 1 and "Call parallax.keras.use() right after the imports" in told[0]

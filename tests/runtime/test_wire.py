@@ -30,9 +30,9 @@ from parallax.runtime.supervisor.frames import (
     encode_frame,
     read_frame,
 )
-from parallax.runtime.supervisor.machine import Beaten
 from parallax.runtime.supervisor.pipes import ControlChannel
 from parallax.runtime.supervisor.sealed_files import sealed_value
+from parallax.runtime.supervisor.state_machine import Beaten
 from parallax.runtime.verify.claim_records import ClaimGroups
 from parallax.runtime.worker.job_message import JobMessage, read_parcel
 from tests.mutations import for_all, mutated_bytes, mutated_json

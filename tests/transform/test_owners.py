@@ -12,7 +12,7 @@ import pytest
 import tensorflow as tf
 
 from parallax.analysis.planner import make_plan
-from parallax.analysis.reading.recording import record
+from parallax.analysis.reading.construction import record
 from parallax.analysis.stages import Analysed, analyse, plan_for, rewrites_of
 from parallax.errors import PlanError
 from parallax.graph.ownership import Ownership
@@ -21,7 +21,7 @@ from parallax.report.text import explanation, plan_table
 from parallax.settings.config import Config
 from parallax.transform.building.all_to_all import ALL_TO_ALL
 from parallax.transform.building.editor import Worker
-from parallax.transform.passes.partitions import row_places, rows_of
+from parallax.transform.passes.server_partitions import row_places, rows_of
 from parallax.transform.pipeline import transform
 from tests.equality import models
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import tensorflow as tf
 
-from parallax.analysis.reading.recording import record
+from parallax.analysis.reading.construction import record
 from parallax.analysis.stages import analyse, feasible, rewrites_of
 from parallax.errors import TransformError
 from parallax.graph.view import GraphView
@@ -17,7 +17,7 @@ from parallax.plans.plan import Layout, PlanConstraints, one_host, server_proxie
 from parallax.plans.rewrites import Rewrites
 from parallax.transform.building.all_to_all import ALL_TO_ALL
 from parallax.transform.building.editor import Worker
-from parallax.transform.check import check_servers
+from parallax.transform.invariants import check_servers
 from parallax.transform.pipeline import WorkerGraph, transform
 from tests.equality import models
 

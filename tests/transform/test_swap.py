@@ -10,7 +10,7 @@ import pytest
 import tensorflow as tf
 
 from parallax.analysis.planner import make_plan
-from parallax.analysis.reading.recording import record
+from parallax.analysis.reading.construction import record
 from parallax.analysis.stages import Analysed, analyse, rewrites_of
 from parallax.errors import TransformError
 from parallax.graph.view import GraphView

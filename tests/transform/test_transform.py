@@ -12,7 +12,7 @@ import pytest
 import tensorflow as tf
 
 from parallax.analysis.planner import make_plan
-from parallax.analysis.reading.recording import record
+from parallax.analysis.reading.construction import record
 from parallax.analysis.stages import analyse, plan_for, rewrites_of
 from parallax.errors import GraphError, PlanError, TransformError
 from parallax.graph.view import GraphView
@@ -25,7 +25,7 @@ from parallax.transform import pipeline
 from parallax.transform.between_passes import check_pass
 from parallax.transform.building.all_to_all import ALL_REDUCE, ALL_TO_ALL
 from parallax.transform.building.editor import Worker, open_editor
-from parallax.transform.check import check, check_exchanges
+from parallax.transform.invariants import check, check_exchanges
 from parallax.transform.passes.seeds import set_seeds
 from parallax.transform.pipeline import WorkerGraph, transform
 from tests.equality import models

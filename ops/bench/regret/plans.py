@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 from ops.bench.regret.cases import models, side_file
-from parallax.analysis.reading.recording import record
+from parallax.analysis.reading.construction import record
 from parallax.profiles.profiles import ClusterProfile, cluster_profile_from_json
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, field, fields
 
 from parallax.analysis.reading.capture import CapturedVariable, variable_of_tensor
-from parallax.analysis.reading.lowering.functions import Functions
+from parallax.analysis.reading.lowering.function_bodies import Functions
 from parallax.graph.batches import (
     SparseFeed,
     are_elements,

@@ -21,7 +21,7 @@ from parallax.analysis.propagation.rewrites_found import rewrites_found
 from parallax.analysis.propagation.walk import Assumed, Known, Walk
 from parallax.analysis.reading.capture import Captured, variable_of_tensor
 from parallax.analysis.reading.gradients import followed_variable, gradient_updates
-from parallax.analysis.reading.lowering.functions import Functions, functions_of
+from parallax.analysis.reading.lowering.function_bodies import Functions, functions_of
 from parallax.errors import GraphError, ParallaxError
 from parallax.graph.batches import is_of_script, is_part
 from parallax.graph.control_flow import branches_of

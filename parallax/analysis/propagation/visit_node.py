@@ -1,7 +1,7 @@
 """The walk's rules for single ops: which one applies, and the plain ones (how results inherit from inputs).
 
 A result of plain inputs is as bad as its worst input. What a random op, a dataset, a queue or a file gives is `local`;
-an op that calls functions is as its inputs, and `local` where a body draws or reads (lowering/functions.py). The table
+an op that calls functions is as its inputs, and `local` where a body draws or reads (function_bodies.py). The table
 of ops and their rules for tensors along rows is in rule_of_op.py; those for what writes state are in rules_state.py.
 Where none of them applies, a table is read whole outside the training step and refused inside the step, and gradient
 rows become `opaque`.
@@ -20,7 +20,7 @@ from parallax.analysis.propagation.gradient_pieces import find_concatenated
 from parallax.analysis.propagation.states import BATCH, LOCAL, SAME, Fed, Handle, Opaque, Plain, Rows, State, worst
 from parallax.analysis.propagation.walk import Merge, NoRule, Walk, part_of, set_handle
 from parallax.analysis.reading.capture import Captured, variable_of_tensor
-from parallax.analysis.reading.lowering.functions import is_stateful
+from parallax.analysis.reading.lowering.function_bodies import is_stateful
 from parallax.compat.shard import SHARD_ID, mark_of
 from parallax.graph.batches import batch_of, is_of_script, is_part
 from parallax.graph.control_flow import MERGES, Branches, branches_at, is_loop_merge
@@ -51,7 +51,7 @@ Condition: what they read is one of their inputs (a variable, whose own state co
 lookup table that an op of the same list fills: a mutable one is not among them), or is a handle. Files that they name
 must be the same on all machines: those of vocabularies and checkpoints. What a TensorArray holds comes out through the
 flow that its reads take; what a stack holds does not, so StackPopV2 is not among them. Ops that call functions are as
-these are (functions.py).
+these are (function_bodies.py).
 """
 _READS_VARIABLE = ("Identity", "ReadVariableOp", "VarIsInitializedOp", "IsVariableInitialized", "VariableShape")
 _READS_FILES = ("ReadFile", "MatchingFiles", "WholeFileReaderV2", "ReaderReadV2")

@@ -20,7 +20,7 @@ from parallax.analysis.propagation.states import (
     worst,
 )
 from parallax.analysis.reading.capture import Captured
-from parallax.analysis.reading.lowering.functions import Functions
+from parallax.analysis.reading.lowering.function_bodies import Functions
 from parallax.errors import ParallaxError
 from parallax.graph.control_flow import SWITCHES, Branches
 from parallax.graph.spec import GradientSource

@@ -17,21 +17,21 @@ import tensorflow as tf
 
 from parallax.analysis.reading.batches.fixed_batch import OpenedGraph, open_fixed_batch
 from parallax.analysis.reading.batches.open_batches import find_unstated_vectors, mark_open_batches
+from parallax.analysis.reading.construction.digests import fingerprint
+from parallax.analysis.reading.construction.launcher_graph import export_graph
+from parallax.analysis.reading.construction.measured_tensors import measured_in
+from parallax.analysis.reading.construction.old_contexts import contexts_of
+from parallax.analysis.reading.construction.recorded_gradients import Hidden, Record, losses_of, records_in
 from parallax.analysis.reading.lazy.row_sums import with_rows_added_once
 from parallax.analysis.reading.lazy.updates import LazyTable, lazy_updates
-from parallax.analysis.reading.lowering.inline import InlinedCall, inline_calls
-from parallax.analysis.reading.lowering.lower import (
+from parallax.analysis.reading.lowering.functional_control_flow import (
     conditional_of,
     connect_optionals,
     has_control_flow,
     lower_control_flow,
 )
+from parallax.analysis.reading.lowering.inline import InlinedCall, inline_calls
 from parallax.analysis.reading.normalizations import with_plain_normalizations
-from parallax.analysis.reading.recording.digests import fingerprint
-from parallax.analysis.reading.recording.launcher_graph import export_graph
-from parallax.analysis.reading.recording.measured_tensors import measured_in
-from parallax.analysis.reading.recording.old_contexts import contexts_of
-from parallax.analysis.reading.recording.recorded_gradients import Hidden, Record, losses_of, records_in
 from parallax.analysis.reading.row_reads import take_rows_of_variables
 from parallax.errors import GraphError
 from parallax.graph.batches import is_of_front_end, is_of_script

@@ -8,7 +8,7 @@ import numpy as np
 
 from parallax.analysis.search.problem import Problem
 from parallax.analysis.timing.pricing import PHASES, Floats
-from parallax.analysis.timing.step import phases_of, steps_of
+from parallax.analysis.timing.step_time import phases_of, steps_of
 
 
 def count_of(problem: Problem) -> int:

@@ -18,7 +18,7 @@ from parallax.analysis.search.milp import solve
 from parallax.analysis.search.problem import Problem
 from parallax.analysis.search.route_all import Routed, Setting, reprice
 from parallax.analysis.timing.pricing import Floats, RouteOption
-from parallax.analysis.timing.step import Totals
+from parallax.analysis.timing.step_time import Totals
 from parallax.errors import PlanError
 from parallax.plans.prediction import LINK, TOUCHED, Flip
 

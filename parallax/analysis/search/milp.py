@@ -8,7 +8,7 @@ variables that cost the same are one class.
     z[k]     1 when charge k is paid: n[c, o] <= |c| z[k] for each charge k of an option
     B[p]     seconds of phase p at its busiest end: at least the loads of every end
     F[p]     seconds that somebody waits in phase p: at least the rounds and charges of each who waits
-    B'[p]    and F'[p]: the same of what is left of them (step.py)
+    B'[p]    and F'[p]: the same of what is left of them (step_time.py)
     T[p]     seconds of phase p: at least F'[p] + B[p], and at least F[p] + B'[p]
     E        seconds after compute: at least those of the phases there, less what compute hides
     memory   of every host that limits: at most what is free
@@ -28,7 +28,7 @@ import numpy as np
 from parallax.analysis.search.enumerate import best_of, count_of
 from parallax.analysis.search.problem import Problem
 from parallax.analysis.timing.pricing import AFTER, BEFORE, FULL, LEFT, NEW_VALUES, PHASES, Charge, Floats, RouteOption
-from parallax.analysis.timing.step import phases_of, step_of
+from parallax.analysis.timing.step_time import phases_of, step_of
 from parallax.errors import PlanError
 from parallax.report.text import bytes_text
 from parallax.types import Array

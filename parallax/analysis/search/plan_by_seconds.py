@@ -19,7 +19,7 @@ from parallax.analysis.routes.placement import place
 from parallax.analysis.search.flips import flips_of
 from parallax.analysis.search.route_all import Routed, Setting, price, route_all, setting_of
 from parallax.analysis.timing.pricing import FULL, PHASES, Pricing, RouteOption
-from parallax.analysis.timing.step import Given, Totals, timeline
+from parallax.analysis.timing.step_time import Given, Totals, timeline
 from parallax.analysis.timing.topology import Topology
 from parallax.graph.spec import GraphSpec
 from parallax.plans.plan import PS, Layout, Plan, PlanConstraints, RouteCost, VariablePlan

@@ -9,7 +9,7 @@ import numpy as np
 
 from parallax.analysis.routes.memory import Hosts
 from parallax.analysis.timing.pricing import Pricing, RouteOption
-from parallax.analysis.timing.step import Given, Totals
+from parallax.analysis.timing.step_time import Given, Totals
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,7 +28,7 @@ from parallax.analysis.routes.placement import partition_count, place
 from parallax.analysis.search.milp import LARGE, Solution, least_seconds, solve
 from parallax.analysis.search.problem import Problem
 from parallax.analysis.timing.pricing import Pricing, RouteOption
-from parallax.analysis.timing.step import given_of
+from parallax.analysis.timing.step_time import given_of
 from parallax.analysis.timing.topology import Topology, fabric_of
 from parallax.errors import PlanError
 from parallax.plans.plan import ALLTOALL, PS, Layout, PlanConstraints

@@ -2,7 +2,7 @@
 
 W workers, u touched rows, width d, e bytes an element, i bytes an id, w bytes the variable. A phase of the step costs
 what its busiest end (a link's direction) carries, plus the rounds of whoever waits longest, less what of the two passes
-at once (step.py). Both add up over the variables, so here is what each adds. An operation's line
+at once (step_time.py). Both add up over the variables, so here is what each adds. An operation's line
 (`parallax.profiles.profiles.Line`) gives
 
     base_s + per_peer_s * (members - 1)    a round, paid once by all who share it: a *charge*

@@ -8,7 +8,7 @@ from typing import Protocol
 import numpy as np
 
 from parallax.functions.remote.request_queue import RequestNote
-from parallax.functions.remote.serving import StepResults
+from parallax.functions.remote.serve_driver import StepResults
 from parallax.types import Array
 
 

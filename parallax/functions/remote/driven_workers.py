@@ -14,17 +14,17 @@ from parallax.errors import ParallaxError
 from parallax.functions.remote.heard_requests import END
 from parallax.functions.remote.remote_steps import RemoteSteps
 from parallax.functions.remote.request_queue import RequestQueue
-from parallax.functions.remote.running import INITIAL, place_of_value
-from parallax.functions.remote.serving import ReadyWorkers, serve
+from parallax.functions.remote.serve_driver import ReadyWorkers, serve
+from parallax.functions.remote.step_runner import INITIAL, place_of_value
 from parallax.functions.tracing.served_graph import ServedGraph
 from parallax.functions.tracing.step_graph import GraphStep, StepGraph
 from parallax.job_beside import CallPlans, JobBeside, JobNeeds, PlannedMessage
 from parallax.logger import log
 from parallax.report.text import pluralize
+from parallax.runtime.before_launch import leave_gpus
 from parallax.runtime.driver_channel import ChannelClosed, DriverConnection, DriverSocket, deferred_interrupts
 from parallax.runtime.launcher.restarts.answering import driver_address
-from parallax.runtime.launcher.restarts.waiting import let_wait, take_waiting
-from parallax.runtime.launching import leave_gpus
+from parallax.runtime.launcher.restarts.waiting_job import let_wait, take_waiting
 from parallax.runtime.worker.function_package import packed_function, pickle_for_workers
 from parallax.settings.config import Config
 from parallax.status_line import clear_status, show_status

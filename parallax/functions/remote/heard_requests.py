@@ -26,7 +26,7 @@ class DriverRequest(NamedTuple):
     """What the driver asks for.
 
     Attributes:
-        kind: a method of the workers' service (serving.py).
+        kind: a method of the workers' service (serve_driver.py).
         arguments: which all workers get.
         has_more: whether a message follows that is for worker 0 alone.
     """

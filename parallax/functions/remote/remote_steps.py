@@ -16,8 +16,8 @@ from parallax.functions.batches.shared_arrays import SharedArrays
 from parallax.functions.batches.shares import RaggedRows, Share, WholePart, check_lengths, portable_batch, rows_of
 from parallax.functions.remote.carried_sums import CarriedSums, RunSums
 from parallax.functions.remote.request_queue import RequestQueue, Resend, SentRequest
-from parallax.functions.remote.running import place_of_value
-from parallax.functions.remote.serving import ReadyWorkers, StepResults, WantedResults
+from parallax.functions.remote.serve_driver import ReadyWorkers, StepResults, WantedResults
+from parallax.functions.remote.step_runner import place_of_value
 from parallax.functions.tracing.results import default_rule
 from parallax.functions.tracing.step_graph import GraphStep, StepGraph
 from parallax.functions.tracing.traced_values import InFile, bytes_of

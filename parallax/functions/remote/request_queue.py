@@ -18,7 +18,7 @@ from typing import Protocol
 
 from parallax.errors import SessionError
 from parallax.functions.remote.heard_requests import DriverRequest
-from parallax.functions.remote.serving import ReadyWorkers
+from parallax.functions.remote.serve_driver import ReadyWorkers
 from parallax.runtime.driver_channel import ChannelClosed, DriverConnection, deferred_interrupts
 from parallax.types import Picklable
 

@@ -1,7 +1,7 @@
 """What a step returns, of all workers: what one process returns.
 
-Each worker has the result of its rows, and serving.py combines these: floating scalars are averaged, tensors with an
-open first dimension are concatenated, and the layout engine replicates everything else within the step. `returns` of
+Each worker has the result of its rows, and serve_driver.py combines these: floating scalars are averaged, tensors with
+an open first dimension are concatenated, and the layout engine replicates everything else within the step. `returns` of
 parallax.function overrides that. Results are marked during the trace (reports.py) and in the graph of the step, so that
 the layout engine knows which form is combined.
 """

@@ -20,7 +20,7 @@ from parallax.cluster.machines import Cluster
 from parallax.errors import ConfigError, LaunchError
 from parallax.profiles.profiles import ClusterProfile
 from parallax.report.show import show
-from parallax.runtime.calibrate.fit import Measurements, TimedPoint, profile_of
+from parallax.runtime.calibrate.least_squares import Measurements, TimedPoint, profile_of
 from parallax.runtime.calibrate.points import Point
 from parallax.runtime.calibrate.ranks import QUICK
 from parallax.runtime.calibrate.table import profile_table

@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Sequence
 
 from parallax.profiles.profiles import ClusterProfile
-from parallax.runtime.calibrate.fit import TimedPoint, errors_of
+from parallax.runtime.calibrate.least_squares import TimedPoint, errors_of
 from parallax.runtime.calibrate.points import ACROSS, WITHIN
 
 LARGE_ERROR = 0.25

@@ -88,7 +88,7 @@ def structural_difference(first: Graph, second: GraphDef) -> str:
         first: tf.Graph of this process.
         second: GraphDef of the other.
     """
-    from parallax.analysis.reading.recording.digests import first_difference
+    from parallax.analysis.reading.construction.digests import first_difference
     from parallax.runtime.worker.session.one_graph import place_of
 
     difference = first_difference(second, first.as_graph_def(add_shapes=True))
@@ -105,7 +105,7 @@ def structural_difference(first: Graph, second: GraphDef) -> str:
 
 def differing_values(first: Graph, second: GraphDef) -> str:
     """The ops whose values (of constants, or seeds) differ between two builds of one structure; empty for none."""
-    from parallax.analysis.reading.recording.digests import values_differ
+    from parallax.analysis.reading.construction.digests import values_differ
 
     others = {node.name: node for node in second.node}
     found = [n.name for n in first.as_graph_def().node if n.name in others and values_differ(n, others[n.name])]

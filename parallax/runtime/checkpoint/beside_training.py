@@ -14,10 +14,10 @@ from dataclasses import dataclass, field, replace
 import tensorflow as tf
 
 from parallax.errors import CheckpointError
+from parallax.runtime.checkpoint.checkpoint_io import Storage
+from parallax.runtime.checkpoint.collective_write import Moved, check_one_step, write_contents
 from parallax.runtime.checkpoint.files.links import Header
 from parallax.runtime.checkpoint.rows.freeze import CannotFreeze, Freezer, Image, freezer
-from parallax.runtime.checkpoint.storage import Storage
-from parallax.runtime.checkpoint.writing import Moved, check_one_step, write_contents
 from parallax.runtime.supervisor.control import tell_saved
 from parallax.types import Comm, Session
 

@@ -15,14 +15,14 @@ from parallax.graph.batches import is_of_front_end
 from parallax.logger import log
 from parallax.report.show import show
 from parallax.runtime.checkpoint.beside_training import BesideTraining, beside_training
+from parallax.runtime.checkpoint.checkpoint_io import Storage
 from parallax.runtime.checkpoint.files.folder import Retention, absolute
-from parallax.runtime.checkpoint.files.owner import claim_of
+from parallax.runtime.checkpoint.files.folder_owner import claim_of
 from parallax.runtime.checkpoint.files.stored_tensors import CHUNK_BYTES, stored_variables, variable_op
 from parallax.runtime.checkpoint.positions import KeptPositions
-from parallax.runtime.checkpoint.rows.places import Places
+from parallax.runtime.checkpoint.rows.row_places import Places
 from parallax.runtime.checkpoint.rows.touched_tables import Marks, Succession, hold_marks
 from parallax.runtime.checkpoint.rows.variable_rows import hold
-from parallax.runtime.checkpoint.storage import Storage
 from parallax.runtime.supervisor.control import tell_saved
 from parallax.settings.parts import CheckPointConfig
 from parallax.transform.passes.touched_rows import NO_ROW_MEMORY, RowMemory

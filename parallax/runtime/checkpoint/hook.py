@@ -29,14 +29,14 @@ import tensorflow as tf
 from parallax.logger import log
 from parallax.report.text import bytes_text
 from parallax.runtime.checkpoint.checkpoints import Checkpoints
+from parallax.runtime.checkpoint.collective_write import Moved
 from parallax.runtime.checkpoint.files.folder import NotWritten
 from parallax.runtime.checkpoint.files.links import Header
 from parallax.runtime.checkpoint.step_runs import StepRuns
-from parallax.runtime.checkpoint.writing import Moved
 from parallax.runtime.supervisor.control import tell_saved
 from parallax.runtime.worker.barrier import barrier
 from parallax.runtime.worker.preemption import Preemption
-from parallax.runtime.worker.session.hooks import WorkerContext
+from parallax.runtime.worker.session.run_context import WorkerContext
 from parallax.types import Comm, Coordinator, RunContext, RunValues, Session
 
 v1 = tf.compat.v1

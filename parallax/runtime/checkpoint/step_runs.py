@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 
 from parallax.graph.ops import PASSES_ON
 from parallax.graph.view import GraphView, split_tensor
-from parallax.runtime.worker.session.hooks import WorkerContext
 from parallax.runtime.worker.session.names import Names
+from parallax.runtime.worker.session.run_context import WorkerContext
 from parallax.types import Comm
 
 _WRITES = ("Assign", "Scatter", "ResourceScatter", "CountUpTo", "ResourceCountUpTo")

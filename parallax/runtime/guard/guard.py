@@ -44,7 +44,7 @@ from parallax.runtime.guard.schedule import Times, next_check
 from parallax.runtime.guard.watched_variables import Watched, find_applied, watched_variables, writers_of
 from parallax.runtime.worker.barrier import barrier
 from parallax.runtime.worker.session.accumulation import Gather
-from parallax.runtime.worker.session.hooks import TrainingRuns, WorkerContext
+from parallax.runtime.worker.session.run_context import TrainingRuns, WorkerContext
 from parallax.runtime.worker.session.runs import Runs
 from parallax.transform.pipeline import WorkerGraph
 from parallax.transform.swap import VARIABLES

@@ -63,7 +63,6 @@ from parallax.runtime.launcher.startable import check_startable
 from parallax.runtime.supervisor.control import Damaged
 from parallax.runtime.supervisor.frames import Control, Demultiplexer, Start, Text, read_frame
 from parallax.runtime.supervisor.limits import WORD
-from parallax.runtime.supervisor.machine import ReaderGone, SignalCame
 from parallax.runtime.supervisor.processes import (
     JOB_ID,
     STOPPED,
@@ -74,6 +73,7 @@ from parallax.runtime.supervisor.processes import (
     tied_argv,
     vitals_of,
 )
+from parallax.runtime.supervisor.state_machine import ReaderGone, SignalCame
 
 __all__ = ["EXIT_PREEMPTED", "EXIT_STALLED", "Contact", "JobEnd", "launch"]
 

@@ -38,7 +38,7 @@ from parallax.runtime.measure.options import MeasureOptions
 from parallax.runtime.trace.ops import COMPUTE, read_step
 from parallax.runtime.worker.barrier import barrier
 from parallax.runtime.worker.ranks import ProcessGroup
-from parallax.runtime.worker.session.hooks import TrainingRuns, WorkerContext
+from parallax.runtime.worker.session.run_context import TrainingRuns, WorkerContext
 from parallax.types import Comm, Coordinator, RunArgs, RunContext, RunValues, Session, StepStats
 
 v1 = tf.compat.v1

@@ -18,7 +18,7 @@ from parallax.graph.view import split_tensor
 from parallax.runtime.worker.session.feeds import placeholders_in
 from parallax.transform.building.editor import Worker
 from parallax.transform.passes.seeds import set_seeds
-from parallax.transform.passes.shards import set_shards
+from parallax.transform.passes.shard_numbers import set_shards
 from parallax.types import ConfigProto, Graph, GraphDef, QueueRunnerDef, Session, Value
 
 _ITERATORS = ("IteratorV2", "Iterator")

@@ -17,7 +17,7 @@ from parallax.report.text import bytes_text, first_named
 from parallax.runtime.checkpoint.checkpoints import step_tensor
 from parallax.runtime.checkpoint.files.stored_tensors import stored_variables
 from parallax.runtime.checkpoint.positions import KeptPositions
-from parallax.runtime.checkpoint.rows.places import Places
+from parallax.runtime.checkpoint.rows.row_places import Places
 from parallax.runtime.checkpoint.rows.touched_tables import Marks
 from parallax.runtime.checkpoint.rows.variable_rows import StoredVariable, hold
 from parallax.runtime.checkpoint.step_runs import StepRuns
@@ -26,7 +26,7 @@ from parallax.runtime.peers.snapshot import Snapshot, snapshot
 from parallax.runtime.peers.store import PeerStore
 from parallax.runtime.supervisor.control import tell_saved
 from parallax.runtime.worker.preemption import Preemption
-from parallax.runtime.worker.session.hooks import WorkerContext
+from parallax.runtime.worker.session.run_context import WorkerContext
 from parallax.types import Coordinator, Graph, RunContext, RunValues, Session
 
 _TELL_S = 1.0  # between two words to the launcher on how far the state is

@@ -13,7 +13,7 @@ from parallax.private_files import make_own_folder
 from parallax.runtime.checkpoint.checkpoints import step_tensor
 from parallax.runtime.checkpoint.files.stored_tensors import stored_variables
 from parallax.runtime.checkpoint.positions import KeptPositions
-from parallax.runtime.checkpoint.rows.places import Places
+from parallax.runtime.checkpoint.rows.row_places import Places
 from parallax.runtime.checkpoint.rows.touched_tables import hold_marks
 from parallax.runtime.checkpoint.rows.variable_rows import hold
 from parallax.runtime.launcher.host_memory import host_folder

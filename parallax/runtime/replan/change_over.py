@@ -24,14 +24,14 @@ from parallax.errors import ParallaxError
 from parallax.plans.plan import Plan
 from parallax.runtime.checkpoint.checkpoints import Checkpoints
 from parallax.runtime.checkpoint.files.stored_tensors import Stored
-from parallax.runtime.checkpoint.rows.places import Places
+from parallax.runtime.checkpoint.rows.row_places import Places
 from parallax.runtime.guard.guard import Guard
 from parallax.runtime.peers.hook import PeerMemory
-from parallax.runtime.replan.move import move, moves, to_be_moved
+from parallax.runtime.replan.move_variables import move, moves, to_be_moved
 from parallax.runtime.worker.ranks import WORKER_TASK, ProcessGroup
 from parallax.runtime.worker.session.channels import open_channels
-from parallax.runtime.worker.session.hooks import WorkerContext
 from parallax.runtime.worker.session.names import Names
+from parallax.runtime.worker.session.run_context import WorkerContext
 from parallax.transform.building import editor
 from parallax.transform.pipeline import WorkerGraph, transform
 from parallax.transform.swap import SwappedGraph, beside, outside

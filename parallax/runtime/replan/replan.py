@@ -26,7 +26,7 @@ from parallax.runtime.replan.change_over import Changed, ChangeOver
 from parallax.runtime.replan.options import ReplanOptions
 from parallax.runtime.worker.barrier import barrier
 from parallax.runtime.worker.ranks import ProcessGroup
-from parallax.runtime.worker.session.hooks import WorkerContext
+from parallax.runtime.worker.session.run_context import WorkerContext
 from parallax.settings.parts import ON
 
 _LOG = logging.getLogger("parallax.replan")

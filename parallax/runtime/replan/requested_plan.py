@@ -10,7 +10,7 @@ from parallax.graph.spec import GraphSpec
 from parallax.plans.plan import Layout, Plan, plan_from_json, read_plan
 from parallax.runtime.replan.change_over import ChangeOver
 from parallax.runtime.replan.replan import change_text
-from parallax.runtime.worker.session.hooks import TrainingRuns, WorkerContext
+from parallax.runtime.worker.session.run_context import TrainingRuns, WorkerContext
 from parallax.types import Comm
 
 

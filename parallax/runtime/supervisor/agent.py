@@ -5,7 +5,7 @@ runs once per rank under mpirun and starts `python PROGRAM ARGS...` with the sam
 host's fork server forks it (`worker_process.py`). The worker inherits mpirun's environment, so it may call MPI_Init
 itself; the supervisor imports neither MPI nor TensorFlow. All it writes are frames
 (`parallax.runtime.supervisor.frames`). Rank 0's worker inherits the standard input too, where the launcher's parcel
-comes. What the supervisor does is decided in `machine.py`; here is the loop that carries it out.
+comes. What the supervisor does is decided in `state_machine.py`; here is the loop that carries it out.
 
 The launcher's word comes as SIGURG, which mpirun passes on to all ranks. Without it for `--unheard` seconds, from its
 start on, there is no launcher any more, or no way to it: the supervisor then ends its worker, mpirun's daemon on this
@@ -34,7 +34,19 @@ from pathlib import Path
 from parallax.runtime.supervisor.control import CONTROL_FD, PREEMPTION_FD
 from parallax.runtime.supervisor.frames import Exit, Frame, Start, Text
 from parallax.runtime.supervisor.limits import LIMITS, PREEMPTION, WORD, Limits
-from parallax.runtime.supervisor.machine import (
+from parallax.runtime.supervisor.pipes import IDLE_S, READ_BYTES, Channel, ControlChannel, Outbox, TextChannel
+from parallax.runtime.supervisor.preload import CannotListen, check_library, forget_preloaded, preload_variables
+from parallax.runtime.supervisor.processes import (
+    JOB_ID,
+    RANK,
+    die_with_parent,
+    end_processes,
+    remove_scratch,
+    scratch_patterns,
+    vitals_of,
+)
+from parallax.runtime.supervisor.room import NoRoom, check_room
+from parallax.runtime.supervisor.state_machine import (
     Beaten,
     Leave,
     PreemptionHeard,
@@ -50,25 +62,6 @@ from parallax.runtime.supervisor.machine import (
     WorkerEnded,
     step,
 )
-from parallax.runtime.supervisor.pipes import (
-    IDLE_S,
-    READ_BYTES,
-    Channel,
-    ControlChannel,
-    Outbox,
-    TextChannel,
-)
-from parallax.runtime.supervisor.preload import CannotListen, check_library, forget_preloaded, preload_variables
-from parallax.runtime.supervisor.processes import (
-    JOB_ID,
-    RANK,
-    die_with_parent,
-    end_processes,
-    remove_scratch,
-    scratch_patterns,
-    vitals_of,
-)
-from parallax.runtime.supervisor.room import NoRoom, check_room
 from parallax.runtime.supervisor.worker_process import FORK, WORKER_DEFAULTS, WorkerOrder, WorkerProcess, start_worker
 
 LINGER_S = 1.0

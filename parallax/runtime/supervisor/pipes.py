@@ -8,14 +8,9 @@ import time
 from collections.abc import Iterator
 from typing import Protocol
 
-from parallax.runtime.supervisor.control import (
-    BEAT,
-    Damaged,
-    check_message,
-    read_sealed,
-)
+from parallax.runtime.supervisor.control import BEAT, Damaged, check_message, read_sealed
 from parallax.runtime.supervisor.frames import Control, Frame, StreamName, Text, encode_frame
-from parallax.runtime.supervisor.machine import Beaten
+from parallax.runtime.supervisor.state_machine import Beaten
 
 IDLE_S = 0.2  # text without a newline waits this long for the rest of its line (progress bars, prompts)
 READ_BYTES = 1 << 16

@@ -28,7 +28,7 @@ from parallax.runtime.trace.summary import summary
 from parallax.runtime.trace.waits import arrivals, last_arrivals, waits
 from parallax.runtime.worker.barrier import barrier
 from parallax.runtime.worker.ranks import ProcessGroup
-from parallax.runtime.worker.session.hooks import TrainingRuns, WorkerContext
+from parallax.runtime.worker.session.run_context import TrainingRuns, WorkerContext
 from parallax.transform.building.all_to_all import ALL_TO_ALL, HOST
 from parallax.transform.swap import as_planned
 from parallax.types import Comm, Coordinator, RunArgs, RunContext, RunValues, Session, StepStats

@@ -23,7 +23,7 @@ from parallax.plans.plan import Plan
 from parallax.runtime.supervisor.sealed_files import read_file_value, write_value
 from parallax.runtime.verify.claims import Claims, find_watched
 from parallax.runtime.verify.draws import kept_draws
-from parallax.runtime.worker.session.hooks import TrainingRuns
+from parallax.runtime.worker.session.run_context import TrainingRuns
 from parallax.types import Graph, RunArgs, RunContext, RunValues, Value
 
 v1 = tf.compat.v1

@@ -25,7 +25,7 @@ from parallax.runtime.verify.table import is_wrong, table_text, verdict_text
 from parallax.runtime.worker.barrier import barrier
 from parallax.runtime.worker.ranks import ProcessGroup
 from parallax.runtime.worker.session.fetches import Request
-from parallax.runtime.worker.session.hooks import PlainSession, TrainingRuns, WorkerContext
+from parallax.runtime.worker.session.run_context import PlainSession, TrainingRuns, WorkerContext
 from parallax.settings.environment import Settings
 from parallax.types import Value
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
-from parallax.analysis.reading.recording.launcher_graph import hold_like, pack_graph
+from parallax.analysis.reading.construction.launcher_graph import hold_like, pack_graph
 from parallax.analysis.stages import analyse
 from parallax.graph.row_updates import UPDATES_OF_ROWS
 from parallax.graph.view import GraphView
@@ -35,7 +35,7 @@ from parallax.runtime.worker.session.feeds import (
     read_feeds,
     train_op,
 )
-from parallax.runtime.worker.session.session import Session
+from parallax.runtime.worker.session.worker_session import Session
 from parallax.settings.environment import Settings
 from parallax.types import Fetch, Graph, Value
 

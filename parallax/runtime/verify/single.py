@@ -10,8 +10,8 @@ import numpy as np
 import tensorflow as tf
 
 from parallax.analysis.reading.capture import initialization_phases
-from parallax.analysis.reading.recording.digests import SHAPES
-from parallax.analysis.reading.recording.launcher_graph import export_graph
+from parallax.analysis.reading.construction.digests import SHAPES
+from parallax.analysis.reading.construction.launcher_graph import export_graph
 from parallax.analysis.stages import Analysed
 from parallax.errors import ConfigError, GraphError
 from parallax.graph.spec import VariableClass

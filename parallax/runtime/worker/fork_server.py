@@ -39,7 +39,7 @@ from parallax.runtime.supervisor.worker_process import NUMBER, PLACE_OF_RANK, ch
 from parallax.runtime.worker.without_keras import keras_left_out
 from parallax.settings.environment import settings
 
-_SERVED = ("numpy", "parallax.functions.remote.serving", "parallax.runtime.open_session", "horovod.tensorflow")
+_SERVED = ("numpy", "parallax.functions.remote.serve_driver", "parallax.runtime.open_session", "horovod.tensorflow")
 """What workers import that have their graph from the driving process."""
 _SCRIPTED = ("numpy", "parallax.api", "parallax.runtime.open_session", "horovod.tensorflow")
 """What workers import that run a script."""

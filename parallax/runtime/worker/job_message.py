@@ -40,7 +40,7 @@ class JobMessage:
 
     Attributes:
         plan: JSON of the plan.
-        graph: the graph as the launcher built it, packed (analysis/reading/recording/launcher_graph.py).
+        graph: the graph as the launcher built it, packed (analysis/reading/construction/launcher_graph.py).
         seed: of all random numbers that the script does not seed.
         hosts: the number of the host that each worker is on, by rank.
         servers: the number of the host that each server is on.

@@ -152,7 +152,7 @@ def trains(graph: Graph, ops: Sequence[Operation]) -> bool:
         graph: a tf.Graph.
         ops: of it.
     """
-    from parallax.analysis.reading.recording.record import records_of
+    from parallax.analysis.reading.construction.record import records_of
     from parallax.graph.ops import state_op
 
     delivered = {gradient.values.name for record in records_of(graph) for gradient in record.gradients}

@@ -68,7 +68,7 @@ def check_fenced(secret: Mapping[str, str]) -> None:
 def _run(words: list[str], members: ProcessGroup) -> bool:
     """Runs the script; returns whether it came to its own end."""
     with keras_left_out() if settings().without_keras else nullcontext():
-        from parallax.analysis.reading.recording import record  # imports TensorFlow, which must come after MPI
+        from parallax.analysis.reading.construction import record  # imports TensorFlow, which must come after MPI
 
     record.install()
     join_deprecations()

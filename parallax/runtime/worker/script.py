@@ -156,7 +156,7 @@ def main() -> None:
     """Runs the script named in the arguments as the one process of a verification, without MPI."""
     shown_from = framework_level()
     with quiet_import(shown_from):
-        from parallax.analysis.reading.recording import record
+        from parallax.analysis.reading.construction import record
 
         record.install()
     join_deprecations(shown_from)

@@ -16,7 +16,7 @@ from parallax.transform.building.editor import SCOPE, Editor
 from parallax.transform.building.merge_equal_rows import merge_equal_rows
 from parallax.transform.building.server_device import device_of
 from parallax.transform.building.transports import Pushers
-from parallax.transform.passes.partitions import cut_rows
+from parallax.transform.passes.server_partitions import cut_rows
 from parallax.types import Operation, Tensor
 
 ALL_GIVE, FRONTS_GIVE = f"{SCOPE}/accumulate", f"{SCOPE}/front"

@@ -31,8 +31,8 @@ from parallax.transform.building.random_rows import (
     Drawn,
     random_rows,
 )
-from parallax.transform.passes.partitions import rows_of
 from parallax.transform.passes.seeds import seeds_of
+from parallax.transform.passes.server_partitions import rows_of
 from parallax.types import Array, Operation, Tensor
 
 _ELEMENTWISE = frozenset("Abs Add AddV2 Cast Identity Maximum Minimum Mul Neg RealDiv Square StopGradient Sub".split())

@@ -9,7 +9,7 @@ from parallax.analysis.layouts.find_layouts import find_layouts
 from parallax.analysis.layouts.training_graph import TrainingGraph
 from parallax.analysis.propagation import visit_node
 from parallax.analysis.reading.capture import capture
-from parallax.analysis.reading.lowering.functions import functions_of
+from parallax.analysis.reading.lowering.function_bodies import functions_of
 from parallax.errors import GraphError
 from parallax.graph.batches import mark_batch
 from parallax.graph.lengths import Length

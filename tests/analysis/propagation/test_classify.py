@@ -9,8 +9,8 @@ import tensorflow as tf
 
 from parallax.analysis import stages
 from parallax.analysis.reading.capture import capture
+from parallax.analysis.reading.construction import record
 from parallax.analysis.reading.gradients import find_gradients
-from parallax.analysis.reading.recording import record
 from parallax.analysis.stages import analyse, analysed_as, plan_for, rewrites_of
 from parallax.errors import GraphError
 from parallax.graph.spec import GraphSpec, VariableClass

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import tensorflow as tf
 
-from parallax.analysis.reading.recording import record
+from parallax.analysis.reading.construction import record
 from parallax.analysis.stages import analyse, feasible, rewrites_of
 from parallax.errors import GraphError
 from parallax.plans.plan import PlanConstraints, one_host

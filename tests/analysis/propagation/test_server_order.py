@@ -2,7 +2,7 @@
 
 import tensorflow as tf
 
-from parallax.analysis.reading.recording import record
+from parallax.analysis.reading.construction import record
 from parallax.analysis.stages import analyse, feasible
 from parallax.plans.plan import PlanConstraints, one_host
 from tests.equality import gradient_models, models, program_models

@@ -3,7 +3,7 @@
 import pytest
 import tensorflow as tf
 
-from parallax.analysis.reading.recording import record
+from parallax.analysis.reading.construction import record
 from parallax.analysis.stages import analyse
 from parallax.runtime.check.suspicious import suspicions
 

@@ -11,7 +11,7 @@ from parallax.analysis.reading.capture import capture
 from parallax.analysis.reading.lazy.updates import lazy_updates
 from parallax.functions.tracing.arguments import arguments_of
 from parallax.functions.tracing.step_graph import StepGraph
-from parallax.functions.tracing.tracing import traced_step
+from parallax.functions.tracing.trace_step import traced_step
 from parallax.graph.view import GraphView, split_tensor
 
 v1 = tf.compat.v1

@@ -12,8 +12,8 @@ import tensorflow as tf
 
 from parallax.analysis.propagation.classify import classify
 from parallax.analysis.reading.capture import Captured, capture
+from parallax.analysis.reading.construction import record
 from parallax.analysis.reading.gradients import find_gradients
-from parallax.analysis.reading.recording import record
 from parallax.errors import GraphError
 from parallax.graph.spec import OPEN_SHAPE
 from tests.equality import gradient_models, models
@@ -115,7 +115,7 @@ def test_rows_of_a_variable_without_any_known_shape_are_refused() -> None:
 PRINTS = """
 import sys
 if sys.argv[1] == "recorded":
-    from parallax.analysis.reading.recording import record
+    from parallax.analysis.reading.construction import record
     record.install()
 import tensorflow as tf
 from tests.equality import gradient_models, models

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from parallax.analysis.reading.recording.digests import are_alike, fingerprint, first_difference
-from parallax.analysis.reading.recording.launcher_graph import (
+from parallax.analysis.reading.construction.digests import are_alike, fingerprint, first_difference
+from parallax.analysis.reading.construction.launcher_graph import (
     LauncherGraph,
     export_graph,
     functions_meant,

@@ -7,7 +7,7 @@ import pytest
 import tensorflow as tf
 
 from parallax.analysis.reading.capture import capture
-from parallax.analysis.reading.recording import record
+from parallax.analysis.reading.construction import record
 from parallax.types import Graph, GraphDef
 
 v1 = tf.compat.v1

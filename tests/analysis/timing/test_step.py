@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from parallax.analysis.planner import make_plan
-from parallax.analysis.timing.step import given_of
+from parallax.analysis.timing.step_time import given_of
 from parallax.plans.plan import Layout, PlanConstraints
 from parallax.profiles.plan_inputs import PlanInputs
 from parallax.profiles.profiles import AlphaBeta, ClusterProfile

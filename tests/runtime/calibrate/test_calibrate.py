@@ -9,7 +9,7 @@ from parallax.cli import main
 from parallax.errors import LaunchError
 from parallax.profiles.profiles import OPERATIONS, ClusterProfile, HostProfile, cluster_profile_from_json
 from parallax.runtime.calibrate.command import _RankOutput
-from parallax.runtime.calibrate.fit import Measurements, TimedPoint, errors_of, fit_line, profile_of
+from parallax.runtime.calibrate.least_squares import Measurements, TimedPoint, errors_of, fit_line, profile_of
 from parallax.runtime.calibrate.points import ACROSS, SERVER_ROWS, WITHIN, Group, Point, groups_of, points_of
 from parallax.runtime.calibrate.table import profile_table
 from parallax.runtime.supervisor.sealed_files import sealed_value

@@ -28,7 +28,7 @@ os.environ.setdefault("HOROVOD_FUSION_THRESHOLD", "0")  # sums of tensors sent t
 
 from mpi4py import MPI  # noqa: E402
 
-from parallax.analysis.reading.recording import record  # noqa: E402
+from parallax.analysis.reading.construction import record  # noqa: E402
 
 record.install()
 
@@ -43,6 +43,7 @@ from parallax.analysis.stages import analyse, rewrites_of  # noqa: E402
 from parallax.errors import CheckpointError, PlanError  # noqa: E402
 from parallax.plans.plan import PlanConstraints, one_host  # noqa: E402
 from parallax.runtime.checkpoint.beside_training import _InProgress, beside_training  # noqa: E402
+from parallax.runtime.checkpoint.checkpoint_io import Storage  # noqa: E402
 from parallax.runtime.checkpoint.files.bundle import Bundle  # noqa: E402
 from parallax.runtime.checkpoint.files.folder import FilesFailed, Retention, latest  # noqa: E402
 from parallax.runtime.checkpoint.files.stored_tensors import stored_variables  # noqa: E402
@@ -50,7 +51,6 @@ from parallax.runtime.checkpoint.files.writer import Writer  # noqa: E402
 from parallax.runtime.checkpoint.rows import freeze  # noqa: E402
 from parallax.runtime.checkpoint.rows.freeze import CannotFreeze  # noqa: E402
 from parallax.runtime.checkpoint.rows.variable_rows import ShardedRows, hold  # noqa: E402
-from parallax.runtime.checkpoint.storage import Storage  # noqa: E402
 from parallax.runtime.replan.change_over import places_of  # noqa: E402
 from parallax.runtime.worker.barrier import barrier  # noqa: E402
 from parallax.runtime.worker.session.channels import open_channels  # noqa: E402

@@ -18,15 +18,15 @@ import tensorflow as tf
 
 from parallax.errors import CheckpointError
 from parallax.runtime.checkpoint.beside_training import BesideTraining
+from parallax.runtime.checkpoint.checkpoint_io import Storage
 from parallax.runtime.checkpoint.checkpoints import Checkpoints
 from parallax.runtime.checkpoint.files.folder import latest
 from parallax.runtime.checkpoint.files.stored_tensors import stored_variables
 from parallax.runtime.checkpoint.files.writer import Writer
 from parallax.runtime.checkpoint.hook import CheckpointHook
 from parallax.runtime.checkpoint.rows.freeze import FrozenValue, freezer
-from parallax.runtime.checkpoint.rows.places import Places
+from parallax.runtime.checkpoint.rows.row_places import Places
 from parallax.runtime.checkpoint.rows.variable_rows import hold
-from parallax.runtime.checkpoint.storage import Storage
 from parallax.settings.parts import CheckPointConfig
 from tests.runtime.checkpoint.test_storage import Alone
 

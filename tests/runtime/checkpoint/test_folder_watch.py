@@ -14,10 +14,10 @@ from pathlib import Path
 import pytest
 import tensorflow as tf
 
-from parallax.runtime.checkpoint import storage
-from parallax.runtime.checkpoint.files import folder, owner, writer
+from parallax.runtime.checkpoint import checkpoint_io
+from parallax.runtime.checkpoint.files import folder, folder_owner, writer
+from parallax.runtime.checkpoint.files.folder_owner import claim_of
 from parallax.runtime.checkpoint.files.folder_watch import FolderWatch
-from parallax.runtime.checkpoint.files.owner import claim_of
 from parallax.runtime.supervisor.control import CONTROL_FD, OVERDUE, unseal
 from tests.runtime.checkpoint.test_owner import LIMITS
 from tests.runtime.checkpoint.test_storage import job, loaded_step, save
@@ -106,9 +106,9 @@ PLACES = {
     "moving to the name": (tf.io.gfile, "rename"),
     "naming the latest": (writer, "become_latest"),
     "deleting older ones": (folder, "delete"),
-    "the owner's mark": (owner, "_read"),
+    "the owner's mark": (folder_owner, "_read"),
     "finding what to read": (folder, "_state"),
-    "reading": (storage, "read_rows"),
+    "reading": (checkpoint_io, "read_rows"),
 }
 
 

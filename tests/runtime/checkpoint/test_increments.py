@@ -14,7 +14,9 @@ import tensorflow as tf
 
 from parallax import cli
 from parallax.errors import CheckpointError
+from parallax.runtime.checkpoint.checkpoint_io import Storage
 from parallax.runtime.checkpoint.checkpoints import Checkpoints
+from parallax.runtime.checkpoint.collective_write import Moved
 from parallax.runtime.checkpoint.commands.compact import compact
 from parallax.runtime.checkpoint.files.bundle import Bundle
 from parallax.runtime.checkpoint.files.chain import chain_of, increments_in, state_of
@@ -24,8 +26,6 @@ from parallax.runtime.checkpoint.files.stored_tensors import Stored
 from parallax.runtime.checkpoint.hook import CheckpointHook
 from parallax.runtime.checkpoint.positions import NAMES, WORKERS, _digest, read_positions
 from parallax.runtime.checkpoint.rows.touched_tables import Marks, Succession
-from parallax.runtime.checkpoint.storage import Storage
-from parallax.runtime.checkpoint.writing import Moved
 from parallax.settings.parts import CheckPointConfig
 from tests.runtime.checkpoint.test_storage import Alone, Array
 

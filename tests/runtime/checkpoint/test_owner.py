@@ -16,8 +16,8 @@ import pytest
 
 from parallax.errors import CheckpointError
 from parallax.runtime.checkpoint.checkpoints import Checkpoints
-from parallax.runtime.checkpoint.files import owner
-from parallax.runtime.checkpoint.files.owner import OWNER, FolderClaim, FolderInUse, OwnerLimits, claim_of
+from parallax.runtime.checkpoint.files import folder_owner
+from parallax.runtime.checkpoint.files.folder_owner import OWNER, FolderClaim, FolderInUse, OwnerLimits, claim_of
 from parallax.settings.parts import CheckPointConfig
 from tests.runtime.checkpoint.test_storage import job, save
 
@@ -72,7 +72,7 @@ def other(tmp_path: Path) -> Iterator[Holder]:
 
 def elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
     """From now on this process is on another machine, which cannot see the other's processes."""
-    monkeypatch.setattr(owner, "_machine", lambda: "another one")
+    monkeypatch.setattr(folder_owner, "_machine", lambda: "another one")
 
 
 def test_the_second_job_is_refused_by_the_name_of_the_first(tmp_path: Path, other: Holder) -> None:
@@ -133,13 +133,13 @@ def test_an_owner_that_was_held_up_and_lives_refuses_a_claim(
 ) -> None:
     elsewhere(monkeypatch)
     os.kill(other.pid, signal.SIGSTOP)
-    put = owner._put
+    put = folder_owner._put
 
-    def puts_and_wakes(path: str, written: owner.OwnerMark) -> None:
+    def puts_and_wakes(path: str, written: folder_owner.OwnerMark) -> None:
         put(path, written)
         os.kill(other.pid, signal.SIGCONT)
 
-    monkeypatch.setattr(owner, "_put", puts_and_wakes)
+    monkeypatch.setattr(folder_owner, "_put", puts_and_wakes)
     made = claim(tmp_path)
     made.limits = replace(LIMITS, beat_s=1.0, silent_s=2.0)
     with pytest.raises(FolderInUse, match=f"process {other.pid} "):

@@ -17,11 +17,11 @@ import tensorflow as tf
 
 from parallax import cli
 from parallax.errors import CheckpointError
+from parallax.runtime.checkpoint.checkpoint_io import Storage
 from parallax.runtime.checkpoint.checkpoints import Checkpoints
 from parallax.runtime.checkpoint.files.folder import FilesFailed, Retention, candidates
 from parallax.runtime.checkpoint.files.stored_tensors import Stored
 from parallax.runtime.checkpoint.hook import CheckpointHook
-from parallax.runtime.checkpoint.storage import Storage
 from parallax.settings.parts import CheckPointConfig
 
 HOUR_S = 3600.0

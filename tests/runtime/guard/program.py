@@ -17,7 +17,7 @@ from typing import Any
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
-from parallax.analysis.reading.recording import record  # noqa: E402
+from parallax.analysis.reading.construction import record  # noqa: E402
 
 record.install()
 
@@ -35,8 +35,8 @@ from parallax.plans.plan import one_host  # noqa: E402
 from parallax.runtime.guard.guard import Guard  # noqa: E402
 from parallax.runtime.worker.heartbeat import Heartbeat  # noqa: E402
 from parallax.runtime.worker.session.channels import open_channels  # noqa: E402
-from parallax.runtime.worker.session.hooks import WorkerContext  # noqa: E402
 from parallax.runtime.worker.session.names import Names  # noqa: E402
+from parallax.runtime.worker.session.run_context import WorkerContext  # noqa: E402
 from parallax.transform.building import editor  # noqa: E402
 from parallax.transform.pipeline import transform  # noqa: E402
 

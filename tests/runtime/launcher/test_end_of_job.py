@@ -18,7 +18,7 @@ from parallax.runtime.launcher.ending.end_of_job import (
 from parallax.runtime.launcher.ending.liveness import MPIRUN, Silence, silence_text
 from parallax.runtime.supervisor.frames import Control, Exit, Pulse, Start
 from parallax.runtime.supervisor.limits import PREEMPTION, Limits
-from parallax.runtime.supervisor.machine import ReaderGone, SignalCame
+from parallax.runtime.supervisor.state_machine import ReaderGone, SignalCame
 
 LIMITS = Limits(stopped_s=3, frozen_s=5, silent_s=6, start_s=20)
 TERM, KILL, SAVE = SignalMpirun(signal.SIGTERM), SignalMpirun(signal.SIGKILL), SignalMpirun(PREEMPTION)

@@ -10,8 +10,9 @@ from parallax.runtime.launcher.ending.cause import EndCause, Progress
 from parallax.runtime.launcher.ending.end_of_job import FrameCame, Looked, StopsSeen, new_job, step
 from parallax.runtime.launcher.launch import JobEnd
 from parallax.runtime.launcher.reach import HostsNotReady
-from parallax.runtime.launcher.restarts import restart
-from parallax.runtime.launcher.restarts.restart import (
+from parallax.runtime.launcher.restarts import restart_policy
+from parallax.runtime.launcher.restarts.restart_loop import RestartOptions, launch_restarting
+from parallax.runtime.launcher.restarts.restart_policy import (
     FIRST_WAIT_S,
     LONGEST_WAIT_S,
     Again,
@@ -22,10 +23,9 @@ from parallax.runtime.launcher.restarts.restart import (
     choose_hosts,
     tell_of_hosts,
 )
-from parallax.runtime.launcher.restarts.restarting import RestartOptions, launch_restarting
 from parallax.runtime.supervisor.frames import Control, Exit, Pulse, Start
 from parallax.runtime.supervisor.limits import Limits
-from parallax.runtime.supervisor.machine import ReaderGone, SignalCame
+from parallax.runtime.supervisor.state_machine import ReaderGone, SignalCame
 
 STARTED = Progress(has_started=True)
 RAN = Progress(has_started=True, has_run=True)
@@ -214,7 +214,7 @@ def test_of_what_kind_an_end_is(found, wanted):
 
 
 def test_a_host_that_is_not_ready_at_a_later_start_is_lost_and_tried_again(monkeypatch, capsys):
-    monkeypatch.setattr(restart, "FIRST_WAIT_S", 0.01)
+    monkeypatch.setattr(restart_policy, "FIRST_WAIT_S", 0.01)
     job = SimpleNamespace(host_of=lambda rank: "ab"[rank], num_ranks=2, output_folder=None)
     not_ready = HostsNotReady("host b cannot be reached")
     not_ready.hosts = ("b",)

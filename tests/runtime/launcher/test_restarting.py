@@ -17,9 +17,9 @@ from parallax.runtime.launcher.ending import cause
 from parallax.runtime.launcher.ending.cause import EndCause, Progress
 from parallax.runtime.launcher.job import Job
 from parallax.runtime.launcher.launch import JobEnd
-from parallax.runtime.launcher.restarts import restarting
+from parallax.runtime.launcher.restarts import restart_loop
 from parallax.runtime.launcher.restarts.answering import answering_hosts
-from parallax.runtime.launcher.restarts.restarting import RestartOptions, launch_restarting
+from parallax.runtime.launcher.restarts.restart_loop import RestartOptions, launch_restarting
 
 LIMIT_S = 20.0
 LATER = "later"
@@ -53,7 +53,7 @@ class Played:
             contact.progress = Progress(ready_bytes=(10, 20))
             fails = self.spares.pop(0) if self.spares else False
             if fails == LATER:
-                time.sleep(4 * restarting._POLL_S)
+                time.sleep(4 * restart_loop._POLL_S)
                 return JobEnd(137, EndCause(cause.KILLED))
             if fails:
                 self._ready.release()
@@ -70,7 +70,7 @@ class Played:
         contact.progress = end.progress
         if end.progress.has_run and self.awaits_spare:
             assert self._ready.acquire(timeout=LIMIT_S)
-            time.sleep(4 * restarting._POLL_S)
+            time.sleep(4 * restart_loop._POLL_S)
         return end
 
     def _parcel_comes(self, contact):
@@ -113,7 +113,7 @@ def test_a_spare_that_fails_is_told_and_the_next_job_starts_anew(capfdbinary):
 
 
 def test_a_spare_that_was_ready_and_fails_is_replaced(capfdbinary, monkeypatch):
-    monkeypatch.setattr(restarting, "FIRST_REPLACED_S", 0.1)
+    monkeypatch.setattr(restart_loop, "FIRST_REPLACED_S", 0.1)
     played = Played([KILLED, WELL], spares=[LATER, LATER])
     assert run(played, standing_by=STANDING_BY) == WELL
     assert [is_spare for _, is_spare in played.jobs] == [False, True] and played.parcels == [b"parcel"]
@@ -161,7 +161,7 @@ def test_a_signal_ends_the_job_and_is_no_reason_to_start_it_again(stopped):
 
 
 def test_a_signal_while_a_restart_is_waited_for_is_heard(capfdbinary, monkeypatch):
-    monkeypatch.setattr("parallax.runtime.launcher.restarts.restart.FIRST_WAIT_S", 60.0)
+    monkeypatch.setattr("parallax.runtime.launcher.restarts.restart_policy.FIRST_WAIT_S", 60.0)
     loaded = replace(KILLED, progress=replace(RAN, has_saved=False))
     played = Played([loaded, loaded, WELL], awaits_spare=False)
     timer = threading.Timer(1.0, os.kill, (os.getpid(), signal.SIGINT))
@@ -175,7 +175,7 @@ def test_a_host_that_does_not_answer_is_left_out_and_the_spare_on_it_is_dropped(
     hosts = ("a", "b")
     cluster = Cluster(tuple(Host(name, 1) for name in hosts))
     answers = iter([("a",), hosts])
-    monkeypatch.setattr(restarting, "answering_hosts", lambda cluster: next(answers))
+    monkeypatch.setattr(restart_loop, "answering_hosts", lambda cluster: next(answers))
     asked = []
 
     def job_on(chosen):
@@ -191,7 +191,7 @@ def test_a_host_that_does_not_answer_is_left_out_and_the_spare_on_it_is_dropped(
 
 
 def test_hosts_for_which_there_is_no_plan_end_it_with_the_jobs_status(capfdbinary, monkeypatch):
-    monkeypatch.setattr(restarting, "answering_hosts", lambda cluster: ("a",))
+    monkeypatch.setattr(restart_loop, "answering_hosts", lambda cluster: ("a",))
 
     def job_on(chosen):
         if len(chosen) == 1:

@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from parallax.runtime.launcher.restarts.waiting import end_waiting_job, let_wait, take_waiting
+from parallax.runtime.launcher.restarts.waiting_job import end_waiting_job, let_wait, take_waiting
 
 
 class Idle:

@@ -9,7 +9,7 @@ import pytest
 import tensorflow as tf
 
 from parallax import shard
-from parallax.analysis.reading.recording import record
+from parallax.analysis.reading.construction import record
 from parallax.analysis.stages import analyse
 from parallax.errors import ConfigError, GraphError
 from parallax.runtime.measure import compute

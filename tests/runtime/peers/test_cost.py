@@ -9,7 +9,7 @@ from parallax.cluster.machines import local_cluster
 from parallax.errors import ConfigError, PlanError
 from parallax.graph.spec import GraphSpec, Slot, VariableClass, VariableSpec
 from parallax.plans.plan import ALLREDUCE, ALLTOALL, PLAN_VERSION, Plan, RouteCost, VariablePlan
-from parallax.runtime.restarts import check_restarts
+from parallax.runtime.planned_job import check_restarts
 from parallax.settings.config import Config
 from parallax.settings.parts import CheckPointConfig, RestartConfig
 

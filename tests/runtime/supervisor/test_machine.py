@@ -4,7 +4,8 @@ import pytest
 
 from parallax.runtime.supervisor.frames import Exit, Pulse
 from parallax.runtime.supervisor.limits import Limits
-from parallax.runtime.supervisor.machine import (
+from parallax.runtime.supervisor.processes import Vitals, vitals_of
+from parallax.runtime.supervisor.state_machine import (
     GRACE_S,
     Beaten,
     Leave,
@@ -21,7 +22,6 @@ from parallax.runtime.supervisor.machine import (
     WorkerEnded,
     step,
 )
-from parallax.runtime.supervisor.processes import Vitals, vitals_of
 
 LIMITS = Limits(unheard_s=10)
 BEAT = Beaten({"kind": "alive", "runs": 1})

@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from parallax.analysis.planner import make_plan
 from parallax.analysis.propagation.states import SAME, Rows, Values
-from parallax.analysis.reading.recording import record
+from parallax.analysis.reading.construction import record
 from parallax.analysis.stages import analyse
 from parallax.errors import ConfigError
 from parallax.graph.view import GraphView

@@ -5,7 +5,7 @@ import pytest
 import tensorflow as tf
 
 from parallax.analysis.planner import make_plan
-from parallax.analysis.reading.recording import record
+from parallax.analysis.reading.construction import record
 from parallax.analysis.stages import analyse
 from parallax.errors import ConfigError, GraphError, ParallaxError
 from parallax.plans.plan import PlanConstraints, one_host

@@ -2,7 +2,7 @@
 
 import tensorflow as tf
 
-from parallax.analysis.reading.recording import record
+from parallax.analysis.reading.construction import record
 from parallax.analysis.stages import analyse, plan_for, rewrites_of
 from parallax.plans.plan import one_host
 from parallax.runtime.worker.session.names import Names

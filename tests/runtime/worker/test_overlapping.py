@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from parallax.runtime.worker.session.direct import DirectRuns
 from parallax.runtime.worker.session import overlapping
+from parallax.runtime.worker.session.direct import DirectRuns
 from parallax.transform.passes.turns import add_gates
 
 v1 = tf.compat.v1

@@ -7,16 +7,16 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from parallax.analysis.reading.construction import record
 from parallax.analysis.reading.gradients import training_updates
-from parallax.analysis.reading.recording import record
 from parallax.analysis.stages import analyse, plan_for, rewrites_of
 from parallax.functions.tracing.arguments import arguments_of
 from parallax.functions.tracing.step_graph import StepGraph
-from parallax.functions.tracing.tracing import traced_step
+from parallax.functions.tracing.trace_step import traced_step
 from parallax.plans.plan import one_host
 from parallax.runtime.worker.heartbeat import Heartbeat
-from parallax.runtime.worker.session.hooks import TrainingRuns, WorkerContext
 from parallax.runtime.worker.session.names import Names
+from parallax.runtime.worker.session.run_context import TrainingRuns, WorkerContext
 from parallax.settings.config import Config
 from parallax.transform.building.editor import Worker
 from parallax.transform.pipeline import transform

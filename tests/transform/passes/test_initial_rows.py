@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from parallax.analysis.reading.recording import record
+from parallax.analysis.reading.construction import record
 from parallax.analysis.stages import analyse, feasible, rewrites_of
 from parallax.graph.ownership import Ownership
 from parallax.graph.view import GraphView

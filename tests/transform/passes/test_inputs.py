@@ -9,7 +9,7 @@ import pytest
 import tensorflow as tf
 
 from parallax.analysis.planner import make_plan
-from parallax.analysis.reading.recording import record
+from parallax.analysis.reading.construction import record
 from parallax.analysis.stages import Analysed, analyse, rewrites_of
 from parallax.compat import shard
 from parallax.plans.plan import PlanConstraints, one_host

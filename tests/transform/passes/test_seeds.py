@@ -15,7 +15,7 @@ from ops.exactness.runs import JobInMemory
 from ops.exactness.session import NamedSession
 from ops.exactness.transport import together
 from parallax.analysis.reading.capture import initialization_phases
-from parallax.analysis.reading.recording import record
+from parallax.analysis.reading.construction import record
 from parallax.analysis.stages import analyse, feasible, rewrites_of
 from parallax.plans.plan import PlanConstraints, one_host
 from parallax.transform.building.all_to_all import native_ops

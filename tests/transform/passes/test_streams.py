@@ -8,7 +8,7 @@ import numpy as np
 import tensorflow as tf
 
 from parallax.analysis.planner import make_plan
-from parallax.analysis.reading.recording import record
+from parallax.analysis.reading.construction import record
 from parallax.analysis.stages import analyse, rewrites_of
 from parallax.plans.plan import PlanConstraints, one_host
 from parallax.transform.building.editor import Worker

@@ -44,7 +44,7 @@ from parallax.analysis.reading.batches.open_lengths import (
     find_picked,
     fixed_shape,
 )
-from parallax.analysis.reading.recording.measured_tensors import MeasuredTensor
+from parallax.analysis.reading.construction.measured_tensors import MeasuredTensor
 from parallax.graph.control_flow import branches_of
 from parallax.graph.view import GraphView, split_tensor
 from parallax.types import Array, GraphDef, NodeDef

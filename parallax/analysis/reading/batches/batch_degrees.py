@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence, Set
 from typing import NamedTuple
 
 from parallax.analysis.reading.batches.open_lengths import find_open_axis
-from parallax.analysis.reading.recording.recorded_gradients import Record
+from parallax.analysis.reading.construction.recorded_gradients import Record
 from parallax.graph.view import GraphView, split_tensor
 
 _AS_FIRST = """

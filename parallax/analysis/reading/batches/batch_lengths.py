@@ -8,7 +8,7 @@ from __future__ import annotations
 import numpy as np
 import tensorflow as tf
 
-from parallax.analysis.reading.recording.measured_tensors import MeasuredTensor
+from parallax.analysis.reading.construction.measured_tensors import MeasuredTensor
 from parallax.graph.view import split_tensor, tensor_name
 from parallax.types import Array, GraphDef
 

@@ -23,9 +23,9 @@ from parallax.analysis.reading.batches.open_batches import SOURCES, is_assigned
 from parallax.analysis.reading.batches.open_bodies import OpenBodies, drop_shapes
 from parallax.analysis.reading.batches.open_lengths import find_open_axis
 from parallax.analysis.reading.batches.replaced_gradients import replace_gradients
-from parallax.analysis.reading.recording.measured_tensors import MeasuredTensor
-from parallax.analysis.reading.recording.old_contexts import Contexts, import_with_contexts, in_style_of, is_whole
-from parallax.analysis.reading.recording.recorded_gradients import Record, losses_of, records_in
+from parallax.analysis.reading.construction.measured_tensors import MeasuredTensor
+from parallax.analysis.reading.construction.old_contexts import Contexts, import_with_contexts, in_style_of, is_whole
+from parallax.analysis.reading.construction.recorded_gradients import Record, losses_of, records_in
 from parallax.graph.batches import mark_opened
 from parallax.graph.view import GraphView, split_tensor
 from parallax.types import Graph, GraphDef

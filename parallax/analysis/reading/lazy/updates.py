@@ -26,12 +26,12 @@ from parallax.analysis.reading.lazy.group import (
     writes_together,
 )
 from parallax.analysis.reading.lazy.handles import READ, WRITES_ROWS, Handles, node_of
+from parallax.analysis.reading.lazy.lazy_graph import RowUpdate, rewrite_graph, waits_of
 from parallax.analysis.reading.lazy.missed_updates import missed_updates
 from parallax.analysis.reading.lazy.not_lazy import NotLazyError
 from parallax.analysis.reading.lazy.order import Order
 from parallax.analysis.reading.lazy.program import program_text, scalars_of
 from parallax.analysis.reading.lazy.references import SCATTERS, reference_tables
-from parallax.analysis.reading.lazy.rewrite import RowUpdate, rewrite_graph, waits_of
 from parallax.graph.batches import length_by_step
 from parallax.graph.row_updates import UPDATE_ONLY_ROWS, UPDATE_ROWS
 from parallax.graph.view import GraphView

@@ -7,8 +7,8 @@ import uuid
 from parallax.errors import CheckpointError
 from parallax.runtime.checkpoint.files.chain import Chain, States
 from parallax.runtime.checkpoint.files.folder import absolute, file_errors
+from parallax.runtime.checkpoint.files.folder_owner import claim_of
 from parallax.runtime.checkpoint.files.links import HEADER, Header
-from parallax.runtime.checkpoint.files.owner import claim_of
 from parallax.runtime.checkpoint.files.sorted_string_table import DamagedCheckpoint
 from parallax.runtime.checkpoint.files.stored_rows import copy, stored_parts
 from parallax.runtime.checkpoint.files.stored_tensors import CHUNK_BYTES

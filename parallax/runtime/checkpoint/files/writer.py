@@ -28,8 +28,8 @@ from parallax.runtime.checkpoint.files.folder import (
     reason,
     settle,
 )
+from parallax.runtime.checkpoint.files.folder_owner import FolderClaim
 from parallax.runtime.checkpoint.files.folder_watch import FolderWatch
-from parallax.runtime.checkpoint.files.owner import FolderClaim
 from parallax.types import FeedDict, Fetches, Value
 
 

@@ -22,7 +22,6 @@ import tensorflow as tf
 from parallax.graph.ownership import Ownership
 from parallax.runtime.checkpoint.files.stored_tensors import Stored
 from parallax.runtime.checkpoint.rows.dealing import DealtRows, bytes_of, deal, empty
-from parallax.runtime.checkpoint.rows.places import Places
 from parallax.runtime.checkpoint.rows.row_ops import (
     Picked,
     RowOps,
@@ -32,6 +31,7 @@ from parallax.runtime.checkpoint.rows.row_ops import (
     variable_of,
     whole_access,
 )
+from parallax.runtime.checkpoint.rows.row_places import Places
 from parallax.runtime.worker.barrier import barrier
 from parallax.types import Array, ArrayOnWorker0, Comm, Session, Value
 

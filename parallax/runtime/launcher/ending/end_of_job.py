@@ -31,7 +31,7 @@ from parallax.runtime.launcher.ending.stall import StallWatch
 from parallax.runtime.supervisor.control import OVERDUE
 from parallax.runtime.supervisor.frames import Control, Exit, Frame
 from parallax.runtime.supervisor.limits import PREEMPTION, Limits
-from parallax.runtime.supervisor.machine import ReaderGone, SignalCame
+from parallax.runtime.supervisor.state_machine import ReaderGone, SignalCame
 
 EXIT_STALLED = 124
 EXIT_PREEMPTED = 75

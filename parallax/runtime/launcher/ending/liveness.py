@@ -1,6 +1,6 @@
 """Decides who in a job is silent: a worker or server, a supervisor, a host, or mpirun itself.
 
-Supervisors send a pulse every second, which says how the worker is (supervisor/machine.py). Seconds count only while
+Supervisors send a pulse every second, which says how the worker is (state_machine.py). Seconds count only while
 the launcher reads what they send, so a launcher that was held up itself raises no alarm. A program that is slow has no
 part in any of this: its supervisor's pulse comes whatever it does.
 """

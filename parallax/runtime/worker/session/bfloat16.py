@@ -19,7 +19,7 @@ from tensorflow.core.protobuf import rewriter_config_pb2
 
 from parallax.logger import log
 from parallax.runtime.worker.ranks import ProcessGroup
-from parallax.runtime.worker.session.hooks import TrainingRuns
+from parallax.runtime.worker.session.run_context import TrainingRuns
 from parallax.settings.environment import onednn_is_off, set_defaults
 from parallax.types import ConfigProto, GraphDef, RunArgs, RunContext, RunValues
 

@@ -11,14 +11,14 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
-from parallax.analysis.reading.recording.digests import (
+from parallax.analysis.reading.construction.digests import (
     GraphDifference,
     fingerprint,
     first_difference,
     value_digest,
     values_differ,
 )
-from parallax.analysis.reading.recording.launcher_graph import LauncherGraph, hold, unpack_graph
+from parallax.analysis.reading.construction.launcher_graph import LauncherGraph, hold, unpack_graph
 from parallax.errors import OtherGraphError
 from parallax.logger import log
 from parallax.report.text import pluralize

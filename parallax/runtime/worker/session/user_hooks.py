@@ -14,8 +14,8 @@ import tensorflow as tf
 
 from parallax.errors import SessionError
 from parallax.runtime.worker.session.fetches import Request
-from parallax.runtime.worker.session.hooks import NOT_CHIEFS, PlainSession, Run, WorkerContext
 from parallax.runtime.worker.session.names import Resolved, fetch_text
+from parallax.runtime.worker.session.run_context import NOT_CHIEFS, PlainSession, Run, WorkerContext
 from parallax.types import Coordinator, Graph, Hook, RunArgs, RunContext, RunValues, Session
 
 v1 = tf.compat.v1

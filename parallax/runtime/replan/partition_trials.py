@@ -23,7 +23,7 @@ from parallax.report.show import show
 from parallax.report.text import ms_text, pluralize
 from parallax.runtime.replan.change_over import ChangeOver
 from parallax.runtime.worker.ranks import ProcessGroup
-from parallax.runtime.worker.session.hooks import TrainingRuns, WorkerContext
+from parallax.runtime.worker.session.run_context import TrainingRuns, WorkerContext
 from parallax.settings.config import Config
 
 WARM_UP, TIMED = 3, 12

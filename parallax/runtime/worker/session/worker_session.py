@@ -27,8 +27,8 @@ from parallax.runtime.worker.reports.moved_bytes import ExchangeReport, exchange
 from parallax.runtime.worker.session.accumulation import Gather
 from parallax.runtime.worker.session.direct import DirectRuns
 from parallax.runtime.worker.session.fetches import Request
-from parallax.runtime.worker.session.hooks import DefaultSession, PlainSession, Run, WorkerContext
 from parallax.runtime.worker.session.names import fetch_text
+from parallax.runtime.worker.session.run_context import DefaultSession, PlainSession, Run, WorkerContext
 from parallax.types import (
     ArrayOnWorker0,
     Comm,

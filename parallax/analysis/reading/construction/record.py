@@ -16,7 +16,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from parallax.analysis.reading.recording.measured_tensors import install_measures
+from parallax.analysis.reading.construction.measured_tensors import install_measures
 from parallax.types import (
     Argument,
     FuncGraph,

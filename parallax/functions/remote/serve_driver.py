@@ -26,7 +26,7 @@ from parallax.functions.batches.row_pipeline import RowPipeline, RunningPipeline
 from parallax.functions.batches.shared_arrays import ArrayKind, MemoryPlace, SharedArrays, can_open, share_among_workers
 from parallax.functions.batches.shares import RaggedRows, Share, share_of
 from parallax.functions.remote.heard_requests import END, DriverRequest, HeardRequests
-from parallax.functions.remote.running import RunningSteps
+from parallax.functions.remote.step_runner import RunningSteps
 from parallax.functions.tracing.served_graph import ServedGraph
 from parallax.functions.tracing.step_graph import GraphStep
 from parallax.job_beside import PlannedMessage

@@ -18,7 +18,7 @@ from tensorflow.python.client.timeline import Timeline
 
 from parallax.errors import ConfigError
 from parallax.runtime.worker.reports.graph_files import meta_graph
-from parallax.runtime.worker.session.hooks import TrainingRuns, WorkerContext
+from parallax.runtime.worker.session.run_context import TrainingRuns, WorkerContext
 from parallax.settings.parts import ProfileConfig
 from parallax.types import Coordinator, RunArgs, RunContext, RunValues, Session
 

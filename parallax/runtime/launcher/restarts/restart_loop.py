@@ -1,4 +1,4 @@
-"""Runs a job and starts it again when it fails; restart.py decides. Each job is launched by a thread of its own.
+"""Runs a job and starts it again when it fails; restart_policy.py decides. Each job is launched by a thread of its own.
 
 The main thread waits, for signals come to it alone, and hands them to the job that runs. Once that has made a run, a
 spare job is started beside it (spare.py), which becomes the next one if that is on the same hosts; one that was ready
@@ -29,7 +29,7 @@ from parallax.runtime.launcher.mpirun import passes_preemption_on
 from parallax.runtime.launcher.output.relay import bytes_of
 from parallax.runtime.launcher.reach import HostsNotReady
 from parallax.runtime.launcher.restarts.answering import answering_hosts
-from parallax.runtime.launcher.restarts.restart import (
+from parallax.runtime.launcher.restarts.restart_policy import (
     FailedJob,
     GiveUp,
     RestartState,

@@ -19,7 +19,7 @@ from parallax.transform.building.editor import Editor
 from parallax.transform.building.server_device import device_of
 from parallax.transform.passes.initial_rows import OwnRows
 from parallax.transform.passes.locks import Locks
-from parallax.transform.passes.partitions import partition_name, put_together, whole_of
+from parallax.transform.passes.server_partitions import partition_name, put_together, whole_of
 from parallax.types import Operation, Tensor, TensorShape
 
 _READS = ("Identity", "ReadVariableOp")

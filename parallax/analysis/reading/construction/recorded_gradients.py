@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 
 import tensorflow as tf
 
+from parallax.analysis.reading.construction import record
+from parallax.analysis.reading.construction.launcher_graph import functions_meant
 from parallax.analysis.reading.lowering.inline import InlinedCall
-from parallax.analysis.reading.recording import record
-from parallax.analysis.reading.recording.launcher_graph import functions_meant
 from parallax.errors import GraphError
 from parallax.graph.ops import state_op, takes_functions
 from parallax.graph.view import GraphView, split_tensor

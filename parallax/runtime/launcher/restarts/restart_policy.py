@@ -1,6 +1,6 @@
 """Decides whether a job that has failed is started again, when, and on which hosts.
 
-It reads no clock and starts nothing; `restarting.py` is its loop. Which ends are worth another start:
+It reads no clock and starts nothing; `restart_loop.py` is its loop. Which ends are worth another start:
 
 1. none by a signal to the launcher, or for want of a reader; none of a job of which no process has ever started;
 2. a rank killed by a signal, a supervisor or a host lost, somebody silent, a stall, mpirun's own end: always;

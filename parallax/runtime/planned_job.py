@@ -12,7 +12,7 @@ from parallax.report.text import plan_table
 from parallax.runtime.launcher.host_memory import host_memory
 from parallax.runtime.launcher.job import Job
 from parallax.runtime.launcher.launch import JobEnd
-from parallax.runtime.launcher.restarts.restarting import RestartOptions, launch_restarting
+from parallax.runtime.launcher.restarts.restart_loop import RestartOptions, launch_restarting
 from parallax.runtime.launcher.restarts.spare import Launch
 from parallax.settings.config import Config
 from parallax.settings.options import variable_of

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 from tensorflow.core.framework import graph_pb2
 
-from parallax.analysis.reading.recording.digests import (
+from parallax.analysis.reading.construction.digests import (
     SHAPES,
     first_difference,
     function_names,

@@ -1,7 +1,8 @@
 """What the bodies of functions do that their callers cannot see: which arguments they write, and whether they draw.
 
-Calls at the top level are inlined (inline.py) and conditionals that write variables are lowered (lower.py); what is
-left are loops, conditionals that compute only, and functions that datasets and maps take.
+Calls at the top level are inlined (inline.py) and conditionals that write variables are lowered
+(functional_control_flow.py); what is left are loops, conditionals that compute only, and functions that datasets and
+maps take.
 """
 
 from __future__ import annotations

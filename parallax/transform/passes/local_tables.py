@@ -17,7 +17,7 @@ from parallax.plans.rewrites import Rewrites, Table
 from parallax.transform.building.collectives import all_gather, open_end
 from parallax.transform.building.editor import SCOPE, Editor
 from parallax.transform.passes.initial_rows import OwnRows
-from parallax.transform.passes.partitions import row_places
+from parallax.transform.passes.server_partitions import row_places
 from parallax.types import Tensor
 
 

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import tensorflow as tf
 from tensorflow.core.framework import graph_pb2
 
-from parallax.analysis.reading.lowering.functions import Functions
+from parallax.analysis.reading.lowering.function_bodies import Functions
 from parallax.analysis.reading.lowering.lower_loops import LOOPS, lower_loop, varying_slots
 from parallax.graph.control_flow import Branches, branches_of
 from parallax.graph.view import GraphView, split_tensor

@@ -18,8 +18,8 @@ import tensorflow as tf
 from parallax.errors import CheckpointError
 from parallax.runtime.checkpoint.files.chain import delete_others, delete_strays
 from parallax.runtime.checkpoint.files.folder import NotWritten, file_errors, is_full, list_prefixes, reason
+from parallax.runtime.checkpoint.files.folder_owner import FolderInUse
 from parallax.runtime.checkpoint.files.links import Header
-from parallax.runtime.checkpoint.files.owner import FolderInUse
 from parallax.runtime.checkpoint.files.writer import Writer
 from parallax.runtime.checkpoint.rows.contents import Content, Contents
 from parallax.runtime.checkpoint.rows.freeze import Loss

@@ -1,1 +1,0 @@
-"""What is recorded while a script builds its graph, and what workers get of it."""
