@@ -18,7 +18,7 @@ from parallax.plans.plan import read_plan
 from parallax.plans.what_if import WhatIf
 from parallax.profiles.plan_inputs import file_text
 from parallax.profiles.profiles import cluster_profile_from_json
-from parallax.report.html.files import write_file
+from parallax.report.show import write_file
 from parallax.report.text import explanation, plan_table
 from parallax.runtime.check.builds import SecondBuild, second_build
 from parallax.runtime.launcher.early_server import end_early_server, start_early_server

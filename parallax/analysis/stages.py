@@ -33,8 +33,7 @@ from parallax.analysis.whatif.simulate import HostKind, simulate
 from parallax.errors import GraphError, PlanError
 from parallax.graph.batches import is_of_front_end
 from parallax.graph.ownership import Ownership
-from parallax.graph.spec import GradientSource, GraphSpec
-from parallax.graph.spec_json import spec_from_json, spec_to_json
+from parallax.graph.spec import GradientSource, GraphSpec, spec_from_json, spec_to_json
 from parallax.plans.memory import PROFILE, MemoryPlan
 from parallax.plans.plan import ALLTOALL, NO_ROUTE, PS, Layout, Plan, PlanConstraints, VariablePlan, read_plan
 from parallax.plans.rewrites import Rewrites

@@ -1,15 +1,22 @@
 """What a graph is, seen from training: its variables with their classes, gradients, lookups, updates and evidence.
 
 Plain frozen values: a GraphSpec can be printed, compared and stored, and a plan can be made from it without TensorFlow.
+
+A graph's spec and the sources of its gradients reach the workers from the launcher as JSON.
+Whoever reads is of the version that wrote; no file holds it.
 """
 
 from __future__ import annotations
 
 import hashlib
+import json
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from enum import Enum
+
+from parallax.errors import GraphError
+from parallax.strict import checked_value, read_json
 
 OPEN_SHAPE = (0,)
 """Stands for a shape that is unknown until the program runs: such a variable has no bytes in a plan."""
@@ -204,3 +211,30 @@ def model_key(variables: Sequence[VariableSpec]) -> str:
         if v.updates
     ]
     return hashlib.sha256("\n".join(map(repr, seen)).encode()).hexdigest()
+
+
+@dataclass(frozen=True, slots=True)
+class _SpecAndSources:
+    spec: GraphSpec
+    sources: tuple[GradientSource, ...]
+
+
+def spec_to_json(spec: GraphSpec, sources: Sequence[GradientSource]) -> str:
+    """A spec, and all sources in their order."""
+    return json.dumps({"spec": asdict(spec), "sources": [asdict(source) for source in sources]})
+
+
+def spec_from_json(text: str) -> tuple[GraphSpec, tuple[GradientSource, ...]]:
+    """What `spec_to_json` was given.
+
+    Raises:
+        GraphError: when it is something else.
+    """
+    raw = read_json(text, GraphError, "the job's message", "a graph's spec")
+    try:
+        found = checked_value(raw, _SpecAndSources)
+    except ValueError as error:
+        raise GraphError(f"A graph's spec must be as the launcher wrote it, and {error}.") from error
+    if json.loads(spec_to_json(found.spec, found.sources)) != raw:
+        raise GraphError("A graph's spec must have every field, as the launcher wrote it, and some are missing.")
+    return found.spec, found.sources

@@ -2,20 +2,24 @@
 
 What TensorFlow can compute again from a trace alone is kept as one: no state, no variable, no array of the script. All
 else is computed at once, as Keras does.
+
+A script draws from the generators of Python, NumPy and TensorFlow: their states are kept for a later computation.
 """
 
 from __future__ import annotations
 
 import math
+import random
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 
+import numpy as np
 import tensorflow as tf
+from tensorflow.python.eager import context
 from tensorflow.python.framework import op_def_registry
 
 from parallax.functions.tracing.traced_values import traced_variable
-from parallax.keras.randomness import random_states, take_random_states
-from parallax.types import Argument, ConcreteFunction, DType, Tensor, TensorLike, TensorShape, Variable
+from parallax.types import Argument, ConcreteFunction, DType, RandomStates, Tensor, TensorLike, TensorShape, Variable
 
 _LARGEST_CONSTANT_BYTES = 1 << 20
 _NOT_TRACEABLE = (AttributeError, NotImplementedError, TypeError, ValueError)
@@ -67,3 +71,22 @@ def _can_be_repeated(traced: ConcreteFunction) -> bool:
     is_alone = not traced.graph.captures and traced.outputs[0].shape.is_fully_defined()
     is_small = all(node.attr["value"].tensor.ByteSize() <= _LARGEST_CONSTANT_BYTES for node in nodes)
     return is_alone and is_small and not any(op_def_registry.get(node.op).is_stateful for node in nodes)
+
+
+def random_states() -> RandomStates:
+    """The states now; None for TensorFlow where nobody has seeded it."""
+    eager = context.context()
+    state = None if eager._seed is None else (eager._seed, eager._rng.getstate())  # of tf.data's shuffles too
+    return random.getstate(), np.random.get_state(legacy=True), state
+
+
+def take_random_states(states: RandomStates) -> None:
+    """Goes on from earlier states."""
+    of_python, of_numpy, of_tensorflow = states
+    random.setstate(of_python)
+    np.random.set_state(of_numpy)
+    if of_tensorflow is not None:
+        eager, (seed, state) = context.context(), of_tensorflow
+        if eager._seed != seed:
+            tf.random.set_seed(seed)
+        eager._rng.setstate(state)

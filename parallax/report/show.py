@@ -1,11 +1,29 @@
-"""How the result of a command, or of a job's work during training, is shown: on stdout, at once."""
+"""How the result of a command, or of a job's work during training, is shown: on stdout, at once.
+
+Files that options of the command line name are written here too.
+"""
 
 from __future__ import annotations
 
 import sys
+from pathlib import Path
+
+from parallax.errors import ConfigError
 
 
 def show(text: str) -> None:
     """Writes `text`, which ends its last line itself, to stdout; through a pipe it does not wait for what follows."""
     sys.stdout.write(text)
     sys.stdout.flush()
+
+
+def write_file(path: str, text: str, option: str) -> None:
+    """Writes a file that an option of the command line names.
+
+    Raises:
+        ConfigError: when it cannot be written.
+    """
+    try:
+        Path(path).write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"{option} must name a file that can be written: {path}: {error.strerror}.") from error

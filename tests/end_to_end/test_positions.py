@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from parallax.runtime.checkpoint.commands.compact import compact
+from parallax.runtime.checkpoint.commands.command import compact
 
 pytestmark = pytest.mark.timeout(300)
 

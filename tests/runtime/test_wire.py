@@ -13,8 +13,16 @@ import pytest
 from hypothesis import strategies as st
 
 from parallax.errors import LaunchError, ParallaxError
-from parallax.graph.spec import GradientSource, GraphSpec, Part, Slot, VariableClass, VariableSpec
-from parallax.graph.spec_json import spec_from_json, spec_to_json
+from parallax.graph.spec import (
+    GradientSource,
+    GraphSpec,
+    Part,
+    Slot,
+    VariableClass,
+    VariableSpec,
+    spec_from_json,
+    spec_to_json,
+)
 from parallax.runtime.doctor.command import read_links
 from parallax.runtime.doctor.findings import Links
 from parallax.runtime.supervisor import control, frames

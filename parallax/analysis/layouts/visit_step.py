@@ -16,7 +16,7 @@ from parallax.analysis.layouts.values import constant_value
 from parallax.analysis.reading.capture import VARIABLES, variable_of_tensor
 from parallax.errors import GraphError
 from parallax.graph.batches import ROWS, WHOLE, batch_tensors, reported_as
-from parallax.graph.control_flow import branches_of
+from parallax.graph.control_flow import Unit, branches_of
 from parallax.graph.lengths import ONE, Length
 from parallax.graph.loop_frames import Unit
 from parallax.graph.ops import ELEMENTWISE, state_op

@@ -31,7 +31,7 @@ from parallax.analysis.propagation.walk import Walk
 from parallax.analysis.reading.capture import variable_of_tensor
 from parallax.graph.ops import ELEMENTWISE
 from parallax.graph.view import EXAMPLES, split_tensor
-from parallax.plans.step_bytes import BATCH, FIXED, GRADIENTS, LiveBytes
+from parallax.plans.memory import BATCH, FIXED, GRADIENTS, LiveBytes
 
 _SOURCES = ("Placeholder", "PlaceholderV2", "PlaceholderWithDefault", "IteratorGetNext", "IteratorGetNextSync")
 _SAME_BUFFER = frozenset(

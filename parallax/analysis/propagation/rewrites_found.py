@@ -13,8 +13,7 @@ from parallax.analysis.layouts.batch_names import name_batches
 from parallax.analysis.layouts.notes import notes_of_layouts
 from parallax.analysis.propagation import kept_batches, own_state, stand_ins, visit_node
 from parallax.analysis.propagation.gradient_pieces import keeps_of, outside_edges
-from parallax.analysis.propagation.server_nodes import owned_nodes
-from parallax.analysis.propagation.server_order import check_reads
+from parallax.analysis.propagation.server_nodes import check_reads, owned_nodes
 from parallax.analysis.propagation.states import AtOwners, Rows
 from parallax.analysis.propagation.walk import Merge, Walk
 from parallax.errors import GraphError

@@ -4,14 +4,23 @@ They run where the partitions are, once for each partition. Lookups do not, nor 
 not looked up by row is mirrored: whoever reads the variable in the worker has the whole value (`same`), and only what
 writes the variable works on `rows`. A dense gradient of a mirrored variable is scattered where it leaves autodiff; all
 later ops see `rows` and run at the owners.
+
+What servers hold must be written anew only when all workers have read what was there before. Worker 0 alone drives the
+writes of a table on servers, and the others read when it has told them. A write comes after their reads where it
+depends on what all workers make of these, as on a gradient. Where it waits for worker 0's alone, as a decay of weights
+before the update, another worker may read too late: such a table cannot be on servers.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from parallax.analysis.propagation.states import Handle
-from parallax.analysis.propagation.walk import Walk, server_table
+from parallax.analysis.propagation.walk import NoRule, Walk, server_table
 from parallax.graph.ops import state_op
-from parallax.plans.rewrites import Owned
+from parallax.graph.view import Edge, split_tensor
+from parallax.plans.layouts import Partial, Sharded
+from parallax.plans.rewrites import Owned, Push
 
 _ASKS_FOR_THE_VARIABLE = ("VarIsInitializedOp", "IsVariableInitialized", "DestroyResourceOp")
 
@@ -48,3 +57,74 @@ def _find_table(walk: Walk, node: str, slot: int, writes: bool) -> str:
     if not table or not walk.known.tables[table].servers or (walk.is_mirrored(variable) and not writes):
         return ""
     return table
+
+
+def check_reads(walk: Walk, owned: Iterable[Owned], pushes: Iterable[Push]) -> None:
+    """Checks a finished walk of synchronous training.
+
+    Args:
+        walk: the walk.
+        owned: what runs on servers.
+        pushes: the ways of gradient rows to their owners.
+
+    Raises:
+        NoRule: a worker may read a table too late.
+    """
+    nodes = tuple(owned)
+    writes_by_table: dict[str, list[str]] = {}
+    for one in nodes:
+        if one.writes and not one.initial:
+            writes_by_table.setdefault(one.table, []).append(one.node)
+    met = [(one.tensor, edge) for one in walk.scatters for edge in one.edges]
+    met += [(one.tensor, edge) for one in walk.all_reduces for edge in one.edges]
+    met += _find_changes(walk)
+    met += [(_find_tensor(walk, edge), edge) for push in pushes for edge in (*push.values, *push.indices)]
+    at_servers = {one.node for one in nodes}
+    matters = _find_what_matters(walk, [split_tensor(tensor)[0] for tensor, _ in met], at_servers)
+    for table, writes in writes_by_table.items():
+        for reader in _find_readers(walk, table):
+            if reader in matters and reader not in at_servers:
+                _check_reader(walk, table, reader, writes, met)
+
+
+def _find_changes(walk: Walk) -> list[tuple[str, Edge]]:
+    """Tensors that a change of layout reduces or gathers over the workers, and the edges that take the result."""
+    changes = walk.known.layouts.rewrites.changes if walk.known.layouts is not None else ()
+    return [(one.tensor, e) for one in changes if isinstance(one.before, Partial | Sharded) for e in one.edges]
+
+
+def _check_reader(walk: Walk, table: str, reader: str, writes: list[str], met: list[tuple[str, Edge]]) -> None:
+    """Every write that comes after a read must also come after something that all workers made of it."""
+    after_read = walk.view.descendants([reader], waits=True)
+    takers = [edge.node for tensor, edge in met if split_tensor(tensor)[0] in after_read]
+    after_all = walk.view.descendants(takers, waits=True)
+    for write in writes:
+        if write in after_read and write not in after_all:
+            raise NoRule(
+                table,
+                f"{walk.view.op(write)} {write!r} writes it when worker 0 alone is known to have read it ({reader!r})",
+            )
+
+
+def _find_what_matters(walk: Walk, given: list[str], at_servers: set[str]) -> set[str]:
+    """What every worker needs for what it gives to all or keeps; what servers are told counts from worker 0 alone."""
+    skipped = at_servers | walk.known.initial
+    kept = [
+        node
+        for node in walk.view.nodes
+        if node not in skipped and state_op(walk.view.op(node), len(walk.view.inputs(node)))
+    ]
+    return walk.view.ancestors([*given, *kept])
+
+
+def _find_readers(walk: Walk, table: str) -> list[str]:
+    """The nodes that read a table for a worker: those that take its handle or reference, and write nothing."""
+    view, found = walk.view, [lookup.node for lookup in walk.lookups if lookup.table == table]
+    for edge in view.consumers(f"{table}:0"):
+        if state_op(view.op(edge.node), len(view.inputs(edge.node))) is None and edge.node not in found:
+            found.append(edge.node)
+    return found
+
+
+def _find_tensor(walk: Walk, edge: Edge) -> str:
+    return walk.view.inputs(edge.node)[edge.slot]

@@ -25,8 +25,7 @@ from typing import Any
 
 import numpy as np
 
-from parallax.analysis.search.enumerate import best_of, count_of
-from parallax.analysis.search.problem import Problem
+from parallax.analysis.search.problem import Problem, best_of, count_of
 from parallax.analysis.timing.pricing import AFTER, BEFORE, FULL, LEFT, NEW_VALUES, PHASES, Charge, Floats, RouteOption
 from parallax.analysis.timing.step_time import phases_of, step_of
 from parallax.errors import PlanError

@@ -1,15 +1,19 @@
-"""What is to be chosen: the options of every variable, and what a choice of them gives."""
+"""What is to be chosen: the options of every variable, and what a choice of them gives.
+
+Of a small problem all choices can be tried, with their predicted steps.
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from parallax.analysis.routes.memory import Hosts
-from parallax.analysis.timing.pricing import Pricing, RouteOption
-from parallax.analysis.timing.step_time import Given, Totals
+from parallax.analysis.timing.pricing import PHASES, Floats, Pricing, RouteOption
+from parallax.analysis.timing.step_time import Given, Totals, phases_of, steps_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,3 +54,44 @@ class Problem:
         """Whether the options picked leave enough memory everywhere."""
         taken = sum((o[p].memory for o, p in zip(self.options, picks, strict=True)), np.zeros(len(self.hosts.limits)))
         return bool(np.all(taken <= np.array(self.hosts.limits)))
+
+
+def count_of(problem: Problem) -> int:
+    """How many choices there are."""
+    return math.prod(len(options) for options in problem.options)
+
+
+def best_of(problem: Problem, slowness: float) -> tuple[int, ...] | None:
+    """The picks with the shortest step, the first of equal ones; None when nothing fits into memory."""
+    steps = all_steps(problem, slowness)
+    if not np.isfinite(steps).any():
+        return None
+    place = int(steps.argmin())
+    return tuple(int(i) for i in np.unravel_index(place, tuple(len(options) for options in problem.options)))
+
+
+def all_steps(problem: Problem, slowness: float) -> Floats:
+    """The predicted step of every choice, the last variable's options fastest; infinite where memory is short."""
+    pricing, names = (
+        problem.pricing,
+        dict.fromkeys(k for options in problem.options for o in options for k in o.charges),
+    )
+    loads = np.zeros((1, 2, len(PHASES), len(pricing.topology.ends)))
+    waits = np.zeros((1, 2, len(PHASES), pricing.who))
+    paid = np.zeros((1, len(names)), bool)
+    taken = np.zeros((1, len(problem.hosts.limits)))
+    for options in problem.options:
+        loads = _combine(loads, np.stack([o.beside + slowness * o.link for o in options]))
+        waits = _combine(waits, np.stack([o.waits for o in options]))
+        taken = _combine(taken, np.stack([o.memory for o in options]))
+        pays = np.array([[key in o.charges for key in names] for o in options], bool).reshape(len(options), -1)
+        paid = (paid[:, None] | pays[None]).reshape(len(paid) * len(options), len(names))
+    for place, key in enumerate(names):
+        waits = waits + paid[:, place, None, None, None] * pricing.charges[key]
+    steps = steps_of(phases_of(waits, loads), problem.given)
+    return np.where((taken <= np.array(problem.hosts.limits)).all(axis=1), steps, np.inf)
+
+
+def _combine(so_far: Floats, of_options: Floats) -> Floats:
+    joined: Floats = (so_far[:, None] + of_options[None]).reshape(len(so_far) * len(of_options), *so_far.shape[1:])
+    return joined

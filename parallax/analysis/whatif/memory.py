@@ -17,9 +17,8 @@ from numpy.typing import NDArray
 from parallax.analysis.routes.count_touched import Touched, touched_of
 from parallax.analysis.routes.memory import Footprint, footprint
 from parallax.graph.spec import GraphSpec, VariableSpec
-from parallax.plans.memory import HostUse, LargePart, MemoryPlan, ProcessUse
+from parallax.plans.memory import BATCH, HostUse, LargePart, LiveBytes, MemoryPlan, ProcessUse
 from parallax.plans.plan import ALLTOALL, NO_ROUTE, PS, Plan, PlanConstraints
-from parallax.plans.step_bytes import BATCH, LiveBytes
 from parallax.profiles.plan_inputs import PlanInputs
 
 _SHOWN_PARTS = 4

@@ -2,8 +2,10 @@
 
 Each worker has the result of its rows, and serve_driver.py combines these: floating scalars are averaged, tensors with
 an open first dimension are concatenated, and the layout engine replicates everything else within the step. `returns` of
-parallax.function overrides that. Results are marked during the trace (reports.py) and in the graph of the step, so that
+parallax.function overrides that. Results are marked during the trace and in the graph of the step, so that
 the layout engine knows which form is combined.
+
+What a step logs of the batch itself is marked too (`reported_value`), so that workers' logs are one process's.
 """
 
 from __future__ import annotations
@@ -13,8 +15,7 @@ from collections.abc import Sequence
 import tensorflow as tf
 
 from parallax.errors import ConfigError, GraphError
-from parallax.functions.tracing.reports import reported_value
-from parallax.graph.batches import ADDED, ROWS, WHOLE, mark_reported
+from parallax.graph.batches import ADDED, ROWS, VALUE, WHOLE, mark_reported
 from parallax.types import Graph, Nest, Tensor
 
 RULES = ("mean", "sum", "rows", "same")
@@ -112,3 +113,10 @@ def _words(returns: Nest, count: int) -> list[str]:
     if isinstance(returns, str):
         return [returns] * count
     return [one for one in tf.nest.flatten(returns) if one is not None]
+
+
+def reported_value(value: Tensor) -> Tensor:
+    """A scalar of the batch that a step logs, marked as reported."""
+    found = tf.identity(value, name=f"reported_{VALUE}")
+    mark_reported(found, VALUE)
+    return found

@@ -27,8 +27,7 @@ from parallax.runtime.worker.session.direct import DirectRuns
 from parallax.transform.building import collectives
 from parallax.transform.building.all_to_all import all_to_all
 from parallax.transform.building.deduplicated_ids import ask
-from parallax.transform.building.reduce_and_broadcast import QueueReducer
-from parallax.transform.building.server_device import device_of
+from parallax.transform.building.reduce_and_broadcast import QueueReducer, device_of
 from parallax.transform.building.transports import Pushers, ServerTransport, TableRows
 from parallax.transform.building.wire import Wire
 from parallax.transform.passes import gradients_to_servers

@@ -13,8 +13,7 @@ from pathlib import Path
 from parallax.cluster.machines import Cluster
 from parallax.errors import LaunchError
 from parallax.profiles.plan_inputs import PlanInputs, read_measured
-from parallax.report.html.files import write_file
-from parallax.report.show import show
+from parallax.report.show import show, write_file
 from parallax.report.text import align, pluralize
 from parallax.runtime.doctor import probe
 from parallax.runtime.doctor.ask import ask_all

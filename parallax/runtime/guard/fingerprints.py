@@ -12,8 +12,8 @@ from dataclasses import dataclass
 import tensorflow as tf
 
 from parallax.runtime.checkpoint.files.stored_tensors import CHUNK_BYTES, chunks
+from parallax.runtime.checkpoint.rows.row_ops import up_to_date
 from parallax.runtime.guard.watched_variables import Watched, size_bytes
-from parallax.transform.building.up_to_date import up_to_date
 from parallax.types import DType, Handle, Operation, Tensor
 
 _SCOPE = "parallax/guard/"

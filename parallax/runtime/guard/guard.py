@@ -1,6 +1,6 @@
 """Compares the workers while they train: variables that must be equal, and the order of exchanges.
 
-Every worker makes 64 bits of each of its variables (fingerprints.py) after the same steps (schedule.py), and they send
+Every worker makes 64 bits of each of its variables (fingerprints.py) after the same steps, and they send
 each other one digest of all. Where digests differ they compare variable by variable, and a difference that is neither
 rounding nor what the loop has done on some workers alone ends the job. A step is a run that trains: all workers make
 as many, as they train together, so all come to a comparison after the same one.
@@ -9,11 +9,14 @@ The guard is no hook, so that runs stay direct. A variable that no update takes 
 run its writers unequally often, as worker 0 that evaluates does; one that updates take must be equal, and the message
 says who ran what. Each worker keeps its digests when its session closes, and they are compared when all scripts have
 ended: nobody waits who did not wait before.
+
+Workers are compared after steps 1, 2, 4, 8, and then so that it costs next to nothing (`next_check`).
 """
 
 from __future__ import annotations
 
 import hashlib
+import math
 import os
 import platform
 import time
@@ -40,7 +43,6 @@ from parallax.runtime.guard.difference import (
     when_text,
 )
 from parallax.runtime.guard.fingerprints import Fingerprint, fingerprint
-from parallax.runtime.guard.schedule import Times, next_check
 from parallax.runtime.guard.watched_variables import Watched, find_applied, watched_variables, writers_of
 from parallax.runtime.worker.barrier import barrier
 from parallax.runtime.worker.session.accumulation import Gather
@@ -332,3 +334,36 @@ def _processor() -> str:
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     gpus = [platform.node() for _ in tf.config.list_physical_devices("GPU")]
     return repr((of_cpu, cores, gpus, tf.__version__))
+
+
+DOUBLING_UP_TO = 8
+"""So many steps are compared whatever it costs: most faults show in the first."""
+PERIOD_S = 30.0
+"""Steps between two comparisons double until they take this long."""
+SHARE = 0.005
+"""The most of a job's time that comparisons after those first ones may bring their sum to."""
+
+
+@dataclass(frozen=True, slots=True)
+class Times:
+    """What is known after a comparison; equal on all workers, who must go on to the same next one.
+
+    Attributes:
+        spent_s: seconds of all comparisons so far.
+        elapsed_s: since the first step.
+        step_s: seconds of a step, with what the loop does between.
+    """
+
+    spent_s: float
+    elapsed_s: float
+    step_s: float
+
+
+def next_check(step: int, times: Times) -> int:
+    """The step after which workers are compared next, when they have been after `step`."""
+    if step < DOUBLING_UP_TO:
+        return 2 * step
+    step_s = max(times.step_s, 1e-6)
+    steps = min(step, math.ceil(PERIOD_S / step_s))
+    affordable = math.ceil((times.spent_s / SHARE - times.elapsed_s) / step_s)
+    return step + max(1, steps, affordable)

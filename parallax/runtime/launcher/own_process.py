@@ -8,7 +8,7 @@ from pathlib import Path
 
 from parallax.errors import LaunchError
 from parallax.report.text import bytes_text
-from parallax.runtime.supervisor.room import SEGMENT_BYTES, SESSION_BYTES
+from parallax.runtime.supervisor.host_checks import SEGMENT_BYTES, SESSION_BYTES
 
 _STREAMS = {1: ("standard output", ">"), 2: ("standard error", "2>")}
 _TEMPORARY_BYTES = 4096  # TensorFlow's import writes a temporary file

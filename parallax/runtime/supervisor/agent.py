@@ -33,6 +33,7 @@ from pathlib import Path
 
 from parallax.runtime.supervisor.control import CONTROL_FD, PREEMPTION_FD
 from parallax.runtime.supervisor.frames import Exit, Frame, Start, Text
+from parallax.runtime.supervisor.host_checks import NoRoom, check_room
 from parallax.runtime.supervisor.limits import LIMITS, PREEMPTION, WORD, Limits
 from parallax.runtime.supervisor.pipes import IDLE_S, READ_BYTES, Channel, ControlChannel, Outbox, TextChannel
 from parallax.runtime.supervisor.preload import CannotListen, check_library, forget_preloaded, preload_variables
@@ -45,7 +46,6 @@ from parallax.runtime.supervisor.processes import (
     scratch_patterns,
     vitals_of,
 )
-from parallax.runtime.supervisor.room import NoRoom, check_room
 from parallax.runtime.supervisor.state_machine import (
     Beaten,
     Leave,
@@ -134,7 +134,7 @@ def _variables(
         check_library(library)
     found = {}
     if "--listen" in options:
-        from parallax.runtime.supervisor.listening import listening_variables  # of jobs that have servers alone
+        from parallax.runtime.supervisor.host_checks import listening_variables  # of jobs that have servers alone
 
         found = listening_variables(options["--listen"], library)
     if Path(library).is_file():

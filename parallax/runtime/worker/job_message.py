@@ -48,7 +48,7 @@ class JobMessage:
         ports: first and last port that servers may listen on; None for any.
         cluster: JSON of the cluster profile, where the job may look for a better plan; else empty.
         cluster_name: of the file that it came from.
-        spec: JSON of the graph's spec and of where its gradients come from (parallax/graph/spec_json.py).
+        spec: JSON of the graph's spec and of where its gradients come from (parallax/graph/spec.py).
         function: what workers call where they do not run a script, pickled (worker/function_package.py); else empty.
         attachment: what the launching process gives to the workers, in a form that both know; often empty.
     """

@@ -9,6 +9,10 @@ starting at a multiple of P, so that one map holds for all of them together.
 Bytes between workers are those of analysis/routes/cost.py: the push needs no ids, because the owner remembers them from
 the pull. Where gradients are kept over several batches (passes/accumulate.py) the push names its own rows, and sends
 their ids.
+
+Equal gradient rows are added up at the worker that sends them, and at the owner who gets them of several.
+Without the second an optimizer that does not merge rows by itself would take two half updates for one
+(rewrites.Push.merge), and Adagrad, say, would come to another row than one process.
 """
 
 from __future__ import annotations
@@ -112,3 +116,27 @@ def found_at(asked: DeduplicatedIds, table: int, ids: Tensor, slots: int) -> Ten
 
 def _of_a_key_type(ids: Tensor) -> Tensor:
     return ids if ids.dtype in (tf.int32, tf.int64) else tf.cast(ids, tf.int64)
+
+
+def merge_equal_rows(values: Tensor, indices: Tensor) -> tuple[Tensor, Tensor]:
+    """Adds up the values `[n, width]` of equal indices `[n]`; each index comes once in the result."""
+    distinct, inverse = tf.unique(indices)
+    return tf.math.unsorted_segment_sum(values, inverse, tf.size(distinct)), distinct
+
+
+def merge_rows_of_equal_keys(keys: Tensor, values: Tensor, numbers: Tensor) -> tuple[Tensor, Tensor]:
+    """Adds up rows `[n, width]` of equal keys `[n]`; (values, row numbers), one for each key."""
+    distinct, place = tf.unique(keys)
+    count = tf.size(distinct)
+    return tf.math.unsorted_segment_sum(values, place, count), tf.math.unsorted_segment_max(numbers, place, count)
+
+
+def merged_rows(asked: DeduplicatedIds, values: list[Tensor], positions: list[Tensor]) -> Tensor:
+    """Gradient rows `[u, width]` in the order of the first hop's keys, equal ones of this worker added up.
+
+    Args:
+        asked: the rows.
+        values: pieces `[n, width]`.
+        positions: for each piece, where its rows are among the keys, `[n]`.
+    """
+    return tf.math.unsorted_segment_sum(tf.concat(values, 0), tf.concat(positions, 0), tf.size(asked.first.keys))

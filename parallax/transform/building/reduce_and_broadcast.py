@@ -14,7 +14,6 @@ from typing import Protocol
 import tensorflow as tf
 
 from parallax.transform.building import collectives
-from parallax.transform.building.server_device import device_of
 from parallax.transform.building.wire import GRADIENTS, Wire
 from parallax.types import DType, Operation, Tensor, TensorShape
 
@@ -210,3 +209,8 @@ def _fold(function: Callable[[Tensor, Tensor], Tensor]) -> Callable[[list[Tensor
         return found
 
     return fold
+
+
+def device_of(server: int) -> str:
+    """TensorFlow's name of a server."""
+    return f"/job:ps/task:{server}"

@@ -13,9 +13,8 @@ from parallax.plans.plan import ALLGATHER
 from parallax.plans.rewrites import AllReduce, Collect, Rewrites
 from parallax.transform.building.collectives import all_gather, open_end
 from parallax.transform.building.copies import NamedTensor
-from parallax.transform.building.deduplicated_ids import INT32_ROWS
+from parallax.transform.building.deduplicated_ids import INT32_ROWS, merge_equal_rows, merge_rows_of_equal_keys
 from parallax.transform.building.editor import SCOPE, Counter, Editor
-from parallax.transform.building.merge_equal_rows import merge_equal_rows, merge_rows_of_equal_keys
 from parallax.transform.building.reduce_and_broadcast import Reducer
 from parallax.transform.building.shares import mask_uncounted
 from parallax.transform.building.wire import GRADIENTS

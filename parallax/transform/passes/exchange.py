@@ -4,7 +4,7 @@ A pull checks the ids (one outside its table ends the run here, before anything 
 rest by where they go, and brings the rows back. A push reuses the order of its pull, and needs the ids of the pull
 alone: rows that nobody takes, as in a step whose gradient does not depend on them, are not sent back. Equal gradient
 rows are added up before they go. Rows of several workers can be equal: the owner merges them a second time, by the
-optimizer's own Unique where it has one, else by building/merge_equal_rows.py (rewrites.Push.merge).
+optimizer's own Unique where it has one, else by building/deduplicated_ids.py (rewrites.Push.merge).
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from parallax.transform.building.deduplicated_ids import (
     found_at,
     id_bytes,
     looked_up,
+    merge_equal_rows,
+    merged_rows,
 )
 from parallax.transform.building.editor import SCOPE, Counter, Cut, Editor, Worker
-from parallax.transform.building.fusion import PullGroup, group, push_nodes, push_width
-from parallax.transform.building.merge_equal_rows import merge_equal_rows, merged_rows
-from parallax.transform.building.requesters import requesters
-from parallax.transform.building.server_device import device_of
+from parallax.transform.building.fusion import PullGroup, group, push_nodes, push_width, requesters
+from parallax.transform.building.reduce_and_broadcast import device_of
 from parallax.transform.building.transports import (
     MergeGroup,
     Pushers,

@@ -12,9 +12,9 @@ import tensorflow as tf
 
 from parallax.graph.view import Edge
 from parallax.plans.rewrites import Rewrites, Scatter
+from parallax.transform.building.deduplicated_ids import merge_equal_rows
 from parallax.transform.building.editor import SCOPE, Editor
-from parallax.transform.building.merge_equal_rows import merge_equal_rows
-from parallax.transform.building.server_device import device_of
+from parallax.transform.building.reduce_and_broadcast import device_of
 from parallax.transform.building.transports import Pushers
 from parallax.transform.passes.server_partitions import cut_rows
 from parallax.types import Operation, Tensor

@@ -18,7 +18,7 @@ from parallax.errors import TransformError
 from parallax.graph.view import Edge, split_tensor
 from parallax.plans.rewrites import Owned, Rewrites
 from parallax.transform.building.editor import SCOPE, Editor
-from parallax.transform.building.server_device import device_of
+from parallax.transform.building.reduce_and_broadcast import device_of
 from parallax.types import Operation, Tensor
 
 

@@ -16,7 +16,7 @@ from parallax.graph.ownership import Ownership
 from parallax.graph.view import Edge, split_tensor
 from parallax.plans.rewrites import AllReduce, GatherRows, Owned, Rewrites, Table
 from parallax.transform.building.editor import Editor
-from parallax.transform.building.server_device import device_of
+from parallax.transform.building.reduce_and_broadcast import device_of
 from parallax.transform.passes.initial_rows import OwnRows
 from parallax.transform.passes.locks import Locks
 from parallax.transform.passes.server_partitions import partition_name, put_together, whole_of

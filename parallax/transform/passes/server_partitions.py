@@ -12,7 +12,7 @@ import tensorflow as tf
 from parallax.graph.ownership import Ownership
 from parallax.plans.rewrites import Rewrites, Table
 from parallax.transform.building.editor import SCOPE, Editor
-from parallax.transform.building.server_device import device_of
+from parallax.transform.building.reduce_and_broadcast import device_of
 from parallax.types import Tensor, TensorShape
 
 

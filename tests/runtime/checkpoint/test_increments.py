@@ -17,7 +17,7 @@ from parallax.errors import CheckpointError
 from parallax.runtime.checkpoint.checkpoint_io import Storage
 from parallax.runtime.checkpoint.checkpoints import Checkpoints
 from parallax.runtime.checkpoint.collective_write import Moved
-from parallax.runtime.checkpoint.commands.compact import compact
+from parallax.runtime.checkpoint.commands.command import compact
 from parallax.runtime.checkpoint.files.bundle import Bundle
 from parallax.runtime.checkpoint.files.chain import chain_of, increments_in, state_of
 from parallax.runtime.checkpoint.files.folder import FilesFailed, Retention, candidates

@@ -27,7 +27,7 @@ from parallax.runtime.guard.difference import (
     when_text,
 )
 from parallax.runtime.guard.fingerprints import fingerprint
-from parallax.runtime.guard.schedule import SHARE, Times, next_check
+from parallax.runtime.guard.guard import SHARE, Times, next_check
 from parallax.runtime.guard.watched_variables import Watched, writers_of
 
 v1 = tf.compat.v1

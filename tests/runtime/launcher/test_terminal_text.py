@@ -1,6 +1,6 @@
 import pytest
 
-from parallax.runtime.launcher.output.terminal_text import TerminalFilter
+from parallax.runtime.launcher.output.relay import TerminalFilter
 
 BAR = "\x1b[1m1/4\x1b[0m \x1b[32m━━\x1b[0m\x1b[37m━\x1b[0m \x1b[38;5;208mloss\x1b[m: 0.5"
 

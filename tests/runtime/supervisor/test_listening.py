@@ -7,8 +7,8 @@ import sys
 import pytest
 
 from parallax.runtime.launcher.mpirun import Launcher
-from parallax.runtime.supervisor import agent, listening
-from parallax.runtime.supervisor.listening import listening_variables
+from parallax.runtime.supervisor import agent, host_checks
+from parallax.runtime.supervisor.host_checks import listening_variables
 from parallax.runtime.supervisor.preload import CannotListen, listening_on
 from parallax.settings.environment import reach_directly
 from parallax.setup.libraries import preload_argv
@@ -18,7 +18,7 @@ LIBRARY = __file__  # any file that exists
 
 def found(monkeypatch, *addresses):
     entries = [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (address, 0)) for address in addresses]
-    monkeypatch.setattr(listening.socket, "getaddrinfo", lambda *_, **__: entries)
+    monkeypatch.setattr(host_checks.socket, "getaddrinfo", lambda *_, **__: entries)
 
 
 def test_a_server_gets_the_address_in_digits():

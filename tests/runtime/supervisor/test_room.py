@@ -3,7 +3,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from parallax.runtime.supervisor.room import SEGMENT_BYTES, SESSION_BYTES, NoRoom, check_room
+from parallax.runtime.supervisor.host_checks import SEGMENT_BYTES, SESSION_BYTES, NoRoom, check_room
 
 FULL, ENOUGH = 1 << 20, 1 << 30
 TWO_HERE = {"OMPI_COMM_WORLD_LOCAL_SIZE": "2", "OMPI_MCA_btl": "self,vader"}

@@ -18,8 +18,8 @@ from parallax.analysis.reading.batches.batch_constants import BatchConstants
 from parallax.analysis.reading.batches.batch_divisors import BatchDivisors
 from parallax.analysis.reading.batches.batch_numbers import BatchNumbers
 from parallax.analysis.reading.batches.left_constants import LISTS
+from parallax.analysis.reading.lowering.functional_control_flow import LOOPS
 from parallax.analysis.reading.lowering.inline import knowing
-from parallax.analysis.reading.lowering.lower_loops import LOOPS
 from parallax.graph.ops import takes_functions
 from parallax.graph.view import GraphView, Shape, split_tensor, tensor_name
 from parallax.types import FunctionDef, GraphDef, NameAttrList, NodeDef

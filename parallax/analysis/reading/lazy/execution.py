@@ -1,6 +1,9 @@
 """What the writes of an update make of an element of the table and its slots, as expressions.
 
 Every write is followed in the order in which it runs; a read has the value that the writes before it have left.
+
+Rows of a gradient may be some columns of wider rows: `row_sums.py` puts several functions of a gradient beside each
+other.
 """
 
 from __future__ import annotations
@@ -22,11 +25,9 @@ from parallax.analysis.reading.lazy.expressions import (
     in_order,
     leaves_of,
 )
-from parallax.analysis.reading.lazy.group import SUM_OF_ROWS, UpdatedTogether, source_of, takes_rows
+from parallax.analysis.reading.lazy.group import SUM_OF_ROWS, NotLazyError, UpdatedTogether, source_of, takes_rows
 from parallax.analysis.reading.lazy.handles import LOOKUP, READ, WRITES_ROWS, Handles, node_of
-from parallax.analysis.reading.lazy.not_lazy import NotLazyError
 from parallax.analysis.reading.lazy.order import Order
-from parallax.analysis.reading.lazy.row_columns import columns_of
 from parallax.graph.view import GraphView, Shape, split_tensor
 from parallax.types import Array
 
@@ -314,3 +315,14 @@ def _base_of_rows(view: GraphView, group: UpdatedTogether) -> str:
 
 def _by_rows(view: GraphView, write: str) -> bool:
     return view.op(write) in WRITES_ROWS
+
+
+def columns_of(view: GraphView, tensor: str) -> tuple[str, int, int] | None:
+    """(the wider rows `[n, count * width]`, which columns these are, count); None where a tensor is no such rows."""
+    tensor = source_of(view, tensor)
+    if view.op(node_of(tensor)) == "Reshape":
+        tensor = view.inputs(node_of(tensor))[0]
+    node, number = split_tensor(tensor)
+    if view.op(node) != "Split" or view.constant(view.inputs(node)[0]) != 1:
+        return None
+    return view.inputs(node)[1], number, view.nodes[node].attr["num_split"].i

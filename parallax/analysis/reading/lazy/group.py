@@ -1,4 +1,7 @@
-"""The variables that an update of a table writes together: the table and its slots, and the writes of each."""
+"""The variables that an update of a table writes together: the table and its slots, and the writes of each.
+
+An update that is left as it is raises the reason (NotLazyError).
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,6 @@ from dataclasses import dataclass
 
 from parallax.analysis.reading.lazy.elementwise import ELEMENTWISE, PASSES
 from parallax.analysis.reading.lazy.handles import LOOKUP, READ, WRITES_ROWS, Handles, node_of
-from parallax.analysis.reading.lazy.not_lazy import NotLazyError
 from parallax.analysis.reading.lazy.order import Order
 from parallax.graph.ops import state_op
 from parallax.graph.view import GraphView
@@ -240,3 +242,7 @@ def _check_together(view: GraphView, order: Order, writes: list[str]) -> None:
 
 def _said(view: GraphView, node: str) -> str:
     return f"op {view.op(node)} {node!r}"
+
+
+class NotLazyError(Exception):
+    """An update cannot be made row by row; the text is a short sentence that names the op."""

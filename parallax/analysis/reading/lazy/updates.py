@@ -17,6 +17,7 @@ from parallax.analysis.reading.lazy.elementwise import ELEMENTWISE
 from parallax.analysis.reading.lazy.execution import Execution
 from parallax.analysis.reading.lazy.group import (
     SUM_OF_ROWS,
+    NotLazyError,
     UpdatedTogether,
     are_of_rows,
     find_connected,
@@ -28,7 +29,6 @@ from parallax.analysis.reading.lazy.group import (
 from parallax.analysis.reading.lazy.handles import READ, WRITES_ROWS, Handles, node_of
 from parallax.analysis.reading.lazy.lazy_graph import RowUpdate, rewrite_graph, waits_of
 from parallax.analysis.reading.lazy.missed_updates import missed_updates
-from parallax.analysis.reading.lazy.not_lazy import NotLazyError
 from parallax.analysis.reading.lazy.order import Order
 from parallax.analysis.reading.lazy.program import program_text, scalars_of
 from parallax.analysis.reading.lazy.references import SCATTERS, reference_tables

@@ -1,4 +1,7 @@
-"""Ops of a worker's graph that read and write what it has of one variable: ranges of local rows, or all at once."""
+"""Ops of a worker's graph that read and write what it has of one variable: ranges of local rows, or all at once.
+
+Before a lazily updated table is read or written here, all of its rows get their updates (`up_to_date`).
+"""
 
 from __future__ import annotations
 
@@ -10,8 +13,8 @@ import numpy as np
 import tensorflow as tf
 
 from parallax.graph.ownership import Ownership
+from parallax.graph.row_updates import row_update_ops
 from parallax.runtime.checkpoint.files.stored_tensors import Stored
-from parallax.transform.building.up_to_date import up_to_date
 from parallax.types import Array, DType, Handle, Operation, Session, Tensor, Value
 
 
@@ -114,3 +117,20 @@ def whole_access(variable: Handle, dtype: DType, new_value: Tensor, has_shape: b
 def variable_of(stored: Stored, op: str) -> tuple[Handle, DType]:
     """The handle or reference in the default graph, and the element type."""
     return tf.compat.v1.get_default_graph().get_tensor_by_name(f"{op}:0"), tf.as_dtype(stored.dtype)
+
+
+def up_to_date(op: str, tables: Sequence[tuple[str, ...]]) -> list[Operation]:
+    """What whoever reads or writes a variable in the default graph must wait for; nothing for most variables.
+
+    Args:
+        op: that holds the variable.
+        tables: the variable ops of each lazily updated table of the graph, its own first.
+    """
+    members = next((members for members in tables if op in members), None)
+    if members is None:
+        return []
+    graph = tf.compat.v1.get_default_graph()
+    states = [graph.get_tensor_by_name(f"{member}:0") for member in members]
+    with tf.device(states[0].device or None), tf.control_dependencies(None):
+        made = row_update_ops().parallax_bring_up_to_date(states=states, T=states[0].op.get_attr("dtype"))
+    return [made]

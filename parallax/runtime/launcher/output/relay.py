@@ -4,6 +4,8 @@ Lines that TensorFlow writes at its start go to the files alone (`framework_log`
 Colours go to terminals alone, and not there either where the environment has NO_COLOR.
 Text that has no newline yet is not lost: on a terminal one such text is shown in place (a progress bar, a prompt).
 Elsewhere a bar is printed at most every few seconds, as a line, and other text when its line ends.
+
+Sequences by which programs set colours and move a terminal's cursor are taken out (`TerminalFilter`).
 """
 
 from __future__ import annotations
@@ -18,7 +20,6 @@ from typing import BinaryIO, TextIO, cast
 
 from parallax.runtime.launcher.output.output_files import OutputFiles
 from parallax.runtime.launcher.output.sinks import Sink
-from parallax.runtime.launcher.output.terminal_text import TerminalFilter
 from parallax.runtime.supervisor.framework_log import is_hidden
 from parallax.settings.environment import FRAMEWORK_QUIET, wants_colours
 
@@ -222,3 +223,32 @@ class _Decoded:
 
     def isatty(self) -> bool:
         return False
+
+
+_SEQUENCE = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[ -/]*[0-Z\\^-~])")
+_COLOUR = re.compile(r"\x1b\[[0-?]*m")
+_UNFINISHED = re.compile(r"\x1b(?:\[[0-?]*[ -/]*|\][^\x07\x1b]*\x1b?|[ -/]*)\Z")
+_HELD = 256
+"""Characters of an unfinished sequence that are held back; what is longer is none."""
+
+
+class TerminalFilter:
+    """Takes sequences out of a text that comes in pieces, cut anywhere.
+
+    Args:
+        is_terminal: whether the text goes to a terminal that shall show no colours: all other sequences then stay.
+    """
+
+    def __init__(self, is_terminal: bool = False) -> None:
+        self._pattern = _COLOUR if is_terminal else _SEQUENCE
+        self._held = ""
+
+    def plain(self, piece: str) -> str:
+        """What of the text is known now to be no sequence."""
+        if not self._held and "\x1b" not in piece:
+            return piece
+        text = self._held + piece
+        unfinished = _UNFINISHED.search(text)
+        end = unfinished.start() if unfinished is not None and len(unfinished[0]) <= _HELD else len(text)
+        self._held = text[end:]
+        return self._pattern.sub("", text[:end])

@@ -1,6 +1,7 @@
-"""Whether a rank's host has the room that Open MPI needs: in the folder of its session, and in shared memory.
+"""What a supervisor checks on its host before the rank starts: room for Open MPI, and the address for servers.
 
-Without it the ranks would fail inside MPI, in words that name no disk.
+Open MPI needs room in the folder of its session, and in shared memory. Without it the ranks would fail inside MPI, in
+words that name no disk.
 """
 
 from __future__ import annotations
@@ -9,6 +10,9 @@ import os
 import socket
 from collections.abc import Mapping
 from pathlib import Path
+
+from parallax.runtime.supervisor.control import HOST_ADDRESS
+from parallax.runtime.supervisor.preload import CannotListen, check_library
 
 # With 8 MB MPI does not start, with 12 MB it does, whatever the number of ranks (Open MPI 4.1.8).
 SESSION_BYTES = 12 << 20
@@ -48,3 +52,32 @@ def _check(folder: str, needed_bytes: int, remedy: str) -> None:
             f"Open MPI needs {needed_bytes >> 20} MiB in {folder} on {socket.gethostname()}, and "
             f"{free_bytes / (1 << 20):.1f} MiB are free. {remedy}"
         )
+
+
+_LOOPBACK = ("127.", "::1")
+_LOCAL = ("localhost", *_LOOPBACK)
+
+
+def listening_variables(address: str, library: str) -> dict[str, str]:
+    """The variables with which a worker or server is started, so that it listens on one address.
+
+    Args:
+        address: of this host, as the resource file gives it.
+        library: the one that narrows addresses, with which it is started too.
+
+    Raises:
+        CannotListen: the library is missing here, or the address means nothing that other hosts could reach.
+    """
+    check_library(library)
+    host = socket.gethostname()
+    try:
+        found = [str(entry[4][0]) for entry in socket.getaddrinfo(address, None, type=socket.SOCK_STREAM)]
+    except OSError as error:
+        raise CannotListen(f"A host must know its own address, and {host} does not know {address}: {error}.") from error
+    reachable = [text for text in found if not text.startswith(_LOOPBACK)]
+    if not reachable and not address.startswith(_LOCAL):
+        raise CannotListen(
+            f"The other hosts must reach {address} by its address, and on {host} itself that name means {found[0]}. "
+            "Give the IP address in the resource file."
+        )
+    return {HOST_ADDRESS: (reachable or found)[0]}
