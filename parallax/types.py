@@ -134,8 +134,6 @@ KerasOptimizer: TypeAlias = Any
 """keras.optimizers.Optimizer."""
 KerasVariable: TypeAlias = Any
 """keras.Variable; in tf_keras, and where either is taken, a tf.Variable."""
-KerasMetric: TypeAlias = Any
-"""keras.metrics.Metric."""
 KerasCallback: TypeAlias = Any
 """keras.callbacks.Callback."""
 KerasCallbackList: TypeAlias = Any

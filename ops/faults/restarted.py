@@ -199,7 +199,7 @@ class _GoingOn:
             return Struck("spare SIGKILL", None, is_harmless=True)
         if random.random() < _HARMLESS_SHARE:
             return self._meets_harmless(random)
-        fault, pid = random.choice(list(self._victims(current, ranks)))
+        fault, pid = random.choice(list(self._victims(ranks)))
         os.kill(pid, fault.number)
         wait(lambda: self._next_step_s(struck_s, other_than=current) is not None, _HANG_S)
         next_s = self._next_step_s(struck_s, other_than=current)
@@ -219,7 +219,7 @@ class _GoingOn:
             )
         return Struck(name, None, is_harmless=not wrong, wrong=wrong)
 
-    def _victims(self, job: str, ranks: dict[str, list[int]]) -> Iterator[tuple[Fault, int]]:
+    def _victims(self, ranks: dict[str, list[int]]) -> Iterator[tuple[Fault, int]]:
         """Each fault, with each process of the job that it may meet; every kind of victim equally often."""
         of_victim = {
             "worker": (OF_WORKERS, ranks["worker"]),

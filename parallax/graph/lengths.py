@@ -64,12 +64,6 @@ class Length:
             found.append((tuple(left), coefficient // factor))
         return _collect(found)
 
-    def multiple_of(self, symbol: str) -> int | None:
-        """The number of which it is the product with a symbol; None where it is no such product."""
-        if len(self.terms) == 1 and self.terms[0][0] == (symbol,):
-            return self.terms[0][1]
-        return None
-
     def has_symbol_of(self, prefix: str) -> bool:
         """Whether a symbol begins with a prefix."""
         return any(symbol.startswith(prefix) for symbols, _ in self.terms for symbol in symbols)

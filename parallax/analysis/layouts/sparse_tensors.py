@@ -173,7 +173,7 @@ def bag_gradient(step: StepWalk, node: str) -> list[Fact] | None:
         if of is not None:
             return None
         step.replicate(node, [3])
-        length = _count_distinct(step, node, example.batch)
+        length = _count_distinct(node, example.batch)
         values, ids = step.view.outputs(node)
         return [
             step.fact(values, Distinct(node, is_sum=True), (length, *row)),
@@ -182,7 +182,7 @@ def bag_gradient(step: StepWalk, node: str) -> list[Fact] | None:
     if of is None:
         step.replicate(node, [3])
         return step.all_outputs(node, COUNTED)
-    length = _count_distinct(step, of, example.batch)
+    length = _count_distinct(of, example.batch)
     if count.value != length:
         return None
     step.keep_local(node, [3])
@@ -197,7 +197,7 @@ def take_distinct(step: StepWalk, node: str) -> list[Fact] | None:
     if not is_vector or ids.part is None or step.prefix or len(outputs) > 2:
         return None
     return [
-        step.fact(outputs[0], Distinct(node), (_count_distinct(step, node, ids.part.batch),)),
+        step.fact(outputs[0], Distinct(node), (_count_distinct(node, ids.part.batch),)),
         step.fact(outputs[1], Positions(node, ids.part), (ids.part.length,)),
     ]
 
@@ -222,7 +222,7 @@ def add_up_positions(step: StepWalk, node: str) -> list[Fact] | None:
     layout = positions.layout
     if not isinstance(layout, Positions) or data.axis != 0 or data.part != layout.part or positions.rank != 1:
         return None
-    length = _count_distinct(step, layout.of, layout.part.batch)
+    length = _count_distinct(layout.of, layout.part.batch)
     if count.value != length:
         return None
     step.keep_local(node, [2])
@@ -263,7 +263,7 @@ def reduce_rows(step: StepWalk, node: str) -> list[Fact] | None:
     return step.all_outputs(node, SUM, found) if fact.layout.is_sum else None
 
 
-def _count_distinct(step: StepWalk, of: str, batch: str) -> Length:
+def _count_distinct(of: str, batch: str) -> Length:
     """How many distinct ids a worker has: a number of its own."""
     return Length.of(batch) * Length.of(f"{of}{DISTINCT}")
 

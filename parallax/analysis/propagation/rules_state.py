@@ -70,7 +70,7 @@ def _check_condition(walk: Walk, node: str, variables: list[str]) -> None:
             "which each worker may run through another number of times. Update it after the loop, or unroll the loop "
             "in Python."
         )
-    _refuse_opaque(walk, walk.condition(branches))
+    _refuse_opaque(walk.condition(branches))
     for branch in branches:
         if not walk.agrees((branch,)):
             raise GraphError(
@@ -143,7 +143,7 @@ def _check_hyperparameters(walk: Walk, node: str, state: StateOp, variables: lis
         other = walk.require_same(_find_value(walk, node, slot))
         if state.kind == "unknown" or other == SAME:
             continue
-        _refuse_opaque(walk, other)
+        _refuse_opaque(other)
         tensor = walk.view.inputs(node)[slot]
         raise GraphError(
             f"What sets how a shared variable is updated must be equal on all workers: {walk.view.op(node)} {node!r} "
@@ -185,7 +185,7 @@ def _write_rows(walk: Walk, node: str, state: StateOp, variables: list[str]) -> 
         _take_worker_0(walk, node, edge, variables[0])
         walk.slice_rows(table, edge)
         return
-    _refuse_opaque(walk, value)
+    _refuse_opaque(value)
     if state.kind == "scatter" and isinstance(value, Plain):
         raise NoRule(table, f"{walk.view.op(node)} {node!r} writes rows to it that are no gradient")
     raise NoRule(table, f"{walk.view.op(node)} {node!r} updates it in a way that has no row-wise rule")
@@ -218,7 +218,7 @@ def _write_whole(walk: Walk, node: str, state: StateOp, variables: list[str]) ->
             _merge_here(walk, node, state, part, additive)
         return
     for value in values:
-        _refuse_opaque(walk, value)
+        _refuse_opaque(value)
         if not isinstance(value, Plain):
             raise NoRule(part_of(walk, value), f"{walk.view.op(node)} {node!r} has no rule for its gradient rows")
     if node in walk.known.initializers or (all(v == SAME for v in values) and walk.agrees(walk.known.branches[node])):
@@ -316,6 +316,6 @@ def _is_scalar(walk: Walk, edge: Edge) -> bool:
     return walk.view.shape(walk.view.inputs(edge.node)[edge.slot]) == ()
 
 
-def _refuse_opaque(walk: Walk, value: State) -> None:
+def _refuse_opaque(value: State) -> None:
     if isinstance(value, Opaque):
         raise NoRule(value.part, value.reason)

@@ -51,7 +51,7 @@ def timed_plan(
     planned = {p.name: p for p in rest} | {c.variable.name: costs.plan_variable(c) for c in setting.candidates}
     flips = flips_of(setting, routed, {n: planned[n].cost.seconds or 0.0 for n in routed.problem.names})
     planned = {name: replace(p, flips=flips.get(name, ())) for name, p in planned.items()}
-    places = _places_by_rule(setting, routed, rest, spec)
+    places = _places_by_rule(setting, rest, spec)
     options, variables = routed.options, []
     for candidate in sorted(candidates, key=lambda c: c.variable.name):
         name = candidate.variable.name
@@ -91,7 +91,7 @@ def _loads(routed: Routed) -> tuple[HostLoad, ...]:
 
 
 def _places_by_rule(
-    setting: Setting, routed: Routed, rest: list[VariablePlan], spec: GraphSpec
+    setting: Setting, rest: list[VariablePlan], spec: GraphSpec
 ) -> dict[str, tuple[tuple[int, ...], ...]]:
     """Where variables go that are on servers and not priced."""
     served = [spec.variable(p.name) for p in rest if p.route == PS]

@@ -91,7 +91,7 @@ def doctor(
     answers = ask_all(cluster, launcher.python, asked, limit_s, _tell)
     found = findings(against, answers)
     if not cluster.is_local:
-        found = findings(against, answers, _links(cluster, launcher, found))
+        found = findings(against, answers, _links(cluster, found))
     found += _unstartable(cluster, launcher)
     show(table_text(cluster, found))
     if output is not None:
@@ -139,7 +139,7 @@ def _unstartable(cluster: Cluster, launcher: Launcher) -> list[Finding]:
     return []
 
 
-def _links(cluster: Cluster, launcher: Launcher, found: Sequence[Finding]) -> Links:
+def _links(cluster: Cluster, found: Sequence[Finding]) -> Links:
     """The rates of the links, where nothing is known yet that would keep MPI from starting."""
     if any(one.problem and one.check in CHECKS[: CHECKS.index("cores")] for one in found):
         return Links()

@@ -31,7 +31,7 @@ def check_startable(job: Job, launcher: Launcher) -> None:
     _check_descriptors(job)
     if launcher.has_library:
         _check_paths(job.cluster, launcher)
-        _check_ways(job.cluster, launcher)
+        _check_ways(job.cluster)
     if job.servers and not launcher.has_library:
         raise LaunchError(
             f"Servers let nobody but their job in, by means of {launcher.preload_library}, which is not "
@@ -76,7 +76,7 @@ def _check_paths(cluster: Cluster, launcher: Launcher) -> None:
             )
 
 
-def _check_ways(cluster: Cluster, launcher: Launcher) -> None:
+def _check_ways(cluster: Cluster) -> None:
     """Refuses other ways to start daemons over ssh than the one by which they get the secret."""
     if cluster.is_local or not may_use_ssh(cluster):
         return

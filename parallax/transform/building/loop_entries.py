@@ -7,8 +7,6 @@ from parallax.graph.view import GraphView, split_tensor, tensor_name
 from parallax.types import GraphDef, NodeDef
 
 _ENTERS, _EXITS = ("Enter", "RefEnter"), ("Exit", "RefExit")
-_Frames = tuple[str, ...]
-"""Names of loops, from the outermost on."""
 
 
 def bring_into_loops(graph_def: GraphDef) -> None:

@@ -73,7 +73,7 @@ def find_ungated(view: GraphView, nodes: Iterable[str]) -> str | None:
             return name  # a reference variable, or what writes one
         has_gate = any(view.op(control) == GATE for control in view.controls(name))
         takes_handle = any(_handle_key(view, tensor) is not None for tensor in view.inputs(name))
-        if not has_gate and (takes_handle or _keeps_state(view, view.nodes[name])):
+        if not has_gate and (takes_handle or _keeps_state(view.nodes[name])):
             return name
         if view.op(name).startswith("IteratorGetNext") and any(map(partial(_reads_variables, view), view.nodes)):
             return name  # its dataset reads variables whenever it makes an element
@@ -98,12 +98,12 @@ def passes_on(node: NodeDef) -> bool:
 def _keys(view: GraphView, node: NodeDef) -> list[str]:
     """What the gates before a node stand for."""
     found = [key for tensor in view.inputs(node.name) if (key := _handle_key(view, tensor)) is not None]
-    if _keeps_state(view, node):
+    if _keeps_state(node):
         found.append(node.name)
     return list(dict.fromkeys(found))
 
 
-def _keeps_state(view: GraphView, node: NodeDef) -> bool:
+def _keeps_state(node: NodeDef) -> bool:
     """Whether a node keeps state that no handle stands for, as far as its type tells."""
     if node.op in _KEEPS_NOTHING or _makes_handle(node):
         return False
