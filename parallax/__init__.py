@@ -10,12 +10,12 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from parallax.after_import import after_import
+from parallax.base.after_import import after_import
 
 if TYPE_CHECKING:
-    from parallax.api import parallel_run, plan
     from parallax.compat import shard
     from parallax.compat.partitioner import get_partitioner
+    from parallax.entry.api import parallel_run, plan
     from parallax.errors import (
         CheckpointError,
         ConfigError,
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
         TransformError,
     )
     from parallax.functions.function import function
-    from parallax.logger import log
+    from parallax.report.logger import log
     from parallax.settings.config import Config, ParallaxConfig
     from parallax.settings.parts import (
         CheckPointConfig,
@@ -79,9 +79,9 @@ _MODULE_BY_NAME = {
     "Variable": "settings.variables",
     "function": "functions.function",
     "get_partitioner": "compat.partitioner",
-    "log": "logger",
-    "parallel_run": "api",
-    "plan": "api",
+    "log": "report.logger",
+    "parallel_run": "entry.api",
+    "plan": "entry.api",
 }
 _SHARD = "compat.shard"  # a module: users call shard.shard
 

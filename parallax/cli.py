@@ -12,12 +12,13 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from parallax.command_line import command_parser
+from parallax.base.strict import shown
+from parallax.cluster.plan_inputs import file_text
+from parallax.cluster.profiles import cluster_profile_from_json
+from parallax.entry.command_line import command_parser
 from parallax.errors import ConfigError, ParallaxError
 from parallax.plans.plan import read_plan
 from parallax.plans.what_if import WhatIf
-from parallax.profiles.plan_inputs import file_text
-from parallax.profiles.profiles import cluster_profile_from_json
 from parallax.report.show import write_file
 from parallax.report.text import explanation, plan_table
 from parallax.runtime.check.builds import SecondBuild, second_build
@@ -42,10 +43,9 @@ from parallax.settings.environment import (
 )
 from parallax.settings.merge import options_by_setting
 from parallax.settings.options import CALIBRATE, CHECKPOINT, RUN, VERIFY
-from parallax.strict import shown
 
 if TYPE_CHECKING:
-    from parallax.api import JobEnded
+    from parallax.entry.api import JobEnded
 
 EXIT_USAGE = 2
 
@@ -117,7 +117,7 @@ def _run_script(arguments: argparse.Namespace) -> int:
 
 def _report_check(second: SecondBuild, ended: JobEnded) -> int:
     """Reports what a check has found, of the graph that this process has built and of the other one's."""
-    from parallax.api import GraphTaken
+    from parallax.entry.api import GraphTaken
     from parallax.runtime.check.command import report
 
     return report(ended.found, second) if isinstance(ended, GraphTaken) else ended.status
@@ -125,7 +125,7 @@ def _report_check(second: SecondBuild, ended: JobEnded) -> int:
 
 def _write_model(arguments: argparse.Namespace, ended: JobEnded) -> int:
     """Exports the graph that the script has given."""
-    from parallax.api import GraphTaken
+    from parallax.entry.api import GraphTaken
     from parallax.runtime.checkpoint.commands.command import export_lines
 
     if not isinstance(ended, GraphTaken):
@@ -161,8 +161,8 @@ def _run_here(
             start_early_server(cluster_named(wanted.resource, wanted.workers), mentions_keras(words))
     with quiet_import(shown_from):
         from parallax.analysis.reading.construction import record
-        from parallax.api import JobEnded
-        from parallax.call import jobs_run
+        from parallax.entry.api import JobEnded
+        from parallax.entry.call import jobs_run
 
         record.install()
     join_deprecations(shown_from)

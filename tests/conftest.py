@@ -21,7 +21,7 @@ from typing import Any
 
 import pytest
 
-import parallax  # noqa: F401  # before TensorFlow, which is imported faster then (parallax/after_import.py)
+import parallax  # noqa: F401  # before TensorFlow, which is imported faster then (parallax/base/after_import.py)
 
 GOLDEN = Path(__file__).parent / "golden"
 

@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from parallax.after_import import after_import
+from parallax.base.after_import import after_import
 
 
 @pytest.fixture

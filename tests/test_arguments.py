@@ -8,7 +8,7 @@ import sys
 import pytest
 
 import parallax
-from parallax.command_line import command_parser
+from parallax.entry.command_line import command_parser
 from parallax.errors import ConfigError
 from parallax.settings.arguments import CommandParser
 from parallax.settings.variables import Variable

@@ -8,8 +8,8 @@ import pytest
 import tensorflow.compat.v1 as tf
 
 import parallax
-from parallax import api
 from parallax.analysis.stages import analyse, plan_for
+from parallax.entry import api
 from parallax.plans.plan import one_host, plan_from_json
 from parallax.report.text import plan_table
 from parallax.settings.environment import Role

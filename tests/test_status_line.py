@@ -5,8 +5,8 @@ import logging
 
 import pytest
 
-from parallax.logger import log
-from parallax.status_line import clear_status, show_status, status_line
+from parallax.base.status_line import clear_status, show_status, status_line
+from parallax.report.logger import log
 
 
 class Terminal(io.StringIO):

@@ -23,7 +23,7 @@ from typing import Any
 
 from tests.warm_worker import FOLDER
 
-PRELOADED = ("parallax.api", "parallax.cli", "parallax.runtime.check.command", "scipy.optimize")
+PRELOADED = ("parallax.entry.api", "parallax.cli", "parallax.runtime.check.command", "scipy.optimize")
 AT_START = ("PYTHON", "TF_", "LD_", "OMP_")
 """How variables begin that an interpreter or an import reads: a command with others cannot be forked."""
 

@@ -20,8 +20,8 @@ import time
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from parallax.cluster.plan_inputs import PlanInputs
     from parallax.graph.spec import GraphSpec
-    from parallax.profiles.plan_inputs import PlanInputs
 
 LIMIT_S = 10.0
 """What a graph of 1,000 variables may take, on one core; and a plan by seconds of 10,000 on 512 hosts."""
@@ -89,9 +89,9 @@ def run_timed(variables: int, tables: int, hosts: int) -> None:
 
 def large_model(variables: int, tables: int, hosts: int) -> tuple[GraphSpec, PlanInputs]:
     """A model of sizes drawn at random, and a made-up cluster: the benchmark is of the planner, not of a cluster."""
+    from parallax.cluster.plan_inputs import PlanInputs
+    from parallax.cluster.profiles import CLUSTER_PROFILE_VERSION, OPERATIONS, AlphaBeta, ClusterProfile, HostProfile
     from parallax.graph.spec import GradientSource, GraphSpec, Part, VariableClass, VariableSpec
-    from parallax.profiles.plan_inputs import PlanInputs
-    from parallax.profiles.profiles import CLUSTER_PROFILE_VERSION, OPERATIONS, AlphaBeta, ClusterProfile, HostProfile
 
     draw = random.Random(1)
     found = []

@@ -13,8 +13,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from ops.book.pages import ROOT
-from parallax import command_line
 from parallax.cluster import resource_keys
+from parallax.entry import command_line
 from parallax.settings.config import Config
 from parallax.settings.merge import options_by_setting
 from parallax.settings.options import RUN, name_of, options_of, variable_of

@@ -17,7 +17,7 @@ from typing import Any
 import parallax
 from ops.faults.job import launch_within
 from ops.faults.training import IDS, LIMITS, ROWS, built
-from parallax import api
+from parallax.entry import api
 from parallax.runtime.supervisor.processes import JOB_ID
 
 LAST_STEP, CHECKPOINT_STEPS = 480, 10

@@ -16,7 +16,7 @@ import numpy as np
 import parallax
 from ops.faults.drawn import TRAINING
 from ops.faults.job import launch_within
-from parallax import api
+from parallax.entry import api
 from parallax.runtime.supervisor.limits import Limits
 
 LIMITS = Limits(beat_s=1.0, stopped_s=4.0, silent_s=10.0, word_s=1.0, unheard_s=12.0)

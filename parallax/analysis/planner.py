@@ -17,6 +17,7 @@ from parallax.analysis.routes.memory import Footprint, footprint, no_room, of_pr
 from parallax.analysis.routes.options import by_row
 from parallax.analysis.routes.owners import Shares, equal_shares
 from parallax.analysis.routes.placement import place
+from parallax.cluster.plan_inputs import PlanInputs
 from parallax.errors import PlanError
 from parallax.graph.ownership import Ownership
 from parallax.graph.spec import GraphSpec
@@ -24,7 +25,6 @@ from parallax.plans.half_precision import WIRE_DTYPES
 from parallax.plans.plan import PS, RUN_OPTIONS, Layout, Plan, PlanConstraints
 from parallax.plans.prediction import Prediction
 from parallax.plans.rewrites import Placement, TrainingMode
-from parallax.profiles.plan_inputs import PlanInputs
 
 MEASURE = "measure the cluster with `parallax calibrate`"
 

@@ -30,6 +30,7 @@ from parallax.analysis.whatif.memory import (
     touched_rows,
 )
 from parallax.analysis.whatif.simulate import HostKind, simulate
+from parallax.cluster.plan_inputs import PlanInputs, read_measured
 from parallax.errors import GraphError, PlanError
 from parallax.graph.batches import is_of_front_end
 from parallax.graph.ownership import Ownership
@@ -38,7 +39,6 @@ from parallax.plans.memory import PROFILE, MemoryPlan
 from parallax.plans.plan import ALLTOALL, NO_ROUTE, PS, Layout, Plan, PlanConstraints, VariablePlan, read_plan
 from parallax.plans.rewrites import Rewrites
 from parallax.plans.what_if import Simulation, WhatIf
-from parallax.profiles.plan_inputs import PlanInputs, read_measured
 from parallax.report.text import peer_memory_text
 from parallax.settings.config import Config
 from parallax.types import Graph

@@ -17,7 +17,7 @@ from weakref import ref
 import tensorflow as tf
 from tensorflow.python.eager.polymorphic_function.polymorphic_function import Function as PolymorphicFunction
 
-from parallax import call as calls
+from parallax.entry import call as calls
 from parallax.errors import ConfigError, GraphError
 from parallax.functions.batches.shares import examples_of, lengths_of, rows_of, whole_parts
 from parallax.functions.loop import LoopStep, ScriptLoop, graph_of, loop_for
@@ -34,7 +34,7 @@ from parallax.functions.tracing.arguments import (
 from parallax.functions.tracing.batch_statistics import statistics_of
 from parallax.functions.tracing.results import rules_of
 from parallax.functions.tracing.trace_step import AS_TENSORFLOW, Tracing, traced_step
-from parallax.logger import log
+from parallax.report.logger import log
 from parallax.settings.config import Config
 from parallax.settings.environment import Role, settings
 from parallax.types import Argument, Nest, TypeSpec

@@ -16,7 +16,7 @@ from parallax.functions.metric_sums import MetricSums
 from parallax.functions.mirrors import Mirrors
 from parallax.functions.remote.remote_steps import RemoteSteps
 from parallax.functions.tracing.traced_values import InFile, bytes_of, initial_of
-from parallax.logger import log
+from parallax.report.logger import log
 from parallax.report.text import bytes_text, pluralize
 from parallax.settings.parts import TableConfig
 from parallax.types import Operation, PortableValue, Value, Variable

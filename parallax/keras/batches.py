@@ -11,7 +11,7 @@ from weakref import WeakKeyDictionary
 import numpy as np
 import tensorflow as tf
 
-from parallax import call as calls
+from parallax.entry import call as calls
 from parallax.functions.batches.shares import whole_parts
 from parallax.functions.loop import LoopStep, OpenLoop, ScriptLoop, loop_for
 from parallax.functions.tracing.batch_statistics import statistics_of

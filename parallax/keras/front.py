@@ -12,8 +12,9 @@ from pathlib import Path
 from types import ModuleType
 from typing import TypeVar
 
-from parallax import call as calls
-from parallax.after_import import after_import
+from parallax.base.after_import import after_import
+from parallax.base.status_line import show_status, status_line
+from parallax.entry import call as calls
 from parallax.errors import ConfigError, GraphError, ParallaxError
 from parallax.functions.remote.driven_workers import leave_gpus_to_workers, reserved_workers, start_workers
 from parallax.functions.tracing.batch_statistics import statistics_of
@@ -25,13 +26,12 @@ from parallax.keras.evaluating import LastFit, read_call, run_call
 from parallax.keras.fitting import FitCall, read_fit, run_fit, take_state
 from parallax.keras.libraries import library_of, tf_keras
 from parallax.keras.training import training_of
-from parallax.logger import log
+from parallax.report.logger import log
 from parallax.runtime.launcher.restarts.waiting_job import end_waiting_job
 from parallax.settings.config import Config
 from parallax.settings.environment import Role, is_commanded, settings
 from parallax.settings.merge import merge_settings
 from parallax.settings.parts import CheckPointConfig, TableConfig
-from parallax.status_line import show_status, status_line
 from parallax.types import Argument, KerasHistory, KerasModel, Nest
 
 _Found = TypeVar("_Found")

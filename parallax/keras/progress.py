@@ -14,7 +14,7 @@ from typing import Protocol
 
 from parallax.functions.remote.remote_steps import RemoteSteps
 from parallax.functions.remote.step_runner import RunningSteps
-from parallax.logger import log
+from parallax.report.logger import log
 from parallax.types import Argument, KerasModel
 
 

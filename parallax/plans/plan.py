@@ -15,10 +15,10 @@ from typing import Annotated
 
 from msgspec import Meta
 
+from parallax.base.strict import Count, Finite, Positive, Text, checked_value, read_json, shown
 from parallax.errors import PlanError
 from parallax.graph.spec import GraphSpec, VariableClass
 from parallax.plans.prediction import CostTerm, Flip, Prediction, ProfileUsed, Route, RunnerUp
-from parallax.strict import Count, Finite, Positive, Text, checked_value, read_json, shown
 
 PLAN_VERSION = 3
 ALLREDUCE, ALLGATHER, ALLTOALL, PS, NO_ROUTE = "allreduce", "allgather", "alltoall", "ps", "none"

@@ -10,7 +10,7 @@ from typing import Annotated
 
 from msgspec import Meta
 
-from parallax.strict import Amount, Count, Finite, Text
+from parallax.base.strict import Amount, Count, Finite, Text
 
 Route = Annotated[str, Meta(pattern="^(allreduce|allgather|alltoall|ps|none)$")]
 """One of plan.py's names of routes."""

@@ -9,9 +9,9 @@ import json
 import math
 from dataclasses import asdict, dataclass
 
+from parallax.base.strict import shown
 from parallax.errors import ConfigError
 from parallax.plans.prediction import Phase, ProfileUsed
-from parallax.strict import shown
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,10 +7,10 @@ import re
 from collections.abc import Sequence
 from dataclasses import fields
 
+from parallax.cluster.profiles import ModelProfile
 from parallax.graph.spec import OPEN_SHAPE, VariableClass
 from parallax.plans.plan import NO_ROUTE, PS, Plan, RouteCost, VariablePlan
 from parallax.plans.prediction import COMPUTE, LINK, SESSION, Flip
-from parallax.profiles.profiles import ModelProfile
 
 _SHOWN_PARTITIONS = 8
 _SHOWN_NAMES = 3

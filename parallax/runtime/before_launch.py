@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from parallax.cluster.machines import GPU_FOLDER, Cluster
 from parallax.errors import LaunchError
-from parallax.logger import log
+from parallax.report.logger import log
 from parallax.report.text import bytes_text
 from parallax.runtime.launcher.mpirun import find_mpirun
 from parallax.runtime.launcher.own_process import check_own_process

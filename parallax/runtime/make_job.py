@@ -13,10 +13,10 @@ from pathlib import Path
 
 from parallax.analysis.stages import Analysed
 from parallax.cluster.machines import Cluster, local_cluster
+from parallax.cluster.plan_inputs import PlanInputs, read_measured
 from parallax.cluster.resource_file import parse_resource_file
 from parallax.errors import ConfigError, LaunchError
 from parallax.plans.plan import Plan
-from parallax.profiles.plan_inputs import PlanInputs, read_measured
 from parallax.runtime.launcher.job import Job, layout_of, worker_variables
 from parallax.runtime.replan.options import replan_options
 from parallax.runtime.worker.job_message import JobMessage

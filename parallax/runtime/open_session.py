@@ -18,8 +18,8 @@ from parallax.analysis.reading.capture import initialization_phases
 from parallax.analysis.reading.gradients import training_updates
 from parallax.analysis.stages import Analysed, analyse, analysed_as, constraints_of, rewrites_of
 from parallax.errors import PlanError
-from parallax.logger import log
 from parallax.plans.plan import Layout, Plan, plan_from_json
+from parallax.report.logger import log
 from parallax.runtime.checkpoint.positions import StoredPositions, stored_positions
 from parallax.runtime.guard.guard import Guard
 from parallax.runtime.measure.first_steps import FirstSteps

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Iterable, Sequence
 from typing import Any, NoReturn
 
-from parallax.strict import did_you_mean
+from parallax.base.strict import did_you_mean
 
 _NUMBER = re.compile(r"-\d")
 

@@ -82,7 +82,7 @@ class Settings:
         job: what this job is known by, the same at all its starts: a number drawn at random, a blank, and words.
         memory_job: what the state of this job in the memory of hosts is named by, the same at all its starts.
         seed: of the one process of a verification.
-        call: the number of the script's call that a job is started for, from 1 (parallax/call.py); None for
+        call: the number of the script's call that a job is started for, from 1 (parallax/entry/call.py); None for
             `parallel_run`, at which the launching process ends.
         by_itself: whether the process that launched a worker's job ran the script without a `parallax` command.
         without_keras: whether a worker imports TensorFlow without Keras, as it has its graph from another process.

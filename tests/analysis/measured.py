@@ -5,10 +5,10 @@ from __future__ import annotations
 import random
 from dataclasses import replace
 
+from parallax.cluster.plan_inputs import PlanInputs
+from parallax.cluster.profiles import OPERATIONS, AlphaBeta, ClusterProfile, HostProfile, ModelProfile, TableProfile
 from parallax.graph.spec import GraphSpec, Slot, VariableSpec
 from parallax.plans.plan import Layout
-from parallax.profiles.plan_inputs import PlanInputs
-from parallax.profiles.profiles import OPERATIONS, AlphaBeta, ClusterProfile, HostProfile, ModelProfile, TableProfile
 from tests.analysis.specs import dense, sparse, spec
 
 LINES = {

@@ -15,8 +15,8 @@ from ops.bench.regret.flip import Point, points_of, side_line
 from ops.bench.regret.measure import Wanted, measured_cases
 from ops.lab import why_not
 from parallax.analysis.planner import make_plan
+from parallax.cluster.plan_inputs import PlanInputs
 from parallax.plans.plan import Layout
-from parallax.profiles.plan_inputs import PlanInputs
 from tests.analysis.measured import MB, equal_hosts
 from tests.analysis.specs import sparse, spec
 

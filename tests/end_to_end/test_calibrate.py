@@ -2,7 +2,7 @@
 
 import pytest
 
-from parallax.profiles.profiles import OPERATIONS, cluster_profile_from_json
+from parallax.cluster.profiles import OPERATIONS, cluster_profile_from_json
 
 
 @pytest.mark.slow

@@ -10,9 +10,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from parallax.cluster.profiles import AlphaBeta, ClusterProfile, HostProfile
 from parallax.errors import LaunchError
 from parallax.plans.plan import plan_from_json
-from parallax.profiles.profiles import AlphaBeta, ClusterProfile, HostProfile
 from parallax.report.html.page import plan_page
 from parallax.runtime import make_job
 

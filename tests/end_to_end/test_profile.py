@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from parallax.profiles.plan_inputs import read_measured
+from parallax.cluster.plan_inputs import read_measured
 
 pytestmark = pytest.mark.timeout(180)
 

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from parallax.cluster.plan_inputs import read_measured
+from parallax.cluster.profiles import AlphaBeta, ClusterProfile, HostProfile
 from parallax.plans.plan import read_plan
-from parallax.profiles.plan_inputs import read_measured
-from parallax.profiles.profiles import AlphaBeta, ClusterProfile, HostProfile
 
 pytestmark = pytest.mark.timeout(300)
 

@@ -3,7 +3,7 @@
 import pytest
 
 from ops.lab import Lab
-from parallax.profiles.profiles import OPERATIONS, cluster_profile_from_json
+from parallax.cluster.profiles import OPERATIONS, cluster_profile_from_json
 
 pytestmark = pytest.mark.timeout(300)
 

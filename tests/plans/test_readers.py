@@ -10,15 +10,15 @@ import pytest
 from hypothesis import strategies as st
 
 from parallax.analysis.planner import make_plan
+from parallax.base.strict import shown
+from parallax.cluster.plan_inputs import PlanInputs
+from parallax.cluster.profiles import cluster_profile_from_json, model_profile_from_json
 from parallax.cluster.resource_file import parse_resource_text
 from parallax.errors import ParallaxError, PlanError
 from parallax.plans.plan import Layout, Plan, plan_from_json
-from parallax.profiles.plan_inputs import PlanInputs
-from parallax.profiles.profiles import cluster_profile_from_json, model_profile_from_json
 from parallax.report.diff import difference_text, differences
 from parallax.report.html.page import plan_page
 from parallax.report.text import explanation, plan_table, profile_table
-from parallax.strict import shown
 from tests.mutations import for_all, mutated_bytes, mutated_json
 from tests.report.html.plans import language_model, measured, timed, untimed, with_flips
 

@@ -20,10 +20,10 @@ from ops.bench.race.turns import Task, write_task
 from ops.bench.regret.alternatives import Alternative, alternatives
 from ops.bench.regret.cases import FAR, Case, Choice, Model
 from parallax.analysis.routes.placement import partition_count
+from parallax.cluster.plan_inputs import PlanInputs
+from parallax.cluster.profiles import ClusterProfile
 from parallax.graph.spec import GraphSpec
 from parallax.plans.plan import NO_ROUTE, PS, Layout, Plan, PlanConstraints
-from parallax.profiles.plan_inputs import PlanInputs
-from parallax.profiles.profiles import ClusterProfile
 from parallax.settings.config import Config
 from parallax.settings.environment import Role, Settings
 

@@ -20,9 +20,9 @@ from ops.bench.regret.measure import Wanted, check, environment, measure, planne
 from ops.lab import Lab
 from ops.lab.rates import mbit
 from parallax.analysis.whatif.derive_profile import NewHost, derive_profile
+from parallax.cluster.profiles import cluster_profile_from_json
 from parallax.plans.plan import plan_from_json
 from parallax.plans.prediction import LINK
-from parallax.profiles.profiles import cluster_profile_from_json
 
 APART = 4.0
 LEAST, MOST = 5e6 / 8, 2e9 / 8

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from ops.bench.regret.cases import models, side_file
 from parallax.analysis.reading.construction import record
-from parallax.profiles.profiles import ClusterProfile, cluster_profile_from_json
+from parallax.cluster.profiles import ClusterProfile, cluster_profile_from_json
 
 
 def main() -> None:

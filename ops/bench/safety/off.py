@@ -21,7 +21,7 @@ KINDS = ("liveness", "fence")
 
 def turn_off(kind: str) -> None:
     """Has the job that this process starts or is of do without it."""
-    from parallax import api
+    from parallax.entry import api
 
     if kind == "liveness":
         from parallax.runtime.worker import heartbeat

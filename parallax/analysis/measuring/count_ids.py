@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from parallax.profiles.profiles import TableProfile
+from parallax.cluster.profiles import TableProfile
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,7 @@ from parallax.analysis.routes.cost import rows_of
 from parallax.analysis.routes.count_touched import Touched, touched_of
 from parallax.analysis.routes.options import by_row, cheapest, options_of, wanted_option, why_on_servers
 from parallax.analysis.routes.owners import Shares, equal_shares
+from parallax.cluster.plan_inputs import PlanInputs
 from parallax.errors import PlanError
 from parallax.graph.ownership import Ownership
 from parallax.graph.spec import GraphSpec, VariableClass, VariableSpec
@@ -26,7 +27,6 @@ from parallax.plans.plan import (
     RouteCost,
     VariablePlan,
 )
-from parallax.profiles.plan_inputs import PlanInputs
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from parallax.cluster.plan_inputs import PlanInputs
 from parallax.graph.spec import VariableSpec
 from parallax.plans.plan import PlanConstraints
-from parallax.profiles.plan_inputs import PlanInputs
 
 
 @dataclass(frozen=True, slots=True)

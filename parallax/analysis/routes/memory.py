@@ -14,11 +14,11 @@ from numpy.typing import NDArray
 from parallax.analysis.routes.cost import id_bytes
 from parallax.analysis.routes.count_touched import Touched
 from parallax.analysis.routes.owners import Shares
+from parallax.cluster.plan_inputs import PlanInputs
 from parallax.errors import PlanError
 from parallax.graph.spec import VariableClass, VariableSpec
 from parallax.plans.plan import ALLGATHER, ALLREDUCE, ALLTOALL, PS, Layout, PlanConstraints
 from parallax.plans.prediction import ProcessMemory
-from parallax.profiles.plan_inputs import PlanInputs
 from parallax.report.text import bytes_text
 
 _KEPT_ID_BYTES = 8

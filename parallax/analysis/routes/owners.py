@@ -16,9 +16,9 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from parallax.cluster.profiles import ClusterProfile
 from parallax.graph.ownership import Ownership
 from parallax.plans.plan import Layout
-from parallax.profiles.profiles import ClusterProfile
 
 MOST_SLOTS = 8
 """Of one worker in a pattern. A pattern stays short; shares are as fine as an eighth of the largest."""

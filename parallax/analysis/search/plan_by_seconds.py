@@ -21,10 +21,10 @@ from parallax.analysis.search.route_all import Routed, Setting, price, route_all
 from parallax.analysis.timing.pricing import FULL, PHASES, Pricing, RouteOption
 from parallax.analysis.timing.step_time import Given, Totals, timeline
 from parallax.analysis.timing.topology import Topology
+from parallax.cluster.plan_inputs import PlanInputs
 from parallax.graph.spec import GraphSpec
 from parallax.plans.plan import PS, Layout, Plan, PlanConstraints, RouteCost, VariablePlan
 from parallax.plans.prediction import CostTerm, HostLoad, Prediction, RunnerUp
-from parallax.profiles.plan_inputs import PlanInputs
 
 _EQUAL = 1e-9
 """Relative difference of steps that is rounding."""

@@ -9,9 +9,9 @@ from dataclasses import replace
 from parallax.analysis.routes.candidates import Candidate, candidates_of
 from parallax.analysis.routes.owners import Shares, equal_shares
 from parallax.analysis.search.route_all import problem_of, setting_of
+from parallax.cluster.plan_inputs import PlanInputs
 from parallax.graph.spec import GraphSpec
 from parallax.plans.plan import PS, Layout, Plan, PlanConstraints
-from parallax.profiles.plan_inputs import PlanInputs
 
 
 def step_seconds(

@@ -30,10 +30,10 @@ from parallax.analysis.search.problem import Problem
 from parallax.analysis.timing.pricing import Pricing, RouteOption
 from parallax.analysis.timing.step_time import given_of
 from parallax.analysis.timing.topology import Topology, fabric_of
+from parallax.cluster.plan_inputs import PlanInputs
+from parallax.cluster.profiles import ClusterProfile
 from parallax.errors import PlanError
 from parallax.plans.plan import ALLTOALL, PS, Layout, PlanConstraints
-from parallax.profiles.plan_inputs import PlanInputs
-from parallax.profiles.profiles import ClusterProfile
 
 SERVERS_COMPARED = 2000
 """Up to so many variables times servers, servers compete with other routes: beyond, places for all take too long."""

@@ -3,7 +3,7 @@
 W workers, u touched rows, width d, e bytes an element, i bytes an id, w bytes the variable. A phase of the step costs
 what its busiest end (a link's direction) carries, plus the rounds of whoever waits longest, less what of the two passes
 at once (step_time.py). Both add up over the variables, so here is what each adds. An operation's line
-(`parallax.profiles.profiles.Line`) gives
+(`parallax.cluster.profiles.Line`) gives
 
     base_s + per_peer_s * (members - 1)    a round, paid once by all who share it: a *charge*
     byte_s * bytes + bytes / rate          of an end: a *load*
@@ -31,9 +31,9 @@ from parallax.analysis.routes.cost import id_bytes, pushed_row_bytes, reduced_by
 from parallax.analysis.routes.count_touched import Touched
 from parallax.analysis.timing.topology import OUT, Topology
 from parallax.cluster.all_reduce import sent_out_of_host
+from parallax.cluster.profiles import AlphaBeta
 from parallax.graph.spec import VariableClass, VariableSpec
 from parallax.plans.plan import ALLGATHER, ALLREDUCE, ALLTOALL, PS
-from parallax.profiles.profiles import AlphaBeta
 
 PHASES = (
     "merge ids within hosts",

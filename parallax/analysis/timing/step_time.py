@@ -38,9 +38,9 @@ from parallax.analysis.timing.pricing import (
     RouteOption,
 )
 from parallax.analysis.timing.topology import Topology
+from parallax.cluster.plan_inputs import PlanInputs
 from parallax.plans.plan import Layout
 from parallax.plans.prediction import COMPUTE, SESSION, Phase
-from parallax.profiles.plan_inputs import PlanInputs
 
 
 @dataclass(frozen=True, slots=True)

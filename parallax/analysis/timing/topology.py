@@ -11,8 +11,8 @@ from collections import Counter
 from dataclasses import dataclass
 
 from parallax.analysis.routes.owners import Shares
+from parallax.cluster.profiles import AlphaBeta, ClusterProfile
 from parallax.plans.plan import ALLGATHER, ALLREDUCE, ALLTOALL, PS, Layout, PlanConstraints, server_proxies
-from parallax.profiles.profiles import AlphaBeta, ClusterProfile
 
 OUT, IN = 0, 1
 OPERATIONS_BY_ROUTE = {

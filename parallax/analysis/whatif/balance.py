@@ -23,9 +23,9 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+from parallax.cluster.profiles import AlphaBeta, ClusterProfile, ModelProfile
 from parallax.graph.spec import GraphSpec, VariableSpec
 from parallax.plans.what_if import Balance
-from parallax.profiles.profiles import AlphaBeta, ClusterProfile, ModelProfile
 
 ALL_LAYERS = "all dense layers"
 

@@ -14,8 +14,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from parallax.cluster.profiles import AlphaBeta, ClusterProfile, HostProfile
 from parallax.errors import PlanError
-from parallax.profiles.profiles import AlphaBeta, ClusterProfile, HostProfile
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,10 +16,10 @@ from numpy.typing import NDArray
 
 from parallax.analysis.routes.count_touched import Touched, touched_of
 from parallax.analysis.routes.memory import Footprint, footprint
+from parallax.cluster.plan_inputs import PlanInputs
 from parallax.graph.spec import GraphSpec, VariableSpec
 from parallax.plans.memory import BATCH, HostUse, LargePart, LiveBytes, MemoryPlan, ProcessUse
 from parallax.plans.plan import ALLTOALL, NO_ROUTE, PS, Plan, PlanConstraints
-from parallax.profiles.plan_inputs import PlanInputs
 
 _SHOWN_PARTS = 4
 _CHUNKS_READ, _CHUNKS_WRITTEN = 2, 4

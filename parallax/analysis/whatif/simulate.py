@@ -15,12 +15,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from parallax.analysis.whatif.balance import balances_of
-from parallax.errors import PlanError
-from parallax.graph.spec import GraphSpec, Part, VariableSpec
-from parallax.plans.plan import NO_ROUTE, Layout, Plan, PlanConstraints
-from parallax.plans.what_if import Simulation, Size, WhatIf
-from parallax.profiles.plan_inputs import PlanInputs
-from parallax.profiles.profiles import (
+from parallax.cluster.plan_inputs import PlanInputs
+from parallax.cluster.profiles import (
     CLUSTER_PROFILE_VERSION,
     OPERATIONS,
     AlphaBeta,
@@ -29,6 +25,10 @@ from parallax.profiles.profiles import (
     ModelProfile,
     TableProfile,
 )
+from parallax.errors import PlanError
+from parallax.graph.spec import GraphSpec, Part, VariableSpec
+from parallax.plans.plan import NO_ROUTE, Layout, Plan, PlanConstraints
+from parallax.plans.what_if import Simulation, Size, WhatIf
 from parallax.report.text import held_by, pluralize
 
 SHOWN_CHANGES = 20

@@ -9,7 +9,9 @@ from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import NamedTuple
 
-from parallax import call as calls
+from parallax.base.status_line import clear_status, show_status
+from parallax.entry import call as calls
+from parallax.entry.job_beside import CallPlans, JobBeside, JobNeeds, PlannedMessage
 from parallax.errors import ParallaxError
 from parallax.functions.remote.heard_requests import END
 from parallax.functions.remote.remote_steps import RemoteSteps
@@ -18,8 +20,7 @@ from parallax.functions.remote.serve_driver import ReadyWorkers, serve
 from parallax.functions.remote.step_runner import INITIAL, place_of_value
 from parallax.functions.tracing.served_graph import ServedGraph
 from parallax.functions.tracing.step_graph import GraphStep, StepGraph
-from parallax.job_beside import CallPlans, JobBeside, JobNeeds, PlannedMessage
-from parallax.logger import log
+from parallax.report.logger import log
 from parallax.report.text import pluralize
 from parallax.runtime.before_launch import leave_gpus
 from parallax.runtime.driver_channel import ChannelClosed, DriverConnection, DriverSocket, deferred_interrupts
@@ -27,7 +28,6 @@ from parallax.runtime.launcher.restarts.answering import driver_address
 from parallax.runtime.launcher.restarts.waiting_job import let_wait, take_waiting
 from parallax.runtime.worker.function_package import packed_function, pickle_for_workers
 from parallax.settings.config import Config
-from parallax.status_line import clear_status, show_status
 
 IDLE_S = 600.0
 """How long idle workers are kept."""

@@ -21,7 +21,7 @@ from parallax.functions.remote.step_runner import place_of_value
 from parallax.functions.tracing.results import default_rule
 from parallax.functions.tracing.step_graph import GraphStep, StepGraph
 from parallax.functions.tracing.traced_values import InFile, bytes_of
-from parallax.logger import log
+from parallax.report.logger import log
 from parallax.report.text import bytes_text
 from parallax.runtime.checkpoint.files.stored_tensors import groups
 from parallax.types import Array, ArrayOnWorker0, Operation, Picklable, Tensor, TensorLike, Value, Variable

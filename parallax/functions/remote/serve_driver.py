@@ -19,7 +19,8 @@ from typing import NamedTuple
 import numpy as np
 from tensorflow.errors import OpError
 
-from parallax import call as calls
+from parallax.entry import call as calls
+from parallax.entry.job_beside import PlannedMessage
 from parallax.errors import SessionError
 from parallax.functions.batches.numbered_rows import NumberedArrays
 from parallax.functions.batches.row_pipeline import RowPipeline, RunningPipeline
@@ -29,7 +30,6 @@ from parallax.functions.remote.heard_requests import END, DriverRequest, HeardRe
 from parallax.functions.remote.step_runner import RunningSteps
 from parallax.functions.tracing.served_graph import ServedGraph
 from parallax.functions.tracing.step_graph import GraphStep
-from parallax.job_beside import PlannedMessage
 from parallax.runtime.driver_channel import DriverAddress, DriverConnection, connect
 from parallax.runtime.worker.barrier import barrier
 from parallax.runtime.worker.heartbeat import current_heartbeat

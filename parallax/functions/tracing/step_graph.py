@@ -23,7 +23,7 @@ from parallax.functions.tracing.lookup_tables import table_in_graph
 from parallax.functions.tracing.traced_values import handle_of, initial_of
 from parallax.graph.batches import mark_batch, mark_elements, mark_full, mark_length, mark_part, mark_row_ends
 from parallax.graph.view import EXAMPLES
-from parallax.logger import log
+from parallax.report.logger import log
 from parallax.types import ConcreteFunction, Graph, Nest, Operation, Tensor, TensorShape, TypeSpec, Variable
 
 _LARGEST_CONSTANT_BYTES = 1 << 20

@@ -16,9 +16,10 @@ from typing import Any
 import msgspec
 from tqdm import tqdm
 
+from parallax.base.strict import Amount, Count
 from parallax.cluster.machines import Cluster
+from parallax.cluster.profiles import ClusterProfile
 from parallax.errors import ConfigError, LaunchError
-from parallax.profiles.profiles import ClusterProfile
 from parallax.report.show import show
 from parallax.runtime.calibrate.least_squares import Measurements, TimedPoint, profile_of
 from parallax.runtime.calibrate.points import Point
@@ -30,7 +31,6 @@ from parallax.runtime.supervisor.control import MARK, Damaged
 from parallax.runtime.supervisor.sealed_files import value_of
 from parallax.runtime.worker.job_message import JobMessage
 from parallax.settings.environment import python_path_with, with_defaults
-from parallax.strict import Amount, Count
 from parallax.types import JsonObject
 
 _RANKS = "parallax.runtime.calibrate.ranks"

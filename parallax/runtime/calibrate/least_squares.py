@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from parallax.profiles.profiles import CLUSTER_PROFILE_VERSION, OPERATIONS, AlphaBeta, ClusterProfile, HostProfile
+from parallax.cluster.profiles import CLUSTER_PROFILE_VERSION, OPERATIONS, AlphaBeta, ClusterProfile, HostProfile
 from parallax.runtime.calibrate.points import ACROSS, WITHIN, Point
 from parallax.types import Array
 

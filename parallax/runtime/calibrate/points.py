@@ -2,7 +2,7 @@
 
 An operation is measured among members on hosts of their own (`across`), the first 2, 4, 8, ... and all of them, and
 among the workers of one host (`within`), on all hosts at once. Bytes are those of the busiest link in its busier
-direction, as in `parallax.profiles.profiles.Line`, exactly: of n members
+direction, as in `parallax.cluster.profiles.Line`, exactly: of n members
 
     all-reduce of w bytes          2 (n - 1) / n w      around a ring
     all-to-all, k bytes to each    (n - 1) k
@@ -68,7 +68,7 @@ class Point:
     Attributes:
         where: ACROSS or WITHIN.
         members: how many take part.
-        operation: one of `parallax.profiles.profiles.OPERATIONS`.
+        operation: one of `parallax.cluster.profiles.OPERATIONS`.
         count: elements of a member (all-reduce, allgather), or rows from a member to each other, or to each server.
         link_bytes: of the busiest link in its busier direction.
         is_held_out: it is not fitted, but predicted, and the error is shown.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Sequence
 
-from parallax.profiles.profiles import ClusterProfile
+from parallax.cluster.profiles import ClusterProfile
 from parallax.runtime.calibrate.least_squares import TimedPoint, errors_of
 from parallax.runtime.calibrate.points import ACROSS, WITHIN
 

@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from parallax.errors import ConfigError
 from parallax.graph.batches import is_of_front_end
-from parallax.logger import log
+from parallax.report.logger import log
 from parallax.report.show import show
 from parallax.runtime.checkpoint.beside_training import BesideTraining, beside_training
 from parallax.runtime.checkpoint.checkpoint_io import Storage

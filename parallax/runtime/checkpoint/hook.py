@@ -26,7 +26,7 @@ from typing import ClassVar, NoReturn
 
 import tensorflow as tf
 
-from parallax.logger import log
+from parallax.report.logger import log
 from parallax.report.text import bytes_text
 from parallax.runtime.checkpoint.checkpoints import Checkpoints
 from parallax.runtime.checkpoint.collective_write import Moved

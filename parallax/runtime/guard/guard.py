@@ -30,7 +30,7 @@ import tensorflow as tf
 
 from parallax.errors import GuardError
 from parallax.graph.view import GraphView
-from parallax.logger import log
+from parallax.report.logger import log
 from parallax.report.text import pluralize
 from parallax.runtime.guard.difference import (
     Largest,

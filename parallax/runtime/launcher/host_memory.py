@@ -18,8 +18,8 @@ from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+from parallax.base.private_files import lock_own_file, make_locked_file
 from parallax.cluster.machines import Cluster
-from parallax.private_files import lock_own_file, make_locked_file
 from parallax.runtime.launcher.reach import argv_on
 
 _NAME = "parallax-state"

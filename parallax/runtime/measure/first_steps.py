@@ -27,10 +27,10 @@ from parallax.analysis.measuring.ids import (
 )
 from parallax.analysis.stages import Analysed
 from parallax.analysis.timing.intervals import length
+from parallax.cluster.profile_files import write_model_profile
+from parallax.cluster.profiles import MODEL_PROFILE_VERSION, ModelProfile
 from parallax.errors import ConfigError
 from parallax.graph.view import split_tensor
-from parallax.profiles.files import write_model_profile
-from parallax.profiles.profiles import MODEL_PROFILE_VERSION, ModelProfile
 from parallax.report.show import show
 from parallax.report.text import profile_table
 from parallax.runtime.measure.memory import peak_bytes, reset_peak, variable_bytes

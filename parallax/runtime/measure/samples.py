@@ -22,10 +22,10 @@ from parallax.analysis.measuring.ids import (
     trained_on,
 )
 from parallax.analysis.stages import Analysed, plan_for, rewrites_of
+from parallax.cluster.profile_files import check_writable, default_path, write_model_profile
+from parallax.cluster.profiles import MODEL_PROFILE_VERSION, ModelProfile
 from parallax.errors import ConfigError, GraphError
 from parallax.plans.plan import one_host
-from parallax.profiles.files import check_writable, default_path, write_model_profile
-from parallax.profiles.profiles import MODEL_PROFILE_VERSION, ModelProfile
 from parallax.report.show import show
 from parallax.report.text import profile_table
 from parallax.runtime.measure.compute import Computed, measure_compute

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 import tensorflow as tf
 
-from parallax.logger import log
+from parallax.report.logger import log
 from parallax.report.show import show
 from parallax.report.text import bytes_text, first_named
 from parallax.runtime.checkpoint.checkpoints import step_tensor

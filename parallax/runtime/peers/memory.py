@@ -6,10 +6,11 @@ import socket
 from collections.abc import Collection
 from pathlib import Path
 
+from parallax.base.private_files import make_own_folder
+from parallax.base.strict import shown
 from parallax.errors import CheckpointError, ConfigError, SessionError
 from parallax.graph.spec import GraphSpec
-from parallax.logger import log
-from parallax.private_files import make_own_folder
+from parallax.report.logger import log
 from parallax.runtime.checkpoint.checkpoints import step_tensor
 from parallax.runtime.checkpoint.files.stored_tensors import stored_variables
 from parallax.runtime.checkpoint.positions import KeptPositions
@@ -25,7 +26,6 @@ from parallax.runtime.peers.store import PeerStore
 from parallax.runtime.worker.ranks import ProcessGroup
 from parallax.settings.environment import settings
 from parallax.settings.parts import CheckPointConfig
-from parallax.strict import shown
 from parallax.transform.passes.touched_rows import RowMemory
 from parallax.types import Comm, Graph
 

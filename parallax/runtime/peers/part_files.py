@@ -33,7 +33,7 @@ from typing import Any
 import numpy as np
 
 from parallax.errors import CheckpointError
-from parallax.logger import log
+from parallax.report.logger import log
 from parallax.runtime.peers.part_records import (
     RECORD,
     PartHead,

@@ -12,9 +12,9 @@ from typing import Annotated, Any, BinaryIO, TypeVar
 import numpy as np
 from msgspec import Meta
 
+from parallax.base.strict import Count, Text, checked_value, shown
 from parallax.errors import CheckpointError
 from parallax.runtime.supervisor.control import Damaged, checksum, read_sealed, seal
-from parallax.strict import Count, Text, checked_value, shown
 from parallax.types import Array, Buffer
 
 RECORD = "record-"

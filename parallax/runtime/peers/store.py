@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from parallax.errors import CheckpointError
-from parallax.logger import log
+from parallax.report.logger import log
 from parallax.runtime.peers.choice import PartFound
 from parallax.runtime.peers.exchange import PIECE_BYTES, Ring, cut, exchange
 from parallax.runtime.peers.part_files import (

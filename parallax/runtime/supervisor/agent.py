@@ -33,7 +33,7 @@ from pathlib import Path
 
 from parallax.runtime.supervisor.control import CONTROL_FD, PREEMPTION_FD
 from parallax.runtime.supervisor.frames import Exit, Frame, Start, Text
-from parallax.runtime.supervisor.host_checks import NoRoom, check_room
+from parallax.runtime.supervisor.host_checks import NoRoom, check_room, listening_variables
 from parallax.runtime.supervisor.limits import LIMITS, PREEMPTION, WORD, Limits
 from parallax.runtime.supervisor.pipes import IDLE_S, READ_BYTES, Channel, ControlChannel, Outbox, TextChannel
 from parallax.runtime.supervisor.preload import CannotListen, check_library, forget_preloaded, preload_variables
@@ -134,8 +134,6 @@ def _variables(
         check_library(library)
     found = {}
     if "--listen" in options:
-        from parallax.runtime.supervisor.host_checks import listening_variables  # of jobs that have servers alone
-
         found = listening_variables(options["--listen"], library)
     if Path(library).is_file():
         return {**found, **secret, **preload_variables(library, os.environ)}

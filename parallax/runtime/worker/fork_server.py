@@ -41,7 +41,7 @@ from parallax.settings.environment import settings
 
 _SERVED = ("numpy", "parallax.functions.remote.serve_driver", "parallax.runtime.open_session", "horovod.tensorflow")
 """What workers import that have their graph from the driving process."""
-_SCRIPTED = ("numpy", "parallax.api", "parallax.runtime.open_session", "horovod.tensorflow")
+_SCRIPTED = ("numpy", "parallax.entry.api", "parallax.runtime.open_session", "horovod.tensorflow")
 """What workers import that run a script."""
 _ENV_START = 47
 """Where proc(5) has the address of a process's first variables (`env_start`), counted from its state."""

@@ -14,9 +14,9 @@ from typing import Any, BinaryIO, get_type_hints
 
 import msgspec
 
+from parallax.base.strict import Count
 from parallax.errors import LaunchError
 from parallax.runtime.supervisor.control import checksum
-from parallax.strict import Count
 from parallax.types import Buffer
 
 VERSION = 3

@@ -17,7 +17,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from parallax.after_import import after_import
+from parallax.base.after_import import after_import
 from parallax.errors import ConfigError
 from parallax.settings.environment import Role
 from parallax.types import Fetches, Graph, Operation

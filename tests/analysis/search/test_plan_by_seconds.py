@@ -14,23 +14,13 @@ from parallax.analysis.routes.owners import all_slots, equal_shares, kinds_of, s
 from parallax.analysis.search import flips as flips_module
 from parallax.analysis.search import milp
 from parallax.analysis.search.route_all import problem_of, setting_of
+from parallax.cluster.plan_inputs import PlanInputs, read_measured
 from parallax.errors import PlanError
 from parallax.graph.spec import GraphSpec, Slot
 from parallax.plans.plan import Layout, Plan, PlanConstraints, one_host, plan_from_json
 from parallax.plans.prediction import LINK, Flip
-from parallax.profiles.plan_inputs import PlanInputs, read_measured
 from parallax.report.text import explanation, plan_table
-from tests.analysis.measured import (
-    COLLECTIVES,
-    MB,
-    cluster,
-    drawn,
-    equal_hosts,
-    host,
-    model,
-    scaled,
-    table,
-)
+from tests.analysis.measured import COLLECTIVES, MB, cluster, drawn, equal_hosts, host, model, scaled, table
 from tests.analysis.specs import dense, sparse, spec
 
 FOUR = Layout((1, 1, 1, 1))

@@ -6,9 +6,9 @@ import pytest
 
 from parallax.analysis.planner import make_plan
 from parallax.analysis.timing.step_time import given_of
+from parallax.cluster.plan_inputs import PlanInputs
+from parallax.cluster.profiles import AlphaBeta, ClusterProfile
 from parallax.plans.plan import Layout, PlanConstraints
-from parallax.profiles.plan_inputs import PlanInputs
-from parallax.profiles.profiles import AlphaBeta, ClusterProfile
 from parallax.report.text import step_texts
 from tests.analysis.measured import MB, equal_hosts, host, model
 from tests.analysis.specs import dense, sparse, spec

@@ -18,7 +18,7 @@ import numpy as np
 import tensorflow.compat.v1 as tf
 
 import parallax
-from parallax import api
+from parallax.entry import api
 from parallax.runtime.supervisor.limits import Limits
 
 file, last, resource, least, rate, pause_s, *fatal = sys.argv[1:]

@@ -10,9 +10,9 @@ import tensorflow.compat.v1 as tf
 from checks import refused, run_checks
 
 import parallax
-from parallax import api
+from parallax.cluster.profiles import AlphaBeta, ClusterProfile, HostProfile, ModelProfile
+from parallax.entry import api
 from parallax.plans.plan import one_host
-from parallax.profiles.profiles import AlphaBeta, ClusterProfile, HostProfile, ModelProfile
 from parallax.runtime.verify.command import check_feeds
 from parallax.settings.environment import Settings
 

@@ -17,7 +17,7 @@ import tensorflow as tf
 
 import parallax
 import parallax.keras
-from parallax import job_beside
+from parallax.entry import job_beside
 from parallax.runtime.supervisor.limits import Limits
 
 resource, folder, is_plain = sys.argv[1], Path(sys.argv[2]), "plain" in sys.argv

@@ -9,7 +9,7 @@ import numpy as np
 import tensorflow.compat.v1 as tf
 
 import parallax
-from parallax import api
+from parallax.entry import api
 from parallax.runtime.supervisor.limits import Limits
 
 resource, folder, last = sys.argv[1], sys.argv[2], int(sys.argv[3])

@@ -6,10 +6,10 @@ from dataclasses import replace
 
 from parallax.analysis.planner import make_plan
 from parallax.analysis.whatif.simulate import HostKind, simulate
+from parallax.cluster.plan_inputs import PlanInputs
 from parallax.graph.spec import GraphSpec, Slot
 from parallax.plans.plan import Layout, Plan, PlanConstraints
 from parallax.plans.what_if import Simulation, WhatIf
-from parallax.profiles.plan_inputs import PlanInputs
 from tests.analysis.measured import MB, equal_hosts, model, table
 from tests.analysis.specs import dense, sparse, spec
 

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from parallax.base.strict import shown
 from parallax.cluster.machines import Cluster, Host, Ssh, local_cluster
 from parallax.errors import LaunchError
 from parallax.runtime.doctor import ask, probe
@@ -23,7 +24,6 @@ from parallax.runtime.launcher import reach
 from parallax.runtime.launcher.job import Job
 from parallax.runtime.launcher.mpirun import this_launcher
 from parallax.runtime.launcher.reach import HostsNotReady, check_reachable, what_is_wrong
-from parallax.strict import shown
 from tests.mutations import for_all, mutated_json
 
 # What of a host is other is in a folder that its Python looks into first.

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from parallax.base.private_files import lock_own_file, make_own_folder
 from parallax.cluster.machines import local_cluster
-from parallax.private_files import lock_own_file, make_own_folder
 from parallax.runtime.launcher.host_memory import clear_left, host_folder, host_memory
 from parallax.runtime.supervisor.processes import remove_scratch
 

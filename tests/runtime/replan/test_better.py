@@ -17,10 +17,10 @@ from parallax.analysis.whatif.partition_search import (
     searched_tables,
     with_partitions,
 )
+from parallax.cluster.plan_inputs import PlanInputs
 from parallax.graph.ownership import Ownership
 from parallax.graph.spec import GraphSpec
 from parallax.plans.plan import ROUTES, Layout, Plan, PlanConstraints
-from parallax.profiles.plan_inputs import PlanInputs
 from parallax.runtime.replan.better import verdict
 from tests.analysis.measured import MB, cluster, equal_hosts, host, model, table
 from tests.analysis.specs import dense, sparse, spec

@@ -13,7 +13,7 @@ import tensorflow.compat.v1 as tf
 import parallax
 from parallax.analysis.reading.batches.batch_sources import batch_sources
 from parallax.graph.view import GraphView
-from parallax.logger import log
+from parallax.report.logger import log
 from parallax.runtime.check.command import of_unsharded
 from parallax.runtime.worker.session.batch_comparison import STEPS, BatchComparison, BatchRecorder, equal_workers
 from parallax.runtime.worker.session.fetches import Request

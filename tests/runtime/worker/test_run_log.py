@@ -10,7 +10,7 @@ import tensorflow.compat.v1 as tf
 
 from parallax.analysis.reading.train_ops import ops_after
 from parallax.graph.view import GraphView
-from parallax.logger import log
+from parallax.report.logger import log
 from parallax.runtime.worker.reports.run_log import FIRST_STEPS, IDLE_RUNS, RunLog, StepTimes, times_text
 from tests.report.html.plans import timed, untimed
 

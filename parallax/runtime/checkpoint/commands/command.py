@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 
 import tensorflow as tf
 
+from parallax.base.strict import shown
 from parallax.errors import CheckpointError
 from parallax.report.text import bytes_text, pluralize
 from parallax.runtime.checkpoint.commands.export import export_model, export_plain
@@ -24,7 +25,6 @@ from parallax.runtime.checkpoint.files.sorted_string_table import DamagedCheckpo
 from parallax.runtime.checkpoint.files.stored_rows import copy, stored_parts
 from parallax.runtime.checkpoint.files.stored_tensors import CHUNK_BYTES
 from parallax.runtime.checkpoint.files.writer import Writer
-from parallax.strict import shown
 from parallax.types import Graph
 
 

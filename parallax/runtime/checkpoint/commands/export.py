@@ -15,6 +15,7 @@ import tensorflow as tf
 from tensorflow.core.framework.variable_pb2 import SaveSliceInfoDef, VariableDef
 from tensorflow.core.protobuf.saved_model_pb2 import SavedModel
 
+from parallax.base.strict import shown
 from parallax.errors import CheckpointError
 from parallax.runtime.checkpoint.commands.forward import ForwardGraph, forward_graph
 from parallax.runtime.checkpoint.files.chain import States, is_increment, state_of
@@ -28,7 +29,6 @@ from parallax.runtime.checkpoint.files.stored_tensors import (
     variable_op,
 )
 from parallax.runtime.checkpoint.files.writer import Writer
-from parallax.strict import shown
 from parallax.types import Graph, Variable
 
 v1 = tf.compat.v1

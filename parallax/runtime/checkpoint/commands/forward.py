@@ -13,10 +13,10 @@ from dataclasses import dataclass
 
 import tensorflow as tf
 
+from parallax.base.strict import shown
 from parallax.errors import CheckpointError
 from parallax.graph.ops import state_op
 from parallax.graph.view import GraphView, split_tensor, tensor_name
-from parallax.strict import shown
 from parallax.types import FunctionDef, Graph, GraphDef, NodeDef
 
 _REFERENCES = ("Variable", "VariableV2")

@@ -26,10 +26,10 @@ from pathlib import Path
 
 import tensorflow as tf
 
+from parallax.base.strict import shown
 from parallax.errors import CheckpointError
-from parallax.logger import log
+from parallax.report.logger import log
 from parallax.settings.environment import settings
-from parallax.strict import shown
 
 OWNER = "parallax.owner"
 """The name of the mark."""

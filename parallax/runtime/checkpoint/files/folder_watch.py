@@ -13,9 +13,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from parallax.logger import log
+from parallax.base.strict import shown
+from parallax.report.logger import log
 from parallax.runtime.supervisor.control import OVERDUE, send
-from parallax.strict import shown
 
 _FIRST_S, _AGAIN_S = 30.0, 60.0  # a chunk is forced to a busy disk within some seconds
 

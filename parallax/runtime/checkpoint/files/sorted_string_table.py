@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from parallax.base.strict import shown
 from parallax.errors import CheckpointError
 from parallax.runtime.checkpoint.files.checksum import crc32c, mask
-from parallax.strict import shown
 
 _FOOTER_BYTES = 48
 _MAGIC = 0xDB4775248B80FB57

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from parallax.logger import log
+from parallax.report.logger import log
 from parallax.report.text import bytes_text, first_named
 from parallax.transform.building import editor
 from parallax.transform.pipeline import WorkerGraph

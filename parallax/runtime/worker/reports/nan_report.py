@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 import tensorflow as tf
 
 from parallax.graph.view import GraphView
-from parallax.logger import log
+from parallax.report.logger import log
 from parallax.runtime.worker.barrier import barrier, wait_for
 from parallax.types import Comm, MpiRequest, Value
 

@@ -15,8 +15,8 @@ from dataclasses import dataclass
 
 from parallax.analysis.reading.train_ops import ops_after
 from parallax.graph.view import GraphView
-from parallax.logger import log
 from parallax.plans.plan import Plan
+from parallax.report.logger import log
 from parallax.report.text import ms_text, pluralize
 
 FIRST_STEPS = 5

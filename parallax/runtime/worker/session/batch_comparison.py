@@ -22,7 +22,7 @@ import numpy as np
 
 from parallax.analysis.reading.batches.batch_sources import BatchSource, batch_sources
 from parallax.graph.view import GraphView, split_tensor
-from parallax.logger import log
+from parallax.report.logger import log
 from parallax.report.text import name_ranks, pluralize
 from parallax.runtime.worker.barrier import wait_for
 from parallax.runtime.worker.session.fetches import Request

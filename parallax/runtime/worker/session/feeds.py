@@ -11,9 +11,9 @@ from types import ModuleType
 import numpy as np
 
 from parallax.analysis.reading.train_ops import last_of, train_ops
+from parallax.base.strict import shown
 from parallax.errors import ConfigError
 from parallax.graph.view import GraphView
-from parallax.strict import shown
 from parallax.types import Graph, Operation, Tensor, Value
 
 _SHOWN = 8

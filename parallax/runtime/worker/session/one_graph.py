@@ -20,7 +20,7 @@ from parallax.analysis.reading.construction.digests import (
 )
 from parallax.analysis.reading.construction.launcher_graph import LauncherGraph, hold, unpack_graph
 from parallax.errors import OtherGraphError
-from parallax.logger import log
+from parallax.report.logger import log
 from parallax.report.text import pluralize
 from parallax.types import Comm, Graph, NodeDef, Operation, TensorProto
 

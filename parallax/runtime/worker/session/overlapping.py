@@ -28,7 +28,7 @@ from tensorflow.core.protobuf import config_pb2
 from parallax.errors import SessionError
 from parallax.graph.control_flow import branches_of
 from parallax.graph.view import GraphView, split_tensor
-from parallax.logger import log
+from parallax.report.logger import log
 from parallax.transform.building.all_to_all import ALL_REDUCE, ALL_TO_ALL, library, native_ops
 from parallax.transform.passes.turns import GATE, RUN_NUMBER, SCOPE, find_ungated, passes_on
 from parallax.types import Operation, Session, Value

@@ -19,8 +19,8 @@ import tensorflow as tf
 from tensorflow.python.framework.stack import default_session  # what tf.Session enters
 
 from parallax.errors import SessionError
-from parallax.logger import log
 from parallax.plans.plan import Plan
+from parallax.report.logger import log
 from parallax.report.show import show
 from parallax.runtime.worker.reports.id_errors import id_error
 from parallax.runtime.worker.reports.moved_bytes import ExchangeReport, exchange_report, measured_step, rounding_report

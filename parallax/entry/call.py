@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import NoReturn
 
 from parallax.analysis.graph_decisions import GraphDecisions
-from parallax.api import perform
+from parallax.entry.api import perform
+from parallax.entry.planned_call import checked_call
 from parallax.errors import ConfigError, SessionError
-from parallax.planned_call import checked_call
 from parallax.runtime.make_job import cluster_of
 from parallax.runtime.worker.ranks import current_process_group
 from parallax.settings.config import Config

@@ -6,15 +6,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from parallax.errors import PlanError
-from parallax.plans.prediction import ProfileUsed
-from parallax.profiles.profiles import (
+from parallax.cluster.profiles import (
     ClusterProfile,
     ModelProfile,
     TableProfile,
     cluster_profile_from_json,
     model_profile_from_json,
 )
+from parallax.errors import PlanError
+from parallax.plans.prediction import ProfileUsed
 
 
 @dataclass(frozen=True, slots=True)

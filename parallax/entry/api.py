@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING, NoReturn
 from parallax.analysis.stages import analyse_for, rewrites_of, simulation_of
 from parallax.analysis.whatif.simulate import HostKind
 from parallax.cluster.machines import Cluster
-from parallax.errors import ParallaxError
-from parallax.planned_call import (
+from parallax.entry.planned_call import (
     Call,
     PlannedCall,
     check_outputs,
@@ -27,6 +26,7 @@ from parallax.planned_call import (
     plan_on,
     show_plan,
 )
+from parallax.errors import ParallaxError
 from parallax.plans.plan import Plan
 from parallax.plans.what_if import what_if_from
 from parallax.report.memory import memory_table

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from parallax.cluster.profiles import ModelProfile
 from parallax.errors import ConfigError
-from parallax.profiles.profiles import ModelProfile
 
 _DIGITS = 12
 

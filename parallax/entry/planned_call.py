@@ -9,11 +9,12 @@ from typing import NamedTuple
 
 from parallax.analysis.graph_decisions import GraphDecisions
 from parallax.analysis.stages import Analysed, analyse_for, plan_for
+from parallax.base.status_line import clear_status
 from parallax.cluster.machines import Cluster
+from parallax.cluster.profile_files import check_writable
 from parallax.errors import ConfigError
-from parallax.logger import log
 from parallax.plans.plan import Plan
-from parallax.profiles.files import check_writable
+from parallax.report.logger import log
 from parallax.report.text import plan_table
 from parallax.runtime.launcher.job import layout_of
 from parallax.runtime.make_job import check_profile, cluster_of
@@ -25,7 +26,6 @@ from parallax.settings import checks
 from parallax.settings.config import Config, moot_settings
 from parallax.settings.environment import Settings, settings
 from parallax.settings.merge import merge_settings
-from parallax.status_line import clear_status
 from parallax.types import Graph
 
 

@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import BinaryIO, NamedTuple, NoReturn, cast
 
 from parallax.analysis.graph_decisions import GraphDecisions
-from parallax.api import JobEnded
 from parallax.cluster.machines import Cluster
+from parallax.entry.api import JobEnded
+from parallax.entry.planned_call import check_outputs, checked_call, checked_cluster, plan_call, plan_on, show_plan
 from parallax.errors import LaunchError
-from parallax.planned_call import check_outputs, checked_call, checked_cluster, plan_call, plan_on, show_plan
 from parallax.plans.plan import Plan
 from parallax.report.text import plan_table
 from parallax.runtime.before_launch import check_launching

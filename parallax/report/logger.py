@@ -9,9 +9,9 @@ import logging
 import sys
 from typing import TextIO
 
+from parallax.base.status_line import clear_status
 from parallax.errors import ConfigError
 from parallax.settings.environment import log_level
-from parallax.status_line import clear_status
 
 
 class _Stderr(logging.StreamHandler[TextIO]):
