@@ -110,6 +110,10 @@ IRREGULAR_PARTICIPLES = frozenset(
     "asked begun bent built chosen done drawn found given gone held kept known led left lent lost made meant met moot"
     " seen sent taken told written".split()
 )
+# Classes whose names are participles all the same: layouts, states and events, and what a reader of a plan sees.
+PARTICIPLE_CLASSES = frozenset(
+    "Beaten Concatenated Fed Joined Looked Merged Owned Preempted Replicated Sampled Sharded".split()
+)
 ENDING_ALIKE = frozenset("between even feed listen need open ragged seed shorten speed then token".split())
 
 
@@ -439,6 +443,17 @@ def test_functions_are_called_by_verbs_and_not_by_participles():
 def test_modules_are_called_by_nouns_or_verbs_and_not_by_participles():
     names = {module.rpartition(".")[2] for module in MODULES}
     assert [name for name in sorted(names) if is_participle(name)] == []
+
+
+def test_classes_are_called_by_nouns_and_not_by_participles():
+    names = {
+        node.name
+        for path in MODULES.values()
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.ClassDef)
+    }
+    words = {name for name in names if name.strip("_").istitle()}
+    assert {name for name in words if is_participle(name.lower())} == PARTICIPLE_CLASSES
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from ops.exactness.script import Script, fed, joined
 from ops.exactness.session import NamedSession
 from ops.exactness.transport import check_meetings, of_worker, ran, together
 from parallax.analysis.reading.capture import capture, initialization_phases
-from parallax.analysis.stages import Analysed
+from parallax.analysis.stages import AnalysedGraph
 from parallax.graph.view import GraphView
 from parallax.runtime.worker.session.accumulation import Accumulation
 from parallax.runtime.worker.session.names import Names
@@ -115,7 +115,7 @@ def one_process(
     return Ran(initial, last, tuple(seen))
 
 
-def workers(built: Built, analysed: Analysed, made: list[WorkerGraph], watched: Watched = ()) -> list[Ran]:
+def workers(built: Built, analysed: AnalysedGraph, made: list[WorkerGraph], watched: Watched = ()) -> list[Ran]:
     """Trains every worker's batches on its graph, all in one session; the initial values are left out.
 
     Raises:
@@ -148,7 +148,7 @@ class JobInMemory:
         made: by worker its graph.
     """
 
-    def __init__(self, session: NamedSession, analysed: Analysed, made: Sequence[WorkerGraph]) -> None:
+    def __init__(self, session: NamedSession, analysed: AnalysedGraph, made: Sequence[WorkerGraph]) -> None:
         self._session = session
         self._names = [Names(analysed.captured.view, one) for one in made]
         self._kept = [Accumulation(one.accumulate_steps) for one in made]

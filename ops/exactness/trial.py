@@ -34,7 +34,7 @@ from ops.exactness.runs import SEED, Built, NotFinite, Ran, Watched, one_process
 from ops.exactness.script import Script
 from parallax.analysis.planner import make_plan, part_routes, placements
 from parallax.analysis.propagation.propagate import walk_graph
-from parallax.analysis.stages import Analysed, analyse, feasible, rewrites_of
+from parallax.analysis.stages import AnalysedGraph, analyse, feasible, rewrites_of
 from parallax.errors import ParallaxError, PlanError
 from parallax.graph.spec import VariableClass
 from parallax.plans.plan import Plan, PlanConstraints, one_host
@@ -103,7 +103,7 @@ class _Subject:
 
     built: Built
     expected: Ran
-    analysed: Analysed
+    analysed: AnalysedGraph
     watched: Watched
     break_on_purpose: Callable[[Rewrites], Rewrites] | None
 
@@ -177,7 +177,7 @@ def _subject(source: str | Script, break_on_purpose: Any, claims: bool, layouts:
     return _Subject(built, expected, analysed, seen, break_on_purpose)
 
 
-def plan_of(analysed: Analysed, route: str, workers: int) -> Plan:
+def plan_of(analysed: AnalysedGraph, route: str, workers: int) -> Plan:
     """A plan with this route for every variable that it is possible for; the others keep their own."""
     layout = one_host(workers, 0)
     if route == "hybrid":

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from parallax.analysis.stages import Analysed, rewrites_of
+from parallax.analysis.stages import AnalysedGraph, rewrites_of
 from parallax.graph.row_updates import ROW_UPDATE_OPS, row_update_ops
 from parallax.plans.plan import Plan
 from parallax.plans.rewrites import Rewrites
@@ -19,11 +19,11 @@ class GraphDecisions:
         rewrites: what is to be changed.
     """
 
-    analysed: Analysed
+    analysed: AnalysedGraph
     rewrites: Rewrites
 
     @staticmethod
-    def of(analysed: Analysed, plan: Plan) -> GraphDecisions:
+    def of(analysed: AnalysedGraph, plan: Plan) -> GraphDecisions:
         """The decisions that follow from a plan; what was found out on the way stays in this process."""
         alone = replace(analysed, captured=replace(analysed.captured))
         return GraphDecisions(alone, rewrites_of(analysed, plan))

@@ -18,7 +18,7 @@ from parallax.analysis.planner import make_plan, part_routes, placements, terms_
 from parallax.analysis.propagation.classify import classify
 from parallax.analysis.propagation.propagate import propagate, walk_graph
 from parallax.analysis.propagation.walk import NoRule
-from parallax.analysis.reading.capture import Captured, capture
+from parallax.analysis.reading.capture import CapturedGraph, capture
 from parallax.analysis.routes.candidates import rows_by_owner
 from parallax.analysis.routes.peer_memory import peer_memory_cost
 from parallax.analysis.whatif.memory import (
@@ -50,10 +50,10 @@ _OTHER_DOORS = (
 
 
 @dataclass(frozen=True, slots=True)
-class Analysed:
+class AnalysedGraph:
     """A graph, read once."""
 
-    captured: Captured
+    captured: CapturedGraph
     spec: GraphSpec
     sources: tuple[GradientSource, ...]
 
@@ -68,7 +68,7 @@ def analyse(
     layouts: bool | None = None,
     synchronous: bool = True,
     accumulate_steps: int = 1,
-) -> Analysed:
+) -> AnalysedGraph:
     """Captures and classifies a tf.Graph.
 
     Args:
@@ -109,10 +109,10 @@ def analyse(
             raise
         captured = capture(graph, by_row=lazy_updates, by_layouts=False, means=str(error).removesuffix("."))
         spec, sources = classify(captured, accumulate_steps)
-    return Analysed(captured, spec, sources)
+    return AnalysedGraph(captured, spec, sources)
 
 
-def analyse_for(graph: Graph, config: Config, synchronous: bool = True) -> Analysed:
+def analyse_for(graph: Graph, config: Config, synchronous: bool = True) -> AnalysedGraph:
     """Captures and classifies a tf.Graph as a configuration has it.
 
     Args:
@@ -126,23 +126,25 @@ def analyse_for(graph: Graph, config: Config, synchronous: bool = True) -> Analy
     return analyse(graph, config.lazy_updates, config.layouts, synchronous, config.accumulate_steps)
 
 
-def analysed_as(graph: Graph, text: str, digest: str, lazy_updates: bool = True, synchronous: bool = True) -> Analysed:
+def analysed_as(
+    graph: Graph, text: str, digest: str, lazy_updates: bool = True, synchronous: bool = True
+) -> AnalysedGraph:
     """Captures a worker's graph and takes the launcher's classes for it.
 
     Args:
         graph: the tf.Graph.
-        text: `Analysed.to_json` of the launcher's analysis.
+        text: `AnalysedGraph.to_json` of the launcher's analysis.
         digest: fingerprint of the worker's graph.
         lazy_updates: as the launcher's.
         synchronous: as the launcher's.
     """
     spec, sources = spec_from_json(text)
     captured = capture(graph, digest, lazy_updates, spec.layouts, synchronous)
-    return Analysed(captured, replace(spec, fingerprint=digest), sources)
+    return AnalysedGraph(captured, replace(spec, fingerprint=digest), sources)
 
 
 def plan_for(
-    analysed: Analysed, layout: Layout, config: Config, synchronous: bool = True, hosts: Sequence[str] = ()
+    analysed: AnalysedGraph, layout: Layout, config: Config, synchronous: bool = True, hosts: Sequence[str] = ()
 ) -> Plan:
     """The plan of a graph, which can be carried out: the given file's, or a new one.
 
@@ -185,7 +187,7 @@ def plan_for(
     return _make_allowed_plan(plan, analysed, config)
 
 
-def _make_allowed_plan(plan: Plan, analysed: Analysed, config: Config) -> Plan:
+def _make_allowed_plan(plan: Plan, analysed: AnalysedGraph, config: Config) -> Plan:
     """A plan that can be carried out, within the limits that a user has set."""
     rewrites = rewrites_of(analysed, plan)
     if config.gather_limit is not None:
@@ -198,7 +200,7 @@ def _make_allowed_plan(plan: Plan, analysed: Analysed, config: Config) -> Plan:
     return _with_peer_memory(plan, analysed, config)
 
 
-def _with_peer_memory(plan: Plan, analysed: Analysed, config: Config) -> Plan:
+def _with_peer_memory(plan: Plan, analysed: AnalysedGraph, config: Config) -> Plan:
     """The plan with what the state in the memory of hosts costs, where that is wanted."""
     steps = config.ckpt_config.memory_steps
     if steps is None:
@@ -228,7 +230,7 @@ def constraints_of(config: Config, synchronous: bool = True) -> PlanConstraints:
 
 
 def simulation_of(
-    analysed: Analysed,
+    analysed: AnalysedGraph,
     kinds: Sequence[HostKind],
     config: Config,
     synchronous: bool,
@@ -259,7 +261,7 @@ def simulation_of(
 
 
 def memory_of(
-    analysed: Analysed,
+    analysed: AnalysedGraph,
     plan: Plan,
     config: Config,
     hosts: Sequence[HostMemory],
@@ -292,7 +294,7 @@ def memory_of(
 
 
 def feasible(
-    analysed: Analysed, layout: Layout, constraints: PlanConstraints, measured: PlanInputs | None = None
+    analysed: AnalysedGraph, layout: Layout, constraints: PlanConstraints, measured: PlanInputs | None = None
 ) -> Plan:
     """A plan with as many variables on servers as was wished and can be.
 
@@ -374,7 +376,7 @@ def _with_owner_rows(plan: Plan, spec: GraphSpec) -> Plan:
     return replace(plan, variables=tuple(variables))
 
 
-def rewrites_of(analysed: Analysed, plan: Plan, equal_randomness: bool = False) -> Rewrites:
+def rewrites_of(analysed: AnalysedGraph, plan: Plan, equal_randomness: bool = False) -> Rewrites:
     """What must be changed in the graph for a plan; for verification all workers draw the same random numbers."""
     spec = analysed.spec
     return propagate(

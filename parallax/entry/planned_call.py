@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from parallax.analysis.graph_decisions import GraphDecisions
-from parallax.analysis.stages import Analysed, analyse_for, plan_for
+from parallax.analysis.stages import AnalysedGraph, analyse_for, plan_for
 from parallax.base.status_line import clear_status
 from parallax.cluster.machines import Cluster
 from parallax.cluster.profile_files import check_writable
@@ -64,7 +64,7 @@ def checked_call(graph: Graph, resource_info: str | Path | None, sync: bool, giv
 class PlannedCall(NamedTuple):
     """What is known before a job is started."""
 
-    analysed: Analysed
+    analysed: AnalysedGraph
     cluster: Cluster
     plan: Plan
 
@@ -82,7 +82,7 @@ def plan_call(call: Call) -> PlannedCall:
     return PlannedCall(analysed, cluster, plan_on(cluster, analysed, call))
 
 
-def plan_on(cluster: Cluster, analysed: Analysed, call: Call) -> Plan:
+def plan_on(cluster: Cluster, analysed: AnalysedGraph, call: Call) -> Plan:
     """A plan of an analysed graph for some machines."""
     return plan_for(analysed, layout_of(cluster), call.config, call.sync, [host.address for host in cluster.hosts])
 

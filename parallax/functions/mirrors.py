@@ -132,7 +132,7 @@ class Mirrors:
             self.refresh(name)
 
 
-class _Mirrored:
+class _MirroredVariable:
     """What is put before the class of a mirrored variable.
 
     Whatever reads a variable eagerly asks it for its handle: its own methods, and ops that are given the variable,
@@ -168,4 +168,4 @@ def _assign(self: Variable, value: TensorLike, *args: Argument, **kwargs: Argume
 @cache
 def _make_mirror_class(kind: type[Variable]) -> type:
     """A class of mirrored variables, which come before their own class in the order of methods."""
-    return type(f"Mirrored{kind.__name__}", (_Mirrored, kind), {"assign": _assign})
+    return type(f"Mirrored{kind.__name__}", (_MirroredVariable, kind), {"assign": _assign})

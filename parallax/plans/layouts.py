@@ -264,7 +264,7 @@ class LocalShape:
 
 
 @dataclass(frozen=True, slots=True)
-class Reported:
+class ReportedSum:
     """`tensor` is a partial sum that a step reports, and of which the mean over the workers is taken.
 
     Attributes:
@@ -317,7 +317,7 @@ class LayoutRewrites:
     ranges: tuple[OffsetRange, ...] = ()
     filled: tuple[FilledRows, ...] = ()
     shapes: tuple[LocalShape, ...] = ()
-    reported: tuple[Reported, ...] = ()
+    reported: tuple[ReportedSum, ...] = ()
     whole_results: tuple[str, ...] = ()
     sharded: Mapping[str, Sharded] = field(default_factory=dict, hash=False)
     ends: Mapping[str, RowEnds] = field(default_factory=dict, hash=False)

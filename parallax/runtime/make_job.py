@@ -11,7 +11,7 @@ import uuid
 from dataclasses import replace
 from pathlib import Path
 
-from parallax.analysis.stages import Analysed
+from parallax.analysis.stages import AnalysedGraph
 from parallax.cluster.machines import Cluster, local_cluster
 from parallax.cluster.plan_inputs import PlanInputs, read_measured
 from parallax.cluster.resource_file import parse_resource_file
@@ -64,7 +64,7 @@ def check_profile(config: Config, num_workers: int) -> None:
 
 def job_of(
     graph: Graph,
-    analysed: Analysed,
+    analysed: AnalysedGraph,
     plan: Plan,
     cluster: Cluster,
     config: Config,

@@ -16,7 +16,7 @@ from pathlib import Path
 from parallax.analysis.graph_decisions import GraphDecisions
 from parallax.analysis.reading.capture import initialization_phases
 from parallax.analysis.reading.gradients import training_updates
-from parallax.analysis.stages import Analysed, analyse, analysed_as, constraints_of, rewrites_of
+from parallax.analysis.stages import AnalysedGraph, analyse, analysed_as, constraints_of, rewrites_of
 from parallax.errors import PlanError
 from parallax.plans.plan import Layout, Plan, plan_from_json
 from parallax.report.logger import log
@@ -154,7 +154,7 @@ def open_session(
 
 
 @dataclass(frozen=True, slots=True)
-class _Made:
+class _WorkerSetup:
     """What the workers agreed on, and this one's graph.
 
     Attributes:
@@ -167,8 +167,8 @@ class _Made:
     """
 
     plan: Plan
-    alone: Analysed
-    analysed: Analysed
+    alone: AnalysedGraph
+    analysed: AnalysedGraph
     place: editor.Worker
     worker_graph: WorkerGraph
     recovered: RecoveredState | None = None
@@ -176,7 +176,7 @@ class _Made:
 
 def _make_graph(
     graph: Graph, config: Config, parcel: JobMessage, members: ProcessGroup, extras: SessionExtras
-) -> _Made:
+) -> _WorkerSetup:
     """Starts Horovod, takes the launcher's graph and plan, and transforms the graph as all workers do."""
     plan, equal_randomness = plan_from_json(parcel.plan), extras.equal_randomness
     if extras.decisions is None:
@@ -204,10 +204,10 @@ def _make_graph(
     if members.rank == 0:
         tell_of_whole_values(worker_graph.cut_whole)
         tell_of_lost_positions(worker_graph)
-    return _Made(plan, alone, analysed, place, worker_graph, recovered)
+    return _WorkerSetup(plan, alone, analysed, place, worker_graph, recovered)
 
 
-def _read_graph(graph: Graph, config: Config, parcel: JobMessage, plan: Plan, members: ProcessGroup) -> Analysed:
+def _read_graph(graph: Graph, config: Config, parcel: JobMessage, plan: Plan, members: ProcessGroup) -> AnalysedGraph:
     """Starts Horovod, takes the launcher's graph in the place of the one that this worker has built, and reads it."""
     launcher, digest = launchers_graph(graph, parcel.graph, plan.fingerprint, members.rank)
     members.start()
@@ -224,7 +224,7 @@ def _positions_of(recovered: RecoveredState | None, saved: CheckPointConfig, com
     return None if saved.ckpt_dir is None else stored_positions(str(saved.ckpt_dir), comm, saved.folder_timeout_s)
 
 
-def _context(graph: Graph, made: _Made, members: ProcessGroup, watch: Heartbeat) -> WorkerContext:
+def _context(graph: Graph, made: _WorkerSetup, members: ProcessGroup, watch: Heartbeat) -> WorkerContext:
     """Opens the channels of the exchanges, and says what runs of this worker are about."""
     open_channels(made.worker_graph.graph_def, members.workers, members.host_workers)
     worker = WorkerContext(graph, Names(made.analysed.captured.view, made.worker_graph), watch, made.analysed)
@@ -232,7 +232,7 @@ def _context(graph: Graph, made: _Made, members: ProcessGroup, watch: Heartbeat)
     return worker
 
 
-def _training(worker: WorkerContext, made: _Made, members: ProcessGroup, extras: SessionExtras) -> TrainingRuns:
+def _training(worker: WorkerContext, made: _WorkerSetup, members: ProcessGroup, extras: SessionExtras) -> TrainingRuns:
     """Which runs train, which is logged too; their batches are compared where the script shares them out itself."""
     updates = training_updates(made.analysed.captured, made.analysed.sources)
     training = TrainingRuns(worker, updates)
@@ -255,7 +255,7 @@ def _replan(
     members: ProcessGroup,
     worker: WorkerContext,
     first: FirstSteps,
-    made: _Made,
+    made: _WorkerSetup,
     over: ChangeOver,
 ) -> Replan:
     """What looks for a better plan under the constraints of this one."""
@@ -274,7 +274,7 @@ def _hooks(
     members: ProcessGroup,
     worker: WorkerContext,
     training: TrainingRuns,
-    made: _Made,
+    made: _WorkerSetup,
     first: FirstSteps | None,
 ) -> list[Hook]:
     """What looks at the session's runs, in order."""
@@ -292,7 +292,7 @@ def _hooks(
 
 
 def _first_steps(
-    extras: SessionExtras, members: ProcessGroup, worker: WorkerContext, training: TrainingRuns, analysed: Analysed
+    extras: SessionExtras, members: ProcessGroup, worker: WorkerContext, training: TrainingRuns, analysed: AnalysedGraph
 ) -> FirstSteps | None:
     """The hook that measures the first steps, if anybody wants to know what they touch."""
     measure = extras.measure
@@ -310,7 +310,7 @@ def _guard(
     config: Config,
     members: ProcessGroup,
     worker: WorkerContext,
-    analysed: Analysed,
+    analysed: AnalysedGraph,
     worker_graph: WorkerGraph,
 ) -> Guard | None:
     """The guard, where there are several workers that have anything equal."""
@@ -352,7 +352,7 @@ def _going_on(place: editor.Worker, found: StoredPositions | None) -> editor.Wor
     return replace(place, keeps_positions=True, seed=found.seed, shares=shares)
 
 
-def _with_hooks(analysed: Analysed, graph: Graph, config: Config, synchronous: bool) -> Analysed:
+def _with_hooks(analysed: AnalysedGraph, graph: Graph, config: Config, synchronous: bool) -> AnalysedGraph:
     """The graph with what the user's hooks add to it when they begin."""
     before = graph.version
     begin_hooks(config.hooks, graph)

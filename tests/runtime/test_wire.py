@@ -26,7 +26,7 @@ from parallax.graph.spec import (
 from parallax.runtime.doctor.command import read_links
 from parallax.runtime.doctor.findings import Links
 from parallax.runtime.supervisor import control, frames
-from parallax.runtime.supervisor.control import Damaged, check_message, read_sealed, seal
+from parallax.runtime.supervisor.control import DamagedMessage, check_message, read_sealed, seal
 from parallax.runtime.supervisor.frames import (
     Control,
     Exit,
@@ -111,7 +111,7 @@ def check_refused_or_equal(count: int, sent: object, drawn: Any, read: Callable[
     def check(mutation: Any) -> None:
         try:
             found = read(mutation)
-        except (ParallaxError, Damaged) as error:
+        except (ParallaxError, DamagedMessage) as error:
             assert len(str(error).splitlines()) == 1 and str(error).isprintable()
             refused.append(mutation)
             return
@@ -167,7 +167,7 @@ def test_a_message_with_other_fields_is_refused_though_its_checksum_is_right(mes
     wrong += [{**message, name: None} for name in fields if name not in ("runs", "seconds", "what")]
     wrong += [{**message, name: -1} for name, value in fields.items() if isinstance(value, int | float)]
     for one in (*wrong, {**message, "odd": 1}, {**message, "kind": "odd"}, {}, [message], "text", None):
-        with pytest.raises(Damaged):
+        with pytest.raises(DamagedMessage):
             check_message(one)
         for frame in (Control(0, one), Pulse(0, doing=one)):  # type: ignore[arg-type]
             if one != {}:
@@ -211,7 +211,7 @@ def test_a_job_message_of_another_version_is_refused_by_its_number() -> None:
     data = b"".join(JOB.pieces())
     with pytest.raises(LaunchError, match="job's message is of version 2, and this worker reads 3"):
         read_parcel(io.BytesIO(data.replace(b"PRLX3\n", b"PRLX2\n", 1)))
-    with pytest.raises(Damaged, match="it is of version 2 of the messages, and this process reads 1"):
+    with pytest.raises(DamagedMessage, match="it is of version 2 of the messages, and this process reads 1"):
         read_frame(encode_frame(Exit(0, 0)).replace(b"parallax/1", b"parallax/2"))
 
 

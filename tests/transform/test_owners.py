@@ -13,7 +13,7 @@ import tensorflow as tf
 
 from parallax.analysis.planner import make_plan
 from parallax.analysis.reading.construction import record
-from parallax.analysis.stages import Analysed, analyse, plan_for, rewrites_of
+from parallax.analysis.stages import AnalysedGraph, analyse, plan_for, rewrites_of
 from parallax.errors import PlanError
 from parallax.graph.ownership import Ownership
 from parallax.plans.plan import Plan, PlanConstraints, one_host, plan_from_json
@@ -35,7 +35,9 @@ def two_tables(rows: int) -> None:
     v1.train.AdagradOptimizer(0.1).minimize(models.squared(models.dense(h), rows))
 
 
-def planned(patterns: dict[str, tuple[int, ...]], workers: int = 3, route: str = "alltoall") -> tuple[Analysed, Plan]:
+def planned(
+    patterns: dict[str, tuple[int, ...]], workers: int = 3, route: str = "alltoall"
+) -> tuple[AnalysedGraph, Plan]:
     """The plan of two tables with these patterns."""
     graph = tf.Graph()
     with graph.as_default():

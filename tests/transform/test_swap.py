@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from parallax.analysis.planner import make_plan
 from parallax.analysis.reading.construction import record
-from parallax.analysis.stages import Analysed, analyse, rewrites_of
+from parallax.analysis.stages import AnalysedGraph, analyse, rewrites_of
 from parallax.errors import TransformError
 from parallax.graph.view import GraphView
 from parallax.plans.plan import Layout, PlanConstraints
@@ -38,7 +38,7 @@ def build() -> None:
 
 
 @functools.cache  # a word table has another name in every graph
-def analysed_with(more: Callable[[Any], None] | None) -> Analysed:
+def analysed_with(more: Callable[[Any], None] | None) -> AnalysedGraph:
     graph = tf.Graph()
     with graph.as_default():
         v1.set_random_seed(3)

@@ -40,7 +40,7 @@ from parallax.plans.layouts import (
     Layout,
     LayoutRewrites,
     Pieces,
-    Reported,
+    ReportedSum,
     RowEnds,
     Sharded,
 )
@@ -313,7 +313,7 @@ def _make_layouts(program: VisitedGraph, step: StepWalk) -> Layouts:
         edges = tuple(step.changes[tensor, layout])
         is_whole = is_reduced and program.steps is None
         changes.append(Change(tensor, before, layout, edges, is_whole, batches.get(split_tensor(tensor)[0], "")))
-    sums: list[Reported] = []
+    sums: list[ReportedSum] = []
     whole_results: list[str] = []
     for node in program.order:
         tensor, kind = f"{node}:0", reported_as(program.view.nodes[node])
@@ -323,7 +323,7 @@ def _make_layouts(program: VisitedGraph, step: StepWalk) -> Layouts:
         if fact is None or kind not in (VALUE, ADDED) or fact.is_same:
             continue
         if kind == VALUE and fact.is_sum:
-            sums.append(Reported(tensor, "" if fact.is_counted else batch))
+            sums.append(ReportedSum(tensor, "" if fact.is_counted else batch))
         else:
             edges = tuple(program.view.consumers(tensor))
             changes.append(Change(tensor, fact.layout, REPLICATED, edges, True, batch))

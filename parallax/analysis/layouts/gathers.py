@@ -12,7 +12,7 @@ from parallax.plans.layouts import Change, ExampleNumbers, LayoutRewrites, RowEn
 
 
 @dataclass(frozen=True, slots=True)
-class Gathered:
+class GatheredTensor:
     """A tensor that every worker gets whole.
 
     Attributes:
@@ -26,7 +26,7 @@ class Gathered:
     size_bytes: int | None
 
 
-def find_gathered(view: GraphView, layouts: LayoutRewrites, workers: int | None = None) -> tuple[Gathered, ...]:
+def find_gathered(view: GraphView, layouts: LayoutRewrites, workers: int | None = None) -> tuple[GatheredTensor, ...]:
     """What is gathered, in the order of the graph.
 
     Args:
@@ -34,7 +34,7 @@ def find_gathered(view: GraphView, layouts: LayoutRewrites, workers: int | None 
         layouts: what is changed in it.
         workers: how many there are, for batches of which the length of a worker's is known; None where nobody says.
     """
-    found: dict[str, Gathered] = {}
+    found: dict[str, GatheredTensor] = {}
     examples: dict[str, int | None] = {}
     for change in layouts.changes:
         is_cut = isinstance(change.after, ExampleNumbers) or change.after == change.before
@@ -43,7 +43,7 @@ def find_gathered(view: GraphView, layouts: LayoutRewrites, workers: int | None 
             if batch not in examples:
                 examples[batch] = _find_examples(view, batch.split(",")[0], workers)
             node = change.edges[0].node if change.edges else split_tensor(change.tensor)[0]
-            found.setdefault(change.tensor, Gathered(node, change.tensor, _find_size(view, change, examples)))
+            found.setdefault(change.tensor, GatheredTensor(node, change.tensor, _find_size(view, change, examples)))
     return tuple(found.values())
 
 

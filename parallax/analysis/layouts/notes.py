@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 
 from parallax.analysis.layouts.facts import REPLICATED
-from parallax.analysis.layouts.gathers import Gathered, find_gathered
+from parallax.analysis.layouts.gathers import GatheredTensor, find_gathered
 from parallax.errors import PlanError
 from parallax.graph.own_batch import is_statistic
 from parallax.graph.spec import GradientSource
@@ -91,7 +91,7 @@ def check_gather_limit(view: GraphView, layouts: LayoutRewrites, workers: int, l
         )
 
 
-def _list_ops(view: GraphView, found: Sequence[Gathered]) -> str:
+def _list_ops(view: GraphView, found: Sequence[GatheredTensor]) -> str:
     """The ops, with the bytes that each takes."""
     by_node: dict[str, list[int | None]] = {}
     for one in found:

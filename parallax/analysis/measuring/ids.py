@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from parallax.analysis.measuring.count_ids import LookedUpIds, asked_of, table_profile
-from parallax.analysis.reading.capture import Captured, variable_of_tensor
+from parallax.analysis.reading.capture import CapturedGraph, variable_of_tensor
 from parallax.cluster.profiles import TableProfile
 from parallax.errors import GraphError
 from parallax.graph.control_flow import branches_of
@@ -50,7 +50,7 @@ class TableIds:
     tensors: tuple[IdTensor, ...]
 
 
-def tables_of(captured: Captured, spec: GraphSpec, needed: Set[str] | None = None) -> tuple[TableIds, ...]:
+def tables_of(captured: CapturedGraph, spec: GraphSpec, needed: Set[str] | None = None) -> tuple[TableIds, ...]:
     """The variables that training looks up by row, and where their ids are, in the order of their names.
 
     Args:
@@ -66,7 +66,7 @@ def tables_of(captured: Captured, spec: GraphSpec, needed: Set[str] | None = Non
     return tuple(found)
 
 
-def _tensors(captured: Captured, variable: VariableSpec) -> list[IdTensor]:
+def _tensors(captured: CapturedGraph, variable: VariableSpec) -> list[IdTensor]:
     view, parts = captured.view, {part.op: part for part in variable.parts}
     found = []
     for lookup in variable.lookups:
@@ -132,7 +132,7 @@ def explain_unmeasured(reasons: Mapping[str, str]) -> list[str]:
     return [f"{name}: not measured, {reason}" for name, reason in sorted(reasons.items())]
 
 
-def fetchable(captured: Captured, tables: Sequence[TableIds]) -> tuple[tuple[TableIds, ...], dict[str, str]]:
+def fetchable(captured: CapturedGraph, tables: Sequence[TableIds]) -> tuple[tuple[TableIds, ...], dict[str, str]]:
     """The tables whose ids can be fetched, and for each other one why not.
 
     What is inside an old-style loop or conditional has no value, or many, by the end of a run.
@@ -145,7 +145,7 @@ def fetchable(captured: Captured, tables: Sequence[TableIds]) -> tuple[tuple[Tab
     return tuple(table for table in tables if table.name not in reasons), reasons
 
 
-def trained_on(captured: Captured, spec: GraphSpec, table: TableIds, fed: frozenset[str]) -> str:
+def trained_on(captured: CapturedGraph, spec: GraphSpec, table: TableIds, fed: frozenset[str]) -> str:
     """Why a table's ids cannot be known without training; empty when they can.
 
     Args:
@@ -178,7 +178,7 @@ def _written_by_training(spec: GraphSpec) -> dict[str, str]:
     return found
 
 
-def _writers(captured: Captured, variable: str) -> set[str]:
+def _writers(captured: CapturedGraph, variable: str) -> set[str]:
     """The nodes that write a variable, but for its initial value."""
     view, found = captured.view, set()
     for edge in view.consumers(f"{variable}:0"):

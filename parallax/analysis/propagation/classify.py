@@ -16,7 +16,7 @@ from typing import TypeVar
 from parallax.analysis.propagation.lazy_notes import lazy_notes
 from parallax.analysis.propagation.propagate import propagate
 from parallax.analysis.propagation.walk import NoRule
-from parallax.analysis.reading.capture import Captured, CapturedVariable, variable_of_tensor
+from parallax.analysis.reading.capture import CapturedGraph, CapturedVariable, variable_of_tensor
 from parallax.analysis.reading.gradients import (
     RECORDED,
     find_gradients,
@@ -46,7 +46,7 @@ _LATE = (
 
 
 @cycles_wait
-def classify(captured: Captured, accumulate_steps: int = 1) -> tuple[GraphSpec, tuple[GradientSource, ...]]:
+def classify(captured: CapturedGraph, accumulate_steps: int = 1) -> tuple[GraphSpec, tuple[GradientSource, ...]]:
     """The spec of a graph, and where its gradients come from.
 
     Args:
@@ -106,7 +106,7 @@ class _Case:
         exchanged: variable ops whose gradient rows reach an update as rows.
     """
 
-    captured: Captured
+    captured: CapturedGraph
     sources_of: dict[str, list[tuple[int, GradientSource]]]
     routes: dict[str, str]
     reasons: dict[str, str]
@@ -124,11 +124,11 @@ def _group_by_key(pairs: Iterable[tuple[str, _Value]]) -> dict[str, list[_Value]
     return found
 
 
-def _list_updates(captured: Captured, updates: Set[str]) -> dict[str, list[str]]:
+def _list_updates(captured: CapturedGraph, updates: Set[str]) -> dict[str, list[str]]:
     return _group_by_key((written_variable(captured, node), node) for node in captured.view.nodes if node in updates)
 
 
-def _check_trains(captured: Captured, updates: Set[str]) -> None:
+def _check_trains(captured: CapturedGraph, updates: Set[str]) -> None:
     """Refuses a graph that trains nothing, as far as can be seen, unless its steps only evaluate."""
     if any(written_variable(captured, node) for node in updates):
         return
@@ -151,7 +151,7 @@ def _check_trains(captured: Captured, updates: Set[str]) -> None:
 
 
 def _choose_first_routes(
-    captured: Captured, sources: tuple[GradientSource, ...]
+    captured: CapturedGraph, sources: tuple[GradientSource, ...]
 ) -> tuple[dict[str, str], dict[str, str]]:
     """The routes that are tried first for parts with gradient rows, and why some are not tried spread.
 
@@ -173,7 +173,7 @@ def _choose_first_routes(
 
 
 def _find_best_case(
-    captured: Captured,
+    captured: CapturedGraph,
     sources: tuple[GradientSource, ...],
     routes: dict[str, str],
     reasons: dict[str, str],
@@ -194,7 +194,7 @@ def _find_best_case(
             reasons.setdefault(error.part, error.reason)
 
 
-def _find_slot_owners(captured: Captured, updates: Set[str], rewrites: Rewrites) -> dict[str, str]:
+def _find_slot_owners(captured: CapturedGraph, updates: Set[str], rewrites: Rewrites) -> dict[str, str]:
     """Slot variable op -> the variable op that it follows."""
     owner = {}
     for table in rewrites.tables:
@@ -274,7 +274,7 @@ def _classify_variable(
     return VariableClass.SPARSE, "", evidence
 
 
-def _is_counted(captured: Captured, variable: str) -> bool:
+def _is_counted(captured: CapturedGraph, variable: str) -> bool:
     """Whether an op adds a constant to a variable."""
     view = captured.view
     for edge in view.consumers(f"{variable}:0"):

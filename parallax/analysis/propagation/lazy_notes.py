@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator
 
-from parallax.analysis.reading.capture import Captured
+from parallax.analysis.reading.capture import CapturedGraph
 from parallax.analysis.reading.lazy.references import REASON
 from parallax.graph.spec import VariableSpec
 from parallax.graph.view import GraphView
@@ -14,7 +14,7 @@ _WRITES = ("AssignVariableOp", "AssignAddVariableOp", "AssignSubVariableOp", "As
 _APPLIES = re.compile(r"(Resource)?Apply[A-Z]")
 
 
-def lazy_notes(captured: Captured, variables: Iterable[VariableSpec]) -> tuple[str, ...]:
+def lazy_notes(captured: CapturedGraph, variables: Iterable[VariableSpec]) -> tuple[str, ...]:
     """Which tables are updated by row where they are touched, and why others are not.
 
     Args:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from parallax.analysis.propagation.states import SAME, Handle, Same
-from parallax.analysis.propagation.walk import Known, Walk
+from parallax.analysis.propagation.walk import GraphFacts, Walk
 from parallax.errors import GraphError
 from parallax.graph.batches import is_part
 from parallax.graph.ops import state_op
@@ -39,7 +39,7 @@ def notes_of(walk: Walk) -> tuple[str, ...]:
     )
 
 
-def check_parts(known: Known) -> None:
+def check_parts(known: GraphFacts) -> None:
     """Refuses gradients that depend on a variable of which each worker has a part, as a metric's count.
 
     Raises:

@@ -18,8 +18,8 @@ from parallax.analysis.propagation import visit_node
 from parallax.analysis.propagation.gradient_pieces import mark, marked_by, piece_kinds
 from parallax.analysis.propagation.own_state import check_parts
 from parallax.analysis.propagation.rewrites_found import rewrites_found
-from parallax.analysis.propagation.walk import Assumed, Known, Walk
-from parallax.analysis.reading.capture import Captured, variable_of_tensor
+from parallax.analysis.propagation.walk import Assumptions, GraphFacts, Walk
+from parallax.analysis.reading.capture import CapturedGraph, variable_of_tensor
 from parallax.analysis.reading.gradients import followed_variable, gradient_updates
 from parallax.analysis.reading.lowering.function_bodies import Functions, functions_of
 from parallax.errors import GraphError, ParallaxError
@@ -34,7 +34,7 @@ from parallax.plans.rewrites import Placement, Rewrites, Table, TrainingMode
 
 @cycles_wait
 def propagate(
-    captured: Captured,
+    captured: CapturedGraph,
     sources: tuple[GradientSource, ...],
     routes: Mapping[str, str],
     equal_randomness: bool = False,
@@ -66,7 +66,7 @@ def propagate(
 
 
 def walk_graph(
-    captured: Captured,
+    captured: CapturedGraph,
     sources: tuple[GradientSource, ...],
     routes: Mapping[str, str],
     equal_randomness: bool = False,
@@ -83,12 +83,12 @@ def walk_graph(
 
 
 def _begin(
-    captured: Captured,
+    captured: CapturedGraph,
     sources: tuple[GradientSource, ...],
     routes: Mapping[str, str],
     equal_randomness: bool,
     placed: Mapping[str, Placement],
-) -> Known:
+) -> GraphFacts:
     """What a walk begins with.
 
     Raises:
@@ -107,7 +107,7 @@ def _begin(
         if source.indices is None:
             dense_sources.setdefault(source.values, []).append(source)
     initial = view.ancestors(initializers)
-    return Known(
+    return GraphFacts(
         captured=captured,
         sources=sources,
         routes=routes,
@@ -128,7 +128,7 @@ def _begin(
     )
 
 
-def _find_layouts_once(captured: Captured, sources: tuple[GradientSource, ...], functions: Functions) -> Layouts:
+def _find_layouts_once(captured: CapturedGraph, sources: tuple[GradientSource, ...], functions: Functions) -> Layouts:
     """The layouts of a step's tensors, or why there are none; found once."""
     if sources not in captured.remembered:
         view, variables, differs = (
@@ -149,7 +149,7 @@ def _find_layouts_once(captured: Captured, sources: tuple[GradientSource, ...], 
     return found
 
 
-def _find_steps(captured: Captured, initial: Set[str]) -> Set[str]:
+def _find_steps(captured: CapturedGraph, initial: Set[str]) -> Set[str]:
     """The nodes that writes of variables need, but for initial values, and for what a worker counts for itself."""
     view, found = captured.view, []
     for node in view.nodes:
@@ -161,9 +161,9 @@ def _find_steps(captured: Captured, initial: Set[str]) -> Set[str]:
     return view.ancestors(found) - initial
 
 
-def _first_walk(known: Known, order: list[str]) -> Walk:
+def _first_walk(known: GraphFacts, order: list[str]) -> Walk:
     """Takes variables for slots that are so named; where one is none, the walk shall find which there are."""
-    alone = Assumed({part: part for part in known.tables}, own=_find_kept_by_each(known.captured))
+    alone = Assumptions({part: part for part in known.tables}, own=_find_kept_by_each(known.captured))
     named = _expect_slots(known.captured, known.tables)
     try:
         walk = _walk(known, replace(alone, table_of={**alone.table_of, **named}), order)
@@ -175,7 +175,7 @@ def _first_walk(known: Known, order: list[str]) -> Walk:
     return _walk(known, alone, order)
 
 
-def _find_kept_by_each(captured: Captured) -> frozenset[str]:
+def _find_kept_by_each(captured: CapturedGraph) -> frozenset[str]:
     """Variables of which each worker has a part, or, where workers take steps of their own, that are declared local."""
     variables, nodes = captured.variables, captured.view.nodes
     return frozenset(
@@ -183,7 +183,7 @@ def _find_kept_by_each(captured: Captured) -> frozenset[str]:
     )
 
 
-def _walk(known: Known, assumed: Assumed, order: list[str]) -> Walk:
+def _walk(known: GraphFacts, assumed: Assumptions, order: list[str]) -> Walk:
     walk = Walk(known, assumed)
     mark(walk)
     for node in order:
@@ -191,10 +191,10 @@ def _walk(known: Known, assumed: Assumed, order: list[str]) -> Walk:
     return walk
 
 
-def _find_otherwise(walk: Walk) -> Assumed | None:
+def _find_otherwise(walk: Walk) -> Assumptions | None:
     """What the next walk is to assume; None when this one found what it assumed."""
     assumed = walk.assumed
-    found = Assumed(
+    found = Assumptions(
         table_of={**assumed.table_of, **walk.new_members}, own=assumed.own | walk.new_own, kinds=piece_kinds(walk)
     )
     is_new = found.table_of.keys() != assumed.table_of.keys() or found.own != assumed.own
@@ -204,13 +204,13 @@ def _find_otherwise(walk: Walk) -> Assumed | None:
     return None
 
 
-def _expect_slots(captured: Captured, tables: Mapping[str, Table]) -> dict[str, str]:
+def _expect_slots(captured: CapturedGraph, tables: Mapping[str, Table]) -> dict[str, str]:
     """Variable op -> table op, of the variables that by name and shape are slots of a table; a walk must confirm it."""
     named = {op: followed_variable(captured, op) for op in captured.variables}
     return {op: table for op, table in named.items() if table in tables}
 
 
-def _make_table(captured: Captured, part: str, placement: Placement) -> Table:
+def _make_table(captured: CapturedGraph, part: str, placement: Placement) -> Table:
     variable = captured.variables[part]
     shape = variable.part.shape
     return Table(

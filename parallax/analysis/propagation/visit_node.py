@@ -19,7 +19,7 @@ from parallax.analysis.propagation.distinct_ids import merged_ids, root
 from parallax.analysis.propagation.gradient_pieces import find_concatenated
 from parallax.analysis.propagation.states import BATCH, LOCAL, SAME, Fed, Handle, Opaque, Plain, Rows, State, worst
 from parallax.analysis.propagation.walk import Merge, NoRule, Walk, part_of, set_handle
-from parallax.analysis.reading.capture import Captured, variable_of_tensor
+from parallax.analysis.reading.capture import CapturedGraph, variable_of_tensor
 from parallax.analysis.reading.lowering.function_bodies import is_stateful
 from parallax.compat.shard import SHARD_ID, mark_of
 from parallax.graph.batches import batch_of, is_of_script, is_part
@@ -86,7 +86,7 @@ def draws_alike(walk: Walk, node: str) -> bool:
     return not any(view.op(n) in (*VARIABLES, *_PLACEHOLDERS) or is_stateful(view.op(n)) for n in made_of)
 
 
-def shared_variables(captured: Captured, sources: tuple[GradientSource, ...], updates: Set[str]) -> set[str]:
+def shared_variables(captured: CapturedGraph, sources: tuple[GradientSource, ...], updates: Set[str]) -> set[str]:
     """Variables that training writes: those with a gradient, those declared trainable, and their slots.
 
     One that is declared so by default, and only adds up what a batch gives, is none of them; nor is one of which each
@@ -103,7 +103,7 @@ def shared_variables(captured: Captured, sources: tuple[GradientSource, ...], up
     return {v for v in shared & captured.variables.keys() if not is_part(captured.view.nodes[v])}
 
 
-def _only_counts(captured: Captured, variable: str) -> bool:
+def _only_counts(captured: CapturedGraph, variable: str) -> bool:
     """Whether all that writes a variable, but for its initial value, takes values that do not depend on it."""
     view = captured.view
     for edge in view.consumers(f"{variable}:0"):

@@ -19,7 +19,7 @@ from parallax.analysis.propagation.states import (
     Values,
     worst,
 )
-from parallax.analysis.reading.capture import Captured
+from parallax.analysis.reading.capture import CapturedGraph
 from parallax.analysis.reading.lowering.function_bodies import Functions
 from parallax.errors import ParallaxError
 from parallax.graph.control_flow import SWITCHES, Branches
@@ -54,7 +54,7 @@ class Merge:
 
 
 @dataclass(frozen=True, slots=True)
-class Known:
+class GraphFacts:
     """What every walk over a graph knows from the start.
 
     Attributes:
@@ -76,7 +76,7 @@ class Known:
             batch.
     """
 
-    captured: Captured
+    captured: CapturedGraph
     sources: tuple[GradientSource, ...]
     routes: Mapping[str, str]
     tables: Mapping[str, Table]
@@ -94,7 +94,7 @@ class Known:
 
 
 @dataclass(frozen=True, slots=True)
-class Assumed:
+class Assumptions:
     """What a walk takes to be so because the walk before found it; the last walk finds what it assumed.
 
     Attributes:
@@ -126,8 +126,8 @@ class Walk:
         scales: and all that follows: what is to be changed in the graph (parallax/plans/rewrites.py).
     """
 
-    known: Known
-    assumed: Assumed
+    known: GraphFacts
+    assumed: Assumptions
     states: dict[str, State] = field(default_factory=dict)
     marked: dict[tuple[str, str], State] = field(default_factory=dict)
     pairs: dict[str, list[str]] = field(default_factory=dict)

@@ -21,7 +21,7 @@ from parallax.analysis.reading.construction.digests import fingerprint
 from parallax.analysis.reading.construction.launcher_graph import export_graph
 from parallax.analysis.reading.construction.measured_tensors import measured_in
 from parallax.analysis.reading.construction.old_contexts import contexts_of
-from parallax.analysis.reading.construction.recorded_gradients import Hidden, Record, losses_of, records_in
+from parallax.analysis.reading.construction.recorded_gradients import HiddenGradient, Record, losses_of, records_in
 from parallax.analysis.reading.lazy.row_sums import with_rows_added_once
 from parallax.analysis.reading.lazy.updates import LazyTable, lazy_updates
 from parallax.analysis.reading.lowering.functional_control_flow import (
@@ -81,7 +81,7 @@ class CapturedVariable:
 
 
 @dataclass(frozen=True, slots=True)
-class Captured:
+class CapturedGraph:
     """A graph as captured.
 
     Attributes:
@@ -107,7 +107,7 @@ class Captured:
     fingerprint: str
     variables: dict[str, CapturedVariable]
     records: tuple[Record, ...]
-    hidden: tuple[Hidden, ...] = ()
+    hidden: tuple[HiddenGradient, ...] = ()
     lazy: tuple[LazyTable, ...] = ()
     by_row: bool = False
     by_layouts: bool = True
@@ -148,7 +148,7 @@ def capture(
     synchronous: bool = True,
     means: str = "Config(layouts=False) says so",
     lowers_all: bool | None = None,
-) -> Captured:
+) -> CapturedGraph:
     """Captures a TF1-style graph, whether built or imported, before or after Parallax was imported.
 
     Args:
@@ -211,7 +211,7 @@ def capture(
         means = opened if isinstance(opened, str) else means
         if asked is None and not by_layouts and has_plain:
             return capture(graph, digest, by_row, by_layouts=False, means=means)
-    return Captured(
+    return CapturedGraph(
         view=view,
         fingerprint=digest,
         variables=variables,
@@ -355,7 +355,7 @@ def _initializer(variable: Variable, name: str, view: GraphView) -> str:
     return ""
 
 
-def initialization_phases(captured: Captured) -> list[list[str]]:
+def initialization_phases(captured: CapturedGraph) -> list[list[str]]:
     """The ops that give initial values, in phases to be run one after the other.
 
     Some initial values are read from other variables (a moving average starts at its variable's value). TensorFlow runs

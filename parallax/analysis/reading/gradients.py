@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 
-from parallax.analysis.reading.capture import Captured, variable_of_tensor
+from parallax.analysis.reading.capture import CapturedGraph, variable_of_tensor
 from parallax.errors import GraphError
 from parallax.graph.control_flow import SWITCHES
 from parallax.graph.ops import ADDITIVE_SCATTERS, StateOp, state_op
@@ -20,7 +20,7 @@ from parallax.graph.view import Edge, GraphView, split_tensor
 RECORDED, NAME_SCOPE, UPDATE_OP = "recorded", "name scope", "update op"
 
 
-def find_gradients(captured: Captured) -> tuple[GradientSource, ...]:
+def find_gradients(captured: CapturedGraph) -> tuple[GradientSource, ...]:
     """Every gradient of a variable, in the order in which autodiff delivered them.
 
     Raises:
@@ -48,13 +48,13 @@ def find_gradients(captured: Captured) -> tuple[GradientSource, ...]:
     return tuple(dict.fromkeys(sources))
 
 
-def written_variable(captured: Captured, node: str) -> str:
+def written_variable(captured: CapturedGraph, node: str) -> str:
     """The variable op that a state-writing node writes first; empty for other nodes."""
     state = state_op(captured.view.op(node), len(captured.view.inputs(node)))
     return _find_written(captured, node, state) if state is not None else ""
 
 
-def gradient_updates(captured: Captured, sources: tuple[GradientSource, ...]) -> frozenset[str]:
+def gradient_updates(captured: CapturedGraph, sources: tuple[GradientSource, ...]) -> frozenset[str]:
     """The state-writing nodes that a gradient reaches through tensors; asked again, it gives what it gave."""
     asked, view = (gradient_updates, sources), captured.view
     if asked not in captured.remembered:
@@ -65,7 +65,7 @@ def gradient_updates(captured: Captured, sources: tuple[GradientSource, ...]) ->
     return updates
 
 
-def training_updates(captured: Captured, sources: tuple[GradientSource, ...]) -> frozenset[str]:
+def training_updates(captured: CapturedGraph, sources: tuple[GradientSource, ...]) -> frozenset[str]:
     """The state-writing nodes that make a run a training step.
 
     A gradient of the same run reaches such a node, or the node writes a trained variable with what earlier runs have
@@ -85,13 +85,13 @@ def training_updates(captured: Captured, sources: tuple[GradientSource, ...]) ->
     return updates
 
 
-def autodiff_ops(captured: Captured) -> frozenset[str]:
+def autodiff_ops(captured: CapturedGraph) -> frozenset[str]:
     """The nodes that autodiff made: as recorded, or, without a record, by the names of their scopes."""
     recorded = frozenset[str]().union(*(record.ops for record in captured.records))
     return recorded or frozenset(_autodiff_ops(captured.view))
 
 
-def _refuse_hidden(captured: Captured) -> None:
+def _refuse_hidden(captured: CapturedGraph) -> None:
     view = captured.view
     for hidden in captured.hidden:
         part = variable_of_tensor(view, captured.variables, hidden.target)
@@ -117,7 +117,7 @@ def _writes_after(view: GraphView, node: str) -> bool:
     return False
 
 
-def _find_recorded(captured: Captured) -> list[GradientSource]:
+def _find_recorded(captured: CapturedGraph) -> list[GradientSource]:
     view, sources = captured.view, []
     inside = autodiff_ops(captured)  # a later call that goes back through a gradient takes it as a worker has it
     for record in captured.records:
@@ -131,7 +131,7 @@ def _find_recorded(captured: Captured) -> list[GradientSource]:
     return sources
 
 
-def _reached_by(captured: Captured, sources: tuple[GradientSource, ...]) -> frozenset[str]:
+def _reached_by(captured: CapturedGraph, sources: tuple[GradientSource, ...]) -> frozenset[str]:
     """The nodes that a gradient reaches through tensors, and through variables that are not trained."""
     asked = (_reached_by, sources)
     if asked not in captured.remembered:
@@ -141,7 +141,7 @@ def _reached_by(captured: Captured, sources: tuple[GradientSource, ...]) -> froz
 
 
 def _find_reached(
-    captured: Captured, sources: tuple[GradientSource, ...], reads_after: Callable[[str], list[str]]
+    captured: CapturedGraph, sources: tuple[GradientSource, ...], reads_after: Callable[[str], list[str]]
 ) -> frozenset[str]:
     """The nodes that a gradient reaches through tensors, and from a node that writes to what `reads_after` says."""
     view = captured.view
@@ -162,7 +162,7 @@ def _decides(view: GraphView, edge: Edge) -> bool:
     return (view.op(edge.node) in SWITCHES and edge.slot == 1) or view.op(edge.node) == "LoopCond"
 
 
-def _reads_after(captured: Captured, node: str) -> list[str]:
+def _reads_after(captured: CapturedGraph, node: str) -> list[str]:
     """The nodes that see a write: reads that wait for it, and whatever takes an accumulator or a slot."""
     view = captured.view
     state = state_op(view.op(node), len(view.inputs(node)))
@@ -183,7 +183,7 @@ def _overwrites(view: GraphView, edge: Edge) -> bool:
     return state is not None and state.kind == "assign" and edge.slot in state.state
 
 
-def _gradient_update(captured: Captured, node: str) -> StateOp | None:
+def _gradient_update(captured: CapturedGraph, node: str) -> StateOp | None:
     """The description of an optimizer's update of a trainable variable or its slot; None for all else.
 
     Rows that are scattered are a gradient's only where they are added: an update or a product writes other values.
@@ -197,7 +197,7 @@ def _gradient_update(captured: Captured, node: str) -> StateOp | None:
     return state if _find_trained(captured, _find_written(captured, node, state)) else None
 
 
-def _find_trained(captured: Captured, op: str) -> str:
+def _find_trained(captured: CapturedGraph, op: str) -> str:
     """The trainable variable that this one is, or follows as a slot; empty for others."""
     found = captured.variables.get(op)
     if found is None or found.trainable:
@@ -205,7 +205,7 @@ def _find_trained(captured: Captured, op: str) -> str:
     return followed_variable(captured, op)
 
 
-def followed_variable(captured: Captured, op: str) -> str:
+def followed_variable(captured: CapturedGraph, op: str) -> str:
     """The trainable variable of the same shape that a variable is named after (`emb/Adam` after `emb`), or empty."""
     base = captured.variables.get(op.rsplit("/", 1)[0])
     if base is None or not base.trainable or captured.variables[op].trainable:
@@ -213,11 +213,11 @@ def followed_variable(captured: Captured, op: str) -> str:
     return base.part.op if base.part.shape == captured.variables[op].part.shape else ""
 
 
-def _find_written(captured: Captured, node: str, state: StateOp) -> str:
+def _find_written(captured: CapturedGraph, node: str, state: StateOp) -> str:
     return variable_of_tensor(captured.view, captured.variables, captured.view.inputs(node)[state.state[0]])
 
 
-def _from_update(captured: Captured, node: str, state: StateOp, autodiff: set[str]) -> list[GradientSource]:
+def _from_update(captured: CapturedGraph, node: str, state: StateOp, autodiff: set[str]) -> list[GradientSource]:
     """The source behind one update that no record accounts for."""
     view = captured.view
     part = _find_trained(captured, _find_written(captured, node, state))

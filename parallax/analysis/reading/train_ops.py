@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Set
 from typing import NamedTuple
 
-from parallax.analysis.reading.capture import Captured
+from parallax.analysis.reading.capture import CapturedGraph
 from parallax.analysis.reading.gradients import gradient_updates, written_variable
 from parallax.graph.ops import state_op
 from parallax.graph.spec import GradientSource
@@ -24,7 +24,7 @@ class TrainOp(NamedTuple):
     variables: tuple[str, ...]
 
 
-def train_ops(captured: Captured, sources: tuple[GradientSource, ...]) -> tuple[TrainOp, ...]:
+def train_ops(captured: CapturedGraph, sources: tuple[GradientSource, ...]) -> tuple[TrainOp, ...]:
     """The ops that train, those with the most variables first.
 
     Updates come in groups (NoOp), and after one another, as a moving average after the update that it averages; whoever

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass, replace
 
 from parallax.analysis.routes.cost import rows_of
-from parallax.analysis.routes.count_touched import Touched, touched_of
+from parallax.analysis.routes.count_touched import TouchedRowCount, touched_of
 from parallax.analysis.routes.options import by_row, cheapest, options_of, wanted_option, why_on_servers
 from parallax.analysis.routes.owners import Shares, equal_shares
 from parallax.cluster.plan_inputs import PlanInputs
@@ -44,7 +44,7 @@ class Candidate:
 
     variable: VariableSpec
     costs: tuple[RouteCost, ...]
-    touched: Touched | None
+    touched: TouchedRowCount | None
     allowed: tuple[str, ...]
     reason: str
     is_priced: bool

@@ -10,7 +10,7 @@ from parallax.plans.plan import PlanConstraints
 
 
 @dataclass(frozen=True, slots=True)
-class Touched:
+class TouchedRowCount:
     """Rows of one variable.
 
     Attributes:
@@ -47,14 +47,14 @@ class Touched:
         )
         return min(most, r0 + (r1 - r0) * (workers - k0) / (k1 - k0))
 
-    def scaled_to(self, one: float) -> Touched:
+    def scaled_to(self, one: float) -> TouchedRowCount:
         """With another number of rows a worker, those of several in the same proportion."""
         factor = one / self.one
         joined = tuple((k, min(float(self.rows), rows * factor)) for k, rows in self.joined)
-        return Touched(self.rows, one, max(one, self.ids * factor), joined, self.busiest, self.is_measured)
+        return TouchedRowCount(self.rows, one, max(one, self.ids * factor), joined, self.busiest, self.is_measured)
 
 
-def touched_of(variable: VariableSpec, constraints: PlanConstraints, measured: PlanInputs) -> Touched | None:
+def touched_of(variable: VariableSpec, constraints: PlanConstraints, measured: PlanInputs) -> TouchedRowCount | None:
     """What is known of a variable looked up by row; None when nothing is.
 
     What the user says goes before what was measured, and that before the bound from static shapes.
@@ -64,16 +64,16 @@ def touched_of(variable: VariableSpec, constraints: PlanConstraints, measured: P
     table = measured.table(variable.name)
     found = None
     if table is not None and table.touched_rows > 0:
-        found = Touched(
+        found = TouchedRowCount(
             variable.rows, table.touched_rows, table.ids, table.joined_rows, max(1.0, table.busiest_share), True
         )
     wanted = constraints.touched_rows.get(variable.name)
     if wanted is not None:
         return (
-            Touched(variable.rows, wanted, wanted)
+            TouchedRowCount(variable.rows, wanted, wanted)
             if found is None
             else replace(found.scaled_to(wanted), is_measured=False)
         )
     if found is None and variable.ids_per_step is not None and variable.touched_rows_bound:
-        return Touched(variable.rows, variable.touched_rows_bound, variable.ids_per_step)
+        return TouchedRowCount(variable.rows, variable.touched_rows_bound, variable.ids_per_step)
     return found

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from parallax.analysis.routes.cost import id_bytes
-from parallax.analysis.routes.count_touched import Touched
+from parallax.analysis.routes.count_touched import TouchedRowCount
 from parallax.analysis.routes.owners import Shares
 from parallax.cluster.plan_inputs import PlanInputs
 from parallax.errors import PlanError
@@ -83,7 +83,7 @@ class Hosts:
 def footprint(
     variable: VariableSpec,
     route: str,
-    touched: Touched | None,
+    touched: TouchedRowCount | None,
     workers: int,
     servers: tuple[tuple[int, ...], ...] = (),
     batches: int = 1,
@@ -109,7 +109,7 @@ def footprint(
 def _of_route(
     variable: VariableSpec,
     route: str,
-    touched: Touched | None,
+    touched: TouchedRowCount | None,
     workers: int,
     servers: tuple[tuple[int, ...], ...],
     pushed: float,

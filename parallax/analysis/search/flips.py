@@ -16,7 +16,7 @@ import numpy as np
 from parallax.analysis.routes.candidates import Candidate
 from parallax.analysis.search.milp import solve
 from parallax.analysis.search.problem import Problem
-from parallax.analysis.search.route_all import Routed, Setting, reprice
+from parallax.analysis.search.route_all import RoutedVariables, Setting, reprice
 from parallax.analysis.timing.pricing import Floats, RouteOption
 from parallax.analysis.timing.step_time import Totals
 from parallax.errors import PlanError
@@ -54,7 +54,7 @@ class _Change:
     after: Picks
 
 
-def flips_of(setting: Setting, routed: Routed, seconds: dict[str, float]) -> dict[str, tuple[Flip, ...]]:
+def flips_of(setting: Setting, routed: RoutedVariables, seconds: dict[str, float]) -> dict[str, tuple[Flip, ...]]:
     """For variables with a choice, what would have to be different for another route to be chosen.
 
     Args:

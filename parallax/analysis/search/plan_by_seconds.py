@@ -17,9 +17,9 @@ from parallax.analysis.routes.candidates import (
 from parallax.analysis.routes.owners import Shares
 from parallax.analysis.routes.placement import place
 from parallax.analysis.search.flips import flips_of
-from parallax.analysis.search.route_all import Routed, Setting, price, route_all, setting_of
+from parallax.analysis.search.route_all import RoutedVariables, Setting, price, route_all, setting_of
 from parallax.analysis.timing.pricing import FULL, PHASES, Pricing, RouteOption
-from parallax.analysis.timing.step_time import Given, Totals, timeline
+from parallax.analysis.timing.step_time import StepLoad, Totals, timeline
 from parallax.analysis.timing.topology import Topology
 from parallax.cluster.plan_inputs import PlanInputs
 from parallax.graph.spec import GraphSpec
@@ -64,7 +64,7 @@ def timed_plan(
     return plan, routed.shares, _prediction(routed, totals)
 
 
-def _prediction(routed: Routed, totals: Totals) -> Prediction:
+def _prediction(routed: RoutedVariables, totals: Totals) -> Prediction:
     given, step_s, bound_s = routed.problem.given, routed.solution.step_s, routed.solution.bound_s
     return Prediction(
         step_s=step_s,
@@ -77,7 +77,7 @@ def _prediction(routed: Routed, totals: Totals) -> Prediction:
     )
 
 
-def _loads(routed: Routed) -> tuple[HostLoad, ...]:
+def _loads(routed: RoutedVariables) -> tuple[HostLoad, ...]:
     """What each host's link carries in a step; that of the owner asked most, where it may be on any of them."""
     topology: Topology = routed.problem.pricing.topology
     carried = np.zeros((len(PHASES), len(topology.ends)))
@@ -102,9 +102,9 @@ def _places_by_rule(
 class _Costs:
     """What every route of a variable adds to the predicted step, all others as planned."""
 
-    def __init__(self, setting: Setting, routed: Routed, totals: Totals) -> None:
+    def __init__(self, setting: Setting, routed: RoutedVariables, totals: Totals) -> None:
         self.setting, self.routed, self.totals = setting, routed, totals
-        self.given: Given = routed.problem.given
+        self.given: StepLoad = routed.problem.given
         self.pricing: Pricing = routed.problem.pricing
         self.hosts = routed.problem.hosts
         self.number = {name: number for number, name in enumerate(routed.problem.names)}

@@ -13,7 +13,7 @@ import numpy as np
 
 from parallax.analysis.routes.memory import Hosts
 from parallax.analysis.timing.pricing import PHASES, Floats, Pricing, RouteOption
-from parallax.analysis.timing.step_time import Given, Totals, phases_of, steps_of
+from parallax.analysis.timing.step_time import StepLoad, Totals, phases_of, steps_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +31,7 @@ class Problem:
     names: tuple[str, ...]
     options: tuple[tuple[RouteOption, ...], ...]
     pricing: Pricing
-    given: Given
+    given: StepLoad
     hosts: Hosts
 
     @property

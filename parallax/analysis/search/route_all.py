@@ -51,7 +51,7 @@ Servers = tuple[tuple[int, ...], ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Routed:
+class RoutedVariables:
     """What was chosen for the variables whose seconds are known.
 
     Attributes:
@@ -171,7 +171,7 @@ def reprice(setting: Setting, problem: Problem, number: int, candidate: Candidat
     return replace(problem, options=tuple(options))
 
 
-def route_all(setting: Setting, notes: tuple[str, ...] = ()) -> Routed:
+def route_all(setting: Setting, notes: tuple[str, ...] = ()) -> RoutedVariables:
     """Chooses routes, partitions and owners.
 
     Raises:
@@ -183,7 +183,7 @@ def route_all(setting: Setting, notes: tuple[str, ...] = ()) -> Routed:
     if len(kinds.rates) < 2 or not spreads:
         shares = equal_shares(setting.layout.num_workers)
         problem = _check(setting, problem_of(setting, shares))
-        return Routed(problem, solve(problem), shares, f"all routes{partly}", notes)
+        return RoutedVariables(problem, solve(problem), shares, f"all routes{partly}", notes)
     columns = sum(len(c.allowed) for c in setting.candidates)
     if len(kinds.rates) <= ALL_SLOTS and columns <= LARGE:
         best, bound_s = _best_of_all(setting, kinds)
@@ -196,7 +196,7 @@ def route_all(setting: Setting, notes: tuple[str, ...] = ()) -> Routed:
     return replace(_search(setting, kinds), bound_of=f"all routes, with these owners{partly}", notes=notes)
 
 
-def _best_of_all(setting: Setting, kinds: VariableKinds) -> tuple[Routed, float]:
+def _best_of_all(setting: Setting, kinds: VariableKinds) -> tuple[RoutedVariables, float]:
     """The best of all patterns, the first of equal ones, and the bound of all."""
     best, bound_s = None, math.inf
     for slots in all_slots(kinds):
@@ -217,7 +217,7 @@ def _best_of_all(setting: Setting, kinds: VariableKinds) -> tuple[Routed, float]
     return best, bound_s
 
 
-def _search(setting: Setting, kinds: VariableKinds) -> Routed:
+def _search(setting: Setting, kinds: VariableKinds) -> RoutedVariables:
     """Begins with shares equal or by rate; then, in turn, the routes for the shares and the shares for the routes."""
     slots = slots_by_rate(kinds)
     both = (equal_shares(setting.layout.num_workers), shares_of(setting.layout, kinds, slots))
@@ -240,7 +240,9 @@ def _search(setting: Setting, kinds: VariableKinds) -> Routed:
     return best
 
 
-def _better_slots(setting: Setting, kinds: VariableKinds, slots: tuple[int, ...], routed: Routed) -> tuple[int, ...]:
+def _better_slots(
+    setting: Setting, kinds: VariableKinds, slots: tuple[int, ...], routed: RoutedVariables
+) -> tuple[int, ...]:
     """The slots with the shortest step for the routes chosen, one kind changed at a time."""
     chosen = tuple(
         replace(candidate, allowed=(options[pick].route,))
@@ -269,10 +271,10 @@ def _better_slots(setting: Setting, kinds: VariableKinds, slots: tuple[int, ...]
     return best
 
 
-def _route(problem: Problem, shares: Shares) -> Routed | None:
+def _route(problem: Problem, shares: Shares) -> RoutedVariables | None:
     """The best routes for some shares; None when nothing fits."""
     try:
-        return Routed(problem, solve(problem), shares, "")
+        return RoutedVariables(problem, solve(problem), shares, "")
     except PlanError:
         return None
 

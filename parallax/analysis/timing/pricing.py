@@ -28,7 +28,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from parallax.analysis.routes.cost import id_bytes, pushed_row_bytes, reduced_bytes, sent_row_bytes
-from parallax.analysis.routes.count_touched import Touched
+from parallax.analysis.routes.count_touched import TouchedRowCount
 from parallax.analysis.timing.topology import OUT, Topology
 from parallax.cluster.all_reduce import sent_out_of_host
 from parallax.cluster.profiles import AlphaBeta
@@ -109,7 +109,7 @@ class Pricing:
         self,
         variable: VariableSpec,
         route: str,
-        touched: Touched | None,
+        touched: TouchedRowCount | None,
         memory: Floats,
         servers: tuple[tuple[int, ...], ...] = (),
     ) -> RouteOption:
@@ -146,7 +146,7 @@ class Pricing:
         self._carry(to, GRADIENTS, np.where(self.num_workers > 0, part * dense_bytes, 0.0), line)
         self._charge(to, (ALLREDUCE,), line, [(GRADIENTS, REDUCING, line.seconds(workers, 0, None))])
 
-    def _allgather(self, to: _Adding, variable: VariableSpec, touched: Touched) -> None:
+    def _allgather(self, to: _Adding, variable: VariableSpec, touched: TouchedRowCount) -> None:
         """Merged rows and ids of every worker pass every host around a ring: (W-1) u (i + de), each way.
 
         Rows that must not be merged are as many as the ids.
@@ -157,7 +157,7 @@ class Pricing:
         self._carry(to, GRADIENTS, np.where(self.num_workers > 0, sent, 0.0), line)
         self._charge(to, (ALLGATHER,), line, [(GRADIENTS, GATHERING, line.seconds(workers, 0, None))])
 
-    def _alltoall(self, to: _Adding, variable: VariableSpec, touched: Touched) -> None:
+    def _alltoall(self, to: _Adding, variable: VariableSpec, touched: TouchedRowCount) -> None:
         """Ids to owners, rows back, gradient rows to owners.
 
         A host asks for the union of its workers' rows where they merge. What it owns itself stays. The owner asked most
@@ -169,7 +169,13 @@ class Pricing:
         self._merge(to, variable, touched, group)
 
     def _between_workers(
-        self, to: _Adding, variable: VariableSpec, touched: Touched, share: Floats, top_share: Floats, group: Charge
+        self,
+        to: _Adding,
+        variable: VariableSpec,
+        touched: TouchedRowCount,
+        share: Floats,
+        top_share: Floats,
+        group: Charge,
     ) -> None:
         """All-to-alls of ids, rows and gradient rows, with what each end's unit owns and its fullest owner does."""
         workers, line = self.topology.workers, self.topology.lines["alltoall"]
@@ -187,7 +193,7 @@ class Pricing:
         self._charge(to, (ALLTOALL,), line, [(phase, ROWS, times * line.base_s) for phase, times in rounds])
         self._charge(to, group, line, [(phase, ROWS, times * peers_s) for phase, times in rounds])
 
-    def _merge(self, to: _Adding, variable: VariableSpec, touched: Touched, group: Charge) -> None:
+    def _merge(self, to: _Adding, variable: VariableSpec, touched: TouchedRowCount, group: Charge) -> None:
         """The hops within a host: ids and rows in the pull, gradient rows in the push, among its workers.
 
         Of the fullest host's m workers each sends (m-1)/m of what it touches to the others, in full precision.
@@ -206,7 +212,7 @@ class Pricing:
         self._charge(to, ("within", *group), line, [(phase, ROWS, rounds * peers_s) for phase, rounds in hops])
 
     def _servers(
-        self, to: _Adding, variable: VariableSpec, touched: Touched | None, servers: tuple[tuple[int, ...], ...]
+        self, to: _Adding, variable: VariableSpec, touched: TouchedRowCount | None, servers: tuple[tuple[int, ...], ...]
     ) -> None:
         """Requests to each partition's server: rows and gradients by row, or gradient and new value whole.
 
@@ -256,20 +262,20 @@ class Pricing:
         self._carry(to, GRADIENTS, np.where(self.out, away, asked) * (8 + pushed_row_bytes(variable, self.wire)), push)
         self._merge(to, variable, rows, (PS, variable.name))
 
-    def _pulls(self, touched: Touched) -> Callable[[int], float]:
+    def _pulls(self, touched: TouchedRowCount) -> Callable[[int], float]:
         """How many rows so many workers of a host ask for in a step."""
         if self.topology.merging > 1:
             return lambda workers: self.batches * touched.of(workers)
         return lambda workers: self.batches * workers * touched.one
 
-    def _pushes(self, touched: Touched) -> Callable[[int], float]:
+    def _pushes(self, touched: TouchedRowCount) -> Callable[[int], float]:
         """Of how many rows so many workers of a host have gradients in a step."""
         if self.topology.merging > 1:
             return lambda workers: touched.of(self.batches * workers)
         return lambda workers: workers * touched.of(self.batches)
 
     def _crossing(
-        self, of: Callable[[int], float], touched: Touched, share: Floats, top_share: Floats
+        self, of: Callable[[int], float], touched: TouchedRowCount, share: Floats, top_share: Floats
     ) -> tuple[Floats, Floats]:
         """Rows of others that each end's unit names, and rows of its own that others name."""
         asks = np.array([of(unit.workers) for unit, _ in self.topology.ends])
@@ -310,7 +316,7 @@ def _row_bytes(variable: VariableSpec) -> int:
     return variable.width * variable.dtype_bytes
 
 
-def _require_touched(touched: Touched | None) -> Touched:
+def _require_touched(touched: TouchedRowCount | None) -> TouchedRowCount:
     if touched is None:
         raise ValueError("A route by row is priced only where touched rows are known.")
     return touched

@@ -44,7 +44,7 @@ from parallax.plans.prediction import COMPUTE, SESSION, Phase
 
 
 @dataclass(frozen=True, slots=True)
-class Given:
+class StepLoad:
     """What a step takes whatever the routes.
 
     Attributes:
@@ -60,7 +60,7 @@ class Given:
     has_compute: bool
 
 
-def given_of(measured: PlanInputs, layout: Layout, batches: int = 1) -> Given:
+def given_of(measured: PlanInputs, layout: Layout, batches: int = 1) -> StepLoad:
     """What the profiles say of compute, when W workers are at it on C shared cores (`ClusterProfile.shared_cores`).
 
     They compute as fast as one alone as long as the cores suffice, and then as fast as those do:
@@ -75,14 +75,14 @@ def given_of(measured: PlanInputs, layout: Layout, batches: int = 1) -> Given:
     model, cluster = measured.model, measured.cluster
     if model is None or model.compute_s is None:
         session_s = 0.0 if model is None else model.session_s or 0.0
-        return Given(batches * session_s, 0.0, 0.0, False)
+        return StepLoad(batches * session_s, 0.0, 0.0, False)
     crowded = 1.0
     if cluster is not None and cluster.shared_cores is not None:
         crowded = max(1.0, layout.num_workers / cluster.shared_cores) / max(1.0, model.computing / cluster.shared_cores)
         if model.one_core_s is not None and model.compute_s > 0:
             crowded = max(1.0, layout.num_workers * model.one_core_s / cluster.shared_cores / model.compute_s)
     overlap_s = min(model.overlap_s or 0.0, model.compute_s) * crowded
-    return Given(batches * (model.session_s or 0.0), batches * model.compute_s * crowded, overlap_s, True)
+    return StepLoad(batches * (model.session_s or 0.0), batches * model.compute_s * crowded, overlap_s, True)
 
 
 class Totals:
@@ -120,7 +120,7 @@ class Totals:
         """Seconds of each phase; `slowness` divides the rates of all links."""
         return phases_of(self.waits + self.charged, self.beside + slowness * self.link)
 
-    def step_seconds(self, given: Given, slowness: float = 1.0) -> float:
+    def step_seconds(self, given: StepLoad, slowness: float = 1.0) -> float:
         """The predicted step."""
         return step_of(self.phase_seconds(slowness), given)
 
@@ -139,14 +139,14 @@ def phases_of(waits: Floats, loads: Floats) -> Floats:
     return found
 
 
-def step_of(phases: Floats, given: Given) -> float:
+def step_of(phases: Floats, given: StepLoad) -> float:
     """A step from the seconds of its phases."""
     before = float(sum(phases[p] for p in BEFORE))
     after = max(0.0, float(sum(phases[p] for p in AFTER)) - given.overlap_s)
     return given.session_s + before + given.compute_s + after + float(phases[NEW_VALUES])
 
 
-def steps_of(phases: Floats, given: Given) -> Floats:
+def steps_of(phases: Floats, given: StepLoad) -> Floats:
     """As `step_of`, of many: `[n, phases]` to `[n]`."""
     before = phases[:, list(BEFORE)].sum(axis=1)
     after = np.maximum(0.0, phases[:, list(AFTER)].sum(axis=1) - given.overlap_s)
@@ -154,7 +154,7 @@ def steps_of(phases: Floats, given: Given) -> Floats:
     return found
 
 
-def timeline(totals: Totals, given: Given) -> tuple[Phase, ...]:
+def timeline(totals: Totals, given: StepLoad) -> tuple[Phase, ...]:
     """The phases of a step that take time."""
     topology, seconds = totals.pricing.topology, totals.phase_seconds()
     found, now = [], 0.0

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from parallax.analysis.routes.count_touched import Touched, touched_of
+from parallax.analysis.routes.count_touched import TouchedRowCount, touched_of
 from parallax.analysis.routes.memory import Footprint, footprint
 from parallax.cluster.plan_inputs import PlanInputs
 from parallax.graph.spec import GraphSpec, VariableSpec
@@ -113,7 +113,7 @@ def touched_rows(spec: GraphSpec, constraints: PlanConstraints, measured: PlanIn
     """Variable op -> rows that a worker touches in a step, where they are known."""
     found: dict[str, float] = {}
     for variable in spec.variables:
-        touched: Touched | None = touched_of(variable, constraints, measured)
+        touched: TouchedRowCount | None = touched_of(variable, constraints, measured)
         if touched is not None:
             found.update({part.op: touched.one for part in variable.parts})
     return found

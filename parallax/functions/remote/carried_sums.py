@@ -12,7 +12,7 @@ from parallax.functions.remote.serve_driver import StepResults
 from parallax.types import Array
 
 
-class _Noted(Protocol):
+class _NotedRequest(Protocol):
     """A request with what its sender knows of it."""
 
     note: RequestNote | None
@@ -69,7 +69,7 @@ class CarriedSums:
         self._carried = {}
         return _Reset()
 
-    def on_forget(self, requests: Iterable[_Noted]) -> None:
+    def on_forget(self, requests: Iterable[_NotedRequest]) -> None:
         """Takes requests whose effect the next workers begin with."""
         for request in requests:
             if isinstance(request.note, _Reset):
@@ -77,7 +77,7 @@ class CarriedSums:
             elif isinstance(request.note, RunSums):
                 self._base |= request.note.totals
 
-    def on_restore(self, requests: Iterable[_Noted]) -> None:
+    def on_restore(self, requests: Iterable[_NotedRequest]) -> None:
         """Takes requests that other workers carry out now."""
         carried: Mapping[str, Array] = dict(self._base)
         for request in requests:

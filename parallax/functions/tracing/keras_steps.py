@@ -16,12 +16,12 @@ from keras.src.optimizers.base_optimizer import BaseOptimizer
 
 from parallax.functions.tracing.batch_statistics import normalizations_of_keras
 from parallax.functions.tracing.keras_optimizers import merged_rows, rows_apart, taken_by_row
-from parallax.functions.tracing.libraries import Seen
+from parallax.functions.tracing.libraries import LibraryVariable
 from parallax.types import Argument, Gradient, KerasOptimizer, KerasVariable, TensorLike, Variable
 
 
 @contextmanager
-def record_use(merges_rows: bool) -> Iterator[Callable[[], dict[int, Seen]]]:
+def record_use(merges_rows: bool) -> Iterator[Callable[[], dict[int, LibraryVariable]]]:
     """Within it, Keras's variables and optimizers that are used are noted.
 
     Args:
@@ -160,11 +160,13 @@ def _within(optimizer: KerasOptimizer) -> list[KerasOptimizer]:
     return [one for one in own if one is not None]
 
 
-def _collect_seen(used: dict[int, KerasVariable], optimizers: list[KerasOptimizer], made: set[int]) -> dict[int, Seen]:
-    found = {key: Seen(one.path, bool(one.trainable), key in made) for key, one in used.items()}
+def _collect_seen(
+    used: dict[int, KerasVariable], optimizers: list[KerasOptimizer], made: set[int]
+) -> dict[int, LibraryVariable]:
+    found = {key: LibraryVariable(one.path, bool(one.trainable), key in made) for key, one in used.items()}
     for optimizer in optimizers:
         trained = list(getattr(optimizer, "_trainable_variables", ()))
         for one in optimizer.variables:
             name = slot_name(one.path, trained)
-            found[id(getattr(one, "_value", one))] = Seen(name, False)
+            found[id(getattr(one, "_value", one))] = LibraryVariable(name, False)
     return found

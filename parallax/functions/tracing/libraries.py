@@ -15,7 +15,7 @@ _MODULE_BY_PACKAGE = {"keras": "keras_steps"}
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class LibraryVariable:
     """What a library knows about a tf.Variable.
 
     Attributes:
@@ -30,7 +30,7 @@ class Seen:
 
 
 @contextmanager
-def record_library_use(merges_rows: bool = False) -> Iterator[Callable[[], dict[int, Seen]]]:
+def record_library_use(merges_rows: bool = False) -> Iterator[Callable[[], dict[int, LibraryVariable]]]:
     """Within it, what a step uses of the libraries that the script has imported is noted and made fit for a graph.
 
     Args:

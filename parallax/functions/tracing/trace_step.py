@@ -13,7 +13,7 @@ from parallax.errors import GraphError
 from parallax.functions.tracing.arguments import Arguments, with_tensors
 from parallax.functions.tracing.batch_statistics import fused_normalizations
 from parallax.functions.tracing.counting import check_returned, check_sums
-from parallax.functions.tracing.libraries import Seen, record_library_use
+from parallax.functions.tracing.libraries import LibraryVariable, record_library_use
 from parallax.functions.tracing.results import mark_means
 from parallax.functions.tracing.step_graph import StepVariable, unique_name
 from parallax.functions.tracing.traced_values import handle_of
@@ -183,11 +183,11 @@ def captured_variables(concrete: ConcreteFunction, by_handle: Mapping[int, Varia
     return [by_handle[id(outer)] for outer, _ in concrete.graph.captures if id(outer) in by_handle]
 
 
-def _name_variables(variables: Sequence[Variable], seen: dict[int, Seen]) -> list[StepVariable]:
+def _name_variables(variables: Sequence[Variable], seen: dict[int, LibraryVariable]) -> list[StepVariable]:
     found: list[StepVariable] = []
     taken: set[str] = set()
     for one in variables:
-        known = seen.get(id(one), Seen(one.name.split(":")[0], bool(one.trainable)))
+        known = seen.get(id(one), LibraryVariable(one.name.split(":")[0], bool(one.trainable)))
         name = unique_name(known.name, taken)  # variables of nested models, and unnamed ones, may share one
         taken.add(name)
         found.append(StepVariable(one, name, known.trainable))

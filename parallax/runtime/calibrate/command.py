@@ -27,7 +27,7 @@ from parallax.runtime.calibrate.ranks import QUICK
 from parallax.runtime.calibrate.table import profile_table
 from parallax.runtime.launcher.job import Job, cluster_named, worker_defaults
 from parallax.runtime.launcher.launch import launch
-from parallax.runtime.supervisor.control import MARK, Damaged
+from parallax.runtime.supervisor.control import MARK, DamagedMessage
 from parallax.runtime.supervisor.sealed_files import value_of
 from parallax.runtime.worker.job_message import JobMessage
 from parallax.settings.environment import python_path_with, with_defaults
@@ -134,7 +134,7 @@ class _Total(_RankMessage, frozen=True, tag="total"):
     visits: Count
 
 
-class _Visited(_RankMessage, frozen=True, tag="visited"):
+class _VisitedHosts(_RankMessage, frozen=True, tag="visited"):
     visits: Count
 
 
@@ -155,7 +155,7 @@ class _Slowdown(_RankMessage, frozen=True, tag="slowdown"):
     found: Amount
 
 
-_Message = _Total | _Visited | _Sample | _Hosts | _Links | _Slowdown
+_Message = _Total | _VisitedHosts | _Sample | _Hosts | _Links | _Slowdown
 
 
 class _RankOutput:
@@ -208,13 +208,13 @@ class _RankOutput:
     def _take(self, line: bytes) -> None:
         try:
             message: Any = value_of(line, _Message)  # type: ignore[arg-type]  # a union
-        except Damaged as error:
+        except DamagedMessage as error:
             raise LaunchError(
                 f"What the measuring job tells must come as rank 0 writes it, and {error}. Measure again."
             ) from error
         if isinstance(message, _Total):
             self._bar = tqdm(total=message.visits, desc="measuring", unit="point", mininterval=_EVERY_S)
-        elif isinstance(message, _Visited):
+        elif isinstance(message, _VisitedHosts):
             if self._bar is not None:
                 self._bar.update(message.visits)
         elif isinstance(message, _Sample):

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from parallax.analysis.reading.batches.batch_sources import BatchSource, batch_sources
-from parallax.analysis.stages import Analysed
+from parallax.analysis.stages import AnalysedGraph
 from parallax.errors import ParallaxError
 from parallax.graph.view import GraphView
 from parallax.plans.plan import Plan
@@ -29,7 +29,7 @@ class FirstBuild:
     """
 
     graph: Graph
-    analysed: Analysed | None
+    analysed: AnalysedGraph | None
     plan: Plan | None
     refusal: str
 
@@ -67,7 +67,7 @@ def _of_builds(first: FirstBuild, second: SecondBuild) -> list[tuple[str, str]]:
     return [(_NOTE, values)] if values else []
 
 
-def _of_graph(graph: Graph, analysed: Analysed) -> list[tuple[str, str]]:
+def _of_graph(graph: Graph, analysed: AnalysedGraph) -> list[tuple[str, str]]:
     from parallax.analysis.reading.gradients import training_updates
     from parallax.runtime.check.suspicious import suspicions
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from parallax.analysis.reading.batches.batch_sources import random_ops
-from parallax.analysis.reading.capture import Captured
+from parallax.analysis.reading.capture import CapturedGraph
 from parallax.analysis.reading.gradients import RECORDED, gradient_updates
 from parallax.analysis.reading.train_ops import train_ops
 from parallax.graph.spec import GradientSource, GraphSpec, VariableClass
@@ -22,7 +22,7 @@ class Suspicion(NamedTuple):
     is_note: bool = False
 
 
-def suspicions(captured: Captured, spec: GraphSpec, sources: tuple[GradientSource, ...]) -> list[Suspicion]:
+def suspicions(captured: CapturedGraph, spec: GraphSpec, sources: tuple[GradientSource, ...]) -> list[Suspicion]:
     """What may not be meant in a graph.
 
     Args:
@@ -44,7 +44,7 @@ def suspicions(captured: Captured, spec: GraphSpec, sources: tuple[GradientSourc
     return [*found, *_of_step(captured.view, step)]
 
 
-def _of_updates(captured: Captured, sources: tuple[GradientSource, ...]) -> list[Suspicion]:
+def _of_updates(captured: CapturedGraph, sources: tuple[GradientSource, ...]) -> list[Suspicion]:
     found = train_ops(captured, sources)
     if len(found) < 2:
         return []

@@ -15,7 +15,7 @@ import tensorflow as tf
 
 from parallax.errors import CheckpointError
 from parallax.runtime.checkpoint.checkpoint_io import Storage
-from parallax.runtime.checkpoint.collective_write import Moved, check_one_step, write_contents
+from parallax.runtime.checkpoint.collective_write import CheckpointResult, check_one_step, write_contents
 from parallax.runtime.checkpoint.files.links import Header
 from parallax.runtime.checkpoint.rows.freeze import CannotFreeze, Freezer, Image, freezer
 from parallax.runtime.supervisor.control import tell_saved
@@ -33,7 +33,7 @@ class _InProgress:
     image: Image
     waited_s: float
     thread: threading.Thread | None = None
-    moved: Moved | None = None
+    moved: CheckpointResult | None = None
     failed: BaseException | None = None
     copied_bytes: int = 0
     looked_s: float = field(default_factory=time.monotonic)
@@ -116,7 +116,7 @@ class BesideTraining:
         self._writes.waited_s += waited_s
         return waited_s
 
-    def take(self) -> Moved:
+    def take(self) -> CheckpointResult:
         """What came of a checkpoint, when nothing is written any more.
 
         Raises:
@@ -142,7 +142,7 @@ class BesideTraining:
         except BaseException as error:
             one.failed = error
 
-    def _write_state(self, one: _InProgress) -> Moved:
+    def _write_state(self, one: _InProgress) -> CheckpointResult:
         storage = self.storage
         writer = storage.writer(one.step, one.header, storage.chunk_bytes)
         contents = storage.marks.contents(one.image.held, one.header)

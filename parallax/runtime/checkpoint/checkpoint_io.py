@@ -17,7 +17,7 @@ from functools import partial
 import tensorflow as tf
 
 from parallax.errors import CheckpointError
-from parallax.runtime.checkpoint.collective_write import Moved, check_one_step, on_worker_0, write_contents
+from parallax.runtime.checkpoint.collective_write import CheckpointResult, check_one_step, on_worker_0, write_contents
 from parallax.runtime.checkpoint.files.bundle import Bundle
 from parallax.runtime.checkpoint.files.chain import States
 from parallax.runtime.checkpoint.files.folder import INCREMENT, Retention, absolute, file_errors, list_prefixes
@@ -105,7 +105,7 @@ class Storage:
             with self.watch.doing("The job cannot end"):
                 self.claim.release()
 
-    def save(self, session: Session, step: int, header: Header | None = None) -> Moved:
+    def save(self, session: Session, step: int, header: Header | None = None) -> CheckpointResult:
         """Writes a checkpoint; every worker must call it, at the same step, and returns when it is done.
 
         Args:
@@ -139,7 +139,7 @@ class Storage:
         steps = [int(prefix.rpartition("-")[2]) for prefix in found or () if prefix.rpartition("-")[2].isdecimal()]
         return int(self.comm.bcast(max(steps, default=0) + 1))
 
-    def load(self, session: Session) -> Moved | None:
+    def load(self, session: Session) -> CheckpointResult | None:
         """Reads the latest state that is whole, if there is one; every worker must call it.
 
         That is a whole checkpoint with all increments that follow it. What turns out to be damaged is skipped, and what
@@ -168,7 +168,9 @@ class Storage:
                 header, notes = comm.bcast(
                     (states.open_chain().header, tuple(states.notes)) if not comm.Get_rank() else None
                 )
-                return Moved(prefix, total_bytes, largest_bytes, time.monotonic() - began_s, notes=notes, header=header)
+                return CheckpointResult(
+                    prefix, total_bytes, largest_bytes, time.monotonic() - began_s, notes=notes, header=header
+                )
         skipped = comm.bcast(states.notes)
         if not skipped:
             return None

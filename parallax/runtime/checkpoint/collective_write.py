@@ -32,7 +32,7 @@ class ImageLost(NotWritten):
 
 
 @dataclass(frozen=True, slots=True)
-class Moved:
+class CheckpointResult:
     """What came of one checkpoint, on worker 0; the other workers know the prefix only.
 
     Attributes:
@@ -65,7 +65,7 @@ def write_contents(
     writer: Writer,
     after_chunk: Callable[[], None] = lambda: None,
     loss: Loss | None = None,
-) -> Moved:
+) -> CheckpointResult:
     """Writes a checkpoint; every worker must call it, and returns when it is done.
 
     Args:
@@ -101,7 +101,7 @@ def write_contents(
 
     on_worker_0(comm, finish, _writing(writer))  # the others wait: what they did next would find worker 0 missing
     seconds = time.monotonic() - began_s
-    return Moved(
+    return CheckpointResult(
         writer.prefix,
         sum(total_bytes for *_, total_bytes, _ in found),
         max(largest_bytes for *_, largest_bytes in found),

@@ -29,7 +29,7 @@ import tensorflow as tf
 from parallax.report.logger import log
 from parallax.report.text import bytes_text
 from parallax.runtime.checkpoint.checkpoints import Checkpoints
-from parallax.runtime.checkpoint.collective_write import Moved
+from parallax.runtime.checkpoint.collective_write import CheckpointResult
 from parallax.runtime.checkpoint.files.folder import NotWritten
 from parallax.runtime.checkpoint.files.links import Header
 from parallax.runtime.checkpoint.step_runs import StepRuns
@@ -147,7 +147,7 @@ class CheckpointHook(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
             self._warn_once("Training waits while checkpoints are written", f": variables cannot be frozen {refusal}")
         self._note_saved(step)
 
-    def _stand(self, session: Session, step: int, header: Header | None) -> Moved:
+    def _stand(self, session: Session, step: int, header: Header | None) -> CheckpointResult:
         """Writes a checkpoint while all wait, and tells the launcher."""
         storage = self.checkpoints.storage
         moved = storage.save(session, step, header)
@@ -155,7 +155,7 @@ class CheckpointHook(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
             tell_saved(step)
         return moved
 
-    def _take(self, step: int, result: Callable[[], Moved], may_fail: bool) -> None:
+    def _take(self, step: int, result: Callable[[], CheckpointResult], may_fail: bool) -> None:
         """Takes in what came of the checkpoint of a step."""
         try:
             moved = result()

@@ -24,10 +24,10 @@ from parallax.runtime.checkpoint.files.folder import absolute, file_errors
 from parallax.runtime.checkpoint.files.folder_watch import FolderWatch
 from parallax.runtime.checkpoint.files.sorted_string_table import DamagedCheckpoint
 from parallax.runtime.checkpoint.files.stored_rows import Readable
-from parallax.runtime.checkpoint.files.stored_tensors import OWN_KEYS, Stored
+from parallax.runtime.checkpoint.files.stored_tensors import OWN_KEYS, CheckpointEntry
 from parallax.runtime.checkpoint.rows.row_places import Places
 from parallax.runtime.checkpoint.rows.variable_rows import StoredVariable, hold
-from parallax.runtime.worker.session.positions import InputPositions, Taken
+from parallax.runtime.worker.session.positions import InputPositions, IteratorPosition
 from parallax.transform.passes.inputs import Maker
 from parallax.transform.pipeline import WorkerGraph
 from parallax.types import Array, Comm, Operation, Session, Tensor
@@ -253,7 +253,7 @@ class KeptPositions:
                 )
             number, note = _number(name, maker, [int(row[1]) for row in stored], self.comm.Get_rank(), size)
             notes += [note] if note else []
-            self.positions.taken[name] = Taken(maker.op, number, number)
+            self.positions.taken[name] = IteratorPosition(maker.op, number, number)
         return notes
 
 
@@ -296,7 +296,9 @@ def keep_positions(
         values = {WORKERS: rows[None], NAMES: tf.constant(digests)}
     update = tf.group(*(_assign(name, value) for name, value in values.items()))
     shapes = {WORKERS: (size, count, 4), NAMES: (count,)}
-    stored = tuple(Stored(k, k, "int64", 8, shape, shape, (0,) * len(shape), False) for k, shape in shapes.items())
+    stored = tuple(
+        CheckpointEntry(k, k, "int64", 8, shape, shape, (0,) * len(shape), False) for k, shape in shapes.items()
+    )
     held = hold(stored, Places(spread={WORKERS: Ownership.even(size)}), comm)
     ops = tuple(one.op for one in streams)
     return KeptPositions(positions, held, ops, comm, seed, shares, counted, update, drawn, go_to, move)

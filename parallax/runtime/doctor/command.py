@@ -33,7 +33,7 @@ from parallax.runtime.launcher.job import Job, cluster_named
 from parallax.runtime.launcher.launch import launch
 from parallax.runtime.launcher.mpirun import Launcher, this_launcher
 from parallax.runtime.launcher.startable import check_startable
-from parallax.runtime.supervisor.control import Damaged
+from parallax.runtime.supervisor.control import DamagedMessage
 from parallax.runtime.supervisor.limits import Limits
 from parallax.runtime.supervisor.sealed_files import value_of
 from parallax.settings.config import HOST_TIMEOUT_S
@@ -162,7 +162,7 @@ def read_links(output: bytes, num_hosts: int) -> Links:
     lines = [line for line in output.splitlines() if line.startswith(_RANK_0)]
     try:
         rates = value_of(lines[-1][len(_RANK_0) :] if lines else b"", list[tuple[Amount, Amount]])
-    except Damaged as error:
+    except DamagedMessage as error:
         return Links(why=f"the rates must come as rank 0 writes them, and {error}")
     if len(rates) != num_hosts:
         return Links(why=f"rank 0 must tell of {pluralize(num_hosts, 'host')}, and it tells of {len(rates)}")

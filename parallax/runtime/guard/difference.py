@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from parallax.report.text import name_ranks
-from parallax.runtime.guard.watched_variables import Watched
+from parallax.runtime.guard.watched_variables import WatchedVariable
 from parallax.types import Array, Comm, Value
 
 ROUNDINGS = 32
@@ -85,7 +85,7 @@ def is_rounding(largest: Largest, dtype: str, steps: int) -> bool:
 
 
 def difference_text(
-    one: Watched,
+    one: WatchedVariable,
     when: str,
     values: Sequence[Hashable],
     largest: Sequence[Largest | None],

@@ -13,7 +13,7 @@ import tensorflow as tf
 
 from parallax.runtime.checkpoint.files.stored_tensors import CHUNK_BYTES, chunks
 from parallax.runtime.checkpoint.rows.row_ops import up_to_date
-from parallax.runtime.guard.watched_variables import Watched, size_bytes
+from parallax.runtime.guard.watched_variables import WatchedVariable, size_bytes
 from parallax.types import DType, Handle, Operation, Tensor
 
 _SCOPE = "parallax/guard/"
@@ -37,7 +37,7 @@ class Fingerprint:
 
 
 def fingerprint(
-    variable: Operation, one: Watched, lazy: Sequence[tuple[str, ...]] = (), chunk_bytes: int = CHUNK_BYTES
+    variable: Operation, one: WatchedVariable, lazy: Sequence[tuple[str, ...]] = (), chunk_bytes: int = CHUNK_BYTES
 ) -> Fingerprint:
     """Adds what fingerprints a variable to the default graph.
 
@@ -76,7 +76,9 @@ def _has_nan(pieces: Sequence[Tensor]) -> Tensor | None:
     return found[0] if len(found) == 1 else tf.reduce_any(found)
 
 
-def _by_row(handle: Handle, dtype: DType, one: Watched, chunk_bytes: int) -> tuple[tuple[Tensor, ...], list[Tensor]]:
+def _by_row(
+    handle: Handle, dtype: DType, one: WatchedVariable, chunk_bytes: int
+) -> tuple[tuple[Tensor, ...], list[Tensor]]:
     """Pieces of rows, and the digest of each; a piece is read when the one before is done with."""
     rows = (one.shape or (1,))[0]
     pieces: list[Tensor] = []

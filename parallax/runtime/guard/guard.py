@@ -43,7 +43,7 @@ from parallax.runtime.guard.difference import (
     when_text,
 )
 from parallax.runtime.guard.fingerprints import Fingerprint, fingerprint
-from parallax.runtime.guard.watched_variables import Watched, find_applied, watched_variables, writers_of
+from parallax.runtime.guard.watched_variables import WatchedVariable, find_applied, watched_variables, writers_of
 from parallax.runtime.worker.barrier import barrier
 from parallax.runtime.worker.session.accumulation import Gather
 from parallax.runtime.worker.session.run_context import TrainingRuns, WorkerContext
@@ -119,7 +119,7 @@ class Guard:
         self._next = 1
         self._equal = -1  # the last step after which all was equal; 0 for the initial values
         self._clock = _Clock()
-        self._watched: tuple[Watched, ...] = ()
+        self._watched: tuple[WatchedVariable, ...] = ()
         self._ops: dict[str, Fingerprint] = {}
         self._here: dict[str, str] = {}
         self._calls: dict[tuple[str, ...], Callable[[], list[Value]]] = {}
@@ -301,7 +301,7 @@ class Guard:
             when = when_text(self.step, self._equal, at_end)
             raise GuardError(difference_text(one, when, values, largest, wrote, unequal, others))
 
-    def _is_the_same(self, one: Watched, largest: Sequence[Largest | None], at_end: bool) -> bool:
+    def _is_the_same(self, one: WatchedVariable, largest: Sequence[Largest | None], at_end: bool) -> bool:
         """Whether values whose bits differ are equal, or differ as processors do that round otherwise."""
         if not largest:
             return at_end and rounds(one.dtype) and not self._rounds_alike
@@ -319,7 +319,7 @@ class Guard:
         self._rounded.add(one.op)
         return True
 
-    def _pieces(self, one: Watched) -> Iterator[Array]:
+    def _pieces(self, one: WatchedVariable) -> Iterator[Array]:
         """The value of a variable, in pieces by row."""
         for piece in self._ops[self._here[one.op]].pieces:
             value = self._worker.raw.run(piece)

@@ -22,7 +22,7 @@ _PASSES_ON = frozenset("Identity Enter RefEnter RefIdentity Switch RefSwitch Mer
 
 
 @dataclass(frozen=True, slots=True)
-class Watched:
+class WatchedVariable:
     """A variable that must be equal on all workers.
 
     Attributes:
@@ -45,7 +45,9 @@ class Watched:
         return f"{self.dtype} {'of no fixed shape' if self.shape is None else list(self.shape)}"
 
 
-def watched_variables(view: GraphView, updates: Iterable[str], worker_graph: WorkerGraph) -> tuple[Watched, ...]:
+def watched_variables(
+    view: GraphView, updates: Iterable[str], worker_graph: WorkerGraph
+) -> tuple[WatchedVariable, ...]:
     """The variables that every worker holds whole and that must be equal, in the order of the graph.
 
     Args:
@@ -65,7 +67,7 @@ def watched_variables(view: GraphView, updates: Iterable[str], worker_graph: Wor
         writers = writers_of(view, name)
         described = (state_op(view.op(w), len(view.inputs(w))) for w in writers)
         found.append(
-            Watched(
+            WatchedVariable(
                 op=name,
                 dtype=str(tf.as_dtype(node.attr["dtype"].type).name),
                 shape=sizes if is_known else None,
@@ -123,6 +125,6 @@ def _taken_by(view: GraphView, nodes: Iterable[str]) -> set[str]:
     return found
 
 
-def size_bytes(one: Watched) -> int:
+def size_bytes(one: WatchedVariable) -> int:
     """Bytes of its value; 0 where the shape is not fixed."""
     return 0 if one.shape is None else math.prod(one.shape) * int(tf.as_dtype(one.dtype).size)

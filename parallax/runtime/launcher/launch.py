@@ -60,7 +60,7 @@ from parallax.runtime.launcher.output.output_files import OutputFiles
 from parallax.runtime.launcher.output.relay import Relay, bytes_of
 from parallax.runtime.launcher.reach import check_reachable
 from parallax.runtime.launcher.startable import check_startable
-from parallax.runtime.supervisor.control import Damaged
+from parallax.runtime.supervisor.control import DamagedMessage
 from parallax.runtime.supervisor.frames import Control, Demultiplexer, Start, Text, read_frame
 from parallax.runtime.supervisor.limits import WORD
 from parallax.runtime.supervisor.processes import (
@@ -249,14 +249,14 @@ class _Watch:
         """Takes in a line; one that is not whole was cut off by its supervisor's death, and says nothing."""
         try:
             frame = read_frame(line)
-        except Damaged as error:
+        except DamagedMessage as error:
             if rank is None:
                 self._say(line.decode("utf-8", "surrogateescape"))
             elif is_whole:
                 self._say_damaged(rank, error)
             return
         if frame.rank >= self._num_ranks:
-            self._say_damaged(frame.rank, Damaged(f"the job has ranks 0 to {self._num_ranks - 1}"))
+            self._say_damaged(frame.rank, DamagedMessage(f"the job has ranks 0 to {self._num_ranks - 1}"))
             return
         self.step(FrameCame(frame))
         self.contact.progress = self.contact.progress.observe(frame)
@@ -277,7 +277,7 @@ class _Watch:
             self.step(ReaderGone())
             self.relay.drop_unread()
 
-    def _say_damaged(self, rank: int, error: Damaged) -> None:
+    def _say_damaged(self, rank: int, error: DamagedMessage) -> None:
         """Says once of each rank that what its supervisor sent cannot be read; the job goes on without it."""
         if rank not in self._damaged:
             self._damaged.add(rank)

@@ -39,7 +39,7 @@ def argv_on(host: Host, ssh: Ssh, words: Sequence[str]) -> list[str]:
     return [*shlex.split(ssh.command), host.address, shlex.join(words)]
 
 
-class _Asked(NamedTuple):
+class _AskedHost(NamedTuple):
     """A host that is being asked, by a command whose output goes to files: what it leaves behind holds up nobody."""
 
     host: Host
@@ -68,7 +68,7 @@ def check_reachable(
     if not hosts or not may_use_ssh(cluster):
         return
     words = _question(launcher)
-    asked: list[_Asked] = []
+    asked: list[_AskedHost] = []
     try:
         for host in hosts:
             asked.append(_start(host, argv_on(host, cluster.ssh, words)))
@@ -94,7 +94,9 @@ def name_hosts(hosts: Sequence[str]) -> str:
     return f"host {hosts[0]}" if len(hosts) == 1 else f"hosts {', '.join(hosts)}"
 
 
-def _wait(asked: Sequence[_Asked], limit_s: float, tell: Callable[[str], None], is_stopped: Callable[[], bool]) -> None:
+def _wait(
+    asked: Sequence[_AskedHost], limit_s: float, tell: Callable[[str], None], is_stopped: Callable[[], bool]
+) -> None:
     """Waits until all commands have ended, or time is up."""
     began_s = time.monotonic()
     is_told = False
@@ -108,7 +110,7 @@ def _wait(asked: Sequence[_Asked], limit_s: float, tell: Callable[[str], None], 
         time.sleep(_POLL_S)
 
 
-def _refuse(asked: Sequence[_Asked], limit_s: float) -> None:
+def _refuse(asked: Sequence[_AskedHost], limit_s: float) -> None:
     """Raises HostsNotReady for what the hosts have answered, and for those that have not."""
     silent, wrong = [], {}
     for host, process, out, err in asked:
@@ -145,7 +147,7 @@ def what_is_wrong(status: int, out: str, err: str) -> str:
     return f"has no {', '.join(missing)}" if missing else ""
 
 
-def _start(host: Host, argv: list[str]) -> _Asked:
+def _start(host: Host, argv: list[str]) -> _AskedHost:
     out, err = tempfile.TemporaryFile(), tempfile.TemporaryFile()
     try:
         process = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=out, stderr=err, start_new_session=True)
@@ -154,7 +156,7 @@ def _start(host: Host, argv: list[str]) -> _Asked:
             f"Other hosts are reached by `{argv[0]}`, and it cannot be started: {error.strerror}. Install it, or name "
             "another command as `ssh: {agent: ...}` in the resource file."
         ) from error
-    return _Asked(host, process, out, err)
+    return _AskedHost(host, process, out, err)
 
 
 def _question(launcher: Launcher) -> list[str]:
@@ -173,7 +175,7 @@ def _text_of(stream: IO[bytes]) -> str:
     return stream.read().decode("utf-8", "replace")
 
 
-def _end(asked: _Asked) -> None:
+def _end(asked: _AskedHost) -> None:
     """Ends a command that still runs, with all that it started here."""
     if asked.process.poll() is None:
         os.killpg(asked.process.pid, signal.SIGKILL)

@@ -31,7 +31,7 @@ _UNTIMED_ON_ONE = 1
 
 
 @dataclass(frozen=True, slots=True)
-class Computed:
+class ComputeMeasurement:
     """What was measured.
 
     Attributes:
@@ -47,7 +47,7 @@ class Computed:
 
 def measure_compute(
     inputs: Inputs, fetch: str, batch: Callable[[int], dict[str, Value]], worker: Worker, config: Config
-) -> Computed:
+) -> ComputeMeasurement:
     """Trains some steps in this process, on all cores that a session takes.
 
     Args:
@@ -94,7 +94,7 @@ def measure_compute(
     except tf.errors.OpError as error:
         raise GraphError(f"Step {len(times_s)} of one process alone fails: {error.message}") from error
     on_one_s = on_one_s[_UNTIMED_ON_ONE:]
-    return Computed(
+    return ComputeMeasurement(
         statistics.median(times_s[_UNTIMED:]),
         statistics.median(on_one_s) if on_one_s else None,
         max(0, peak - held) if tells else None,

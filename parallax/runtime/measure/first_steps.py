@@ -25,7 +25,7 @@ from parallax.analysis.measuring.ids import (
     table_profiles,
     tables_of,
 )
-from parallax.analysis.stages import Analysed
+from parallax.analysis.stages import AnalysedGraph
 from parallax.analysis.timing.intervals import length
 from parallax.cluster.profile_files import write_model_profile
 from parallax.cluster.profiles import MODEL_PROFILE_VERSION, ModelProfile
@@ -71,7 +71,7 @@ class FirstSteps(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
         members: ProcessGroup,
         worker: WorkerContext,
         training: TrainingRuns,
-        analysed: Analysed,
+        analysed: AnalysedGraph,
     ) -> None:
         plan = worker.plan
         if plan is None:

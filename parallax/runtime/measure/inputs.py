@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import tensorflow as tf
 
-from parallax.analysis.reading.capture import Captured, initialization_phases
+from parallax.analysis.reading.capture import CapturedGraph, initialization_phases
 from parallax.errors import ConfigError, GraphError
 from parallax.graph.view import split_tensor
 from parallax.runtime.worker.session.feeds import placeholders_in
@@ -53,7 +53,7 @@ class Inputs:
 
 
 def inputs_of(
-    graph: Graph, captured: Captured, tensors: Sequence[str], fed: frozenset[str], named: Sequence[str] = ()
+    graph: Graph, captured: CapturedGraph, tensors: Sequence[str], fed: frozenset[str], named: Sequence[str] = ()
 ) -> Inputs:
     """What some tensors need.
 
@@ -99,7 +99,7 @@ def inputs_of(
     )
 
 
-def _beginnings(graph: Graph, captured: Captured, needed: set[str], named: Sequence[str]) -> list[str]:
+def _beginnings(graph: Graph, captured: CapturedGraph, needed: set[str], named: Sequence[str]) -> list[str]:
     """The ops that fill the lookup tables and begin the iterators among the needed nodes."""
     view = captured.view
     handles = {n for n in needed if "HashTable" in view.op(n) or view.op(n) in _ITERATORS}
@@ -118,7 +118,7 @@ def _beginnings(graph: Graph, captured: Captured, needed: set[str], named: Seque
     return found
 
 
-def _check_filled(captured: Captured, needed: set[str], filled: set[str]) -> None:
+def _check_filled(captured: CapturedGraph, needed: set[str], filled: set[str]) -> None:
     """Refuses a queue that is read and that nobody fills: to read it would wait for ever."""
     view = captured.view
     for node in sorted(needed - filled):

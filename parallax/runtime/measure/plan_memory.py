@@ -5,7 +5,7 @@ The launcher holds what this process holds, which has built and read the graph t
 
 from __future__ import annotations
 
-from parallax.analysis.stages import Analysed, memory_of
+from parallax.analysis.stages import AnalysedGraph, memory_of
 from parallax.analysis.whatif.memory import FixedMemory, HostMemory
 from parallax.cluster.machines import Cluster
 from parallax.plans.memory import MACHINE, RESOURCE_FILE, MemoryPlan
@@ -16,7 +16,7 @@ from parallax.settings.config import Config
 
 
 def planned_memory(
-    analysed: Analysed, plan: Plan, cluster: Cluster, config: Config, synchronous: bool, examples: int
+    analysed: AnalysedGraph, plan: Plan, cluster: Cluster, config: Config, synchronous: bool, examples: int
 ) -> MemoryPlan:
     """The memory of every process.
 

@@ -21,14 +21,14 @@ from parallax.analysis.measuring.ids import (
     tables_of,
     trained_on,
 )
-from parallax.analysis.stages import Analysed, plan_for, rewrites_of
+from parallax.analysis.stages import AnalysedGraph, plan_for, rewrites_of
 from parallax.cluster.profile_files import check_writable, default_path, write_model_profile
 from parallax.cluster.profiles import MODEL_PROFILE_VERSION, ModelProfile
 from parallax.errors import ConfigError, GraphError
 from parallax.plans.plan import one_host
 from parallax.report.show import show
 from parallax.report.text import profile_table
-from parallax.runtime.measure.compute import Computed, measure_compute
+from parallax.runtime.measure.compute import ComputeMeasurement, measure_compute
 from parallax.runtime.measure.inputs import Inputs, inputs_of, open_session
 from parallax.runtime.measure.options import STEPS
 from parallax.runtime.worker.session.feeds import Feeds, missing_feeds, named_batch, read_feeds, train_op
@@ -40,7 +40,7 @@ from parallax.types import Graph, Value
 SAMPLE_BATCHES = "sample batches"
 
 
-def write_profile(graph: Graph, analysed: Analysed, workers: int, config: Config, wanted: Settings) -> None:
+def write_profile(graph: Graph, analysed: AnalysedGraph, workers: int, config: Config, wanted: Settings) -> None:
     """What `parallax profile` does: measures, prints, writes the file.
 
     Raises:
@@ -70,7 +70,7 @@ class _Asking:
     """
 
     graph: Graph
-    analysed: Analysed
+    analysed: AnalysedGraph
     workers: int
     config: Config
     wanted: Settings
@@ -101,7 +101,7 @@ class _Asking:
 
 
 def profile_samples(
-    graph: Graph, analysed: Analysed, workers: int, config: Config, wanted: Settings
+    graph: Graph, analysed: AnalysedGraph, workers: int, config: Config, wanted: Settings
 ) -> tuple[ModelProfile, tuple[str, ...]]:
     """The profile, and what could not be measured, a sentence each.
 
@@ -124,7 +124,7 @@ def profile_samples(
         first = next(rank for rank, of_worker in enumerate(seen) if len(of_worker) == counted)
         notes.append(f"the data of worker {first} ended after {counted}")
     by_step = [[of_worker[step] for of_worker in seen] for step in range(counted)]
-    found = _measure_compute(asking) if wanted.compute else Computed(None, None, None)
+    found = _measure_compute(asking) if wanted.compute else ComputeMeasurement(None, None, None)
     profile = ModelProfile(
         version=MODEL_PROFILE_VERSION,
         graph=analysed.spec.model_key,
@@ -187,7 +187,7 @@ def _seen_by(
     return found
 
 
-def _measure_compute(asking: _Asking) -> Computed:
+def _measure_compute(asking: _Asking) -> ComputeMeasurement:
     fetch = train_op(asking.graph, asking.wanted.fetch).name
     inputs = asking.inputs([fetch])
 

@@ -14,7 +14,7 @@ from msgspec import Meta
 
 from parallax.base.strict import Count, Text, checked_value, shown
 from parallax.errors import CheckpointError
-from parallax.runtime.supervisor.control import Damaged, checksum, read_sealed, seal
+from parallax.runtime.supervisor.control import DamagedMessage, checksum, read_sealed, seal
 from parallax.types import Array, Buffer
 
 RECORD = "record-"
@@ -165,7 +165,7 @@ def read_value(path: Path, data: bytes, kind: type[_Value]) -> _Value:
     try:
         raw = read_sealed(data)
         return checked_value(raw if isinstance(raw, dict) else {}, kind)
-    except (Damaged, ValueError) as error:
+    except (DamagedMessage, ValueError) as error:
         raise damaged_file(path, str(error)) from error
 
 

@@ -18,7 +18,7 @@ from tensorflow.core.framework.tensor_pb2 import TensorProto
 
 from parallax.errors import CheckpointError
 from parallax.graph.ownership import Ownership
-from parallax.runtime.checkpoint.files.stored_tensors import CHUNK_BYTES, Stored, chunks
+from parallax.runtime.checkpoint.files.stored_tensors import CHUNK_BYTES, CheckpointEntry, chunks
 from parallax.runtime.checkpoint.positions import NAMES, WORKERS, StoredPositions
 from parallax.runtime.checkpoint.rows.variable_rows import StoredVariable
 from parallax.runtime.peers.choice import ChosenSet, choose_set, newest_generation
@@ -111,7 +111,7 @@ class RecoveredState:
         workers = np.stack([by_owner[owner].reshape(-1, 4) for owner in sorted(by_owner)])
         return StoredPositions({int(name): workers[:, place] for place, name in enumerate(names)})
 
-    def rows(self, stored: Stored, first: int, count: int, below: Array | None = None) -> ArrayOnWorker0:
+    def rows(self, stored: CheckpointEntry, first: int, count: int, below: Array | None = None) -> ArrayOnWorker0:
         """Rows `[count, ...]` on worker 0, None elsewhere; every worker must call it.
 
         Args:
@@ -142,7 +142,7 @@ class RecoveredState:
                 rows[here] = theirs[there]
         return _cast(stored, rows)
 
-    def _value(self, stored: Stored) -> ArrayOnWorker0:
+    def _value(self, stored: CheckpointEntry) -> ArrayOnWorker0:
         """A value without rows, on worker 0."""
         common = self.views.get(COMMON)
         data = self._to_worker_0(COMMON, None if common is None else bytes(common.value(stored.op)))
@@ -181,7 +181,7 @@ def next_generation(folder: Path, comm: Comm) -> int:
     return newest_generation(comm.allgather(parts_in(folder))) + 1
 
 
-def _cast(stored: Stored, rows: Array) -> Value:
+def _cast(stored: CheckpointEntry, rows: Array) -> Value:
     """Bytes of rows as the variable has them."""
     return rows.view(tf.as_dtype(stored.dtype).as_numpy_dtype).reshape(len(rows), *(stored.shape or ())[1:])
 

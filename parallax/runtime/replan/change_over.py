@@ -19,11 +19,11 @@ from dataclasses import dataclass
 
 import tensorflow as tf
 
-from parallax.analysis.stages import Analysed, rewrites_of
+from parallax.analysis.stages import AnalysedGraph, rewrites_of
 from parallax.errors import ParallaxError
 from parallax.plans.plan import Plan
 from parallax.runtime.checkpoint.checkpoints import Checkpoints
-from parallax.runtime.checkpoint.files.stored_tensors import Stored
+from parallax.runtime.checkpoint.files.stored_tensors import CheckpointEntry
 from parallax.runtime.checkpoint.rows.row_places import Places
 from parallax.runtime.guard.guard import Guard
 from parallax.runtime.peers.hook import PeerMemory
@@ -39,7 +39,7 @@ from parallax.types import Graph, GraphDef
 
 
 @dataclass(frozen=True, slots=True)
-class Changed:
+class PlanChangeResult:
     """What came of a change of plan.
 
     Attributes:
@@ -74,7 +74,7 @@ class ChangeOver:
         self,
         members: ProcessGroup,
         worker: WorkerContext,
-        analysed: Analysed,
+        analysed: AnalysedGraph,
         place: editor.Worker,
         worker_graph: WorkerGraph,
         saved: Checkpoints | None,
@@ -93,7 +93,7 @@ class ChangeOver:
         self._memory = memory
         self._number = 1
 
-    def to(self, plan: Plan, steps: int) -> Changed:
+    def to(self, plan: Plan, steps: int) -> PlanChangeResult:
         """Goes over to a plan; every worker must call it with the same one, between two steps.
 
         Args:
@@ -107,7 +107,7 @@ class ChangeOver:
         self._number += 1
         new: WorkerGraph | None = None
         added: SwappedGraph | None = None
-        stored: tuple[Stored, ...] = ()
+        stored: tuple[CheckpointEntry, ...] = ()
         refusal = decided = ""
         try:
             rewrites = rewrites_of(self._analysed, plan, self._place.equal_randomness)
@@ -120,7 +120,7 @@ class ChangeOver:
             refusal = str(error)
         refusal = self._agree(refusal, plan.to_json() + decided)
         if refusal or new is None or added is None:
-            return Changed(refusal)
+            return PlanChangeResult(refusal)
         moved_bytes = self._move(added, stored, places)
         view = self._analysed.captured.view
         self._worker.names = Names(view, added.worker_graph, added.names)
@@ -128,7 +128,7 @@ class ChangeOver:
             self._worker.changes.append((steps, self._worker.plan))
         self._worker.follow(plan, added.worker_graph)
         self._planned, self._names, self._places = new, added.names, places
-        return Changed("", len(stored), moved_bytes, time.monotonic() - began_s, added.redrawn)
+        return PlanChangeResult("", len(stored), moved_bytes, time.monotonic() - began_s, added.redrawn)
 
     def _agree(self, refusal: str, decided: str) -> str:
         """Why not all workers can, or would do the same; equal on all of them."""
@@ -141,7 +141,7 @@ class ChangeOver:
                 return f"worker {rank} would make another graph of it than worker 0"
         return ""
 
-    def _move(self, added: SwappedGraph, stored: tuple[Stored, ...], places: Places) -> int:
+    def _move(self, added: SwappedGraph, stored: tuple[CheckpointEntry, ...], places: Places) -> int:
         """Adds the new graph to the session's and fills the variables that go elsewhere; gives their bytes."""
         session, comm = self._worker.raw, self._members.workers
         open_channels(added.added, comm, self._members.host_workers)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import tensorflow as tf
 
 from parallax.graph.view import GraphView
-from parallax.runtime.checkpoint.files.stored_tensors import CHUNK_BYTES, Stored, chunks
+from parallax.runtime.checkpoint.files.stored_tensors import CHUNK_BYTES, CheckpointEntry, chunks
 from parallax.runtime.checkpoint.rows.row_places import Places
 from parallax.runtime.checkpoint.rows.variable_rows import StoredVariable, hold
 from parallax.transform.swap import VARIABLES
@@ -37,7 +37,7 @@ class Move:
     free: tuple[Operation, ...]
 
 
-def to_be_moved(view: GraphView, before: Places, after: Places) -> tuple[Stored, ...]:
+def to_be_moved(view: GraphView, before: Places, after: Places) -> tuple[CheckpointEntry, ...]:
     """The variables that the two hold in other places, in the order of the user's graph."""
     found = []
     for name, node in view.nodes.items():
@@ -45,11 +45,11 @@ def to_be_moved(view: GraphView, before: Places, after: Places) -> tuple[Stored,
             continue
         dtype = tf.as_dtype(node.attr["dtype"].type)
         shape = tuple(int(dim.size) for dim in node.attr["shape"].shape.dim)
-        found.append(Stored(name, name, dtype.name, int(dtype.size), shape, shape, (0,) * len(shape), False))
+        found.append(CheckpointEntry(name, name, dtype.name, int(dtype.size), shape, shape, (0,) * len(shape), False))
     return tuple(found)
 
 
-def moves(stored: Sequence[Stored], before: Places, after: Places, comm: Comm) -> tuple[Move, ...]:
+def moves(stored: Sequence[CheckpointEntry], before: Places, after: Places, comm: Comm) -> tuple[Move, ...]:
     """Builds what moves variables, in the default graph, which must be a worker's that has the ops of both.
 
     Args:

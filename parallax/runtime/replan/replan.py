@@ -13,7 +13,7 @@ import logging
 from pathlib import Path
 
 from parallax.analysis.search.predict_plan import step_seconds
-from parallax.analysis.stages import Analysed, feasible
+from parallax.analysis.stages import AnalysedGraph, feasible
 from parallax.cluster.plan_inputs import PlanInputs
 from parallax.cluster.profiles import ModelProfile, cluster_profile_from_json
 from parallax.errors import ParallaxError
@@ -22,7 +22,7 @@ from parallax.report.show import show
 from parallax.report.text import bytes_text, pluralize
 from parallax.runtime.measure.first_steps import FirstSteps
 from parallax.runtime.replan.better import Comparison, verdict
-from parallax.runtime.replan.change_over import Changed, ChangeOver
+from parallax.runtime.replan.change_over import ChangeOver, PlanChangeResult
 from parallax.runtime.replan.options import ReplanOptions
 from parallax.runtime.worker.barrier import barrier
 from parallax.runtime.worker.ranks import ProcessGroup
@@ -55,7 +55,7 @@ class Replan:
         members: ProcessGroup,
         worker: WorkerContext,
         first: FirstSteps,
-        analysed: Analysed,
+        analysed: AnalysedGraph,
         constraints: PlanConstraints,
         over: ChangeOver,
     ) -> None:
@@ -129,7 +129,7 @@ class Replan:
         show(f"The other plan is written to {path}.{how}\n")
 
 
-def change_text(changed: Changed) -> str:
+def change_text(changed: PlanChangeResult) -> str:
     """What is printed of a change."""
     if changed.refusal:
         return f"The plan stays as it is, {changed.refusal}\n"

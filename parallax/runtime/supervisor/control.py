@@ -53,7 +53,7 @@ _Seconds = Annotated[float, Meta(ge=0, le=1e15)]
 _one_at_a_time = threading.Lock()
 
 
-class Damaged(ValueError):
+class DamagedMessage(ValueError):
     """Bytes from another process are not what a process of this version sends; says in what way.
 
     Its text may quote such bytes: control characters are escapes in it.
@@ -146,7 +146,7 @@ def check_message(message: object) -> dict[str, Any]:
     """A worker's message with the fields of its kind, each of its type.
 
     Raises:
-        Damaged: it is of no known kind, or a field is missing, unknown, of another type or out of bounds.
+        DamagedMessage: it is of no known kind, or a field is missing, unknown, of another type or out of bounds.
     """
     return _convert(message, _AnyMessage)
 
@@ -155,7 +155,7 @@ def check_beat(doing: object) -> dict[str, Any]:
     """The worker's last beat as a pulse carries it; empty before the first.
 
     Raises:
-        Damaged: it is neither empty nor a beat.
+        DamagedMessage: it is neither empty nor a beat.
     """
     return _convert(doing, AliveMessage) if doing != {} else {}
 
@@ -164,7 +164,7 @@ def _convert(value: object, kind: Any) -> dict[str, Any]:
     try:
         found: dict[str, Any] = msgspec.to_builtins(msgspec.convert(value, kind))
     except msgspec.ValidationError as error:
-        raise Damaged(f"a message must have the fields of its kind: {error}") from error
+        raise DamagedMessage(f"a message must have the fields of its kind: {error}") from error
     return found
 
 
@@ -177,7 +177,7 @@ def unseal(line: bytes) -> bytes:
     """The body of a line that `seal` made, with or without its newline.
 
     Raises:
-        Damaged: the line is none, is of another version, or its checksum is another.
+        DamagedMessage: the line is none, is of another version, or its checksum is another.
     """
     line = line.removesuffix(b"\n")
     body = line[_HEADING_BYTES:]
@@ -185,25 +185,25 @@ def unseal(line: bytes) -> bytes:
         return body
     version, space, _ = line.removeprefix(MARK).partition(b" ")
     if line.startswith(MARK) and space and version.isdigit() and int(version) != WIRE_VERSION:
-        raise Damaged(
+        raise DamagedMessage(
             f"it is of version {int(version)} of the messages, and this process reads {WIRE_VERSION}: all hosts must "
             "have one version of Parallax (`parallax doctor`)"
         )
     shown = ascii(line[:_SHOWN_BYTES].decode("ascii", "backslashreplace"))
-    raise Damaged(f"its {len(line)} bytes do not have the checksum that they name, or name none: {shown}")
+    raise DamagedMessage(f"its {len(line)} bytes do not have the checksum that they name, or name none: {shown}")
 
 
 def read_sealed(line: bytes) -> Any:
     """The JSON value of a line that `seal` made.
 
     Raises:
-        Damaged: as `unseal`, or the body is no JSON.
+        DamagedMessage: as `unseal`, or the body is no JSON.
     """
     body = unseal(line)
     try:
         return json.loads(body)
     except (ValueError, RecursionError) as error:
-        raise Damaged(f"its body is no JSON: {error}") from error
+        raise DamagedMessage(f"its body is no JSON: {error}") from error
 
 
 def checksum(data: bytes | bytearray | memoryview) -> int:

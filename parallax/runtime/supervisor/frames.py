@@ -16,7 +16,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
-from parallax.runtime.supervisor.control import Damaged, check_beat, check_message, read_sealed, seal
+from parallax.runtime.supervisor.control import DamagedMessage, check_beat, check_message, read_sealed, seal
 
 _TAG = re.compile(rb"\[\d+,(\d+)\]<(?:stdout|stderr|stddiag)>:")
 # What may become a tag when more bytes arrive.
@@ -120,7 +120,7 @@ def decode_frame(line: bytes) -> Frame | None:
     """The frame in `line`, or None when the line is no frame: words of mpirun itself, or a damaged frame."""
     try:
         return read_frame(line)
-    except Damaged:
+    except DamagedMessage:
         return None
 
 
@@ -128,16 +128,16 @@ def read_frame(line: bytes) -> Frame:
     """The frame in `line`.
 
     Raises:
-        Damaged: the line is no frame of this version, or not as it was written; says in what way.
+        DamagedMessage: the line is no frame of this version, or not as it was written; says in what way.
     """
     raw = read_sealed(line)
     kind = _CLASS_BY_KIND.get(str(raw.pop("frame", ""))) if isinstance(raw, dict) else None
     if kind is None or raw.keys() != {one.name for one in fields(kind)}:
-        raise Damaged(f"a frame must be one of {', '.join(_CLASS_BY_KIND)}, with the fields of its kind")
+        raise DamagedMessage(f"a frame must be one of {', '.join(_CLASS_BY_KIND)}, with the fields of its kind")
     try:
         frame: Frame = msgspec.convert(raw, kind)
     except msgspec.ValidationError as error:
-        raise Damaged(f"a frame must have values of the types of its kind: {error}") from error
+        raise DamagedMessage(f"a frame must have values of the types of its kind: {error}") from error
     if isinstance(frame, Control):
         check_message(frame.message)
     elif isinstance(frame, Pulse):

@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterator
 from typing import Protocol
 
-from parallax.runtime.supervisor.control import BEAT, Damaged, check_message, read_sealed
+from parallax.runtime.supervisor.control import BEAT, DamagedMessage, check_message, read_sealed
 from parallax.runtime.supervisor.frames import Control, Frame, StreamName, Text, encode_frame
 from parallax.runtime.supervisor.state_machine import Beaten
 
@@ -123,7 +123,7 @@ class ControlChannel:
         for line in lines:
             try:
                 message = check_message(read_sealed(line))
-            except Damaged as error:  # another process writes to the pipe too, or another version of Parallax
+            except DamagedMessage as error:  # another process writes to the pipe too, or another version of Parallax
                 yield Text(self._rank, "stderr", f"parallax: a message of this rank was dropped: {error}.\n")
             else:
                 yield Beaten(message) if message.get("kind") == BEAT else Control(self._rank, message)

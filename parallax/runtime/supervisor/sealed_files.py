@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from parallax.errors import LaunchError
-from parallax.runtime.supervisor.control import Damaged, read_sealed, seal
+from parallax.runtime.supervisor.control import DamagedMessage, read_sealed, seal
 
 _Value = TypeVar("_Value")
 
@@ -27,13 +27,13 @@ def value_of(line: bytes, kind: type[_Value]) -> _Value:
         kind: type of the value.
 
     Raises:
-        Damaged: the line is not as it was written, or the value is of another type.
+        DamagedMessage: the line is not as it was written, or the value is of another type.
     """
     value: Any = read_sealed(line)
     try:
         return msgspec.convert(value, kind)
     except msgspec.ValidationError as error:
-        raise Damaged(str(error)) from error
+        raise DamagedMessage(str(error)) from error
 
 
 def write_value(path: Path, value: object) -> None:
@@ -49,7 +49,7 @@ def read_file_value(path: Path, kind: type[_Value]) -> _Value:
     """
     try:
         return value_of(path.read_bytes(), kind)
-    except (OSError, Damaged) as error:
+    except (OSError, DamagedMessage) as error:
         raise LaunchError(
             f"What one process of this command leaves for another must be as it was written, and {path}: {error}. "
             "Start the command again, and let nothing else write there."

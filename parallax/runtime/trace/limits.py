@@ -66,11 +66,11 @@ def step_limits(
     owners = _Owners(view)
     ran = {owner for step in steps for op in step.ops if (owner := owners.of(op.name)) is not None}
     dependencies = dependencies_of(view, ran)
-    found = [_of_step(_Timed(owners, dependencies, step, waited, within_host), dependencies) for step in steps]
+    found = [_of_step(_TimedOps(owners, dependencies, step, waited, within_host), dependencies) for step in steps]
     return _mean(found) if found else None
 
 
-def _of_step(timed: _Timed, dependencies: Dependencies) -> StepLimits:
+def _of_step(timed: _TimedOps, dependencies: Dependencies) -> StepLimits:
     step = replace(dependencies, needs=timed.kept_needs(dependencies)).step(timed.count_times())
     hidden = hidden_frac(timed.exchanges(), timed.intervals(DEVICE)) or 0.0
     alone = listed_alone(step).hidden_frac(DEVICE) or 0.0
@@ -124,7 +124,7 @@ class _Owners:
         return self._found[name]
 
 
-class _Timed:
+class _TimedOps:
     """The ops of a step by activity, with their times."""
 
     def __init__(

@@ -17,7 +17,7 @@ import tensorflow as tf
 from parallax.analysis.planner import part_routes, placements
 from parallax.analysis.propagation.propagate import walk_graph
 from parallax.analysis.propagation.walk import Walk
-from parallax.analysis.stages import Analysed
+from parallax.analysis.stages import AnalysedGraph
 from parallax.errors import ConfigError
 from parallax.plans.plan import Plan
 from parallax.runtime.supervisor.sealed_files import read_file_value, write_value
@@ -87,7 +87,7 @@ def check_claims(plan: Plan, joined_args: str | None, replan: str | None) -> Non
         raise ConfigError(f"--claims tries what workers hold in each step of one plan, and {reason}")
 
 
-def walk_of(analysed: Analysed, plan: Plan) -> Walk:
+def walk_of(analysed: AnalysedGraph, plan: Plan) -> Walk:
     """What the analysis says of the graph of a verification, in which all workers draw the same random numbers."""
     spec = analysed.spec
     return walk_graph(analysed.captured, analysed.sources, part_routes(spec, plan), True, placements(spec, plan))

@@ -72,7 +72,7 @@ class Claim:
         return f"{self.op} {self.tensor!r} is said to be {self.said}, and {self.seen}"
 
 
-class Tried(NamedTuple):
+class TriedClaim(NamedTuple):
     """A claim that was tried: what is said, and how far the workers are from it, relative to the tensor's size."""
 
     said: str
@@ -136,7 +136,7 @@ class Claims:
         one = self._reductions.get(tensor)
         return (tensor, one.weight) if one is not None and one.weight else (tensor,)
 
-    def try_claim(self, tensor: str, value: Value, found: Sequence[Values]) -> Tried | None:
+    def try_claim(self, tensor: str, value: Value, found: Sequence[Values]) -> TriedClaim | None:
         """Tries what is said of a tensor; None where nothing is, or some worker has not got it.
 
         Args:
@@ -148,7 +148,7 @@ class Claims:
         if not said or not all(name in values for values in found for name in self.needs(tensor)):
             return None
         gap = self._gap(tensor, said, np.asarray(value), [np.asarray(values[tensor]) for values in found], found)
-        return None if gap is None else Tried(said, gap)
+        return None if gap is None else TriedClaim(said, gap)
 
     def _gap(self, tensor: str, said: str, value: Array, parts: list[Array], found: Sequence[Values]) -> float | None:
         """How far parts are from what is said of them; None where rows are not such of numbers."""
@@ -209,7 +209,7 @@ def _claim_of(layout: Layout) -> str:
     return SAME if isinstance(layout, Replicated) else ""
 
 
-def false_claim(claims: Claims, tensor: str, tried: Tried) -> Claim:
+def false_claim(claims: Claims, tensor: str, tried: TriedClaim) -> Claim:
     """What is told of a claim that was tried and is false."""
     return Claim(tensor, claims.op(tensor), tried.said, f"is off by {tried.gap:.2g} of its size")
 

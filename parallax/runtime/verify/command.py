@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from parallax.analysis.stages import Analysed
+from parallax.analysis.stages import AnalysedGraph
 from parallax.graph.spec import VariableClass
 from parallax.plans.plan import Plan
 from parallax.runtime.launcher.job import Job
@@ -52,7 +52,7 @@ def check_feeds(graph: Graph, num_workers: int, wanted: Settings) -> None:
 
 
 def prepare(
-    graph: Graph, analysed: Analysed, plan: Plan, folder: Path, num_workers: int, wanted: Settings
+    graph: Graph, analysed: AnalysedGraph, plan: Plan, folder: Path, num_workers: int, wanted: Settings
 ) -> list[str]:
     """Leaves for both sides the plan, what steps draw at random, and which claims are tried in which step.
 

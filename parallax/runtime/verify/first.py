@@ -14,11 +14,11 @@ import numpy as np
 
 from parallax.analysis.reading.batches.batch_sources import data_ops, random_ops
 from parallax.analysis.reading.gradients import training_updates
-from parallax.analysis.stages import Analysed
+from parallax.analysis.stages import AnalysedGraph
 from parallax.errors import ConfigError, GraphError
 from parallax.plans.plan import Plan
 from parallax.report.show import show
-from parallax.runtime.verify.judging import OTHERS, OWN, Judged, judge, measure
+from parallax.runtime.verify.judging import OTHERS, OWN, ArrayVerdict, judge, measure
 from parallax.runtime.verify.sides import digest, margin_of, rounding_of, tolerance_of
 from parallax.runtime.verify.single import OneProcess, Values, joined_batch, variables_of
 from parallax.runtime.verify.table import is_wrong, table_text, verdict_text
@@ -33,7 +33,7 @@ _SHOWN = 3
 _TOLD = "the first steps, in one process"
 
 
-def check_comparable(analysed: Analysed, plan: Plan) -> None:
+def check_comparable(analysed: AnalysedGraph, plan: Plan) -> None:
     """Refuses, before anything is started, a job whose steps one process cannot repeat from their feeds.
 
     Raises:
@@ -148,7 +148,7 @@ class VerifiedSteps:
 
     def _judge(
         self, one: OneProcess, runs: tuple[Values, Values], noise: dict[str, float], copies: list[Values], plan: Plan
-    ) -> list[Judged]:
+    ) -> list[ArrayVerdict]:
         measured = []
         for name in sorted(runs[0]):
             kind = one.kinds.get(name, OTHERS)

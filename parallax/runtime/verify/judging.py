@@ -79,7 +79,7 @@ class ArrayPair:
 
 
 @dataclass(frozen=True, slots=True)
-class Judged:
+class ArrayVerdict:
     """The verdict of an array; errors are relative to the change.
 
     Attributes:
@@ -138,7 +138,7 @@ def measure(name: str, kind: str, before: Value, after: Value, noise: float, fou
     )
 
 
-def judge(measured: Iterable[ArrayPair], tolerance: float, margin: float = MARGIN) -> list[Judged]:
+def judge(measured: Iterable[ArrayPair], tolerance: float, margin: float = MARGIN) -> list[ArrayVerdict]:
     """The verdicts of arrays.
 
     Args:
@@ -153,7 +153,7 @@ def judge(measured: Iterable[ArrayPair], tolerance: float, margin: float = MARGI
     return [_judge(one, tolerance, margin, one.largest if one.kind == OTHERS else largest[one.kind]) for one in arrays]
 
 
-def _judge(one: ArrayPair, tolerance: float, margin: float, largest: float) -> Judged:
+def _judge(one: ArrayPair, tolerance: float, margin: float, largest: float) -> ArrayVerdict:
     error = max(one.errors)
     stored = 2 * one.stored if one.change else one.rounding * largest * one.moved**0.5
     exact = tolerance * one.change if one.rounding else 0.0
@@ -167,7 +167,7 @@ def _judge(one: ArrayPair, tolerance: float, margin: float, largest: float) -> J
     else:
         verdict = Verdict.NOISE if error > exact and noise > part else Verdict.EQUAL
     unit = one.change or 1.0
-    return Judged(one.name, one.kind, error / unit, int(np.argmax(one.errors)), allowed / unit, verdict)
+    return ArrayVerdict(one.name, one.kind, error / unit, int(np.argmax(one.errors)), allowed / unit, verdict)
 
 
 def _norm(value: Array) -> float:

@@ -12,7 +12,7 @@ import tensorflow as tf
 from parallax.analysis.reading.capture import initialization_phases
 from parallax.analysis.reading.construction.digests import SHAPES
 from parallax.analysis.reading.construction.launcher_graph import export_graph
-from parallax.analysis.stages import Analysed
+from parallax.analysis.stages import AnalysedGraph
 from parallax.errors import ConfigError, GraphError
 from parallax.graph.spec import VariableClass
 from parallax.runtime.verify.judging import OTHERS, OWN, VARIABLES
@@ -48,7 +48,7 @@ class OneProcess:
     def __init__(
         self,
         graph: Graph,
-        analysed: Analysed,
+        analysed: AnalysedGraph,
         batch: Mapping[str, Value],
         seed: int,
         compute_dtype: str | None,
@@ -219,7 +219,7 @@ def variables_of(graph: Graph) -> dict[str, Variable]:
     return {str(v.name).removesuffix(":0"): v for v in found if v.dtype.base_dtype != tf.string}
 
 
-def kinds_of(analysed: Analysed) -> dict[str, str]:
+def kinds_of(analysed: AnalysedGraph) -> dict[str, str]:
     """The kind of every variable op: trained, slot of a name, other, or a worker's own."""
     kinds = {}
     for variable in analysed.spec.variables:

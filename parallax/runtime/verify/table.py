@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from parallax.report.text import in_columns, pluralize
-from parallax.runtime.verify.judging import Judged, Verdict
+from parallax.runtime.verify.judging import ArrayVerdict, Verdict
 
 FOLDED_FROM = 40
 """From so many arrays on, those that are equal are summed up by kind."""
@@ -13,7 +13,7 @@ FOLDED_FROM = 40
 _HEADER = ("variable", "kind", "error/change", "allowed", "verdict")
 
 
-def table_text(judged: Sequence[Judged], own: Sequence[str]) -> str:
+def table_text(judged: Sequence[ArrayVerdict], own: Sequence[str]) -> str:
     """The arrays, one a line.
 
     Args:
@@ -30,7 +30,7 @@ def table_text(judged: Sequence[Judged], own: Sequence[str]) -> str:
     return "\n".join(in_columns(rows)) + "\n"
 
 
-def verdict_text(judged: Sequence[Judged], num_workers: int, steps: int, tolerance: float) -> str:
+def verdict_text(judged: Sequence[ArrayVerdict], num_workers: int, steps: int, tolerance: float) -> str:
     """The last line: whether all are equal, and what could not be told."""
     wrong = [one for one in judged if is_wrong(one)]
     noise = [one for one in judged if one.verdict == Verdict.NOISE]
@@ -47,18 +47,18 @@ def verdict_text(judged: Sequence[Judged], num_workers: int, steps: int, toleran
     return f"{text}largest error {worst:.2e} of a change, tolerance {tolerance:.0e}\n"
 
 
-def is_wrong(one: Judged) -> bool:
+def is_wrong(one: ArrayVerdict) -> bool:
     """Whether an array is not what one process has."""
     return one.verdict in (Verdict.DIFFERENT, Verdict.APART)
 
 
-def status(judged: Sequence[Judged]) -> int:
+def status(judged: Sequence[ArrayVerdict]) -> int:
     """The exit status: 0 when nothing is wrong and something could be compared."""
     wrong = any(is_wrong(one) for one in judged)
     return 1 if wrong or all(one.verdict == Verdict.NOISE for one in judged) else 0
 
 
-def _by_kind(equal: Sequence[Judged]) -> list[tuple[str, ...]]:
+def _by_kind(equal: Sequence[ArrayVerdict]) -> list[tuple[str, ...]]:
     rows: list[tuple[str, ...]] = []
     for kind in dict.fromkeys(one.kind for one in equal):
         of_kind = [one for one in equal if one.kind == kind]
@@ -68,7 +68,7 @@ def _by_kind(equal: Sequence[Judged]) -> list[tuple[str, ...]]:
     return rows
 
 
-def _verdict(one: Judged) -> str:
+def _verdict(one: ArrayVerdict) -> str:
     worker = f" (worker {one.worker})" if is_wrong(one) else ""
     return f"{one.verdict.value}{worker}"
 

@@ -33,7 +33,10 @@ class AlikeUntilBuilt:
         from numpy import random as numpy_random
 
         self._seed = seed
-        self._generators = [_Seeded(random, "seed", "setstate"), _Seeded(numpy_random, "seed", "set_state")]
+        self._generators = [
+            _SeededGenerator(random, "seed", "setstate"),
+            _SeededGenerator(numpy_random, "seed", "set_state"),
+        ]
         for generator in self._generators:
             generator.give(seed % _LARGEST)
 
@@ -48,7 +51,7 @@ class AlikeUntilBuilt:
             self._generators.pop().leave(drawn)
 
 
-class _Seeded:
+class _SeededGenerator:
     """One generator of a module: knows whether somebody else has seeded it."""
 
     def __init__(self, module: ModuleType, *names: str) -> None:

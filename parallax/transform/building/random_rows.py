@@ -21,7 +21,7 @@ TYPES = ("float16", "bfloat16", "float32", "float64", "int32", "int64")
 
 
 @dataclass(frozen=True, slots=True)
-class Drawn:
+class DrawnTensor:
     """A tensor that a random op draws.
 
     Attributes:
@@ -36,7 +36,7 @@ class Drawn:
 
 
 def random_rows(
-    drawn: Drawn,
+    drawn: DrawnTensor,
     ownership: Ownership,
     holder: int,
     seeds: tuple[int, int] = (0, 0),

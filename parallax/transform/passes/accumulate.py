@@ -32,7 +32,7 @@ def keep_gradients(editor: Editor, rewrites: Rewrites) -> None:
 
 
 def _keep(editor: Editor, keep: AccumulateGradient, steps: int, label: str) -> None:
-    kept: list[_Kept] = []
+    kept: list[_KeptGradients] = []
     with tf.name_scope(f"{label}/"):
         share = editor.shares[keep.batch] if keep.batch else None
         weights = _weights(share, f"{label}/examples", kept) if share is not None else None
@@ -50,7 +50,7 @@ def _keep(editor: Editor, keep: AccumulateGradient, steps: int, label: str) -> N
     editor.keepings.append(GradientAccumulation(keep.values, begin, add, take))
 
 
-def _weights(share: BatchShare, name: str, kept: list[_Kept]) -> _Weights:
+def _weights(share: BatchShare, name: str, kept: list[_KeptGradients]) -> _Weights:
     """What the batches so far count for, and what this run's does: by the examples of all workers."""
     rows = _total(share.rows, name, kept, adds=True)
     own = tf.math.divide_no_nan(tf.cast(share.rows, tf.float64), tf.cast(rows, tf.float64))
@@ -62,7 +62,7 @@ def _rows(
     keep: AccumulateGradient,
     gradient: Tensor,
     weights: _Weights | None,
-    kept: list[_Kept],
+    kept: list[_KeptGradients],
     label: str,
 ) -> Tensor:
     """The values of all batches; each piece by itself, as what becomes of them depends on the piece."""
@@ -90,7 +90,7 @@ def _rows(
 
 
 @dataclass(frozen=True, slots=True)
-class _Kept:
+class _KeptGradients:
     """The ops of one variable, by name, as `GradientAccumulation` has them."""
 
     begin: str
@@ -106,7 +106,9 @@ class _Weights:
     own: Tensor
 
 
-def _total(tensor: Tensor, name: str, kept: list[_Kept], adds: bool = False, weights: _Weights | None = None) -> Tensor:
+def _total(
+    tensor: Tensor, name: str, kept: list[_KeptGradients], adds: bool = False, weights: _Weights | None = None
+) -> Tensor:
     """A tensor of all batches so far, this run's included: added up, or else put one after the other.
 
     Args:
@@ -126,5 +128,5 @@ def _total(tensor: Tensor, name: str, kept: list[_Kept], adds: bool = False, wei
         total = tf.add_n(parts) if adds else tf.concat(parts, 0)
         begin = tf.raw_ops.AssignVariableOp(resource=handle, value=tensor, name="begin")
         add = tf.raw_ops.AssignVariableOp(resource=handle, value=total, name="add")
-    kept.append(_Kept(str(begin.name), str(add.name), str(before.op.name)))
+    kept.append(_KeptGradients(str(begin.name), str(add.name), str(before.op.name)))
     return total

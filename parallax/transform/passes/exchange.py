@@ -75,7 +75,7 @@ class _Exchange:
 
 
 @dataclass(frozen=True, slots=True)
-class _Gathered:
+class _GatheredRows:
     """Gradient rows of one worker, merged, on their way to owners.
 
     Attributes:
@@ -95,7 +95,7 @@ def exchange_rows(editor: Editor, rewrites: Rewrites) -> None:
     """Builds one pull for every group of lookups, and one push for every group and site."""
     groups = group(editor.view, rewrites)
     arrived: dict[int, list[tuple[Tensor, Tensor]]] = {}
-    for_servers: dict[int, list[tuple[_Exchange, _Gathered]]] = {}
+    for_servers: dict[int, list[tuple[_Exchange, _GatheredRows]]] = {}
     for number, together in enumerate(groups.pulls):
         exchange = _pull(editor, rewrites, number, together)
         for site in together.sites:
@@ -225,7 +225,7 @@ def _pushers(editor: Editor, table: Table, synchronous: bool) -> Pushers:
     return Pushers(tuple(asks), 1 if fronts else worker.size)
 
 
-def _gather(editor: Editor, rewrites: Rewrites, exchange: _Exchange, members: list[int]) -> _Gathered:
+def _gather(editor: Editor, rewrites: Rewrites, exchange: _Exchange, members: list[int]) -> _GatheredRows:
     """The gradient rows of the pushes `members`, merged, on the way that the pull went, or on one of their own."""
     pushes = [rewrites.pushes[i] for i in members]
     with tf.name_scope(f"{SCOPE}/push_{exchange.number}/"):
@@ -239,10 +239,10 @@ def _gather(editor: Editor, rewrites: Rewrites, exchange: _Exchange, members: li
             values.append(_cut_open(editor, pieces[0], one))
             places.append(_cut_open(editor, pieces[1], one))
         merged = merged_rows(exchange.asked, values, places)
-        return _Gathered(exchange.way.push(exchange.routed, merged), exchange.asked, exchange.routed, False)
+        return _GatheredRows(exchange.way.push(exchange.routed, merged), exchange.asked, exchange.routed, False)
 
 
-def _with_own_rows(editor: Editor, rewrites: Rewrites, exchange: _Exchange, pushes: list[Push]) -> _Gathered:
+def _with_own_rows(editor: Editor, rewrites: Rewrites, exchange: _Exchange, pushes: list[Push]) -> _GatheredRows:
     """Gradient rows of several batches, of which the pull of the last one has a part only."""
     way, width = exchange.way, push_width(editor.view, rewrites, pushes[0])
     ids = [editor.at(one.indices[0]) for one in pushes]
@@ -256,7 +256,7 @@ def _with_own_rows(editor: Editor, rewrites: Rewrites, exchange: _Exchange, push
         values.append(_cut_open(editor, tf.reshape(rows, [-1, width]), one))
     routed = way.announce(asked.first, asked.bases)
     merged = merged_rows(asked, values, list(asked.positions))
-    return _Gathered(way.push(routed, merged), asked, routed, True)
+    return _GatheredRows(way.push(routed, merged), asked, routed, True)
 
 
 def _cut_open(editor: Editor, tensor: Tensor, one: Push) -> Tensor:
@@ -267,7 +267,7 @@ def _cut_open(editor: Editor, tensor: Tensor, one: Push) -> Tensor:
 
 
 def _hand_over(
-    editor: Editor, rewrites: Rewrites, exchange: _Exchange, members: list[int], gathered: _Gathered
+    editor: Editor, rewrites: Rewrites, exchange: _Exchange, members: list[int], gathered: _GatheredRows
 ) -> list[tuple[Tensor, Tensor]]:
     """The gradient rows of the pushes `members` on the way to their owners (Transport.hand_over)."""
     tables = [exchange.table_of[_nodes(exchange, rewrites.pushes[i])[0]] for i in members]
@@ -325,7 +325,7 @@ def _may_be_cut(editor: Editor, tensor: Tensor, needed_by: tuple[str, ...]) -> N
     )
 
 
-def _count_push(editor: Editor, exchange: _Exchange, gathered: _Gathered) -> Operation:
+def _count_push(editor: Editor, exchange: _Exchange, gathered: _GatheredRows) -> Operation:
     return _count(editor, exchange, "push", gathered.asked, gathered.routed, gathered.names_rows, gathered.rows)
 
 

@@ -28,7 +28,7 @@ from parallax.transform.building.random_rows import (
     TYPES,
     UNIFORM,
     UNIFORM_INT,
-    Drawn,
+    DrawnTensor,
     random_rows,
 )
 from parallax.transform.passes.seeds import seeds_of
@@ -186,7 +186,7 @@ class _Cut:
         dtype = tf.dtypes.as_dtype(self.view.dtype(f"{node}:0"))
         if node not in self.own.initial_random or dtype.name not in TYPES:
             return None
-        drawn = Drawn(_STATEFUL[self.view.op(node)], dtype, shape)
+        drawn = DrawnTensor(_STATEFUL[self.view.op(node)], dtype, shape)
         bounds = [self.editor.at(Edge(node, slot)) for slot in range(1, len(self.view.inputs(node)))]
         seeds = seeds_of(self.view.nodes[node], node, True, self.editor.worker)
         return random_rows(drawn, self.ownership, self.holder, seeds=seeds, bounds=bounds)
@@ -199,7 +199,7 @@ class _Cut:
         if not is_philox or dtype.name not in TYPES:
             return None
         stream = [self.editor.at(Edge(node, slot)) for slot in (1, 2)]
-        drawn = Drawn(_STATELESS[self.view.op(node)], dtype, shape)
+        drawn = DrawnTensor(_STATELESS[self.view.op(node)], dtype, shape)
         return random_rows(drawn, self.ownership, self.holder, stream=stream)
 
     def _op_of(self, tensor: str) -> str:

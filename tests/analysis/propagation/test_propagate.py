@@ -9,7 +9,7 @@ from parallax.analysis.planner import part_routes
 from parallax.analysis.propagation import propagate as walks
 from parallax.analysis.propagation.propagate import propagate, walk_graph
 from parallax.analysis.reading.construction import record
-from parallax.analysis.stages import Analysed, analyse, feasible
+from parallax.analysis.stages import AnalysedGraph, analyse, feasible
 from parallax.plans.plan import PlanConstraints, one_host
 from tests.equality.models import ROWS, dense, ids, squared, table
 
@@ -17,7 +17,7 @@ record.install()
 v1 = tf.compat.v1
 
 
-def analysed(optimizer: v1.train.Optimizer, beside: bool = False) -> Analysed:
+def analysed(optimizer: v1.train.Optimizer, beside: bool = False) -> AnalysedGraph:
     """One table; beside it, where wanted, a variable that is named as its slots are, and is none."""
     graph = tf.Graph()
     with graph.as_default():
@@ -28,7 +28,7 @@ def analysed(optimizer: v1.train.Optimizer, beside: bool = False) -> Analysed:
     return analyse(graph)
 
 
-def routes_of(found: Analysed) -> dict[str, str]:
+def routes_of(found: AnalysedGraph) -> dict[str, str]:
     plan = feasible(found, one_host(2), PlanConstraints(routes={"emb": "alltoall"}))
     return dict(part_routes(found.spec, plan))
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import tensorflow as tf
 
-from parallax.analysis.stages import Analysed, analyse, plan_for, rewrites_of
+from parallax.analysis.stages import AnalysedGraph, analyse, plan_for, rewrites_of
 from parallax.errors import GraphError
 from parallax.graph.spec import VariableClass
 from parallax.plans.plan import one_host
@@ -19,7 +19,7 @@ KINDS = [(True, True), (False, True), (False, False)]
 """(Conditionals of the new kind, resource variables): TensorFlow makes no updates of references in the new kind."""
 
 
-def analysed(build: Callable[[], Any], new: bool = True, resource: bool = True) -> Analysed:
+def analysed(build: Callable[[], Any], new: bool = True, resource: bool = True) -> AnalysedGraph:
     graph = tf.Graph()
     try:
         (v1.enable_control_flow_v2 if new else v1.disable_control_flow_v2)()
@@ -30,7 +30,7 @@ def analysed(build: Callable[[], Any], new: bool = True, resource: bool = True) 
     return analyse(graph, layouts=False)
 
 
-def class_of(found: Analysed, name: str) -> VariableClass:
+def class_of(found: AnalysedGraph, name: str) -> VariableClass:
     return found.spec.variable(name).cls
 
 

@@ -11,7 +11,7 @@ import pytest
 import tensorflow as tf
 
 from parallax.analysis.propagation.classify import classify
-from parallax.analysis.reading.capture import Captured, capture
+from parallax.analysis.reading.capture import CapturedGraph, capture
 from parallax.analysis.reading.construction import record
 from parallax.analysis.reading.gradients import find_gradients
 from parallax.errors import GraphError
@@ -23,7 +23,7 @@ record.install()
 ROOT = Path(__file__).resolve().parents[3]
 
 
-def captured(build: Any, *args: Any) -> Captured:
+def captured(build: Any, *args: Any) -> CapturedGraph:
     graph = tf.Graph()
     with graph.as_default(), v1.variable_scope("", use_resource=True):
         build(*args)

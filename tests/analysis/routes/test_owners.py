@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from parallax.analysis.routes.candidates import rows_by_owner
-from parallax.analysis.routes.count_touched import Touched
+from parallax.analysis.routes.count_touched import TouchedRowCount
 from parallax.analysis.routes.owners import MOST_SLOTS, Shares, all_slots, equal_shares, kinds_of, shares_of
 from parallax.plans.plan import Layout
 from tests.analysis.measured import MB, cluster, host
@@ -46,7 +46,7 @@ def test_patterns_of_two_kinds_of_hosts_are_all_different_and_short() -> None:
 
 
 def test_rows_of_several_workers_follow_what_was_measured() -> None:
-    rows = Touched(1000, 100.0, 200.0, ((1, 100.0), (2, 150.0), (4, 200.0)))
+    rows = TouchedRowCount(1000, 100.0, 200.0, ((1, 100.0), (2, 150.0), (4, 200.0)))
     assert [rows.of(k) for k in (0, 1, 2, 3, 4, 8)] == [0.0, 100.0, 150.0, 175.0, 200.0, 300.0]
-    assert Touched(250, 100.0, 200.0).of(4) == 250.0
+    assert TouchedRowCount(250, 100.0, 200.0).of(4) == 250.0
     assert [rows.scaled_to(50.0).of(k) for k in (1, 2)] == [50.0, 75.0]

@@ -14,7 +14,7 @@ import pytest
 import tensorflow as tf
 
 from parallax.graph.ownership import Ownership
-from parallax.runtime.checkpoint.files.stored_tensors import Stored
+from parallax.runtime.checkpoint.files.stored_tensors import CheckpointEntry
 from parallax.runtime.checkpoint.rows.dealing import deal, rounds, run_of
 from parallax.runtime.checkpoint.rows.variable_rows import RowsOnServers, ShardedRows
 
@@ -111,8 +111,8 @@ def whole_of(rows: int) -> Any:
     return np.arange(rows * WIDTH, dtype=np.float32).reshape(rows, WIDTH)
 
 
-def stored_of(rows: int) -> Stored:
-    return Stored("emb", "emb", tf.float32.name, tf.float32.size, (rows, WIDTH), (rows, WIDTH), (0, 0), False)
+def stored_of(rows: int) -> CheckpointEntry:
+    return CheckpointEntry("emb", "emb", tf.float32.name, tf.float32.size, (rows, WIDTH), (rows, WIDTH), (0, 0), False)
 
 
 PATTERNS = [(0, 1, 2), (2, 0, 0, 2, 2, 0), (1,), (0, 1, 1, 2, 1)]

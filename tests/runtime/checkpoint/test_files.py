@@ -17,7 +17,7 @@ from parallax.runtime.checkpoint.files.bundle import Bundle
 from parallax.runtime.checkpoint.files.folder import latest
 from parallax.runtime.checkpoint.files.sorted_string_table import DamagedCheckpoint
 from parallax.runtime.checkpoint.files.stored_rows import copy, stored_parts
-from parallax.runtime.checkpoint.files.stored_tensors import Stored, chunks, stored_variables
+from parallax.runtime.checkpoint.files.stored_tensors import CheckpointEntry, chunks, stored_variables
 from parallax.runtime.checkpoint.files.writer import Writer
 from parallax.runtime.checkpoint.step_runs import _writers
 from parallax.settings.parts import CheckPointConfig
@@ -42,12 +42,12 @@ def test_chunks_are_whole_rows_within_the_limit() -> None:
 
 
 def test_slices_are_named_as_saver_names_them() -> None:
-    part = Stored("emb/part_1", "emb", "float32", 4, (5, 4), (11, 4), (6, 0), is_part=True)
+    part = CheckpointEntry("emb/part_1", "emb", "float32", 4, (5, 4), (11, 4), (6, 0), is_part=True)
     assert part.slice_spec(0, 5) == "11 4 6,5:0,4"
     assert part.slice_spec(2, 1) == "11 4 8,1:0,4"
-    whole = Stored("emb", "emb", "float32", 4, (11, 4), (11, 4), (0, 0), is_part=False)
+    whole = CheckpointEntry("emb", "emb", "float32", 4, (11, 4), (11, 4), (0, 0), is_part=False)
     assert (whole.slice_spec(0, 11), whole.slice_spec(3, 2)) == ("", "11 4 3,2:0,4")
-    assert Stored("step", "step", "int64", 8, (), (), (), is_part=False).slice_spec(0, 1) == ""
+    assert CheckpointEntry("step", "step", "int64", 8, (), (), (), is_part=False).slice_spec(0, 1) == ""
 
 
 @pytest.mark.parametrize("axis", [None, 0, 1])
@@ -101,7 +101,7 @@ def test_a_checkpoint_of_the_same_step_is_replaced(tmp_path: Path) -> None:
         writer = Writer(str(tmp_path), 3, chunk_bytes)
         writer.begin()
         for first, count in chunks(11, 16, chunk_bytes):
-            one = Stored("emb", "emb", "float32", 4, (11, 4), (11, 4), (0, 0), is_part=False)
+            one = CheckpointEntry("emb", "emb", "float32", 4, (11, 4), (11, 4), (0, 0), is_part=False)
             writer.add("emb", one.slice_spec(first, count), "float32", WHOLE[first : first + count] + add)
         writer.finish()
     assert sorted(p.name for p in tmp_path.iterdir()) == [

@@ -16,13 +16,13 @@ from parallax import cli
 from parallax.errors import CheckpointError
 from parallax.runtime.checkpoint.checkpoint_io import Storage
 from parallax.runtime.checkpoint.checkpoints import Checkpoints
-from parallax.runtime.checkpoint.collective_write import Moved
+from parallax.runtime.checkpoint.collective_write import CheckpointResult
 from parallax.runtime.checkpoint.commands.command import compact
 from parallax.runtime.checkpoint.files.bundle import Bundle
 from parallax.runtime.checkpoint.files.chain import chain_of, increments_in, state_of
 from parallax.runtime.checkpoint.files.folder import FilesFailed, Retention, candidates
 from parallax.runtime.checkpoint.files.links import HEADER
-from parallax.runtime.checkpoint.files.stored_tensors import Stored
+from parallax.runtime.checkpoint.files.stored_tensors import CheckpointEntry
 from parallax.runtime.checkpoint.hook import CheckpointHook
 from parallax.runtime.checkpoint.positions import NAMES, WORKERS, _digest, read_positions
 from parallax.runtime.checkpoint.rows.touched_tables import Marks, Succession
@@ -65,11 +65,14 @@ class Job:
         # The second part begins at row 40 of the whole; the slot has another width than the table.
         self.parts = [Rows(part("emb", number, 3), np.zeros((ROWS, 3), np.float32)) for number in range(2)]
         self.slots = [Rows(part("emb/slot", number, 1), np.ones((ROWS, 1), np.float32)) for number in range(2)]
-        dense = Rows(Stored("w", "w", "float32", 4, (2,), (2,), (0,), False), np.zeros(2, np.float32))
-        self.step = Array(Stored("step", "step", "int64", 8, (), (), (), False), np.array(0))
+        dense = Rows(CheckpointEntry("w", "w", "float32", 4, (2,), (2,), (0,), False), np.zeros(2, np.float32))
+        self.step = Array(CheckpointEntry("step", "step", "int64", 8, (), (), (), False), np.array(0))
         self.both = np.zeros(2 * ROWS, bool)
         marks = tuple(
-            Array(Stored(f"m{n}", f"m{n}", "bool", 1, (ROWS,), (ROWS,), (0,), False), self.both[n * ROWS :][:ROWS])
+            Array(
+                CheckpointEntry(f"m{n}", f"m{n}", "bool", 1, (ROWS,), (ROWS,), (0,), False),
+                self.both[n * ROWS :][:ROWS],
+            )
             for n in range(2)
         )
         self.held = (*self.parts, *self.slots, dense, self.step)
@@ -97,13 +100,13 @@ class Job:
         self.held[-2].value[:] += 1
         self.step.value = np.array(int(self.step.value) + 1)
 
-    def save(self, whole: bool = False) -> Moved:
+    def save(self, whole: bool = False) -> CheckpointResult:
         step = int(self.step.value)
         moved = self.storage.save(self.session, step, self.succession.following(step, self.storage.comm, whole))
         self.succession.last = moved.header
         return moved
 
-    def load(self) -> Moved:
+    def load(self) -> CheckpointResult:
         moved = self.storage.load(self.session)
         assert moved is not None
         self.succession.last = moved.header
@@ -113,8 +116,8 @@ class Job:
         return [np.array(one.value) for one in self.held]
 
 
-def part(name: str, number: int, width: int) -> Stored:
-    return Stored(
+def part(name: str, number: int, width: int) -> CheckpointEntry:
+    return CheckpointEntry(
         f"{name}/{number}", name, "float32", 4, (ROWS, width), (2 * ROWS, width), (number * ROWS, 0), is_part=True
     )
 
@@ -126,8 +129,8 @@ def positions_of(workers: int) -> tuple[Array, ...]:
     shape = (workers, 2, 4)
     values = np.arange(8 * workers).reshape(shape)
     return (
-        Array(Stored(WORKERS, WORKERS, "int64", 8, shape, shape, (0, 0, 0), False), values),
-        Array(Stored(NAMES, NAMES, "int64", 8, (2,), (2,), (0,), False), np.array([_digest("the job"), 5])),
+        Array(CheckpointEntry(WORKERS, WORKERS, "int64", 8, shape, shape, (0, 0, 0), False), values),
+        Array(CheckpointEntry(NAMES, NAMES, "int64", 8, (2,), (2,), (0,), False), np.array([_digest("the job"), 5])),
     )
 
 
@@ -149,7 +152,7 @@ def trained(folder: Path, steps: int = 4, **options: Any) -> tuple[Job, list[lis
     return job, states
 
 
-def loaded(folder: Path, wanted: list[Any]) -> Moved:
+def loaded(folder: Path, wanted: list[Any]) -> CheckpointResult:
     """What another job finds; its state must be the wanted one."""
     job = Job(folder)
     for one in job.held:

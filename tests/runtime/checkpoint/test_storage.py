@@ -20,7 +20,7 @@ from parallax.errors import CheckpointError
 from parallax.runtime.checkpoint.checkpoint_io import Storage
 from parallax.runtime.checkpoint.checkpoints import Checkpoints
 from parallax.runtime.checkpoint.files.folder import FilesFailed, Retention, candidates
-from parallax.runtime.checkpoint.files.stored_tensors import Stored
+from parallax.runtime.checkpoint.files.stored_tensors import CheckpointEntry
 from parallax.runtime.checkpoint.hook import CheckpointHook
 from parallax.settings.parts import CheckPointConfig
 
@@ -47,7 +47,7 @@ class Alone:
 class Array:
     """A variable whose rows are an array's."""
 
-    stored: Stored
+    stored: CheckpointEntry
     value: Any
 
     def read(self, session: Any, first: int, count: int) -> Any:
@@ -63,8 +63,11 @@ class Array:
 def job(folder: Path, rows: int = 5, retention: Retention | None = None) -> Storage:
     """A table of [rows, 3] and a counter."""
     held = (
-        Array(Stored("emb", "emb", "float32", 4, (rows, 3), (rows, 3), (0, 0), False), np.zeros((rows, 3), np.float32)),
-        Array(Stored("step", "step", "int64", 8, (), (), (), False), np.array(0)),
+        Array(
+            CheckpointEntry("emb", "emb", "float32", 4, (rows, 3), (rows, 3), (0, 0), False),
+            np.zeros((rows, 3), np.float32),
+        ),
+        Array(CheckpointEntry("step", "step", "int64", 8, (), (), (), False), np.array(0)),
     )
     return Storage(str(folder), held, Alone(), 2**20, retention or Retention())  # type: ignore[arg-type]
 

@@ -28,7 +28,7 @@ from parallax.runtime.guard.difference import (
 )
 from parallax.runtime.guard.fingerprints import fingerprint
 from parallax.runtime.guard.guard import SHARE, Times, next_check
-from parallax.runtime.guard.watched_variables import Watched, writers_of
+from parallax.runtime.guard.watched_variables import WatchedVariable, writers_of
 
 v1 = tf.compat.v1
 ROOT = Path(__file__).resolve().parents[3]
@@ -172,7 +172,7 @@ def test_other_processors_may_round_otherwise_but_not_count_otherwise() -> None:
 
 
 def test_what_is_written_by_row_is_fingerprinted_in_pieces() -> None:
-    one = Watched("w", "float32", (10, 4), True, (), by_row=True)
+    one = WatchedVariable("w", "float32", (10, 4), True, (), by_row=True)
     with tf.Graph().as_default() as graph, v1.Session() as session:
         made = [v1.get_variable(name, [10, 4], use_resource=True) for name in "wv"]
         same = v1.assign(made[1], made[0])
@@ -214,7 +214,7 @@ def test_the_first_run_that_differs_is_named() -> None:
 
 
 def test_the_message_says_who_has_which_value_and_who_ran_what() -> None:
-    one = Watched("w", "float32", (2,), True, ("set_w",), by_row=False)
+    one = WatchedVariable("w", "float32", (2,), True, ("set_w",), by_row=False)
     largest = [None, Largest(0.5, (1,), "1.5", "1.0", 2.0), None]
     unequal = unequal_runs_text([{"set_w": 3}, {"set_w": 2}, {"set_w": 3}])
     text = difference_text(one, when_text(4, 2, False), [7, 8, 7], largest, [("Assign", "set_w")], unequal, ["m", "v"])

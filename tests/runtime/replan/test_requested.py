@@ -13,7 +13,7 @@ from parallax.analysis.planner import make_plan
 from parallax.errors import PlanError
 from parallax.graph.spec import GraphSpec
 from parallax.plans.plan import Layout, Plan, PlanConstraints
-from parallax.runtime.replan.change_over import Changed
+from parallax.runtime.replan.change_over import PlanChangeResult
 from parallax.runtime.replan.requested_plan import RequestedChange
 from tests.analysis.specs import dense, sparse, spec
 
@@ -35,9 +35,9 @@ class Over:
         self.asked: list[tuple[Plan, int]] = []
         self.refusal = refusal
 
-    def to(self, plan: Plan, steps: int) -> Changed:
+    def to(self, plan: Plan, steps: int) -> PlanChangeResult:
         self.asked.append((plan, steps))
-        return Changed(self.refusal, 2, 1_000_000, 0.25)
+        return PlanChangeResult(self.refusal, 2, 1_000_000, 0.25)
 
 
 def change(now: Plan, over: Over, rank: int = 0) -> RequestedChange:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from parallax.runtime.worker.reports.moved_bytes import ExchangeReport, Rounded
+from parallax.runtime.worker.reports.moved_bytes import ExchangeReport, RoundingCost
 from tests.report.html.plans import timed, untimed
 
 COUNTED = ExchangeReport(
@@ -43,7 +43,7 @@ def test_the_report_of_a_run_with_profiles_has_it_and_of_others_has_not() -> Non
 
 
 def test_what_was_rounded_is_said_with_its_type() -> None:
-    rounded = (Rounded("rows", 640, 0.0016, 0.0039, 2.5), Rounded("gradients", 64, 0.25, 1.0, 1e-8))
+    rounded = (RoundingCost("rows", 640, 0.0016, 0.0039, 2.5), RoundingCost("gradients", 64, 0.25, 1.0, 1e-8))
     report = replace(COUNTED, plan=replace(timed(), wire_dtype="float16"), rounded=rounded)
     assert (
         "relative error of float16 on the wire: rows mean 1.60e-03, largest 3.90e-03 of 640 sampled, values up to 2.5; "

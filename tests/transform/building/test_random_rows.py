@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from parallax.graph.ownership import Ownership
 from parallax.transform.building.all_to_all import native_ops
-from parallax.transform.building.random_rows import Drawn, random_rows
+from parallax.transform.building.random_rows import DrawnTensor, random_rows
 
 v1 = tf.compat.v1
 SEEDS = (2**31 - 7, -5)
@@ -48,7 +48,7 @@ def test_owned_rows_of_floats_are_those_of_the_whole(distribution: str, dtype: A
     with tf.Graph().as_default():
         for ownership, total in ((Ownership.even(3), 101), (UNEVEN, 23)):
             whole = whole_of(distribution, [total, *row_shape], dtype)
-            drawn = Drawn(distribution, dtype, (total, *row_shape))
+            drawn = DrawnTensor(distribution, dtype, (total, *row_shape))
             parts = {h: random_rows(drawn, ownership, h, seeds=SEEDS) for h in range(ownership.holders)}
             agree(whole, parts, ownership)
 
@@ -59,7 +59,7 @@ def test_owned_rows_of_integers_are_those_of_the_whole(dtype: Any) -> None:
         bounds = [tf.constant(-3, dtype), tf.constant(2**30, dtype)]
         for ownership, total, width in ((Ownership.even(2), 50, 5), (UNEVEN, 23, 3)):
             whole = whole_of("uniform_int", [total, width], dtype)
-            drawn = Drawn("uniform_int", dtype, (total, width))
+            drawn = DrawnTensor("uniform_int", dtype, (total, width))
             parts = {h: random_rows(drawn, ownership, h, SEEDS, (), bounds) for h in range(ownership.holders)}
             agree(whole, parts, ownership)
 
@@ -68,7 +68,7 @@ def test_a_second_run_draws_on_where_tensorflow_does() -> None:
     with tf.Graph().as_default():
         ownership = Ownership.even(2)
         whole = whole_of("truncated_normal", [9, 3], tf.float32)
-        drawn = Drawn("truncated_normal", tf.float32, (9, 3))
+        drawn = DrawnTensor("truncated_normal", tf.float32, (9, 3))
         agree(whole, {h: random_rows(drawn, ownership, h, seeds=SEEDS) for h in range(2)}, ownership, runs=3)
 
 
@@ -82,7 +82,7 @@ def test_stateless_streams_are_entered_at_the_rows(distribution: str) -> None:
     with tf.Graph().as_default() as graph:
         whole = ops[distribution]([41, 6], (3, 5))
         op = next(op for op in graph.get_operations() if op.type.startswith("Stateless") and op.type.endswith("V2"))
-        drawn = Drawn(distribution, tf.float32, (41, 6))
+        drawn = DrawnTensor(distribution, tf.float32, (41, 6))
         stream = (op.inputs[1], op.inputs[2])
         agree(op.outputs[0], {h: random_rows(drawn, UNEVEN, h, stream=stream) for h in range(4)}, UNEVEN, runs=2)
         assert whole.shape == [41, 6]
@@ -120,6 +120,6 @@ def test_the_last_row_of_a_table_of_many_values(distribution: str) -> None:
 def test_rows_of_a_table_of_published_size() -> None:
     """793,470 rows of 512, whole 1.6 GB."""
     with tf.Graph().as_default():
-        drawn = Drawn("uniform", tf.float32, (793_470, 512))
+        drawn = DrawnTensor("uniform", tf.float32, (793_470, 512))
         whole, ownership = whole_of("uniform", list(drawn.shape), tf.float32), Ownership.even(48)
         agree(whole, {holder: random_rows(drawn, ownership, holder, seeds=SEEDS) for holder in (0, 47)}, ownership)

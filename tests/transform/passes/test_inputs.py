@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from parallax.analysis.planner import make_plan
 from parallax.analysis.reading.construction import record
-from parallax.analysis.stages import Analysed, analyse, rewrites_of
+from parallax.analysis.stages import AnalysedGraph, analyse, rewrites_of
 from parallax.compat import shard
 from parallax.plans.plan import PlanConstraints, one_host
 from parallax.transform.building.editor import Worker
@@ -38,7 +38,7 @@ def shuffled_before() -> Any:
     return shard.shard(dataset).batch(2)
 
 
-def analysed(make: Callable[[], Any], once: bool) -> Analysed:
+def analysed(make: Callable[[], Any], once: bool) -> AnalysedGraph:
     graph = tf.Graph()
     with graph.as_default():
         dataset = make()
@@ -52,7 +52,7 @@ def analysed(make: Callable[[], Any], once: bool) -> Analysed:
 class Opened:
     """One worker's iterator, begun at an element of the sequence of all."""
 
-    def __init__(self, found: Analysed, worker: Worker, number: int | None = None) -> None:
+    def __init__(self, found: AnalysedGraph, worker: Worker, number: int | None = None) -> None:
         plan = make_plan(found.spec, one_host(worker.size), PlanConstraints())
         made = transform(found.captured.view, rewrites_of(found, plan), worker)
         (self.one,) = made.inputs.kept

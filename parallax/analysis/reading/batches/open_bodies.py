@@ -46,7 +46,7 @@ def drop_shapes(nodes: Sequence[NodeDef]) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class _Opened:
+class _OpenedFunction:
     """What a function gives for arguments of some shapes, and whether all its constants were told apart."""
 
     function: FunctionDef
@@ -68,7 +68,7 @@ class OpenBodies:
 
     def __init__(self, view: GraphView, length: int, numbers: BatchNumbers) -> None:
         self._view, self._length, self._numbers = view, length, numbers
-        self._known: dict[tuple[str, tuple[Shape, ...], tuple[str, ...], int | None], _Opened] = {}
+        self._known: dict[tuple[str, tuple[Shape, ...], tuple[str, ...], int | None], _OpenedFunction] = {}
         self.are_told = True
 
     def change(self, seen: GraphView, opened: GraphDef, nodes: Sequence[str], constants: BatchConstants) -> bool:
@@ -149,7 +149,7 @@ class OpenBodies:
         shapes: Sequence[Shape],
         handles: Sequence[NodeDef | None],
         length: int | None = None,
-    ) -> _Opened:
+    ) -> _OpenedFunction:
         """A function for arguments of some shapes, or that are variables, which takes its place in the library.
 
         Args:
@@ -173,7 +173,7 @@ class OpenBodies:
         shapes: Sequence[Shape],
         handles: Sequence[NodeDef | None],
         length: int | None,
-    ) -> _Opened:
+    ) -> _OpenedFunction:
         fixed = next(one for one in self._view.graph_def.library.function if one.signature.name == name)
         function = type(fixed)()
         function.CopyFrom(fixed)
@@ -202,7 +202,7 @@ class OpenBodies:
             node.attr[_SHAPES].CopyFrom(seen.nodes[node.name].attr[_SHAPES])
         opened.library.CopyFrom(body.library)
         results = [tensor_name(flat_names[function.ret[arg.name]]) for arg in function.signature.output_arg]
-        return _Opened(function, tuple(seen.shape(tensor) for tensor in results), is_told)
+        return _OpenedFunction(function, tuple(seen.shape(tensor) for tensor in results), is_told)
 
     def _find_batch(self, view: GraphView, arguments: Sequence[str], shapes: Sequence[Shape]) -> str:
         """The argument of a function of which the first axis that is open is the batch; empty where there is none."""

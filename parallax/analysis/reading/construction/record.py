@@ -43,7 +43,7 @@ class Place(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Delivered:
+class TargetGradient:
     """The gradient of one target: a tensor, or values and indices.
 
     Attributes:
@@ -85,7 +85,7 @@ class GradientRecord:
 
     first_op: int
     end_op: int
-    gradients: tuple[Delivered, ...]
+    gradients: tuple[TargetGradient, ...]
     cotangents: tuple[Cotangent, ...] = ()
     of: tuple[Place, ...] = ()
     is_plain: bool = False
@@ -236,7 +236,7 @@ def _as_list(targets: Nest) -> list[Nest]:
     return list(targets) if isinstance(targets, (list, tuple)) else [targets]
 
 
-def _gradients(targets: Nest, result: Nest) -> tuple[Delivered, ...]:
+def _gradients(targets: Nest, result: Nest) -> tuple[TargetGradient, ...]:
     """What was delivered, in the order of the targets; IndexedSlices stay whole."""
     import tensorflow as tf
 
@@ -248,9 +248,9 @@ def _gradients(targets: Nest, result: Nest) -> tuple[Delivered, ...]:
         if isinstance(gradient, tf.IndexedSlices):
             is_nested = isinstance(gradient.values, tf.IndexedSlices)
             rows, shape = (_place(gradient.values), _place(gradient.indices)), gradient.dense_shape
-            found.append(Delivered(_place(tensor), *rows, is_nested, None if shape is None else _place(shape)))
+            found.append(TargetGradient(_place(tensor), *rows, is_nested, None if shape is None else _place(shape)))
         elif hasattr(gradient, "op"):
-            found.append(Delivered(_place(tensor), _place(gradient), None))
+            found.append(TargetGradient(_place(tensor), _place(gradient), None))
     return tuple(found)
 
 

@@ -48,7 +48,7 @@ def losses_of(records: Sequence[Record]) -> set[str]:
 
 
 @dataclass(frozen=True, slots=True)
-class Hidden:
+class HiddenGradient:
     """A gradient by `target`, taken within a function that `node` runs as the body of a loop or a conditional.
 
     `writes` says whether that function, or one that it runs, writes state.
@@ -88,7 +88,7 @@ class _Place:
 
 def records_in(
     graph: Graph, nodes: Sequence[str], calls: Sequence[InlinedCall], view: GraphView
-) -> tuple[tuple[Record, ...], tuple[Hidden, ...]]:
+) -> tuple[tuple[Record, ...], tuple[HiddenGradient, ...]]:
     """What autodiff delivered, in the captured graph and in what it runs beside.
 
     Args:
@@ -181,7 +181,9 @@ def _resolve(places: Sequence[_Place], place: _Place, tensor: record.Place) -> l
     return [name for p in (around[-1:] or own) if (name := p.tensor(tensor.name))]
 
 
-def _find_hidden(functions: dict[str, FuncGraph], places: Sequence[_Place], view: GraphView) -> Iterator[Hidden]:
+def _find_hidden(
+    functions: dict[str, FuncGraph], places: Sequence[_Place], view: GraphView
+) -> Iterator[HiddenGradient]:
     """The gradients in the bodies of loops and conditionals."""
     library = {f.signature.name: f for f in view.graph_def.library.function}
     for name, node in view.nodes.items() if library else ():
@@ -199,7 +201,7 @@ def _find_hidden(functions: dict[str, FuncGraph], places: Sequence[_Place], view
         )
         for target in dict.fromkeys(targets):
             if split_tensor(target)[0] in view.nodes:
-                yield Hidden(name, target, writes)
+                yield HiddenGradient(name, target, writes)
 
 
 def _tensors(node: NodeDef) -> int:

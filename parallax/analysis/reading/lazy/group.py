@@ -45,7 +45,7 @@ class UpdatedTogether:
 
 
 @dataclass(frozen=True, slots=True)
-class Connected:
+class ConnectedVariables:
     """Variables whose values flow into one another, element by element.
 
     Attributes:
@@ -59,7 +59,7 @@ class Connected:
     by_rows: tuple[str, ...]
 
 
-def find_connected(view: GraphView, handles: Handles) -> list[Connected]:
+def find_connected(view: GraphView, handles: Handles) -> list[ConnectedVariables]:
     """For every table that some gradient of rows is written to, or to a slot of: what it is connected with."""
     tables = [name for name, uses in handles.uses.items() if uses.lookups and uses.writes and len(uses.shape) > 0]
     found = {table: _connect(view, handles, table) for table in tables}
@@ -72,7 +72,7 @@ def find_connected(view: GraphView, handles: Handles) -> list[Connected]:
     return [one for table, one in found.items() if one.by_rows and table not in slots]
 
 
-def _connect(view: GraphView, handles: Handles, table: str) -> Connected:
+def _connect(view: GraphView, handles: Handles, table: str) -> ConnectedVariables:
     shape = handles.uses[table].shape
     met: dict[str, None] = {table: None}
     by_rows: dict[str, None] = {}
@@ -90,7 +90,7 @@ def _connect(view: GraphView, handles: Handles, table: str) -> Connected:
         for one in dict.fromkeys(fresh):
             met[one] = None
             waiting.append(one)
-    return Connected(table, tuple(name for name in handles.uses if name in met), tuple(by_rows))
+    return ConnectedVariables(table, tuple(name for name in handles.uses if name in met), tuple(by_rows))
 
 
 def flows_into(view: GraphView, write: str, shape: tuple[int, ...]) -> tuple[list[str], list[str]]:
@@ -156,7 +156,7 @@ def _flows_from(view: GraphView, handles: Handles, read: str, shape: tuple[int, 
                     waiting.append(edge.node)
 
 
-def order_of(view: GraphView, handles: Handles, found: list[Connected]) -> Order:
+def order_of(view: GraphView, handles: Handles, found: list[ConnectedVariables]) -> Order:
     """The order of everything that is done to connected variables."""
     nodes = []
     for variable in dict.fromkeys(name for one in found for name in one.variables):
@@ -165,7 +165,7 @@ def order_of(view: GraphView, handles: Handles, found: list[Connected]) -> Order
     return Order(view, nodes)
 
 
-def writes_together(handles: Handles, order: Order, found: Connected) -> dict[str, list[str]]:
+def writes_together(handles: Handles, order: Order, found: ConnectedVariables) -> dict[str, list[str]]:
     """By variable, the writes that run with those of a gradient's rows."""
     seeds = order.bits(found.by_rows)
     writes = {}

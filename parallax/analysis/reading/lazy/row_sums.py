@@ -25,7 +25,7 @@ from parallax.analysis.reading.lazy.added_nodes import AddedNodes, tell_shapes
 from parallax.analysis.reading.lazy.elementwise import ELEMENTWISE, PASSES
 from parallax.analysis.reading.lazy.group import (
     SUM_OF_ROWS,
-    Connected,
+    ConnectedVariables,
     find_connected,
     flows_into,
     may_have_shape,
@@ -99,7 +99,7 @@ def with_rows_added_once(graph_def: GraphDef, view: GraphView) -> tuple[GraphDef
     return out, {table: max(len(one.functions) for one in found if one.table == table) for table in tables}
 
 
-def _sums_of(view: GraphView, handles: Handles, one: Connected) -> Iterator[_Sums]:
+def _sums_of(view: GraphView, handles: Handles, one: ConnectedVariables) -> Iterator[_Sums]:
     """The sums that are taken of each gradient of a table."""
     shape = handles.uses[one.table].shape
     core: dict[str, list[Edge]] = {}

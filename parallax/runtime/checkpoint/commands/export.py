@@ -24,7 +24,7 @@ from parallax.runtime.checkpoint.files.stored_rows import Readable, check_fits, 
 from parallax.runtime.checkpoint.files.stored_tensors import (
     CHUNK_BYTES,
     OWN_KEYS,
-    Stored,
+    CheckpointEntry,
     stored_variables,
     variable_op,
 )
@@ -152,7 +152,7 @@ def _exporting(folder: str) -> AbstractContextManager[None]:
     return file_errors(f"What is exported must be written to {shown(folder)}", "Free space there, or name another.")
 
 
-def _global_variables(graph: Graph, forward: ForwardGraph) -> list[Stored]:
+def _global_variables(graph: Graph, forward: ForwardGraph) -> list[CheckpointEntry]:
     """The variables of a forward graph as a checkpoint has them.
 
     Raises:
@@ -168,7 +168,7 @@ def _global_variables(graph: Graph, forward: ForwardGraph) -> list[Stored]:
     return sorted((by_op[op] for op in forward.variables), key=lambda one: (one.key, one.offset, one.op))
 
 
-def _saved_model(graph: Graph, forward: ForwardGraph, variables: Sequence[Stored]) -> bytes:
+def _saved_model(graph: Graph, forward: ForwardGraph, variables: Sequence[CheckpointEntry]) -> bytes:
     """The file `saved_model.pb`."""
     slices = _slices(graph)
     with tf.Graph().as_default() as exported:
@@ -196,7 +196,7 @@ def _slices(graph: Graph) -> dict[str, SaveSliceInfoDef]:
     return {op: info.to_proto() for op, info in infos.items() if info is not None}
 
 
-def _variable(exported: Graph, stored: Stored, info: SaveSliceInfoDef | None) -> Variable:
+def _variable(exported: Graph, stored: CheckpointEntry, info: SaveSliceInfoDef | None) -> Variable:
     """Makes a variable op of an imported graph one that loaders know; restoring is what gives it a value."""
     handle = exported.get_tensor_by_name(f"{stored.op}:0")
     definition = VariableDef(

@@ -9,7 +9,7 @@ import tensorflow as tf
 from parallax.errors import CheckpointError
 from parallax.runtime.checkpoint.files.bundle import Bundle, Tensor
 from parallax.runtime.checkpoint.files.chain import Chain
-from parallax.runtime.checkpoint.files.stored_tensors import Stored
+from parallax.runtime.checkpoint.files.stored_tensors import CheckpointEntry
 from parallax.runtime.checkpoint.files.writer import Writer
 from parallax.types import Array
 
@@ -18,14 +18,14 @@ Readable = Bundle | Chain
 _MOST_NAMED = 5  # variables that a message lists
 
 
-def ranges_of(bundle: Readable, stored: Stored, chunk_bytes: int) -> list[tuple[int, int]]:
+def ranges_of(bundle: Readable, stored: CheckpointEntry, chunk_bytes: int) -> list[tuple[int, int]]:
     """The ranges of rows in which a variable is read, each from one stored piece."""
     if not stored.has_rows:
         return [(0, 1)]
     return bundle.ranges(stored.key, stored.offset[0], stored.rows, stored.row_bytes, chunk_bytes)
 
 
-def read_rows(bundle: Readable, stored: Stored, first: int, count: int) -> Array:
+def read_rows(bundle: Readable, stored: CheckpointEntry, first: int, count: int) -> Array:
     """Rows `[count, ...]` of a variable from row `first` on; all of what has no rows.
 
     Raises:
@@ -35,17 +35,17 @@ def read_rows(bundle: Readable, stored: Stored, first: int, count: int) -> Array
     return bundle.read(stored.key, *(((0,) * len(shape), shape) if stored.shape is None else stored.box(first, count)))
 
 
-def stored_parts(tensor: Tensor) -> list[Stored]:
+def stored_parts(tensor: Tensor) -> list[CheckpointEntry]:
     """A tensor of a checkpoint, whatever graph it is of; its parts, where they are not all of it."""
     dtype, whole = tf.as_dtype(tensor.dtype), tensor.shape
     boxes = [((0,) * len(whole), whole)] if tensor.is_whole else [(piece.start, piece.shape) for piece in tensor.pieces]
     return [
-        Stored(tensor.key, tensor.key, tensor.dtype, dtype.size, shape, whole, start, not tensor.is_whole)
+        CheckpointEntry(tensor.key, tensor.key, tensor.dtype, dtype.size, shape, whole, start, not tensor.is_whole)
         for start, shape in boxes
     ]
 
 
-def copy(bundle: Readable, variables: Sequence[Stored], writer: Writer, chunk_bytes: int) -> None:
+def copy(bundle: Readable, variables: Sequence[CheckpointEntry], writer: Writer, chunk_bytes: int) -> None:
     """Copies variables into a checkpoint that is being written.
 
     Raises:
@@ -56,7 +56,7 @@ def copy(bundle: Readable, variables: Sequence[Stored], writer: Writer, chunk_by
             writer.add(stored.key, stored.slice_spec(first, count), stored.dtype, rows)
 
 
-def _pieces(bundle: Readable, stored: Stored, chunk_bytes: int) -> Iterator[tuple[int, int, Array]]:
+def _pieces(bundle: Readable, stored: CheckpointEntry, chunk_bytes: int) -> Iterator[tuple[int, int, Array]]:
     """(first row, number, rows) of all chunks of a variable; in one piece what has no more bytes than a chunk."""
     if stored.has_rows and stored.rows * stored.row_bytes <= chunk_bytes:
         yield 0, stored.rows, read_rows(bundle, stored, 0, stored.rows)
@@ -65,7 +65,7 @@ def _pieces(bundle: Readable, stored: Stored, chunk_bytes: int) -> Iterator[tupl
         yield first, count, read_rows(bundle, stored, first, count)
 
 
-def check_fits(bundle: Readable, variables: Sequence[Stored], remedy: str) -> None:
+def check_fits(bundle: Readable, variables: Sequence[CheckpointEntry], remedy: str) -> None:
     """Every variable of a graph must be in its checkpoint, with its shape and type.
 
     Raises:

@@ -23,7 +23,7 @@ OWN_KEYS = "parallax/"
 
 
 @dataclass(frozen=True, slots=True)
-class Stored:
+class CheckpointEntry:
     """One TensorFlow variable and its place in the checkpoint.
 
     Attributes:
@@ -105,13 +105,13 @@ def chunks(rows: int, row_bytes: int, chunk_bytes: int) -> list[tuple[int, int]]
     return [(first, min(step, rows - first)) for first in range(0, rows, step)] or [(0, 0)]
 
 
-def stored_variables(graph: Graph) -> tuple[Stored, ...]:
+def stored_variables(graph: Graph) -> tuple[CheckpointEntry, ...]:
     """The global variables of a graph, as `tf.train.Saver(tf.global_variables())` names them; sorted by key and place.
 
     Args:
         graph: the user's graph.
     """
-    found: dict[str, Stored] = {}
+    found: dict[str, CheckpointEntry] = {}
     for variable in graph.get_collection(tf.compat.v1.GraphKeys.GLOBAL_VARIABLES):
         op = variable_op(variable)
         dtype = variable.dtype.base_dtype
@@ -120,7 +120,7 @@ def stored_variables(graph: Graph) -> tuple[Stored, ...]:
         whole = tuple(int(d) for d in info.full_shape) if info is not None else shape
         offset = tuple(int(o) for o in info.var_offset) if info is not None else (0,) * len(shape or ())
         key = str(info.full_name) if info is not None else op
-        found[op] = Stored(op, key, dtype.name, int(dtype.size), shape, whole, offset, info is not None)
+        found[op] = CheckpointEntry(op, key, dtype.name, int(dtype.size), shape, whole, offset, info is not None)
     return tuple(sorted(found.values(), key=lambda s: (s.key, s.offset, s.op)))
 
 

@@ -14,7 +14,7 @@ import numpy as np
 import tensorflow as tf
 
 from parallax.graph.ownership import Ownership
-from parallax.runtime.checkpoint.files.stored_tensors import Stored
+from parallax.runtime.checkpoint.files.stored_tensors import CheckpointEntry
 from parallax.runtime.worker.barrier import barrier
 from parallax.types import Array, Comm, Session
 
@@ -25,7 +25,7 @@ class DealtRows(Protocol):
     """A variable whose rows several processes hold: the workers, or servers that workers read."""
 
     @property
-    def stored(self) -> Stored:
+    def stored(self) -> CheckpointEntry:
         """The variable's place in the checkpoint."""
 
     @property
@@ -124,7 +124,7 @@ def _send(
     return read[0] if len(own) == 1 else np.concatenate([empty(stored, 0), *parts]), sizes
 
 
-def empty(stored: Stored, count: int) -> Array:
+def empty(stored: CheckpointEntry, count: int) -> Array:
     """Room for so many rows of a variable."""
     return np.empty((count, *(stored.shape or ())[1:]), tf.as_dtype(stored.dtype).as_numpy_dtype)
 

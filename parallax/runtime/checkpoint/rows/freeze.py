@@ -20,7 +20,7 @@ import tensorflow as tf
 
 from parallax.errors import CheckpointError
 from parallax.runtime.checkpoint.files.folder import reason
-from parallax.runtime.checkpoint.files.stored_tensors import Stored
+from parallax.runtime.checkpoint.files.stored_tensors import CheckpointEntry
 from parallax.runtime.checkpoint.rows.row_ops import RowOps
 from parallax.runtime.checkpoint.rows.variable_rows import (
     ReadableVariable,
@@ -81,7 +81,7 @@ class FrozenRows:
         loss: of the image.
     """
 
-    stored: Stored
+    stored: CheckpointEntry
     image: str
     number: int
     ops: ImageOps
@@ -109,7 +109,7 @@ class FrozenRows:
 class FrozenValue:
     """A value that was copied on worker 0; None elsewhere."""
 
-    stored: Stored
+    stored: CheckpointEntry
     value: ArrayOnWorker0
 
     def read(self, session: Session, first: int, count: int) -> ArrayOnWorker0:

@@ -14,7 +14,7 @@ import tensorflow as tf
 
 from parallax.graph.ownership import Ownership
 from parallax.graph.row_updates import row_update_ops
-from parallax.runtime.checkpoint.files.stored_tensors import Stored
+from parallax.runtime.checkpoint.files.stored_tensors import CheckpointEntry
 from parallax.types import Array, DType, Handle, Operation, Session, Tensor, Value
 
 
@@ -69,7 +69,7 @@ class RowOps:
 
 
 @dataclass(frozen=True, slots=True)
-class Picked:
+class PickedRows:
     """Which of a holder's rows are among marked ones: local rows `low + numbers`, at `places` among the marked."""
 
     low: int
@@ -77,7 +77,7 @@ class Picked:
     places: Array
 
     @classmethod
-    def of(cls, ownership: Ownership, holder: int, first: int, marked: Array) -> Picked:
+    def of(cls, ownership: Ownership, holder: int, first: int, marked: Array) -> PickedRows:
         """Those of a holder among the rows from `first` on that are true in `marked`."""
         low, high = ownership.local_range(holder, first, len(marked))
         here = np.empty(high - low, np.int64)
@@ -88,7 +88,7 @@ class Picked:
 
 
 def row_ops(
-    stored: Stored, op: str, low: Tensor, high: Tensor, local_rows: Tensor, lazy: Sequence[tuple[str, ...]]
+    stored: CheckpointEntry, op: str, low: Tensor, high: Tensor, local_rows: Tensor, lazy: Sequence[tuple[str, ...]]
 ) -> RowOps:
     """Ops on the rows of a variable op that has rows of `stored`, on the device where it is."""
     variable, dtype = variable_of(stored, op)
@@ -114,7 +114,7 @@ def whole_access(variable: Handle, dtype: DType, new_value: Tensor, has_shape: b
     return WholeAccess(tf.identity(variable), new_value, update.op)
 
 
-def variable_of(stored: Stored, op: str) -> tuple[Handle, DType]:
+def variable_of(stored: CheckpointEntry, op: str) -> tuple[Handle, DType]:
     """The handle or reference in the default graph, and the element type."""
     return tf.compat.v1.get_default_graph().get_tensor_by_name(f"{op}:0"), tf.as_dtype(stored.dtype)
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from parallax.runtime.checkpoint.files.links import Header
-from parallax.runtime.checkpoint.files.stored_tensors import Stored
+from parallax.runtime.checkpoint.files.stored_tensors import CheckpointEntry
 from parallax.runtime.checkpoint.rows.contents import Contents, TouchedTable
 from parallax.runtime.checkpoint.rows.row_places import Places
 from parallax.runtime.checkpoint.rows.variable_rows import ReadableVariable, StoredVariable, hold
@@ -65,7 +65,7 @@ class Marks:
         return Contents([one for one in variables if one.stored.op not in touched], tables, header)
 
 
-def hold_marks(touched: RowMemory, stored: Sequence[Stored], places: Places, comm: Comm) -> Marks:
+def hold_marks(touched: RowMemory, stored: Sequence[CheckpointEntry], places: Places, comm: Comm) -> Marks:
     """Adds what reads touched rows to the default graph, a worker's.
 
     Args:
@@ -84,7 +84,7 @@ def hold_marks(touched: RowMemory, stored: Sequence[Stored], places: Places, com
         if not ops:
             continue
         first, name = by_op[ops[0]], table.marks or table.partitions[0]
-        marks.append(Stored(name, name, "bool", 1, (first.rows,), (first.rows,), (0,), is_part=False))
+        marks.append(CheckpointEntry(name, name, "bool", 1, (first.rows,), (first.rows,), (0,), is_part=False))
         variables.append(ops)
         if table.partitions:
             partitions[name] = table.partitions
@@ -97,7 +97,7 @@ def hold_marks(touched: RowMemory, stored: Sequence[Stored], places: Places, com
     return Marks(held, tuple(variables), tuple(clear))
 
 
-def _alike(ops: Sequence[str], stored: Mapping[str, Stored]) -> list[str]:
+def _alike(ops: Sequence[str], stored: Mapping[str, CheckpointEntry]) -> list[str]:
     """Of variables with the same row numbers, those that checkpoints have from the same row on."""
     found = [op for op in ops if op in stored]
     return [op for op in found if stored[op].offset[0] == stored[found[0]].offset[0]]

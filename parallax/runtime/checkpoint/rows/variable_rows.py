@@ -20,10 +20,10 @@ import numpy as np
 import tensorflow as tf
 
 from parallax.graph.ownership import Ownership
-from parallax.runtime.checkpoint.files.stored_tensors import Stored
+from parallax.runtime.checkpoint.files.stored_tensors import CheckpointEntry
 from parallax.runtime.checkpoint.rows.dealing import DealtRows, bytes_of, deal, empty
 from parallax.runtime.checkpoint.rows.row_ops import (
-    Picked,
+    PickedRows,
     RowOps,
     RowReader,
     WholeAccess,
@@ -46,7 +46,7 @@ class ReadableVariable(Protocol):
     """
 
     @property
-    def stored(self) -> Stored:
+    def stored(self) -> CheckpointEntry:
         """The variable's place in the checkpoint."""
 
     def read(self, session: Session, first: int, count: int) -> ArrayOnWorker0:
@@ -91,7 +91,7 @@ Rows = TypeVar("Rows", bound=RowReader, covariant=True)
 class ShardedRows(Generic[Rows]):
     """Rows spread over the workers, as `ownership` says."""
 
-    stored: Stored
+    stored: CheckpointEntry
     ops: Rows
     ownership: Ownership
     comm: Comm
@@ -111,7 +111,7 @@ class ShardedRows(Generic[Rows]):
     def read_marked(self, session: Session, first: int, marked: Array) -> ArrayOnWorker0:
         """Each worker sends those of its rows that are marked; worker 0 puts them in order."""
         rank = self.comm.Get_rank()
-        picks = [Picked.of(self.ownership, owner, first, marked) for owner in range(self.ownership.holders)]
+        picks = [PickedRows.of(self.ownership, owner, first, marked) for owner in range(self.ownership.holders)]
         own = picks[rank]
         mine = self.ops.pick(session, own.low, own.numbers) if len(own.numbers) else self._rows(0)
         barrier(self.comm)
@@ -192,7 +192,7 @@ class RowsOnServers(Generic[Rows]):
     `copy` writes the copy that every worker has beside them; None where nobody has one.
     """
 
-    stored: Stored
+    stored: CheckpointEntry
     partitions: tuple[Rows, ...]
     copy: ReplicatedRows[RowOps] | None
     comm: Comm
@@ -220,7 +220,7 @@ class RowsOnServers(Generic[Rows]):
             return None
         rows = empty(self.stored, int(np.count_nonzero(marked)))
         for number, ops in enumerate(self.partitions):
-            one = Picked.of(self.ownership, number, first, marked)
+            one = PickedRows.of(self.ownership, number, first, marked)
             if len(one.numbers):
                 rows[one.places] = ops.pick(session, one.low, one.numbers)
         return rows
@@ -242,7 +242,7 @@ class RowsOnServers(Generic[Rows]):
 class ValueOnServer:
     """A scalar on a server, of which every worker has a copy."""
 
-    stored: Stored
+    stored: CheckpointEntry
     served: ReplicatedValue
     copy: ReplicatedValue
     comm: Comm
@@ -257,7 +257,7 @@ class ValueOnServer:
         self.copy.write(session, first, count, rows)
 
 
-class _Replicated:
+class _ReplicatedRows:
     """What every worker has: worker 0 reads its own."""
 
     __slots__ = ()
@@ -273,10 +273,10 @@ class _Replicated:
 
 
 @dataclass(frozen=True, slots=True)
-class ReplicatedRows(_Replicated, Generic[Rows]):
+class ReplicatedRows(_ReplicatedRows, Generic[Rows]):
     """Every worker has all rows; worker 0's count, and all get what worker 0 writes."""
 
-    stored: Stored
+    stored: CheckpointEntry
     ops: Rows
     comm: Comm
 
@@ -311,10 +311,10 @@ class ReplicatedRows(_Replicated, Generic[Rows]):
 
 
 @dataclass(frozen=True, slots=True)
-class ReplicatedValue(_Replicated):
+class ReplicatedValue(_ReplicatedRows):
     """A scalar, string or variable of open shape that every worker has: read and written in one piece."""
 
-    stored: Stored
+    stored: CheckpointEntry
     access: WholeAccess
     comm: Comm
 
@@ -337,7 +337,7 @@ def _on_worker_0(one: DealtRows, session: Session, first: int, count: int) -> Ar
     return rows if one.comm.Get_rank() == 0 else None
 
 
-def hold(stored: tuple[Stored, ...], places: Places, comm: Comm) -> tuple[StoredVariable, ...]:
+def hold(stored: tuple[CheckpointEntry, ...], places: Places, comm: Comm) -> tuple[StoredVariable, ...]:
     """Builds what reads and writes the variables, in the default graph, which must be a worker's graph.
 
     Args:
@@ -370,7 +370,7 @@ def hold(stored: tuple[Stored, ...], places: Places, comm: Comm) -> tuple[Stored
     return tuple(found)
 
 
-def _copied_value(stored: Stored, op: str, comm: Comm) -> ReplicatedValue:
+def _copied_value(stored: CheckpointEntry, op: str, comm: Comm) -> ReplicatedValue:
     variable, dtype = variable_of(stored, op)
     new_value = tf.compat.v1.placeholder(dtype, stored.shape)
     with tf.device(variable.device or None):

@@ -69,7 +69,7 @@ class _Failure:
 
 
 @dataclass(frozen=True, slots=True)
-class _Told:
+class _FailureReport:
     """What a rank that fails has told: `error` for the user, `what` without its place."""
 
     error: str
@@ -97,7 +97,7 @@ class FailureDetector:
     names: tuple[str, ...]
     statuses: Mapping[int, int] = field(default_factory=dict)
     failure: _Failure | None = None
-    told: Mapping[int, _Told] = field(default_factory=dict)
+    told: Mapping[int, _FailureReport] = field(default_factory=dict)
     noticed: tuple[int, int] | None = None
     first_out: int | None = None
     lost_host: str | None = None
@@ -110,7 +110,7 @@ class FailureDetector:
         """Takes in one frame."""
         if isinstance(frame, Control) and frame.message.get("kind") == "failed":
             error = str(frame.message.get("error", ""))
-            told = {**self.told, frame.rank: _Told(error, str(frame.message.get("what", error)))}
+            told = {**self.told, frame.rank: _FailureReport(error, str(frame.message.get("what", error)))}
             failure = self.failure or _Failure(frame.rank, error, None, now_s)
             return replace(self, told=told, failure=failure)
         if isinstance(frame, Exit):

@@ -205,10 +205,10 @@ class Relay:
 def bytes_of(stream: TextIO) -> BinaryIO:
     """What takes the bytes of a stream for text; a notebook's has nothing below it and takes the text."""
     below: BinaryIO | None = getattr(stream, "buffer", None)
-    return below if below is not None else cast(BinaryIO, _Decoded(stream))
+    return below if below is not None else cast(BinaryIO, _ByteStream(stream))
 
 
-class _Decoded:
+class _ByteStream:
     """As much of a stream for bytes as a relay needs, over one for text."""
 
     def __init__(self, stream: TextIO) -> None:

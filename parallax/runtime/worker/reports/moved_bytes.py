@@ -19,7 +19,7 @@ from parallax.types import Value
 
 
 @dataclass(frozen=True, slots=True)
-class Rounded:
+class RoundingCost:
     """What half precision on the wire has cost, over all workers and runs.
 
     Relative errors are |rounded - row| / |row|, of a sample of the rows (parallax/transform/building/wire.py).
@@ -75,7 +75,7 @@ class ExchangeReport:
     server_bytes: int = 0
     plan: Plan | None = None
     changes: tuple[tuple[int, Plan], ...] = ()
-    rounded: tuple[Rounded, ...] = ()
+    rounded: tuple[RoundingCost, ...] = ()
     step_s: float | None = None
 
     def __str__(self) -> str:
@@ -213,7 +213,7 @@ def measured_step(own: StepTimes | None) -> float | None:
     return statistics.median(everybody) if everybody else None
 
 
-def rounding_report(roundings: Sequence[Rounding], measured: Sequence[Value]) -> tuple[Rounded, ...]:
+def rounding_report(roundings: Sequence[Rounding], measured: Sequence[Value]) -> tuple[RoundingCost, ...]:
     """What was rounded of each kind, over all workers, every one of which must call it.
 
     Args:
@@ -229,5 +229,5 @@ def rounding_report(roundings: Sequence[Rounding], measured: Sequence[Value]) ->
             continue
         _, sampled, errors, _, _ = entries.sum(0)
         largest, magnitude = entries[:, 3:].max(0)
-        reports.append(Rounded(kind, int(sampled), float(errors / sampled), float(largest), float(magnitude)))
+        reports.append(RoundingCost(kind, int(sampled), float(errors / sampled), float(largest), float(magnitude)))
     return tuple(reports)

@@ -36,7 +36,7 @@ _NAMED = 6  # fetches that a message lists
 
 
 @dataclass(frozen=True, slots=True)
-class Resolved:
+class ResolvedRun:
     """What a combination of fetches and feeds needs on this worker's graph.
 
     Attributes:
@@ -83,7 +83,7 @@ class Names:
         self._worker_graph = worker_graph
         self._worker_view = view_apart(worker_graph.graph_def)
         self._joined = frozenset(member for one in worker_graph.joined for member in one.members)
-        self._resolved: dict[tuple[tuple[str, ...], frozenset[str], Gather | None], Resolved] = {}
+        self._resolved: dict[tuple[tuple[str, ...], frozenset[str], Gather | None], ResolvedRun] = {}
         self._kept: KeptGradients | None = None
         self._sources: dict[tuple[tuple[str, ...], frozenset[str]], frozenset[str]] = {}
 
@@ -128,7 +128,7 @@ class Names:
                 )
         return self._sources[key]
 
-    def resolve(self, names: tuple[str, ...], fed: Iterable[str], gather: Gather | None = None) -> Resolved:
+    def resolve(self, names: tuple[str, ...], fed: Iterable[str], gather: Gather | None = None) -> ResolvedRun:
         """What must be run and fed for `names` when the tensors `fed` are fed.
 
         Args:
@@ -141,7 +141,7 @@ class Names:
             self._resolved[key] = self._resolve(*key)
         return self._resolved[key]
 
-    def _resolve(self, names: tuple[str, ...], fed: frozenset[str], gather: Gather | None) -> Resolved:
+    def _resolve(self, names: tuple[str, ...], fed: frozenset[str], gather: Gather | None) -> ResolvedRun:
         for name in sorted(fed):
             self._check_feed(name)
         tensors = [self._worker_name(name) for name in names]
@@ -167,7 +167,7 @@ class Names:
         empty |= self._parts_not_needed(runs)
         led = {a: b for a, b in feeds.items() if a != b}
         full = tuple(one for one in self._worker_graph.full if one.batch in cut_off)
-        return Resolved(tuple(tensors), empty, self._digest(runs), led, tuple(had), full)
+        return ResolvedRun(tuple(tensors), empty, self._digest(runs), led, tuple(had), full)
 
     def _parts_not_needed(self, runs: set[str]) -> dict[str, Value]:
         """Of messages of which a run needs some members only, the parts of the others."""

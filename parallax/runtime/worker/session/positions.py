@@ -35,7 +35,7 @@ class _Does:
 
 
 @dataclass
-class Taken:
+class IteratorPosition:
     """How far a worker is in an iterator.
 
     Attributes:
@@ -69,12 +69,12 @@ class InputPositions:
     inputs: Mapping[str, InputIterator] = field(default_factory=dict)
     is_equal: bool = True
     consumed: int = 0
-    taken: dict[str, Taken] = field(init=False)
+    taken: dict[str, IteratorPosition] = field(init=False)
     _names: Names | None = None
     _known: dict[tuple[object, ...], _Does] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.taken = {name: Taken() for name in self.inputs}
+        self.taken = {name: IteratorPosition() for name in self.inputs}
 
     def feeds(
         self, names: Names, fetched: tuple[str, ...], fed: Iterable[str], gather: Gather | None
@@ -108,7 +108,7 @@ class InputPositions:
             taken = self.taken[name]
             goes_on = taken.pending is not None and taken.maker == maker
             first = taken.pending if goes_on else self._maker(name, maker).first(self.rank)
-            self.taken[name] = Taken(maker, int(first or 0))
+            self.taken[name] = IteratorPosition(maker, int(first or 0))
 
     def _maker(self, name: str, op: str) -> Maker:
         return next(one for one in self.inputs[name].makers if one.op == op)

@@ -15,7 +15,7 @@ from functools import partial
 import tensorflow as tf
 from tensorflow.python.client.session import SessionInterface  # what Saver asks of a session
 
-from parallax.analysis.stages import Analysed
+from parallax.analysis.stages import AnalysedGraph
 from parallax.errors import SessionError
 from parallax.plans.plan import Plan
 from parallax.runtime.worker.heartbeat import Heartbeat
@@ -87,7 +87,7 @@ class WorkerContext:
     graph: Graph
     names: Names
     watch: Heartbeat
-    analysed: Analysed
+    analysed: AnalysedGraph
     raw: Session = None
     run: Run | None = None
     plan: Plan | None = None

@@ -41,7 +41,7 @@ class Kind:
 
 
 @dataclass(frozen=True, slots=True)
-class Met:
+class CollectiveRuns:
     """The runs of one thread that took part in collectives.
 
     Attributes:
@@ -107,12 +107,12 @@ class Runs:
             self._recent[thread].append((kind.fetches, kind.collectives))
         return kind
 
-    def list_met(self) -> Met:
+    def list_met(self) -> CollectiveRuns:
         """The runs of this thread that took part in collectives."""
         thread = threading.get_ident()
         if thread not in self._order:
-            return Met(b"", ())
-        return Met(self._order[thread].digest(), tuple(self._recent[thread]))
+            return CollectiveRuns(b"", ())
+        return CollectiveRuns(self._order[thread].digest(), tuple(self._recent[thread]))
 
     def forget_recent(self) -> None:
         """All workers have done the same up to here."""

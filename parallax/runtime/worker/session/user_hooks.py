@@ -14,7 +14,7 @@ import tensorflow as tf
 
 from parallax.errors import SessionError
 from parallax.runtime.worker.session.fetches import Request
-from parallax.runtime.worker.session.names import Resolved, fetch_text
+from parallax.runtime.worker.session.names import ResolvedRun, fetch_text
 from parallax.runtime.worker.session.run_context import NOT_CHIEFS, PlainSession, Run, WorkerContext
 from parallax.types import Coordinator, Graph, Hook, RunArgs, RunContext, RunValues, Session
 
@@ -34,7 +34,7 @@ class UserHook(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
         self._hook = hook
         self._worker = worker
         self._is_chiefs = is_chiefs
-        self._asked: tuple[Request, Resolved] | None = None
+        self._asked: tuple[Request, ResolvedRun] | None = None
 
     def after_create_session(self, session: Session, coord: Coordinator) -> None:
         """Called when the session is there."""
