@@ -37,10 +37,10 @@ from parallax.runtime.supervisor.preload import listening_on, prove_to  # noqa: 
 from parallax.runtime.verify import difference  # noqa: E402
 from parallax.runtime.worker.heartbeat import Heartbeat  # noqa: E402
 from parallax.runtime.worker.ranks import hold_port  # noqa: E402
+from parallax.runtime.worker.session import run_context  # noqa: E402
 from parallax.runtime.worker.session.accumulation import Accumulation  # noqa: E402
 from parallax.runtime.worker.session.channels import open_channels  # noqa: E402
 from parallax.runtime.worker.session.names import Names  # noqa: E402
-from parallax.runtime.worker.session.worker_session import hooks  # noqa: E402
 from parallax.transform.pipeline import transform  # noqa: E402
 from tests.equality.cases import cases  # noqa: E402
 from tests.equality.training import (  # noqa: E402
@@ -109,7 +109,7 @@ def workers(made_of, route, updates, rank, size, servers):
     imported = tf.Graph()
     with imported.as_default():
         tf.graph_util.import_graph_def(made.graph_def, name="")
-        held = hooks.WorkerContext(graph, names, Heartbeat(), analysed)
+        held = run_context.WorkerContext(graph, names, Heartbeat(), analysed)
         guard = Guard(held, MPI.COMM_WORLD, analysed.captured.view, frozenset())
         guard.follow(made)
     target, config = (servers.target, servers.config) if plan.servers else ("", None)

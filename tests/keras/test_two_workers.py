@@ -8,7 +8,7 @@ import pytest
 import tensorflow as tf
 import tf_keras
 
-from parallax.runtime.worker.session.worker_session import names
+from parallax.runtime.worker.session import names
 from parallax.transform.passes.full_batches import led_to_full
 from tests.keras.here import difference, fit_merged, fit_plainly, outcome
 from tests.keras.two_here import fit_by_two, plain_fit_of, plan_of_fit
