@@ -7,7 +7,7 @@ from ops.bench.safety.command import Ratios, interval_of_median
 
 PROGRAM = """
 from ops.bench.safety.off import turn_off
-from parallax import api
+from parallax.entry import api
 from parallax.cluster.machines import local_cluster
 from parallax.runtime.launcher import launch
 from parallax.runtime.launcher.job import Job
