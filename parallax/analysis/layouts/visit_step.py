@@ -18,7 +18,6 @@ from parallax.errors import GraphError
 from parallax.graph.batches import ROWS, WHOLE, batch_tensors, reported_as
 from parallax.graph.control_flow import Unit, branches_of
 from parallax.graph.lengths import ONE, Length
-from parallax.graph.loop_frames import Unit
 from parallax.graph.ops import ELEMENTWISE, state_op
 from parallax.graph.own_batch import is_of_own_batch
 from parallax.plans.layouts import Pieces, RowEnds, Sharded, ShardedAxis
