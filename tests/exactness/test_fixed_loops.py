@@ -39,6 +39,9 @@ def repeated(turn: str, start: str = "e[:, 0]") -> str:
 
 
 FEATURES = {
+    "a fold whose rows are turned round twice": "back = tf.reverse(tf.range(n), [0])\n"
+    "h = tf.foldl(lambda s, t: s * 0.5 + t, tf.transpose(e, [1, 0, 2]))\n"
+    "h = tf.gather(tf.gather(h, back), back) + h",
     "a cell along sequences of any length": CELL
     + "_, h = v1.nn.dynamic_rnn(Cell(), e, sequence_length=ids[:, 0] % 4 + 1, dtype=F)",
     "a cell with a state of zeros": CELL + "_, h = v1.nn.dynamic_rnn(Cell(), e, initial_state=Cell().zero_state(n, F))",

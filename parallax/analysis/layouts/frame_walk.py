@@ -13,6 +13,7 @@ from dataclasses import replace
 
 from parallax.analysis.layouts.facts import COUNTED, LENGTHS, REPLICATED, SUM, Fact
 from parallax.analysis.layouts.joins import are_zeros, join_turns
+from parallax.analysis.layouts.stacks import hold
 from parallax.analysis.layouts.step_walk import REMEDY, StepWalk, is_partial
 from parallax.errors import GraphError
 from parallax.graph.control_flow import LoopFrame, Unit
@@ -218,7 +219,7 @@ def _take_whole(
         if view.op(node) in _PUTS:
             store = store_of(view, view.inputs(node)[0])
             known = inner.stored.get(store) if inner is not None else None
-            step.stored[store] = known if known is not None and known.is_same else Fact(REPLICATED)
+            hold(step, store, known if known is not None and known.is_same else Fact(REPLICATED))
 
 
 def _find_completions(inner: StepWalk, starts: Set[str], wanted: Iterable[str] = ()) -> set[str] | None:

@@ -132,8 +132,16 @@ def _put(step: StepWalk, node: str, slot: int, fact: Fact) -> Fact:
     if joined is None or (len(layouts) > 1 and not layouts <= {REPLICATED, LENGTHS}):
         step.gathered.add(store)
         joined = Fact(REPLICATED)
-    step.stored[store] = joined
+    hold(step, store, joined)
     return fact
+
+
+def hold(step: StepWalk, store: str, fact: Fact) -> None:
+    """Remembers what a store holds; the elements of a gradient's array are as long as those of the array itself."""
+    step.stored[store] = fact
+    held = step.stored.get(store.rpartition(" ")[0])
+    if held is not None and fact.is_same and not held.is_same:
+        step.gathered.add(store.rpartition(" ")[0])
 
 
 def _open_first(step: StepWalk, tensor: str, fact: Fact | None) -> Dims | None:
