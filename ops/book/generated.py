@@ -9,6 +9,7 @@ import argparse
 import dataclasses
 import inspect
 import re
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
@@ -75,8 +76,12 @@ def resource_keys_text() -> str:
 
 
 def commands() -> str:
-    """A section for each command of `parallax`, and for each action of one that has actions."""
-    return "\n".join(_command(name, parser) for name, parser in _commands(command_line.command_parser()))
+    """The options that several commands of `parallax` have, and a section for each command, or action of one."""
+    parsers = list(_commands(command_line.command_parser()))
+    counts = Counter(row for _, parser in parsers for row in _rows(parser))
+    shared = [row for row in counts if counts[row] > 1 and row[0].startswith("`-")]
+    head = f"## Options of several commands\n\n{_listed(shared)}"
+    return "\n".join([head, *(_command(name, parser, shared) for name, parser in parsers)])
 
 
 def _commands(parser: argparse.ArgumentParser, name: str = "") -> Iterator[tuple[str, argparse.ArgumentParser]]:
@@ -90,14 +95,9 @@ def _commands(parser: argparse.ArgumentParser, name: str = "") -> Iterator[tuple
 
 
 def variables() -> str:
-    """A line for each option of `parallax run`: what an environment variable has for it."""
-    rows = [
-        (f"`{variable_of(name)}`", f"`{option.spell(name)}`", option.help)
-        for name, options in options_by_setting().items()
-        for option in options
-        if RUN in option.commands
-    ]
-    return _table(("variable", "as", "meaning"), rows)
+    """The environment variables that stand for options of `parallax run`."""
+    names = [name for name, options in options_by_setting().items() if any(RUN in one.commands for one in options)]
+    return f"{', '.join(f'`{variable_of(name)}`' for name in names)}."
 
 
 def race_results() -> str:
@@ -142,14 +142,35 @@ def _default(field: dataclasses.Field[Any]) -> str:
     return repr(field.default)
 
 
-def _command(name: str, parser: argparse.ArgumentParser) -> str:
+def _command(name: str, parser: argparse.ArgumentParser, shared: Sequence[tuple[str, str]]) -> str:
     positional = [action for action in parser._actions if not action.option_strings]
-    options = [a for a in parser._actions if a.option_strings and not isinstance(a, argparse._HelpAction)]
-    words = [f"parallax {name}", *(_usage(a) for a in options if a.required), "[OPTIONS]"]
+    words = [f"parallax {name}", *(_usage(a) for a in _options_in(parser) if a.required), "[OPTIONS]"]
     usage = " ".join(words + [_usage(action) for action in positional])
-    rows = [(f"`{_option(action)}`", _meaning(action, parser)) for action in (*options, *positional)]
-    table = _table(("option or argument", "meaning"), rows)
-    return f"## parallax {name}\n\n{parser.description}\n\n```text\n{usage}\n```\n\n{table}"
+    parts = [f"## parallax {name}", str(parser.description), f"```text\n{usage}\n```"]
+    if named := [f"`{_spelled(a)}`" for a in _options_in(parser) if _row(a, parser) in shared]:
+        parts.append(f"Shared options: {', '.join(named)}.")
+    if own := [row for row in _rows(parser) if row not in shared and row not in _EVIDENT]:
+        parts.append(_listed(own).rstrip())
+    return "\n\n".join(parts) + "\n"
+
+
+def _rows(parser: argparse.ArgumentParser) -> list[tuple[str, str]]:
+    """A command's options and arguments, each with its meaning."""
+    positional = [action for action in parser._actions if not action.option_strings]
+    return [_row(action, parser) for action in (*_options_in(parser), *positional)]
+
+
+def _row(action: argparse.Action, parser: argparse.ArgumentParser) -> tuple[str, str]:
+    return f"`{_option(action)}`", _meaning(action, parser)
+
+
+def _options_in(parser: argparse.ArgumentParser) -> list[argparse.Action]:
+    return [a for a in parser._actions if a.option_strings and not isinstance(a, argparse._HelpAction)]
+
+
+def _spelled(action: argparse.Action) -> str:
+    """The longest spelling but for aliases: the setting's own."""
+    return next((word for word in action.option_strings if word.startswith("--")), action.option_strings[0])
 
 
 def _usage(action: argparse.Action) -> str:
@@ -166,7 +187,7 @@ def _option(action: argparse.Action) -> str:
 
 
 def _name(action: argparse.Action) -> str:
-    return str(action.metavar or action.dest.upper())
+    return str(action.metavar or (f"{{{','.join(action.choices)}}}" if action.choices else action.dest.upper()))
 
 
 def _meaning(action: argparse.Action, parser: argparse.ArgumentParser) -> str:
@@ -182,10 +203,17 @@ def _meaning(action: argparse.Action, parser: argparse.ArgumentParser) -> str:
     return "; ".join(notes)
 
 
+def _listed(rows: Iterable[tuple[str, str]]) -> str:
+    return "".join(f"- {name}: {meaning}\n" for name, meaning in rows)
+
+
 def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     lines = [head, ["---"] * len(head), *rows]
     return "".join(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in row)} |\n" for row in lines)
 
+
+_EVIDENT = (("`SCRIPT`", "the script, as it would be given to python"), ("`ARGS`", "its arguments"))
+"""What the usage of a command says already."""
 
 PARTS: dict[str, Callable[[], str]] = {
     "settings": settings,

@@ -13,28 +13,24 @@ from parallax.settings.merge import options_by_setting
 from parallax.settings.options import CALIBRATE, CHECKPOINT, DIFF, DOCTOR, OF_SCRIPTS, RUN, SHOW, SIMULATE, positive
 
 _DESCRIPTIONS = {
-    "run": "Runs a script that calls parallax.parallel_run on all workers. Prints the plan, relays what the workers "
-    "print, each line with its rank, and ends with the exit status of the job.",
+    "run": "Trains a script on all workers. Prints the plan, and the workers' output with the rank before each line.",
     "plan": "Prints the plan of a script's graph. Starts nothing, and ends a script that trains by itself before it "
     "calls parallax.parallel_run. The exit status is 1 when --memory finds too little memory, else 0.",
-    "verify": "Compares N workers with one process on the global batch. Both take some steps; for every variable and "
-    "slot it is printed whether each worker has what the one process has. All draw the same random numbers; what is "
-    "drawn for the rows of a batch (dropout) the one process takes from the workers.",
-    "check": "Says what of a script would be refused, and what is suspicious. Builds its graph in two processes, "
-    "compares and plans it. Starts no workers. The exit status is 1 when a run would be refused, else 0.",
-    "calibrate": "Measures the cluster and writes its profile. It runs a job that times all-reduce, all-to-all, "
-    "allgather and a server between the hosts and within one, and each host's link. Nothing else should run there.",
-    "doctor": "Looks at the hosts of a job. Says which cannot be reached, have other versions or too little room, "
-    "ports or files, or a clock that is off, and what to do; measures the links of several hosts. The exit status is 1 "
-    "when anything is wrong, else 0.",
-    "profile": "Measures which rows the steps of a script touch and writes a model profile. Looks at batches, trains "
-    "nothing and starts no job.",
+    "verify": "Trains some steps on N workers and in one process on the global batch, and compares every variable and "
+    "slot.",
+    "check": "Builds a script's graph in two processes, compares and plans it, and prints what a run would refuse and "
+    "what is suspicious. Starts no workers.",
+    "calibrate": "Measures links and collectives of the hosts and writes a cluster profile. "
+    "Nothing else should run there.",
+    "doctor": "Checks the hosts of a job and their links, and prints what is wrong and what to do. The exit status is "
+    "1 when anything is wrong, else 0.",
+    "profile": "Counts the rows that the steps of a script touch and writes a model profile. Trains nothing.",
     "show": "Prints a plan file.",
-    "diff": "Prints in what two plan files differ. The exit status is 0 when in nothing, else 1.",
-    "simulate": "Predicts a script's graph on clusters of other sizes. Prints step time, throughput, efficiency and "
-    "memory of each, and where routes change. Starts nothing.",
-    "setup": "Builds in this environment what a wheel cannot bring: the project's own libraries, and Horovod with "
-    "TensorFlow. Needs a C++ compiler and the extra packages `build`.",
+    "diff": "Prints how two plan files differ. The exit status is 1 when they differ, else 0.",
+    "simulate": "Predicts step time, throughput, efficiency and memory of a script on clusters of other sizes, and "
+    "where routes change. Starts nothing.",
+    "setup": "Compiles the project's libraries and Horovod in this environment, after an installation from a wheel. "
+    "Needs a C++ compiler and the extra packages `build`.",
     "checkpoint": "Lists a folder's checkpoints, verifies them, exports one, or makes increments whole.",
 }
 _CHECKPOINT_DESCRIPTIONS = {
@@ -121,7 +117,7 @@ def _of_calibrate(calibrate: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="FILE",
-        help="measure nothing: derive the profile of the resource file's hosts from that of others; may be repeated",
+        help="measure nothing: derive the profile of the resource file's hosts from that of others",
     )
     calibrate.add_argument(
         "--share-cores", action="store_true", help="with --from: the hosts share cores as the measured ones do"

@@ -182,14 +182,14 @@ class Config:
     touched_rows: Mapping[str, int] = setting(dict, rule=partial(checks.by_variable, wanted=int))
     plan_file: Path | str | None = setting(
         None,
-        Option((RUN, PLAN, VERIFY), "take a plan that was written, as it is", "FILE", ("--plan",), parse=absolute),
+        Option((RUN, PLAN, VERIFY), "use a plan file unchanged", "FILE", ("--plan",), parse=absolute),
         rule=checks.path_or_none,
     )
     cluster_profile: Path | str | None = setting(
         None,
         Option(
             (RUN, PLAN, VERIFY, SIMULATE),
-            "plan by seconds, from what `parallax calibrate` measured",
+            "plan by seconds, with a profile of `parallax calibrate`",
             "FILE",
             ("--cluster",),
             parse=absolute,
@@ -204,7 +204,7 @@ class Config:
         None,
         Option(
             (RUN, PLAN, SIMULATE),
-            "plan with the rows that steps were seen to touch",
+            "plan with the touched rows that `parallax profile` counted",
             "FILE",
             ("--profile",),
             parse=absolute,
@@ -225,7 +225,7 @@ class Config:
     )
     accumulate_steps: int = setting(
         1,
-        Option((RUN, PLAN, VERIFY, SIMULATE), "an update takes the gradients of K batches", "K", parse=positive),
+        Option((RUN, PLAN, VERIFY, SIMULATE), "update once for the gradients of K batches", "K", parse=positive),
         rule=checks.number,
     )
     lazy_updates: bool = setting(True, rule=checks.truth)
@@ -237,7 +237,7 @@ class Config:
         None,
         Option(
             (RUN, VERIFY, PROFILE),
-            "compute products and convolutions in it, on CPUs that can",
+            "compute matrix products and convolutions in bfloat16",
             choices=COMPUTE_DTYPES,
         ),
         rule=_compute_dtype,

@@ -98,7 +98,7 @@ class Settings:
         None,
         Option(
             (RUN, PLAN, VERIFY, CHECK, CALIBRATE, DOCTOR, PROFILE),
-            "so many workers on this machine",
+            "number of workers on this machine",
             "N",
             parse=positive,
             excludes="machines",
@@ -144,9 +144,11 @@ class Settings:
     )
     trace_steps: str | None = setting(None, Option((RUN,), "the steps to trace, counted from 0 (default 10-14)", "A-B"))
     measure: str | None = setting(None, Option((RUN,), "write a model profile of the first steps", "FILE"))
-    measure_steps: int | None = setting(None, Option((RUN,), "how many they are (default 20)", "K", parse=positive))
+    measure_steps: int | None = setting(
+        None, Option((RUN,), "number of steps of --measure (default 20)", "K", parse=positive)
+    )
     verify_first: int | None = setting(
-        None, Option((RUN,), "compare the first K steps with one process on all batches", "K", parse=positive)
+        None, Option((RUN,), "compare the first K updates with one process", "K", parse=positive)
     )
     json: str | None = setting(
         None,
@@ -193,7 +195,7 @@ class Settings:
     )
     claims: bool | None = setting(
         None,
-        Option((VERIFY,), "also try what the analysis says of every tensor between batch and update", const=True),
+        Option((VERIFY,), "also check what the analysis concluded of every tensor", const=True),
     )
     joined_args: str | None = setting(
         None, Option((VERIFY,), "the script's arguments for the one process", "ARGS", parse=_one_a_line)
@@ -201,9 +203,7 @@ class Settings:
     init: str | None = setting(
         None, Option((PROFILE,), "the op that begins a dataset's iterator", "NAME", repeats=True)
     )
-    compute: bool | None = setting(
-        None, Option((PROFILE,), "also train some steps in one process, to time them", const=True)
-    )
+    compute: bool | None = setting(None, Option((PROFILE,), "also time some steps in one process", const=True))
     output: str | None = setting(None, Option((PROFILE,), "default: parallax-profile-GRAPH.json", "FILE", ("-o",)))
     job_folder: str | None = None
     stand_by: str | None = None
@@ -216,9 +216,7 @@ class Settings:
     script_seed: int | None = None
     cluster: str | None = None
     log_level: str | None = None
-    framework_log: int | None = setting(
-        None, Option(OF_SCRIPTS, "also print what TensorFlow itself writes at its start", const=0)
-    )
+    framework_log: int | None = setting(None, Option(OF_SCRIPTS, "also print TensorFlow's log", const=0))
 
 
 _KINDS: dict[str, type] = {

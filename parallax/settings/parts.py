@@ -132,11 +132,11 @@ class CheckPointConfig:
     save_ckpt_steps: int | None = None
     save_ckpt_secs: float | None = None
     whole_every: int = setting(
-        1, Option((RUN,), "write increments, and one of K checkpoints whole (default 1)", "K", parse=positive)
+        1, Option((RUN,), "write one of K checkpoints whole, the others as increments (default 1)", "K", parse=positive)
     )
     keep_last: int | None = setting(5, Option((RUN,), "keep the last K checkpoints (default 5)", "K", parse=positive))
     keep_every_hours: float | None = setting(
-        None, Option((RUN,), "and of those before them one every H hours", "H", parse=float)
+        None, Option((RUN,), "of older checkpoints keep one every H hours", "H", parse=float)
     )
     beside_training: bool = setting(True, Option((RUN,), "training waits while checkpoints are written", const=False))
     preemption_grace_s: float = setting(
@@ -153,7 +153,7 @@ class CheckPointConfig:
     )
     memory_steps: int | None = setting(
         None,
-        Option((RUN, PLAN), "every K steps, put the state into the memory of two hosts each", "K", parse=positive),
+        Option((RUN, PLAN), "every K steps, copy the state to the memory of two hosts", "K", parse=positive),
     )
     memory_dir: Path | str = setting(
         "/dev/shm", Option((RUN,), "a file system in memory (default /dev/shm)", "DIR", parse=absolute)
@@ -215,7 +215,8 @@ class TableConfig:
         Option(OF_SCRIPTS, "Keras's variables of N bytes and more are made by their owners", "N", parse=positive),
     )
     whole_bytes: int = setting(
-        4 * 2**30, Option((RUN,), "one process makes at most N bytes of such variables whole", "N", parse=positive)
+        4 * 2**30,
+        Option((RUN,), "one process makes at most N bytes of variables of --traced-bytes whole", "N", parse=positive),
     )
     tables_dir: Path | str | None = setting(
         None,
@@ -298,12 +299,12 @@ class ReplanConfig:
 
     mode: str = setting(
         OFF,
-        Option((RUN, VERIFY), "what to do about a better plan after some steps", choices=REPLAN_MODES),
+        Option((RUN, VERIFY), "print (ask) or take (on) a better plan after some steps", choices=REPLAN_MODES),
         name="replan",
     )
     margin: float = 0.1
     after_steps: int = setting(
-        20, Option((RUN, VERIFY), "after how many (default 20)", "K", parse=positive), name="replan_steps"
+        20, Option((RUN, VERIFY), "compare plans after K steps (default 20)", "K", parse=positive), name="replan_steps"
     )
     plan_file: Path | str | None = None
 
@@ -332,7 +333,7 @@ class RestartConfig:
     """
 
     max_restarts: int = setting(
-        0, Option((RUN,), "start a job that fails again, at most N times, from its checkpoint", "N", parse=positive)
+        0, Option((RUN,), "restart a failed job from its checkpoint, at most N times", "N", parse=positive)
     )
     min_hosts: int | None = setting(
         None, Option((RUN,), "with --max-restarts: leave out hosts that fail, as long as M remain", "M", parse=positive)
