@@ -95,69 +95,63 @@ class Config:
     is checked when it is set, and a name that is no setting is refused.
 
     Attributes:
-        run_option: `HYBRID`: every variable by the route that suits it. `MPI`: no servers. `PS`: all variables with a
-            gradient on servers. None for `HYBRID`.
-        average_sparse: True: rows are the mean over the global batch, on every route. False: they are summed over the
-            workers. Changed: the default of 2019 was False, and its True meant another thing by each run option.
+        run_option: `HYBRID`, or None: each variable takes the route that suits it. `MPI`: no servers. `PS`: all
+            variables with a gradient on servers.
+        average_sparse: True: gradient rows are the mean over the global batch. False: their sum over the workers, the
+            default in Parallax 2019.
         sess_config: a ConfigProto for the workers' sessions.
-        redirect_path: a folder; each worker's output also goes to files there, in `call-2` for a script's second job.
-        search_partitions: a job with tables on servers tries numbers of partitions in its first steps, and stays with
-            the best; nothing is started twice. Without servers, or with sync=False, no effect.
-        export_graph_path: a folder; each worker's graph is written there.
+        redirect_path: a folder for copies of each worker's output; a script's second job writes to `call-2` there.
+        search_partitions: a job with tables on servers tries numbers of partitions in its first steps and keeps the
+            best. No effect without servers or with sync=False.
+        export_graph_path: a folder for each worker's graph.
         communication_config: servers and mpirun.
         ckpt_config: checkpoints.
         profile_config: traces.
-        workers: workers on this machine when there is no resource file; None for one per GPU, or two without a GPU.
-        variables: variable name -> Variable, where the user knows better than the plan.
+        workers: workers on this machine without a resource file. None: one per GPU, or two without a GPU.
+        variables: variable name -> Variable, to override the plan.
         routes: variable name -> `route` of its Variable.
         partitions: variable name -> `partitions` of its Variable.
         touched_rows: variable name -> `touched_rows` of its Variable.
-        plan_file: a plan written by `parallax plan --json`, to be used as it is.
-        cluster_profile: what `parallax calibrate` measured of these hosts; plans are then made by predicted seconds.
-        model_profile: what was measured of this graph's steps; goes before static shapes, and after `touched_rows`.
+        plan_file: a plan of `parallax plan --json`, used unchanged.
+        cluster_profile: a profile of these hosts by `parallax calibrate`; plans then minimize predicted seconds.
+        model_profile: a profile of this graph's steps; overrides static shapes, not `touched_rows`.
         tables: large variables of Keras models.
-        replan: what a running job does about a better plan: a ReplanConfig, or its mode alone, as `on`.
-        restart: whether a job that fails is started again.
-        wire_dtype: `bfloat16` or `float16`: float32 rows and gradients travel in half precision, rounded; None, the
-            default: as they are.
-        accumulate_steps: of how many batches a worker keeps the gradients before they travel; each `run` of the
-            train_op is one batch, and the last of so many updates. 1, the default: every batch updates.
-        lazy_updates: True: where an optimizer's update of a table changes rows that no gradient touched, these rows are
-            brought up to date when they are read; the numbers are the same, and a step takes the time of the rows that
-            it touches. False: as the graph has it.
-        layouts: every tensor of a step has a layout (replicated, sharded by example, partial sum), so that whatever a
-            loss makes of a batch is that of the global batch. In a script's graph the batches are what placeholders,
-            iterators and queues give with an open first dimension (None): workers may have unequal shares. Of a
-            tf.sparse_placeholder the rows are the examples, and so are the columns where it is multiplied by rows of
-            the batch, as an adjacency is. An integer that is fed for the batch's length is the per-worker length. A
-            batch of fixed length is opened where it can be told which constants are the batch's. None, the default:
-            where that cannot be done in a script's graph, each worker's loss is taken for a mean over its batch,
-            gradients are averaged, and the plan says why. True: a graph that cannot be followed is refused. False:
-            every script's graph is taken so.
-        gather_limit: how many bytes of tensors of the global batch a step may all-gather, as ops need them in which
-            examples interact; a plan with more is refused, by the ops. None, the default: any number. What is as long
-            as no batch tells before the run is not counted.
-        batch_norm: "global", the default: batch normalizations of Keras and `parallax.function` take statistics of the
-            global batch, as one process does; the plan says what that sends. "own": those of a worker's own batch, as
-            replicas of TensorFlow do, and moving averages take the mean over the workers.
-        overlap: True: a `run` gives back what it fetches as soon as it is there, and all-reduces, pushes and updates go
-            on while the next one begins; every value is the one that runs one after the other give. Whatever else is
-            asked of the session waits for them. False, the default: a `run` ends with its updates. With servers, no
-            effect.
-        compute_dtype: `bfloat16`: matrix products and convolutions are computed in it where TensorFlow offers that, on
-            CPUs with oneDNN; None, the default: as they are.
-        guard: whether workers are compared while they train, after steps 1, 2, 4, 8 and then now and again, at less
-            than a hundredth of the time; a difference in what they must have equal ends the job. With sync=False, where
-            nothing is equal, no effect.
-        seed: of all random numbers that the script does not seed itself; drawn and printed when None. A job that goes
-            on from a checkpoint keeps the one it began with.
-        stall_timeout_s: seconds that a worker may wait in one `run` for others that do not come; infinite for ever.
-        host_timeout_s: seconds that a host of the resource file may take to answer before the job is started; infinite
-            for ever.
-        hooks: SessionRunHooks for the workers' sessions; they may name tensors of the user's graph. What all workers
-            would write to one folder, worker R writes to `worker-R` in it, but for worker 0.
-        chief_only_hooks: such hooks for worker 0 alone, as those that log. They fetch what worker 0 has by itself: its
-            own loss, no table that workers share.
+        replan: what a running job does about a better plan: a ReplanConfig, or its mode, as `on`.
+        restart: whether a failed job is restarted.
+        wire_dtype: `bfloat16` or `float16`: float32 rows and gradients are sent in half precision. None: unchanged.
+        accumulate_steps: number of batches, one per `run` of the train_op, whose gradients a worker accumulates for one
+            update.
+        lazy_updates: True: where an optimizer also changes rows of a table that no gradient touched, these are updated
+            when they are read, with the same result, so a step costs the rows that it touches. False: every step
+            updates all rows, as in the graph.
+        layouts: each tensor of a step has a layout (replicated, sharded by example, partial sum), so a loss is computed
+            on the global batch. In a script's graph, batches are placeholders, iterators and queues with an open first
+            dimension (None); workers may have unequal shares. Rows of a tf.sparse_placeholder are examples; so are its
+            columns when it multiplies rows of the batch, as an adjacency does. An integer fed for the batch length is
+            the per-worker length. A fixed batch is opened if its constants can be told. None: if a script's graph
+            cannot be followed, workers' gradients are averaged as for a mean over the batch, and the plan says why.
+            True: such a graph is refused. False: gradients are averaged in every script's graph.
+        gather_limit: most bytes of the global batch that a step may all-gather for ops in which examples interact; a
+            plan with more is refused and names the ops. None: no limit. Tensors of a length unknown before the run are
+            not counted.
+        batch_norm: `global`: batch normalizations of Keras and `parallax.function` use statistics of the global batch,
+            as one process does; the plan names the traffic. `own`: each worker uses its own batch; moving averages are
+            means over the workers.
+        overlap: True: a `run` returns when its fetches are computed; all-reduces, pushes and updates overlap with the
+            next one, with the same values, and other uses of the session wait for them. False: a `run` ends with its
+            updates. No effect with servers.
+        compute_dtype: `bfloat16`: TensorFlow computes matrix products and convolutions in bfloat16 where it can, on
+            CPUs with oneDNN. None: unchanged.
+        guard: whether workers are compared after steps 1, 2, 4, 8 and later at times, in less than 1 % of the time; a
+            difference in what must be equal ends the job. No effect with sync=False.
+        seed: seed of all random numbers that the script does not seed. None: drawn and printed. A resumed job keeps its
+            first seed.
+        stall_timeout_s: seconds that a worker may wait in one `run` for others; `math.inf`: forever.
+        host_timeout_s: seconds that a host may take to answer before the start; `math.inf`: forever.
+        hooks: SessionRunHooks for all workers; they may name tensors of the user's graph. Instead of a folder shared by
+            all, worker R writes to `worker-R` in it, worker 0 to the folder.
+        chief_only_hooks: SessionRunHooks for worker 0 alone, such as logging. They fetch only what worker 0 has: its
+            loss, no sharded table.
 
     Raises:
         ConfigError: when a value breaks its rule.

@@ -21,12 +21,12 @@ class PSConfig:
     """Servers: how workers and servers exchange.
 
     Attributes:
-        protocol: `grpc`; `grpc+verbs` and `grpc+gdr`, which TensorFlow no longer has, stand for it.
-        replicate_variables: dense variables on servers are mirrored in the workers, always; False changes nothing.
-        local_aggregation: the workers of a host merge the rows that they ask for and their gradient rows before any of
-            it leaves the host, on the way to servers and between workers.
-        boundary_among_servers: placing of ops, which follows from the plan; False changes nothing.
-        boundary_between_workers_and_servers: the same.
+        protocol: `grpc`; also written `grpc+verbs` or `grpc+gdr`, which TensorFlow no longer has.
+        replicate_variables: no effect: workers always mirror dense variables on servers.
+        local_aggregation: the workers of a host merge their requested rows and gradient rows before these leave the
+            host, to servers and to other workers.
+        boundary_among_servers: no effect: the plan places ops.
+        boundary_between_workers_and_servers: no effect: the plan places ops.
 
     Raises:
         ConfigError: when a value breaks its rule.
@@ -52,8 +52,8 @@ class MPIConfig:
     """mpirun.
 
     Attributes:
-        mpirun_options: words for mpirun's command, or one text that is split as a shell does.
-        use_allgatherv: which collective gathers rows, which follows from the plan; True changes nothing.
+        mpirun_options: words for mpirun's command, or one string that is split as by a shell.
+        use_allgatherv: no effect: the plan chooses the collective.
 
     Raises:
         ConfigError: when it is neither, or a quote is not closed.
@@ -107,20 +107,19 @@ class CheckPointConfig:
     """Checkpoints during the run; without a folder there are none.
 
     Attributes:
-        ckpt_dir: the folder, or None.
-        save_ckpt_steps: steps from one checkpoint to the next.
-        save_ckpt_secs: seconds from one checkpoint to the next.
-        whole_every: of so many checkpoints one is whole, and the others are increments: of tables updated by row the
-            rows that were touched since the one before, and all other variables. 1: all are whole.
-        keep_last: how many of the last whole checkpoints stay, with the increments that follow them; None for all.
-        keep_every_hours: of those before them, the first stays, and then one every so many hours; None for none.
+        ckpt_dir: the folder; None for no checkpoints.
+        save_ckpt_steps: steps between checkpoints.
+        save_ckpt_secs: seconds between checkpoints.
+        whole_every: one of so many checkpoints is whole; the others are increments: the touched rows of tables updated
+            by row, and all other variables. 1: all are whole.
+        keep_last: how many whole checkpoints, with their increments, are kept; None for all.
+        keep_every_hours: of older ones, the first and then one every so many hours are kept; None for none.
         beside_training: True: training goes on while a checkpoint is written. False: it waits.
-        preemption_grace_s: how many seconds the workers have to save and to end when the launching process gets
-            SIGTERM. Kubernetes kills it after 30.
-        folder_timeout_s: seconds that the folder may give no answer, as on a disk or network file system that hangs;
-            then the job is ended. Infinite for ever.
-        memory_steps: every so many steps the state goes into the memory of the hosts, each row into that of two, from
-            which a job that is started again goes on without a folder. None: it does not.
+        preemption_grace_s: seconds to save and end after SIGTERM to the launcher. Kubernetes kills it after 30.
+        folder_timeout_s: seconds without an answer from the folder (a hanging disk or file system) after which the job
+            ends; `math.inf`: forever.
+        memory_steps: every so many steps, the state is copied to the memory of the hosts, each row to two, from which a
+            restarted job resumes without a folder. None: never.
         memory_dir: a file system in memory, on every host.
 
     Raises:
@@ -196,15 +195,14 @@ class CheckPointConfig:
 @checks.refuse_unknown
 @dataclass(frozen=True)
 class TableConfig:
-    """Large variables of Keras models: no process makes one whole that does not need it.
+    """Large variables of Keras models, which only processes that need them hold whole.
 
     Attributes:
-        traced_bytes: from this size on the initial value of a variable is not computed where the model is built: owners
-            make their rows, and whoever reads the variable makes it then.
-        whole_bytes: so many bytes of such variables one process makes whole at most. If a model has more, they are not
-            sent back after `fit`: the workers write a checkpoint.
-        tables_dir: the folder of these checkpoints; the machine of worker 0 must have it. Each gets a number of its
-            own, and none is deleted.
+        traced_bytes: initial values of variables of this size and more are computed by their owners, and by readers
+            when they read, not where the model is built.
+        whole_bytes: most bytes of such variables that one process holds whole. A model with more is not sent back after
+            `fit`: the workers write a checkpoint.
+        tables_dir: a folder for these checkpoints on worker 0's machine. Each gets a new number; none is deleted.
 
     Raises:
         ConfigError: when a value breaks its rule.
@@ -232,13 +230,13 @@ class TableConfig:
 @checks.refuse_unknown
 @dataclass(frozen=True)
 class ProfileConfig:
-    """Which steps are traced; without a folder none is.
+    """Which steps are traced; none without a folder.
 
     Attributes:
-        profile_dir: where the traces go.
+        profile_dir: a folder for the traces.
         profile_steps: the steps to trace.
-        profile_range: first step to trace, and the step after the last.
-        profile_worker: the rank whose steps are traced; None for all.
+        profile_range: the first step to trace, and the one after the last.
+        profile_worker: the rank to trace; None for all.
 
     Raises:
         ConfigError: when a value breaks its rule; steps and range, or neither, are given for a folder.
@@ -285,12 +283,12 @@ class ProfileConfig:
 @checks.refuse_unknown
 @dataclass(frozen=True)
 class ReplanConfig:
-    """Whether a running job takes a better plan when its first steps have shown what they touch.
+    """Whether a running job switches to a better plan after its first steps.
 
     Attributes:
-        mode: `off`: plans stay. `ask`: a better plan is printed and written to a file. `on`: the job goes over to it.
-        margin: by which share of the predicted step the other plan must be shorter.
-        after_steps: how many steps are measured before the plans are compared.
+        mode: `off`: keep the plan. `ask`: print a better plan and write it to a file. `on`: switch to it.
+        margin: share of the predicted step time by which the other plan must be faster.
+        after_steps: steps to measure before plans are compared.
         plan_file: where worker 0 writes the other plan; None for `parallax-plan-GRAPH.json` in its working folder.
 
     Raises:
@@ -319,14 +317,14 @@ class ReplanConfig:
 @checks.refuse_unknown
 @dataclass(frozen=True)
 class RestartConfig:
-    """Whether a job that fails is started again, by the process that started it.
+    """Whether the launcher restarts a failed job.
 
     Attributes:
-        max_restarts: how often; each goes on from the latest checkpoint. 0: never.
-        min_hosts: a host that does not answer, or fails again, is left out as long as so many remain, and taken back
-            when it has returned. None: the job is started on all hosts alone.
-        no_spare: False: while a job trains, the processes of the next one are started too, and wait where TensorFlow is
-            imported, so that a restart takes seconds. True: nothing is started before a job has failed.
+        max_restarts: how often a failed job is restarted from the latest checkpoint. 0: never.
+        min_hosts: a host that does not answer, or fails again, is left out while at least so many remain, and used
+            again when it returns. None: the job always needs all hosts.
+        no_spare: False: processes for a restart wait, with TensorFlow imported, while the job trains, so that a restart
+            takes seconds. True: they start after a failure.
 
     Raises:
         ConfigError: when a value breaks its rule.

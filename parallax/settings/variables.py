@@ -17,14 +17,14 @@ FIELD_BY_MAPPING = {"routes": "route", "partitions": "partitions", "touched_rows
 @checks.refuse_unknown
 @dataclass(frozen=True)
 class Variable:
-    """What is known better than the plan of one variable; None leaves it to the plan.
+    """What overrides the plan of one variable; None leaves it to the plan.
 
     Attributes:
         route: how its gradients travel: `allreduce`, `allgather`, `alltoall` or `ps`.
-        partitions: how many partitions it has on the servers.
+        partitions: number of partitions on the servers.
         touched_rows: distinct rows that a worker reads in a step, where the batch has no static shape.
-        memory_hosts: with `memory_steps`, in the memory of how many hosts each of its rows is: 2 (the default), or 1,
-            its owner's. Then none is sent, and those of a host that is lost begin anew from initial values.
+        memory_hosts: with `memory_steps`, the hosts that keep each row in memory: 2 (the default), or 1, its owner.
+            With 1 no rows are sent, and those of a lost host restart from initial values.
 
     Raises:
         ConfigError: when a value breaks its rule.
