@@ -98,7 +98,7 @@ def _opened(
 
     v1 = tf.compat.v1
     hosts = members.parcel.hosts
-    place = Worker(members.rank, members.size, _SEED, hosts=hosts, servers=len(plan.servers))
+    place = Worker(members.rank, members.size, _SEED, hosts=hosts, servers=plan.servers)
     made = transform(analysed.captured.view, rewrites_of(analysed, plan), place)
     imported = _imported(name, graph, made)
     open_channels(imported.as_graph_def(), members.workers)
