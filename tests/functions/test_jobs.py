@@ -41,6 +41,7 @@ def test_a_loss_of_the_global_batch_on_two_workers_is_one_process(start, tmp_pat
     check(global_batch.trained(tf.function), tmp_path / "out.npz")
 
 
+@pytest.mark.rotates
 @pytest.mark.parametrize("workers", [2, pytest.param(3, marks=pytest.mark.slow)])
 def test_batches_of_which_some_workers_have_as_many_rows_as_of_a_full_one(start, tmp_path, workers):
     script = SCRIPTS / "shorter_batches.py"
@@ -49,6 +50,7 @@ def test_batches_of_which_some_workers_have_as_many_rows_as_of_a_full_one(start,
     check(shorter_batches.trained(tf.function, workers), tmp_path / "out.npz")
 
 
+@pytest.mark.rotates
 def test_a_loop_of_train_on_batch_after_a_fit_is_one_process(start, tmp_path):
     words = ("-m", "parallax.cli", "run", "--workers", 2, SCRIPTS / "on_batch.py", "out.npz", "FIT")
     done = start(*words).finish()
@@ -74,6 +76,7 @@ def test_a_fit_of_tf_keras_after_a_plain_one_on_two_workers_is_one_process(start
     check(expected, tmp_path / "fitted.npz")
 
 
+@pytest.mark.rotates
 @pytest.mark.parametrize("workers", [2, pytest.param(3, marks=pytest.mark.slow)])
 def test_steps_of_functions_and_models_in_turn_are_one_process(start, workers):
     running = start(*CLI, "run", "--workers", workers, SCRIPTS / "steps_in_turn.py", "job")

@@ -110,6 +110,7 @@ def test_losses_count_examples_and_no_stand_ins(loss, outputs, y):
     check(make, sizes=(2, 3))
 
 
+@pytest.mark.rotates
 def test_metrics_count_examples_and_no_stand_ins():
     def make(train):
         metrics = [
@@ -130,6 +131,7 @@ def test_metrics_count_examples_and_no_stand_ins():
     check(make, sizes=(2, 4))
 
 
+@pytest.mark.rotates
 def test_attention_of_few_examples():
     class Attending(keras.Model):
         def __init__(self):

@@ -375,6 +375,7 @@ def all_metrics():
     return by_label + by_value + [kinds.BinaryCrossentropy(), kinds.KLDivergence(), kinds.MeanAbsoluteError()]
 
 
+@pytest.mark.rotates
 def test_metrics_of_keras_are_those_of_one_process_and_nothing_is_told_of_them():
     weights = np.random.RandomState(4).rand(ROWS).astype("float32")
 

@@ -110,6 +110,7 @@ sys.stderr.write(f"error of {rank}\\n")
     assert len(set(draws)) == len(draws)  # without a seed each draws its own, by NumPy and TensorFlow
 
 
+@pytest.mark.rotates
 @pytest.mark.parametrize(
     ("last", "status", "told"),
     [
@@ -135,6 +136,7 @@ time.sleep(60)
     assert done.status == status and told in done.stderr, done
 
 
+@pytest.mark.rotates
 @pytest.mark.parametrize(
     ("victim", "number", "status", "told"),
     [
@@ -253,6 +255,7 @@ session.close()
 """
 
 
+@pytest.mark.rotates
 @pytest.mark.parametrize(
     ("before", "is_taken"), [("", True), ('os.environ["OMP_NUM_THREADS"] = "1"', False)], ids=["same", "other"]
 )
