@@ -18,8 +18,8 @@ _EAGER = (
     "the script without Parallax."
 )
 _SYNCHRONIZED = (
-    "{layer} has synchronized=True, which is of tf.distribute's replicas. Leave it out: each worker normalizes its own "
-    "rows, and the layer's moving averages are kept alike."
+    "{layer} has synchronized=True, which is of tf.distribute's replicas. Leave it out: workers normalize by the "
+    "global batch without it."
 )
 _STRATEGY = (
     "The model was made in the scope of {strategy}. Make it outside of any tf.distribute strategy: Parallax's workers "
