@@ -29,23 +29,22 @@ FILE_KEYS = (
     Key(
         "hosts",
         f"a list of hosts, each {LINE_FORM} in quotes or a map",
-        "The machines. Ranks are counted in their order; rank 0 is on the first that has workers. No machine comes "
-        "twice.",
+        "The machines, each once. Ranks are counted in this order.",
         "refused",
     ),
-    Key("ssh", "a map", "How the hosts are reached; its keys are below.", "`ssh` as it is configured"),
+    Key("ssh", "a map", "How hosts are reached (below).", "ssh's configuration"),
     Key(
         "mpirun_options",
         "a list of words or one string",
-        "Words that are added to mpirun's command. A string is split as a shell does.",
+        "Words for mpirun's command. A string is split as by a shell.",
         "none",
     ),
-    Key("network", "a map", "Which network the job's traffic takes; its keys are below.", "MPI chooses"),
+    Key("network", "a map", "The job's network (below).", "MPI chooses"),
     Key(
         "ports",
         "two ports like 20000-20100",
-        "The first and the last port that TensorFlow servers, and workers of a job with servers, may listen on, and "
-        "the process that drives a Keras `fit` with worker 0 on another host. MPI's ports are not among them.",
+        "Ports, both included, for TensorFlow servers, workers of a job with servers, and a Keras script with worker 0 "
+        "on another host. Not MPI's.",
         "any port",
     ),
 )
@@ -55,58 +54,57 @@ HOST_KEYS = (
     Key(
         "address",
         "a host name or an IP address as a string",
-        "Where the host is reached. For several hosts it is a name of letters, digits, dots and hyphens, or an IPv4 "
-        "address.",
+        "For several hosts a name of letters, digits, dots and hyphens, or an IPv4 address.",
         "refused",
     ),
     Key(
         "gpus",
         "a list of GPU numbers like [0, 1]",
-        "A worker for each of these GPUs. Not together with `workers`.",
-        "no GPU; of `localhost`, all of this machine",
+        "A worker for each of these GPUs; not with `workers`.",
+        "none; `localhost`: all",
     ),
     Key(
         "workers",
         "a number of workers",
-        "So many workers without a GPU. 0 makes a host for servers only, which then needs `servers`.",
-        "1; of `localhost`, one for each GPU, or two without a GPU",
+        "Workers without a GPU. 0: servers only; then give `servers`.",
+        "1; `localhost`: one per GPU, or two without a GPU",
     ),
     Key(
         "servers",
         "a number of servers",
-        "So many TensorFlow servers, in a job whose plan has variables on servers. 0 for none.",
-        "1, where the plan has any",
+        "TensorFlow servers, in a job whose plan has variables on servers.",
+        "1",
     ),
     Key(
         "bandwidth",
         "a rate in bits per second like 10gbit or 200mbit",
-        "What the host's link carries each way. `parallax simulate` alone looks at it.",
-        "nothing is known of the link",
+        "The link's rate each way, for `parallax simulate`, `doctor` and `calibrate --from`.",
+        "unknown",
     ),
     Key(
         "memory",
         "a size in bytes like 16GB or 4GiB",
-        "What the job's processes on the host may take together. `parallax plan --memory` alone looks at it.",
-        "as a cluster profile says, or as much as this machine has",
+        "The most that the job's processes take there, for `parallax plan --memory` and `doctor`.",
+        "the cluster profile's, or this machine's",
     ),
 )
 """Keys of an item of `hosts` that is a map."""
 
 SSH_KEYS = (
-    Key("user", "a login name", "The login name.", "as ssh is configured"),
-    Key("port", "a port from 1 to 65535", "The port of ssh on every host.", "as ssh is configured"),
-    Key("key", "the path of a private key", "The private key, without blanks and colons.", "as ssh is configured"),
+    Key("user", "a login name", "Whose login.", "ssh's configuration"),
+    Key("port", "a port from 1 to 65535", "The port on every host.", "ssh's configuration"),
+    Key("key", "the path of a private key", "A path without blanks and colons.", "ssh's configuration"),
     Key(
         "agent",
         "a command that takes the place of ssh",
-        "It is given the host's name and a shell command as arguments. Not together with the other keys.",
+        "Takes a host's name and a shell command; not with the other keys.",
         "`ssh`",
     ),
 )
 """Keys of `ssh`."""
 
 NETWORK_KEYS = (
-    Key("interface", "the name of one network interface", "The interface, the same on all hosts.", "MPI chooses"),
-    Key("subnet", "a network like 10.0.0.0/16", "The network. Not together with `interface`.", "MPI chooses"),
+    Key("interface", "the name of one network interface", "The same on all hosts.", "MPI chooses"),
+    Key("subnet", "a network like 10.0.0.0/16", "Not with `interface`.", "MPI chooses"),
 )
 """Keys of `network`."""
