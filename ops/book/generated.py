@@ -132,7 +132,7 @@ def _parts(config: Any) -> Iterator[type]:
 
 
 def _options(field: dataclasses.Field[Any]) -> str:
-    return "".join(f" Option: `{option.spell(name_of(field))}`." for option in options_of(field)[:1])
+    return "".join(f" `{option.spell(name_of(field))}`." for option in options_of(field)[:1])
 
 
 def _default(field: dataclasses.Field[Any]) -> str:

@@ -13,33 +13,29 @@ from parallax.settings.merge import options_by_setting
 from parallax.settings.options import CALIBRATE, CHECKPOINT, DIFF, DOCTOR, OF_SCRIPTS, RUN, SHOW, SIMULATE, positive
 
 _DESCRIPTIONS = {
-    "run": "Trains a script on all workers. Prints the plan, and the workers' output with the rank before each line.",
-    "plan": "Prints the plan of a script's graph. Starts nothing, and ends a script that trains by itself before it "
-    "calls parallax.parallel_run. The exit status is 1 when --memory finds too little memory, else 0.",
-    "verify": "Trains some steps on N workers and in one process on the global batch, and compares every variable and "
-    "slot.",
-    "check": "Builds a script's graph in two processes, compares and plans it, and prints what a run would refuse and "
-    "what is suspicious. Starts no workers.",
+    "run": "Trains a script on all workers. Prints the plan, and the workers' output.",
+    "plan": "Prints the plan of a script's graph. Starts nothing, and ends a script that trains before it calls "
+    "parallax.parallel_run. Exit status 1: --memory finds too little.",
+    "verify": "Trains some steps on N workers and in one process, and compares every variable and slot.",
+    "check": "Builds a script's graph twice, and prints what a run would refuse and what is suspicious. "
+    "Starts no workers.",
     "calibrate": "Measures links and collectives of the hosts and writes a cluster profile. "
     "Nothing else should run there.",
-    "doctor": "Checks the hosts of a job and their links, and prints what is wrong and what to do. The exit status is "
-    "1 when anything is wrong, else 0.",
+    "doctor": "Checks the hosts of a job and their links, and prints problems and remedies. Exit status 1: a problem.",
     "profile": "Counts the rows that the steps of a script touch and writes a model profile. Trains nothing.",
     "show": "Prints a plan file.",
-    "diff": "Prints how two plan files differ. The exit status is 1 when they differ, else 0.",
-    "simulate": "Predicts step time, throughput, efficiency and memory of a script on clusters of other sizes, and "
-    "where routes change. Starts nothing.",
-    "setup": "Compiles the project's libraries and Horovod in this environment, after an installation from a wheel. "
-    "Needs a C++ compiler and the extra packages `build`.",
+    "diff": "Prints how two plan files differ. Exit status 1: they differ.",
+    "simulate": "Predicts step time, throughput, efficiency and memory of a script on other clusters. Starts nothing.",
+    "setup": "Compiles the native libraries and Horovod, after an installation from a wheel. "
+    "Needs a C++ compiler and the extra `build`.",
     "checkpoint": "Lists a folder's checkpoints, verifies them, exports one, or makes increments whole.",
 }
 _CHECKPOINT_DESCRIPTIONS = {
-    "ls": "Prints a line for each checkpoint of a folder.",
-    "verify": "Compares every byte of a folder's checkpoints with the stored checksums. The exit status is 1 when one "
-    "is damaged.",
-    "compact": "Writes a whole checkpoint of the latest one and the increments that follow it. No job may run.",
-    "export": "Writes a SavedModel of the forward part of a script's graph, with the values of a checkpoint. Plain "
-    "TensorFlow loads it. With --plain, writes a checkpoint for plain TensorFlow, for which no script is needed.",
+    "ls": "Lists the checkpoints of a folder.",
+    "verify": "Compares every byte of a folder's checkpoints with its checksum. Exit status 1: one is damaged.",
+    "compact": "Writes a whole checkpoint of the latest one and its increments. No job may run.",
+    "export": "Writes a SavedModel of the forward part of a script's graph, with a checkpoint's values. "
+    "With --plain, which needs no script, writes a checkpoint for plain TensorFlow.",
 }
 
 
@@ -55,11 +51,9 @@ def command_parser() -> argparse.ArgumentParser:
         for option in options:
             for command in option.commands:
                 option.add_to(_group(made[command], option.excludes) if option.excludes else made[command], setting)
-    made[RUN].add_argument(
-        "--dry-run", action="store_true", help="print the command that would start the job; start nothing"
-    )
+    made[RUN].add_argument("--dry-run", action="store_true", help="print the command, and start nothing")
     _of_calibrate(made[CALIBRATE])
-    made[DOCTOR].add_argument("--ckpt-dir", metavar="DIR", help="a folder for checkpoints on worker 0's host")
+    made[DOCTOR].add_argument("--ckpt-dir", metavar="DIR", help="also check this folder for checkpoints")
     _of_simulate(made[SIMULATE])
     for command in OF_SCRIPTS:
         script = made[command].add_argument("script", help="the script, as it would be given to python")
@@ -71,9 +65,9 @@ def command_parser() -> argparse.ArgumentParser:
             nargs=argparse.REMAINDER,
             dest=argparse.SUPPRESS,
             metavar="MODULE ARGS...",
-            help="in place of SCRIPT: a module that `python -m` would run, and its arguments",
+            help="a module, in place of SCRIPT, as for `python -m`",
         )
-    made[SHOW].add_argument("plan", metavar="PLAN.json", help="as `parallax plan --json` wrote it")
+    made[SHOW].add_argument("plan", metavar="PLAN.json", help="of `parallax plan --json`")
     made[DIFF].add_argument("first", metavar="A.json", help="a plan file")
     made[DIFF].add_argument("second", metavar="B.json", help="another")
     _of_checkpoint(made[CHECKPOINT])
@@ -109,7 +103,7 @@ def _group(parser: argparse.ArgumentParser, name: str) -> argparse._MutuallyExcl
 
 def _of_calibrate(calibrate: argparse.ArgumentParser) -> None:
     """The options of `parallax calibrate` alone."""
-    calibrate.add_argument("-o", "--output", required=True, metavar="FILE", help="the profile that is written, JSON")
+    calibrate.add_argument("-o", "--output", required=True, metavar="FILE", help="the profile to write")
     calibrate.add_argument("--quick", action="store_true", help="fewer sizes and rounds")
     calibrate.add_argument(
         "--from",
@@ -117,17 +111,15 @@ def _of_calibrate(calibrate: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="FILE",
-        help="measure nothing: derive the profile of the resource file's hosts from that of others",
+        help="measure nothing: derive the profile from that of other hosts",
     )
-    calibrate.add_argument(
-        "--share-cores", action="store_true", help="with --from: the hosts share cores as the measured ones do"
-    )
+    calibrate.add_argument("--share-cores", action="store_true", help="with --from: the hosts share cores as measured")
 
 
 def _of_simulate(simulate: argparse.ArgumentParser) -> None:
     """The options of `parallax simulate` alone."""
     simulate.add_argument(
-        "--hosts", type=_numbers, required=True, metavar="N,N,...", help="numbers of hosts, as 8,64,512,4096"
+        "--hosts", type=_numbers, required=True, metavar="N,N,...", help="numbers of hosts, as 8,64,512"
     )
     simulate.add_argument("--workers-per-host", type=positive, metavar="K", help="workers of every host")
     links = simulate.add_mutually_exclusive_group()
@@ -146,20 +138,20 @@ def _of_checkpoint(checkpoint: argparse.ArgumentParser) -> None:
         for name, text in _CHECKPOINT_DESCRIPTIONS.items()
     }
     for name in ("ls", "verify", "compact"):
-        made[name].add_argument("folder", metavar="FOLDER", help="that CheckPointConfig.ckpt_dir names")
+        made[name].add_argument("folder", metavar="FOLDER", help="of CheckPointConfig.ckpt_dir")
     export = made["export"]
-    for name, what in (("input", "fed (default: every placeholder that outputs need)"), ("output", "fetched")):
+    for name, what in (("input", "feed (default: the placeholders that outputs need)"), ("output", "fetch")):
         export.add_argument(
             f"--{name}",
             dest=f"{name}s",
             action="append",
             default=[],
             metavar="[NAME=]TENSOR",
-            help=f"a tensor that will be {what}; NAME is its name in the signature",
+            help=f"a tensor to {what}; NAME is for the signature",
         )
-    export.add_argument("--plain", action="store_true", help="write a checkpoint in the place of a SavedModel")
-    export.add_argument("checkpoint", metavar="CHECKPOINT", help="a folder, for its latest, or the prefix of one")
-    export.add_argument("folder", metavar="FOLDER", help="where it goes; empty, or not there yet")
+    export.add_argument("--plain", action="store_true", help="write a checkpoint instead")
+    export.add_argument("checkpoint", metavar="CHECKPOINT", help="a prefix, or a folder for its latest")
+    export.add_argument("folder", metavar="FOLDER", help="where it goes: empty or missing")
     export.add_argument("script", nargs="?", metavar="SCRIPT", help="the script, as it would be given to python")
     export.add_argument("args", nargs=argparse.REMAINDER, metavar="ARGS", help="its arguments")
 

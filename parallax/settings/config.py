@@ -95,63 +95,50 @@ class Config:
     is checked when it is set, and a name that is no setting is refused.
 
     Attributes:
-        run_option: `HYBRID`, or None: each variable takes the route that suits it. `MPI`: no servers. `PS`: all
-            variables with a gradient on servers.
-        average_sparse: True: gradient rows are the mean over the global batch. False: their sum over the workers, the
-            default in Parallax 2019.
-        sess_config: a ConfigProto for the workers' sessions.
-        redirect_path: a folder for copies of each worker's output; a script's second job writes to `call-2` there.
-        search_partitions: a job with tables on servers tries numbers of partitions in its first steps and keeps the
-            best. No effect without servers or with sync=False.
+        run_option: `HYBRID`, None: by variable. `MPI`: no servers. `PS`: all variables with a gradient on servers.
+        average_sparse: True: gradient rows are the mean over the global batch. False: their sum over the workers.
+        sess_config: a ConfigProto of the sessions.
+        redirect_path: a folder for copies of the workers' output (`call-2` for a script's second job).
+        search_partitions: try numbers of partitions in the first steps and keep the best; for tables on servers, not
+            with sync=False.
         export_graph_path: a folder for each worker's graph.
         communication_config: servers and mpirun.
         ckpt_config: checkpoints.
         profile_config: traces.
-        workers: workers on this machine without a resource file. None: one per GPU, or two without a GPU.
-        variables: variable name -> Variable, to override the plan.
-        routes: variable name -> `route` of its Variable.
-        partitions: variable name -> `partitions` of its Variable.
-        touched_rows: variable name -> `touched_rows` of its Variable.
+        workers: without a resource file. None: one per GPU, or two without a GPU.
+        variables: variable name -> Variable.
+        routes: variable name -> its `route`.
+        partitions: variable name -> its `partitions`.
+        touched_rows: variable name -> its `touched_rows`.
         plan_file: a plan of `parallax plan --json`, used unchanged.
-        cluster_profile: a profile of these hosts by `parallax calibrate`; plans then minimize predicted seconds.
-        model_profile: a profile of this graph's steps; overrides static shapes, not `touched_rows`.
+        cluster_profile: of `parallax calibrate`; plans then minimize predicted seconds.
+        model_profile: of this graph's steps; overrides static shapes, not `touched_rows`.
         tables: large variables of Keras models.
-        replan: what a running job does about a better plan: a ReplanConfig, or its mode, as `on`.
-        restart: whether a failed job is restarted.
-        wire_dtype: `bfloat16` or `float16`: float32 rows and gradients are sent in half precision. None: unchanged.
-        accumulate_steps: number of batches, one per `run` of the train_op, whose gradients a worker accumulates for one
-            update.
-        lazy_updates: True: where an optimizer also changes rows of a table that no gradient touched, these are updated
-            when they are read, with the same result, so a step costs the rows that it touches. False: every step
-            updates all rows, as in the graph.
-        layouts: each tensor of a step has a layout (replicated, sharded by example, partial sum), so a loss is computed
-            on the global batch. In a script's graph, batches are placeholders, iterators and queues with an open first
-            dimension (None); workers may have unequal shares. Rows of a tf.sparse_placeholder are examples; so are its
-            columns when it multiplies rows of the batch, as an adjacency does. An integer fed for the batch length is
-            the per-worker length. A fixed batch is opened if its constants can be told. None: if a script's graph
-            cannot be followed, workers' gradients are averaged as for a mean over the batch, and the plan says why.
-            True: such a graph is refused. False: gradients are averaged in every script's graph.
-        gather_limit: most bytes of the global batch that a step may all-gather for ops in which examples interact; a
-            plan with more is refused and names the ops. None: no limit. Tensors of a length unknown before the run are
-            not counted.
-        batch_norm: `global`: batch normalizations of Keras and `parallax.function` use statistics of the global batch,
-            as one process does; the plan names the traffic. `own`: each worker uses its own batch; moving averages are
-            means over the workers.
-        overlap: True: a `run` returns when its fetches are computed; all-reduces, pushes and updates overlap with the
-            next one, with the same values, and other uses of the session wait for them. False: a `run` ends with its
-            updates. No effect with servers.
-        compute_dtype: `bfloat16`: TensorFlow computes matrix products and convolutions in bfloat16 where it can, on
-            CPUs with oneDNN. None: unchanged.
-        guard: whether workers are compared after steps 1, 2, 4, 8 and later at times, in less than 1 % of the time; a
-            difference in what must be equal ends the job. No effect with sync=False.
-        seed: seed of all random numbers that the script does not seed. None: drawn and printed. A resumed job keeps its
-            first seed.
-        stall_timeout_s: seconds that a worker may wait in one `run` for others; `math.inf`: forever.
+        replan: plans of a running job: a ReplanConfig or its mode.
+        restart: restarts of a failed job.
+        wire_dtype: `bfloat16` or `float16`: half precision on the wire for float32 rows and gradients.
+        accumulate_steps: batches, one per `run` of the train_op, for one update.
+        lazy_updates: True: rows without a gradient are updated when they are read, with the same result. False: in
+            every step.
+        layouts: None: the loss is computed on the global batch; where a script's graph cannot be followed, gradients
+            are averaged and the plan says why. True: such a graph is refused. False: gradients are averaged in every
+            script's graph.
+        gather_limit: most bytes that a step may all-gather for ops in which examples interact; else the plan is
+            refused. Tensors of unknown length are not counted.
+        batch_norm: in Keras and `parallax.function`. `global`: statistics of the global batch. `own`: of each worker's
+            batch; moving averages are means over the workers.
+        overlap: True: a `run` returns when its fetches are computed, and updates overlap with the next one, with the
+            same values. No effect with servers.
+        compute_dtype: `bfloat16`: matrix products and convolutions in bfloat16, on CPUs with oneDNN.
+        guard: compare workers now and then, in less than 0.5 % of the time; a difference ends the job. No effect with
+            sync=False.
+        seed: of random numbers that the script does not seed. None: drawn and printed. A resumed job keeps its first
+            seed.
+        stall_timeout_s: seconds that a worker may wait for others in a `run`; `math.inf`: forever.
         host_timeout_s: seconds that a host may take to answer before the start; `math.inf`: forever.
-        hooks: SessionRunHooks for all workers; they may name tensors of the user's graph. Instead of a folder shared by
-            all, worker R writes to `worker-R` in it, worker 0 to the folder.
-        chief_only_hooks: SessionRunHooks for worker 0 alone, such as logging. They fetch only what worker 0 has: its
-            loss, no sharded table.
+        hooks: SessionRunHooks for all workers, by names of the user's graph. Of a common folder, worker R takes
+            `worker-R`, worker 0 the folder.
+        chief_only_hooks: SessionRunHooks for worker 0, which fetch no sharded table.
 
     Raises:
         ConfigError: when a value breaks its rule.
@@ -183,22 +170,20 @@ class Config:
         None,
         Option(
             (RUN, PLAN, VERIFY, SIMULATE),
-            "plan by seconds, with a profile of `parallax calibrate`",
+            "plan by seconds, with a profile of `calibrate`",
             "FILE",
             ("--cluster",),
             parse=absolute,
         ),
-        Option(
-            (PROFILE,), "the cluster profile that the model profile belongs to", "FILE", ("--cluster",), parse=absolute
-        ),
-        Option((DOCTOR,), "the cluster profile with which links are compared", "FILE", ("--cluster",), parse=absolute),
+        Option((PROFILE,), "the cluster profile that it belongs to", "FILE", ("--cluster",), parse=absolute),
+        Option((DOCTOR,), "the cluster profile to compare links with", "FILE", ("--cluster",), parse=absolute),
         rule=checks.path_or_none,
     )
     model_profile: Path | str | None = setting(
         None,
         Option(
             (RUN, PLAN, SIMULATE),
-            "plan with the touched rows that `parallax profile` counted",
+            "plan with the touched rows of `profile`",
             "FILE",
             ("--profile",),
             parse=absolute,
@@ -212,14 +197,14 @@ class Config:
         None,
         Option(
             (RUN, PLAN, VERIFY, SIMULATE),
-            "half precision on the wire for float32 rows and gradients",
+            "half precision on the wire",
             choices=WIRE_DTYPES,
         ),
         rule=_wire_dtype,
     )
     accumulate_steps: int = setting(
         1,
-        Option((RUN, PLAN, VERIFY, SIMULATE), "update once for the gradients of K batches", "K", parse=positive),
+        Option((RUN, PLAN, VERIFY, SIMULATE), "update once for K batches", "K", parse=positive),
         rule=checks.number,
     )
     lazy_updates: bool = setting(True, rule=checks.truth)
@@ -231,7 +216,7 @@ class Config:
         None,
         Option(
             (RUN, VERIFY, PROFILE),
-            "compute matrix products and convolutions in bfloat16",
+            "products in bfloat16",
             choices=COMPUTE_DTYPES,
         ),
         rule=_compute_dtype,
@@ -241,7 +226,7 @@ class Config:
     stall_timeout_s: float = setting(STALL_TIMEOUT_S, rule=checks.seconds)
     host_timeout_s: float = setting(
         HOST_TIMEOUT_S,
-        Option((RUN, DOCTOR), "hosts that give no answer within S seconds are named (default 30)", "S", parse=float),
+        Option((RUN, DOCTOR), "how long a host may take to answer (default 30)", "S", parse=float),
         rule=checks.seconds,
     )
     hooks: Sequence[Any] = setting((), rule=_hooks)

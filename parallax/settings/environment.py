@@ -98,7 +98,7 @@ class Settings:
         None,
         Option(
             (RUN, PLAN, VERIFY, CHECK, CALIBRATE, DOCTOR, PROFILE),
-            "number of workers on this machine",
+            "workers on this machine",
             "N",
             parse=positive,
             excludes="machines",
@@ -108,7 +108,7 @@ class Settings:
         None,
         Option(
             (RUN, PLAN, VERIFY, CHECK, CALIBRATE, DOCTOR, PROFILE),
-            "resource file that lists the machines",
+            "resource file",
             "FILE",
             ("-r",),
             excludes="machines",
@@ -139,14 +139,10 @@ class Settings:
     traced_bytes: int | None = None
     whole_bytes: int | None = None
     tables_dir: str | None = None
-    trace: str | None = setting(
-        None, Option((RUN,), "write a trace of some steps of every worker, and who was slowest", "DIR")
-    )
+    trace: str | None = setting(None, Option((RUN,), "trace some steps of every worker", "DIR"))
     trace_steps: str | None = setting(None, Option((RUN,), "the steps to trace, counted from 0 (default 10-14)", "A-B"))
     measure: str | None = setting(None, Option((RUN,), "write a model profile of the first steps", "FILE"))
-    measure_steps: int | None = setting(
-        None, Option((RUN,), "number of steps of --measure (default 20)", "K", parse=positive)
-    )
+    measure_steps: int | None = setting(None, Option((RUN,), "steps of --measure (default 20)", "K", parse=positive))
     verify_first: int | None = setting(
         None, Option((RUN,), "compare the first K updates with one process", "K", parse=positive)
     )
@@ -158,17 +154,15 @@ class Settings:
     explain: str | None = setting(None, Option((PLAN, SHOW), "everything about one variable", "VARIABLE"))
     memory: bool | None = setting(
         None,
-        Option((PLAN,), "also the memory of every process and the largest batch; --json then writes that", const=True),
+        Option((PLAN,), "the memory of every process and the largest batch (also for --json)", const=True),
     )
     examples: int | None = setting(
         None,
-        Option(
-            (PLAN,), "with --memory: examples of a worker's batch, where a graph leaves it open", "N", parse=positive
-        ),
+        Option((PLAN,), "with --memory: a worker's batch, where the graph leaves it open", "N", parse=positive),
     )
-    all: bool | None = setting(None, Option((PLAN, SHOW), "a row for every variable, untrained ones too", const=True))
+    all: bool | None = setting(None, Option((PLAN, SHOW), "a row for every variable", const=True))
     html: str | None = setting(
-        None, Option((PLAN, SIMULATE, SHOW), "write it as a page for a browser", "FILE", parse=absolute)
+        None, Option((PLAN, SIMULATE, SHOW), "write a page for a browser", "FILE", parse=absolute)
     )
     what_if: str | None = None
     steps: int | None = setting(
@@ -181,28 +175,24 @@ class Settings:
     )
     fetch: str | None = setting(
         None,
-        Option(
-            (VERIFY, PROFILE), "the op to run (default: the optimizer's; a wrong name lists those that train)", "NAME"
-        ),
+        Option((VERIFY, PROFILE), "the op to run (default: the optimizer's; a wrong name lists others)", "NAME"),
     )
     tolerance: float | None = setting(
         None,
         Option(
             (VERIFY,),
-            "largest error, relative to a variable's change (default 1e-5; bfloat16, float16: steps x rounding)",
+            "largest error/change (default 1e-5; in half precision: steps x rounding)",
             parse=float,
         ),
     )
     claims: bool | None = setting(
         None,
-        Option((VERIFY,), "also check what the analysis concluded of every tensor", const=True),
+        Option((VERIFY,), "also check every tensor", const=True),
     )
     joined_args: str | None = setting(
         None, Option((VERIFY,), "the script's arguments for the one process", "ARGS", parse=_one_a_line)
     )
-    init: str | None = setting(
-        None, Option((PROFILE,), "the op that begins a dataset's iterator", "NAME", repeats=True)
-    )
+    init: str | None = setting(None, Option((PROFILE,), "the op that initializes an iterator", "NAME", repeats=True))
     compute: bool | None = setting(None, Option((PROFILE,), "also time some steps in one process", const=True))
     output: str | None = setting(None, Option((PROFILE,), "default: parallax-profile-GRAPH.json", "FILE", ("-o",)))
     job_folder: str | None = None

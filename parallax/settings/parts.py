@@ -21,12 +21,11 @@ class PSConfig:
     """Servers: how workers and servers exchange.
 
     Attributes:
-        protocol: `grpc`; also written `grpc+verbs` or `grpc+gdr`, which TensorFlow no longer has.
-        replicate_variables: no effect: workers always mirror dense variables on servers.
-        local_aggregation: the workers of a host merge their requested rows and gradient rows before these leave the
-            host, to servers and to other workers.
-        boundary_among_servers: no effect: the plan places ops.
-        boundary_between_workers_and_servers: no effect: the plan places ops.
+        protocol: `grpc`; `grpc+verbs` and `grpc+gdr` mean the same.
+        replicate_variables: no effect: dense variables on servers are always mirrored.
+        local_aggregation: merge the rows that a host's workers request and send.
+        boundary_among_servers: no effect.
+        boundary_between_workers_and_servers: no effect.
 
     Raises:
         ConfigError: when a value breaks its rule.
@@ -52,8 +51,8 @@ class MPIConfig:
     """mpirun.
 
     Attributes:
-        mpirun_options: words for mpirun's command, or one string that is split as by a shell.
-        use_allgatherv: no effect: the plan chooses the collective.
+        mpirun_options: words for mpirun's command; a string is split as by a shell.
+        use_allgatherv: no effect.
 
     Raises:
         ConfigError: when it is neither, or a quote is not closed.
@@ -110,16 +109,13 @@ class CheckPointConfig:
         ckpt_dir: the folder; None for no checkpoints.
         save_ckpt_steps: steps between checkpoints.
         save_ckpt_secs: seconds between checkpoints.
-        whole_every: one of so many checkpoints is whole; the others are increments: the touched rows of tables updated
-            by row, and all other variables. 1: all are whole.
-        keep_last: how many whole checkpoints, with their increments, are kept; None for all.
-        keep_every_hours: of older ones, the first and then one every so many hours are kept; None for none.
-        beside_training: True: training goes on while a checkpoint is written. False: it waits.
-        preemption_grace_s: seconds to save and end after SIGTERM to the launcher. Kubernetes kills it after 30.
-        folder_timeout_s: seconds without an answer from the folder (a hanging disk or file system) after which the job
-            ends; `math.inf`: forever.
-        memory_steps: every so many steps, the state is copied to the memory of the hosts, each row to two, from which a
-            restarted job resumes without a folder. None: never.
+        whole_every: one of so many checkpoints is whole; the others are increments.
+        keep_last: whole checkpoints that are kept, with their increments; None for all.
+        keep_every_hours: of older ones, also keep one every so many hours; None for none.
+        beside_training: whether training goes on while a checkpoint is written.
+        preemption_grace_s: seconds to save and end after SIGTERM to the launcher. Kubernetes kills after 30.
+        folder_timeout_s: seconds without an answer from the folder after which the job ends; `math.inf`: forever.
+        memory_steps: every so many steps, copy the state to the memory of hosts, for restarts. None: never.
         memory_dir: a file system in memory, on every host.
 
     Raises:
@@ -130,12 +126,10 @@ class CheckPointConfig:
     ckpt_dir: Path | str | None = None
     save_ckpt_steps: int | None = None
     save_ckpt_secs: float | None = None
-    whole_every: int = setting(
-        1, Option((RUN,), "write one of K checkpoints whole, the others as increments (default 1)", "K", parse=positive)
-    )
+    whole_every: int = setting(1, Option((RUN,), "one of K checkpoints is whole (default 1)", "K", parse=positive))
     keep_last: int | None = setting(5, Option((RUN,), "keep the last K checkpoints (default 5)", "K", parse=positive))
     keep_every_hours: float | None = setting(
-        None, Option((RUN,), "of older checkpoints keep one every H hours", "H", parse=float)
+        None, Option((RUN,), "of older ones keep one every H hours", "H", parse=float)
     )
     beside_training: bool = setting(True, Option((RUN,), "training waits while checkpoints are written", const=False))
     preemption_grace_s: float = setting(
@@ -145,14 +139,14 @@ class CheckPointConfig:
         600.0,
         Option(
             (RUN,),
-            "end the job when the checkpoint folder has not answered for S seconds (default 600)",
+            "end the job after S seconds without an answer from its folder (default 600)",
             "S",
             parse=float,
         ),
     )
     memory_steps: int | None = setting(
         None,
-        Option((RUN, PLAN), "every K steps, copy the state to the memory of two hosts", "K", parse=positive),
+        Option((RUN, PLAN), "copy the state to the memory of hosts every K steps", "K", parse=positive),
     )
     memory_dir: Path | str = setting(
         "/dev/shm", Option((RUN,), "a file system in memory (default /dev/shm)", "DIR", parse=absolute)
@@ -198,11 +192,9 @@ class TableConfig:
     """Large variables of Keras models, which only processes that need them hold whole.
 
     Attributes:
-        traced_bytes: initial values of variables of this size and more are computed by their owners, and by readers
-            when they read, not where the model is built.
-        whole_bytes: most bytes of such variables that one process holds whole. A model with more is not sent back after
-            `fit`: the workers write a checkpoint.
-        tables_dir: a folder for these checkpoints on worker 0's machine. Each gets a new number; none is deleted.
+        traced_bytes: variables of this size and more are initialized by their owners.
+        whole_bytes: most bytes of these that one process holds whole. For a model with more, `fit` writes a checkpoint.
+        tables_dir: the folder of these checkpoints, on worker 0's machine. None is deleted.
 
     Raises:
         ConfigError: when a value breaks its rule.
@@ -210,15 +202,15 @@ class TableConfig:
 
     traced_bytes: int = setting(
         64 * 2**20,
-        Option(OF_SCRIPTS, "Keras's variables of N bytes and more are made by their owners", "N", parse=positive),
+        Option(OF_SCRIPTS, "Keras variables of N bytes and more are made by their owners", "N", parse=positive),
     )
     whole_bytes: int = setting(
         4 * 2**30,
-        Option((RUN,), "one process makes at most N bytes of variables of --traced-bytes whole", "N", parse=positive),
+        Option((RUN,), "one process holds at most N bytes of these whole", "N", parse=positive),
     )
     tables_dir: Path | str | None = setting(
         None,
-        Option((RUN,), "where `fit` leaves the variables of a model that has more", "DIR", parse=absolute),
+        Option((RUN,), "where `fit` leaves the variables of larger models", "DIR", parse=absolute),
     )
 
     def __post_init__(self) -> None:
@@ -235,7 +227,7 @@ class ProfileConfig:
     Attributes:
         profile_dir: a folder for the traces.
         profile_steps: the steps to trace.
-        profile_range: the first step to trace, and the one after the last.
+        profile_range: or the first step to trace, and the one after the last.
         profile_worker: the rank to trace; None for all.
 
     Raises:
@@ -288,7 +280,7 @@ class ReplanConfig:
     Attributes:
         mode: `off`: keep the plan. `ask`: print a better plan and write it to a file. `on`: switch to it.
         margin: share of the predicted step time by which the other plan must be faster.
-        after_steps: steps to measure before plans are compared.
+        after_steps: steps before plans are compared.
         plan_file: where worker 0 writes the other plan; None for `parallax-plan-GRAPH.json` in its working folder.
 
     Raises:
@@ -297,7 +289,7 @@ class ReplanConfig:
 
     mode: str = setting(
         OFF,
-        Option((RUN, VERIFY), "print (ask) or take (on) a better plan after some steps", choices=REPLAN_MODES),
+        Option((RUN, VERIFY), "print (ask) or take (on) a better plan", choices=REPLAN_MODES),
         name="replan",
     )
     margin: float = 0.1
@@ -320,26 +312,20 @@ class RestartConfig:
     """Whether the launcher restarts a failed job.
 
     Attributes:
-        max_restarts: how often a failed job is restarted from the latest checkpoint. 0: never.
-        min_hosts: a host that does not answer, or fails again, is left out while at least so many remain, and used
-            again when it returns. None: the job always needs all hosts.
-        no_spare: False: processes for a restart wait, with TensorFlow imported, while the job trains, so that a restart
-            takes seconds. True: they start after a failure.
+        max_restarts: how often a failed job restarts from the latest checkpoint.
+        min_hosts: leave out hosts that do not answer or fail again, while so many remain. None: all are needed.
+        no_spare: True: keep no processes waiting for a restart, which then takes longer.
 
     Raises:
         ConfigError: when a value breaks its rule.
     """
 
-    max_restarts: int = setting(
-        0, Option((RUN,), "restart a failed job from its checkpoint, at most N times", "N", parse=positive)
-    )
+    max_restarts: int = setting(0, Option((RUN,), "restart a failed job at most N times", "N", parse=positive))
     min_hosts: int | None = setting(
-        None, Option((RUN,), "with --max-restarts: leave out hosts that fail, as long as M remain", "M", parse=positive)
+        None, Option((RUN,), "leave out hosts that fail, as long as M remain", "M", parse=positive)
     )
 
-    no_spare: bool = setting(
-        False, Option((RUN,), "with --max-restarts: keep no second job ready, which takes memory", const=True)
-    )
+    no_spare: bool = setting(False, Option((RUN,), "keep no processes ready for a restart", const=True))
 
     def __post_init__(self) -> None:
         checks.truth("no_spare", self.no_spare)

@@ -20,11 +20,11 @@ class Variable:
     """What overrides the plan of one variable; None leaves it to the plan.
 
     Attributes:
-        route: how its gradients travel: `allreduce`, `allgather`, `alltoall` or `ps`.
-        partitions: number of partitions on the servers.
+        route: `allreduce`, `allgather`, `alltoall` or `ps`.
+        partitions: on servers.
         touched_rows: distinct rows that a worker reads in a step, where the batch has no static shape.
-        memory_hosts: with `memory_steps`, the hosts that keep each row in memory: 2 (the default), or 1, its owner.
-            With 1 no rows are sent, and those of a lost host restart from initial values.
+        memory_hosts: with `memory_steps`, hosts that hold each row: 2 (the default), or 1. With 1, the rows of a lost
+            host restart from initial values.
 
     Raises:
         ConfigError: when a value breaks its rule.
