@@ -206,7 +206,7 @@ class TableConfig:
     )
     whole_bytes: int = setting(
         4 * 2**30,
-        Option((RUN,), "one process holds at most N bytes of these whole", "N", parse=positive),
+        Option((RUN,), "one process holds at most N bytes of large Keras variables", "N", parse=positive),
     )
     tables_dir: Path | str | None = setting(
         None,
@@ -322,10 +322,10 @@ class RestartConfig:
 
     max_restarts: int = setting(0, Option((RUN,), "restart a failed job at most N times", "N", parse=positive))
     min_hosts: int | None = setting(
-        None, Option((RUN,), "leave out hosts that fail, as long as M remain", "M", parse=positive)
+        None, Option((RUN,), "with --max-restarts: leave out failed hosts, as long as M remain", "M", parse=positive)
     )
 
-    no_spare: bool = setting(False, Option((RUN,), "keep no processes ready for a restart", const=True))
+    no_spare: bool = setting(False, Option((RUN,), "with --max-restarts: keep no processes ready", const=True))
 
     def __post_init__(self) -> None:
         checks.truth("no_spare", self.no_spare)
