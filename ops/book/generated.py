@@ -117,7 +117,7 @@ def _settings_of(cls: type) -> str:
     words = attributes_of(cls)
     summary = (inspect.getdoc(cls) or "").partition("\n\n")[0]
     rows = [
-        (f"`{field.name}`", f"`{field.type}`", f"`{_default(field)}`", f"{words[field.name]}{_options(field)}")
+        (f"`{field.name}`", f"`{_kind(field)}`", f"`{_default(field)}`", f"{words[field.name]}{_options(field)}")
         for field in dataclasses.fields(cls)
     ]
     return f"## {cls.__name__}\n\n{summary}\n\n{_table(('setting', 'type', 'default', 'meaning'), rows)}"
@@ -129,6 +129,12 @@ def _parts(config: Any) -> Iterator[type]:
     for field in dataclasses.fields(config):
         if dataclasses.is_dataclass(value := getattr(config, field.name)):
             yield from _parts(value)
+
+
+def _kind(field: dataclasses.Field[Any]) -> str:
+    """A field's type; a default of None says by itself that None is taken."""
+    kind = str(field.type)
+    return kind.removesuffix(" | None") if field.default is None else kind
 
 
 def _options(field: dataclasses.Field[Any]) -> str:

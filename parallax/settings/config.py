@@ -99,7 +99,7 @@ class Config:
         average_sparse: True: gradient rows are the mean over the global batch. False: their sum over the workers.
         sess_config: a ConfigProto of the sessions.
         redirect_path: a folder for copies of the workers' output (`call-2` for a script's second job).
-        search_partitions: try numbers of partitions in the first steps and keep the best; for tables on servers, not
+        search_partitions: for tables on servers, try numbers of partitions in the first steps and keep the best. Not
             with sync=False.
         export_graph_path: a folder for each worker's graph.
         communication_config: servers and mpirun.
@@ -118,27 +118,21 @@ class Config:
         restart: restarts of a failed job.
         wire_dtype: `bfloat16` or `float16`: half precision on the wire for float32 rows and gradients.
         accumulate_steps: batches, one per `run` of the train_op, for one update.
-        lazy_updates: True: rows without a gradient are updated when they are read, with the same result. False: in
-            every step.
-        layouts: None: the loss is computed on the global batch; where a script's graph cannot be followed, gradients
-            are averaged and the plan says why. True: such a graph is refused. False: gradients are averaged in every
-            script's graph.
-        gather_limit: most bytes that a step may all-gather for ops in which examples interact; else the plan is
-            refused. Tensors of unknown length are not counted.
-        batch_norm: in Keras and `parallax.function`. `global`: statistics of the global batch. `own`: of each worker's
-            batch; moving averages are means over the workers.
-        overlap: True: a `run` returns when its fetches are computed, and updates overlap with the next one, with the
-            same values. No effect with servers.
+        lazy_updates: whether rows without a gradient are updated when they are read, with the same result, not in every
+            step.
+        layouts: compute losses of a script's graph on the global batch. None: average gradients where that is
+            impossible; the plan says why. True: refuse such a graph. False: always average.
+        gather_limit: refuse a plan in which a step all-gathers more bytes, of tensors of known length.
+        batch_norm: statistics of the `global` batch or of each worker's `own`, whose moving averages are means. Keras
+            and `parallax.function` only.
+        overlap: a `run` returns when its fetches are computed, and updates overlap with the next one. Not with servers.
         compute_dtype: `bfloat16`: matrix products and convolutions in bfloat16, on CPUs with oneDNN.
-        guard: compare workers now and then, in less than 0.5 % of the time; a difference ends the job. No effect with
-            sync=False.
-        seed: of random numbers that the script does not seed. None: drawn and printed. A resumed job keeps its first
-            seed.
+        guard: compare workers now and then; a difference ends the job. Not with sync=False.
+        seed: of random numbers that the script does not seed. None: drawn and printed.
         stall_timeout_s: seconds that a worker may wait for others in a `run`; `math.inf`: forever.
         host_timeout_s: seconds that a host may take to answer before the start; `math.inf`: forever.
-        hooks: SessionRunHooks for all workers, by names of the user's graph. Of a common folder, worker R takes
-            `worker-R`, worker 0 the folder.
-        chief_only_hooks: SessionRunHooks for worker 0, which fetch no sharded table.
+        hooks: SessionRunHooks for all workers.
+        chief_only_hooks: SessionRunHooks for worker 0; they fetch no sharded table.
 
     Raises:
         ConfigError: when a value breaks its rule.
