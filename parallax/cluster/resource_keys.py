@@ -43,8 +43,8 @@ FILE_KEYS = (
     Key(
         "ports",
         "two ports like 20000-20100",
-        "Ports, both included, for TensorFlow servers, workers of a job with servers, and a Keras script with worker 0 "
-        "on another host. Not MPI's.",
+        "For TensorFlow servers, workers of a job with servers, and a Keras script with worker 0 on another host; not "
+        "for MPI.",
         "any port",
     ),
 )
@@ -72,7 +72,7 @@ HOST_KEYS = (
     Key(
         "servers",
         "a number of servers",
-        "TensorFlow servers, in a job whose plan has variables on servers.",
+        "TensorFlow servers, if the plan has any.",
         "1",
     ),
     Key(
