@@ -117,10 +117,10 @@ def _settings_of(cls: type) -> str:
     words = attributes_of(cls)
     summary = (inspect.getdoc(cls) or "").partition("\n\n")[0]
     rows = [
-        (f"`{field.name}`", f"`{_kind(field)}`", f"`{_default(field)}`", f"{words[field.name]}{_options(field)}")
+        (f"`{field.name}`", f"`{_default(field)}`{_kind(field)}", f"{words[field.name]}{_options(field)}")
         for field in dataclasses.fields(cls)
     ]
-    return f"## {cls.__name__}\n\n{summary}\n\n{_table(('setting', 'type', 'default', 'meaning'), rows)}"
+    return f"## {cls.__name__}\n\n{summary}\n\n{_table(('setting', 'default', 'meaning'), rows)}"
 
 
 def _parts(config: Any) -> Iterator[type]:
@@ -132,9 +132,8 @@ def _parts(config: Any) -> Iterator[type]:
 
 
 def _kind(field: dataclasses.Field[Any]) -> str:
-    """A field's type; a default of None says by itself that None is taken."""
-    kind = str(field.type)
-    return kind.removesuffix(" | None") if field.default is None else kind
+    """A field's type, where its default does not tell."""
+    return f" or `{str(field.type).removesuffix(' | None')}`" if field.default is None else ""
 
 
 def _options(field: dataclasses.Field[Any]) -> str:
@@ -152,7 +151,7 @@ def _command(name: str, parser: argparse.ArgumentParser, shared: Sequence[tuple[
     positional = [action for action in parser._actions if not action.option_strings]
     words = [f"parallax {name}", *(_usage(a) for a in _options_in(parser) if a.required), "[OPTIONS]"]
     usage = " ".join(words + [_usage(action) for action in positional])
-    parts = [f"## parallax {name}", str(parser.description), f"```text\n{usage}\n```"]
+    parts = [f"## parallax {name}", str(parser.description), f"`{usage}`"]
     if named := [f"`{_spelled(a)}`" for a in _options_in(parser) if _row(a, parser) in shared]:
         parts.append(f"Shared options: {', '.join(named)}.")
     if own := [row for row in _rows(parser) if row not in shared and row not in _EVIDENT]:
