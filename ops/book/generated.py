@@ -17,8 +17,7 @@ from ops.book.pages import ROOT
 from parallax.cluster import resource_keys
 from parallax.entry import command_line
 from parallax.settings.config import Config
-from parallax.settings.merge import options_by_setting
-from parallax.settings.options import RUN, name_of, options_of, variable_of
+from parallax.settings.options import name_of, options_of
 from parallax.settings.variables import Variable
 
 _PART = re.compile(r"(<!-- generated: ([a-z ]+) -->\n).*?(<!-- end -->)", re.DOTALL)
@@ -94,12 +93,6 @@ def _commands(parser: argparse.ArgumentParser, name: str = "") -> Iterator[tuple
             yield from _commands(inner, f"{name} {word}".strip())
 
 
-def variables() -> str:
-    """The environment variables that stand for options of `parallax run`."""
-    names = [name for name, options in options_by_setting().items() if any(RUN in one.commands for one in options)]
-    return f"{', '.join(f'`{variable_of(name)}`' for name in names)}."
-
-
 def race_results() -> str:
     """A line for each race of docs/benchmarks.md: the step of Parallax, and how many times longer that of others is."""
     text = (ROOT / "docs" / "benchmarks.md").read_text(encoding="utf-8")
@@ -137,7 +130,9 @@ def _kind(field: dataclasses.Field[Any]) -> str:
 
 
 def _options(field: dataclasses.Field[Any]) -> str:
-    return "".join(f" `{option.spell(name_of(field))}`." for option in options_of(field)[:1])
+    """The option that sets a field, where it has another name."""
+    spelled = [option.spell(name_of(field)) for option in options_of(field)[:1]]
+    return "".join(f" Option: `{word}`." for word in spelled if word != f"--{field.name.replace('_', '-')}")
 
 
 def _default(field: dataclasses.Field[Any]) -> str:
@@ -224,6 +219,5 @@ PARTS: dict[str, Callable[[], str]] = {
     "settings": settings,
     "resource keys": resource_keys_text,
     "commands": commands,
-    "variables": variables,
     "race results": race_results,
 }

@@ -281,7 +281,7 @@ class ReplanConfig:
         mode: `off`: keep the plan. `ask`: print a better plan and write it to a file. `on`: switch to it.
         margin: share of the predicted step time by which the other plan must be faster.
         after_steps: steps before plans are compared.
-        plan_file: where worker 0 writes the other plan; None for `parallax-plan-GRAPH.json` in its working folder.
+        plan_file: where worker 0 writes the other plan, by default `parallax-plan-GRAPH.json`. No option.
 
     Raises:
         ConfigError: when a value breaks its rule.
