@@ -107,7 +107,53 @@ def find_layouts(graph: TrainingGraph) -> Layouts:
     Raises:
         GraphError: an op cannot be carried out so that N workers compute what one process computes.
     """
-    program, view, sources, variables = find_step(graph), graph.view, graph.sources, graph.variables
+    program = find_step(graph)
+    layouts, step = _find_layouts(program)
+    while more := _find_mixed_results(program, step):
+        graph = replace(graph, steps=(graph.steps or set()) | (graph.view.ancestors(more) - graph.initial))
+        program = find_step(graph)
+        layouts, step = _find_layouts(program)
+    return layouts
+
+
+def _find_mixed_results(program: VisitedGraph, step: StepWalk) -> list[str]:
+    """Nodes that no update needs, and that combine gathered examples of the global batch with those of one worker.
+
+    All workers run these together, since all of them take part in a gather.
+    """
+    if program.steps is None:
+        return []
+    view, facts = program.view, step.facts
+    is_gather = {
+        edge
+        for (tensor, to), edges in step.changes.items()
+        if to == REPLICATED and _has_examples(step, facts[tensor])
+        for edge in edges
+    }
+    whole, local, found = set[str](), set[str](), []
+    for node in view.topological_order() if is_gather else ():
+        inputs, outputs = view.inputs(node), view.outputs(node)
+        is_whole = not whole.isdisjoint(inputs) or any(Edge(node, slot) in is_gather for slot in range(len(inputs)))
+        if outputs and outputs[0] in facts:
+            has_all = {t for t in outputs if is_whole and (facts[t].is_same or is_partial(facts[t]))}
+            whole |= has_all
+            local.update(t for t in outputs if t not in has_all and not facts[t].is_same)
+            continue
+        is_local = not local.isdisjoint(inputs)
+        if is_whole and is_local:
+            found.append(node)
+        whole.update(outputs if is_whole else ())
+        local.update(outputs if is_local else ())
+    return found
+
+
+def _has_examples(step: StepWalk, fact: Fact) -> bool:
+    """Whether an axis of a tensor is the examples of a batch."""
+    return isinstance(fact.layout, Sharded) or any(map(step.has_batch, fact.dims or ()))
+
+
+def _find_layouts(program: VisitedGraph) -> tuple[Layouts, StepWalk]:
+    view, sources, variables = program.view, program.sources, program.variables
     if program.steps is not None:
         check_fed_ends(view, program.batches)
     pieces = frozenset(t for source in sources for t in _find_pieces(view, source))
@@ -138,7 +184,7 @@ def find_layouts(graph: TrainingGraph) -> Layouts:
         if found == completed and step.gathered == gathered:
             if program.steps is not None:  # a worker's batch is what the script has made its constants for
                 _check_lengths(step)
-            return _make_layouts(program, step)
+            return _make_layouts(program, step), step
         completed, gathered = found, step.gathered
     raise GraphError(f"The layouts of this graph's tensors change with every walk over it. {REMEDY}")
 

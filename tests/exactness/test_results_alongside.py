@@ -1,0 +1,67 @@
+"""What a script runs with its steps and no update needs, where the steps gather the examples of the global batch."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import tensorflow as tf
+
+from tests.exactness.loss_trials import tried
+
+v1 = tf.compat.v1
+FEEDS = {
+    "x": lambda rng, rows: rng.randn(rows, 4),
+    "y": lambda rng, rows: rng.randint(0, 3, [rows]),
+}
+
+
+def build_sorted(rows: int | None, measure: Any) -> list[Any]:
+    """A step on logits that are sorted over the global batch, and a measure of these."""
+    x = v1.placeholder(tf.float32, [rows, 4], name="x")
+    y = v1.placeholder(tf.int64, [rows], name="y")
+    logits = tf.sort(x @ v1.get_variable("w", [4, 3]), axis=0)
+    loss = tf.reduce_mean(tf.nn.sparse_softmax_cross_entropy_with_logits(labels=y, logits=logits))
+    measured = measure(x, y, logits)
+    size = tf.size(measured) if measured.dtype == tf.string else tf.reduce_sum(tf.cast(measured, tf.float32))
+    last = v1.get_variable("last", [], trainable=False, collections=[v1.GraphKeys.LOCAL_VARIABLES])
+    return [v1.train.GradientDescentOptimizer(0.3).minimize(loss), last.assign(tf.cast(size, tf.float32))]
+
+
+def _assign_best(x: Any, y: Any, logits: Any) -> Any:
+    best = v1.get_variable("best", [], trainable=False)
+    hits = tf.reduce_sum(tf.cast(tf.equal(tf.argmax(logits, 1), y), tf.float32))
+    return best.assign(tf.maximum(best, hits / tf.cast(tf.shape(x)[0], tf.float32)))
+
+
+MEASURES = {
+    "a mean of hits": lambda x, y, logits: tf.reduce_mean(tf.cast(tf.equal(tf.argmax(logits, 1), y), tf.float32)),
+    "hits of the best two": lambda x, y, logits: tf.nn.in_top_k(predictions=logits, targets=y, k=2),
+    "a streaming accuracy": lambda x, y, logits: v1.metrics.accuracy(y, tf.argmax(logits, 1))[1],
+    "an area under a curve": lambda x, y, logits: v1.metrics.auc(tf.equal(y, 1), tf.nn.softmax(logits)[:, 1])[1],
+    "a confusion matrix": lambda x, y, logits: tf.math.confusion_matrix(y, tf.argmax(logits, 1), 3),
+    "a histogram": lambda x, y, logits: v1.summary.histogram("e", tf.cast(y, tf.float32) - logits[:, 0]),
+    "the best share of hits": _assign_best,
+}
+
+
+@pytest.mark.parametrize("measure", MEASURES)
+def test_measures_of_gathered_examples_and_of_fed_ones_run_with_the_steps(measure: str) -> None:
+    outcome = tried(lambda rows: build_sorted(rows, MEASURES[measure]), FEEDS)
+    assert outcome.kind == "equal", outcome
+
+
+def test_gradients_that_no_update_needs_do_not_keep_a_branch_from_being_gathered() -> None:
+    def build(rows: int | None) -> Any:
+        x = v1.placeholder(tf.float32, [rows, 4], name="x")
+        y = v1.placeholder(tf.int64, [rows], name="y")
+        step = v1.train.get_or_create_global_step()
+        first = x @ v1.get_variable("w", [4, 3])
+        chosen = tf.where(y > 0)
+        first += tf.scatter_nd(chosen, tf.gather_nd(first, chosen), tf.shape(first, tf.int64))
+        h = v1.case([(step > 1, lambda: first * 2.0)], default=lambda: first * 3.0)
+        h = h + h[:1] - h[-1]
+        loss = tf.reduce_mean(tf.nn.sparse_softmax_cross_entropy_with_logits(labels=y, logits=h))
+        return v1.train.GradientDescentOptimizer(0.3).minimize(loss, global_step=step)
+
+    assert tried(build, FEEDS, is_open=False).kind == "equal"
