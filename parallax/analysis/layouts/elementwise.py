@@ -61,7 +61,7 @@ def _find_linear_layout(step: StepWalk, node: str, facts: list[Fact]) -> Layout 
         return None
     if is_linear(op, sums) or (op == "Cast" and _is_real(step, node)):
         if op in _DIVIDES:  # a mean is a sum by a length, which may be fed
-            batches = sorted(set(step.batches.values()))
+            batches = sorted(step.lengths)
             for batch in batches if len(batches) == 1 else ():
                 step.find_fed_length(ShardedAxis(batch), facts[1].values() or ())
         step.replicate(node, [slot for slot, is_sum in enumerate(sums) if not is_sum])

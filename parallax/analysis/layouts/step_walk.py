@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 from parallax.analysis.layouts.facts import BLANK, LENGTHS, REPLICATED, Dims, Fact, Value
 from parallax.graph.lengths import Length
@@ -93,6 +94,11 @@ class StepWalk:
     is_script: bool = False
     stored: dict[str, Fact] = field(default_factory=dict)
     stored_before: Mapping[str, Fact] = field(default_factory=dict)
+
+    @cached_property
+    def lengths(self) -> frozenset[str]:
+        """The symbols of the batches' lengths."""
+        return frozenset(self.batches.values())
 
     def inputs(self, node: str) -> list[Fact]:
         """What is known of a node's inputs."""
@@ -268,11 +274,11 @@ class StepWalk:
 
     def has_batch(self, length: Length) -> bool:
         """Whether the length of a batch is in a length."""
-        return not set(self.batches.values()).isdisjoint(symbol for product, _ in length.terms for symbol in product)
+        return not self.lengths.isdisjoint(symbol for product, _ in length.terms for symbol in product)
 
     def is_of_batches(self, lengths: Fact) -> bool:
         """Whether numbers are told by the lengths of batches alone."""
-        values, known = lengths.values(), set(self.batches.values())
+        values, known = lengths.values(), self.lengths
         return values is not None and all(
             one is not None and all(known.issuperset(product) for product, _ in one.terms) for one in values
         )
@@ -293,7 +299,7 @@ class StepWalk:
             return None
         if any(symbol.endswith(DISTINCT) for symbols, _ in length.terms for symbol in symbols):
             return None
-        batches = [[s for s in symbols if s in self.batches.values()] for symbols, _ in length.terms]
+        batches = [[s for s in symbols if s in self.lengths] for symbols, _ in length.terms]
         if len(batches[0]) != 1 or any(one != batches[0] for one in batches):
             return None
         factor = length.divide(Length.of(batches[0][0]))
