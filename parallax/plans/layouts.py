@@ -112,10 +112,13 @@ class ExampleNumbers:
     Attributes:
         part: how the axis is shared of which they are numbers.
         of: the node that has counted them.
+        times: the scalar by which the example's number is multiplied, where another number is added to the product: all
+            numbers are then of entries, and a run checks that these are the worker's. Empty where there is none.
     """
 
     part: ShardedAxis
     of: str
+    times: str = ""
 
 
 @dataclass(frozen=True, slots=True)

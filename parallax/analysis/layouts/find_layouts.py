@@ -140,7 +140,7 @@ def _find_mixed_results(program: VisitedGraph, step: StepWalk) -> list[str]:
             local.update(t for t in outputs if t not in has_all and not facts[t].is_same)
             continue
         is_local = not local.isdisjoint(inputs)
-        if is_whole and is_local:
+        if is_whole and is_local and node not in program.steps:
             found.append(node)
         whole.update(outputs if is_whole else ())
         local.update(outputs if is_local else ())

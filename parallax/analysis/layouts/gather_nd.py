@@ -41,10 +41,10 @@ def look_up_nested(step: StepWalk, node: str) -> list[Fact] | None:
     if params.is_same:
         return step.all_outputs(node, Sharded(indices.axis or 0, indices.part))
     is_own = params.axis == 0 and params.part == ShardedAxis(indices.part.batch)
-    counter = find_first_counter(step, node, 1, params.part) if is_own and params.part is not None else None
-    if params.part is None or counter is None:
+    numbers = find_first_numbers(step, node, 1, params.part) if is_own and params.part is not None else None
+    if numbers is None:
         return None
-    step.take(node, 1, ExampleNumbers(params.part, counter))
+    step.take(node, 1, numbers)
     return step.all_outputs(node, Sharded(0, indices.part))
 
 
@@ -54,10 +54,10 @@ def scatter_nested(step: StepWalk, node: str) -> list[Fact] | None:
     dims, part = shape.values(), places.part
     is_own = part and dims and dims[0] == part.length and rows.part == part == ShardedAxis(part.batch)
     is_own = is_own and rows.axis == 0
-    counter = find_first_counter(step, node, 0, part) if part is not None else None
-    if part is None or dims is None or not is_own or counter is None:
+    numbers = find_first_numbers(step, node, 0, part) if part is not None else None
+    if part is None or dims is None or not is_own or numbers is None:
         return scatter_rows(step, node)
-    step.take(node, 0, ExampleNumbers(part, counter))
+    step.take(node, 0, numbers)
     align(step, node, 1, rows, 0, part)
     step.localize(node, 2, 0, dims)
     known = tuple(length for length in dims if length is not None)
@@ -69,12 +69,13 @@ def add_by_number(step: StepWalk, node: str) -> list[Fact] | None:
     data, segments, count = step.inputs(node)
     part = step.part_of(count.value) if isinstance(count.value, Length) else None
     is_own = part is not None and part.is_even and data.axis == segments.axis == 0 and data.part == segments.part
-    counter = None
-    if part is not None and is_own and segments.rank == 1:
-        counter = find_counter(step, step.view.inputs(node)[1], part)
-    if part is None or counter is None or count.value != part.length or not count.is_lengths:
+    numbers = None
+    if part is not None and is_own:
+        numbers = find_numbers(step, step.view.inputs(node)[1], part)
+    is_vector = segments.rank == 1 or (numbers is not None and numbers.times)
+    if part is None or numbers is None or not is_vector or count.value != part.length or not count.is_lengths:
         return add_by_segment(step, node)
-    step.take(node, 1, ExampleNumbers(part, counter))
+    step.take(node, 1, numbers)
     step.keep_local(node, [2])
     dims = None if data.dims is None else (part.length, *data.dims[1:])
     return step.all_outputs(node, Sharded(0, part), dims)
@@ -108,10 +109,10 @@ def fill_places(step: StepWalk, node: str) -> list[Fact] | None:
     example = step.part_of(dims[0]) if dims else None
     if part is None or example is None or dims is None or values.part != part:
         return None
-    counter = find_first_counter(step, node, 0, example)
-    if not default.is_same or counter is None:
+    numbers = find_first_numbers(step, node, 0, example)
+    if not default.is_same or numbers is None:
         return None
-    step.take(node, 0, ExampleNumbers(example, counter))
+    step.take(node, 0, numbers)
     step.localize(node, 1, 0, dims)
     known = tuple(length for length in dims if length is not None)
     return step.all_outputs(node, Sharded(0, example), known if len(known) == len(dims) else None)
@@ -124,15 +125,15 @@ def multiply_places(step: StepWalk, node: str) -> list[Fact] | None:
     example = step.part_of(dims[0]) if dims else None
     if places.part is None or example is None or dims is None or values.part != places.part:
         return None
-    counter = find_first_counter(step, node, 0, example)
+    numbers = find_first_numbers(step, node, 0, example)
     is_turned, axis = view.flag(node, "adjoint_a"), int(view.flag(node, "adjoint_b"))
     is_by_example = (matrix.axis, matrix.part) == (axis, example)
-    if counter is None or (is_turned and not is_by_example):
+    if numbers is None or (is_turned and not is_by_example):
         return None
-    if is_by_example and not is_turned and counter in sparse_feeds(view):  # its columns are examples
-        step.adjacent.add(counter)
-    step.take(node, 0, ExampleNumbers(example, counter))
-    if counter in step.adjacent and is_by_example:
+    if is_by_example and not is_turned and numbers.of in sparse_feeds(view):  # its columns are examples
+        step.adjacent.add(numbers.of)
+    step.take(node, 0, numbers)
+    if numbers.of in step.adjacent and is_by_example:
         step.keep_local(node, [2])
         return step.all_outputs(node, Sharded(0, example))
     step.localize(node, 2, 0, dims)
@@ -162,42 +163,43 @@ def stitch(step: StepWalk, node: str) -> list[Fact] | None:
     dealt = makers[0][0]
     if view.op(dealt) != "DynamicPartition" or makers != [(dealt, n) for n in range(len(view.outputs(dealt)))]:
         return None
-    numbers = step.facts[view.inputs(dealt)[0]]
-    counter = None if numbers.part is None else find_counter(step, view.inputs(dealt)[0], numbers.part)
-    if numbers.part is None or counter is None or numbers.rank != 1:
+    found = step.facts[view.inputs(dealt)[0]]
+    numbers = None if found.part is None else find_numbers(step, view.inputs(dealt)[0], found.part)
+    if found.part is None or numbers is None or found.rank != 1:
         return None
     for places, rows in zip(facts[:count], facts[count:], strict=True):
         if places.part is None or rows.part != places.part or rows.axis != 0:
             return None
     for slot in range(count):
-        step.take(node, slot, ExampleNumbers(numbers.part, counter))
+        step.take(node, slot, numbers)
     row = (facts[count].dims or ())[1:]
-    return step.all_outputs(node, Sharded(0, numbers.part), (numbers.part.length, *row) if facts[count].dims else None)
+    return step.all_outputs(node, Sharded(0, found.part), (found.part.length, *row) if facts[count].dims else None)
 
 
 def look_up(step: StepWalk, node: str) -> list[Fact] | None:
     """Gather of a worker's own entries by their numbers; else as other lookups."""
     params, indices = step.inputs(node)[:2]
-    counter = None
-    if params.axis == 0 and params.part is not None and indices.axis == 0 and indices.rank == 1:
-        counter = find_counter(step, step.view.inputs(node)[1], params.part)
+    numbers = None
+    if params.axis == 0 and params.part is not None and indices.axis == 0:
+        numbers = find_numbers(step, step.view.inputs(node)[1], params.part)
     axis = step.inputs(node)[2].numbers() if step.view.op(node) == "GatherV2" else [0]
-    if params.part is None or indices.part is None or counter is None or axis != [0]:
+    is_vector = indices.rank == 1 or (numbers is not None and numbers.times)
+    if indices.part is None or numbers is None or not is_vector or axis != [0]:
         return lookup(step, node)
-    step.take(node, 1, ExampleNumbers(params.part, counter))
-    dims = None if params.dims is None else (indices.part.length, *params.dims[1:])
+    step.take(node, 1, numbers)
+    dims = None if params.dims is None or indices.dims is None else (*indices.dims, *params.dims[1:])
     return step.all_outputs(node, Sharded(0, indices.part), dims)
 
 
-def find_first_counter(step: StepWalk, node: str, slot: int, part: ShardedAxis) -> str | None:
-    """What has counted the first of an input's numbers, along its last axis, if these are the entries' of an axis."""
+def find_first_numbers(step: StepWalk, node: str, slot: int, part: ShardedAxis) -> ExampleNumbers | None:
+    """The first of an input's numbers, along its last axis, if these are the entries' of an axis."""
     view, tensor = step.view, step.view.inputs(node)[slot]
     fact = step.facts[tensor]
     if fact.axis != 0 or fact.rank is None or fact.rank < 2 or fact.part is None:
         return None
     joined = split_tensor(view.source(tensor))[0]
     is_joined = view.op(joined) in ("ConcatV2", "Pack") and _is_along_last(step, joined, fact.rank)
-    return find_counter(step, view.inputs(joined)[0] if is_joined else tensor, part, not is_joined)
+    return find_numbers(step, view.inputs(joined)[0] if is_joined else tensor, part, not is_joined)
 
 
 def _is_along_last(step: StepWalk, node: str, rank: int) -> bool:
@@ -208,8 +210,8 @@ def _is_along_last(step: StepWalk, node: str, rank: int) -> bool:
     return axis is not None and axis[0] in (-1, rank - 1)
 
 
-def find_counter(step: StepWalk, tensor: str, part: ShardedAxis, is_first: bool = False) -> str | None:
-    """What has counted the entries of a tensor, if each is the number along an axis of a part of what it is of.
+def find_numbers(step: StepWalk, tensor: str, part: ShardedAxis, is_first: bool = False) -> ExampleNumbers | None:
+    """The layout of a tensor's numbers, if each is the number along an axis of a part of what it is of.
 
     Args:
         step: the walk.
@@ -217,6 +219,39 @@ def find_counter(step: StepWalk, tensor: str, part: ShardedAxis, is_first: bool 
         part: how the axis is shared.
         is_first: whether of places, along the last axis, the first alone is the number.
     """
+    counter = _find_counter(step, tensor, part, is_first)
+    if counter is not None:
+        return ExampleNumbers(part, counter)
+    return None if is_first or part.blocks > 1 else _find_sums(step, tensor, part)
+
+
+def _find_sums(step: StepWalk, tensor: str, part: ShardedAxis) -> ExampleNumbers | None:
+    """Sums of an example's number times the entries that an example has, and of another number: of one of these."""
+    view = step.view
+    node = _find_moved(step, tensor)
+    if view.op(node) not in ("Add", "AddV2"):
+        return None
+    for one in view.inputs(node):
+        product = _find_moved(step, one)
+        if view.op(product) == "Mul":
+            for times, counted in (view.inputs(product), view.inputs(product)[::-1]):
+                fact = step.facts[times]
+                counter = _find_counter(step, counted, ShardedAxis(part.batch)) if fact.is_same else None
+                if counter is not None and fact.rank == 0 and fact.value == part.factor:
+                    return ExampleNumbers(part, counter, times)
+    return None
+
+
+def _find_moved(step: StepWalk, tensor: str) -> str:
+    """The node that gives the numbers that a tensor has in another shape or type."""
+    node = split_tensor(tensor)[0]
+    while step.view.op(node) in _MOVES and step.view.op(node) != "DynamicPartition":
+        node = split_tensor(step.view.inputs(node)[0])[0]
+    return node
+
+
+def _find_counter(step: StepWalk, tensor: str, part: ShardedAxis, is_first: bool = False) -> str | None:
+    """What has counted the entries of a tensor, if each is the number along an axis; arguments as `find_numbers`."""
     view = step.view
     while True:
         (node, output), fact = split_tensor(tensor), step.facts[tensor]

@@ -9,13 +9,13 @@ import tensorflow as tf
 
 from parallax.analysis.layouts.cuts import slice_strided
 from parallax.analysis.layouts.facts import REPLICATED, Fact
-from parallax.analysis.layouts.gather_nd import find_counter
+from parallax.analysis.layouts.gather_nd import find_numbers
 from parallax.analysis.layouts.reductions import reduce_axes
 from parallax.analysis.layouts.step_walk import StepWalk
 from parallax.errors import GraphError
 from parallax.graph.lengths import Length
 from parallax.graph.view import GraphView, split_tensor
-from parallax.plans.layouts import ExampleNumbers, OffsetRange, RowEnds, Sharded, ShardedAxis
+from parallax.plans.layouts import OffsetRange, RowEnds, Sharded, ShardedAxis
 
 TAKE_ENDS = ("Cast", "Identity", "RaggedTensorToTensor", "Shape", "StridedSlice")
 """Ops whose rules take where rows end as the worker has it; all others take it replicated."""
@@ -129,13 +129,13 @@ def _fill_up_by_numbers(step: StepWalk, node: str) -> list[Fact] | None:
     lengths, example = shape.values(), step.part_of(rows.value if isinstance(rows.value, Length) else None)
     if example is None or values.axis != 0 or values.part is None or numbers.part != values.part:
         return None
-    counter = find_counter(step, step.view.inputs(node)[4], example)
+    counted = find_numbers(step, step.view.inputs(node)[4], example)
     is_given = lengths is not None and len(lengths) > 1 and lengths[1] not in (None, Length.of(-1))
-    if counter is None or lengths is None or not is_given or lengths[0] not in (Length.of(-1), example.length):
+    if counted is None or lengths is None or not is_given or lengths[0] not in (Length.of(-1), example.length):
         return None
     if not (default.is_same or default.is_lengths):
         return None
-    step.take(node, 4, ExampleNumbers(example, counter))
+    step.take(node, 4, counted)
     step.keep_local(node, [3])
     if lengths[0] == example.length:
         step.localize(node, 0, 0, lengths)

@@ -1,7 +1,7 @@
 """Rules of sparse tensors: places of a batch's entries, bags of rows, and what each worker has once of equal ids.
 
 The places that Where gives begin with the number of the example, so that rows added up by these numbers are the
-examples' (`find_counter` of gather_nd.py). tf.unique over ids of a batch gives each worker its own distinct ones, of
+examples' (`find_numbers` of gather_nd.py). tf.unique over ids of a batch gives each worker its own distinct ones, of
 which the one process has each once, too: rows of them are looked up by their positions, and their gradients are parts
 of a sum, which the exchange of rows completes by value. Any other op has tf.unique take the ids of all workers.
 """
@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 from parallax.analysis.layouts.elementwise import ADDS, COPIES, is_linear
 from parallax.analysis.layouts.facts import COUNTED, LENGTHS, REPLICATED, SUM, Fact
-from parallax.analysis.layouts.gather_nd import PARSE, find_counter, find_first_counter
+from parallax.analysis.layouts.gather_nd import PARSE, find_first_numbers, find_numbers
 from parallax.analysis.layouts.reductions import without_axes
 from parallax.analysis.layouts.step_walk import StepWalk
 from parallax.errors import GraphError
@@ -23,7 +23,6 @@ from parallax.plans.layouts import (
     DISTINCT,
     UNEVEN,
     Distinct,
-    ExampleNumbers,
     FilledRows,
     OffsetRange,
     Positions,
@@ -124,10 +123,10 @@ def fill_empty_rows(step: StepWalk, node: str) -> list[Fact] | None:
     example = step.part_of(dims[0]) if dims else None
     if part is None or example is None or dims is None or values.part != part or not default.is_same:
         return None
-    counter = find_first_counter(step, node, 0, example)
-    if counter is None:
+    numbers = find_first_numbers(step, node, 0, example)
+    if numbers is None:
         return None
-    step.take(node, 0, ExampleNumbers(example, counter))
+    step.take(node, 0, numbers)
     step.localize(node, 2, 0, dims)
     step.ranges.append(OffsetRange(node, example, along=f"{node}:2"))
     found = ShardedAxis(part.batch, Length.of(f"{step.prefix}filled of {part.factor}{UNEVEN}"))
@@ -291,9 +290,9 @@ def _take_numbers(step: StepWalk, node: str, slot: int, along: ShardedAxis | Non
             "examples. Feed dense ids, or ragged ones to Keras or parallax.function."
         )
     for example in {one.part for one in step.ranges}:
-        counter = find_counter(step, tensor, example)
-        if counter is not None and example == ShardedAxis(example.batch):
-            step.take(node, slot, ExampleNumbers(example, counter))
+        counted = find_numbers(step, tensor, example)
+        if counted is not None and example == ShardedAxis(example.batch):
+            step.take(node, slot, counted)
             return example
     return None
 

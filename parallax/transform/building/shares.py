@@ -13,6 +13,11 @@ import tensorflow as tf
 
 from parallax.types import Tensor
 
+_OF_OTHERS = (
+    "The number of an example, of {!r}, times its entries, plus an offset, must be an entry of the worker's examples: "
+    "an offset is negative, or not below the entries of an example. Keep each offset within its example."
+)
+
 
 @dataclass(frozen=True, slots=True)
 class BatchShare:
@@ -54,6 +59,28 @@ class BatchShare:
         """A tensor `[n, ...]` where this worker has examples, and none of its rows elsewhere."""
         rows = tf.shape(tensor)[0]
         return tensor[: tf.where(self.is_counted, rows, tf.zeros_like(rows))]
+
+    def take_length(self, whole: Tensor) -> Tensor:
+        """Of a length of an axis along the batch, the worker's; a negative one, for what is left, stays so."""
+        rows = tf.cast(self.rows, whole.dtype)
+        return tf.where(whole < 0, whole, whole // tf.maximum(rows, 1) * tf.cast(self.local, whole.dtype))
+
+    def localize(self, numbers: Tensor, first: Tensor, times: Tensor, counted_by: str) -> Tensor:
+        """Numbers of entries of the global batch -> of the worker's; a run says where one is another worker's.
+
+        Args:
+            numbers: of any shape.
+            first: the number of the worker's first example, a scalar of type int64.
+            times: how many entries an example has.
+            counted_by: the node that counts the examples.
+        """
+        times = tf.cast(times, tf.int64)
+        found = numbers - tf.cast(first * times, numbers.dtype)
+        last = tf.cast(self.local * times, numbers.dtype) - 1
+        nearest = tf.clip_by_value(found, 0, last)
+        is_own = tf.logical_or(tf.reduce_all(tf.equal(found, nearest)), tf.logical_not(self.is_counted))
+        with tf.control_dependencies([tf.raw_ops.Assert(condition=is_own, data=[_OF_OTHERS.format(counted_by)])]):
+            return tf.identity(nearest)
 
 
 def mask_uncounted(is_counted: Tensor, tensor: Tensor, kind: str = "sum") -> Tensor:

@@ -135,6 +135,9 @@ class _Build:
     def _change_tensor(self, tensor: Tensor, before: Layout, after: Layout) -> Tensor:
         if before == after:
             return tensor
+        if isinstance(after, ExampleNumbers) and after.times:
+            times, share = self._editor.tensor(after.times), self._editor.shares[after.part.batch]
+            return share.localize(tensor, self._firsts[after.of], times, after.of)
         if isinstance(after, ExampleNumbers):
             return add_to_numbers(tensor, -self._firsts[after.of], self._columns[after.of])
         if not isinstance(before, Replicated):
@@ -297,14 +300,8 @@ class _Build:
         editor, edge = self._editor, one.edge
         tensor = editor.view.inputs(edge.node)[edge.slot]
         whole = self._find_global_value(tensor)
-        own = self._own_length(whole[one.axis : one.axis + 1], one.batch)
+        own = editor.shares[one.batch].take_length(whole[one.axis : one.axis + 1])
         editor.redirect([edge], tf.concat([whole[: one.axis], own, whole[one.axis + 1 :]], 0))
-
-    def _own_length(self, whole: Tensor, batch: str) -> Tensor:
-        """Of a length of an axis along a batch, this worker's; one that is open, for what is left, stays so."""
-        share = self._editor.shares[batch]
-        rows = tf.cast(share.rows, whole.dtype)
-        return tf.where(whole < 0, whole, whole // tf.maximum(rows, 1) * tf.cast(share.local, whole.dtype))
 
     def _find_global_value(self, tensor: str) -> Tensor:
         """A value that is computed of lengths, of those of the global batch: its ops once more, on global lengths."""
