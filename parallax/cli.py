@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from parallax.base.strict import shown
 from parallax.cluster.plan_inputs import file_text
 from parallax.cluster.profiles import cluster_profile_from_json
-from parallax.entry.command_line import command_parser
+from parallax.entry.command_line import command_parser, complete
 from parallax.errors import ConfigError, ParallaxError
 from parallax.plans.plan import read_plan
 from parallax.plans.what_if import WhatIf
@@ -58,7 +58,7 @@ def main(argv: list[str] | None = None) -> None:
         os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], environment)
     by_command: dict[str, Callable[[argparse.Namespace], int]] = {
         **{"show": _show_plan, "diff": _compare_plans, "calibrate": _calibrate, "checkpoint": _checkpoint},
-        **{"doctor": _doctor, "setup": _set_up},
+        **{"doctor": _doctor, "setup": _set_up, "completion": _complete},
     }
     try:
         (check_own_process if arguments.command in (RUN, VERIFY, CALIBRATE) else check_surroundings)()
@@ -89,6 +89,11 @@ def _doctor(arguments: argparse.Namespace) -> int:
     limit_s = HOST_TIMEOUT_S if arguments.host_timeout_s is None else arguments.host_timeout_s
     limit_s = checks.seconds("host_timeout_s", limit_s)
     return doctor(*of_machines, arguments.ckpt_dir, arguments.json, limit_s)
+
+
+def _complete(arguments: argparse.Namespace) -> int:
+    print(complete(arguments.shell))
+    return 0
 
 
 def _set_up(_: argparse.Namespace) -> int:

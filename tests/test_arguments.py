@@ -3,12 +3,14 @@
 import argparse
 import importlib
 import inspect
+import shlex
+import subprocess
 import sys
 
 import pytest
 
 import parallax
-from parallax.entry.command_line import command_parser
+from parallax.entry.command_line import command_parser, complete
 from parallax.errors import ConfigError
 from parallax.settings.arguments import CommandParser
 from parallax.settings.variables import Variable
@@ -125,3 +127,29 @@ def test_settings_by_position_are_counted_and_given_once():
     config = parallax.Config()
     with pytest.raises(ConfigError, match=r"'wrokers' was set. Did you mean workers\?"):
         config.wrokers = 2
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "tcsh"])
+def test_shells_are_given_the_names_of_commands(shell):
+    script = complete(shell)
+    assert all(name in script for name in ("verify", "calibrate", "workers"))
+
+
+@pytest.mark.parametrize(
+    ("words", "offered"),
+    [
+        (["ver"], ["verify"]),
+        (["run", "--worke"], ["--workers"]),
+        (["run", "--wire-dtype", ""], ["float16", "bfloat16"]),
+        (["checkpoint", "com"], ["compact"]),
+        (["show", "pla"], ["plan.json"]),
+    ],
+)
+def test_bash_completes_commands_options_values_and_files(tmp_path, words, offered):
+    (tmp_path / "plan.json").touch()
+    line = " ".join(map(shlex.quote, ["parallax", *words]))
+    asks = f"COMP_WORDS=({line}); COMP_CWORD={len(words)}; _shtab_parallax; echo ${{COMPREPLY[@]}}"
+    found = subprocess.run(
+        ["bash", "-c", f"{complete('bash')}\n{asks}"], cwd=tmp_path, capture_output=True, text=True, check=True
+    )
+    assert set(offered) <= set(found.stdout.split())

@@ -29,7 +29,12 @@ _DESCRIPTIONS = {
     "setup": "Compiles the native libraries and Horovod, after an installation from a wheel. "
     "Needs a C++ compiler and the extra `build`.",
     "checkpoint": "Lists a folder's checkpoints, verifies them, exports one, or makes increments whole.",
+    "completion": "Prints a script with which a shell completes the command line. For bash: "
+    '`eval "$(parallax completion bash)"`.',
 }
+_SHELLS = ("bash", "zsh", "tcsh")
+_FILES = ("FILE", ".json", "script")
+_FOLDERS = ("DIR", "FOLDER")
 _CHECKPOINT_DESCRIPTIONS = {
     "ls": "Lists the checkpoints of a folder.",
     "verify": "Compares every byte of a folder's checkpoints with its checksum. Exit status 1: one is damaged.",
@@ -71,7 +76,30 @@ def command_parser() -> argparse.ArgumentParser:
     made[DIFF].add_argument("first", metavar="A.json", help="a plan file")
     made[DIFF].add_argument("second", metavar="B.json", help="another")
     _of_checkpoint(made[CHECKPOINT])
+    made["completion"].add_argument("shell", choices=_SHELLS, help="the shell")
     return parser
+
+
+def complete(shell: str) -> str:
+    """The script with which a shell, one of `bash`, `zsh` and `tcsh`, completes the command line."""
+    import shtab
+
+    parser = command_parser()
+    _complete_files(parser, shtab.FILE, shtab.DIRECTORY)
+    return str(shtab.complete(parser, shell))
+
+
+def _complete_files(parser: argparse.ArgumentParser, file: Any, folder: Any) -> None:
+    """Has shells complete the names of files and folders where an argument is one."""
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            for command in action.choices.values():
+                _complete_files(command, file, folder)
+        name = action.metavar if isinstance(action.metavar, str) else action.dest
+        if name.endswith(_FILES):
+            action.complete = file  # type: ignore[attr-defined]  # shtab reads it
+        elif name.endswith(_FOLDERS):
+            action.complete = folder  # type: ignore[attr-defined]
 
 
 class _RunModule(argparse.Action):
