@@ -144,10 +144,11 @@ def _default(field: dataclasses.Field[Any]) -> str:
 
 def _command(name: str, parser: argparse.ArgumentParser, shared: Sequence[tuple[str, str]]) -> str:
     positional = [action for action in parser._actions if not action.option_strings]
-    words = [f"parallax {name}", *(_usage(a) for a in _options_in(parser) if a.required), "[OPTIONS]"]
+    options = _options_in(parser)
+    words = [f"parallax {name}", *(_usage(a) for a in options if a.required), *["[OPTIONS]"][: len(options)]]
     usage = " ".join(words + [_usage(action) for action in positional])
     parts = [f"## parallax {name}", str(parser.description), f"`{usage}`"]
-    if named := [f"`{_spelled(a)}`" for a in _options_in(parser) if _row(a, parser) in shared]:
+    if named := [f"`{_spelled(a)}`" for a in options if _row(a, parser) in shared]:
         parts.append(f"Shared options: {', '.join(named)}.")
     if own := [row for row in _rows(parser) if row not in shared and row not in _EVIDENT]:
         parts.append(_listed(own).rstrip())
@@ -212,7 +213,11 @@ def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     return "".join(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in row)} |\n" for row in lines)
 
 
-_EVIDENT = (("`SCRIPT`", "the script, as it would be given to python"), ("`ARGS`", "its arguments"))
+_EVIDENT = (
+    ("`SCRIPT`", "the script, as it would be given to python"),
+    ("`ARGS`", "its arguments"),
+    ("`FOLDER`", "of checkpoints"),
+)
 """What the usage of a command says already."""
 
 PARTS: dict[str, Callable[[], str]] = {

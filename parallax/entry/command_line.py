@@ -26,8 +26,7 @@ _DESCRIPTIONS = {
     "show": "Prints a plan file.",
     "diff": "Prints how two plan files differ. Exit status 1: they differ.",
     "simulate": "Predicts step time, throughput, efficiency and memory of a script on other clusters. Starts nothing.",
-    "setup": "Compiles the native libraries and Horovod, after an installation from a wheel. "
-    "Needs a C++ compiler and the extra `build`.",
+    "setup": "Compiles the native libraries and Horovod, after an installation from a wheel with the extra `build`.",
     "checkpoint": "Lists a folder's checkpoints, verifies them, exports one, or makes increments whole.",
     "completion": "Prints a script with which a shell completes the command line. For bash: "
     '`eval "$(parallax completion bash)"`.',
@@ -166,7 +165,7 @@ def _of_checkpoint(checkpoint: argparse.ArgumentParser) -> None:
         for name, text in _CHECKPOINT_DESCRIPTIONS.items()
     }
     for name in ("ls", "verify", "compact"):
-        made[name].add_argument("folder", metavar="FOLDER", help="of CheckPointConfig.ckpt_dir")
+        made[name].add_argument("folder", metavar="FOLDER", help="of checkpoints")
     export = made["export"]
     for name, what in (("input", "feed (default: the placeholders that outputs need)"), ("output", "fetch")):
         export.add_argument(
