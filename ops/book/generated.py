@@ -126,7 +126,8 @@ def _parts(config: Any) -> Iterator[type]:
 
 def _kind(field: dataclasses.Field[Any]) -> str:
     """A field's type, where its default does not tell."""
-    return f" or `{str(field.type).removesuffix(' | None')}`" if field.default is None else ""
+    kind = str(field.type).removesuffix(" | None")
+    return "" if field.default is not None else " or a path" if kind == "Path | str" else f" or `{kind}`"
 
 
 def _options(field: dataclasses.Field[Any]) -> str:

@@ -22,7 +22,7 @@ class PSConfig:
 
     Attributes:
         protocol: `grpc`; `grpc+verbs` and `grpc+gdr` mean the same.
-        replicate_variables: no effect: dense variables on servers are always mirrored.
+        replicate_variables: no effect.
         local_aggregation: merge the rows that a host's workers request and send.
         boundary_among_servers: no effect.
         boundary_between_workers_and_servers: no effect.
@@ -85,8 +85,8 @@ class CommunicationConfig:
     """How gradients travel: by servers and by MPI.
 
     Attributes:
-        ps_config: servers; None for the defaults.
-        mpi_config: mpirun; None for the defaults.
+        ps_config: servers.
+        mpi_config: mpirun.
 
     Raises:
         ConfigError: when a part is of another type.
@@ -106,16 +106,16 @@ class CheckPointConfig:
     """Checkpoints during the run; without a folder there are none.
 
     Attributes:
-        ckpt_dir: the folder; None for no checkpoints.
+        ckpt_dir: the folder.
         save_ckpt_steps: steps between checkpoints.
         save_ckpt_secs: seconds between checkpoints.
         whole_every: one of so many checkpoints is whole; the others are increments.
         keep_last: whole checkpoints that are kept, with their increments; None for all.
-        keep_every_hours: of older ones, also keep one every so many hours; None for none.
+        keep_every_hours: of older ones, also keep one every so many hours.
         beside_training: whether training goes on while a checkpoint is written.
         preemption_grace_s: seconds to save and end after SIGTERM to the launcher. Kubernetes kills after 30.
         folder_timeout_s: seconds without an answer from the folder after which the job ends; `math.inf`: forever.
-        memory_steps: every so many steps, copy the state to the memory of hosts, for restarts. None: never.
+        memory_steps: every so many steps, copy the state to the memory of hosts, for restarts.
         memory_dir: a file system in memory, on every host.
 
     Raises:
@@ -139,7 +139,7 @@ class CheckPointConfig:
         600.0,
         Option(
             (RUN,),
-            "end the job after S seconds without an answer from its folder (default 600)",
+            "end the job when its folder hangs for S seconds (default 600)",
             "S",
             parse=float,
         ),
@@ -192,9 +192,9 @@ class TableConfig:
     """Large variables of Keras models, which only processes that need them hold whole.
 
     Attributes:
-        traced_bytes: variables of this size and more are initialized by their owners.
+        traced_bytes: owners initialize variables of this size and more.
         whole_bytes: most bytes of these that one process holds whole. For a model with more, `fit` writes a checkpoint.
-        tables_dir: the folder of these checkpoints, on worker 0's machine. None is deleted.
+        tables_dir: the folder of these checkpoints, on worker 0's machine.
 
     Raises:
         ConfigError: when a value breaks its rule.
@@ -202,7 +202,7 @@ class TableConfig:
 
     traced_bytes: int = setting(
         64 * 2**20,
-        Option(OF_SCRIPTS, "Keras variables of N bytes and more are made by their owners", "N", parse=positive),
+        Option(OF_SCRIPTS, "owners initialize Keras variables of N bytes and more", "N", parse=positive),
     )
     whole_bytes: int = setting(
         4 * 2**30,
@@ -278,8 +278,8 @@ class ReplanConfig:
     """Whether a running job switches to a better plan after its first steps.
 
     Attributes:
-        mode: `off`: keep the plan. `ask`: print a better plan and write it to a file. `on`: switch to it.
-        margin: share of the predicted step time by which the other plan must be faster.
+        mode: of a better plan. `off`: nothing. `ask`: print and write it. `on`: switch to it.
+        margin: share of the predicted step by which the other plan must be faster.
         after_steps: steps before plans are compared.
         plan_file: where worker 0 writes the other plan, by default `parallax-plan-GRAPH.json`. No option.
 
@@ -314,7 +314,7 @@ class RestartConfig:
     Attributes:
         max_restarts: how often a failed job restarts from the latest checkpoint.
         min_hosts: leave out hosts that do not answer or fail again, while so many remain. None: all are needed.
-        no_spare: True: keep no processes waiting for a restart, which then takes longer.
+        no_spare: keep no processes waiting for a restart.
 
     Raises:
         ConfigError: when a value breaks its rule.

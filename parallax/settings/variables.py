@@ -22,7 +22,7 @@ class Variable:
     Attributes:
         route: `allreduce`, `allgather`, `alltoall` or `ps`.
         partitions: on servers.
-        touched_rows: distinct rows that a worker reads in a step, where the batch has no static shape.
+        touched_rows: distinct rows that a worker reads in a step, where shapes do not tell.
         memory_hosts: with `memory_steps`, hosts that hold each row: 2 (the default), or 1. With 1, the rows of a lost
             host restart from initial values.
 
