@@ -218,6 +218,7 @@ _EVIDENT = (
     ("`SCRIPT`", "the script, as it would be given to python"),
     ("`ARGS`", "its arguments"),
     ("`FOLDER`", "of checkpoints"),
+    ("`{bash,zsh,tcsh}`", "the shell"),
 )
 """What the usage of a command says already."""
 

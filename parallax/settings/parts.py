@@ -18,7 +18,7 @@ _PROTOCOLS = ("grpc", "grpc+verbs", "grpc+gdr")
 @checks.refuse_unknown
 @dataclass(frozen=True)
 class PSConfig:
-    """Servers: how workers and servers exchange.
+    """Servers.
 
     Attributes:
         protocol: `grpc`; `grpc+verbs` and `grpc+gdr` mean the same.
@@ -82,7 +82,7 @@ class MPIConfig:
 @checks.refuse_unknown
 @dataclass(frozen=True)
 class CommunicationConfig:
-    """How gradients travel: by servers and by MPI.
+    """Servers and mpirun.
 
     Attributes:
         ps_config: servers.
@@ -189,7 +189,7 @@ class CheckPointConfig:
 @checks.refuse_unknown
 @dataclass(frozen=True)
 class TableConfig:
-    """Large variables of Keras models, which only processes that need them hold whole.
+    """Large variables of Keras models.
 
     Attributes:
         traced_bytes: owners initialize variables of this size and more.
@@ -275,7 +275,7 @@ class ProfileConfig:
 @checks.refuse_unknown
 @dataclass(frozen=True)
 class ReplanConfig:
-    """Whether a running job switches to a better plan after its first steps.
+    """A better plan for a running job.
 
     Attributes:
         mode: of a better plan. `off`: nothing. `ask`: print and write it. `on`: switch to it.
@@ -309,7 +309,7 @@ class ReplanConfig:
 @checks.refuse_unknown
 @dataclass(frozen=True)
 class RestartConfig:
-    """Whether the launcher restarts a failed job.
+    """Restarts of a failed job.
 
     Attributes:
         max_restarts: how often a failed job restarts from the latest checkpoint.
