@@ -37,7 +37,7 @@
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <poll.h>
-#include <sched.h>
+#include <pthread.h>
 #include <stdatomic.h>
 #include <stddef.h>
 #include <stdio.h>
@@ -48,6 +48,7 @@
 #include <sys/uio.h>
 #include <unistd.h>
 
+#include "open_mpi.h"
 #include "sha256.h"
 
 #define PEERS 8192
@@ -164,15 +165,6 @@ static int is_tcp(int fd) {
     return next(fd, SOL_SOCKET, SO_PROTOCOL, &protocol, &size) == 0 && protocol == IPPROTO_TCP;
 }
 
-int parallax_is_open_mpi(void *code) {
-    Dl_info found;
-    if (!dladdr(code, &found) || found.dli_fname == NULL) return 0;
-    const char *slash = strrchr(found.dli_fname, '/');
-    const char *name = slash == NULL ? found.dli_fname : slash + 1;
-    return !strncmp(name, "libopen-", 8) || !strncmp(name, "libmpi", 6) || !strncmp(name, "libpmix", 7) ||
-           !strncmp(name, "mca_", 4);
-}
-
 /* Whether a socket's address is one of IPv4 or IPv6, which it writes into `end`. */
 static int as_end(const void *found, socklen_t size, struct end *end) {
     const struct sockaddr *address = found;
@@ -268,10 +260,10 @@ static int prove(int fd) {
 
 /* Whether no connection with this nonce has been let through before; from now on one has. */
 static int is_new(const uint8_t *nonce) {
-    static atomic_flag lock = ATOMIC_FLAG_INIT;
+    static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
     static uint8_t(*taken)[NONCE_BYTES];
     static size_t count, room;
-    while (atomic_flag_test_and_set(&lock)) sched_yield();
+    pthread_mutex_lock(&lock);
     size_t at = 0;
     while (at < count && memcmp(taken[at], nonce, NONCE_BYTES)) ++at;
     int keeps = at == count;
@@ -282,7 +274,7 @@ static int is_new(const uint8_t *nonce) {
         if (keeps) taken = larger, room = more;
     }
     if (keeps) memcpy(taken[count++], nonce, NONCE_BYTES);
-    atomic_flag_clear(&lock);
+    pthread_mutex_unlock(&lock);
     return keeps;
 }
 

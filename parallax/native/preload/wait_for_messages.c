@@ -7,9 +7,6 @@
  * which messages through shared memory may come. A job on one machine has no such connections, and Open MPI nothing to
  * ask: its yields sleep as long. 0, or no such variable, leaves sched_yield() as it is.
  *
- * A message comes in pieces, each of which would wake who waits for the whole. What is known to be missing of it is told
- * the kernel (SO_RCVLOWAT), up to MOST_MISSING bytes, which Open MPI takes at once while the rest is on its way.
- *
  * Of the threads of a process that wait, one asks, and signals the others when their messages are there. Who is signalled
  * must not go on before the other has left the record of the wait, and Open MPI has it turn in a loop until then. Where
  * threads share a core, the one that turns has taken it from the one that it turns for, which a step's exchanges on one
@@ -17,45 +14,20 @@
  */
 #define _GNU_SOURCE
 #include "fence.h"
+#include "open_mpi.h"
 
 #include <dlfcn.h>
 #include <poll.h>
 #include <pthread.h>
 #include <stdbool.h>
-#include <errno.h>
-#include <stdlib.h>
 #include <sys/epoll.h>
-#include <sys/socket.h>
 #include <time.h>
-
-#define LEAST_MISSING 16384 /* for less the two calls cost as much as they save */
-#define MOST_MISSING 65536
 
 typedef int (*wait_function)(int, struct epoll_event *, int, int);
 typedef int (*yield_function)(void);
 
 static __thread int asked = -1;
 static __thread int came = 0; /* Open MPI yields once more before it looks whether that is all it waits for. */
-
-static long idle_us(void) {
-    static long us = -1;
-    if (us < 0) {
-        const char *text = getenv("PARALLAX_IDLE_US");
-        long found = text == NULL ? 0 : atol(text);
-        us = found < 0 ? 0 : found > 1000000 ? 1000000 : found;
-    }
-    return us;
-}
-
-static int is_open_mpi(void *caller) {
-    static __thread void *last = NULL;
-    static __thread int known = 0;
-    if (caller != last) {
-        last = caller;
-        known = parallax_is_open_mpi(caller);
-    }
-    return known;
-}
 
 /* Leaves out that a connection can be read on which nothing but the fence's answer has come. Open MPI's loop of events
  * keeps the descriptor of each with it. */
@@ -75,7 +47,7 @@ int epoll_wait(int fd, struct epoll_event *events, int size, int timeout) {
     static wait_function next;
     if (next == NULL) next = (wait_function)dlsym(RTLD_NEXT, "epoll_wait");
     int found = next(fd, events, size, timeout);
-    if (found > 0 && is_open_mpi(__builtin_return_address(0))) found = without_answers(events, found);
+    if (found > 0 && parallax_asks_open_mpi(__builtin_return_address(0))) found = without_answers(events, found);
     if (timeout == 0) asked = fd;
     if (found > 0) came = 1;
     return found;
@@ -88,8 +60,8 @@ static int yield_as_ever(void) {
 }
 
 int sched_yield(void) {
-    long us = idle_us();
-    if (us == 0 || (asked < 0 && !is_open_mpi(__builtin_return_address(0)))) return yield_as_ever();
+    long us = parallax_idle_us();
+    if (us == 0 || (asked < 0 && !parallax_asks_open_mpi(__builtin_return_address(0)))) return yield_as_ever();
     if (came) {
         came = 0;
         return 0;
@@ -98,22 +70,6 @@ int sched_yield(void) {
     struct timespec limit = {us / 1000000, us % 1000000 * 1000};
     if (ppoll(&descriptor, 1, &limit, NULL) < 0 || descriptor.revents & POLLNVAL) asked = -1;
     return 0;
-}
-
-/* What a connection must have before its reader is woken, where that is not 1. */
-static int marks[DESCRIPTORS];
-
-/* Open MPI reads what it has room for of a message, and into one part more whatever follows (btl_tcp_endpoint_cache). */
-void parallax_has_read(int fd, const struct iovec *parts, int count, ssize_t size, void *caller) {
-    int why = errno;
-    if ((unsigned)fd >= DESCRIPTORS || (size <= 0 && !(size < 0 && why == EAGAIN))) return;
-    ssize_t missing = size < 0 ? 0 : -size;
-    for (int i = 0; i < count - 1; ++i) missing += parts[i].iov_len;
-    int mark = missing < LEAST_MISSING ? 1 : missing > MOST_MISSING ? MOST_MISSING : (int)missing;
-    int before = marks[fd] == 0 ? 1 : marks[fd];
-    if (mark == before || idle_us() == 0 || !is_open_mpi(caller)) return;
-    if (setsockopt(fd, SOL_SOCKET, SO_RCVLOWAT, &mark, sizeof mark) == 0) marks[fd] = mark;
-    errno = why;
 }
 
 /* The record of a wait, as Open MPI 4.1 has it (opal/threads/wait_sync.h). */
