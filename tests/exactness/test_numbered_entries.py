@@ -49,6 +49,21 @@ def test_entries_are_looked_up_by_the_worker_that_has_them(choice: str, is_open:
     assert not found.gathers
 
 
+def test_entries_of_a_batch_of_several_sources_are_looked_up_by_the_worker_that_has_them() -> None:
+    def build(rows: int | None) -> Any:
+        x = v1.placeholder(tf.float32, [rows, STEPS, 4], name="x")
+        lengths = v1.placeholder(tf.int32, [rows], name="lengths")
+        batches = tf.data.Dataset.from_tensors((x, lengths)).repeat()
+        iterator = v1.data.make_initializable_iterator(batches)
+        x, lengths = iterator.get_next()
+        h = tf.tanh(tf.tensordot(x, v1.get_variable("w", [4, 4]), 1))
+        loss = tf.reduce_mean(tf.square(tf.gather(h, lengths - 1, batch_dims=1)))
+        return [iterator.initializer, v1.train.AdamOptimizer(0.3).minimize(loss)]
+
+    found = tried(build, {name: FEEDS[name] for name in ("x", "lengths")})
+    assert (found.kind, found.gathers) == ("equal", ()), found
+
+
 def test_an_entry_of_another_example_of_the_worker_is_one_process_s() -> None:
     found = outcome(CHOICES["the last step"], True, STEPS, lengths=lambda rng, rows: _of_the_one_before(rows))
     assert found.kind == "equal", found

@@ -13,7 +13,7 @@ from dataclasses import replace
 from parallax.graph.batches import batch_by_node, batch_of, batch_tensors, fixed_length, marked_nodes, sparse_feeds
 from parallax.graph.lengths import Length
 from parallax.graph.view import Edge, GraphView, split_tensor
-from parallax.plans.layouts import Change, Concatenated, Layout, LayoutRewrites, ScaledMean, Sharded
+from parallax.plans.layouts import Change, Concatenated, ExampleNumbers, Layout, LayoutRewrites, ScaledMean, Sharded
 from parallax.plans.rewrites import Collect, Push, Rewrites
 from parallax.plans.uneven_batches import UnevenBatch
 
@@ -131,6 +131,8 @@ class _BatchNames:
     def _of_layout(self, node: str, layout: Layout) -> Layout:
         if isinstance(layout, Concatenated):
             return self._of_concatenated(node, layout)
+        if isinstance(layout, ExampleNumbers):
+            return replace(layout, part=replace(layout.part, batch=self.at(layout.of, layout.part.batch)))
         return self._of_sharded(node, layout) if isinstance(layout, Sharded) else layout
 
     def _of_concatenated(self, node: str, layout: Concatenated) -> Concatenated:
