@@ -96,6 +96,13 @@ def optimizer_variables(model: KerasModel) -> list[KerasVariable]:
     return [variable for one in optimizers.values() for variable in one.variables]
 
 
+def build_optimizer(model: KerasModel) -> None:
+    """Makes the slots of a built model's optimizer, where Keras's own step will apply it to the model's variables."""
+    optimizer, is_own = getattr(model, "optimizer", None), type(model).train_step is not TRAINER.train_step
+    if model.built and optimizer is not None and not optimizer.built and not is_own:
+        optimizer.build(model.trainable_variables)
+
+
 def slot_path(model: KerasModel, variable: KerasVariable) -> str:
     """The name of an optimizer's variable, below that of its own where it is a slot."""
     return slot_name(variable.path, model.trainable_variables)

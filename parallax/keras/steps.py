@@ -57,7 +57,9 @@ def traced_training(model: KerasModel, spec: Nest, merges_rows: bool = False) ->
         spec: the structure that `train_step` takes, of tf.TensorSpec; the first dimension is that of the batch.
         merges_rows: whether equal rows of sparse gradients are added up before the optimizer sees them.
     """
-    with library_of(model).tracing(model, merges_rows):
+    library = library_of(model)
+    with library.tracing(model, merges_rows):
+        library.build_optimizer(model)
         return _trace(model, model.train_step, spec)
 
 
@@ -156,12 +158,21 @@ def _trace(model: KerasModel, step: Callable[[Nest], Logs], spec: Nest, has_metr
             concrete = tf.function(trace_step, autograph=False).get_concrete_function(spec)
             return concrete, captured_variables(concrete, by_handle)
 
+    before = _trained_and_slots(model)
     concrete, captured = trace()
     known = {id(one.variable) for one in variables_of(model)}
     others = [variable for variable in captured if id(variable) not in known]
-    if others:  # the script has them elsewhere, or the step makes them anew
-        check_made_once(others, trace()[1])
+    if others or _trained_and_slots(model) != before:  # again, as TensorFlow does: it may ask what is built
+        concrete, captured = trace()
+        check_made_once(others, captured)  # the script has them elsewhere, or the step makes them anew
     return ModelStep(concrete, tuple(metrics), spec, tuple(captured))
+
+
+def _trained_and_slots(model: KerasModel) -> set[int]:
+    """The variables of a model's layers and of its optimizers that are there."""
+    library = library_of(model)
+    weights = model.weights if model.built else ()
+    return {id(library.value(one)) for one in (*weights, *library.optimizer_variables(model))}
 
 
 def _mark_mean(log: Log, metrics: list[Variable]) -> Log:

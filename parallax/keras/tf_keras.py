@@ -112,6 +112,10 @@ def optimizer_variables(model: KerasModel) -> list[Variable]:
     return list(found() if callable(found) else found)
 
 
+def build_optimizer(model: KerasModel) -> None:
+    """Makes nothing before the trace: the step makes the optimizer's slots, and is traced again then."""
+
+
 def slot_path(model: KerasModel, variable: Variable) -> str:
     """The name of an optimizer's variable, which has that of its own in it where it is a slot."""
     return path(variable)

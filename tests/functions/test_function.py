@@ -409,3 +409,18 @@ def test_what_a_helper_gives_of_a_metric_is_of_the_global_batch():
 def test_steps_that_only_evaluate_are_planned():
     plan = planned(lambda dense, x, y, update: tf.reduce_mean(tf.square(dense(x) - y)))
     assert {one.route for one in plan.variables} == {"none"} and plan.notes == ()
+
+
+def test_a_step_that_asks_what_is_built_is_that_of_later_calls():
+    kernel, optimizer = tf.Variable(tf.ones([3, 1])), keras.optimizers.Adam(0.1)
+    asked = []
+
+    def step(x):
+        asked.append(optimizer.built)
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(x @ kernel) * (2.0 if optimizer.built else 1.0)
+        optimizer.apply([tape.gradient(loss, kernel)], [kernel])
+        return loss
+
+    traced_step(step, arguments_of([np.ones([2, 3], np.float32)], {}))
+    assert asked == [False, True]

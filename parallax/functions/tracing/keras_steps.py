@@ -163,10 +163,10 @@ def _within(optimizer: KerasOptimizer) -> list[KerasOptimizer]:
 def _collect_seen(
     used: dict[int, KerasVariable], optimizers: list[KerasOptimizer], made: set[int]
 ) -> dict[int, LibraryVariable]:
-    found = {key: LibraryVariable(one.path, bool(one.trainable), key in made) for key, one in used.items()}
+    found = {key: LibraryVariable(one.path, bool(one.trainable), key in made, key in made) for key, one in used.items()}
     for optimizer in optimizers:
         trained = list(getattr(optimizer, "_trainable_variables", ()))
         for one in optimizer.variables:
-            name = slot_name(one.path, trained)
-            found[id(getattr(one, "_value", one))] = LibraryVariable(name, False)
+            name, key = slot_name(one.path, trained), id(getattr(one, "_value", one))
+            found[key] = LibraryVariable(name, False, is_new=key in made)
     return found

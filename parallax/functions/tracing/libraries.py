@@ -22,11 +22,13 @@ class LibraryVariable:
         name: by which its users know it.
         trainable: whether it is trained.
         is_made: whether it was made while the step was traced, and not by an optimizer.
+        is_new: whether it was made while the step was traced.
     """
 
     name: str
     trainable: bool
     is_made: bool = False
+    is_new: bool = False
 
 
 @contextmanager

@@ -101,9 +101,11 @@ def traced_step(
     with record_library_use(merges_rows) as seen, handles_noted() as by_handle:
         concrete = trace()
         taken, known = captured_variables(concrete, by_handle), seen()
-        made = [one for one in taken if id(one) in known and known[id(one)].is_made]
-        if made:
-            check_made_once(made, captured_variables(trace(), by_handle))
+        if any(one.is_new for one in known.values()):  # again, as TensorFlow does: the step may ask what is built
+            made = [one for one in taken if id(one) in known and known[id(one)].is_made]
+            concrete = trace()
+            taken, known = captured_variables(concrete, by_handle), seen()
+            check_made_once(made, taken)
         check_sums(concrete, parts)
         check_returned(concrete, parts, concrete.outputs[: len(concrete.outputs) - len(parts)])
         return StepTrace(concrete, tuple(_name_variables(taken, known)), tuple(parts))
