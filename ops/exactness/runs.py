@@ -15,7 +15,7 @@ from ops.exactness.transport import check_meetings, of_worker, ran, together
 from parallax.analysis.reading.capture import capture, initialization_phases
 from parallax.analysis.stages import AnalysedGraph
 from parallax.graph.view import GraphView
-from parallax.runtime.worker.session.accumulation import Accumulation
+from parallax.runtime.worker.session.accumulation import Accumulation, MicroBatchRun
 from parallax.runtime.worker.session.names import Names
 from parallax.transform.building.editor import Worker
 from parallax.transform.passes.seeds import set_seeds
@@ -163,7 +163,11 @@ class JobInMemory:
         self._session.run([of_worker(rank, op) for rank, own in enumerate(ops) for op in own])
 
     def run(
-        self, fetches: Sequence[str], given: Sequence[dict[str, Any]], more: Sequence[Sequence[str]] = ()
+        self,
+        fetches: Sequence[str],
+        given: Sequence[dict[str, Any]],
+        more: Sequence[Sequence[str]] = (),
+        micro_batch: MicroBatchRun | None = None,
     ) -> list[list[Any]]:
         """Runs every worker once.
 
@@ -171,6 +175,7 @@ class JobInMemory:
             fetches: of the user's graph.
             given: by worker what is fed, by tensor of the user's graph.
             more: by worker tensors of its graph.
+            micro_batch: which one it is of a front end's step that is cut.
 
         Returns:
             By worker the values of its fetches, and those of `more`; True for an op that has run. A run that only keeps
@@ -179,9 +184,9 @@ class JobInMemory:
         asked, all_names, all_feeds, shown, feeds = [], [], [], [], {}
         for rank, names in enumerate(self._names):
             sources = names.kept_by(tuple(fetches), given[rank])
-            resolved = names.resolve(tuple(fetches), given[rank], self._kept[rank].next_run(sources))
+            resolved = names.resolve(tuple(fetches), given[rank], self._kept[rank].next_run(sources, micro_batch))
             self._kept[rank].has_run(sources)
-            own = {**resolved.feeds(given[rank]), **resolved.empty}
+            own = {**resolved.feeds(given[rank]), **resolved.empty, **names.micro_batch_feeds(sources, micro_batch)}
             asked.append((resolved, more[rank] if more else ()))
             all_names.append([*resolved.tensors, *asked[-1][1]])
             all_feeds.append(own)

@@ -194,9 +194,8 @@ def _make_allowed_plan(plan: Plan, analysed: AnalysedGraph, config: Config) -> P
         for layouts in rewrites.layouts:
             check_gather_limit(analysed.captured.view, layouts, plan.num_workers, config.gather_limit)
     if plan.accumulate_steps > 1:
-        for layouts in rewrites.layouts:
-            added = notes_of_kept(analysed.captured.view, layouts, analysed.sources, plan.accumulate_steps)
-            plan = replace(plan, notes=(*plan.notes, *(note for note in added if note not in plan.notes)))
+        added = notes_of_kept(analysed.captured.view, rewrites, analysed.sources)
+        plan = replace(plan, notes=(*plan.notes, *(note for note in added if note not in plan.notes)))
     return _with_peer_memory(plan, analysed, config)
 
 

@@ -18,6 +18,7 @@ from parallax.runtime.make_job import cluster_of
 from parallax.runtime.worker.ranks import current_process_group
 from parallax.settings.config import Config
 from parallax.settings.environment import Role, settings
+from parallax.settings.merge import merge_settings
 from parallax.types import Buffer, Graph, Session
 
 _OF_A_VERIFICATION = (Role.VERIFY, Role.VERIFY_WORKER, Role.VERIFY_SINGLE)
@@ -88,6 +89,11 @@ def number_of_workers(config: Config | None = None, resource_info: str | Path | 
     """How many workers a call's job has."""
     call = checked_call(None, resource_info, True, config)
     return cluster_of(call.resource_info, call.config, call.wanted).num_workers
+
+
+def parts_of_a_batch(config: Config | None = None, resource_info: str | Path | None = None) -> int:
+    """Into how many parts a call's job cuts the batch of a step that trains: each worker's, and their micro-batches."""
+    return number_of_workers(config, resource_info) * merge_settings(config or Config(), settings()).accumulate_steps
 
 
 def perform_here(

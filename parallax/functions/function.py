@@ -285,8 +285,8 @@ class DistributedStep:
         whole = whole_parts(arguments.tensors)
         with_rows = [one for number, one in enumerate(arguments.tensors) if len(one.shape) and number not in whole]
         full = rows_of(with_rows) if with_rows else 0
-        workers = calls.number_of_workers(self._config, self._resource_info)
-        examples = examples_of(arguments.tensors, workers)
+        parts = calls.parts_of_a_batch(self._config, self._resource_info)
+        examples = examples_of(arguments.tensors, parts)
         rules = rules_of(traced.concrete.structured_outputs[0], self._returns)
         return LoopStep(self._name, traced.concrete, traced.variables, traced.metrics, examples, full, rules, whole)
 

@@ -28,8 +28,9 @@ FULL = "_parallax_full"
 _MARKS = frozenset([_BATCH, _LENGTH, _ELEMENTS, _ROW_ENDS, _REPORTED, _PART])
 """How long batches will be: a graph is the same whatever it says."""
 _SPARSE_ROLES = ("places", "values", "shape")
-VALUE, ADDED, ROWS, WHOLE = "value", "added", "rows", "whole"
-"""What a step reports: a scalar of which the workers' mean, or sum, is taken; rows in order; what every worker has."""
+VALUE, ADDED, ROWS, WHOLE, SAME = "value", "added", "rows", "whole", "same"
+"""What a step reports: a scalar of which the workers' mean, or sum, is taken; rows in order; what every worker gets, or
+has already."""
 
 
 def mark_batch(placeholder: Tensor, step: str) -> None:
@@ -114,6 +115,11 @@ def are_elements(node: NodeDef) -> bool:
     return bool(_mark(node, _ELEMENTS))
 
 
+def are_row_ends(node: NodeDef) -> bool:
+    """Whether a node is a placeholder of where rows' elements begin and end."""
+    return bool(_mark(node, _ROW_ENDS))
+
+
 def elements_of_rows(view: GraphView) -> dict[str, str]:
     """Placeholder of where rows end -> the tensor that has their elements."""
     marked = {node: view.nodes[node] for node in marked_nodes(view)}
@@ -177,7 +183,7 @@ def mark_reported(identity: Tensor, kind: str) -> None:
 
     Args:
         identity: the result of an Identity.
-        kind: VALUE, ADDED, ROWS or WHOLE.
+        kind: VALUE, ADDED, ROWS, WHOLE or SAME.
     """
     _set(identity.op, _REPORTED, kind)
 
@@ -286,7 +292,7 @@ def length_by_step(view: GraphView) -> dict[str, str]:
 
 
 def reported_as(node: NodeDef) -> str:
-    """What a node reports: VALUE, ADDED, ROWS, WHOLE, or empty."""
+    """What a node reports: VALUE, ADDED, ROWS, WHOLE, SAME, or empty."""
     return _mark(node, _REPORTED)
 
 

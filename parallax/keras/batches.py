@@ -108,7 +108,7 @@ def prepare_model(
         check_traced("train", traced)
         found.append(traced)
         full = batch_length(arguments.get("x"), sys.maxsize)
-        examples = -(-full // calls.number_of_workers(config, resource))
+        examples = -(-full // calls.parts_of_a_batch(config, resource))
         variables = variables_of(model, traced.captured)
         return LoopStep(
             "train", traced.concrete, variables, traced.metrics, examples, full, rules_of_logs(traced), traced.whole

@@ -57,7 +57,7 @@ class FitCall:
         names: id of a tf.Variable -> its name in the graph.
         reset: op of the graph that sets a worker's own parts of metrics to zero.
         full: of the steps of which it is known, how many examples most batches have, all workers' together.
-        examples: how many a worker has of a batch, by which the plan counts; 0 if unknown.
+        examples: how many a part of a batch has, by which the plan counts; 0 if unknown.
         begun: datasets of the arguments whose first batch was taken.
     """
 
@@ -86,7 +86,7 @@ def is_step_of(which: str, name: str) -> bool:
 def read_fit(
     model: KerasModel,
     arguments: dict[str, Argument],
-    workers: int = 1,
+    parts: int = 1,
     merge_rows: bool = False,
     has_checkpoints: bool = False,
     before: FitCall | None = None,
@@ -96,7 +96,7 @@ def read_fit(
     Args:
         model: a compiled keras.Model.
         arguments: of the call by name.
-        workers: among which a batch is cut.
+        parts: into how many a batch is cut.
         merge_rows: whether optimizers see equal rows of a sparse gradient added up.
         has_checkpoints: whether workers write checkpoints, named by the number of steps.
         before: the model's call before this one, whose other steps the graph has too.
@@ -123,7 +123,7 @@ def read_fit(
         if validation["x"] is not x:
             arguments["validation_data"] = validation["x"]
         full["test"] = batch_length(validation["x"], length)
-    examples = -(-full["train"] // workers)
+    examples = -(-full["train"] // parts)
     call = read_steps(model, arguments, batches, examples, merge_rows, full, has_checkpoints, before)
     return replace(call, begun=tuple(one.begun for one in batches.values() if one.begun is not None))
 

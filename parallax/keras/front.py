@@ -226,11 +226,11 @@ def _look(which: str, original: Callable[..., Nest], model: KerasModel, *args: A
 
 
 def _read(model: KerasModel, arguments: dict[str, Argument]) -> FitCall:
-    workers = calls.number_of_workers(_use.config, _use.resource_info)
+    parts = calls.parts_of_a_batch(_use.config, _use.resource_info)
     last, has_checkpoints = _use.last_fit, _use.config.ckpt_config.keeps_state
     before = last.call if last is not None and last.is_of(model) and not has_checkpoints else None
     with statistics_of(_use.config.batch_norm):
-        return read_fit(model, arguments, workers, _use.merge_rows, has_checkpoints, before)
+        return read_fit(model, arguments, parts, _use.merge_rows, has_checkpoints, before)
 
 
 def _config_of(number: int) -> Config:

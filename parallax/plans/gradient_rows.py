@@ -47,7 +47,8 @@ class AccumulateGradient:
     """A gradient leaves autodiff here: it is kept until as many batches are together as one update takes.
 
     The edges then see the mean over those batches: a dense gradient's sum, or the rows of all of them one after the
-    other, each piece by itself, divided by their number. Where a `batch` is named, each counts by its examples.
+    other, each piece by itself, divided by their number. Where a `batch` is named, each counts by its examples. Where a
+    front end's step is cut into micro-batches, the edges see their sum, each times a power of its share.
 
     Attributes:
         values: the gradient, or the values of its rows.
@@ -58,6 +59,8 @@ class AccumulateGradient:
         constant: for each piece whether its ids are the same in every batch, so that its rows are added up.
         batch: the placeholder whose first dimension is the per-worker batch, where batches have layouts.
         is_counted: whether a worker without examples has what counts for nothing already, if the gradient is dense.
+        power: of a micro-batch's share; None where no step is cut.
+        shape: of the variable, where one is.
     """
 
     values: str
@@ -68,6 +71,8 @@ class AccumulateGradient:
     constant: tuple[bool, ...] = ()
     batch: str = field(default="", repr=False)
     is_counted: bool = field(default=False, repr=False)
+    power: float | None = field(default=None, repr=False)
+    shape: tuple[int, ...] = field(default=(), repr=False)
 
 
 @dataclass(frozen=True, slots=True)

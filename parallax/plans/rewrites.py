@@ -8,6 +8,7 @@ from parallax.graph.ownership import Ownership
 from parallax.graph.view import Edge
 from parallax.plans.gradient_rows import AccumulateGradient, AlikeRows, GradientPiece, SharedRows
 from parallax.plans.layouts import LayoutRewrites
+from parallax.plans.micro_batches import MicroBatches
 from parallax.plans.uneven_batches import PaddedRows, UnevenBatch
 
 
@@ -272,6 +273,7 @@ class Rewrites:
         batches: those that workers may have of unequal length; one of a step.
         padded: ragged rows that are filled up.
         layouts: changes of layout, once, if tensors have layouts.
+        micro_batches: how a front end's steps are cut, once, where updates take several micro-batches.
         notes: what a plan says of how losses are taken, a sentence each.
     """
 
@@ -300,6 +302,7 @@ class Rewrites:
     batches: tuple[UnevenBatch, ...] = ()
     padded: tuple[PaddedRows, ...] = ()
     layouts: tuple[LayoutRewrites, ...] = ()
+    micro_batches: tuple[MicroBatches, ...] = ()
     notes: tuple[str, ...] = ()
 
     def table(self, op: str) -> Table:

@@ -117,7 +117,9 @@ class Config:
         replan: plans of a running job: a ReplanConfig or its mode.
         restart: restarts of a failed job.
         wire_dtype: `bfloat16` or `float16`: half precision on the wire for float32 rows and gradients.
-        accumulate_steps: batches, one per `run` of the train_op, for one update.
+        accumulate_steps: batches for one update, weighed by their examples: each `run` of a script's train_op is one.
+            Keras and `parallax.function`: micro-batches into which a step's batch is cut, with the result of the whole
+            batch; where examples interact, each is a batch by itself, and the plan says so.
         lazy_updates: whether rows without a gradient are updated when they are read, with the same result, not in every
             step.
         layouts: compute losses of a script's graph on the global batch. None: average gradients where that is

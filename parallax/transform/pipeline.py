@@ -37,6 +37,7 @@ from parallax.transform.passes.inputs import IteratorsOfGraph, keep_inputs
 from parallax.transform.passes.joined_messages import JoinedMessage, join_all_reduces
 from parallax.transform.passes.layouts import change_layouts
 from parallax.transform.passes.local_tables import gather_rows, slice_rows, spread_tables
+from parallax.transform.passes.micro_shares import weigh_micro_batches
 from parallax.transform.passes.on_servers import run_on_servers
 from parallax.transform.passes.padded_rows import fill_rows_alike
 from parallax.transform.passes.rows_up_to_date import keep_up_to_date, lazily_updated
@@ -54,6 +55,7 @@ PASSES: tuple[Callable[[Editor, Rewrites], None], ...] = (
     place_tables,
     share_batches,
     change_layouts,
+    weigh_micro_batches,
     keep_gradients,
     reduce_gradients,
     fill_rows_alike,
@@ -91,6 +93,7 @@ class WorkerGraph:
         accumulate_steps: of how many batches gradients are kept before they travel.
         keepings: how; empty where every batch makes an update.
         batch_writes: nodes of the user's graph that write with every batch, though all workers share the variable.
+        micro_share: the tensor that is fed a micro-batch's share of its step's examples; empty where no step is cut.
         lazily_updated: the variable ops of each table, or partition, whose rows are brought up to date when they are
             read; the table's own first.
         touched: which rows updates have touched, where that is remembered.
@@ -118,6 +121,7 @@ class WorkerGraph:
     accumulate_steps: int = 1
     keepings: tuple[GradientAccumulation, ...] = ()
     batch_writes: frozenset[str] = frozenset()
+    micro_share: str = ""
     lazily_updated: tuple[tuple[str, ...], ...] = ()
     touched: RowMemory = NO_ROW_MEMORY
     streams: RandomStreams = RandomStreams()
@@ -168,7 +172,8 @@ def transform(
     touched = remember_touched_rows(changed, editor, rewrites) if remembers_rows else NO_ROW_MEMORY
     cleared = [name for one in touched.tables for name in (one.clear, *one.clear_partitions) if name]
     joined = join_all_reduces(changed)
-    full = add_full_batches(changed, worker)
+    cut = [step for one in rewrites.micro_batches for step in one.steps]
+    full = add_full_batches(changed, worker, rewrites.terms.accumulate_steps, cut)
     can_overlap = overlaps and worker.size > 1 and rewrites.terms.synchronous and not worker.servers
     if can_overlap:
         add_gates(changed)
@@ -193,6 +198,7 @@ def transform(
         accumulate_steps=rewrites.terms.accumulate_steps,
         keepings=tuple(editor.keepings),
         batch_writes=frozenset(rewrites.batch_writes),
+        micro_share="" if editor.micro_share is None else str(editor.micro_share.name),
         lazily_updated=lazy,
         touched=touched,
         streams=streams,

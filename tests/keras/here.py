@@ -81,7 +81,7 @@ class StepsHere(RunningSteps):
         return share_of(batch, 0, 1)
 
     def start(self, step, share, fetches, parts=(), rules=None):
-        found = self.run(step, share, fetches, parts)
+        found = self.run(step, share, [*parts, *fetches])[0]
         return lambda: found
 
 

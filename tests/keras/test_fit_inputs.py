@@ -219,7 +219,7 @@ def test_the_plan_counts_the_ids_of_a_workers_share_of_a_batch():
     model.compile("sgd", "mse")
     data = tf.data.Dataset.from_tensor_slices((np.zeros([40, 3], np.int32), np.zeros([40, 1], np.float32)))
     for x, batch_size in ((data.batch(10).prefetch(1), None), (data.batch(10, drop_remainder=True).repeat(), None)):
-        spec = analyse(read_fit(model, {"x": x, "batch_size": batch_size}, workers=3).graph.graph).spec
+        spec = analyse(read_fit(model, {"x": x, "batch_size": batch_size}, parts=3).graph.graph).spec
         assert [v.ids_per_step for v in spec.variables if v.name.startswith("table_")] == [4, 4, 4]
 
 

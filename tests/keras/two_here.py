@@ -17,11 +17,13 @@ from ops.exactness.session import NamedSession
 from ops.exactness.transport import together
 from parallax import Config
 from parallax.analysis.reading.capture import initialization_phases
-from parallax.analysis.stages import analyse, plan_for, rewrites_of
+from parallax.analysis.stages import analyse, analyse_for, plan_for, rewrites_of
+from parallax.functions.batches.micro_batches import StepCut
 from parallax.functions.batches.shares import Share, WholePart, check_lengths, share_of
 from parallax.functions.tracing.results import default_rule
 from parallax.keras.fitting import read_fit, run_fit, take_state
 from parallax.plans.plan import Layout, one_host
+from parallax.runtime.worker.session.accumulation import MicroBatchRun
 from parallax.transform.building.all_to_all import native_ops
 from parallax.transform.building.editor import Worker
 from parallax.transform.pipeline import transform
@@ -86,10 +88,12 @@ class WorkersSession:
             for name, variable in graph.made.items():
                 given = v1.placeholder(variable.dtype, variable.shape)
                 self.writes[name] = v1.assign(variable, given).op.name, given.name
-        analysed = analyse(graph.graph, layouts=layouts)
-        plan = plan_for(analysed, _layout(size, servers, run_option), Config(run_option=run_option, **settings or {}))
-        layouts = rewrites_of(analysed, plan, False).layouts
-        self.whole = {name for one in layouts for name in one.whole_results}
+        config = Config(run_option=run_option, layouts=layouts, **settings or {})
+        analysed = analyse_for(graph.graph, config)
+        self.plan = plan = plan_for(analysed, _layout(size, servers, run_option), config)
+        rewrites = rewrites_of(analysed, plan, False)
+        self.whole = {name for one in rewrites.layouts for name in one.whole_results}
+        self.cut = StepCut.of(plan.accumulate_steps, rewrites.micro_batches)
         of = [Worker(rank, size, SEED, False, servers=plan.servers) for rank in range(size)]
         made = [transform(analysed.captured.view, rewrites_of(analysed, plan, False), worker) for worker in of]
         runs = [op.name for op in graph.graph.get_operations() if op.name.endswith("/run")]
@@ -113,37 +117,34 @@ class _All(StepsHere):
         shares = tuple(share_of(batch, one, self._session.size) for one in range(self._session.size))
         return Share(shares, shares[0].total, shares[0].total)
 
-    def run(self, step, share, fetches, parts=()):
+    def start(self, step, share, fetches, parts=(), rules=None):
+        """The values of all workers' micro-batches, put together as in a job."""
+        job, cut, size = self._session.job, self._session.cut, self._session.size
         flat, counted = [*parts, *fetches], {tensor.name for tensor in parts}
-        given = [{p.name: np.asarray(v) for p, v in zip(step.feeds, one.arrays, strict=True)} for one in share.arrays]
-        given = [
-            feeds
-            | ({step.rows.name: np.int64(0)} if one.is_stand_in else {})
-            | ({step.length.name: np.int64(one.total)} if step.length is not None and one.total else {})
-            for feeds, one in zip(given, share.arrays, strict=True)
-        ]
-        found = self._session.job.run([step.run.name, *(tensor.name for tensor in flat)], given)
-        assert all(value is not None for one in found for value in one[1:])
-        values = [
-            [self._of_share(tensor, value, own) for tensor, value in zip(flat, one[1:], strict=True)]
-            for one, own in zip(found, share.arrays, strict=True)
-        ]
+        cuts = [cut.micro_batches(step, one, size) for one in share.arrays]
+        runs = []
+        for own in zip(*cuts, strict=True):
+            which = MicroBatchRun(len(cuts[0]), own[0].total / max(share.total, 1)) if cut.count > 1 else None
+            given = [{t.name: np.asarray(value) for t, (value,) in self._feeds(step, one).items()} for one in own]
+            runs.append(job.run([step.run.name, *(tensor.name for tensor in flat)], given, micro_batch=which))
         joined = []
-        for tensor, *own in zip(flat, *values, strict=True):
+        for number, tensor in enumerate(flat, 1):
+            values = [[run[rank][number] for run in runs] for rank in range(size)]
+            if default_rule(tensor) == "rows" and tensor.name not in self._session.whole:
+                shares = [one for own in cuts for one in own]
+                pairs = zip((value for own in values for value in own), shares, strict=True)
+                joined.append(np.concatenate([value[: one.rows] for value, one in pairs]))
+                continue
+            values = [cut.put_together(tensor.name, own) for own in values]
             if tensor.name in counted:
-                joined.append(_sum(own))
+                joined.append(_sum(values))
             elif tensor.name in self._session.whole or default_rule(tensor) == "whole":
-                for other in own[1:]:
-                    np.testing.assert_array_equal(own[0], other, err_msg=tensor.name)
-                joined.append(own[0])
+                for other in values[1:]:
+                    np.testing.assert_array_equal(values[0], other, err_msg=tensor.name)
+                joined.append(values[0])
             else:
-                joined.append(_log(own))
-        return joined
-
-    def _of_share(self, tensor, value, share):
-        """A result of a worker: of what has rows, those of its share."""
-        has_rows = default_rule(tensor) == "rows" and tensor.name not in self._session.whole
-        return value[: share.rows] if has_rows else value
+                joined.append(np.asarray(np.mean(values, dtype=np.float64), np.asarray(values[0]).dtype))
+        return lambda: joined
 
     def reset(self, op):
         self._session.job.run_ops([[op.name]] * self._session.size)
@@ -164,13 +165,6 @@ def _layout(size, servers, run_option):
 
 def _sum(values):
     return np.sum(np.asarray(values, np.float64), axis=0).astype(np.asarray(values[0]).dtype)
-
-
-def _log(values):
-    """Rows one after the other, and of numbers the mean, as training on several workers does."""
-    if np.ndim(values[0]):
-        return np.concatenate(values)
-    return np.asarray(np.mean(values, dtype=np.float64), np.asarray(values[0]).dtype)
 
 
 def outcome_of_two(make, seed=3):

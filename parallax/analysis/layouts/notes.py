@@ -12,6 +12,7 @@ from parallax.graph.own_batch import is_statistic
 from parallax.graph.spec import GradientSource
 from parallax.graph.view import GraphView, split_tensor
 from parallax.plans.layouts import ExampleNumbers, LayoutRewrites, Partial, Sharded
+from parallax.plans.rewrites import Rewrites
 from parallax.report.text import bytes_text
 
 _SHOWN = 3
@@ -43,29 +44,37 @@ def _note_gathering(view: GraphView, layouts: LayoutRewrites) -> tuple[str, ...]
     return (f"{_list_ops(view, found)} take tensors of the global batch: these are all-gathered in every step",)
 
 
-def notes_of_kept(
-    view: GraphView, layouts: LayoutRewrites, sources: Sequence[GradientSource], steps: int
-) -> tuple[str, ...]:
-    """What is of each batch, where one process that had an update's batches as one would have it of all together.
+def notes_of_kept(view: GraphView, rewrites: Rewrites, sources: Sequence[GradientSource]) -> tuple[str, ...]:
+    """What is of each batch, or micro-batch, where one process that had all at once would have it of all together.
 
     Args:
         view: the graph.
-        layouts: what is changed in it.
+        rewrites: what is changed in it.
         sources: where autodiff delivers gradients.
-        steps: how many batches an update takes.
     """
-    delivered = [split_tensor(t)[0] for one in sources for t in one.tensors]
-    before, found = view.ancestors(delivered), dict[str, None]()
-    for change in layouts.changes:
+    steps, cut = rewrites.terms.accumulate_steps, rewrites.micro_batches
+    one_by_one = f"each of a step's {steps} micro-batches" if cut else f"each of an update's {steps} batches"
+    one_by_one = f"{one_by_one} by itself, where one process would take all of them together"
+    wanted = {split_tensor(t)[0] for one in sources for t in one.tensors}
+    wanted.update(split_tensor(result.tensor)[0] for one in cut for result in one.results)
+    before, found = view.ancestors(wanted), dict[str, None]()
+    for change in (change for one in rewrites.layouts for change in one.changes):
         is_met = isinstance(change.before, Sharded | Partial) and not isinstance(change.after, Partial | ExampleNumbers)
         if is_met:
             found.update(dict.fromkeys(edge.node for edge in change.edges if edge.node in before))
-    if not found:
-        return ()
-    named = [f"{view.op(node)} {node!r}" for node in found]
-    more = f" and {len(named) - _SHOWN} more ops" if len(named) > _SHOWN else ""
-    one_by_one = f"each of an update's {steps} batches by itself, where one process would take all of them together"
-    return (f"{', '.join(named[:_SHOWN])}{more} compute of {one_by_one}",)
+    replaced = [name for one in cut for name in one.replaced]
+    notes = []
+    if found:
+        named = [f"{view.op(node)} {node!r}" for node in found]
+        notes.append(f"{_list_first(named, 'ops')} compute of {one_by_one}")
+    if replaced:
+        notes.append(f"{_list_first(replaced, 'variables')} are written with {one_by_one}")
+    return tuple(notes)
+
+
+def _list_first(named: Sequence[str], what: str) -> str:
+    more = f" and {len(named) - _SHOWN} more {what}" if len(named) > _SHOWN else ""
+    return ", ".join(named[:_SHOWN]) + more
 
 
 def check_gather_limit(view: GraphView, layouts: LayoutRewrites, workers: int, limit_bytes: int) -> None:
@@ -96,9 +105,7 @@ def _list_ops(view: GraphView, found: Sequence[GatheredTensor]) -> str:
     by_node: dict[str, list[int | None]] = {}
     for one in found:
         by_node.setdefault(one.node, []).append(one.size_bytes)
-    named = [f"{view.op(node)} {node!r} ({_format_total(sizes)})" for node, sizes in by_node.items()]
-    more = f" and {len(named) - _SHOWN} more ops" if len(named) > _SHOWN else ""
-    return ", ".join(named[:_SHOWN]) + more
+    return _list_first([f"{view.op(node)} {node!r} ({_format_total(sizes)})" for node, sizes in by_node.items()], "ops")
 
 
 def _format_total(sizes: Sequence[int | None]) -> str:

@@ -12,6 +12,7 @@ from dataclasses import replace
 from parallax.analysis.layouts.batch_names import name_batches
 from parallax.analysis.layouts.notes import notes_of_layouts
 from parallax.analysis.propagation import kept_batches, own_state, stand_ins, visit_node
+from parallax.analysis.propagation.cut_steps import cut_step
 from parallax.analysis.propagation.gradient_pieces import keeps_of, outside_edges
 from parallax.analysis.propagation.server_nodes import check_reads, owned_nodes
 from parallax.analysis.propagation.states import AtOwners, Rows
@@ -83,6 +84,9 @@ def rewrites_found(walk: Walk, terms: TrainingMode) -> Rewrites:
         rewrites = replace(rewrites, layouts=(layouts.rewrites,), batches=batches)
         if not is_kept:  # what is kept leaves them out
             rewrites = stand_ins.leave_out_stand_ins(walk, rewrites, layouts)
+        elif not is_of_script(walk.view):
+            micro_batches, keeps = cut_step(walk, rewrites.keeps, rewrites.batch_writes)
+            rewrites = replace(rewrites, micro_batches=(micro_batches,), keeps=keeps)
         return name_batches(walk.view, rewrites) if is_of_script(walk.view) else rewrites
     return rewrites
 

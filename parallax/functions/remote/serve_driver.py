@@ -22,6 +22,7 @@ from tensorflow.errors import OpError
 from parallax.entry import call as calls
 from parallax.entry.job_beside import PlannedMessage
 from parallax.errors import SessionError
+from parallax.functions.batches.micro_batches import StepCut
 from parallax.functions.batches.numbered_rows import NumberedArrays
 from parallax.functions.batches.row_pipeline import RowPipeline, RunningPipeline
 from parallax.functions.batches.shared_arrays import ArrayKind, MemoryPlace, SharedArrays, can_open, share_among_workers
@@ -114,7 +115,7 @@ class _Service:
         self._is_of_one_call = False
         self._whole: frozenset[str] = frozenset()
         self._wanted: dict[int, WantedResults] = {}
-        self._of_wanted: dict[int, tuple[GraphStep, list[Tensor]]] = {}
+        self._of_wanted: dict[int, tuple[GraphStep, list[Tensor], list[Tensor]]] = {}
         self._arrays: dict[int, NumberedArrays] = {}
         self._pipelines: dict[int, RunningPipeline] = {}
         self._requests = HeardRequests(channel, self._comm, self._prepare)
@@ -150,10 +151,12 @@ class _Service:
     def serve_open(self, planned: PlannedMessage, served: ServedGraph, settings: bytes, _: None) -> None:
         """Opens a session on a graph, and says that it is there."""
         self._members.parcel = planned.message
-        self._whole = frozenset(one for layouts in planned.decisions.rewrites.layouts for one in layouts.whole_results)
+        rewrites = planned.decisions.rewrites
+        self._whole = frozenset(one for layouts in rewrites.layouts for one in layouts.whole_results)
         config: Config = pickle.loads(settings)
         graph, self._steps = served.import_graph()
-        self._running = RunningSteps(graph, *calls.worker_session(graph.graph, config, planned.decisions))
+        cut = StepCut.of(rewrites.terms.accumulate_steps, rewrites.micro_batches)
+        self._running = RunningSteps(graph, *calls.worker_session(graph.graph, config, planned.decisions), cut)
         self._is_of_one_call = config.ckpt_config.keeps_state or bool(config.hooks or config.chief_only_hooks)
         self._answer(ReadyWorkers(self._running.resumed_step))
 
@@ -196,8 +199,9 @@ class _Service:
         """Gives a number to a step with certain results."""
         step = self._steps[name]
         self._wanted[number] = wanted
-        tensors = [step.run.graph.get_tensor_by_name(name) for names in wanted for name in names]
-        self._of_wanted[number] = step, tensors
+        find = step.run.graph.get_tensor_by_name
+        others = [find(name) for names in wanted._replace(rows=()) for name in names]
+        self._of_wanted[number] = step, others, [find(name) for name in wanted.rows]
 
     def serve_can_open(self, place: MemoryPlace, kinds: Sequence[ArrayKind], _: None) -> None:
         """Says whether worker 0 can map arrays of the driver's."""
@@ -284,11 +288,14 @@ class _Service:
 
     def _run(self, number: int, share: Share) -> None:
         """Runs a step, and gives what one process would have computed."""
-        wanted = self._wanted[number]
-        found = self._running.run(self._of_wanted[number][0], share, self._of_wanted[number][1])
+        wanted, (step, others, of_examples) = self._wanted[number], self._of_wanted[number]
+        found, by_part = self._running.run(step, share, others, of_examples)
         values = iter([np.asarray(value) for value in found])
-        sums, means, rows, same, whole = ([next(values) for _ in names] for names in wanted)
-        rows = [self._rows_of(name, value, share) for name, value in zip(wanted.rows, rows, strict=True)]
+        sums, means, _, same, whole = ([next(values) for _ in names] for names in wanted._replace(rows=()))
+        rows = [
+            np.concatenate([self._rows_of(name, np.asarray(value), part) for value, part in parts])
+            for name, parts in zip(wanted.rows, by_part, strict=True)
+        ]
         own = StepResults(sums, means, rows, same, whole)
         results = _of_all(own, self._running.comm, self._running.size)
         if results is not None:

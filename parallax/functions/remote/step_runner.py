@@ -7,12 +7,13 @@ from pathlib import Path
 
 import numpy as np
 
-from parallax.errors import SessionError
+from parallax.functions.batches.micro_batches import StepCut
 from parallax.functions.batches.shares import Share
 from parallax.functions.tracing.step_graph import GraphStep, LoopVariables, StepGraph
 from parallax.functions.tracing.traced_values import InFile, source_of
 from parallax.runtime.worker.barrier import barrier
-from parallax.types import ArrayOnWorker0, Comm, Operation, Session, Tensor, Value, Variable
+from parallax.runtime.worker.session.accumulation import MicroBatchRun
+from parallax.types import ArrayOnWorker0, Comm, Fetch, Operation, Session, Tensor, Value, Variable
 
 INITIAL = "initial"
 """A value's place: in the initial value that was traced, of which nothing is made yet."""
@@ -30,7 +31,7 @@ class RunningSteps:
         steps: how many counted steps were run.
     """
 
-    def __init__(self, graph: StepGraph, session: Session, size: int, rank: int) -> None:
+    def __init__(self, graph: StepGraph, session: Session, size: int, rank: int, cut: StepCut | None = None) -> None:
         """Takes over a session that was opened on the graph.
 
         Args:
@@ -38,8 +39,9 @@ class RunningSteps:
             session: of `open_session`, with values.
             size: number of workers.
             rank: this worker's.
+            cut: into how many micro-batches steps are cut; None where they are not.
         """
-        self._graph = graph
+        self._graph, self._cut = graph, cut or StepCut()
         self._session = session
         self._ops = {name: variable.handle.op.name for name, variable in graph.made.items()}
         self.size, self.rank = size, rank
@@ -76,32 +78,46 @@ class RunningSteps:
         return found
 
     def run(
-        self, step: GraphStep, share: Share, fetches: Sequence[Tensor], parts: Sequence[Tensor] = ()
-    ) -> list[Value]:
-        """Runs a step.
+        self, step: GraphStep, share: Share, fetches: Sequence[Tensor], rows: Sequence[Tensor] = ()
+    ) -> tuple[list[Value], list[list[tuple[Value, Share]]]]:
+        """Runs a step; one that is cut, once for each of its micro-batches.
 
         Args:
             step: one of the graph's.
             share: this worker's arguments.
             fetches: what is wanted of it, tensors of the graph.
-            parts: what is wanted before that: tensors of which each worker has a part of a sum.
+            rows: the same, of what has a row for each example.
 
         Returns:
-            The values of parts and fetches, arrays; of a stand-in where the share has no rows.
-
-        Raises:
-            SessionError: on all workers, when gradients are kept, of which a result is made.
+            The values of the fetches, arrays; and of each of `rows` the values of all micro-batches, with the shares of
+            which they are: of a stand-in's where a share has no rows.
         """
+        found = []
+        wanted, parts = [step.run, *fetches, *rows], self._cut.micro_batches(step, share, self.size)
+        for part in parts:
+            found.append(self._run_part(wanted, self._feeds(step, part), len(parts), part.total / max(share.total, 1)))
+        self.steps += step.is_counted
+        by_tensor = list(zip(*found, strict=True))[1:]
+        values = [self._cut.put_together(one.name, own) for one, own in zip(fetches, by_tensor, strict=False)]
+        return values, [list(zip(own, parts, strict=True)) for own in by_tensor[len(fetches) :]]
+
+    def _feeds(self, step: GraphStep, share: Share) -> dict[Tensor, list[Value]]:
         fed = {placeholder: [value] for placeholder, value in zip(step.feeds, share.arrays, strict=True)}
         if step.rows is not None and share.is_stand_in:
             fed[step.rows] = [np.asarray(0, np.int64)]
         if step.length is not None and share.total:
             fed[step.length] = [np.asarray(share.total, np.int64)]
-        wanted = [*parts, *fetches]
-        found = self._session.run([step.run, *wanted], fed)[1:]
-        self.steps += step.is_counted
-        _check_known(wanted, found)
-        return [one[0] for one in found]
+        return fed
+
+    def _run_part(
+        self, wanted: Sequence[Fetch], fed: dict[Tensor, list[Value]], count: int, share: float
+    ) -> list[Value]:
+        """What one run gives of each fetch; None for what comes with an update only in a run without one."""
+        if self._cut.count == 1:
+            found = self._session.run(wanted, fed)
+        else:
+            found = self._session.run_micro_batch(wanted, fed, MicroBatchRun(count, share))
+        return [one if one is None else one[0] for one in found]
 
     def read_epoch(self) -> tuple[int, int, int]:
         """What the graph says of the loop: an epoch, the step at which it began, and its batches (-1: unknown)."""
@@ -151,18 +167,6 @@ class RunningSteps:
     def close(self) -> None:
         """Ends the session."""
         self._session.close()
-
-
-def _check_known(fetches: Sequence[Tensor], found: Sequence[Value | None]) -> None:
-    """Refuses results that only some steps have, where an update takes several batches."""
-    unknown = next(
-        (tensor.name for tensor, value in zip(fetches, found, strict=True) if value is None or value[0] is None), None
-    )
-    if unknown is not None:
-        raise SessionError(
-            f"With accumulate_steps a step must not give what is made of gradients, which only an update has: leave "
-            f"{unknown!r} out of what it returns, or leave accumulate_steps at 1."
-        )
 
 
 def place_of_value(variable: Variable) -> InFile | str | None:

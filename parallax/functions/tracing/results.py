@@ -15,11 +15,11 @@ from collections.abc import Sequence
 import tensorflow as tf
 
 from parallax.errors import ConfigError, GraphError
-from parallax.graph.batches import ADDED, ROWS, VALUE, WHOLE, mark_reported
+from parallax.graph.batches import ADDED, ROWS, SAME, VALUE, WHOLE, mark_reported
 from parallax.types import Graph, Nest, Tensor
 
 RULES = ("mean", "sum", "rows", "same")
-_KIND_OF_RULE = {"sum": ADDED, "rows": ROWS, "whole": WHOLE}
+_KIND_OF_RULE = {"sum": ADDED, "rows": ROWS, "whole": WHOLE, "same": SAME}
 _RULES_TEXT = (
     "'mean' over the batch, 'sum' over it, 'rows' of it in order, or 'same' on all workers: "
     'parallax.function(step, returns={"loss": "mean", "correct": "sum"})'

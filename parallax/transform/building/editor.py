@@ -141,12 +141,14 @@ class GradientAccumulation:
         begin: keeps the first batch's, in place of what was kept before.
         add: keeps another batch's besides.
         take: reads what is kept, for the last batch, with which the update runs.
+        nothing: tensor that reads what is kept -> what it gives where nothing is kept: a shape, and an element type.
     """
 
     source: str
     begin: tuple[str, ...]
     add: tuple[str, ...]
     take: tuple[str, ...]
+    nothing: tuple[tuple[str, tuple[int, ...], str], ...] = ()
 
 
 @dataclass
@@ -166,6 +168,7 @@ class Editor:
         waits: stand-ins for the user's nodes.
         shares: this worker's share of the batches that may be uneven, by their placeholders.
         fed_lengths: of numbers that are fed for lengths of batches, by tensor, that of the global batch.
+        micro_share: the share of a run's micro-batch in its step's examples, float64; None where no step is cut.
         kept: gradient as it leaves autodiff -> its mean over the batches that one update takes.
         kept_sizes: piece of kept rows -> how many rows are kept of it.
         kept_keys: piece of kept rows that equal keys merge -> the keys that are kept of it.
@@ -199,6 +202,7 @@ class Editor:
     waits: dict[str, Operation] = field(default_factory=dict)
     shares: dict[str, BatchShare] = field(default_factory=dict)
     fed_lengths: dict[str, Tensor] = field(default_factory=dict)
+    micro_share: Tensor | None = None
     kept: dict[str, Tensor] = field(default_factory=dict)
     kept_sizes: dict[GradientPiece, Tensor] = field(default_factory=dict)
     kept_keys: dict[GradientPiece, Tensor] = field(default_factory=dict)

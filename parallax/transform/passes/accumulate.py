@@ -4,7 +4,8 @@ Each batch's run has the worker keep what it finds (`GradientAccumulation.begin`
 gradient travels. The last batch's run reads what was kept, and everything outside of autodiff sees the mean over all
 batches, as if the worker had had them in one. Nothing needs to be cleared: the first batch of the next update takes
 the place of what was kept. Where batches have layouts, each counts by the examples that all workers have of it, and of
-a worker without examples nothing is kept.
+a worker without examples nothing is kept. Where a front end's step is cut into micro-batches, these add up to the step,
+each weighed by a power of its share.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from parallax.plans.gradient_rows import AccumulateGradient
 from parallax.plans.rewrites import Rewrites
 from parallax.transform.building.editor import SCOPE, Editor, GradientAccumulation
 from parallax.transform.building.shares import BatchShare
+from parallax.transform.passes.micro_shares import weigh
 from parallax.types import Tensor
 
 
@@ -35,8 +37,10 @@ def _keep(editor: Editor, keep: AccumulateGradient, steps: int, label: str) -> N
     kept: list[_KeptGradients] = []
     with tf.name_scope(f"{label}/"):
         share = editor.shares[keep.batch] if keep.batch else None
-        weights = _weights(share, f"{label}/examples", kept) if share is not None else None
+        weights = _weights(editor, keep, share, label, kept)
         gradient = editor.at(keep.value_edges[0]) if keep.value_edges else editor.tensor(keep.values)
+        if keep.power is not None:  # the first micro-batch may be the last one, and then nothing is kept
+            gradient = tf.ensure_shape(gradient, [None, *keep.shape[1:]] if keep.indices else keep.shape)
         if keep.indices:
             total = _rows(editor, keep, gradient, weights, kept, label)
         else:
@@ -47,12 +51,19 @@ def _keep(editor: Editor, keep: AccumulateGradient, steps: int, label: str) -> N
     if keep.indices:
         editor.redirect(keep.index_edges, editor.kept[keep.indices])
     begin, add, take = zip(*((one.begin, one.add, one.take) for one in kept), strict=True)
-    editor.keepings.append(GradientAccumulation(keep.values, begin, add, take))
+    nothing = tuple(one.nothing for one in kept)
+    editor.keepings.append(GradientAccumulation(keep.values, begin, add, take, nothing))
 
 
-def _weights(share: BatchShare, name: str, kept: list[_KeptGradients]) -> _Weights:
-    """What the batches so far count for, and what this run's does: by the examples of all workers."""
-    rows = _total(share.rows, name, kept, adds=True)
+def _weights(
+    editor: Editor, keep: AccumulateGradient, share: BatchShare | None, label: str, kept: list[_KeptGradients]
+) -> _Weights | None:
+    """What the batches so far count for, and what this run's does; None where all are alike."""
+    if keep.power is not None:
+        return _Weights(None, weigh(editor, tf.constant(1.0, tf.float64), keep.power))
+    if share is None:
+        return None
+    rows = _total(share.rows, f"{label}/examples", kept, adds=True)
     own = tf.math.divide_no_nan(tf.cast(share.rows, tf.float64), tf.cast(rows, tf.float64))
     return _Weights(1.0 - own, own)
 
@@ -96,13 +107,19 @@ class _KeptGradients:
     begin: str
     add: str
     take: str
+    nothing: tuple[str, tuple[int, ...], str]
 
 
 @dataclass(frozen=True, slots=True)
 class _Weights:
-    """What the batches before this run's count for, and what this run's does: scalars of type float64."""
+    """What the batches before this run's count for, and what this run's does: scalars of type float64.
 
-    before: Tensor
+    Attributes:
+        before: None where they were weighed when they were kept.
+        own: of this run's.
+    """
+
+    before: Tensor | None
     own: Tensor
 
 
@@ -122,11 +139,14 @@ def _total(
     with tf.name_scope(f"{name}/"):
         handle = tf.raw_ops.VarHandleOp(dtype=tensor.dtype, shape=shape, shared_name=name, name="handle")
         before = tf.raw_ops.ReadVariableOp(resource=handle, dtype=tensor.dtype, name="take")
-        parts = [before, tensor]
-        if weights is not None:
-            parts = [before * tf.cast(weights.before, tensor.dtype), tensor * tf.cast(weights.own, tensor.dtype)]
+        own = tensor if weights is None else tensor * tf.cast(weights.own, tensor.dtype)
+        first, parts = own, [before, own]
+        if weights is not None and weights.before is not None:
+            first, parts = tensor, [before * tf.cast(weights.before, tensor.dtype), own]
         total = tf.add_n(parts) if adds else tf.concat(parts, 0)
-        begin = tf.raw_ops.AssignVariableOp(resource=handle, value=tensor, name="begin")
+        begin = tf.raw_ops.AssignVariableOp(resource=handle, value=first, name="begin")
         add = tf.raw_ops.AssignVariableOp(resource=handle, value=total, name="add")
-    kept.append(_KeptGradients(str(begin.name), str(add.name), str(before.op.name)))
+    lengths = tuple(length or 0 for length in shape.as_list()) if shape.rank is not None else ()
+    nothing = str(before.name), lengths, str(tensor.dtype.name)
+    kept.append(_KeptGradients(str(begin.name), str(add.name), str(before.op.name), nothing))
     return total

@@ -10,13 +10,13 @@ shorter batch as in a full one. So the length of the global batch decides.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 import tensorflow as tf
 from tensorflow.core.framework.tensor_shape_pb2 import TensorShapeProto
 
-from parallax.graph.batches import full_length, length_of_batch, place_of_share
+from parallax.graph.batches import batch_of, full_length, length_of_batch, place_of_share
 from parallax.transform.building.editor import Worker
 from parallax.types import DType, GraphDef, NodeDef, Value
 
@@ -40,13 +40,24 @@ class FullBatch:
     total: int
 
 
-def add_full_batches(graph_def: GraphDef, worker: Worker) -> tuple[FullBatch, ...]:
-    """Gives the placeholders of a worker's graph, which is changed, another one each for full batches."""
+def add_full_batches(
+    graph_def: GraphDef, worker: Worker, micro_batches: int = 1, cut: Collection[str] = ()
+) -> tuple[FullBatch, ...]:
+    """Gives the placeholders of a worker's graph, which is changed, another one each for full batches.
+
+    Args:
+        graph_def: the graph.
+        worker: whose it is.
+        micro_batches: into how many the batches of some steps are cut; they are full where all have one length.
+        cut: the names of these steps.
+    """
     nodes = {node.name: node for node in graph_def.node}
     found = []
     marked = [(name, node, full_length(node)) for name, node in nodes.items() if node.op == "Placeholder"]
     for name, node, total in marked:
         length = length_of_batch(nodes, node) if total else ""
+        if batch_of(node) in cut:
+            total = total // micro_batches if total % (micro_batches * worker.size) == 0 else 0
         if total < worker.size or not length or f"{name}/full" in nodes:
             continue
         first, end = place_of_share(total, worker.rank, worker.size)

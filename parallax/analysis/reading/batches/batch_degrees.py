@@ -9,19 +9,19 @@ from parallax.analysis.reading.batches.open_lengths import find_open_axis
 from parallax.analysis.reading.construction.recorded_gradients import Record
 from parallax.graph.view import GraphView, split_tensor
 
-_AS_FIRST = """
+AS_FIRST = """
     Abs BatchToSpaceND BroadcastTo Cast EnsureShape ExpandDims Gather GatherV2 Identity MirrorPad Neg Pad
     PlaceholderWithDefault PreventGradient Relu Reshape Reverse ReverseV2 Roll Slice Snapshot SpaceToBatchND Squeeze
     StopGradient StridedSlice Switch Tile Transpose
     """.split()
 """Ops whose results grow as their first input does; the others are shapes and places."""
-_AS_MOST = """
+AS_MOST = """
     Add AddN AddV2 BiasAdd ConcatV2 Maximum Merge Minimum Pack Select SelectV2 Sub Unpack
     """.split()
-_MEANS = ("All", "Any", "ArgMax", "ArgMin", "Max", "Mean", "Min")
-_PRODUCTS = ("BatchMatMul", "BatchMatMulV2", "BatchMatMulV3", "Einsum", "MatMul", "Mul", "MulNoNan")
-_QUOTIENTS = ("Div", "DivNoNan", "RealDiv")
-_POWERS = {"Inv": -1.0, "L2Loss": 2.0, "Reciprocal": -1.0, "Rsqrt": -0.5, "Sqrt": 0.5, "Square": 2.0}
+MEANS = ("All", "Any", "ArgMax", "ArgMin", "Max", "Mean", "Min")
+PRODUCTS = ("BatchMatMul", "BatchMatMulV2", "BatchMatMulV3", "Einsum", "MatMul", "Mul", "MulNoNan")
+QUOTIENTS = ("Div", "DivNoNan", "RealDiv")
+POWERS = {"Inv": -1.0, "L2Loss": 2.0, "Reciprocal": -1.0, "Rsqrt": -0.5, "Sqrt": 0.5, "Square": 2.0}
 _STATISTICS = ("FusedBatchNorm", "FusedBatchNormV2", "FusedBatchNormV3")
 
 
@@ -125,7 +125,7 @@ class BatchDegrees:
                 return False
             for taker in (edge.node for edge in self._seen.consumers(one) if self._is_forward(edge.node)):
                 made = [t for t in self._seen.outputs(taker) if self.has_axis(t)]
-                if not made and self._seen.outputs(taker) and self._seen.op(taker) not in _MEANS:
+                if not made and self._seen.outputs(taker) and self._seen.op(taker) not in MEANS:
                     return False
                 waiting += [t for t in made if t not in reached]
                 reached.update(made)
@@ -146,9 +146,9 @@ class BatchDegrees:
         known = [self._degrees.get(tensor, 0.0) for tensor in inputs]  # a turn of a loop is not known before it
         axes = [self.has_axis(tensor) for tensor in inputs]
         is_gone = any(axes) and not any(map(self.has_axis, seen.outputs(node)))
-        if op in _MEANS:
+        if op in MEANS:
             return known[0]
-        if op in _AS_FIRST:
+        if op in AS_FIRST:
             return self._find_length(node) if known[0] is None else known[0]
         if op in ("Size", "Shape"):
             return float(axes[0]) if op == "Size" else None
@@ -157,14 +157,14 @@ class BatchDegrees:
         degrees = [degree for degree in known if degree is not None]
         if len(degrees) < len(known):
             return None
-        if op in _AS_MOST:
+        if op in AS_MOST:
             return max(degrees[1:] if op.startswith("Select") else degrees)
-        if op in _PRODUCTS:
+        if op in PRODUCTS:
             return sum(degrees) + is_gone
-        if op in _QUOTIENTS:
+        if op in QUOTIENTS:
             return degrees[0] - degrees[1]
-        if op in _POWERS:
-            return degrees[0] * _POWERS[op] + is_gone
+        if op in POWERS:
+            return degrees[0] * POWERS[op] + is_gone
         if op == "SquaredDifference":
             return 2.0 * max(degrees)
         if op == "Pow" and (power := seen.constant(inputs[1])) is not None and power.ndim == 0:

@@ -5,6 +5,9 @@ gradients: of what is fetched they carry out what no gradient and no write of a 
 None for the rest. So shared variables, the global step among them, change with the update only; what a batch gives by
 itself (a moving average of its statistics, the counts of a metric) is written in every run. The count is by gradient,
 so train_ops may take turns. Between updates no plan is changed and no checkpoint is written.
+
+A front end cuts the batch of each of its steps into micro-batches (functions/batches/micro_batches.py), and says of
+each run which of how many it is.
 """
 
 from __future__ import annotations
@@ -36,6 +39,19 @@ class Gather:
     is_first: bool
 
 
+@dataclass(frozen=True, slots=True)
+class MicroBatchRun:
+    """A run of one micro-batch.
+
+    Attributes:
+        count: into how many its step is cut.
+        share: its share of the step's examples.
+    """
+
+    count: int
+    share: float
+
+
 @dataclass
 class Accumulation:
     """How many batches of the next update a worker has.
@@ -43,24 +59,42 @@ class Accumulation:
     Attributes:
         steps: how many an update takes.
         batches: source -> how many of them are kept.
+        micro_batches: how many the next update takes, where a front end has cut a step; else 0.
     """
 
     steps: int = 1
     batches: dict[str, int] = field(default_factory=dict)
+    micro_batches: int = 0
+
+    @property
+    def of_update(self) -> int:
+        """How many batches the next update takes."""
+        return self.micro_batches or self.steps
 
     @property
     def pending(self) -> int:
         """Of how many batches gradients are kept that no update has taken yet."""
         return max(self.batches.values(), default=0)
 
-    def next_run(self, kept: frozenset[str]) -> Gather | None:
+    def text_of_rest(self) -> str:
+        """What is told when a loop ends between two updates."""
+        return (
+            f"The gradients of the last {self.pending} batches were not applied: an update takes those of {self.steps}."
+        )
+
+    def next_run(self, kept: frozenset[str], micro_batch: MicroBatchRun | None = None) -> Gather | None:
         """What a run is that trains with the gradients of these sources; None for one with the update.
+
+        Args:
+            kept: the sources.
+            micro_batch: which one it is of a front end's step.
 
         Raises:
             SessionError: some of them were run without the others before.
         """
         if self.steps == 1:
             return None
+        self.micro_batches = 0 if micro_batch is None else micro_batch.count
         counts = {self.batches.get(source, 0) for source in kept}
         if len(counts) > 1:
             most = max(sorted(kept), key=lambda source: self.batches.get(source, 0))
@@ -70,12 +104,12 @@ class Accumulation:
                 f"{min(counts)}. Fetch the same train_op in every run until the update."
             )
         (count,) = counts or {0}
-        return Gather(kept, count == 0) if count < self.steps - 1 else None
+        return Gather(kept, count == 0) if count < self.of_update - 1 else None
 
     def has_run(self, kept: frozenset[str]) -> None:
         """Counts a run."""
         for source in kept:
-            self.batches[source] = (self.batches.get(source, 0) + 1) % self.steps
+            self.batches[source] = (self.batches.get(source, 0) + 1) % self.of_update
 
 
 class KeptGradients:

@@ -19,7 +19,7 @@ import numpy as np
 
 from parallax.errors import SessionError
 from parallax.graph.view import GraphView, split_tensor
-from parallax.runtime.worker.session.accumulation import Gather, KeptGradients
+from parallax.runtime.worker.session.accumulation import Gather, KeptGradients, MicroBatchRun
 from parallax.transform.building.all_to_all import ALL_REDUCE, ALL_TO_ALL
 from parallax.transform.building.reduce_and_broadcast import MEETINGS
 from parallax.transform.passes.full_batches import FullBatch, led_to_full
@@ -127,6 +127,20 @@ class Names:
                     "one. Fetch it together with the train_op: it is None in every run but the one that updates."
                 )
         return self._sources[key]
+
+    def micro_batch_feeds(self, kept: frozenset[str], run: MicroBatchRun | None) -> dict[str, Value]:
+        """What a run feeds besides, that is of one micro-batch of a step.
+
+        Args:
+            kept: the sources of gradients that it trains with.
+            run: which micro-batch; None where no step is cut.
+        """
+        share = self._worker_graph.micro_share
+        if run is None or not share:
+            return {}
+        keepings = [self._keeping().keepings[source] for source in kept] if run.count == 1 else []
+        nothing = {tensor: np.zeros(shape, dtype) for one in keepings for tensor, shape, dtype in one.nothing}
+        return {share: np.asarray(run.share, np.float64), **nothing}
 
     def resolve(self, names: tuple[str, ...], fed: Iterable[str], gather: Gather | None = None) -> ResolvedRun:
         """What must be run and fed for `names` when the tensors `fed` are fed.

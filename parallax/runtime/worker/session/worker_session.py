@@ -24,7 +24,7 @@ from parallax.report.logger import log
 from parallax.report.show import show
 from parallax.runtime.worker.reports.id_errors import id_error
 from parallax.runtime.worker.reports.moved_bytes import ExchangeReport, exchange_report, measured_step, rounding_report
-from parallax.runtime.worker.session.accumulation import Gather
+from parallax.runtime.worker.session.accumulation import Gather, MicroBatchRun
 from parallax.runtime.worker.session.direct import DirectRuns
 from parallax.runtime.worker.session.fetches import Request
 from parallax.runtime.worker.session.names import fetch_text
@@ -186,15 +186,20 @@ class Session(PlainSession):
                 table.
             GuardError: on all workers, when what they must have equal differs.
         """
-        return self._run(fetches, feed_dict, options, run_metadata, per_replica=True)
+        return self._run(fetches, feed_dict, options, run_metadata)
+
+    def run_micro_batch(self, fetches: Fetches, feed_dict: FeedDict, run: MicroBatchRun) -> Nest:
+        """As `run`, of one micro-batch of a front end's step: the last one's run updates."""
+        return self._run(fetches, feed_dict, micro_batch=run)
 
     def _run(
         self,
         fetches: Fetches,
         feed_dict: FeedDict | None,
-        options: RunOptions | None,
-        run_metadata: RunMetadata | None,
-        per_replica: bool,
+        options: RunOptions | None = None,
+        run_metadata: RunMetadata | None = None,
+        per_replica: bool = True,
+        micro_batch: MicroBatchRun | None = None,
     ) -> Nest:
         worker = self._worker
         self._check_open()
@@ -202,10 +207,11 @@ class Session(PlainSession):
         if self._verification is not None:
             self._verification.before_run(request)
         kept = worker.names.kept_by(request.names, request.feeds)
-        gather = worker.accumulation.next_run(kept)
+        gather = worker.accumulation.next_run(kept, micro_batch)
         resolved = worker.names.resolve(worker.with_sources(request).names, request.feeds, gather)
         run = Run(None, request.names, set(request.feeds), gather)
-        feeds = {**resolved.feeds(request.feeds), **worker.position_feeds(request.names, request.feeds, gather)}
+        beside = worker.position_feeds(request.names, request.feeds, gather)
+        feeds = {**resolved.feeds(request.feeds), **beside, **worker.names.micro_batch_feeds(kept, micro_batch)}
         with worker.time_run() as times, worker.watch.run():
             try:
                 found = None
@@ -218,8 +224,8 @@ class Session(PlainSession):
                     found = self._direct.run(resolved.tensors, {**feeds, **resolved.empty}, overlaps)
                 if found is None:  # the last hook says what the run waits for
                     arguments = tf.compat.v1.train.SessionRunArgs(fetches, feed_dict)
-                    context = tf.compat.v1.train.SessionRunContext(arguments, PlainSession(worker))
-                    run.context, worker.run = context, run  # hooks fill in what they ask for
+                    run.context = tf.compat.v1.train.SessionRunContext(arguments, PlainSession(worker))
+                    worker.run = run  # hooks fill in what they ask for
                     found = self._monitored.run(list(resolved.tensors), feeds, options, run_metadata)
                     asked = tuple(run.hook_names), run.fed
             except tf.errors.InvalidArgumentError as error:
@@ -311,12 +317,8 @@ class Session(PlainSession):
         """Ends the session if it is open; whether the error only says that the data has ended."""
         if self._worker.raw is None:
             return False
-        pending = self._worker.accumulation.pending
-        if pending and error is None and self._workers.Get_rank() == 0:
-            log.info(
-                f"The gradients of the last {pending} batches were not applied: an update takes those of "
-                f"{self.accumulate_steps}."
-            )
+        if self._worker.accumulation.pending and error is None and self._workers.Get_rank() == 0:
+            log.info(self._worker.accumulation.text_of_rest())
         failed = self._failure_of_tails()
         if failed is not None and (error is None or isinstance(error, _GOOD_ENDS)):
             kind, error, trace = type(failed), failed, failed.__traceback__

@@ -1,0 +1,225 @@
+"""Finds how a front end's step is cut into micro-batches, so that it updates as if it had its batch at once.
+
+Gradients of the micro-batches add up to the step's, weighed by their shares of its examples (plans/micro_batches.py);
+so do results, and what is added to variables. What is added to a sum over the batch and is of no batch, as a penalty
+on weights, would count once for each micro-batch, and is weighed where it is added.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from parallax.analysis.layouts.find_layouts import Layouts
+from parallax.analysis.layouts.training_graph import after_gradients, edges_outside
+from parallax.analysis.propagation.growth import FLOATS, BatchGrowth
+from parallax.analysis.propagation.walk import Walk
+from parallax.analysis.reading.batches.batch_degrees import AS_MOST
+from parallax.analysis.reading.capture import variable_of_tensor
+from parallax.errors import GraphError
+from parallax.graph.batches import ROWS, batch_by_node, batch_of, is_part, marked_nodes, reported_as
+from parallax.graph.ops import state_op
+from parallax.graph.view import Edge, GraphView, split_tensor
+from parallax.plans.gradient_rows import AccumulateGradient
+from parallax.plans.micro_batches import AddedResult, MicroBatches, WeighedEdge
+
+_ADDS = ("Add", "AddN", "AddV2", "Sub")
+_PASS_ON = ("Identity", "Reshape", "StopGradient")
+_REMEDY = "Leave accumulate_steps at 1."
+_NOT_TOLD = (
+    "accumulate_steps cuts the batch of a step into micro-batches, whose {what} must add up to the step's. Whether "
+    "{tensor!r} is a sum or a mean over the batch cannot be told{why}. {remedy} " + _REMEDY
+)
+
+
+def cut_step(
+    walk: Walk, keeps: Sequence[AccumulateGradient], batch_writes: Sequence[str]
+) -> tuple[MicroBatches, tuple[AccumulateGradient, ...]]:
+    """How the steps of a front end are cut, and the gradients that they keep with what each micro-batch's counts by.
+
+    Args:
+        walk: that has ended.
+        keeps: the gradients.
+        batch_writes: the nodes that write what is of one batch.
+
+    Raises:
+        GraphError: something does not add up.
+    """
+    assert walk.known.layouts is not None, "front ends have layouts"
+    return _MicroBatchCut(walk, walk.known.layouts, BatchGrowth(walk.known.captured, walk.known.layouts)).decide(
+        keeps, batch_writes
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _MicroBatchCut:
+    walk: Walk
+    layouts: Layouts
+    growth: BatchGrowth
+
+    @property
+    def view(self) -> GraphView:
+        """The graph."""
+        return self.walk.view
+
+    def decide(
+        self, keeps: Sequence[AccumulateGradient], batch_writes: Sequence[str]
+    ) -> tuple[MicroBatches, tuple[AccumulateGradient, ...]]:
+        view, batches = self.view, batch_by_node(self.view)
+        trained = {batches[node] for keep in keeps if (node := split_tensor(keep.values)[0]) in batches}
+        steps = {batch_of(view.nodes[split_tensor(batch)[0]]) for batch in trained}
+        variables = self.walk.known.captured.variables
+        shapes = {one.values: variables[one.part].part.shape for one in self.walk.known.sources}
+        weighed = tuple(
+            replace(keep, power=1.0 - self._loss_degree(keep.values), shape=shapes[keep.values]) for keep in keeps
+        )
+        after = after_gradients(view, self.walk.known.sources)
+        marked = [node for node in marked_nodes(view) if reported_as(view.nodes[node])]
+        reported = [node for node in marked if batches.get(node) in trained]
+        results = tuple(found for node in reported if (found := self._find_result(node, after)) is not None)
+        writes = {node: _find_additions(self.walk, node) for node in self._list_writes(batch_writes, trained)}
+        added = [edge for edges in writes.values() for edge in edges or ()]
+        edges = dict.fromkeys([*self._weigh_writes(added), *self._weigh_additions(reported, added, after)])
+        replaced = sorted({_find_variable(self.walk, node) for node, edges in writes.items() if edges is None} - {""})
+        return MicroBatches(tuple(sorted(steps)), tuple(edges), results, tuple(replaced)), weighed
+
+    def _list_writes(self, batch_writes: Sequence[str], trained: set[str]) -> Iterator[str]:
+        """The writes of every micro-batch: what each computes, and what a worker adds to its part of a sum."""
+        view, batches = self.view, batch_by_node(self.view)
+        for node in view.nodes:
+            written = state_op(view.op(node), len(view.inputs(node)))
+            if written is None or (node in batches and (node not in batch_writes or batches[node] not in trained)):
+                continue
+            if node in batches or (self._is_of_part(node) and _find_additions(self.walk, node)):
+                yield node
+
+    def _is_of_part(self, node: str) -> bool:
+        variable = _find_variable(self.walk, node)
+        return variable in self.view.nodes and is_part(self.view.nodes[variable])
+
+    def _loss_degree(self, gradient: str) -> float:
+        if not self.growth.is_of_batch(gradient):
+            return 0.0
+        degree = self.growth.find_loss_degree(gradient)
+        if degree is None:
+            losses = self.growth.losses_of(gradient)
+            raise self._not_told("gradients", losses[0] if losses else gradient, "Divide sums by how many are added.")
+        return degree
+
+    def _not_told(self, what: str, tensor: str, remedy: str) -> GraphError:
+        cause = self.growth.find_cause(tensor)
+        why = f", for what {self.view.op(cause)} {cause!r} makes of the batch" if cause else ""
+        return GraphError(_NOT_TOLD.format(what=what, tensor=tensor, why=why, remedy=remedy))
+
+    def _weigh_additions(
+        self, results: Sequence[str], written: Sequence[Edge], after: set[str]
+    ) -> Iterator[WeighedEdge]:
+        """What is of no batch, and is added to, or put beside, what grows with it, in the step and in autodiff."""
+        view, growth = self.view, self.growth
+        records = self.walk.known.captured.records
+        counted = [*(t for one in records for t in one.of), *(view.inputs(edge.node)[edge.slot] for edge in written)]
+        needed = view.ancestors([*results, *(split_tensor(tensor)[0] for tensor in counted)]) - after
+        for node in view.nodes:
+            if node in needed and not growth.is_of_autodiff(node) and view.op(node) in AS_MOST:
+                yield from self._weigh_others(node, growth.find_degree(f"{node}:0"))
+        for one in records:
+            degrees = {growth.find_loss_degree(values) for _, values, _ in one.gradients}
+            for node in sorted(one.ops) if len(degrees) == 1 else ():
+                if view.op(node) == "AddN":
+                    yield from self._weigh_others(node, *degrees)
+
+    def _weigh_others(self, node: str, degree: float | None) -> Iterator[WeighedEdge]:
+        view = self.view
+        for slot, addend in enumerate(view.inputs(node)) if degree and self.growth.is_of_batch(f"{node}:0") else ():
+            is_begin = view.op(split_tensor(addend)[0]) == "Enter"  # of a loop's sum
+            if view.dtype(addend) in FLOATS and not is_begin and not self.growth.is_of_batch(addend):
+                yield WeighedEdge(Edge(node, slot), degree or 0.0)
+
+    def _weigh_writes(self, added: Sequence[Edge]) -> Iterator[WeighedEdge]:
+        for edge in added:
+            power = self._power_of(self.view.inputs(edge.node)[edge.slot], "additions to variables")
+            if power:
+                yield WeighedEdge(edge, power)
+
+    def _power_of(self, tensor: str, what: str) -> float:
+        degree = self.growth.find_degree(tensor) if self.growth.is_of_batch(tensor) else 0.0
+        if degree is None or (degree != 1.0 and self.view.dtype(tensor) not in FLOATS):
+            raise self._not_told(what, tensor, "Add up what each example gives, as a float where it is a mean.")
+        return 1.0 - degree
+
+    def _find_result(self, node: str, after: set[str]) -> AddedResult | None:
+        """How a result is put together; None for rows of examples, and for what the update gives."""
+        view, tensor = self.view, f"{node}:0"
+        if node in after:
+            self._check_after(tensor, after)
+            return None
+        fact = self.layouts.facts[tensor]
+        is_rows = reported_as(view.nodes[node]) == ROWS and fact.axis == 0
+        if is_rows:
+            return None
+        if self.growth.has_axis(tensor):
+            raise GraphError(
+                f"accumulate_steps cuts the batch of a step into micro-batches, and what it returns must be a number "
+                f"of the batch or have a row for each example in order: {tensor!r} has examples along another axis, or "
+                f"in another order. Return it otherwise, or leave accumulate_steps at 1."
+            )
+        return AddedResult(tensor, self._power_of(view.inputs(node)[0], "results"), tuple(self._list_copies(tensor)))
+
+    def _list_copies(self, tensor: str) -> list[str]:
+        """A tensor, and what is handed on of it as it is."""
+        found = [tensor]
+        for one in found:
+            found += [f"{edge.node}:0" for edge in self.view.consumers(one) if self.view.op(edge.node) == "Identity"]
+        return found
+
+    def _check_after(self, tensor: str, after: set[str]) -> None:
+        """What an update gives must not be of one micro-batch besides."""
+        view, batches = self.view, batch_by_node(self.view)
+        delivered = {edge for source in self.walk.known.sources for edge in edges_outside(view, source)}
+        for node in sorted(view.computed_of([split_tensor(tensor)[0]]) & after):
+            for slot, taken in enumerate(view.inputs(node)):
+                before = split_tensor(taken)[0]
+                if before in batches and before not in after and Edge(node, slot) not in delivered:
+                    raise GraphError(
+                        f"accumulate_steps cuts the batch of a step into micro-batches, and {tensor!r}, which the step "
+                        f"returns, is made of the gradients of all of them and of {taken!r}, which is of one. Return "
+                        "them apart, or leave accumulate_steps at 1."
+                    )
+
+
+def _find_variable(walk: Walk, node: str) -> str:
+    """The variable op that a node writes."""
+    view = walk.view
+    state = state_op(view.op(node), len(view.inputs(node)))
+    assert state is not None, "it writes"
+    return variable_of_tensor(view, walk.known.captured.variables, view.inputs(node)[state.state[0]]) or ""
+
+
+def _find_additions(walk: Walk, node: str) -> list[Edge] | None:
+    """The edges of what a node adds to its variable; None where the new value is otherwise made of the old one."""
+    view = walk.view
+    state = state_op(view.op(node), len(view.inputs(node)))
+    if state is None or state.value is None:
+        return None
+    variable = _find_variable(walk, node)
+    reads = [one for one in view.nodes if view.op(one) == "ReadVariableOp" and _find_read(walk, one) == variable]
+    own = view.descendants(reads) | set(reads)
+    edge = Edge(node, state.value)
+    if state.kind in ("delta", "scatter"):
+        is_own = split_tensor(view.inputs(node)[state.value])[0] in own
+        return None if is_own or (state.kind == "scatter" and not view.op(node).endswith(("Add", "Sub"))) else [edge]
+    found: list[Edge] = []
+    while (before := split_tensor(view.inputs(edge.node)[edge.slot])[0]) not in reads:
+        op, inputs = view.op(before), view.inputs(before)
+        old = [slot for slot, one in enumerate(inputs) if split_tensor(one)[0] in own]
+        is_kept = op in _PASS_ON or (op in _ADDS and not (op == "Sub" and old != [0]))
+        if len(old) != 1 or not is_kept:
+            return None
+        found += [Edge(before, slot) for slot in range(len(inputs)) if slot not in old and op in _ADDS]
+        edge = Edge(before, old[0])
+    return found
+
+
+def _find_read(walk: Walk, node: str) -> str:
+    """The variable op that a node reads."""
+    return variable_of_tensor(walk.view, walk.known.captured.variables, walk.view.inputs(node)[0]) or ""

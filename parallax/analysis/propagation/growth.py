@@ -1,0 +1,249 @@
+"""Tells by which power of the batch's length a front end's tensors grow, from the axes and lengths of their layouts.
+
+Unlike BatchDegrees, which completes a graph of a fixed batch, this guesses nothing: what is unknown is refused by those
+who ask. A sum over the batch has degree 1, a mean 0. What is added to a sum and is of no batch does not count.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from parallax.analysis.layouts.facts import Fact
+from parallax.analysis.layouts.find_layouts import Layouts
+from parallax.analysis.reading.batches.batch_degrees import (
+    AS_FIRST,
+    AS_MOST,
+    MEANS,
+    POWERS,
+    PRODUCTS,
+    QUOTIENTS,
+    gradients_of,
+)
+from parallax.analysis.reading.capture import CapturedGraph
+from parallax.graph.batches import batch_by_node
+from parallax.graph.lengths import Length
+from parallax.graph.view import split_tensor
+from parallax.plans.layouts import DISTINCT
+
+_NOT_YET = -math.inf
+"""The degree of what only another turn of a loop tells."""
+_MOST_WALKS = 12
+_OF_MATRICES = frozenset(PRODUCTS) - {"Mul", "MulNoNan"}
+FLOATS = (1, 2, 14, 19)
+"""Of types.proto: float, double, bfloat16, half."""
+_Degree = float | None
+
+
+class BatchGrowth:
+    """The degrees of a step's tensors; None where they are unknown.
+
+    Args:
+        captured: the graph.
+        layouts: of its tensors.
+    """
+
+    def __init__(self, captured: CapturedGraph, layouts: Layouts) -> None:
+        self._view, self._facts = captured.view, layouts.facts
+        self._autodiff = frozenset[str]().union(*(record.ops for record in captured.records))
+        self._delivered = gradients_of(captured.records, {})
+        self._batches = batch_by_node(self._view)
+        self._symbols = frozenset(self._batches.values())
+        self._degrees: dict[str, _Degree] = {}
+        self._find_all()
+
+    def is_of_batch(self, tensor: str) -> bool:
+        """Whether a tensor is computed of a batch."""
+        return split_tensor(tensor)[0] in self._batches
+
+    def find_degree(self, tensor: str) -> _Degree:
+        """By which power of the batch's length a tensor grows."""
+        return self._degrees.get(tensor)
+
+    def find_loss_degree(self, gradient: str) -> _Degree:
+        """The degree of what was differentiated; autodiff adds up what that has for each example."""
+        losses = self._delivered[gradient].losses if gradient in self._delivered else ()
+        found = {self._add_axes(self._degrees.get(loss), loss) for loss in losses}
+        return found.pop() if len(found) == 1 else None
+
+    def losses_of(self, gradient: str) -> tuple[str, ...]:
+        """What was differentiated for a gradient."""
+        return self._delivered[gradient].losses if gradient in self._delivered else ()
+
+    def is_of_autodiff(self, node: str) -> bool:
+        """Whether autodiff made a node."""
+        return node in self._autodiff
+
+    def has_axis(self, tensor: str) -> bool:
+        """Whether an axis of a tensor is the batch's, or may be."""
+        return self._count_axes(tensor) != 0
+
+    def find_cause(self, tensor: str) -> str:
+        """The first node before a tensor of unknown degree that makes it so; empty where there is none."""
+        view = self._view
+        before = view.computed_of([split_tensor(tensor)[0]])
+        for node in view.topological_order():
+            if node in before and node in self._batches and not self.is_of_autodiff(node):
+                taken = [one for one in view.inputs(node) if self.is_of_batch(one)]
+                unknown = any(self._degrees.get(one) is None for one in view.outputs(node))
+                if unknown and all(self._degrees.get(one) is not None for one in taken):
+                    return node
+        return ""
+
+    def _add_axes(self, degree: _Degree, tensor: str) -> _Degree:
+        axes = self._count_axes(tensor)
+        return None if degree is None or axes is None else degree + axes
+
+    def _find_all(self) -> None:
+        order = [node for node in self._view.topological_order() if node in self._batches]
+        for walk in range(2 * _MOST_WALKS):
+            changes = 0
+            for node in order:
+                for number, tensor in enumerate(self._view.outputs(node)):
+                    before = self._degrees.get(tensor, _NOT_YET)
+                    found = self._find_degree_of(node, tensor, number)
+                    if before != found:  # what every turn of a loop changes has none
+                        self._degrees[tensor] = found if walk < _MOST_WALKS else None
+                        changes += self._degrees[tensor] != before
+            if not changes:
+                return
+
+    def _degree_of(self, tensor: str) -> _Degree:
+        return self._degrees.get(tensor, _NOT_YET) if self.is_of_batch(tensor) else 0.0
+
+    def _find_degree_of(self, node: str, tensor: str, number: int) -> _Degree:
+        view, op = self._view, self._view.op(node)
+        if tensor in self._delivered:
+            return self._find_delivered(tensor)
+        fact = self._facts.get(tensor)
+        if fact is not None and isinstance(fact.value, Length):
+            return None if _is_distinct(fact.value) else float(self._power_of(fact.value))
+        inputs = view.inputs(node)
+        if node in self._autodiff and inputs:
+            return None
+        if op in ("Shape", "ShapeN") or not inputs:
+            return 0.0
+        if op in AS_MOST:
+            return self._find_common(op, inputs)
+        if op in AS_FIRST or op in MEANS or op == "IdentityN":
+            return self._degree_of(inputs[number if op == "IdentityN" else 0])
+        known = [self._degree_of(one) for one in inputs]
+        if op in PRODUCTS or op in QUOTIENTS or op in ("FloorDiv", "SquaredDifference", "Pow") or op in POWERS:
+            return self._find_product(node, known)
+        return self._reduce(node, known[0]) if op == "Sum" else self._find_unlisted(node, tensor)
+
+    def _find_delivered(self, tensor: str) -> _Degree:
+        """The degree of a gradient: its loss's, and one less for each example's own."""
+        losses, target = self._delivered[tensor]
+        if _NOT_YET in map(self._degree_of, losses):
+            return _NOT_YET
+        degree, axes = self.find_loss_degree(tensor), self._count_axes(target) if target else 0
+        return None if degree is None or axes is None else degree - axes
+
+    def _find_common(self, op: str, inputs: Sequence[str]) -> _Degree:
+        """The degree that all have of what is added up or chosen from, what is of no batch apart."""
+        inputs = inputs[1:] if op.startswith("Select") else inputs[:-1] if op == "ConcatV2" else inputs
+        known = [self._degree_of(one) for one in inputs if self.is_of_batch(one)]
+        found = {degree for degree in known if degree != _NOT_YET}
+        if not found:
+            return _NOT_YET if known else 0.0
+        return found.pop() if len(found) == 1 else None
+
+    def _find_product(self, node: str, known: Sequence[_Degree]) -> _Degree:
+        view, op = self._view, self._view.op(node)
+        degrees = [degree for degree in known if degree is not None]
+        if len(degrees) < len(known) or _NOT_YET in degrees:
+            return None if len(degrees) < len(known) else _NOT_YET
+        if op in QUOTIENTS or op == "FloorDiv":
+            return degrees[0] - degrees[1]
+        if op == "SquaredDifference":
+            common = self._find_common("Sub", view.inputs(node))
+            return None if common is None else 2.0 * common
+        if op == "Pow":
+            power = view.constant(view.inputs(node)[1])
+            return degrees[0] * float(power) if power is not None and power.ndim == 0 else self._as_zero(degrees)
+        if op == "L2Loss":
+            return self._reduce(node, 2.0 * degrees[0])
+        if op in POWERS:
+            return degrees[0] * POWERS[op]
+        return self._contract(node, sum(degrees)) if op in _OF_MATRICES else sum(degrees)
+
+    @staticmethod
+    def _as_zero(degrees: Sequence[float]) -> _Degree:
+        return None if any(degrees) else 0.0
+
+    def _reduce(self, node: str, degree: _Degree) -> _Degree:
+        """The degree of a sum over axes."""
+        before, after = self._count_axes(self._view.inputs(node)[0]), self._count_axes(f"{node}:0")
+        if degree is None or degree == _NOT_YET:
+            return degree
+        return self._by_layout(node, degree) if before is None or after is None else degree + before - after
+
+    def _contract(self, node: str, degree: float) -> _Degree:
+        """The degree of a product of matrices; one more where they are contracted along the batch."""
+        found, after = [self._count_axes(one) for one in self._view.inputs(node)], self._count_axes(f"{node}:0")
+        axes = [one for one in found if one is not None]
+        if len(axes) < len(found) or after is None:
+            return self._by_layout(node, degree)
+        if not after:
+            return degree + max(axes)
+        return degree + (sum(axes) - after) // 2 if min(axes) else degree
+
+    def _by_layout(self, node: str, degree: float) -> _Degree:
+        """The degree of a sum of which axes are unknown, where layouts tell whether it is over the batch."""
+        facts = [self._facts.get(one) for one in (f"{node}:0", *self._view.inputs(node))]
+        known = [fact for fact in facts if fact is not None]
+        if len(known) < len(facts):
+            return None
+        if known[0].is_sum:
+            return degree + (not any(fact.is_sum for fact in known[1:]))
+        return degree if known[0].axis is not None else None
+
+    def _find_unlisted(self, node: str, tensor: str) -> _Degree:
+        """The degree of what an op without a rule makes of what has each example by itself."""
+        view = self._view
+        taken = [one for one in view.inputs(node) if not self._is_length(one)]
+        known = [self._degree_of(one) for one in taken]
+        if None in known or any(degree not in (0.0, _NOT_YET) for degree in known):
+            return None
+        if _NOT_YET in known:
+            return _NOT_YET
+        axes, left = (list(map(self._count_axes, tensors)) for tensors in (taken, view.outputs(node)))
+        if any(one != 0 for one in left) or not any(one != 0 for one in axes):
+            return None if self._is_along_batch(node) else 0.0
+        fact, facts = self._facts.get(tensor), [self._facts.get(one) for one in taken]
+        if fact is not None and fact.is_sum:
+            return float(not any(one is not None and one.is_sum for one in facts))
+        return None if view.dtype(tensor) in FLOATS else 0.0
+
+    def _is_length(self, tensor: str) -> bool:
+        """Whether a tensor says how long something is."""
+        fact = self._facts.get(tensor)
+        return fact is not None and self._view.dtype(tensor) not in FLOATS and fact.value is not None
+
+    def _is_along_batch(self, node: str) -> bool:
+        """Whether an op works along the batch."""
+        if self._view.op(node) not in ("Softmax", "LogSoftmax", "Cumsum", "Cumprod"):
+            return False
+        dims = self._dims_of(self._view.inputs(node)[0])
+        return dims is None or bool(dims) and self._power_of(dims[-1]) > 0
+
+    def _dims_of(self, tensor: str) -> tuple[Length, ...] | None:
+        fact: Fact | None = self._facts.get(tensor)
+        return None if fact is None else fact.dims
+
+    def _power_of(self, length: Length) -> int:
+        """The power of batches' lengths in a length."""
+        return max((sum(one in self._symbols for one in product) for product, _ in length.terms), default=0)
+
+    def _count_axes(self, tensor: str) -> int | None:
+        """How many axes of a tensor are the batch's; None where that is unknown."""
+        if not self.is_of_batch(tensor) or self._view.shape(tensor) == ():
+            return 0
+        dims = self._dims_of(tensor)
+        return None if dims is None else sum(map(self._power_of, dims))
+
+
+def _is_distinct(length: Length) -> bool:
+    """Whether a number counts distinct ids, which do not grow as their batch does."""
+    return any(symbol.endswith(DISTINCT) for product, _ in length.terms for symbol in product)

@@ -1,0 +1,88 @@
+"""Cuts a worker's share of a step's batch into micro-batches, and puts together what their runs give.
+
+A worker of b examples has about b / m in each of m micro-batches. All workers run the same number of them: one that is
+empty on all is left out, and a worker that has none of another's computes on a stand-in, one of its own examples.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from parallax.functions.batches.shares import RaggedRows, Share
+from parallax.functions.tracing.step_graph import GraphStep
+from parallax.graph.batches import are_elements, are_row_ends, batch_of, place_of_share
+from parallax.plans.micro_batches import MicroBatches
+from parallax.types import Array, Value
+
+
+@dataclass(frozen=True, slots=True)
+class StepCut:
+    """How the steps of a graph are cut.
+
+    Attributes:
+        count: into how many micro-batches, at most.
+        steps: the names of those that are.
+        added: names of results that are added up over the micro-batches.
+    """
+
+    count: int = 1
+    steps: Collection[str] = frozenset()
+    added: Collection[str] = field(default_factory=frozenset)
+
+    @staticmethod
+    def of(count: int, rewrites: Sequence[MicroBatches]) -> StepCut:
+        """The cut that a plan has decided on."""
+        steps = frozenset(name for one in rewrites for name in one.steps)
+        added = frozenset(name for one in rewrites for result in one.results for name in result.copies)
+        return StepCut(count, steps, added)
+
+    def micro_batches(self, step: GraphStep, share: Share, size: int) -> list[Share]:
+        """The micro-batches of a worker's share, all in all the same number on every worker.
+
+        Args:
+            step: one of the graph's.
+            share: of the worker.
+            size: number of workers.
+        """
+        if step.name not in self.steps or not share.total:
+            return [share]
+        lengths = [end - first for first, end in (place_of_share(share.total, rank, size) for rank in range(size))]
+        found = []
+        for number in range(self.count):
+            places = [place_of_share(rows, number, self.count) for rows in lengths]
+            if total := sum(end - first for first, end in places):
+                first, end = place_of_share(share.rows, number, self.count)
+                found.append(_micro_batch(step, share, first, end, total))
+        return found
+
+    def put_together(self, name: str, values: Sequence[Value]) -> Value:
+        """A result of a step that is no row of an example.
+
+        Args:
+            name: of the tensor.
+            values: of each micro-batch; None for what only an update gives.
+        """
+        if name not in self.added or len(values) == 1:
+            return values[-1]
+        return np.asarray(np.sum([np.asarray(one, np.float64) for one in values], 0), np.asarray(values[0]).dtype)
+
+
+def _micro_batch(step: GraphStep, share: Share, first: int, end: int, total: int) -> Share:
+    """The rows of a share from the first to the end; where there are none, one as a stand-in."""
+    first = min(first, max(share.rows, 1) - 1)
+    taken = slice(first, max(end, first + 1))
+    arrays: list[Array] = []
+    fed = list(zip((feed.op.node_def for feed in step.feeds), share.arrays, strict=True))
+    while fed:
+        node, array = fed.pop(0)
+        if are_elements(node):  # of ragged rows
+            splits = []
+            while fed and are_row_ends(fed[0][0]):
+                splits.append(fed.pop(0)[1])
+            arrays += RaggedRows(array, splits)[taken].parts()
+        else:
+            arrays.append(array[taken] if batch_of(node) else array)
+    return Share(tuple(arrays), max(end - first, 0), total)

@@ -1,0 +1,40 @@
+"""Pass: a front end's run takes its micro-batch's share of the step's examples, and weighs by it what adds up.
+
+Whoever cuts a step feeds the share; a run that is fed none has its whole batch, and a share of 1.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import tensorflow as tf
+
+from parallax.plans.rewrites import Rewrites
+from parallax.transform.building.editor import SCOPE, Editor
+from parallax.types import Tensor
+
+
+def weigh_micro_batches(editor: Editor, rewrites: Rewrites) -> None:
+    """Has results, and what is added to sums and to variables, counted by the share of their micro-batch."""
+    for one in rewrites.micro_batches:
+        with tf.name_scope(f"{SCOPE}/micro_batch/"):
+            editor.micro_share = tf.compat.v1.placeholder_with_default(np.float64(1.0), [], name="share")
+            for weighed in one.weighed:
+                editor.redirect([weighed.edge], weigh(editor, editor.at(weighed.edge), weighed.power))
+            for result in one.results:
+                if result.power:
+                    found = editor.whole.get(result.tensor, result.tensor)
+                    value = _find_tensor(editor, found) if found.startswith(f"{SCOPE}/") else editor.tensor(found)
+                    counted = weigh(editor, value, result.power)
+                    editor.redirect(editor.view.consumers(result.tensor), counted)
+                    editor.whole[result.tensor] = str(counted.name)
+
+
+def weigh(editor: Editor, tensor: Tensor, power: float) -> Tensor:
+    """A tensor times a power of the share."""
+    assert editor.micro_share is not None, "a step is cut"
+    return tensor * tf.cast(editor.micro_share**power, tensor.dtype) if power else tensor
+
+
+def _find_tensor(editor: Editor, name: str) -> Tensor:
+    """A tensor that a pass has made."""
+    return editor.scratch.get_tensor_by_name(name)
