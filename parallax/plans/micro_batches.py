@@ -48,9 +48,13 @@ class MicroBatches:
         weighed: what is added to sums over the batch and is none, and what is added to variables.
         results: what steps return of their batches, rows of examples apart.
         replaced: variables that each micro-batch replaces by what it makes of them, as moving averages.
+        uneven: nodes that count, or average over, what examples have unequally many of.
+        updates: nodes that count steps in variables of which each worker has a part.
     """
 
     steps: tuple[str, ...] = ()
     weighed: tuple[WeighedEdge, ...] = ()
     results: tuple[AddedResult, ...] = ()
     replaced: tuple[str, ...] = ()
+    uneven: tuple[str, ...] = ()
+    updates: tuple[str, ...] = ()

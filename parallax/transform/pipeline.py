@@ -93,6 +93,7 @@ class WorkerGraph:
         accumulate_steps: of how many batches gradients are kept before they travel.
         keepings: how; empty where every batch makes an update.
         batch_writes: nodes of the user's graph that write with every batch, though all workers share the variable.
+        update_writes: nodes of the user's graph that write with the update only, though each worker has its own part.
         micro_share: the tensor that is fed a micro-batch's share of its step's examples; empty where no step is cut.
         lazily_updated: the variable ops of each table, or partition, whose rows are brought up to date when they are
             read; the table's own first.
@@ -121,6 +122,7 @@ class WorkerGraph:
     accumulate_steps: int = 1
     keepings: tuple[GradientAccumulation, ...] = ()
     batch_writes: frozenset[str] = frozenset()
+    update_writes: frozenset[str] = frozenset()
     micro_share: str = ""
     lazily_updated: tuple[tuple[str, ...], ...] = ()
     touched: RowMemory = NO_ROW_MEMORY
@@ -198,6 +200,7 @@ def transform(
         accumulate_steps=rewrites.terms.accumulate_steps,
         keepings=tuple(editor.keepings),
         batch_writes=frozenset(rewrites.batch_writes),
+        update_writes=frozenset(node for one in rewrites.micro_batches for node in one.updates),
         micro_share="" if editor.micro_share is None else str(editor.micro_share.name),
         lazily_updated=lazy,
         touched=touched,

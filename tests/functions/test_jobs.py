@@ -9,7 +9,7 @@ import pytest
 import tensorflow as tf
 
 from tests.end_to_end.conftest import CLI
-from tests.functions.scripts import custom_loop, global_batch, legacy_fit, on_batch, shorter_batches
+from tests.functions.scripts import custom_loop, global_batch, legacy_fit, micro_loop, on_batch, shorter_batches
 from tests.keras.test_fit_jobs import differences, found_in
 
 GOES_ON = "The steps are those of the call before, whose plan and workers go on."
@@ -32,6 +32,15 @@ def test_a_custom_loop_on_two_workers_is_one_process(start, tmp_path):
     done = start(*words).finish()
     assert done.status == 0, done
     check(custom_loop.trained("sgd", tf.function), tmp_path / "out.npz")
+
+
+@pytest.mark.rotates
+@pytest.mark.parametrize("workers, micro_batches", [(2, 2), pytest.param(3, 4, marks=pytest.mark.slow)])
+def test_a_loop_whose_steps_are_cut_is_one_process(start, tmp_path, workers, micro_batches):
+    options = ("--workers", workers, "--accumulate-steps", micro_batches)
+    done = start("-m", "parallax.cli", "run", *options, SCRIPTS / "micro_loop.py", "out.npz").finish()
+    assert done.status == 0, done
+    check(micro_loop.trained(tf.function), tmp_path / "out.npz")
 
 
 @pytest.mark.rotates

@@ -10,10 +10,25 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from parallax import Config
+from parallax.analysis.stages import analyse_for, plan_for
+from parallax.errors import GraphError
+from parallax.graph.batches import place_of_share
+from parallax.plans.plan import Layout
 from tests.keras.here import difference, fit_plainly, outcome
-from tests.keras.test_layouts import IDS, MOST, Y, dense, positions, recurrent, recurrent_twice
+from tests.keras.test_layouts import (
+    IDS,
+    MOST,
+    Y,
+    dense,
+    in_batch_softmax,
+    normalized,
+    positions,
+    recurrent,
+    recurrent_twice,
+)
 from tests.keras.test_layouts import X as FEATURES
-from tests.keras.two_here import fit_by
+from tests.keras.two_here import fit_by, read
 
 layers, ops = keras.layers, keras.ops
 WEIGHTS = np.random.RandomState(2).rand(22).astype("f")
@@ -121,3 +136,148 @@ def check(make, size, count, **options):
 @pytest.mark.parametrize("name", MODELS)
 def test_a_step_that_is_cut_is_the_step(name, size, count, examples):
     check(fitted(name, examples), size, count)
+
+
+@pytest.mark.rotates
+@pytest.mark.parametrize("name", ["Adam", "sum, Adam"])
+@pytest.mark.parametrize(
+    "options",
+    [{"servers": 2, "run_option": "PS"}, {"servers": 1, "run_option": "HYBRID"}, "allgather", "allreduce"],
+)
+def test_by_every_route(name, options):
+    settings = {"accumulate_steps": 2}
+    if isinstance(options, str):
+        settings["routes"] = {"sequential/positions/embedding/embeddings": options}
+    plain = outcome(fit_plainly, fitted(name))
+    places = {} if isinstance(options, str) else options
+    found = outcome(functools.partial(fit_by, 2, settings=settings, **places), fitted(name))
+    assert max(difference(found[part], plain[part]) for part in plain) <= MOST
+
+
+def test_validation_is_not_cut():
+    """A step that does not train is run as it is."""
+    check(fitted("dense", validation_data=(FEATURES[:9], Y[:9])), 2, 4)
+    check(fitted("own step", validation_data=(FEATURES[:9], Y[:9])), 2, 4)
+
+
+def micro_batches(rows, size, count):
+    """The examples of each micro-batch: of every worker its part."""
+    places = [place_of_share(rows, rank, size) for rank in range(size)]
+    for number in range(count):
+        parts = [(first, place_of_share(end - first, number, count)) for first, end in places]
+        yield np.concatenate([np.arange(first + begin, first + end) for first, (begin, end) in parts])
+
+
+def one_process(model, loss, size, count):
+    """One process on the same micro-batches: their gradients are added up by their shares of the batch's examples."""
+    keras.utils.set_random_seed(3)
+    made, rule = model(), keras.optimizers.SGD(0.1)
+    for batch in np.split(np.r_[0:16, 0:16], 4):
+        total = [0.0 for _ in made.trainable_variables]
+        for part in micro_batches(len(batch), size, count):
+            x, y = FEATURES[batch[part]], Y[batch[part]]
+            with tf.GradientTape() as tape:
+                value = loss(tf.constant(y), made(x, training=True))
+            gradients = tape.gradient(value, made.trainable_variables)
+            total = [one + g * (len(part) / len(batch)) for one, g in zip(total, gradients, strict=True)]
+        rule.apply(total, made.trainable_variables)
+    return [v.numpy() for v in made.variables]
+
+
+def mean_squares(y, p):
+    return tf.reduce_mean(tf.square(p - y))
+
+
+def root(y, p):
+    return tf.sqrt(tf.reduce_mean(tf.square(p - y)))
+
+
+def mean_of_chosen(y, p):
+    return tf.reduce_mean(tf.boolean_mask(tf.square(p - y), y[:, 0] > 0))
+
+
+@pytest.mark.parametrize("size, count", [(1, 2), (2, 2)])
+@pytest.mark.parametrize(
+    "model, loss, told",
+    [
+        (normalized, mean_squares, ["SquaredDifference", "moving_mean"]),
+        (dense, in_batch_softmax, ["MatMul"]),
+        (dense, root, ["Sqrt"]),
+        (dense, mean_of_chosen, ["Mean"]),
+    ],
+)
+def test_what_examples_have_together_is_of_each_micro_batch(model, loss, told, size, count):
+    def make(train):
+        made = model()
+        made.compile(keras.optimizers.SGD(0.1), loss)
+        train(made, FEATURES[:16], Y[:16], batch_size=8, epochs=2, shuffle=False, verbose=0)
+        return made, None
+
+    found = outcome(functools.partial(fit_by, size, settings={"accumulate_steps": count}), make)["weights"]
+    expected = one_process(model, loss, size, count)
+    assert difference(found[: len(expected)], expected) <= MOST
+    notes = notes_of(model(), loss, count)
+    assert len(notes) == len(told)
+    assert all(word in note.split(" compute of")[0] for word, note in zip(told, notes, strict=True)), notes
+
+
+def notes_of(made, loss, count):
+    made.compile("sgd", loss)
+    config = Config(accumulate_steps=count)
+    analysed = analyse_for(read(made, FEATURES, Y, batch_size=4).graph.graph, config)
+    notes = plan_for(analysed, Layout((2,)), config).notes
+    return [note for note in notes if f"each of a step's {count} micro-batches by itself" in note]
+
+
+def test_nothing_is_said_where_examples_do_not_meet():
+    assert notes_of(dense(), "mse", 2) == notes_of(regularized(), "mse", 2) == []
+
+
+class OddStep(OwnStep):
+    """A step of which some of what it computes does not add up."""
+
+    def __init__(self, odd):
+        super().__init__()
+        self.odd = odd
+
+    def train_step(self, data):
+        x, y = data
+        with tf.GradientTape() as tape:
+            squares = tf.square(self(x) - y)
+            loss = tf.reduce_mean(squares)
+            if self.odd == "loss":
+                loss += tf.reduce_sum(squares)
+        variables = self.trainable_variables
+        gradients = tape.gradient(loss, variables)
+        self.optimizer.apply_gradients(zip(gradients, variables, strict=True))
+        if self.odd == "metric":
+            self.mean_of_losses.update_state(tf.exp(tf.reduce_sum(squares)))
+        if self.odd == "late metric":
+            self.mean_of_losses.update_state(self(x))
+        logs = {
+            "late": lambda: {"late": tf.reduce_mean(self(x))},
+            "both": lambda: {"both": loss + tf.linalg.global_norm(gradients)},
+            "columns": lambda: {"columns": tf.transpose(squares)},
+        }
+        return logs.get(self.odd, lambda: {"loss": loss})()
+
+
+@pytest.mark.parametrize(
+    "odd, message",
+    [
+        ("loss", "gradients must add up.*a sum or a mean over the batch cannot be told, for what AddV2"),
+        ("metric", "additions to variables must add up.*for what Exp"),
+        ("late metric", "what AssignVariableOp .* writes is computed of the batch when variables are updated already"),
+        ("late", "the result .* is computed of the batch when variables are updated already.*Compute it before"),
+        ("both", "is made of the gradients of all of them and of .*, which is of one. Return them apart"),
+        ("columns", "must be a number of the batch or have a row for each example"),
+    ],
+)
+def test_what_does_not_add_up_is_refused(odd, message):
+    made = OddStep(odd)
+    made.compile("sgd", "mse")
+    graph = read(made, FEATURES, Y, batch_size=4).graph.graph
+    plan_for(analyse_for(graph, Config()), Layout((2,)), Config())
+    with pytest.raises(GraphError, match=message):
+        config = Config(accumulate_steps=2)
+        plan_for(analyse_for(graph, config), Layout((2,)), config)

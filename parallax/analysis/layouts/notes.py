@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from parallax.analysis.layouts.facts import REPLICATED
 from parallax.analysis.layouts.gathers import GatheredTensor, find_gathered
 from parallax.errors import PlanError
+from parallax.graph.batches import reported_as
 from parallax.graph.own_batch import is_statistic
 from parallax.graph.spec import GradientSource
 from parallax.graph.view import GraphView, split_tensor
@@ -57,15 +58,15 @@ def notes_of_kept(view: GraphView, rewrites: Rewrites, sources: Sequence[Gradien
     one_by_one = f"{one_by_one} by itself, where one process would take all of them together"
     wanted = {split_tensor(t)[0] for one in sources for t in one.tensors}
     wanted.update(split_tensor(result.tensor)[0] for one in cut for result in one.results)
-    before, found = view.ancestors(wanted), dict[str, None]()
+    before, found = view.ancestors(wanted), dict.fromkeys(node for one in cut for node in one.uneven)
     for change in (change for one in rewrites.layouts for change in one.changes):
         is_met = isinstance(change.before, Sharded | Partial) and not isinstance(change.after, Partial | ExampleNumbers)
         if is_met:
             found.update(dict.fromkeys(edge.node for edge in change.edges if edge.node in before))
     replaced = [name for one in cut for name in one.replaced]
     notes = []
-    if found:
-        named = [f"{view.op(node)} {node!r}" for node in found]
+    named = [f"{view.op(node)} {node!r}" for node in found if not reported_as(view.nodes[node])]
+    if named:
         notes.append(f"{_list_first(named, 'ops')} compute of {one_by_one}")
     if replaced:
         notes.append(f"{_list_first(replaced, 'variables')} are written with {one_by_one}")

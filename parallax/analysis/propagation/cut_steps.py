@@ -51,6 +51,13 @@ def cut_step(
     )
 
 
+_LATER = (
+    "accumulate_steps cuts the batch of a step into micro-batches, and updates with the last of them, and {what} is "
+    "computed of the batch when variables are updated already. Compute it before the update, or leave accumulate_steps "
+    "at 1."
+)
+
+
 @dataclass(frozen=True, slots=True)
 class _MicroBatchCut:
     walk: Walk
@@ -76,22 +83,51 @@ class _MicroBatchCut:
         after = after_gradients(view, self.walk.known.sources)
         marked = [node for node in marked_nodes(view) if reported_as(view.nodes[node])]
         reported = [node for node in marked if batches.get(node) in trained]
-        results = tuple(found for node in reported if (found := self._find_result(node, after)) is not None)
-        writes = {node: _find_additions(self.walk, node) for node in self._list_writes(batch_writes, trained)}
+        later = self._find_later(batch_writes, after)
+        results = tuple(found for node in reported if (found := self._find_result(node, after, later)) is not None)
+        for node in batch_writes:
+            if node in later and batches[node] in trained:
+                raise GraphError(_LATER.format(what=f"what {view.op(node)} {node!r} writes"))
+        writes = {node: _find_additions(self.walk, node) for node in batch_writes if batches[node] in trained}
         added = [edge for edges in writes.values() for edge in edges or ()]
         edges = dict.fromkeys([*self._weigh_writes(added), *self._weigh_additions(reported, added, after)])
         replaced = sorted({_find_variable(self.walk, node) for node, edges in writes.items() if edges is None} - {""})
-        return MicroBatches(tuple(sorted(steps)), tuple(edges), results, tuple(replaced)), weighed
+        counted = self._find_needed(reported, added, after)
+        return MicroBatches(
+            steps=tuple(sorted(steps)),
+            weighed=tuple(edges),
+            results=results,
+            replaced=tuple(replaced),
+            uneven=tuple(self._list_uneven(counted)),
+            updates=tuple(self._list_updates()),
+        ), weighed
 
-    def _list_writes(self, batch_writes: Sequence[str], trained: set[str]) -> Iterator[str]:
-        """The writes of every micro-batch: what each computes, and what a worker adds to its part of a sum."""
+    def _list_uneven(self, needed: set[str]) -> Iterator[str]:
+        """What counts entries of which examples have unequally many: no share of examples tells their share."""
+        view, growth = self.view, self.growth
+        means = [
+            one for one in self.layouts.rewrites.means if one.dealt is not None or growth.is_of_elements(one.batch)
+        ]
+        yield from (one.node for one in means if one.node in needed)
+        for node in view.nodes:
+            if node in needed and view.op(node) == "Cast" and view.dtype(f"{node}:0") in FLOATS:
+                if growth.is_uneven_count(f"{node}:0") and not growth.is_of_autodiff(node):
+                    yield node
+
+    def _find_needed(self, results: Sequence[str], written: Sequence[Edge], after: set[str]) -> set[str]:
+        """What losses, results and additions to variables are computed of."""
+        view, records = self.view, self.walk.known.captured.records
+        counted = [*(t for one in records for t in one.of), *(view.inputs(edge.node)[edge.slot] for edge in written)]
+        return view.computed_of([*results, *(split_tensor(tensor)[0] for tensor in counted)]) - after
+
+    def _list_updates(self) -> Iterator[str]:
+        """What adds to a worker's part of a sum, and adds nothing of the batch: once a step."""
         view, batches = self.view, batch_by_node(self.view)
         for node in view.nodes:
-            written = state_op(view.op(node), len(view.inputs(node)))
-            if written is None or (node in batches and (node not in batch_writes or batches[node] not in trained)):
-                continue
-            if node in batches or (self._is_of_part(node) and _find_additions(self.walk, node)):
-                yield node
+            is_write = state_op(view.op(node), len(view.inputs(node))) is not None
+            if is_write and node not in batches and node not in self.walk.known.initial and self._is_of_part(node):
+                if _find_additions(self.walk, node):
+                    yield node
 
     def _is_of_part(self, node: str) -> bool:
         variable = _find_variable(self.walk, node)
@@ -117,8 +153,7 @@ class _MicroBatchCut:
         """What is of no batch, and is added to, or put beside, what grows with it, in the step and in autodiff."""
         view, growth = self.view, self.growth
         records = self.walk.known.captured.records
-        counted = [*(t for one in records for t in one.of), *(view.inputs(edge.node)[edge.slot] for edge in written)]
-        needed = view.ancestors([*results, *(split_tensor(tensor)[0] for tensor in counted)]) - after
+        needed = self._find_needed(results, written, after)
         for node in view.nodes:
             if node in needed and not growth.is_of_autodiff(node) and view.op(node) in AS_MOST:
                 yield from self._weigh_others(node, growth.find_degree(f"{node}:0"))
@@ -147,17 +182,31 @@ class _MicroBatchCut:
             raise self._not_told(what, tensor, "Add up what each example gives, as a float where it is a mean.")
         return 1.0 - degree
 
-    def _find_result(self, node: str, after: set[str]) -> AddedResult | None:
+    def _find_later(self, batch_writes: Sequence[str], after: set[str]) -> set[str]:
+        """The nodes that come after an update, or wait for it."""
+        view, known = self.view, self.walk.known
+        delivered = [split_tensor(tensor)[0] for source in known.sources for tensor in source.tensors]
+        every = known.initial | set(batch_writes) | view.ancestors(delivered)
+        writes = [node for node in view.nodes if node not in every and state_op(view.op(node), len(view.inputs(node)))]
+        writes = [node for node in writes if not self._is_of_part(node)]
+        return view.descendants(writes, waits=True) | after
+
+    def _find_result(self, node: str, after: set[str], later: set[str]) -> AddedResult | None:
         """How a result is put together; None for rows of examples, and for what the update gives."""
         view, tensor = self.view, f"{node}:0"
         if node in after:
             self._check_after(tensor, after)
             return None
+        origin = node
+        while view.op(origin) == "Identity":
+            origin = split_tensor(view.inputs(origin)[0])[0]
+        if origin in later:
+            raise GraphError(_LATER.format(what=f"the result {tensor!r}"))
         fact = self.layouts.facts[tensor]
         is_rows = reported_as(view.nodes[node]) == ROWS and fact.axis == 0
         if is_rows:
             return None
-        if self.growth.has_axis(tensor):
+        if self.growth.has_axis(view.inputs(node)[0]):
             raise GraphError(
                 f"accumulate_steps cuts the batch of a step into micro-batches, and what it returns must be a number "
                 f"of the batch or have a row for each example in order: {tensor!r} has examples along another axis, or "

@@ -21,10 +21,10 @@ from parallax.analysis.reading.batches.batch_degrees import (
     gradients_of,
 )
 from parallax.analysis.reading.capture import CapturedGraph
-from parallax.graph.batches import batch_by_node
+from parallax.graph.batches import are_elements, batch_by_node
 from parallax.graph.lengths import Length
 from parallax.graph.view import split_tensor
-from parallax.plans.layouts import DISTINCT
+from parallax.plans.layouts import DISTINCT, UNEVEN
 
 _NOT_YET = -math.inf
 """The degree of what only another turn of a loop tells."""
@@ -77,6 +77,18 @@ class BatchGrowth:
     def has_axis(self, tensor: str) -> bool:
         """Whether an axis of a tensor is the batch's, or may be."""
         return self._count_axes(tensor) != 0
+
+    def is_uneven_count(self, tensor: str) -> bool:
+        """Whether a number counts what examples have unequally many of, as entries of ragged rows, or chosen ones."""
+        fact = self._facts.get(tensor)
+        if fact is None or not isinstance(fact.value, Length):
+            return False
+        symbols = {symbol for product, _ in fact.value.terms for symbol in product}
+        return any(one.endswith(UNEVEN) or self.is_of_elements(one) for one in symbols)
+
+    def is_of_elements(self, batch: str) -> bool:
+        """Whether a batch has another number of entries than of examples."""
+        return batch in self._symbols and are_elements(self._view.nodes[split_tensor(batch)[0]])
 
     def find_cause(self, tensor: str) -> str:
         """The first node before a tensor of unknown degree that makes it so; empty where there is none."""
@@ -238,10 +250,24 @@ class BatchGrowth:
 
     def _count_axes(self, tensor: str) -> int | None:
         """How many axes of a tensor are the batch's; None where that is unknown."""
+        fact = self._facts.get(tensor)
         if not self.is_of_batch(tensor) or self._view.shape(tensor) == ():
             return 0
-        dims = self._dims_of(tensor)
-        return None if dims is None else sum(map(self._power_of, dims))
+        if fact is None or fact.dims is None:
+            return None
+        found = [self._power_of(length) for length in fact.dims]
+        is_told = fact.axis is not None or not any(map(self._is_open, fact.dims))
+        return sum(found) if is_told or any(found) else None
+
+    def _is_open(self, length: Length) -> bool:
+        """Whether a length is what an op has made of lengths, and may be the batch's."""
+        symbols = {symbol for product, _ in length.terms for symbol in product} - self._symbols
+        return any(self._view.op(name) != "Placeholder" for symbol in symbols if (name := self._maker(symbol)))
+
+    def _maker(self, symbol: str) -> str:
+        """The node whose result has an open axis of which a symbol is the length; empty for another symbol."""
+        name = symbol.rpartition(":")[0] if symbol.endswith("]") else ""
+        return name if name in self._view.nodes else ""
 
 
 def _is_distinct(length: Length) -> bool:

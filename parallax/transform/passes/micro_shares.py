@@ -8,6 +8,7 @@ from __future__ import annotations
 import numpy as np
 import tensorflow as tf
 
+from parallax.graph.view import split_tensor
 from parallax.plans.rewrites import Rewrites
 from parallax.transform.building.editor import SCOPE, Editor
 from parallax.types import Tensor
@@ -21,6 +22,7 @@ def weigh_micro_batches(editor: Editor, rewrites: Rewrites) -> None:
             for weighed in one.weighed:
                 editor.redirect([weighed.edge], weigh(editor, editor.at(weighed.edge), weighed.power))
             for result in one.results:
+                _hand_on_at_once(editor, result.tensor)
                 if result.power:
                     found = editor.whole.get(result.tensor, result.tensor)
                     value = _find_tensor(editor, found) if found.startswith(f"{SCOPE}/") else editor.tensor(found)
@@ -33,6 +35,15 @@ def weigh(editor: Editor, tensor: Tensor, power: float) -> Tensor:
     """A tensor times a power of the share."""
     assert editor.micro_share is not None, "a step is cut"
     return tensor * tf.cast(editor.micro_share**power, tensor.dtype) if power else tensor
+
+
+def _hand_on_at_once(editor: Editor, tensor: str) -> None:
+    """Has a result wait for nothing that the step does: every micro-batch has it, and only the last one updates."""
+    view, node = editor.view, split_tensor(tensor)[0]
+    while view.op(node) == "Identity":
+        for control in view.controls(node):
+            editor.waits_for[node, control] = None
+        node = split_tensor(view.inputs(node)[0])[0]
 
 
 def _find_tensor(editor: Editor, name: str) -> Tensor:

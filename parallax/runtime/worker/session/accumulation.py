@@ -132,7 +132,8 @@ class KeptGradients:
         before = worker_view.ancestors(ops)  # what gradients need is run with every batch
         local = worker_graph.local_variables
         shared = (node for node in view.nodes if _writes_shared(view, node, local))
-        writes = {here(node) for node in shared if node not in worker_graph.batch_writes} - before
+        once = (*(node for node in shared if node not in worker_graph.batch_writes), *worker_graph.update_writes)
+        writes = set(map(here, once)) - before
         after = worker_view.descendants(self._source_of, waits=True) - self._source_of.keys()
         self._updates = writes & after
         self._of_gradients = after | self._source_of.keys()
