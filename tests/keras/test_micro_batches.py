@@ -9,6 +9,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+import tf_keras
 
 from parallax import Config
 from parallax.analysis.stages import analyse_for, plan_for
@@ -28,7 +29,7 @@ from tests.keras.test_layouts import (
     recurrent_twice,
 )
 from tests.keras.test_layouts import X as FEATURES
-from tests.keras.two_here import fit_by, read
+from tests.keras.two_here import fit_by, plain_fit_of, read
 
 layers, ops = keras.layers, keras.ops
 WEIGHTS = np.random.RandomState(2).rand(22).astype("f")
@@ -281,3 +282,50 @@ def test_what_does_not_add_up_is_refused(odd, message):
     with pytest.raises(GraphError, match=message):
         config = Config(accumulate_steps=2)
         plan_for(analyse_for(graph, config), Layout((2,)), config)
+
+
+METRICS = {
+    "areas": lambda: [keras.metrics.AUC(), keras.metrics.Precision()],
+    "scores": lambda: [keras.metrics.F1Score(average="micro"), keras.metrics.R2Score()],
+    "others": lambda: [keras.metrics.RootMeanSquaredError(), keras.metrics.MeanIoU(2)],
+}
+
+
+@pytest.mark.rotates
+@pytest.mark.parametrize("name", METRICS)
+def test_metrics_are_of_the_step(name):
+    def make(train):
+        made = keras.Sequential([keras.Input((5,)), layers.Dense(1, activation="sigmoid")])
+        weighted = [keras.metrics.BinaryAccuracy()]
+        kinds = dict(metrics=METRICS[name](), weighted_metrics=weighted)
+        made.compile(keras.optimizers.SGD(0.1), "binary_crossentropy", **kinds)
+        options = dict(batch_size=8, epochs=2, shuffle=False, verbose=0, sample_weight=WEIGHTS)
+        return made, train(made, FEATURES, (Y > 0).astype("f"), **options).history
+
+    check(make, 2, 3)
+
+
+@pytest.mark.rotates
+def test_losses_of_two_outputs_are_weighed():
+    def make(train):
+        x = keras.Input((5,))
+        made = keras.Model(x, {"a": layers.Dense(1, name="a")(x), "b": layers.Dense(1, name="b")(x)})
+        made.compile("sgd", {"a": "mse", "b": "mae"}, loss_weights={"a": 0.3, "b": 2.0}, metrics={"b": ["mse"]})
+        options = dict(batch_size=8, epochs=2, shuffle=False, verbose=0, sample_weight={"a": WEIGHTS, "b": WEIGHTS**2})
+        return made, train(made, FEATURES, {"a": Y, "b": Y**2}, **options).history
+
+    check(make, 3, 2)
+
+
+def test_a_model_of_tf_keras():
+    def fitted_by(train):
+        tf_keras.utils.set_random_seed(3)
+        first = tf_keras.layers.Dense(6, "tanh", kernel_regularizer="l2")
+        made = tf_keras.Sequential([tf_keras.Input((5,)), first, tf_keras.layers.Dense(1)])
+        made.compile(tf_keras.optimizers.Adam(0.05), "mse", metrics=["mae"])
+        history = train(made, FEATURES, Y, batch_size=8, epochs=2, shuffle=False, verbose=0).history
+        return history, [one.copy() for one in made.get_weights()]
+
+    plain = fitted_by(lambda model, *args, **options: plain_fit_of(model)(model, *args, **options))
+    found = fitted_by(functools.partial(fit_by, 2, settings={"accumulate_steps": 4}))
+    assert difference(found, plain) <= MOST

@@ -251,7 +251,7 @@ def _find_additions(walk: Walk, node: str) -> list[Edge] | None:
     if state is None or state.value is None:
         return None
     variable = _find_variable(walk, node)
-    reads = [one for one in view.nodes if view.op(one) == "ReadVariableOp" and _find_read(walk, one) == variable]
+    reads = [edge.node for edge in view.consumers(f"{variable}:0") if view.op(edge.node) == "ReadVariableOp"]
     own = view.descendants(reads) | set(reads)
     edge = Edge(node, state.value)
     if state.kind in ("delta", "scatter"):
@@ -267,8 +267,3 @@ def _find_additions(walk: Walk, node: str) -> list[Edge] | None:
         found += [Edge(before, slot) for slot in range(len(inputs)) if slot not in old and op in _ADDS]
         edge = Edge(before, old[0])
     return found
-
-
-def _find_read(walk: Walk, node: str) -> str:
-    """The variable op that a node reads."""
-    return variable_of_tensor(walk.view, walk.known.captured.variables, walk.view.inputs(node)[0]) or ""

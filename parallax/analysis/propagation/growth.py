@@ -137,7 +137,7 @@ class BatchGrowth:
             return 0.0
         if op in AS_MOST:
             return self._find_common(op, inputs)
-        if op in AS_FIRST or op in MEANS or op == "IdentityN":
+        if op in AS_FIRST or op in MEANS or op == "IdentityN" or (op == "Cumsum" and not self._is_along_batch(node)):
             return self._degree_of(inputs[number if op == "IdentityN" else 0])
         known = [self._degree_of(one) for one in inputs]
         if op in PRODUCTS or op in QUOTIENTS or op in ("FloorDiv", "SquaredDifference", "Pow") or op in POWERS:
@@ -234,11 +234,15 @@ class BatchGrowth:
         return fact is not None and self._view.dtype(tensor) not in FLOATS and fact.value is not None
 
     def _is_along_batch(self, node: str) -> bool:
-        """Whether an op works along the batch."""
-        if self._view.op(node) not in ("Softmax", "LogSoftmax", "Cumsum", "Cumprod"):
+        """Whether an op works along the batch, or may."""
+        view, op = self._view, self._view.op(node)
+        if op not in ("Softmax", "LogSoftmax", "Cumsum", "Cumprod"):
             return False
-        dims = self._dims_of(self._view.inputs(node)[0])
-        return dims is None or bool(dims) and self._power_of(dims[-1]) > 0
+        dims, axis = self._dims_of(view.inputs(node)[0]), -1
+        if op.startswith("Cum"):
+            found = view.constant(view.inputs(node)[1])
+            axis = int(found) if found is not None else 0
+        return dims is None or (bool(dims) and self._power_of(dims[axis]) > 0)
 
     def _dims_of(self, tensor: str) -> tuple[Length, ...] | None:
         fact: Fact | None = self._facts.get(tensor)
