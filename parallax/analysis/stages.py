@@ -19,7 +19,7 @@ from parallax.analysis.propagation.classify import classify
 from parallax.analysis.propagation.propagate import propagate, walk_graph
 from parallax.analysis.propagation.walk import NoRule
 from parallax.analysis.reading.capture import CapturedGraph, capture
-from parallax.analysis.routes.candidates import rows_by_owner
+from parallax.analysis.routes.candidates import note_of_batches, rows_by_owner
 from parallax.analysis.routes.peer_memory import peer_memory_cost
 from parallax.analysis.whatif.memory import (
     FixedMemory,
@@ -195,7 +195,10 @@ def _make_allowed_plan(plan: Plan, analysed: AnalysedGraph, config: Config) -> P
             check_gather_limit(analysed.captured.view, layouts, plan.num_workers, config.gather_limit)
     if plan.accumulate_steps > 1:
         added = notes_of_kept(analysed.captured.view, rewrites, analysed.sources)
-        plan = replace(plan, notes=(*plan.notes, *(note for note in added if note not in plan.notes)))
+        said = note_of_batches(plan.accumulate_steps)
+        cut = f"each worker's part of a step's batch is cut into {plan.accumulate_steps} micro-batches"
+        notes = [cut if note == said and rewrites.micro_batches else note for note in plan.notes]
+        plan = replace(plan, notes=(*notes, *(note for note in added if note not in notes)))
     return _with_peer_memory(plan, analysed, config)
 
 

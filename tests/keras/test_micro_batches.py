@@ -227,6 +227,7 @@ def notes_of(made, loss, count):
     config = Config(accumulate_steps=count)
     analysed = analyse_for(read(made, FEATURES, Y, batch_size=4).graph.graph, config)
     notes = plan_for(analysed, Layout((2,)), config).notes
+    assert f"each worker's part of a step's batch is cut into {count} micro-batches" in notes
     return [note for note in notes if f"each of a step's {count} micro-batches by itself" in note]
 
 

@@ -59,6 +59,7 @@ def notes_of_kept(view: GraphView, rewrites: Rewrites, sources: Sequence[Gradien
     wanted = {split_tensor(t)[0] for one in sources for t in one.tensors}
     wanted.update(split_tensor(result.tensor)[0] for one in cut for result in one.results)
     before, found = view.ancestors(wanted), dict.fromkeys(node for one in cut for node in one.uneven)
+    found.update(dict.fromkeys(one.node for one in rewrites.padded if one.node in before))  # up to the longest row
     for change in (change for one in rewrites.layouts for change in one.changes):
         is_met = isinstance(change.before, Sharded | Partial) and not isinstance(change.after, Partial | ExampleNumbers)
         if is_met:

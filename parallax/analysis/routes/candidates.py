@@ -192,7 +192,7 @@ def _notes(constraints: PlanConstraints) -> tuple[str, ...]:
     if not constraints.synchronous:
         notes.append("asynchronous: every worker updates what the servers hold by itself")
     if constraints.accumulate_steps > 1:
-        notes.append(f"an update takes the gradients of {constraints.accumulate_steps} batches of every worker")
+        notes.append(note_of_batches(constraints.accumulate_steps))
     if not constraints.average_sparse:
         notes.append("sparse gradients are summed over the workers, not averaged")
     return tuple(notes)
@@ -234,3 +234,8 @@ def _wire_notes(wire: str | None, variables: tuple[VariablePlan, ...]) -> tuple[
     if any(v.route == PS and v.cls != VariableClass.SPARSE for v in variables):
         notes.append("what servers hold and every worker has a copy of travels as it is")
     return tuple(notes)
+
+
+def note_of_batches(count: int) -> str:
+    """What a plan says of updates that take several batches."""
+    return f"an update takes the gradients of {count} batches of every worker"
