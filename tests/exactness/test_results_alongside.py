@@ -7,6 +7,9 @@ from typing import Any
 import pytest
 import tensorflow as tf
 
+from parallax import Config
+from parallax.analysis.stages import analyse, plan_for, rewrites_of
+from parallax.plans.plan import one_host
 from tests.exactness.loss_trials import tried
 
 v1 = tf.compat.v1
@@ -49,6 +52,53 @@ MEASURES = {
 def test_measures_of_gathered_examples_and_of_fed_ones_run_with_the_steps(measure: str) -> None:
     outcome = tried(lambda rows: build_sorted(rows, MEASURES[measure]), FEEDS)
     assert outcome.kind == "equal", outcome
+
+
+PAIRS = {
+    "hits among all": lambda x, y, n, s: tf.reduce_mean(
+        tf.cast(tf.equal(tf.argmax(s, 1, output_type=tf.int32), tf.range(n)), tf.float32)
+    ),
+    "ranks": lambda x, y, n, s: tf.reduce_mean(
+        1.0 / (1.0 + tf.reduce_sum(tf.cast(s > tf.linalg.diag_part(s)[:, None], tf.float32), 1))
+    ),
+    "a mean over pairs": lambda x, y, n, s: tf.reduce_sum(tf.sigmoid(s)) / tf.cast(n * n, tf.float32),
+    "neighbours": lambda x, y, n, s: tf.reduce_mean(tf.square(x - tf.gather(y, tf.argmax(s, 1)))),
+    "a diagonal": lambda x, y, n, s: tf.reduce_sum(s * tf.eye(n)),
+    "hits of columns": lambda x, y, n, s: tf.reduce_mean(
+        tf.cast(tf.equal(tf.argmax(s, 0, output_type=tf.int32), tf.range(n)), tf.float32)
+    ),
+    "differences to the transposed": lambda x, y, n, s: tf.reduce_mean(tf.abs(s - tf.transpose(s))),
+}
+
+
+@pytest.mark.parametrize("measure", PAIRS)
+def test_a_measure_of_pairs_is_one_process_s_where_all_workers_add_it_up(measure: str) -> None:
+    def build(rows: int | None) -> list[Any]:
+        x, y = (v1.placeholder(tf.float32, [rows, 6], name=name) for name in ("x", "y"))
+        w, n = v1.get_variable("w", [6, 4]), tf.shape(x)[0]
+        scores = tf.matmul(x @ w, y @ w, transpose_b=True)
+        each = tf.nn.sparse_softmax_cross_entropy_with_logits(labels=tf.range(n), logits=scores)
+        found = PAIRS[measure](x, y, n, scores)
+        train = v1.train.GradientDescentOptimizer(0.1).minimize(tf.reduce_mean(each))
+        return [train, v1.get_variable("last", [], trainable=False).assign(found)]
+
+    draw = lambda rng, rows: rng.randn(rows, 6)  # noqa: E731
+    outcome = tried(build, {"x": draw, "y": draw})
+    assert outcome.kind == "equal", outcome
+
+
+def test_a_loss_that_is_weighed_by_a_variable_is_that_of_the_global_batch_where_it_is_fetched() -> None:
+    with tf.Graph().as_default() as graph:
+        x, mask = (v1.placeholder(tf.float32, [None], name=name) for name in ("x", "mask"))
+        w, s = v1.get_variable("w", [], initializer=v1.ones_initializer()), v1.get_variable("s", [])
+        masked = tf.reduce_sum(mask * tf.square(x * w - 1.0)) / tf.maximum(tf.reduce_sum(mask), 1.0)
+        loss = tf.add(tf.exp(-s) * masked, s, name="loss")
+        mean = tf.reduce_mean(tf.square(x), name="mean")
+        v1.train.GradientDescentOptimizer(0.1).minimize(loss)
+    (layouts,) = rewrites_of(analysed := analyse(graph), plan_for(analysed, one_host(2), Config())).layouts
+    completed = {one.tensor for one in layouts.changes if not one.edges}
+    assert {masked.name, loss.name} <= completed
+    assert mean.name not in completed
 
 
 def test_gradients_that_no_update_needs_do_not_keep_a_branch_from_being_gathered() -> None:

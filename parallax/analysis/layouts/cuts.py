@@ -7,9 +7,9 @@ import math
 from collections.abc import Iterable
 
 from parallax.analysis.layouts.facts import Fact
-from parallax.analysis.layouts.matrices import flatten_matrix
 from parallax.analysis.layouts.moves import find_block, keep_plain
 from parallax.analysis.layouts.step_walk import StepWalk, is_partial
+from parallax.analysis.layouts.values import flatten_matrix
 from parallax.graph.lengths import ONE, Length
 from parallax.plans.layouts import Sharded, ShardedAxis
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 
 from parallax.analysis.layouts.facts import COUNTED, LENGTHS, REPLICATED, SUM, Fact
 from parallax.analysis.layouts.ragged import check_fed_ends
+from parallax.analysis.layouts.results import find_results
 from parallax.analysis.layouts.sparse_tensors import find_counted_lengths
 from parallax.analysis.layouts.step_walk import REMEDY, StepWalk, is_partial
 from parallax.analysis.layouts.training_graph import (
@@ -109,47 +110,11 @@ def find_layouts(graph: TrainingGraph) -> Layouts:
     """
     program = find_step(graph)
     layouts, step = _find_layouts(program)
-    while more := _find_mixed_results(program, step):
-        graph = replace(graph, steps=(graph.steps or set()) | (graph.view.ancestors(more) - graph.initial))
+    while program.steps is not None and (results := find_results(program, step)).followed:
+        graph = replace(graph, steps=(graph.steps or set()) | (graph.view.ancestors(results.followed) - graph.initial))
         program = find_step(graph)
         layouts, step = _find_layouts(program)
     return layouts
-
-
-def _find_mixed_results(program: VisitedGraph, step: StepWalk) -> list[str]:
-    """Nodes that no update needs, and that combine gathered examples of the global batch with those of one worker.
-
-    All workers run these together, since all of them take part in a gather.
-    """
-    if program.steps is None:
-        return []
-    view, facts = program.view, step.facts
-    is_gather = {
-        edge
-        for (tensor, to), edges in step.changes.items()
-        if to == REPLICATED and _has_examples(step, facts[tensor])
-        for edge in edges
-    }
-    whole, local, found = set[str](), set[str](), []
-    for node in view.topological_order() if is_gather else ():
-        inputs, outputs = view.inputs(node), view.outputs(node)
-        is_whole = not whole.isdisjoint(inputs) or any(Edge(node, slot) in is_gather for slot in range(len(inputs)))
-        if outputs and outputs[0] in facts:
-            has_all = {t for t in outputs if is_whole and (facts[t].is_same or is_partial(facts[t]))}
-            whole |= has_all
-            local.update(t for t in outputs if t not in has_all and not facts[t].is_same)
-            continue
-        is_local = not local.isdisjoint(inputs)
-        if is_whole and is_local and node not in program.steps:
-            found.append(node)
-        whole.update(outputs if is_whole else ())
-        local.update(outputs if is_local else ())
-    return found
-
-
-def _has_examples(step: StepWalk, fact: Fact) -> bool:
-    """Whether an axis of a tensor is the examples of a batch."""
-    return isinstance(fact.layout, Sharded) or any(map(step.has_batch, fact.dims or ()))
 
 
 def _find_layouts(program: VisitedGraph) -> tuple[Layouts, StepWalk]:
@@ -359,6 +324,9 @@ def _make_layouts(program: VisitedGraph, step: StepWalk) -> Layouts:
         edges = tuple(step.changes[tensor, layout])
         is_whole = is_reduced and program.steps is None
         changes.append(Change(tensor, before, layout, edges, is_whole, batches.get(split_tensor(tensor)[0], "")))
+    for tensor in find_results(program, step).partial if program.steps is not None else ():
+        batch = batches.get(split_tensor(tensor)[0], "")
+        changes.append(Change(tensor, step.facts[tensor].layout, REPLICATED, (), True, batch))
     sums: list[ReportedSum] = []
     whole_results: list[str] = []
     for node in program.order:

@@ -39,6 +39,7 @@ class TrainingGraph:
         draws: whether an op of a type draws random numbers.
         steps: nodes that steps need, of a script's graph: what else it has, as an evaluation, a worker may run alone,
             of what it has itself; None where all is of steps.
+        autodiff: nodes that autodiff made.
     """
 
     view: GraphView
@@ -49,6 +50,7 @@ class TrainingGraph:
     differs: Callable[[str], bool]
     draws: Callable[[str], bool]
     steps: Set[str] | None = None
+    autodiff: Set[str] = frozenset()
 
     def is_of_step(self, node: str) -> bool:
         """Whether a node is one that all workers run together."""
