@@ -353,3 +353,22 @@ def test_gradients_are_there_by_the_names_that_the_script_fetches() -> None:
     names = [tensor.name for tensor in (of_rows.values, of_rows.indices, of_rows.dense_shape, of_w)]
     assert {name.partition(":")[0] for name in names} <= view.nodes.keys()
     assert view.shape(of_w.name) == (4, 1) and view.shape(of_rows.values.name) == (None, 4)
+
+
+def test_lookups_whose_shapes_have_two_types_give_one_gradient() -> None:
+    def build(rows: int | None) -> Any:
+        ids = v1.placeholder(tf.int64, [rows], name="ids")
+        emb = v1.get_variable("emb", [13, 4])
+
+        @tf.function
+        def look_up(x: Any) -> Any:
+            return tf.gather(emb, x) * 2.0
+
+        loss = tf.reduce_mean(tf.square(tf.gather_nd(emb, ids[:, None]) + look_up(ids)))
+        opt = v1.train.GradientDescentOptimizer(0.3)
+        ((gradient, _),) = opt.compute_gradients(loss)
+        with v1.control_dependencies([gradient.values, gradient.indices]):
+            kept = tf.IndexedSlices(tf.identity(gradient.values), gradient.indices, gradient.dense_shape)
+        return opt.apply_gradients([(kept, emb)])
+
+    assert tried(build, {"ids": lambda rng, rows: rng.randint(0, 13, [rows])}, is_open=False).kind == "equal"

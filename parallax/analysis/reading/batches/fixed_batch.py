@@ -232,7 +232,8 @@ def _derive_gradients(
                     parts = {values: gradient.values, indices: gradient.indices}
                 gradients |= {str(new.name): old for old, new in parts.items()}
                 if values in record.dense_shapes and gradient.dense_shape is not None:
-                    parts[record.dense_shapes[values]] = gradient.dense_shape
+                    shape = record.dense_shapes[values]  # that of another lookup, as it comes
+                    parts[shape] = tf.cast(gradient.dense_shape, tf.as_dtype(fixed.dtype(shape)))
                 copies = {one: new for old, new in parts.items() for one in _find_copied(fixed, old, record.ops)}
                 for old, new in (copies | parts).items():
                     if _node_of(old) not in beside:
