@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import tensorflow as tf
+from tf_keras.src.legacy_tf_layers import normalization
 
 from ops.exactness.trial import Outcome
 from tests.exactness.loss_trials import tried
@@ -87,3 +88,32 @@ def test_state_that_a_loop_over_the_batch_writes_is_refused() -> None:
     found = outcome_of("rows in a loop")
     assert found.kind == "refused"
     assert "ResourceScatterSub" in found.message and "writes 'centers' in a loop" in found.message
+
+
+@pytest.mark.parametrize("control_flow_v2", [True, False])
+@pytest.mark.parametrize("is_open", [True, False])
+@pytest.mark.parametrize("has_default", [True, False])
+def test_normalizations_that_a_fed_scalar_chooses_are_of_the_global_batch(
+    has_default: bool, is_open: bool, control_flow_v2: bool
+) -> None:
+    def build(rows: int | None) -> Any:
+        x = v1.placeholder(tf.float32, [rows, 6], name="x")
+        y = v1.placeholder(tf.float32, [rows, 1], name="y")
+        training = v1.placeholder(tf.bool, [], name="training")
+        if has_default:
+            training = v1.placeholder_with_default(training, [])
+        h = x
+        for name in ("first", "second"):
+            h = h @ v1.get_variable(name, [h.shape[-1], 4])
+            h = normalization.batch_normalization(h, training=training, name=f"{name}_normalized")
+        loss = tf.reduce_mean(tf.square(tf.nn.relu(h) @ v1.get_variable("last", [4, 1]) - y))
+        with tf.control_dependencies(v1.get_collection(v1.GraphKeys.UPDATE_OPS)):
+            return v1.train.MomentumOptimizer(0.05, 0.9).minimize(loss)
+
+    feeds = {
+        "x": lambda rng, rows: rng.randn(rows, 6),
+        "y": lambda rng, rows: rng.randn(rows, 1),
+        "training": lambda rng, rows: True,
+    }
+    outcome = tried(build, feeds, is_open=is_open, control_flow_v2=control_flow_v2)
+    assert outcome.kind == "equal", outcome

@@ -51,7 +51,8 @@ def find_results(program: VisitedGraph, step: StepWalk) -> FetchedResults:
             is_part = is_partial(fact)
             if (takes and (fact.is_same or is_part)) or _has_all_examples(step, fact):
                 of_all.add(tensor)
-            if takes and is_part and node not in program.autodiff and node not in program.after:
+            is_forward = node not in program.autodiff and node not in program.after
+            if takes and is_part and is_forward and not step.is_list(tensor):
                 results.partial.append(tensor)
     return results
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from parallax.analysis.propagation.states import SAME, Handle, Same
+from parallax.analysis.propagation.states import SAME, Fed, Handle, Same
 from parallax.analysis.propagation.walk import GraphFacts, Walk
 from parallax.errors import GraphError
 from parallax.graph.batches import is_part
@@ -64,7 +64,7 @@ def check_read_by_training(walk: Walk, node: str, slots: Iterable[int], variable
         return False
     inputs = view.inputs(node)
     edges = [Edge(node, slot) for slot in slots if not isinstance(walk.state_at(node, slot), Same | Handle)]
-    edges = [edge for edge in edges if is_of_batch(walk, inputs[edge.slot])]
+    edges = [edge for edge in edges if not _is_chosen(walk, edge) and is_of_batch(walk, inputs[edge.slot])]
     if edges and keeps_rows(walk, node, variable):
         return True
     differing = [branch for branch in known.branches[node] if not walk.agrees((branch,))]
@@ -83,6 +83,13 @@ def check_read_by_training(walk: Walk, node: str, slots: Iterable[int], variable
         "dimension of the batch open (None), so that it can be followed, train the variable by a gradient, or compute "
         "the loss without it."
     )
+
+
+def _is_chosen(walk: Walk, edge: Edge) -> bool:
+    """Whether an input is the same on all workers but for a scalar that is fed, by which a conditional chooses."""
+    tensor, layouts = walk.view.inputs(edge.node)[edge.slot], walk.known.layouts
+    fact = None if layouts is None else layouts.facts.get(tensor)
+    return fact is not None and fact.is_same and isinstance(walk.state_at(edge.node, edge.slot), Fed)
 
 
 def keeps_rows(walk: Walk, node: str, variable: str) -> bool:
