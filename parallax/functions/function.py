@@ -45,7 +45,7 @@ _TOO_MANY = (
     "input_signature=[tf.TensorSpec([None, None], tf.int64), ...])."
 )
 _MOST_VARIANTS = 16
-_NO_FUNCTION = "parallax.function takes a function that makes one training step, and {given!r} was given."
+_NO_FUNCTION = "parallax.function takes a function that makes one training step, got {given!r}."
 _IN_A_FUNCTION = (
     "The script calls a step of parallax.function itself, for each batch, and {name} is called within another function "
     "that TensorFlow traces (a tf.function, or a model's train_step). Call it in a Python loop, or decorate the outer "
@@ -53,8 +53,8 @@ _IN_A_FUNCTION = (
 )
 _UNKNOWN_KEYWORD = (
     "parallax.function takes resource_info, parallax_config, returns and merge_rows, and of tf.function's keywords "
-    "input_signature, autograph, experimental_autograph_options, jit_compile, reduce_retracing and name; {names} was "
-    "given. Leave it out."
+    "input_signature, autograph, experimental_autograph_options, jit_compile, reduce_retracing and name, got {names}. "
+    "Remove it."
 )
 _NO_CONCRETE_FUNCTION = (
     "The workers of {name} carry out graphs of their own, with collectives, and there is no ConcreteFunction of them. "
@@ -114,7 +114,7 @@ def function(
     if others:
         raise ConfigError(_UNKNOWN_KEYWORD.format(names=", ".join(f"{key}={value!r}" for key, value in others.items())))
     if parallax_config is not None and not isinstance(parallax_config, Config):
-        raise ConfigError(f"parallax_config must be a parallax.Config, and {parallax_config!r} was given.")
+        raise ConfigError(f"parallax_config must be a parallax.Config, got {parallax_config!r}.")
     check_signature(input_signature)
     tracing = Tracing(input_signature, autograph, experimental_autograph_options)
 

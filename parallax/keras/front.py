@@ -78,9 +78,9 @@ def use(
         ConfigError: a setting has the wrong type.
     """
     if parallax_config is not None and not isinstance(parallax_config, Config):
-        raise ConfigError(f"parallax_config must be a parallax.Config, and {parallax_config!r} was given.")
+        raise ConfigError(f"parallax_config must be a parallax.Config, got {parallax_config!r}.")
     if not isinstance(merge_rows, bool):
-        raise ConfigError(f"merge_rows must be True or False, and {merge_rows!r} was given.")
+        raise ConfigError(f"merge_rows must be True or False, got {merge_rows!r}.")
     _use.is_wanted, _use.resource_info, _use.merge_rows = True, resource_info, merge_rows
     _use.config = parallax_config or Config()
     _start_early()

@@ -41,7 +41,7 @@ def cluster_of(resource_info: str | Path | None, config: Config, wanted: Setting
     if file is None or str(file) in ("localhost", "127.0.0.1"):
         return local_cluster(config.workers, visible_gpus())
     if not isinstance(file, str | os.PathLike):
-        raise ConfigError(f"resource_info must be the path of a resource file, or None, and {file!r} was given.")
+        raise ConfigError(f"resource_info must be the path of a resource file, or None, got {file!r}.")
     this_machine = local_cluster(config.workers, visible_gpus()).hosts[0]
     cluster = parse_resource_file(file, this_machine)
     if wanted.role == Role.VERIFY and not cluster.is_local:
@@ -57,9 +57,7 @@ def check_profile(config: Config, num_workers: int) -> None:
     """The worker to be traced must be one of the job's."""
     worker = config.profile_config.profile_worker
     if worker is not None and worker >= num_workers:
-        raise ConfigError(
-            f"profile_worker must be a worker of the job, from 0 to {num_workers - 1}, and {worker} was given."
-        )
+        raise ConfigError(f"profile_worker must be a worker of the job, from 0 to {num_workers - 1}, got {worker}.")
 
 
 def job_of(

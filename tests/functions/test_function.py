@@ -318,7 +318,7 @@ def test_settings_of_a_tf_function_are_those_of_the_step(caplog):
 
 
 def test_what_a_step_has_not_of_a_tf_function_is_refused_by_name():
-    with pytest.raises(ConfigError, match="experimental_implements='x' was given. Leave it out"):
+    with pytest.raises(ConfigError, match="got experimental_implements='x'. Remove it"):
         parallax.function(print, experimental_implements="x")
     with pytest.raises(ConfigError, match="must be a list or tuple of tf.TensorSpec"):
         parallax.function(print, input_signature=[tf.float32])

@@ -335,5 +335,5 @@ def test_a_plan_file_says_how_many_batches_an_update_takes(tmp_path: Path) -> No
     file.write_text(plan_for(analysed, one_host(2), Config(accumulate_steps=3)).to_json())
     for steps in (1, 3):
         assert plan_for(analysed, one_host(2), Config(plan_file=file, accumulate_steps=steps)).accumulate_steps == 3
-    with pytest.raises(PlanError, match="accumulate_steps is 3 there, and 2 was asked for"):
+    with pytest.raises(PlanError, match="with accumulate_steps 3, but the job asks for 2"):
         plan_for(analysed, one_host(2), Config(plan_file=file, accumulate_steps=2))

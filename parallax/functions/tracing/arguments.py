@@ -19,7 +19,7 @@ from parallax.types import Argument, Nest, Tensor, TensorLike, TypeSpec
 
 _NO_SIGNATURE = (
     "input_signature must be a list or tuple of tf.TensorSpec or tf.RaggedTensorSpec, one for each argument of the "
-    "step, and {given!r} was given."
+    "step, got {given!r}."
 )
 _OTHER_COUNT = (
     "A step takes what its input_signature names, {signature}, and this call has {given}. Give each tensor by position "

@@ -137,7 +137,7 @@ def test_nothing_is_made_up_where_nothing_is_known() -> None:
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
-        ({"hosts": ()}, "--hosts must be numbers"),
+        ({"hosts": ()}, "--hosts must be increasing numbers"),
         ({"hosts": (8, 4)}, "rising"),
         ({"hosts": (8,), "batch": 0.0}, "--batch must be a factor above 0"),
         ({"hosts": (8,), "width": math.inf}, "--width must be"),

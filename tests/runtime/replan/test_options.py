@@ -36,10 +36,10 @@ def test_the_command_line_goes_before_the_configuration(tmp_path):
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({"mode": "yes"}, "replan must be one of off, ask, on, and 'yes' was given"),
-        ({"margin": 1}, "margin must be a share from 0 up to 1, and 1 was given"),
-        ({"margin": True}, "margin must be a share"),
-        ({"after_steps": 0}, "after_steps must be a whole number from 1, and 0 was given"),
+        ({"mode": "yes"}, "replan must be one of off, ask, on, got 'yes'"),
+        ({"margin": 1}, "margin must be at least 0 and below 1, got 1"),
+        ({"margin": True}, "margin must be at least 0 and below 1"),
+        ({"after_steps": 0}, "after_steps must be an integer of at least 1, got 0"),
         ({"plan_file": 3}, "plan_file must be a path"),
     ],
 )

@@ -115,7 +115,7 @@ def read_request(known: Fetchable, fetches: Fetches, feed_dict: FeedDict | None,
 
     structure = map_structure(leaf, fetches)
     if feed_dict is not None and not isinstance(feed_dict, Mapping):
-        raise SessionError(f"feed_dict must be a dict from tensors to what is fed, and {feed_dict!r} was given.")
+        raise SessionError(f"feed_dict must be a dict from tensors to what is fed, got {feed_dict!r}.")
     feeds: dict[str, Value] = {}
     for key, value in (feed_dict or {}).items():
         one = _of_one_replica(key, value) if per_replica else value
