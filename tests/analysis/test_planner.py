@@ -58,11 +58,11 @@ def test_only_float32_is_halved() -> None:
     assert plans[0].variables == plans[1].variables
 
 
-@pytest.mark.parametrize(("wire", "said"), [("bfloat16", "Horovod adds up no bfloat16"), ("float16", "as float16")])
+@pytest.mark.parametrize(("wire", "said"), [("bfloat16", "Horovod cannot sum bfloat16"), ("float16", "as float16")])
 def test_a_plan_says_what_travels_in_half_precision_and_keeps_it(wire: str, said: str) -> None:
     plan = make_plan(spec(dense(), sparse()), 4, wire_dtype=wire)
     assert [said in note for note in plan.notes] == [wire == "float16", True]
-    assert f"note: rows and their gradients travel as {wire}" in plan_table(plan)
+    assert f"note: rows and their gradients are sent as {wire}" in plan_table(plan)
     assert plan_from_json(plan.to_json()) == plan
     assert terms_of(plan).wire_dtype == wire
 
@@ -83,7 +83,7 @@ def test_kept_gradients_travel_once_for_all_batches_of_an_update() -> None:
     assert {r.route: r.sent_bytes for r in (one.cost, *one.rejected)}["alltoall"] == 3 * (2000 + pushed) * 36 // 4
     assert one.route == "allreduce" and planned.route == "alltoall"
     assert many.accumulate_steps == terms_of(many).accumulate_steps == 40
-    assert "note: an update takes the gradients of 40 batches of every worker" in plan_table(many)
+    assert "note: each update takes the gradients of 40 batches of every worker" in plan_table(many)
     assert plan_from_json(many.to_json()) == many
 
 

@@ -79,7 +79,7 @@ def test_asynchronous_training_says_so_in_the_plan() -> None:
     plan = make_plan(every_kind(), TWO_HOSTS, PlanConstraints(synchronous=False))
     assert plan.variable("w").reason == "asynchronous training"
     assert plan.variable("frozen").reason == "no gradient: each worker's own, as none waits for the others"
-    assert plan.notes == ("asynchronous: every worker updates what the servers hold by itself",)
+    assert plan.notes == ("asynchronous: each worker updates the variables on the servers on its own",)
     assert terms_of(plan).synchronous is False
 
 
@@ -93,7 +93,7 @@ def test_asynchronous_training_refuses_what_cannot_be_on_servers_with_the_reason
     refused(r"ps is impossible: Sort 'sort' has no rule \(odd\)", spec(odd(), dense()), TWO_HOSTS, synchronous=False)
     message = r"ps is impossible: a moving average reads it \(emb\)"
     refused(message, every_kind(), TWO_HOSTS, synchronous=False, refused={"emb": "a moving average reads it"})
-    message = "keeps all trained variables on servers: w was given 'allreduce'"
+    message = "keeps all trained variables on servers: 'w' was given 'allreduce'"
     refused(message, every_kind(), TWO_HOSTS, synchronous=False, routes={"w": "allreduce"})
 
 

@@ -31,8 +31,9 @@ def _note_statistics(view: GraphView, layouts: LayoutRewrites) -> tuple[str, ...
     if not elements:
         return ()
     return (
-        f"batch normalizations take statistics of the global batch: {len(reduced)} all-reduces of {4 * elements:,} B "
-        'in each step, and as much for their gradients; Config(batch_norm="own") takes those of each worker alone',
+        f"batch normalization uses statistics of the global batch: {len(reduced)} all-reduces totalling "
+        f'{4 * elements:,} B per step, and as much again for their gradients; Config(batch_norm="own") uses those of '
+        "each per-worker batch",
     )
 
 
@@ -40,7 +41,7 @@ def _note_gathering(view: GraphView, layouts: LayoutRewrites) -> tuple[str, ...]
     found = find_gathered(view, layouts)
     if not found:
         return ()
-    return (f"{_list_ops(view, found)} take tensors of the global batch: these are all-gathered in every step",)
+    return (f"{_list_ops(view, found)} need tensors of the global batch, which are all-gathered in every step",)
 
 
 def notes_of_kept(
@@ -64,8 +65,8 @@ def notes_of_kept(
         return ()
     named = [f"{view.op(node)} {node!r}" for node in found]
     more = f" and {len(named) - _SHOWN} more ops" if len(named) > _SHOWN else ""
-    one_by_one = f"each of an update's {steps} batches by itself, where one process would take all of them together"
-    return (f"{', '.join(named[:_SHOWN])}{more} compute of {one_by_one}",)
+    one_by_one = f"one of an update's {steps} batches at a time, where a single process would take all of them together"
+    return (f"{', '.join(named[:_SHOWN])}{more} process {one_by_one}",)
 
 
 def check_gather_limit(view: GraphView, layouts: LayoutRewrites, workers: int, limit_bytes: int) -> None:
@@ -85,9 +86,9 @@ def check_gather_limit(view: GraphView, layouts: LayoutRewrites, workers: int, l
     if total > limit_bytes:
         largest = sorted(found, key=lambda one: -(one.size_bytes or 0))
         raise PlanError(
-            f"gather_limit is {limit_bytes}, and {total} bytes of tensors of the global batch are all-gathered in "
-            f"every step: {_list_ops(view, largest)} take them. Compute from one example what these ops take from all, "
-            "or raise gather_limit."
+            f"gather_limit is {limit_bytes} bytes, but each step would all-gather {total} bytes of tensors of the "
+            f"global batch, for {_list_ops(view, largest)}. Rewrite these ops to work on one example at a time, or "
+            "raise gather_limit."
         )
 
 
@@ -103,4 +104,4 @@ def _list_ops(view: GraphView, found: Sequence[GatheredTensor]) -> str:
 
 def _format_total(sizes: Sequence[int | None]) -> str:
     known = [size for size in sizes if size is not None]
-    return bytes_text(sum(known)) if len(known) == len(sizes) else "of a size that no batch tells"
+    return bytes_text(sum(known)) if len(known) == len(sizes) else "size unknown"
