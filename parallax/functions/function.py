@@ -40,16 +40,16 @@ from parallax.settings.environment import Role, settings
 from parallax.types import Argument, Nest, TypeSpec
 
 _TOO_MANY = (
-    "{name} was traced for {count} different calls, and each makes the workers open a session anew: {last}. Pass what "
-    "changes from call to call as a tensor, and leave open what may have another length: parallax.function(step, "
+    "{name} was traced for {count} different calls, and for each the workers open a new session: {last}. Pass what "
+    "changes from call to call as a tensor, and leave dimensions that vary open: parallax.function(step, "
     "input_signature=[tf.TensorSpec([None, None], tf.int64), ...])."
 )
 _MOST_VARIANTS = 16
-_NO_FUNCTION = "parallax.function takes a function that makes one training step, got {given!r}."
+_NO_FUNCTION = "parallax.function needs a function that makes one training step, got {given!r}."
 _IN_A_FUNCTION = (
-    "The script calls a step of parallax.function itself, for each batch, and {name} is called within another function "
-    "that TensorFlow traces (a tf.function, or a model's train_step). Call it in a Python loop, or decorate the outer "
-    "function with parallax.function and this one with tf.function."
+    "{name} is called within another function that TensorFlow traces (a tf.function, or a model's train_step), but "
+    "the script must call a step of parallax.function itself, once per batch. Call it in a Python loop, or decorate "
+    "the outer function with parallax.function and this one with tf.function."
 )
 _UNKNOWN_KEYWORD = (
     "parallax.function takes resource_info, parallax_config, returns and merge_rows, and of tf.function's keywords "
@@ -57,13 +57,13 @@ _UNKNOWN_KEYWORD = (
     "Remove it."
 )
 _NO_CONCRETE_FUNCTION = (
-    "The workers of {name} carry out graphs of their own, with collectives, and there is no ConcreteFunction of them. "
-    "Trace one process's step, tf.function({name}.python_function).get_concrete_function(...), or look at the graph "
-    "that is planned: {name}.graph_of(...)."
+    "{name} has no ConcreteFunction, since its workers run graphs of their own, with collectives. Trace the step of "
+    "one process with tf.function({name}.python_function).get_concrete_function(...), or look at the graph that is "
+    "planned: {name}.graph_of(...)."
 )
 _NOT_COMPILED = (
-    "jit_compile=True is left out: workers carry out the step as a graph with collectives, which XLA does not compile. "
-    "The results are those of the step without it."
+    "jit_compile=True is ignored: workers run the step as a graph with collectives, which XLA does not compile. The "
+    "results are those of the step without it."
 )
 
 

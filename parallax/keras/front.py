@@ -214,7 +214,7 @@ def _look(which: str, original: Callable[..., Nest], model: KerasModel, *args: A
         try:
             look = read_call(model, which, arguments, last)
         except (GraphError, TypeError, ValueError) as error:  # what is the script's own fault is raised here again
-            log.info(f"This process computes what {original.__name__} gives: {error}")
+            log.info(f"{original.__name__} runs in this process alone: {error}")
             return original(model, **arguments)
         config = replace(_use.config, ckpt_config=CheckPointConfig(), hooks=(), chief_only_hooks=())
         with (

@@ -48,7 +48,7 @@ def test_the_plan_says_what_is_of_each_batch(model, loss, told):
     made.compile("sgd", loss)
     analysed = analyse(read(made, FEATURES, Y, batch_size=4).graph.graph)
     notes = plan_for(analysed, Layout((2,)), Config(**KEPT)).notes
-    assert [note.split()[0] for note in notes if "of each of an update's 2 batches by itself" in note] == told.split()
+    assert [note.split()[0] for note in notes if "one of an update's 2 batches at a time" in note] == told.split()
 
 
 def test_an_update_may_take_batches_of_two_epochs():

@@ -160,8 +160,8 @@ def _check_known(fetches: Sequence[Tensor], found: Sequence[Value | None]) -> No
     )
     if unknown is not None:
         raise SessionError(
-            f"With accumulate_steps a step must not give what is made of gradients, which only an update has: leave "
-            f"{unknown!r} out of what it returns, or leave accumulate_steps at 1."
+            "With accumulate_steps, a step must not return values computed from gradients, which exist only when an "
+            f"update is made: do not return {unknown!r}, or leave accumulate_steps at 1."
         )
 
 

@@ -120,12 +120,12 @@ def plan_of(graph, workers):
 
 def profiles_must_belong_to_the_job():
     cluster, profile = folder / "cluster.json", folder / "profile.json"
-    refused(parallax.PlanError, "cluster.json: a profile must be a readable", run(cluster_profile=cluster))
+    refused(parallax.PlanError, "cluster.json: cannot read the profile", run(cluster_profile=cluster))
     machines = tuple(HostProfile(name, 2, 1 << 30, 1e9, 1e9) for name in ("localhost", "far"))
     lines = {operation: AlphaBeta(1e-3, 1e-4, 1e-9, 0.1, 9) for operation in ("allreduce", "alltoall", "allgather")}
     cluster.write_text(ClusterProfile(1, machines, lines, lines).to_json(), encoding="utf-8")
     refused(
-        parallax.PlanError, "has localhost, far, and the job has localhost", run(cluster_profile=cluster, workers=2)
+        parallax.PlanError, "has localhost, far, but the job has localhost", run(cluster_profile=cluster, workers=2)
     )
     cluster.write_text(ClusterProfile(1, machines[:1], {}, lines).to_json(), encoding="utf-8")
     refused(AssertionError, "a job was started", run(cluster_profile=cluster, workers=2))
@@ -165,15 +165,15 @@ def a_verification_must_have_feeds_of_the_graph():
     error = parallax.ConfigError
     refused(error, "placeholders (ids)", check())
     refused(error, "--fetch must name an op or tensor", check(fetch="nothing"))
-    refused(error, "'idz' is none", check(feeds=f"{code}:unknown"))
-    refused(error, "must give a dict", check(feeds=f"{code}:no_dict"))
-    refused(error, "scalar feed must be equal on all workers: 'ids:0' is [0, 1]", check(feeds=f"{code}:rate"))
-    refused(error, "has no 'nothing'", check(feeds=f"{code}:nothing"))
-    refused(error, "names no file", check(feeds=str(code)))
-    refused(error, "broken.npz: a file of feeds must be an .npz", check(feeds=str(broken)))
-    refused(error, "nowhere.npz: a file of feeds must be an .npz", check(feeds="nowhere.npz"))
-    refused(error, "9 rows a step, which 2 workers cannot share evenly", check(feeds=str(arrays)))
-    refused(error, "'rate' is none", check(feeds=str(arrays), workers=3))
+    refused(error, "name a tensor of the graph, got 'idz'", check(feeds=f"{code}:unknown"))
+    refused(error, "must return a dict", check(feeds=f"{code}:no_dict"))
+    refused(error, "scalar feed must be equal on all workers, but 'ids:0' is [0, 1]", check(feeds=f"{code}:rate"))
+    refused(error, "has not defined 'nothing'", check(feeds=f"{code}:nothing"))
+    refused(error, "FILE.py:FUNCTION of a file that exists", check(feeds=str(code)))
+    refused(error, "broken.npz: feeds must be an .npz file", check(feeds=str(broken)))
+    refused(error, "nowhere.npz: feeds must be an .npz file", check(feeds="nowhere.npz"))
+    refused(error, "9 rows per step, which cannot be divided evenly among 2 workers", check(feeds=str(arrays)))
+    refused(error, "name a tensor of the graph, got 'rate'", check(feeds=str(arrays), workers=3))
 
 
 def a_value_of_the_configuration_must_make_sense():

@@ -65,9 +65,9 @@ class Accumulation:
         if len(counts) > 1:
             most = max(sorted(kept), key=lambda source: self.batches.get(source, 0))
             raise SessionError(
-                f"Gradients are kept over {self.steps} batches, and what is updated together must be run together in "
-                f"each of them: of {most!r} {self.batches[most]} are kept, and of others of this run "
-                f"{min(counts)}. Fetch the same train_op in every run until the update."
+                f"With accumulate_steps={self.steps}, ops that are updated together must be run together for every "
+                f"batch, but {self.batches[most]} batches of {most!r} are accumulated and only {min(counts)} of "
+                "others in this run. Fetch the same train_op in every run until the update."
             )
         (count,) = counts or {0}
         return Gather(kept, count == 0) if count < self.steps - 1 else None

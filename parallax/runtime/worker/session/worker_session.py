@@ -270,8 +270,8 @@ class Session(PlainSession):
         positions = self._worker.positions
         if positions is None or not positions.is_equal:
             raise SessionError(
-                "Workers have consumed one number of batches in synchronous training only, and this one is not. Count "
-                "this worker's own runs."
+                "The number of batches consumed by all workers is known only in synchronous training, and this job is "
+                "asynchronous. Count this worker's own runs."
             )
         return positions.consumed
 
@@ -314,7 +314,7 @@ class Session(PlainSession):
         pending = self._worker.accumulation.pending
         if pending and error is None and self._workers.Get_rank() == 0:
             log.info(
-                f"The gradients of the last {pending} batches were not applied: an update takes those of "
+                f"The gradients of the last {pending} batches were not applied: an update needs those of "
                 f"{self.accumulate_steps}."
             )
         failed = self._failure_of_tails()
@@ -387,7 +387,9 @@ class Session(PlainSession):
         """
         self._check_open()
         if self._plan_change is None:
-            raise SessionError("A session that parallel_run has opened can change its plan, and this is another one.")
+            raise SessionError(
+                "Only a session that parallel_run has opened can change its plan, and this is another one."
+            )
         with self._worker.watch.run("change_plan", "change_plan"):
             text = self._plan_change.to(plan)
         if self._workers.Get_rank() == 0:
@@ -395,4 +397,4 @@ class Session(PlainSession):
 
     def _check_open(self) -> None:
         if self._worker.raw is None:
-            raise SessionError("A run needs an open session, and this one is closed.")
+            raise SessionError("The session is closed and cannot run anything.")
