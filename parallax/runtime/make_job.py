@@ -47,8 +47,8 @@ def cluster_of(resource_info: str | Path | None, config: Config, wanted: Setting
     if wanted.role == Role.VERIFY and not cluster.is_local:
         away = ", ".join(host.address for host in cluster.hosts if not host.is_this_machine)
         raise ConfigError(
-            f"{file}: a verification runs on this machine only, where both sides keep their variables, and {away} is "
-            "another one. Name localhost, or give --workers."
+            f"{file}: a verification runs only on this machine, where both sides keep their variables, but {away!r} "
+            "is another machine. Name localhost, or give --workers."
         )
     return cluster
 
@@ -192,7 +192,7 @@ def script_words() -> tuple[str, ...]:
     file = getattr(main, "__file__", None)
     if file is None or file.startswith("<") or Path(file).is_fifo():  # <stdin>, and /dev/fd/63 of a shell's <(...)
         raise LaunchError(
-            "The workers run the script that called parallel_run, and this process runs none: it was started without "
-            "a file, as a notebook is, or reads it from a pipe. Write the training loop to a file and run that."
+            "The workers run the script that called parallel_run, but this process was started without a file (as a "
+            "notebook is, or a script read from a pipe). Write the training loop to a file and run that."
         )
     return (str(Path(file).resolve()), *sys.argv[1:])

@@ -83,6 +83,4 @@ def make_ready(folder: Path, rank: int | None = None) -> None:
         for path in old:
             path.unlink(missing_ok=True)
     except OSError as error:
-        raise ConfigError(
-            f"--trace must name a folder that can be written: {folder}: {error.strerror}. Name another."
-        ) from error
+        raise ConfigError(f"--trace must name a writable folder: {folder}: {error.strerror}. Name another.") from error
