@@ -71,7 +71,7 @@ def main(argv: list[str] | None = None) -> None:
 
 def _calibrate(arguments: argparse.Namespace) -> int:
     if arguments.share_cores and not arguments.calibrations:
-        raise ConfigError("--share-cores belongs to --from FILE: a measurement finds out by itself.")
+        raise ConfigError("--share-cores can only be given with --from FILE: a measurement finds this out by itself.")
     if arguments.calibrations:
         from parallax.runtime.calibrate.derive import derive
 
@@ -105,7 +105,7 @@ def _set_up(_: argparse.Namespace) -> int:
 def _run_script(arguments: argparse.Namespace) -> int:
     """Runs the script in this process; `parallel_run` in it does the rest and leaves by SystemExit."""
     if arguments.script != MODULE and not Path(arguments.script).is_file():
-        _say(f"parallax: a script must be a file, and {arguments.script!r} is none.")
+        _say(f"parallax: the script must be a file, got {arguments.script!r}.")
         return EXIT_USAGE
     wanted = _read_settings(arguments)
     trace_options(wanted.trace, wanted.trace_steps)  # refused before the script
@@ -234,7 +234,7 @@ def _checkpoint(arguments: argparse.Namespace) -> int:
     """Lists, verifies, exports or compacts checkpoints."""
     if arguments.action == "export" and not arguments.plain:
         if arguments.script is None:
-            raise ConfigError("A SavedModel is made of a script's graph: name the script, or export with --plain.")
+            raise ConfigError("A SavedModel is exported from the graph of a script: name the script, or give --plain.")
         return _run_script(arguments)
     set_defaults({MIN_LOG_LEVEL: "2"})
     from parallax.runtime.checkpoint.commands.command import (
@@ -251,7 +251,7 @@ def _checkpoint(arguments: argparse.Namespace) -> int:
             are_whole.append(is_whole)
         return 0 if all(are_whole) else 1
     if arguments.action == "export" and (arguments.script or arguments.inputs or arguments.outputs):
-        raise ConfigError("--plain takes all of a checkpoint: leave script, --input and --output out.")
+        raise ConfigError("--plain exports the whole checkpoint: remove script, --input and --output.")
     if arguments.action == "export":
         lines = plain_lines(arguments.checkpoint, arguments.folder)
     else:

@@ -93,9 +93,9 @@ def test_settings_of_a_configuration_that_have_options_are_all_merged():
 @pytest.mark.parametrize(
     ("name", "text", "message"),
     [
-        ("steps", "many", "PARALLAX_STEPS of the environment does not hold what it must: invalid literal .* 'many'"),
-        ("tolerance", "1e", "PARALLAX_TOLERANCE of the environment"),
-        ("role", "cook", "PARALLAX_ROLE of .*: 'cook' is not a valid Role"),
+        ("steps", "many", "The environment variable PARALLAX_STEPS has an invalid value: invalid literal .* 'many'"),
+        ("tolerance", "1e", "The environment variable PARALLAX_TOLERANCE has"),
+        ("role", "cook", "PARALLAX_ROLE has .*: 'cook' is not a valid Role"),
     ],
 )
 def test_a_variable_that_holds_something_else_is_named(monkeypatch, name, text, message):

@@ -82,7 +82,7 @@ def translation_nats(
 def make_network(sizes: Sizes) -> Network:
     """The variables, tied as `sizes.tie` says."""
     if sizes.tie not in TIES:
-        raise ValueError(f"tie must be one of {', '.join(TIES)}, and {sizes.tie!r} was given.")
+        raise ValueError(f"tie must be one of {', '.join(TIES)}, got {sizes.tie!r}.")
     if sizes.tie == "source" and sizes.source_words != sizes.target_words:
         words = f"{sizes.source_words} source words and {sizes.target_words} target words"
         raise ValueError(f"One table needs one vocabulary, and there are {words}. Join them, or take another tie.")

@@ -12,7 +12,7 @@ from ops.faults.running import wait
 _SIZE = "16m"  # some ten checkpoints
 _FILL = 1 << 20
 _LIMIT_S = 120.0
-WARNING = "Training goes on"
+WARNING = "Training continues"
 
 
 class SmallDisk:

@@ -13,7 +13,7 @@ from ops.faults.running import RunningJob, wait
 
 _IMAGE = "parallax-image"  # how the kernel calls the copy of a process that a checkpoint is written from
 _SKIPPED = "is skipped: worker"
-_REFUSED = "belongs to one job at a time"
+_REFUSED = "only one job may use a folder at a time"
 _LOOK_S = 0.005  # a small checkpoint is written within some hundredths of a second
 _LIMIT_S = 180.0
 _SHOWN = 2000

@@ -224,7 +224,7 @@ def _stop_supervisor(world: World, in_s: float) -> Expected:
     alone = sum(one.host == rank.host for one in world.ranks) == 1 and rank.host
     if len(world.ranks) == 1 or not alone:
         return _ends(124, f"rank {rank.number} is lost: its supervisor, process 10{rank.number}", limit_s)
-    return _ends(1, f"host h{rank.host} is lost: nothing has come", limit_s)
+    return _ends(1, f"host h{rank.host} is lost: nothing has arrived", limit_s)
 
 
 def supervisor_signalled(world: World) -> Expected:
@@ -258,9 +258,9 @@ def host_silent(world: World) -> Expected:
     _others_wait(world, gone[0])
     left_s = LIMITS.unheard_s + 1
     if len(gone) == len(world.ranks):
-        return _ends(124, "mpirun is silent: nothing has come from any rank", LIMITS.silent_s, left_s)
+        return _ends(124, "mpirun is silent: nothing has arrived from any rank", LIMITS.silent_s, left_s)
     _follow(world, gone[0], LIMITS.late_s + 1.5)
-    return _ends(1, f"host h{host} is lost: nothing has come", LIMITS.silent_s + LIMITS.late_s, left_s)
+    return _ends(1, f"host h{host} is lost: nothing has arrived", LIMITS.silent_s + LIMITS.late_s, left_s)
 
 
 def mpirun_killed(world: World) -> Expected:

@@ -58,7 +58,10 @@ def make_plan(
         plan, shares, prediction = timed_plan(spec, layout, constraints, measured, candidates)
     for name in constraints.partitions:
         if not plan.variable(name).servers:
-            raise PlanError(f"Only a variable on servers has partitions, and {name} has another route. Leave it out.")
+            raise PlanError(
+                f"partitions[{name!r}] is set, but only variables on servers (route ps) have partitions and {name!r} "
+                "takes another route. Remove the entry."
+            )
     return replace(
         plan,
         prediction=_with_memory(prediction, plan, candidates, shares, constraints, measured),
@@ -187,28 +190,23 @@ def _check_wishes(spec: GraphSpec, layout: Layout, constraints: PlanConstraints)
         most = spec.variable(name).rows
         if not 0 < rows <= most:
             raise PlanError(
-                f"touched_rows must be between 1 and the variable's rows: {name} has {most}, and {rows} was given."
+                f"touched_rows[{name!r}] must be between 1 and {most}, the rows of the variable, got {rows}."
             )
     if constraints.run_option not in RUN_OPTIONS:
-        raise PlanError(
-            f"A run option must be one of {', '.join(RUN_OPTIONS)}, and {constraints.run_option!r} was given."
-        )
+        raise PlanError(f"run_option must be one of {', '.join(RUN_OPTIONS)}, got {constraints.run_option!r}.")
     if constraints.wire_dtype not in (None, *WIRE_DTYPES):
-        raise PlanError(
-            f"An element type on the wire must be one of {', '.join(WIRE_DTYPES)}, or None, and "
-            f"{constraints.wire_dtype!r} was given."
-        )
+        raise PlanError(f"wire_dtype must be one of {', '.join(WIRE_DTYPES)}, or None, got {constraints.wire_dtype!r}.")
     if constraints.accumulate_steps < 1:
-        raise PlanError(f"accumulate_steps must be from 1, and {constraints.accumulate_steps!r} was given.")
+        raise PlanError(f"accumulate_steps must be at least 1, got {constraints.accumulate_steps!r}.")
     if not constraints.synchronous and constraints.run_option == "MPI":
         raise PlanError(
-            "Asynchronous training (sync=False) keeps all trained variables on servers, and run option MPI starts "
-            "none. Take run_option='PS', or sync=True."
+            "Asynchronous training (sync=False) keeps all trained variables on servers, but run option MPI starts no "
+            "servers. Use run_option='PS' or sync=True."
         )
     if not layout.servers and (constraints.run_option == "PS" or not constraints.synchronous):
         raise PlanError(
-            "Run option PS and asynchronous training need a server, and the resource file gives every host "
-            "`servers: 0`."
+            "Run option PS and asynchronous training need a server, but the resource file gives every host `servers: "
+            "0`. Allow servers on at least one host."
         )
 
 
@@ -216,4 +214,4 @@ def _check_known(spec: GraphSpec, name: str) -> None:
     names = [v.name for v in spec.variables]
     if name not in names:
         near = difflib.get_close_matches(name, names, n=3) or names[:10]
-        raise PlanError(f"A variable must be one of the graph's, and {name!r} is not. Did you mean: {', '.join(near)}?")
+        raise PlanError(f"The graph has no variable {name!r}. Did you mean: {', '.join(near)}?")

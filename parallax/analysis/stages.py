@@ -44,8 +44,8 @@ from parallax.settings.config import Config
 from parallax.types import Graph
 
 _OTHER_DOORS = (
-    "A Keras model is trained by its own fit, after `import parallax.keras`; a step that is written as a tf.function "
-    "by `parallax.function`."
+    "To train a Keras model, `import parallax.keras` and call its fit; to train a step written as a tf.function, use "
+    "`parallax.function`."
 )
 
 
@@ -83,24 +83,24 @@ def analyse(
     """
     if not hasattr(graph, "as_graph_def"):
         raise GraphError(
-            f"single_gpu_graph must be a tf.Graph, and {graph!r} was given. Build the model `with graph.as_default()`. "
+            f"single_gpu_graph must be a tf.Graph, got {graph!r}. Build the model inside `with graph.as_default():`. "
             + _OTHER_DOORS
         )
     if hasattr(graph, "capture"):
         raise GraphError(
-            f"single_gpu_graph must be a graph that a session runs, and {graph.name!r} is the FuncGraph of a traced "
-            f"function. {_OTHER_DOORS}"
+            f"single_gpu_graph must be a graph that a session can run, but {graph.name!r} is the FuncGraph of a "
+            f"traced function. {_OTHER_DOORS}"
         )
     if not graph.get_operations():
         raise GraphError(
-            "single_gpu_graph is empty: what is made eagerly (variables, a Keras model) is in no tf.Graph. Build the "
-            f"model `with graph.as_default()`. {_OTHER_DOORS}"
+            "single_gpu_graph is empty: variables and Keras models that are created eagerly belong to no tf.Graph. "
+            f"Build the model inside `with graph.as_default():`. {_OTHER_DOORS}"
         )
     captured = capture(graph, by_row=lazy_updates, by_layouts=layouts, synchronous=synchronous)
     if layouts and captured.means:
         raise GraphError(
-            f"Config(layouts=True) is for graphs whose losses can be followed, and of this one they cannot: "
-            f"{captured.means}. Leave the first dimension of the batch open (None), or leave layouts out."
+            "Config(layouts=True) needs a graph whose loss can be traced back to the batch, and this one cannot be: "
+            f"{captured.means}. Leave the first dimension of the batch open (None), or remove layouts."
         )
     try:
         spec, sources = classify(captured, accumulate_steps)
@@ -169,18 +169,19 @@ def plan_for(
     plan.check_belongs_to(analysed.spec, layout)
     if plan.synchronous != synchronous:
         raise PlanError(
-            f"{path}: a plan file says whether every step takes the gradients of all workers: it was made with "
-            f"sync={plan.synchronous}, and the job has sync={synchronous}. Make the plan anew, or change the script."
+            f"{path}: the plan was made with sync={plan.synchronous}, but the job has sync={synchronous}. Make a new "
+            "plan with `parallax plan --json`, or change the script."
         )
     if config.wire_dtype not in (None, plan.wire_dtype):
         raise PlanError(
-            f"{path}: a plan file says what travels as which type: wire_dtype is {plan.wire_dtype!r} there, and "
-            f"{config.wire_dtype!r} was asked for. Make the plan anew, or leave the setting out."
+            f"{path}: the plan was made with wire_dtype {plan.wire_dtype!r}, but the job asks for "
+            f"{config.wire_dtype!r}. "
+            "Make a new plan with `parallax plan --json`, or remove the setting."
         )
     if config.accumulate_steps not in (1, plan.accumulate_steps):
         raise PlanError(
-            f"{path}: a plan file says how many batches an update takes: accumulate_steps is {plan.accumulate_steps} "
-            f"there, and {config.accumulate_steps} was asked for. Make the plan anew, or leave the setting out."
+            f"{path}: the plan was made with accumulate_steps {plan.accumulate_steps}, but the job asks for "
+            f"{config.accumulate_steps}. Make a new plan with `parallax plan --json`, or remove the setting."
         )
     _check_possible(plan, analysed.spec, layout, path)
     plan = _with_owner_rows(plan, analysed.spec)
@@ -339,8 +340,9 @@ def _check_possible(plan: Plan, spec: GraphSpec, layout: Layout, path: Path) -> 
             or any(not 0 <= s < len(plan.servers) for part in plan.variable(variable.name).servers for s in part)
         ):
             raise PlanError(
-                f"{path}: a plan must give every partition one of its {len(plan.servers)} servers, and "
-                f"{variable.name} has {plan.variable(variable.name).servers}. Make it anew with `parallax plan --json`."
+                f"{path}: the plan must assign every partition to one of its {len(plan.servers)} servers, but "
+                f"{variable.name!r} has {plan.variable(variable.name).servers}. Make a new plan with "
+                "`parallax plan --json`."
             )
     for planned in plan.variables:
         _check_pattern(planned, layout.num_workers, path)
@@ -348,8 +350,8 @@ def _check_possible(plan: Plan, spec: GraphSpec, layout: Layout, path: Path) -> 
     for variable in possible.variables:
         if (variable.route == NO_ROUTE) != (variable.name in without):
             raise PlanError(
-                f"{path}: a plan must give a route to every variable with a gradient, and {variable.name} has none. "
-                "Make it anew with `parallax plan --json`."
+                f"{path}: the plan has no route for variable {variable.name!r}, which has a gradient. Make a new plan "
+                "with `parallax plan --json`."
             )
 
 
@@ -357,13 +359,13 @@ def _check_pattern(planned: VariablePlan, workers: int, path: Path) -> None:
     pattern = planned.owner_pattern
     if pattern and planned.route != ALLTOALL:
         raise PlanError(
-            f"{path}: only a variable by {ALLTOALL} has an owner_pattern, and {planned.name} goes by {planned.route}. "
-            f"Make the pattern [], or the route {ALLTOALL}."
+            f"{path}: only variables on route {ALLTOALL} have an owner_pattern, but {planned.name!r} takes route "
+            f"{planned.route}. Set the pattern to [], or the route to {ALLTOALL}."
         )
     if odd := [entry for entry in pattern if type(entry) is not int or not 0 <= entry < workers]:
         raise PlanError(
-            f"{path}: an owner_pattern must name workers from 0 to {workers - 1}, and that of {planned.name} has "
-            f"{odd[0]!r}. Name others, or make the pattern [] for equal shares."
+            f"{path}: the owner_pattern of {planned.name!r} must name workers from 0 to {workers - 1}, got {odd[0]!r}. "
+            "Correct it, or set it to [] for equal shares."
         )
 
 

@@ -63,10 +63,10 @@ def read_json(text: str, error_of: type[Exception], name: str, what: str) -> dic
         raw = json.loads(text)
     except json.JSONDecodeError as error:
         raise error_of(
-            f"{shown(name)}:{error.lineno}: {what} must be JSON, and this line is not: {error.msg}."
+            f"{shown(name)}:{error.lineno}: {what} must be JSON, and this line is invalid: {error.msg}."
         ) from error
     except (RecursionError, ValueError) as error:  # too deep; a number of too many digits
-        raise error_of(f"{shown(name)}: {what} must be JSON as it was written, and this is not: {error}.") from error
+        raise error_of(f"{shown(name)}: {what} must be valid JSON: {error}.") from error
     return raw if isinstance(raw, dict) else {}
 
 
@@ -86,7 +86,7 @@ def checked_value(raw: Mapping[str, Any], kind: type[_Value]) -> _Value:
             f"{message[:1].lower()}{message[1:]}{where}{_describe_received(raw, place.strip('`'))}"
         ) from error
     except RecursionError as error:
-        raise ValueError("its values lie too deep in each other") from error
+        raise ValueError("its values are nested too deeply") from error
     return found
 
 
@@ -95,7 +95,7 @@ def _refuse_unknown(raw: Any, made: Any, place: str) -> None:
     if isinstance(raw, dict):
         for key, value in raw.items():
             if key not in made:
-                raise msgspec.ValidationError(f"There is no field {key!r:.{_SHOWN}} - at `{place}`")
+                raise msgspec.ValidationError(f"Unknown field {key!r:.{_SHOWN}} - at `{place}`")
             _refuse_unknown(value, made[key], f"{place}.{key}")
     elif isinstance(raw, list):
         for number, value in enumerate(raw):
@@ -111,4 +111,4 @@ def _describe_received(raw: Any, place: str) -> str:
         except (KeyError, IndexError, TypeError):
             return ""
     text = repr(raw)
-    return f", where it is {text if len(text) <= _SHOWN else text[: _SHOWN - 3] + '...'}" if place else ""
+    return f": {text if len(text) <= _SHOWN else text[: _SHOWN - 3] + '...'}" if place else ""

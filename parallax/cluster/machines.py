@@ -39,7 +39,7 @@ class FieldError(ConfigError):
     """A field of a value breaks its rule. `field` names it, so that a parser can say on which line it stands."""
 
     def __init__(self, field: str, expected: str, received: str) -> None:
-        super().__init__(f"{field}: expected {expected}, received {received}")
+        super().__init__(f"{field}: expected {expected}, got {received}")
         self.field = field
         self.expected = expected
         self.received = received
@@ -121,7 +121,7 @@ class Ssh:
         if self.agent is not None and not _SSH_WORDS.fullmatch(self.agent):
             raise FieldError("agent", "a command without colons", repr(self.agent))
         if self.agent is not None and (self.user, self.port, self.key) != (None, None, None):
-            raise FieldError("agent", "an agent alone: user, port and key are ssh's", "both")
+            raise FieldError("agent", "an agent without user, port and key, which are for ssh", "both")
 
     @property
     def command(self) -> str:
@@ -147,7 +147,7 @@ class Network:
         if self.interface is not None and not _NAME.fullmatch(self.interface):
             raise FieldError("interface", "the name of one network interface", repr(self.interface))
         if self.subnet is not None and not _is_subnet(self.subnet):
-            raise FieldError("subnet", "a network like 10.0.0.0/16, host bits zero", repr(self.subnet))
+            raise FieldError("subnet", "a network such as 10.0.0.0/16 with host bits zero", repr(self.subnet))
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,7 +220,7 @@ class Cluster:
             if 0 <= left < host.num_workers:
                 return host
             left -= host.num_workers
-        raise IndexError(f"a rank must be from 0 to {self.num_workers - 1}, and is {rank}")
+        raise IndexError(f"rank must be between 0 and {self.num_workers - 1}, got {rank}")
 
     def on(self, addresses: Collection[str]) -> Cluster:
         """The same with some of its hosts alone."""

@@ -59,14 +59,15 @@ class PlanInputs:
         """
         if self.cluster is not None and len(self.cluster.hosts) != hosts:
             raise PlanError(
-                f"A cluster profile must be of the job's hosts: {self.cluster_name or 'this one'} has "
-                f"{len(self.cluster.hosts)}, and the job has {hosts}. Measure these with `parallax calibrate`."
+                f"The cluster profile must be of the job's hosts: {self.cluster_name or 'this one'} has "
+                f"{len(self.cluster.hosts)} hosts, but the job has {hosts}. Measure the job's hosts with "
+                "`parallax calibrate`."
             )
         if self.model is not None and self.model.graph != graph:
             raise PlanError(
-                f"A model profile belongs to trained variables, lookups and numbers of ids: "
-                f"{self.model_name or 'this one'} is of model {self.model.graph[:12]}, and the script built model "
-                f"{graph[:12]}. Measure the model anew."
+                f"The model profile was measured for another model: {self.model_name or 'this one'} is of model "
+                f"{self.model.graph[:12]}, but the script built model {graph[:12]}. Trained variables, lookups and "
+                "numbers of ids must be the same. Measure the model again."
             )
 
     def check_names(self, hosts: Sequence[str]) -> None:
@@ -81,9 +82,9 @@ class PlanInputs:
         measured = [] if self.cluster is None else [host.name for host in self.cluster.hosts]
         if measured and measured != list(hosts):
             raise PlanError(
-                f"A cluster profile must be of the job's hosts, in the order of the resource file: "
-                f"{self.cluster_name or 'this one'} has {', '.join(measured)}, and the job has {', '.join(hosts)}. "
-                "Measure these with `parallax calibrate`."
+                "The cluster profile must be of the job's hosts, in the order of the resource file: "
+                f"{self.cluster_name or 'this one'} has {', '.join(measured)}, but the job has {', '.join(hosts)}. "
+                "Measure the job's hosts with `parallax calibrate`."
             )
 
 
@@ -109,4 +110,4 @@ def file_text(file: Path | str) -> str:
         return Path(file).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
-        raise PlanError(f"{file}: a profile must be a readable text file: {reason}.") from error
+        raise PlanError(f"{file}: cannot read the profile: {reason}.") from error

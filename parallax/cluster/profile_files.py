@@ -37,8 +37,8 @@ def check_writable(path: Path) -> None:
     if path.is_dir():
         raise _unwritable(path, "it is a folder")
     if not path.parent.is_dir():
-        raise _unwritable(path, "its folder is not there")
+        raise _unwritable(path, "its folder does not exist")
 
 
 def _unwritable(path: Path, reason: str) -> ConfigError:
-    return ConfigError(f"A profile must go to a file that can be written: {path}: {reason}. Name another.")
+    return ConfigError(f"Cannot write the profile to {path}: {reason}. Name another file.")

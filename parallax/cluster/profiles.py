@@ -211,8 +211,8 @@ def model_profile_from_json(text: str, name: str = "model profile") -> ModelProf
     together = [[k for k, _ in table.joined_rows] for table in found.tables]
     if names != sorted(set(names)) or any(not of or of != sorted(set(of)) or of != together[0] for of in together):
         raise PlanError(
-            f"{shown(name)}: a model profile must be as it was written: tables sorted by name, and all of them seen by "
-            f"equal numbers of workers, rising; here are {names!r:.60} and {together!r:.60}. Measure it anew."
+            f"{shown(name)}: a model profile must have its tables sorted by name, all of them seen by the same "
+            f"increasing numbers of workers, got {names!r:.60} and {together!r:.60}. Measure it again."
         )
     return found
 
@@ -221,10 +221,10 @@ def _read(text: str, name: str, kind: type[_Profile], what: str, rule: str, vers
     raw = read_json(text, PlanError, name, "a profile")
     if raw.get("version") != version:
         raise PlanError(
-            f"{shown(name)}: a profile must be of version {version}, and this one is of {raw.get('version')!r:.60}. "
-            "Measure it anew (a cluster with `parallax calibrate`)."
+            f"{shown(name)}: the profile must have version {version}, got {raw.get('version')!r:.60}. Measure it "
+            "again (a cluster with `parallax calibrate`)."
         )
     try:
         return checked_value(raw, kind)
     except ValueError as error:
-        raise PlanError(f"{shown(name)}: a {what} must be {rule}: {error}. Measure it anew.") from error
+        raise PlanError(f"{shown(name)}: a {what} must be {rule}: {error}. Measure it again.") from error

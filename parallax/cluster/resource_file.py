@@ -48,12 +48,12 @@ def parse_resource_file(path: Path | str, this_machine: Host | None = None) -> C
     try:
         data = Path(path).read_bytes()
     except OSError as error:
-        raise ResourceFileError(f"{path}: expected a resource file, received: {error.strerror}") from error
+        raise ResourceFileError(f"{path}: cannot read the resource file: {error.strerror}") from error
     try:
         text = data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         line = data.count(b"\n", 0, error.start) + 1
-        raise ResourceFileError(f"{path}:{line}: expected UTF-8, received byte {data[error.start]:#04x}") from error
+        raise ResourceFileError(f"{path}:{line}: expected UTF-8, got byte {data[error.start]:#04x}") from error
     return parse_resource_text(text, str(path), this_machine)
 
 
@@ -83,7 +83,7 @@ def parse_bandwidth(text: str) -> int | None:
 
 
 def _error(file: str, line: int, key: str, expected: str, received: str) -> ResourceFileError:
-    return ResourceFileError(f"{file}:{line}: {key}: expected {expected}, received {received}")
+    return ResourceFileError(f"{file}:{line}: {key}: expected {expected}, got {received}")
 
 
 @contextmanager
@@ -235,7 +235,7 @@ def _compose(text: str, file: str) -> yaml.Node | None:
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         line = 1 if mark is None else mark.line + 1
-        raise _error(file, line, "file", "YAML", f"text that is none ({error.problem or error.context})") from error
+        raise _error(file, line, "file", "YAML", f"invalid YAML ({error.problem or error.context})") from error
     except yaml.reader.ReaderError as error:
         line = text.count("\n", 0, error.position) + 1
         raise _error(file, line, "file", "YAML", f"the character {error.character!r}") from error

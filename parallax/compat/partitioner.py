@@ -27,5 +27,5 @@ def get_partitioner(min_partitions: int) -> Any:
         ConfigError: when it is no whole number from 1.
     """
     if not checks.is_int(min_partitions) or min_partitions < 1:
-        raise ConfigError(f"min_partitions must be a whole number from 1, and {min_partitions!r} was given.")
+        raise ConfigError(f"min_partitions must be an integer of at least 1, got {min_partitions!r}.")
     return tf.compat.v1.fixed_size_partitioner(min_partitions)

@@ -61,8 +61,8 @@ def create_num_shards_and_shard_id() -> tuple[Tensor, Tensor]:
     with tf.init_scope():  # out of functions, where the analysis would not see which tensors differ between workers
         if tf.executing_eagerly():
             raise GraphError(
-                "Shards must be made in the graph that is given to parallel_run, and TensorFlow executes eagerly. "
-                "Write `with graph.as_default():`."
+                "Sharding must be called while the graph for parallel_run is being built, but TensorFlow is executing "
+                "eagerly here. Call it inside `with graph.as_default():`."
             )
         graph = tf.compat.v1.get_default_graph()
         made = graph.get_collection(_COLLECTION)
@@ -182,7 +182,8 @@ def _check_not_sharded(op: Operation) -> None:
         op = waiting.pop()
         if _SHARE in op.node_def.attr:
             raise GraphError(
-                f"A dataset must be sharded once, and this one was sharded before, by {op.name!r}. Leave one call out."
+                f"This dataset is already sharded by {op.name!r}; sharding it again would drop examples. Remove one "
+                "of the calls."
             )
         seen.add(op)
         waiting += [i.op for i in op.inputs if i.op not in seen and i.dtype.name == "variant"]

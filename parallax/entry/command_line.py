@@ -190,5 +190,5 @@ def _numbers(text: str) -> tuple[int, ...]:
 def _rate(text: str) -> int:
     rate = parse_bandwidth(text)
     if not rate:
-        raise argparse.ArgumentTypeError(f"must be a rate in bits per second like 10gbit or 200mbit, not {text}")
+        raise argparse.ArgumentTypeError(f"must be a rate in bits per second such as 10gbit or 200mbit, got {text!r}")
     return rate

@@ -54,7 +54,7 @@ def checked_call(graph: Graph, resource_info: str | Path | None, sync: bool, giv
     """The arguments of a call, checked, the command line before the script's configuration."""
     config = given if given is not None else Config()
     if not isinstance(config, Config):
-        raise ConfigError(f"parallax_config must be a parallax.Config, and {config!r} was given.")
+        raise ConfigError(f"parallax_config must be a parallax.Config, got {config!r}.")
     checks.truth("sync", sync)
     wanted = settings()
     config = merge_settings(replace(config), wanted)  # checked again, and what the script assigns later changes nothing

@@ -40,30 +40,30 @@ from parallax.settings.environment import Role, settings
 from parallax.types import Argument, Nest, TypeSpec
 
 _TOO_MANY = (
-    "{name} was traced for {count} different calls, and each makes the workers open a session anew: {last}. Pass what "
-    "changes from call to call as a tensor, and leave open what may have another length: parallax.function(step, "
+    "{name} was traced for {count} different calls, and for each the workers open a new session: {last}. Pass what "
+    "changes from call to call as a tensor, and leave dimensions that vary open: parallax.function(step, "
     "input_signature=[tf.TensorSpec([None, None], tf.int64), ...])."
 )
 _MOST_VARIANTS = 16
-_NO_FUNCTION = "parallax.function takes a function that makes one training step, and {given!r} was given."
+_NO_FUNCTION = "parallax.function needs a function that makes one training step, got {given!r}."
 _IN_A_FUNCTION = (
-    "The script calls a step of parallax.function itself, for each batch, and {name} is called within another function "
-    "that TensorFlow traces (a tf.function, or a model's train_step). Call it in a Python loop, or decorate the outer "
-    "function with parallax.function and this one with tf.function."
+    "{name} is called within another function that TensorFlow traces (a tf.function, or a model's train_step), but "
+    "the script must call a step of parallax.function itself, once per batch. Call it in a Python loop, or decorate "
+    "the outer function with parallax.function and this one with tf.function."
 )
 _UNKNOWN_KEYWORD = (
     "parallax.function takes resource_info, parallax_config, returns and merge_rows, and of tf.function's keywords "
-    "input_signature, autograph, experimental_autograph_options, jit_compile, reduce_retracing and name; {names} was "
-    "given. Leave it out."
+    "input_signature, autograph, experimental_autograph_options, jit_compile, reduce_retracing and name, got {names}. "
+    "Remove it."
 )
 _NO_CONCRETE_FUNCTION = (
-    "The workers of {name} carry out graphs of their own, with collectives, and there is no ConcreteFunction of them. "
-    "Trace one process's step, tf.function({name}.python_function).get_concrete_function(...), or look at the graph "
-    "that is planned: {name}.graph_of(...)."
+    "{name} has no ConcreteFunction, since its workers run graphs of their own, with collectives. Trace the step of "
+    "one process with tf.function({name}.python_function).get_concrete_function(...), or look at the graph that is "
+    "planned: {name}.graph_of(...)."
 )
 _NOT_COMPILED = (
-    "jit_compile=True is left out: workers carry out the step as a graph with collectives, which XLA does not compile. "
-    "The results are those of the step without it."
+    "jit_compile=True is ignored: workers run the step as a graph with collectives, which XLA does not compile. The "
+    "results are those of the step without it."
 )
 
 
@@ -114,7 +114,7 @@ def function(
     if others:
         raise ConfigError(_UNKNOWN_KEYWORD.format(names=", ".join(f"{key}={value!r}" for key, value in others.items())))
     if parallax_config is not None and not isinstance(parallax_config, Config):
-        raise ConfigError(f"parallax_config must be a parallax.Config, and {parallax_config!r} was given.")
+        raise ConfigError(f"parallax_config must be a parallax.Config, got {parallax_config!r}.")
     check_signature(input_signature)
     tracing = Tracing(input_signature, autograph, experimental_autograph_options)
 

@@ -21,9 +21,9 @@ from parallax.functions.tracing.traced_values import check_whole, handle_of, sou
 from parallax.types import Argument, Handle, TensorLike, Value, Variable
 
 _IS_TRAINED = (
-    "One call at a time trains a variable, and {name} is trained by a `fit` that has not ended: one of its callbacks "
-    "calls fit, train_on_batch or a step of parallax.function on the same variables. Make that call after `fit`, or "
-    "put the step into the model's train_step."
+    "{name} is being trained by a `fit` that has not ended, and only one call at a time may train a variable: one of "
+    "its callbacks calls fit, train_on_batch or a step of parallax.function on the same variables. Make that call "
+    "after `fit`, or move the step into the model's train_step."
 )
 
 

@@ -26,10 +26,8 @@ _NO_FOLDER = (
     "a checkpoint that they write, and no folder is named; there are {size} in {count}. Name one: parallax run "
     "--tables-dir DIR, or TableConfig(tables_dir=...). Or allow more bytes than that: --whole-bytes N."
 )
-_BACKUP = "The workers have failed: variables have the values that they had {seconds:.1f} s before, after {steps}."
-_NO_BACKUP = (
-    "The workers have failed before all variables were read: each has the value that it had when it was read last."
-)
+_BACKUP = "The workers have failed: variables hold the values from {seconds:.1f} s earlier, after {steps}."
+_NO_BACKUP = "The workers have failed before all variables were read: each variable holds the value of its last read."
 _WRITTEN = "The trained model is in the checkpoint {prefix}, and {count} of it there alone (docs/keras.md)."
 
 

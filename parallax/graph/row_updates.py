@@ -70,11 +70,11 @@ def row_update_ops() -> OpLibrary:
     library = row_update_library()
     if not library.is_file():
         raise TransformError(
-            f"Rows of tables are updated by ops of {library}, which is not there: run `parallax setup`."
+            f"Rows of tables are updated by ops of {library}, which does not exist. Build it: `parallax setup`."
         )
     ops = tf.load_op_library(str(library))
     if "gradients" not in inspect.signature(ops.parallax_update_only_rows).parameters:
-        raise TransformError(f"{library} must be as new as Parallax, and is older. Build it: `parallax setup`.")
+        raise TransformError(f"{library} is older than Parallax. Build it again: `parallax setup`.")
     return ops
 
 

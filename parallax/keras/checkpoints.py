@@ -21,10 +21,10 @@ from parallax.runtime.launcher.restarts.waiting_job import end_use
 from parallax.types import KerasModel, Variable
 
 _WRITABLE = "Free space there, or name another folder."
-_READABLE = "Name a checkpoint that save_checkpoint or `fit` has written, without .index at its end."
+_READABLE = "Name a checkpoint that save_checkpoint or `fit` has written, without the .index at the end."
 _MISSING = (
-    "The checkpoint {prefix} must have the model's variables, and has no {name} of shape {shape}. Load one that was "
-    "written of this model; layers and optimizer must have the same names, so give them names of their own."
+    "The checkpoint {prefix} has no {name} of shape {shape}, which the model needs. Load a checkpoint that was "
+    "written from this model; its layers and optimizer must have the same names, so name them explicitly."
 )
 
 
@@ -50,7 +50,7 @@ def save_checkpoint(model: KerasModel, folder: str | Path, step: int) -> str:
         training.store(Path(folder), step)
     else:
         try:
-            with file_errors(f"The checkpoint of step {step} must be written to {writer.folder}", _WRITABLE):
+            with file_errors(f"Cannot write the checkpoint of step {step} to {writer.folder}", _WRITABLE):
                 writer.begin()
                 for name, variable in _variables(model).items():
                     _write(writer, name, variable)
@@ -75,7 +75,7 @@ def load_checkpoint(model: KerasModel, prefix: str | Path) -> None:
     """
     end_use()  # steps of a loop begin with the values of the files
     place = absolute(str(prefix))
-    with file_errors(f"The checkpoint {place} must be readable", _READABLE):
+    with file_errors(f"Cannot read the checkpoint {place}", _READABLE):
         bundle = Bundle(place)
     for name, variable in _variables(model).items():
         found = bundle.tensors.get(name)

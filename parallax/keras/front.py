@@ -78,9 +78,9 @@ def use(
         ConfigError: a setting has the wrong type.
     """
     if parallax_config is not None and not isinstance(parallax_config, Config):
-        raise ConfigError(f"parallax_config must be a parallax.Config, and {parallax_config!r} was given.")
+        raise ConfigError(f"parallax_config must be a parallax.Config, got {parallax_config!r}.")
     if not isinstance(merge_rows, bool):
-        raise ConfigError(f"merge_rows must be True or False, and {merge_rows!r} was given.")
+        raise ConfigError(f"merge_rows must be True or False, got {merge_rows!r}.")
     _use.is_wanted, _use.resource_info, _use.merge_rows = True, resource_info, merge_rows
     _use.config = parallax_config or Config()
     _start_early()
@@ -214,7 +214,7 @@ def _look(which: str, original: Callable[..., Nest], model: KerasModel, *args: A
         try:
             look = read_call(model, which, arguments, last)
         except (GraphError, TypeError, ValueError) as error:  # what is the script's own fault is raised here again
-            log.info(f"This process computes what {original.__name__} gives: {error}")
+            log.info(f"{original.__name__} runs in this process alone: {error}")
             return original(model, **arguments)
         config = replace(_use.config, ckpt_config=CheckPointConfig(), hooks=(), chief_only_hooks=())
         with (

@@ -49,8 +49,8 @@ def _open(spec: TypeSpec) -> TypeSpec | None:
         return tf.RaggedTensorSpec([None, *spec.shape[1:]], spec.dtype, spec.ragged_rank, spec.row_splits_dtype)
     if not isinstance(spec, tf.TensorSpec) or spec.shape.rank is None or spec.shape.rank == 0:
         raise GraphError(
-            f"A batch must be of tensors whose first dimension is the batch, and there is {spec}. Batch the dataset, "
-            "or make it dense (tf.sparse.to_dense) in the input."
+            f"The first dimension of every tensor in a batch must be the batch dimension, got {spec}. Batch the "
+            "dataset, or make the tensor dense (tf.sparse.to_dense) in the input pipeline."
         )
     return tf.TensorSpec([None, *spec.shape[1:]], spec.dtype, spec.name)
 

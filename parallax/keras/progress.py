@@ -108,9 +108,12 @@ class FitProgress:
         if not isinstance(chosen, ResumedEpoch):
             self.skipped_epochs = self.skipped_batches = 0
         elif chosen >= self.last_epoch:
-            log.info(f"Resumed: the {self.last_epoch} epochs of `fit` were trained before. A new folder begins anew.")
+            log.info(
+                f"Resumed: all {self.last_epoch} epochs of `fit` are already trained. To train from the start, use a "
+                "new folder."
+            )
         else:
-            log.info(f"Resumed: `fit` goes on in epoch {chosen + 1}, after {self.skipped_batches} of its batches.")
+            log.info(f"Resumed: `fit` continues in epoch {chosen + 1}, after {self.skipped_batches} of its batches.")
 
     def _note(self, epoch: int) -> None:
         known = None if self.epochs is None else self.epochs.known_batches

@@ -14,33 +14,34 @@ from parallax.types import ConcreteFunction, Graph, KerasModel, NodeDef
 _PYTHON_OPS = ("PyFunc", "EagerPyFunc")
 """With effects that TensorFlow does not know."""
 _EAGER = (
-    "The steps of a model are carried out as a graph, and {what} asks for Python at each step. Leave it out, and debug "
-    "the script without Parallax."
+    "{what} is set, but Parallax runs the steps of a model as graphs and cannot call Python in each step. Remove it, "
+    "and debug the script without Parallax."
 )
 _SYNCHRONIZED = (
-    "{layer} has synchronized=True, which is of tf.distribute's replicas. Leave it out: workers normalize by the "
+    "{layer} has synchronized=True, which is for the replicas of tf.distribute. Remove it: workers normalize by the "
     "global batch without it."
 )
 _STRATEGY = (
-    "The model was made in the scope of {strategy}. Make it outside of any tf.distribute strategy: Parallax's workers "
-    "are the replicas."
+    "The model was created in the scope of {strategy}. Create it outside of any tf.distribute strategy: Parallax's "
+    "workers are the replicas."
 )
 _STATEFUL = (
-    "The layer {layer!r} has stateful=True: it goes on from what each example of the batch before has left, and "
-    "workers have no fixed examples of a batch. Leave it out, and give the state as an input, or whole sequences."
+    "The layer {layer!r} has stateful=True, so it carries state from each example of a batch to the example at the "
+    "same position of the next batch, but workers hold no fixed positions of a batch. Remove stateful, and pass the "
+    "state as an input or use whole sequences."
 )
 _FIXED_BATCH = (
-    "The model's input {name!r} has batches of {length}, and workers have parts of a batch. Leave batch_size out of "
-    "keras.Input, and give it to `fit`."
+    "The model's input {name!r} has the fixed batch size {length}, but each worker gets only a part of the batch. "
+    "Remove batch_size from keras.Input, and pass it to `fit`."
 )
 _OVERRIDDEN = (
-    "{model} has a {name} of its own, and workers step by functions of their own. Put what it does into train_step, "
+    "{model} overrides {name}, but workers run step functions of their own. Move what it does into train_step, "
     "test_step or predict_step."
 )
 _CALLS_PYTHON = (
-    "A step must be of TensorFlow's ops, and {step} calls Python code by {op} {name!r} (py_function, numpy_function), "
-    "which each worker would call for its part of the batch. Do that part in the input (tf.data's map), or "
-    "in a callback; what has no side effects may be a tf.numpy_function(stateful=False)."
+    "{step} calls Python code by {op} {name!r} (py_function, numpy_function), which each worker would call on its "
+    "part of the batch only. Move that code to the input pipeline (tf.data's map) or to a callback; code without side "
+    "effects may be a tf.numpy_function(stateful=False)."
 )
 
 

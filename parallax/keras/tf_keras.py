@@ -81,8 +81,8 @@ def check_resumable() -> None:
         ConfigError: always; the epochs of tf_keras have no place to begin at.
     """
     raise ConfigError(
-        "CheckPointConfig is for models of Keras 3, and the `fit` of a tf_keras model was called, which "
-        "cannot go on within an epoch. Give that `fit` tf_keras.callbacks.BackupAndRestore, and leave ckpt_config out."
+        "CheckPointConfig supports only Keras 3: the `fit` of a tf_keras model cannot resume within an epoch. Pass "
+        "tf_keras.callbacks.BackupAndRestore to `fit`, and remove ckpt_config."
     )
 
 

@@ -22,11 +22,11 @@ def check_keras(version: str, backend: str) -> None:
     numbers = tuple(int(one) for one in re.findall(r"\d+", version)[:2])
     if numbers < _OLDEST:
         raise ConfigError(
-            f"parallax.keras needs Keras {_OLDEST[0]}.{_OLDEST[1]} or newer, and {version} is installed. "
-            f"Install it: pip install 'keras>={_OLDEST[0]}.{_OLDEST[1]}'."
+            f"parallax.keras needs Keras {_OLDEST[0]}.{_OLDEST[1]} or newer, but {version} is installed. Install it: "
+            f"pip install 'keras>={_OLDEST[0]}.{_OLDEST[1]}'."
         )
     if backend != "tensorflow":
         raise ConfigError(
-            f"parallax.keras trains with Keras's backend tensorflow, and the backend is {backend}. Set "
-            "KERAS_BACKEND=tensorflow before Keras is imported."
+            f"parallax.keras needs the Keras backend tensorflow, got {backend!r}. Set KERAS_BACKEND=tensorflow before "
+            "Keras is imported."
         )

@@ -32,8 +32,9 @@ class _ByRow(keras.optimizers.Optimizer):  # type: ignore[misc]
     ) -> None:
         if more.get("gradient_accumulation_steps"):
             raise ConfigError(
-                f"{type(self).__name__} updates the rows of a gradient, and gradient_accumulation_steps has Keras add "
-                "up gradients of whole tables. Leave it out; parallax.Config(accumulate_steps=...) keeps rows."
+                f"{type(self).__name__} updates only the rows of a gradient, but gradient_accumulation_steps makes "
+                "Keras accumulate gradients of whole tables. Remove it and set parallax.Config(accumulate_steps=...), "
+                "which accumulates rows."
             )
         super().__init__(learning_rate, **more)
         self._rule, self._settings = rule, settings

@@ -117,7 +117,7 @@ class LazyAdamRule:
     def __post_init__(self) -> None:
         for name in ("beta1", "beta2"):
             if not 0 <= getattr(self, name) < 1:
-                raise ConfigError(f"{name} must be from 0 to below 1, and {getattr(self, name)!r} was given.")
+                raise ConfigError(f"{name} must be at least 0 and below 1, got {getattr(self, name)!r}.")
         at_least("epsilon", self.epsilon)
 
     @property
@@ -163,13 +163,13 @@ class AdmittedFtrlRule:
         for name in ("beta", "l1", "l2"):
             at_least(name, getattr(self, name))
         if not (isinstance(self.after, int) and 1 <= self.after < MOST_SIGHTINGS):
-            raise ConfigError(f"A row must be admitted after 1 sighting or more, and {self.after!r} was given.")
+            raise ConfigError(f"admit_after must be at least 1, got {self.after!r}.")
         if not 0 < self.odds <= 1:
-            raise ConfigError(f"admit_probability must be above 0 and at most 1, and {self.odds!r} was given.")
+            raise ConfigError(f"admit_probability must be above 0 and at most 1, got {self.odds!r}.")
         if self.after > 1 and self.odds < 1:
             raise ConfigError(
-                f"Rows are admitted by count or by probability, and both admit_after={self.after} and "
-                f"admit_probability={self.odds} were given. Leave one out."
+                f"admit_after={self.after} and admit_probability={self.odds} cannot be combined: rows are admitted "
+                "either by count or by probability. Set one."
             )
 
     @property
@@ -216,7 +216,7 @@ def at_least(name: str, value: float, least: float = 0.0) -> None:
         ConfigError: it is.
     """
     if not value >= least:
-        raise ConfigError(f"{name} must be {least:g} or more, and {value!r} was given.")
+        raise ConfigError(f"{name} must be at least {least:g}, got {value!r}.")
 
 
 def _beside(by_row: Tensor, gradient: Tensor) -> Tensor:

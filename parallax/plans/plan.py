@@ -240,7 +240,7 @@ class Plan:
             if variable.name == name:
                 return variable
         known = ", ".join(v.name for v in self.variables)
-        raise PlanError(f"A variable must be one of the graph's, and {name!r} is not. The graph has: {known}.")
+        raise PlanError(f"The graph has no variable {name!r}. Its variables: {known}.")
 
     def to_json(self) -> str:
         """The plan as indented JSON, keys in a fixed order."""
@@ -250,19 +250,19 @@ class Plan:
         """Raises PlanError when this plan was made for another graph, or other workers or servers."""
         if self.fingerprint != spec.fingerprint:
             raise PlanError(
-                f"A plan belongs to one graph: this one is for graph {self.fingerprint[:12]}, and the script built "
-                f"graph {spec.fingerprint[:12]}. Make the plan anew with `parallax plan --json`."
+                f"The plan was made for another graph: it is for graph {self.fingerprint[:12]}, and the script built "
+                f"graph {spec.fingerprint[:12]}. Make a new plan with `parallax plan --json`."
             )
         if self.num_workers != layout.num_workers:
             raise PlanError(
-                f"A plan belongs to a number of workers: this one is for {self.num_workers}, and the job has "
-                f"{layout.num_workers}. Make the plan anew, or change the number of workers."
+                f"The plan was made for {self.num_workers} workers, but the job has {layout.num_workers}. Make a new "
+                "plan with `parallax plan --json`, or change the number of workers."
             )
         if self.hosts != layout.hosts or (self.servers and self.servers != layout.servers):
             raise PlanError(
-                f"A plan belongs to a layout of the job: this one is for hosts with {list(self.hosts)} workers and "
-                f"servers on hosts {list(self.servers)}, and the job has {list(layout.hosts)} and "
-                f"{list(layout.servers)}. Make the plan anew, or change the resource file."
+                f"The plan was made for other hosts: it is for hosts with {list(self.hosts)} workers and servers on "
+                f"hosts {list(self.servers)}, but the job has {list(layout.hosts)} and {list(layout.servers)}. Make a "
+                "new plan with `parallax plan --json`, or change the resource file."
             )
 
 
@@ -280,16 +280,16 @@ def plan_from_json(text: str, name: str = "plan") -> Plan:
     version = raw.get("version")
     if version != PLAN_VERSION:
         raise PlanError(
-            f"{shown(name)}: a plan file must be of version {PLAN_VERSION}, and this one is of {version!r:.60}. Make "
-            "it anew."
+            f"{shown(name)}: the plan file must have version {PLAN_VERSION}, got {version!r:.60}. Make a new plan with "
+            "`parallax plan --json`."
         )
     try:
         plan = checked_value(raw, Plan)
         _check_places(plan)
     except ValueError as error:
         raise PlanError(
-            f"{shown(name)}: a plan file must have every field that `Plan.to_json` writes, as it writes it: {error}. "
-            "Make it anew with `parallax plan --json`."
+            f"{shown(name)}: the plan file is not as `parallax plan --json` writes it: {error}. Make a new plan with "
+            "`parallax plan --json`."
         ) from error
     return plan
 
@@ -305,11 +305,12 @@ def read_plan(file: Path | str) -> Plan:
         text = path.read_text(encoding="utf-8")
     except OSError as error:
         raise PlanError(
-            f"{path}: a plan file must be readable: {error.strerror}. Write one with `parallax plan --json`."
+            f"{path}: cannot read the plan file: {error.strerror}. Write one with `parallax plan --json`."
         ) from error
     except UnicodeDecodeError as error:
         raise PlanError(
-            f"{path}: a plan file must be UTF-8, and byte {error.start} is not. Write one with `parallax plan --json`."
+            f"{path}: the plan file must be UTF-8, and byte {error.start} is not. Write one with "
+            "`parallax plan --json`."
         ) from error
     return plan_from_json(text, str(path))
 
@@ -321,13 +322,13 @@ def _check_places(plan: Plan) -> None:
         ValueError: says which are not.
     """
     if not 1 <= plan.num_workers <= MOST_WORKERS or len(plan.hosts) > MOST_WORKERS:
-        raise ValueError(f"workers must be from 1 to {MOST_WORKERS}, and there are {plan.num_workers}")
+        raise ValueError(f"workers must be between 1 and {MOST_WORKERS}, got {plan.num_workers}")
     known = plan.prediction
     hosts = [*(load.host for load in known.loads), *(process.host for process in known.memory)]
     hosts += [phase.host for phase in known.phases if phase.host is not None]
     _below(len(plan.hosts), (*plan.servers, *hosts), "servers, loads or phases are of hosts that")
     if len({variable.name for variable in plan.variables}) < len(plan.variables):
-        raise ValueError("two variables have one name")
+        raise ValueError("two variables have the same name")
     for variable in plan.variables:
         what = f"{variable.name!r} has"
         _below(MOST_ELEMENTS, (math.prod(variable.shape),), f"{what} a shape of elements that")

@@ -43,16 +43,17 @@ class WhatIf:
         if not self.hosts or list(self.hosts) != sorted(set(self.hosts)) or self.hosts[0] < 1:
             given = ",".join(map(str, self.hosts))
             raise ConfigError(
-                f"--hosts must be numbers of hosts from 1, rising, like 8,64,512, and is {given or 'empty'}."
+                "--hosts must be increasing numbers of hosts of at least 1, such as 8,64,512, got "
+                f"{given or 'nothing'}."
             )
         factors = {"--scale-links": self.links, "--batch": self.batch, "--vocabulary": self.vocabulary}
         for name, value in {**factors, "--width": self.width}.items():
             if not (math.isfinite(value) and value > 0):
-                raise ConfigError(f"{name} must be a factor above 0, like 2 or 0.5, and is {value:g}.")
+                raise ConfigError(f"{name} must be a factor above 0, such as 2 or 0.5, got {value:g}.")
         if self.link_bytes_per_s is not None and not self.link_bytes_per_s > 0:
-            raise ConfigError("--link-rate must be above 0, like 10gbit.")
+            raise ConfigError("--link-rate must be above 0, for example 10gbit.")
         if self.link_bytes_per_s is not None and self.links != 1:
-            raise ConfigError("Links have a given rate or are scaled: take --link-rate or --scale-links, not both.")
+            raise ConfigError("--link-rate and --scale-links cannot be combined. Give one of them.")
 
     def to_text(self) -> str:
         """One line, for an environment variable."""

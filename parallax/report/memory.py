@@ -40,8 +40,8 @@ def _host_text(host: HostUse) -> str:
 
 def _batch_text(memory: MemoryPlan) -> str:
     if memory.largest_batch is None:
-        return "The largest batch is unknown: nothing that is counted grows with it."
+        return "The largest batch is unknown: nothing that is counted grows with the batch."
     if not memory.largest_batch:
-        return "No batch fits, however small: add hosts, or spread what dominates."
+        return "No batch fits, however small: add hosts, or shard the largest variables."
     now = f" (now {memory.examples})" if memory.examples else ""
     return f"The largest batch of a worker that fits has {memory.largest_batch} examples{now}."

@@ -26,4 +26,4 @@ def write_file(path: str, text: str, option: str) -> None:
     try:
         Path(path).write_text(text, encoding="utf-8")
     except OSError as error:
-        raise ConfigError(f"{option} must name a file that can be written: {path}: {error.strerror}.") from error
+        raise ConfigError(f"{option} must name a writable file: {path}: {error.strerror}.") from error

@@ -17,8 +17,8 @@ from parallax.runtime.measure.memory import free_bytes
 from parallax.runtime.worker.script import show_errors_briefly
 
 _HAS_GPUS = (
-    "TensorFlow has begun to use GPUs in this process before it was known that workers use them, and has taken their "
-    "memory. Call parallax.keras.use() right after the imports, or start the script by `parallax run`."
+    "TensorFlow has already taken the memory of the GPUs in this process, before it was known that workers use them. "
+    "Call parallax.keras.use() right after the imports, or start the script with `parallax run`."
 )
 WORKER_BYTES = 250_000_000
 """What a worker has for itself once it has imported TensorFlow 2.21, before its first variable."""
@@ -65,7 +65,8 @@ def check_memory(cluster: Cluster, free: int | None = None) -> None:
         remedy = f"Start at most {fit}." if fit else "End what takes it."
         raise LaunchError(
             f"{workers} workers on this machine need at least {bytes_text(workers * WORKER_BYTES)}, "
-            f"{bytes_text(WORKER_BYTES)} each before the first variable, and {bytes_text(free)} are free. {remedy}"
+            f"{bytes_text(WORKER_BYTES)} each before the first variable, but only {bytes_text(free)} are free. "
+            f"{remedy}"
         )
 
 
@@ -88,7 +89,7 @@ def missing_gpus(cluster: Cluster, is_cuda_build: bool, gpu_folder: Path = GPU_F
         if there and not is_cuda_build:
             why = "this TensorFlow is built without CUDA"
         numbers = ", ".join(map(str, missing))
-        return f"{host.address} is to use GPU {numbers}, and {why}: these workers train on processors."
+        return f"{host.address} is to use GPU {numbers}, but {why}: these workers train on CPUs."
     return ""
 
 

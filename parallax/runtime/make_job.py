@@ -41,14 +41,14 @@ def cluster_of(resource_info: str | Path | None, config: Config, wanted: Setting
     if file is None or str(file) in ("localhost", "127.0.0.1"):
         return local_cluster(config.workers, visible_gpus())
     if not isinstance(file, str | os.PathLike):
-        raise ConfigError(f"resource_info must be the path of a resource file, or None, and {file!r} was given.")
+        raise ConfigError(f"resource_info must be the path of a resource file, or None, got {file!r}.")
     this_machine = local_cluster(config.workers, visible_gpus()).hosts[0]
     cluster = parse_resource_file(file, this_machine)
     if wanted.role == Role.VERIFY and not cluster.is_local:
         away = ", ".join(host.address for host in cluster.hosts if not host.is_this_machine)
         raise ConfigError(
-            f"{file}: a verification runs on this machine only, where both sides keep their variables, and {away} is "
-            "another one. Name localhost, or give --workers."
+            f"{file}: a verification runs only on this machine, where both sides keep their variables, but {away!r} "
+            "is another machine. Name localhost, or give --workers."
         )
     return cluster
 
@@ -57,9 +57,7 @@ def check_profile(config: Config, num_workers: int) -> None:
     """The worker to be traced must be one of the job's."""
     worker = config.profile_config.profile_worker
     if worker is not None and worker >= num_workers:
-        raise ConfigError(
-            f"profile_worker must be a worker of the job, from 0 to {num_workers - 1}, and {worker} was given."
-        )
+        raise ConfigError(f"profile_worker must be a worker of the job, from 0 to {num_workers - 1}, got {worker}.")
 
 
 def job_of(
@@ -194,7 +192,7 @@ def script_words() -> tuple[str, ...]:
     file = getattr(main, "__file__", None)
     if file is None or file.startswith("<") or Path(file).is_fifo():  # <stdin>, and /dev/fd/63 of a shell's <(...)
         raise LaunchError(
-            "The workers run the script that called parallel_run, and this process runs none: it was started without "
-            "a file, as a notebook is, or reads it from a pipe. Write the training loop to a file and run that."
+            "The workers run the script that called parallel_run, but this process was started without a file (as a "
+            "notebook is, or a script read from a pipe). Write the training loop to a file and run that."
         )
     return (str(Path(file).resolve()), *sys.argv[1:])

@@ -369,7 +369,7 @@ def _agree(what: str, text: str) -> None:
     for rank, other in enumerate(current_process_group().workers.allgather(digest)):
         if other != digest:
             raise PlanError(
-                f"All workers must have the same {what}, and worker {rank} has another. Start the job anew."
+                f"All workers must have the same {what}, but worker {rank} has another. Start the job again."
             )
 
 

@@ -18,18 +18,18 @@ from parallax.settings.config import Config
 from parallax.settings.options import variable_of
 
 _NO_CHECKPOINTS = (
-    "max_restarts needs checkpoints, from which a job goes on, and is {number} without ckpt_config. Give "
-    "ckpt_config=parallax.CheckPointConfig(FOLDER, save_ckpt_steps=K) or CheckPointConfig(memory_steps=1), or leave "
-    "max_restarts out."
+    "max_restarts={number} needs checkpoints to resume from, but ckpt_config is not set. Set "
+    "ckpt_config=parallax.CheckPointConfig(FOLDER, save_ckpt_steps=K) or CheckPointConfig(memory_steps=1), or remove "
+    "max_restarts."
 )
 _NO_RESTARTS = (
-    "memory_steps is for jobs that are started again, and is {number} without max_restarts. Give "
-    "restart=parallax.RestartConfig(max_restarts=N), or leave memory_steps out."
+    "memory_steps={number} needs max_restarts, since it serves jobs that are restarted. Set "
+    "restart=parallax.RestartConfig(max_restarts=N), or remove memory_steps."
 )
 _NO_LOOP = (
-    "memory_steps is for scripts whose loop follows the global step, and is {number} for a call such as `fit`. Give "
-    "max_restarts alone, with which a Keras `fit` goes on where it was, or write checkpoints to a folder "
-    "(CheckPointConfig.ckpt_dir), and leave memory_steps out."
+    "memory_steps={number} is only for scripts whose loop follows the global step, not for a call such as `fit`. Set "
+    "max_restarts alone, with which a Keras `fit` resumes, or write checkpoints to a folder "
+    "(CheckPointConfig.ckpt_dir), and remove memory_steps."
 )
 
 # What processes of a spare job import: nothing that asks, when it is imported, for the job. What the launching process
@@ -57,15 +57,15 @@ def check_restarts(config: Config, cluster: Cluster, is_call: bool) -> None:
     if asked.min_hosts is None:
         return
     if not asked.max_restarts:
-        raise ConfigError(f"min_hosts belongs to max_restarts, and is {asked.min_hosts} without. Give max_restarts.")
+        raise ConfigError(f"min_hosts={asked.min_hosts} needs max_restarts. Set max_restarts.")
     if asked.min_hosts > len(cluster.hosts):
         raise ConfigError(
-            f"min_hosts must be at most the number of hosts, {len(cluster.hosts)}, not {asked.min_hosts}."
+            f"min_hosts must be at most the number of hosts, {len(cluster.hosts)}, got {asked.min_hosts}."
         )
     if asked.min_hosts < len(cluster.hosts) and config.plan_file is not None:
         raise ConfigError(
-            f"min_hosts={asked.min_hosts} lets the job go on with fewer hosts, for which {config.plan_file} is no "
-            "plan. Leave one of the two out."
+            f"min_hosts={asked.min_hosts} lets the job continue on fewer hosts, for which {config.plan_file} is no "
+            "plan. Remove one of the two."
         )
 
 

@@ -31,7 +31,7 @@ class CommandParser(argparse.ArgumentParser):
         self._refuse_unknown(words)
         found, left = super().parse_known_args(words, namespace)
         if left:
-            self.error(f"{' '.join(left)}: no argument is left for that")
+            self.error(f"unexpected arguments: {' '.join(left)}")
         return found, left
 
     def _refuse_unknown(self, words: Iterable[str]) -> None:
@@ -60,11 +60,11 @@ class CommandParser(argparse.ArgumentParser):
 
     def _refuse(self, name: str, known: Iterable[str]) -> NoReturn:
         near = did_you_mean(name, [option for option in known if option.startswith("--")])
-        self.error(f"there is no option {name}.{near}" if near else f"there is no option {name}; --help lists them")
+        self.error(f"unknown option {name}.{near}" if near else f"unknown option {name}; --help lists the options")
 
     def _check_value(self, action: argparse.Action, value: Any) -> None:
         """Refuses a word that is none of an argument's choices, and names the nearest."""
         if action.choices is not None and value not in action.choices:
             known = ", ".join(map(str, action.choices))
             near = did_you_mean(str(value), map(str, action.choices))
-            raise argparse.ArgumentError(action, f"must be one of {known}, and {value!r} was given.{near}")
+            raise argparse.ArgumentError(action, f"must be one of {known}, got {value!r}.{near}")

@@ -37,11 +37,13 @@ def refuse_unknown(cls: type[_Settings]) -> type[_Settings]:
                 raise UnknownSetting(unknown_setting(cls.__name__, name, names))
         if len(args) > len(by_position):
             raise UnknownSetting(
-                f"{cls.__name__} takes {len(by_position)} settings by position ({', '.join(by_position)}), and "
-                f"{len(args)} were given. Give the others by name."
+                f"{cls.__name__} takes {len(by_position)} positional settings ({', '.join(by_position)}), got "
+                f"{len(args)}. Pass the others by keyword."
             )
         if twice := [name for name in by_position[: len(args)] if name in settings]:
-            raise UnknownSetting(f"A setting of {cls.__name__} must be given once, and {twice[0]} was given twice.")
+            raise UnknownSetting(
+                f"A setting of {cls.__name__} must be given once, got {twice[0]} by position and by keyword."
+            )
         make(self, *args, **settings)
 
     cls.__init__ = __init__  # type: ignore[assignment]
@@ -52,7 +54,7 @@ def unknown_setting(cls: str, name: str, names: Iterable[str]) -> str:
     """What is said of a setting that a class does not have."""
     known = list(names)
     near = did_you_mean(name, known)
-    return f"A setting of {cls} must be one of {', '.join(known)}, and {name!r} was set.{near}"
+    return f"{cls} has no setting {name!r}; its settings are {', '.join(known)}.{near}"
 
 
 def is_int(value: object) -> TypeGuard[int]:
@@ -64,14 +66,14 @@ def number_or_none(name: str, value: object, least: int = 1, most: int | None = 
     """A whole number within bounds, or None."""
     if value is None or (is_int(value) and value >= least and (most is None or value <= most)):
         return None if value is None else int(value)
-    bounds = f"from {least}" if most is None else f"from {least} to {most}"
-    raise ConfigError(f"{name} must be a whole number {bounds}, or None, and {value!r} was given.")
+    bounds = f"of at least {least}" if most is None else f"between {least} and {most}"
+    raise ConfigError(f"{name} must be an integer {bounds}, or None, got {value!r}.")
 
 
 def number(name: str, value: object, least: int = 1) -> int:
     """A whole number from `least`."""
     if not is_int(value) or value < least:
-        raise ConfigError(f"{name} must be a whole number from {least}, and {value!r} was given.")
+        raise ConfigError(f"{name} must be an integer of at least {least}, got {value!r}.")
     return int(value)
 
 
@@ -83,14 +85,14 @@ def seconds_or_none(name: str, value: object) -> float | None:
 def seconds(name: str, value: object) -> float:
     """Seconds above 0; infinite ones for ever."""
     if not isinstance(value, int | float) or isinstance(value, bool) or not value > 0:
-        raise ConfigError(f"{name} must be seconds above 0 ({math.inf} for ever), not {value!r}.")
+        raise ConfigError(f"{name} must be a number of seconds above 0 ({math.inf} for no limit), got {value!r}.")
     return value
 
 
 def truth(name: str, value: object) -> bool:
     """True or False, and nothing that only counts as such."""
     if not isinstance(value, bool):
-        raise ConfigError(f"{name} must be True or False, and {value!r} was given.")
+        raise ConfigError(f"{name} must be True or False, got {value!r}.")
     return value
 
 
@@ -104,26 +106,26 @@ def path_or_none(name: str, value: object) -> Path | None:
     if value is None or value == "":
         return None
     if not isinstance(value, str | os.PathLike):
-        raise ConfigError(f"{name} must be a path, or None, and {value!r} was given.")
+        raise ConfigError(f"{name} must be a path, or None, got {value!r}.")
     return Path(value)
 
 
 def by_variable(name: str, value: Any, wanted: Any, least: int | None = None) -> Mapping[str, Any]:
     """A mapping from variable names to `wanted`; a copy."""
     if not isinstance(value, Mapping):
-        raise ConfigError(f"{name} must be a mapping from variable names, and {value!r} was given.")
+        raise ConfigError(f"{name} must be a mapping from variable names to values, got {value!r}.")
     for key, item in value.items():
         if not isinstance(key, str) or not isinstance(item, wanted) or isinstance(item, bool):
-            raise ConfigError(f"{name} must map variable names to {wanted.__name__}, and holds {key!r}: {item!r}.")
+            raise ConfigError(f"{name} must map variable names to {wanted.__name__}, got {key!r}: {item!r}.")
         if least is not None and item < least:
-            raise ConfigError(f"{name} must map variable names to numbers from {least}, and holds {key!r}: {item!r}.")
+            raise ConfigError(f"{name} must map variable names to numbers of at least {least}, got {key!r}: {item!r}.")
     return dict(value)
 
 
 def one_of(name: str, value: object, known: Sequence[str]) -> str:
     """One of a few words, written as they are."""
     if not isinstance(value, str) or value not in known:
-        raise ConfigError(f"{name} must be one of {', '.join(known)}, and {value!r} was given.")
+        raise ConfigError(f"{name} must be one of {', '.join(known)}, got {value!r}.")
     return value
 
 
@@ -132,5 +134,5 @@ def instance_of(name: str, value: Any, wanted: type) -> Any:
     if value is None:
         return wanted()
     if not isinstance(value, wanted):
-        raise ConfigError(f"{name} must be a parallax.{wanted.__name__}, and {value!r} was given.")
+        raise ConfigError(f"{name} must be a parallax.{wanted.__name__}, got {value!r}.")
     return value

@@ -66,7 +66,7 @@ def _compute_dtype(name: str, value: object) -> str | None:
 
 def _sess_config(name: str, value: object) -> ConfigProto:
     if value is not None and not hasattr(value, "gpu_options"):
-        raise ConfigError(f"{name} must be a tf.ConfigProto, or None, and {value!r} was given.")
+        raise ConfigError(f"{name} must be a tf.ConfigProto, or None, got {value!r}.")
     return value
 
 
@@ -79,10 +79,10 @@ def _replan(name: str, value: object) -> ReplanConfig:
 
 def _hooks(name: str, value: object) -> tuple[Hook, ...]:
     if not isinstance(value, Sequence):
-        raise ConfigError(f"{name} must be a list of SessionRunHooks, and {value!r} was given.")
+        raise ConfigError(f"{name} must be a list of SessionRunHooks, got {value!r}.")
     for hook in value:
         if isinstance(hook, type) or not hasattr(hook, "before_run") or not hasattr(hook, "after_run"):
-            raise ConfigError(f"{name} must be SessionRunHooks, and {hook!r} is none.")
+            raise ConfigError(f"{name} must be a list of SessionRunHooks, and its entry {hook!r} is not one.")
     return tuple(value)
 
 
@@ -264,17 +264,17 @@ def moot_settings(config: Config) -> tuple[str, ...]:
     """A line for each setting that has no effect here, saying what happens instead."""
     ps = config.communication_config.ps_config
     lines = {
-        f"protocol={ps.protocol!r}: TensorFlow no longer has it, plain gRPC is used.": ps.protocol != "grpc",
-        "replicate_variables=False: the workers hold copies of dense variables all the same.": (
+        f"protocol={ps.protocol!r}: this TensorFlow no longer supports it; using plain gRPC.": ps.protocol != "grpc",
+        "replicate_variables=False has no effect: workers hold copies of dense variables.": (
             not ps.replicate_variables
         ),
-        "boundary_among_servers=False: which server an op runs on follows from the plan all the same.": (
+        "boundary_among_servers=False has no effect: the plan decides which server an op runs on.": (
             not ps.boundary_among_servers
         ),
-        "boundary_between_workers_and_servers=False: what runs on servers follows from the plan all the same.": (
+        "boundary_between_workers_and_servers=False has no effect: the plan decides which ops run on servers.": (
             not ps.boundary_between_workers_and_servers
         ),
-        "use_allgatherv=True: which collective gathers rows follows from the plan all the same.": (
+        "use_allgatherv=True has no effect: the plan decides which collective gathers rows.": (
             config.communication_config.mpi_config.use_allgatherv
         ),
     }

@@ -268,7 +268,7 @@ def log_level() -> int:
     level = int(text) if text.isdecimal() else logging.getLevelName(text.upper())
     if not isinstance(level, int):
         raise ConfigError(
-            f"{variable_of('log_level')} must be a number or one of DEBUG, INFO, WARNING, ERROR, CRITICAL, and is "
+            f"{variable_of('log_level')} must be a number or one of DEBUG, INFO, WARNING, ERROR, CRITICAL, got "
             f"{text!r}."
         )
     return level

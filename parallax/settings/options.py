@@ -132,14 +132,15 @@ def value_of(setting: str, kind: type, text: str) -> Any:
         return text == str(True) if kind is bool else kind(text)
     except ValueError as error:
         raise ConfigError(
-            f"{variable_of(setting)} of the environment does not hold what it must: {error}. Unset it, or set another."
+            f"The environment variable {variable_of(setting)} has an invalid value: {error}. Unset it or set a valid "
+            "value."
         ) from error
 
 
 def positive(text: str) -> int:
     """A whole number from 1."""
     if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"must be a whole number from 1, not {text}")
+        raise argparse.ArgumentTypeError(f"must be an integer of at least 1, got {text!r}")
     return int(text)
 
 

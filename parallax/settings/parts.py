@@ -73,9 +73,9 @@ class MPIConfig:
             try:
                 return tuple(shlex.split(options))
             except ValueError as error:
-                raise ConfigError(f"mpirun_options must have its quotes closed, and {options!r} was given.") from error
+                raise ConfigError(f"mpirun_options has an unclosed quote: {options!r}.") from error
         if not isinstance(options, Sequence) or not all(isinstance(word, str) for word in options):
-            raise ConfigError(f"mpirun_options must be a text or a list of words, and {options!r} was given.")
+            raise ConfigError(f"mpirun_options must be a string or a list of strings, got {options!r}.")
         return tuple(options)
 
 
@@ -176,13 +176,13 @@ class CheckPointConfig:
         object.__setattr__(self, "memory_dir", Path(checks.path_or_none("memory_dir", self.memory_dir) or "/dev/shm"))
         if self.memory_steps is not None and self.ckpt_dir is not None and self.whole_every > 1:
             raise ConfigError(
-                f"Touched rows are remembered for one of whole_every and memory_steps, and {self.whole_every} and "
-                f"{self.memory_steps} were given. Leave one of the two out."
+                f"whole_every and memory_steps cannot be combined, got {self.whole_every} and {self.memory_steps}: "
+                "touched rows are recorded for only one of them. Set one."
             )
         if self.ckpt_dir is not None and self.save_ckpt_steps is None and self.save_ckpt_secs is None:
             raise ConfigError(
-                f"ckpt_dir needs save_ckpt_steps or save_ckpt_secs, and {str(self.ckpt_dir)!r} was given without. "
-                "Say how often to save."
+                f"ckpt_dir={str(self.ckpt_dir)!r} needs save_ckpt_steps or save_ckpt_secs, which say how often to "
+                "save. Set one of them."
             )
 
 
@@ -246,19 +246,19 @@ class ProfileConfig:
             if value is None:
                 continue
             if not isinstance(value, Sequence) or not all(checks.is_int(step) and step >= 0 for step in value):
-                raise ConfigError(f"{name} must be a list of whole numbers from 0, or None, and {value!r} was given.")
+                raise ConfigError(f"{name} must be a list of integers of at least 0, or None, got {value!r}.")
             object.__setattr__(self, name, tuple(value) or None)  # drivers give [] for none
         if self.profile_range is not None and (
             len(self.profile_range) != 2 or self.profile_range[0] >= self.profile_range[1]
         ):
             raise ConfigError(
-                f"profile_range must be the first step and one after the last, and {self.profile_range!r} was given."
+                f"profile_range must be (first step, one past the last step), got {self.profile_range!r}."
             )
         checks.number_or_none("profile_worker", self.profile_worker, least=0)
         wanted = (self.profile_steps is not None) + (self.profile_range is not None)
         if wanted == 2 or (self.profile_dir is not None) != (wanted == 1):
             raise ConfigError(
-                "A profile needs profile_dir and one of profile_steps and profile_range, and given were "
+                "Profiling needs profile_dir and either profile_steps or profile_range, got "
                 f"profile_dir={self.profile_dir!r}, profile_steps={self.profile_steps!r}, "
                 f"profile_range={self.profile_range!r}."
             )
@@ -301,7 +301,9 @@ class ReplanConfig:
     def __post_init__(self) -> None:
         checks.one_of("replan", self.mode, REPLAN_MODES)
         if not isinstance(self.margin, int | float) or isinstance(self.margin, bool) or not 0 <= self.margin < 1:
-            raise ConfigError(f"margin must be a share from 0 up to 1, and {self.margin!r} was given. 0.1 is a tenth.")
+            raise ConfigError(
+                f"margin must be at least 0 and below 1, got {self.margin!r}. For example, 0.1 means 10 %."
+            )
         checks.number("after_steps", self.after_steps)
         object.__setattr__(self, "plan_file", checks.path_or_none("plan_file", self.plan_file))
 

@@ -75,8 +75,7 @@ def together(variables: Mapping[str, Variable], mappings: Mapping[str, Mapping[s
             known = getattr(record, field)
             if known not in (None, value):
                 raise ConfigError(
-                    f"What is said of a variable must be one thing, and variables[{name!r}].{field} is {known!r}, but "
-                    f"{mapping}[{name!r}] is {value!r}. Leave one out."
+                    f"variables[{name!r}].{field} is {known!r}, but {mapping}[{name!r}] is {value!r}. Set only one."
                 )
             found[name] = replace(record, **{field: value})
     return found

@@ -31,7 +31,7 @@ def check_pass(editor: Editor, rewrites: Rewrites, done: str) -> None:
         TransformError: something does not hold.
     """
     for node, rule in (*_unsound(editor), *_LEFT.get(done, _nothing)(editor, rewrites)):
-        raise TransformError(f"After pass {done}, {node!r} must {rule}. Report it: a pass of Parallax has a fault.")
+        raise TransformError(f"After pass {done}, {node!r} must {rule}. This is a fault of Parallax: please report it.")
 
 
 def _unsound(editor: Editor) -> Iterator[_Broken]:

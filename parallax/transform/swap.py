@@ -184,8 +184,8 @@ def _check_state(new: WorkerGraph, changed: set[str]) -> None:
     if lost:
         more = f" and {len(lost) - _NAMED} more" if len(lost) > _NAMED else ""
         raise TransformError(
-            "What a session keeps from run to run must be the same by both plans, and this is not, as it takes what "
-            f"changes: {', '.join(sorted(lost)[:_NAMED])}{more}. Give the better plan to the job when it starts."
+            "The plan cannot be changed in this session, since what it keeps from run to run depends on what changes: "
+            f"{', '.join(sorted(lost)[:_NAMED])}{more}. Give the better plan to the job when it starts."
         )
 
 

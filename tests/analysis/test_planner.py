@@ -58,11 +58,11 @@ def test_only_float32_is_halved() -> None:
     assert plans[0].variables == plans[1].variables
 
 
-@pytest.mark.parametrize(("wire", "said"), [("bfloat16", "Horovod adds up no bfloat16"), ("float16", "as float16")])
+@pytest.mark.parametrize(("wire", "said"), [("bfloat16", "Horovod cannot sum bfloat16"), ("float16", "as float16")])
 def test_a_plan_says_what_travels_in_half_precision_and_keeps_it(wire: str, said: str) -> None:
     plan = make_plan(spec(dense(), sparse()), 4, wire_dtype=wire)
     assert [said in note for note in plan.notes] == [wire == "float16", True]
-    assert f"note: rows and their gradients travel as {wire}" in plan_table(plan)
+    assert f"note: rows and their gradients are sent as {wire}" in plan_table(plan)
     assert plan_from_json(plan.to_json()) == plan
     assert terms_of(plan).wire_dtype == wire
 
@@ -83,7 +83,7 @@ def test_kept_gradients_travel_once_for_all_batches_of_an_update() -> None:
     assert {r.route: r.sent_bytes for r in (one.cost, *one.rejected)}["alltoall"] == 3 * (2000 + pushed) * 36 // 4
     assert one.route == "allreduce" and planned.route == "alltoall"
     assert many.accumulate_steps == terms_of(many).accumulate_steps == 40
-    assert "note: an update takes the gradients of 40 batches of every worker" in plan_table(many)
+    assert "note: each update takes the gradients of 40 batches of every worker" in plan_table(many)
     assert plan_from_json(many.to_json()) == many
 
 
@@ -98,12 +98,12 @@ def test_kept_gradients_take_memory() -> None:
 
 
 def test_an_update_takes_one_batch_at_least() -> None:
-    with pytest.raises(PlanError, match="accumulate_steps must be from 1, and 0 was given"):
+    with pytest.raises(PlanError, match="accumulate_steps must be at least 1, got 0"):
         make_plan(spec(sparse()), 2, accumulate_steps=0)
 
 
 def test_an_unknown_type_on_the_wire_is_refused() -> None:
-    with pytest.raises(PlanError, match=r"bfloat16, float16, or None, and 'float8'"):
+    with pytest.raises(PlanError, match=r"bfloat16, float16, or None, got 'float8'"):
         make_plan(spec(sparse()), 2, wire_dtype="float8")
 
 
@@ -150,11 +150,11 @@ def test_an_override_is_obeyed_and_said() -> None:
 @pytest.mark.parametrize(
     ("wanted", "message"),
     [
-        ({"embb": "alltoall"}, "'embb' is not. Did you mean: emb"),
-        ({"w": "alltoall"}, "impossible for w: its gradient is dense. Possible: allreduce"),
-        ({"emb": "ring"}, "one of allreduce, allgather, alltoall, ps: emb was given 'ring'"),
-        ({"tiny": "alltoall"}, "impossible for tiny: 3 rows are fewer than 4 workers"),
-        ({"odd": "alltoall"}, "impossible for odd: Sort 'sort' has no rule"),
+        ({"embb": "alltoall"}, "no variable 'embb'. Did you mean: emb"),
+        ({"w": "alltoall"}, "'w' cannot take route alltoall: its gradient is dense. Possible routes: allreduce"),
+        ({"emb": "ring"}, "'emb' must be one of allreduce, allgather, alltoall, ps, got 'ring'"),
+        ({"tiny": "alltoall"}, "'tiny' cannot take route alltoall: fewer rows .3. than workers .4."),
+        ({"odd": "alltoall"}, "'odd' cannot take route alltoall: Sort 'sort' has no rule"),
     ],
 )
 def test_an_impossible_override_is_refused_with_the_reason(wanted: dict[str, str], message: str) -> None:
@@ -166,12 +166,14 @@ def test_an_impossible_override_is_refused_with_the_reason(wanted: dict[str, str
 def test_rows_of_a_type_that_horovod_does_not_send_are_all_reduced() -> None:
     (planned,) = make_plan(spec(replace(sparse(), dtype="bfloat16", dtype_bytes=2)), 4).variables
     assert planned.route == "allreduce"
-    assert "no rows of bfloat16" in planned.rejected[0].note
+    assert "cannot send rows of type bfloat16" in planned.rejected[0].note
 
 
 @pytest.mark.parametrize("rows", [0, 1001])
 def test_touched_rows_must_be_rows_of_the_variable(rows: int) -> None:
-    with pytest.raises(PlanError, match=f"emb has 1000, and {rows} was given"):
+    with pytest.raises(
+        PlanError, match=rf"touched_rows\['emb'\] must be between 1 and 1000, the rows of the variable, got {rows}"
+    ):
         make_plan(spec(sparse()), 4, touched_rows={"emb": rows})
 
 
@@ -185,9 +187,9 @@ def test_a_plan_reads_back_as_it_was_written() -> None:
     ("text", "message"),
     [
         ("{", "x.json:1: a plan file must be JSON"),
-        ("[]", "x.json: a plan file must be of version 3, and this one is of None"),
-        ('{"version": 2}', "x.json: a plan file must be of version 3, and this one is of 2"),
-        ('{"version": 3}', "x.json: a plan file must have every field"),
+        ("[]", "x.json: the plan file must have version 3, got None"),
+        ('{"version": 2}', "x.json: the plan file must have version 3, got 2"),
+        ('{"version": 3}', "x.json: the plan file is not as `parallax plan --json` writes it"),
     ],
 )
 def test_a_file_that_is_no_plan_is_refused(text: str, message: str) -> None:
@@ -199,7 +201,7 @@ def test_a_plan_of_another_graph_or_number_of_workers_is_refused() -> None:
     plan = make_plan(spec(dense()), 4)
     with pytest.raises(PlanError, match="graph ffffffffffff, and the script built graph eeeeeeeeeeee"):
         plan.check_belongs_to(replace(spec(dense()), fingerprint="e" * 64), one_host(4))
-    with pytest.raises(PlanError, match="is for 4, and the job has 2"):
+    with pytest.raises(PlanError, match="was made for 4 workers, but the job has 2"):
         plan.check_belongs_to(spec(dense()), one_host(2))
 
 

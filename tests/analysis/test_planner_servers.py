@@ -64,7 +64,9 @@ def test_run_option_ps_puts_every_trained_variable_on_servers() -> None:
 def test_run_option_mpi_plans_no_servers_and_refuses_them_by_name() -> None:
     plan = make_plan(every_kind(), HOSTS_FOR_SERVERS, PlanConstraints("MPI"))
     assert "ps" not in {v.route for v in plan.variables} and plan.servers == ()
-    refused("impossible for emb: run option MPI", every_kind(), TWO_HOSTS, run_option="MPI", routes={"emb": "ps"})
+    refused(
+        "'emb' cannot take route ps: run option MPI", every_kind(), TWO_HOSTS, run_option="MPI", routes={"emb": "ps"}
+    )
 
 
 @pytest.mark.parametrize("run_option", ["HYBRID", "PS"])
@@ -77,12 +79,12 @@ def test_asynchronous_training_says_so_in_the_plan() -> None:
     plan = make_plan(every_kind(), TWO_HOSTS, PlanConstraints(synchronous=False))
     assert plan.variable("w").reason == "asynchronous training"
     assert plan.variable("frozen").reason == "no gradient: each worker's own, as none waits for the others"
-    assert plan.notes == ("asynchronous: every worker updates what the servers hold by itself",)
+    assert plan.notes == ("asynchronous: each worker updates the variables on the servers on its own",)
     assert terms_of(plan).synchronous is False
 
 
 def test_asynchronous_training_without_servers_is_refused() -> None:
-    refused("run option MPI starts none", every_kind(), TWO_HOSTS, run_option="MPI", synchronous=False)
+    refused("run option MPI starts no servers", every_kind(), TWO_HOSTS, run_option="MPI", synchronous=False)
     refused("need a server, .*`servers: 0`", every_kind(), Layout((4,)), synchronous=False)
     refused("need a server, .*`servers: 0`", every_kind(), Layout((4,)), run_option="PS")
 
@@ -91,7 +93,7 @@ def test_asynchronous_training_refuses_what_cannot_be_on_servers_with_the_reason
     refused(r"ps is impossible: Sort 'sort' has no rule \(odd\)", spec(odd(), dense()), TWO_HOSTS, synchronous=False)
     message = r"ps is impossible: a moving average reads it \(emb\)"
     refused(message, every_kind(), TWO_HOSTS, synchronous=False, refused={"emb": "a moving average reads it"})
-    message = "keeps all trained variables on servers: w was given 'allreduce'"
+    message = "keeps all trained variables on servers: 'w' was given 'allreduce'"
     refused(message, every_kind(), TWO_HOSTS, synchronous=False, routes={"w": "allreduce"})
 
 
@@ -105,7 +107,7 @@ def test_synchronous_training_keeps_another_route_for_what_cannot_be_on_servers(
 
 def test_accumulators_are_needed_by_synchronous_training_only() -> None:
     half = spec(replace(dense(), dtype="bfloat16", dtype_bytes=2))
-    refused("no accumulators of bfloat16", half, TWO_HOSTS, routes={"w": "ps"})
+    refused("no gradient accumulators of type bfloat16", half, TWO_HOSTS, routes={"w": "ps"})
     assert routes(TWO_HOSTS, half, synchronous=False) == {"w": "ps"}
 
 
@@ -129,7 +131,7 @@ def test_hybrid_puts_what_is_looked_up_by_row_on_hosts_for_servers() -> None:
         "tied": "allreduce",
         "w": "allreduce",
     }
-    assert plan.variable("emb").reason == "there are hosts for servers only"
+    assert plan.variable("emb").reason == "some hosts run servers only"
     assert plan.servers == (1, 2) and terms_of(plan).sums == "collectives"
 
 
@@ -170,13 +172,15 @@ def test_any_number_of_partitions_can_be_asked_for_and_every_row_has_one_owner(p
 
 @pytest.mark.parametrize("partitions", [0, -1, 1001])
 def test_more_partitions_than_rows_are_refused(partitions: int) -> None:
-    message = f"as many partitions as rows: emb has 1000 rows, and {partitions} were asked"
+    message = f"and the number of rows: 'emb' has 1000 rows, got {partitions}"
     refused(message, every_kind(), TWO_HOSTS, run_option="PS", partitions={"emb": partitions})
 
 
 def test_partitions_of_what_is_not_on_servers_are_refused() -> None:
-    refused("variable on servers has partitions, and emb", every_kind(), TWO_HOSTS, partitions={"emb": 2})
-    refused("'embb' is not. Did you mean: emb", every_kind(), TWO_HOSTS, run_option="PS", partitions={"embb": 2})
+    refused(
+        "only variables on servers .route ps. have partitions and 'emb'", every_kind(), TWO_HOSTS, partitions={"emb": 2}
+    )
+    refused("no variable 'embb'. Did you mean: emb", every_kind(), TWO_HOSTS, run_option="PS", partitions={"embb": 2})
 
 
 def test_a_plan_with_servers_reads_back_as_it_was_written() -> None:
@@ -190,7 +194,7 @@ def test_a_plan_with_servers_reads_back_as_it_was_written() -> None:
 def test_a_plan_for_another_layout_is_refused(layout: Layout) -> None:
     plan = make_plan(every_kind(), TWO_HOSTS, PlanConstraints("PS"))
     plan.check_belongs_to(every_kind(), TWO_HOSTS)
-    with pytest.raises(PlanError, match=r"hosts with \[2, 2\] workers and servers on hosts \[0, 1\], and the job has"):
+    with pytest.raises(PlanError, match=r"hosts with \[2, 2\] workers and servers on hosts \[0, 1\], but the job has"):
         plan.check_belongs_to(every_kind(), layout)
 
 

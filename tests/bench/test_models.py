@@ -180,5 +180,5 @@ def test_least_bytes_are_those_counted_by_hand(partitions, hosts, workers, dense
 
 def test_an_unknown_model_is_refused_with_the_known_ones():
     known = "dense, embed, generated, lm, nmt, recsys, translation, twin, word2vec"
-    with pytest.raises(ValueError, match=f"one of {known}, and 'x' was given"):
+    with pytest.raises(ValueError, match=f"one of {known}, got 'x'"):
         model_of("x")

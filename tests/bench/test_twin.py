@@ -72,9 +72,9 @@ def test_the_stack_computes_what_it_computes_without_an_accelerator():
     ("sizes", "message"),
     [
         ({"dilation": 0.0}, "dilation, divisor and batch_size must be above 0"),
-        ({"values": "some"}, "values must be zeros, real or cores, and 'some' was given"),
+        ({"values": "some"}, "values must be zeros, real or cores, got 'some'"),
         ({"divisor": 3}, "divisor must divide the 512 columns of embedding"),
-        ({"network": "stack", "divisor": 2}, "stack is computed, so its divisor must be 1, and 2 was given"),
+        ({"network": "stack", "divisor": 2}, "stack is computed, so its divisor must be 1, got 2"),
         ({"network": "x"}, "A network must be one of"),
     ],
 )
@@ -114,9 +114,7 @@ def test_without_accelerators_nothing_is_slower():
 
 
 def test_a_cluster_without_a_pace_for_a_network_says_so():
-    with pytest.raises(
-        SystemExit, match="On accelerators of 2019 a model must be one of lm, nmt, .* 'dense' was given"
-    ):
+    with pytest.raises(SystemExit, match="On accelerators of 2019 a model must be one of lm, nmt, .* got 'dense'"):
         wanted("--accelerators", "2019", "--model", "dense")
 
 

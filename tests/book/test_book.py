@@ -88,8 +88,14 @@ def test_a_text_that_nobody_says_is_seen():
     said = "An id must be a row of its table: emb has rows 0 to 9, and was asked for 11. Look at what feeds the lookup."
     assert is_said(said)
     assert not is_said(said.replace("must", "should").replace("Look", "Have a look"))
-    assert is_said("Every op between a gradient and its update needs a rule: for 'w', ..., and no route is left.")
-    assert not is_said("Every op between a gradient and its update needs a law: for 'w', ..., and no route is left.")
+    assert is_said(
+        "Cannot plan variable 'w': ..., and no route supports that. Keep random ops, data of the batch and ops that "
+        "mix rows out of its update."
+    )
+    assert not is_said(
+        "Cannot plot variable 'w': ..., and no route allows that. Leave random ops, data of the batch and ops that "
+        "mix rows out of its update."
+    )
 
 
 # --- what is run ---

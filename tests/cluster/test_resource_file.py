@@ -37,33 +37,36 @@ def test_ranks_are_counted_host_by_host_also_when_workers_differ():
 @pytest.mark.parametrize(
     ("build", "message"),
     [
-        (lambda: Host("", 1), "address: expected a host name or an IP address, received ''"),
-        (lambda: Host("-oProxyCommand=x", 1), "address: expected a host name or an IP address, received '-oProxy"),
-        (lambda: Host("10.0.0.300", 1), "address: expected a host name or an IP address, received '10.0.0.300'"),
-        (lambda: Host("a", 1, (-1,)), "gpus: expected GPU numbers from 0, each once, received [-1]"),
-        (lambda: Host("a", 2, (3, 3)), "gpus: expected GPU numbers from 0, each once, received [3, 3]"),
-        (lambda: Host("a", 1, (0, 1)), "num_workers: expected one worker for each of 2 GPUs, received 1"),
-        (lambda: Host("a", 0), "num_workers: expected 1 or more, or 0 on a host with servers, received 0"),
+        (lambda: Host("", 1), "address: expected a host name or an IP address, got ''"),
+        (lambda: Host("-oProxyCommand=x", 1), "address: expected a host name or an IP address, got '-oProxy"),
+        (lambda: Host("10.0.0.300", 1), "address: expected a host name or an IP address, got '10.0.0.300'"),
+        (lambda: Host("a", 1, (-1,)), "gpus: expected GPU numbers from 0, each once, got [-1]"),
+        (lambda: Host("a", 2, (3, 3)), "gpus: expected GPU numbers from 0, each once, got [3, 3]"),
+        (lambda: Host("a", 1, (0, 1)), "num_workers: expected one worker for each of 2 GPUs, got 1"),
+        (lambda: Host("a", 0), "num_workers: expected 1 or more, or 0 on a host with servers, got 0"),
         (lambda: Host("a", -1, num_servers=1), "num_workers: expected 1 or more, or 0 on a host with servers"),
-        (lambda: Host("a", 1, num_servers=-1), "num_servers: expected 0 or more, received -1"),
-        (lambda: Host("a", 1, link_bytes_per_s=0), "link_bytes_per_s: expected more than 0 bytes per second, received"),
-        (lambda: Ssh(user="-l"), "user: expected a login name, received '-l'"),
-        (lambda: Ssh(port=0), "port: expected a port from 1 to 65535, received 0"),
-        (lambda: Ssh(key=""), "key: expected the path of a private key, without blanks and colons, received ''"),
-        (lambda: Ssh(key="my key"), "key: expected the path of a private key, without blanks and colons, received 'my"),
-        (lambda: Ssh(agent="a : b"), "agent: expected a command without colons, received 'a : b'"),
-        (lambda: Ssh("me", agent="a"), "agent: expected an agent alone: user, port and key are ssh's, received both"),
-        (lambda: Network("eth0", "10.0.0.0/8"), "subnet: expected interface or subnet, not both, received 'eth0' and"),
-        (lambda: Network("eth0,eth1"), "interface: expected the name of one network interface, received 'eth0,eth1'"),
-        (lambda: Network(subnet="10.0.0.1/8"), "subnet: expected a network like 10.0.0.0/16, host bits zero"),
-        (lambda: Network(subnet="10.0.0.1"), "subnet: expected a network like 10.0.0.0/16, host bits zero"),
+        (lambda: Host("a", 1, num_servers=-1), "num_servers: expected 0 or more, got -1"),
+        (lambda: Host("a", 1, link_bytes_per_s=0), "link_bytes_per_s: expected more than 0 bytes per second, got"),
+        (lambda: Ssh(user="-l"), "user: expected a login name, got '-l'"),
+        (lambda: Ssh(port=0), "port: expected a port from 1 to 65535, got 0"),
+        (lambda: Ssh(key=""), "key: expected the path of a private key, without blanks and colons, got ''"),
+        (lambda: Ssh(key="my key"), "key: expected the path of a private key, without blanks and colons, got 'my"),
+        (lambda: Ssh(agent="a : b"), "agent: expected a command without colons, got 'a : b'"),
+        (
+            lambda: Ssh("me", agent="a"),
+            "agent: expected an agent without user, port and key, which are for ssh, got both",
+        ),
+        (lambda: Network("eth0", "10.0.0.0/8"), "subnet: expected interface or subnet, not both, got 'eth0' and"),
+        (lambda: Network("eth0,eth1"), "interface: expected the name of one network interface, got 'eth0,eth1'"),
+        (lambda: Network(subnet="10.0.0.1/8"), "subnet: expected a network such as 10.0.0.0/16 with host bits zero"),
+        (lambda: Network(subnet="10.0.0.1"), "subnet: expected a network such as 10.0.0.0/16 with host bits zero"),
         (
             lambda: Cluster((Host("a", 1),), ports=(9, 8)),
-            "ports: expected two ports from 1 to 65535, the smaller first, received 9-8",
+            "ports: expected two ports from 1 to 65535, the smaller first, got 9-8",
         ),
-        (lambda: Cluster(()), "hosts: expected at least one host, received none"),
+        (lambda: Cluster(()), "hosts: expected at least one host, got none"),
         (lambda: Cluster((Host("a", 1), Host("A.", 1))), "hosts[1]: expected each host once, with all its GPUs"),
-        (lambda: Cluster((Host("a", 0, num_servers=1),)), "hosts: expected a worker on at least one host, received"),
+        (lambda: Cluster((Host("a", 0, num_servers=1),)), "hosts: expected a worker on at least one host, got"),
     ],
 )
 def test_a_value_that_no_stage_could_carry_out_is_refused(build, message):
@@ -126,10 +129,10 @@ def test_without_gpu_any_number_of_workers_may_run():
     ("num_workers", "visible", "message"),
     [
         (3, "0,1", "num_workers: expected at most one worker for each of 2 GPUs (an empty CUDA_VISIBLE_DEVICES"),
-        (0, "0,1", "num_workers: expected 1 or more, or 0 on a host with servers, received 0"),
-        (-1, "", "num_workers: expected 1 or more, or 0 on a host with servers, received -1"),
-        (None, "GPU-1f2e", "CUDA_VISIBLE_DEVICES: expected GPU numbers like 0,1, received 'GPU-1f2e'"),
-        (None, "0,0", "gpus: expected GPU numbers from 0, each once, received [0, 0]"),
+        (0, "0,1", "num_workers: expected 1 or more, or 0 on a host with servers, got 0"),
+        (-1, "", "num_workers: expected 1 or more, or 0 on a host with servers, got -1"),
+        (None, "GPU-1f2e", "CUDA_VISIBLE_DEVICES: expected GPU numbers like 0,1, got 'GPU-1f2e'"),
+        (None, "0,0", "gpus: expected GPU numbers from 0, each once, got [0, 0]"),
     ],
 )
 def test_workers_that_this_machine_cannot_run_are_refused(num_workers, visible, message):
@@ -175,28 +178,28 @@ def test_a_foreign_host_without_numbers_has_one_worker_without_gpu():
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("", "hosts.txt:1: hosts: expected a line `host` or `host: 0,1`, IPv6 as `[::1]: 0,1` for each host, received"),
+        ("", "hosts.txt:1: hosts: expected a line `host` or `host: 0,1`, IPv6 as `[::1]: 0,1` for each host, got"),
         ("# none\n \n", "hosts.txt:1: hosts: expected a line `host`"),
-        ("a\n\na: 1", "hosts.txt:3: hosts[1]: expected each host once, with all its GPUs, received a twice"),
-        ("localhost\n::1\n", "hosts.txt:2: host: expected `host` or `host: 0,1`, IPv6 as `[::1]: 0,1`, received '::1'"),
+        ("a\n\na: 1", "hosts.txt:3: hosts[1]: expected each host once, with all its GPUs, got a twice"),
+        ("localhost\n::1\n", "hosts.txt:2: host: expected `host` or `host: 0,1`, IPv6 as `[::1]: 0,1`, got '::1'"),
         (
             "localhost\n[::1]",
-            "hosts.txt:2: hosts[1]: expected each host once, with all its GPUs, received ::1 after loc",
+            "hosts.txt:2: hosts[1]: expected each host once, with all its GPUs, got ::1 after loc",
         ),
-        ("a\nfe80::1: 0", "hosts.txt:2: host: expected `host` or `host: 0,1`, IPv6 as `[::1]: 0,1`, received 'fe80::1"),
+        ("a\nfe80::1: 0", "hosts.txt:2: host: expected `host` or `host: 0,1`, IPv6 as `[::1]: 0,1`, got 'fe80::1"),
         ("a\n: 0", "hosts.txt:2: host: expected `host` or `host: 0,1`"),
-        ("a\nb:", "hosts.txt:2: gpus: expected GPU numbers like 0,1 after the colon, received ''"),
-        ("b: 0,x", "hosts.txt:1: gpus: expected GPU numbers like 0,1 after the colon, received '0,x'"),
-        ("a: 0,,1", "hosts.txt:1: gpus: expected GPU numbers like 0,1 after the colon, received '0,,1'"),
-        ("a\nb: 0,-1", "hosts.txt:2: gpus: expected GPU numbers from 0, each once, received [0, -1]"),
-        ("a\nb: 1,1", "hosts.txt:2: gpus: expected GPU numbers from 0, each once, received [1, 1]"),
-        ("a\nb 0,1", "hosts.txt:2: address: expected a host name or an IP address, received 'b 0,1'"),
-        ("a\nb slots=x", "hosts.txt:2: slots: expected a number of workers like slots=2, received 'x'"),
-        ("b slots=", "hosts.txt:1: slots: expected a number of workers like slots=2, received ''"),
-        ("b slots=0", "hosts.txt:1: workers: expected 1 or more, or 0 on a host with servers, received 0"),
-        ("a slots=2 max_slots=4", "hosts.txt:1: address: expected a host name or an IP address, received 'a slots"),
-        ("me@a", "hosts.txt:1: address: expected a host name or an IP address, received 'me@a'"),
-        ("[a]: 0", "hosts.txt:1: address: expected a host name or an IP address, received '[a]'"),
+        ("a\nb:", "hosts.txt:2: gpus: expected GPU numbers like 0,1 after the colon, got ''"),
+        ("b: 0,x", "hosts.txt:1: gpus: expected GPU numbers like 0,1 after the colon, got '0,x'"),
+        ("a: 0,,1", "hosts.txt:1: gpus: expected GPU numbers like 0,1 after the colon, got '0,,1'"),
+        ("a\nb: 0,-1", "hosts.txt:2: gpus: expected GPU numbers from 0, each once, got [0, -1]"),
+        ("a\nb: 1,1", "hosts.txt:2: gpus: expected GPU numbers from 0, each once, got [1, 1]"),
+        ("a\nb 0,1", "hosts.txt:2: address: expected a host name or an IP address, got 'b 0,1'"),
+        ("a\nb slots=x", "hosts.txt:2: slots: expected a number of workers like slots=2, got 'x'"),
+        ("b slots=", "hosts.txt:1: slots: expected a number of workers like slots=2, got ''"),
+        ("b slots=0", "hosts.txt:1: workers: expected 1 or more, or 0 on a host with servers, got 0"),
+        ("a slots=2 max_slots=4", "hosts.txt:1: address: expected a host name or an IP address, got 'a slots"),
+        ("me@a", "hosts.txt:1: address: expected a host name or an IP address, got 'me@a'"),
+        ("[a]: 0", "hosts.txt:1: address: expected a host name or an IP address, got '[a]'"),
     ],
 )
 def test_a_broken_line_is_reported_with_its_number(text, message):
@@ -279,55 +282,55 @@ def test_yaml_is_known_by_its_content(text):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("", "c.yaml:1: hosts: expected a list of hosts, received an empty file"),
-        ("# none\n", "c.yaml:1: hosts: expected a list of hosts, received an empty file"),
-        ("\nssh: {}\n", "c.yaml:2: hosts: expected a list of hosts, received no such key"),
+        ("", "c.yaml:1: hosts: expected a list of hosts, got an empty file"),
+        ("# none\n", "c.yaml:1: hosts: expected a list of hosts, got an empty file"),
+        ("\nssh: {}\n", "c.yaml:2: hosts: expected a list of hosts, got no such key"),
         (
             "- a\n",
-            "c.yaml:1: file: expected a map with keys of hosts, ssh, mpirun_options, network, ports, received a list",
+            "c.yaml:1: file: expected a map with keys of hosts, ssh, mpirun_options, network, ports, got a list",
         ),
         (
             "hosts: [a]\nnodes: 1\n",
             "c.yaml:2: nodes: expected a map with keys of hosts, ssh, mpirun_options, network, ",
         ),
-        ("hosts: [a]\nhosts: [b]\n", "c.yaml:2: hosts: expected the key once (first on line 1), received it again"),
+        ("hosts: [a]\nhosts: [b]\n", "c.yaml:2: hosts: expected the key once (first on line 1), got it again"),
         ("hosts: a\n", "c.yaml:1: hosts: expected a list of hosts, each `host` or `host: 0,1`"),
         ("\nhosts:\n", "c.yaml:2: hosts: expected a list of hosts, each `host` or `host: 0,1`"),
-        ("hosts: []\n", "c.yaml:1: hosts: expected at least one host, received none"),
+        ("hosts: []\n", "c.yaml:1: hosts: expected at least one host, got none"),
         ("hosts:\n- a\n- 7\n", "c.yaml:3: hosts[1]: expected `host` or `host: 0,1`"),
         ("hosts:\n- a\n- [b]\n", "c.yaml:3: hosts[1]: expected a map with keys of address, gpus, workers, servers, "),
         (
             "hosts:\n- a: 0,1\n",
             "c.yaml:2: a: expected a map with keys of address, gpus, workers, servers, bandwidth, memory, or",
         ),
-        ("hosts:\n- a\n- 'b: x'\n", "c.yaml:3: gpus: expected GPU numbers like 0,1 after the colon, received 'x'"),
-        ("hosts:\n- a\n- b\n- a\n", "c.yaml:4: hosts[2]: expected each host once, with all its GPUs, received a twice"),
-        ("hosts:\n- gpus: [0]\n", "c.yaml:2: address: expected a host name or an IP address, received no such key"),
+        ("hosts:\n- a\n- 'b: x'\n", "c.yaml:3: gpus: expected GPU numbers like 0,1 after the colon, got 'x'"),
+        ("hosts:\n- a\n- b\n- a\n", "c.yaml:4: hosts[2]: expected each host once, with all its GPUs, got a twice"),
+        ("hosts:\n- gpus: [0]\n", "c.yaml:2: address: expected a host name or an IP address, got no such key"),
         ("hosts:\n- gpus: [0]\n  address: 7\n", "c.yaml:3: address: expected a host name or an IP address as a string"),
-        ("hosts:\n- gpus: [0]\n  address: -x\n", "c.yaml:3: address: expected a host name or an IP address, received"),
+        ("hosts:\n- gpus: [0]\n  address: -x\n", "c.yaml:3: address: expected a host name or an IP address, got"),
         (
             "hosts:\n- address: no\n",
-            "c.yaml:2: address: expected a host name or an IP address as a string, received no ",
+            "c.yaml:2: address: expected a host name or an IP address as a string, got no ",
         ),
         (
             "hosts:\n- address: a\n  gpus: 2\n",
-            "c.yaml:3: gpus: expected a list of GPU numbers like [0, 1], received 2 ",
+            "c.yaml:3: gpus: expected a list of GPU numbers like [0, 1], got 2 ",
         ),
         ("hosts:\n- address: a\n  gpus: []\n", "c.yaml:3: gpus: expected a list of GPU numbers like [0, 1] (`workers`"),
-        ("hosts:\n- address: a\n  gpus: [0, -2]\n", "c.yaml:3: gpus: expected GPU numbers from 0, each once, received"),
-        ("hosts:\n- address: a\n  gpus: [1, 1]\n", "c.yaml:3: gpus: expected GPU numbers from 0, each once, received"),
-        ("hosts:\n- address: a\n  gpus:\n  - 0\n  - x\n", "c.yaml:5: gpus[1]: expected a GPU number, received 'x'"),
+        ("hosts:\n- address: a\n  gpus: [0, -2]\n", "c.yaml:3: gpus: expected GPU numbers from 0, each once, got"),
+        ("hosts:\n- address: a\n  gpus: [1, 1]\n", "c.yaml:3: gpus: expected GPU numbers from 0, each once, got"),
+        ("hosts:\n- address: a\n  gpus:\n  - 0\n  - x\n", "c.yaml:5: gpus[1]: expected a GPU number, got 'x'"),
         ("hosts:\n- address: a\n  gpus: [0]\n  workers: 1\n", "c.yaml:4: workers: expected gpus or workers, not both"),
         ("hosts:\n- address: a\n  workers: 0\n", "c.yaml:3: workers: expected 1 or more, or 0 on a host with servers"),
         (
             "hosts:\n- address: a\n  workers: 1.5\n",
-            "c.yaml:3: workers: expected a number of workers, received 1.5 (float)",
+            "c.yaml:3: workers: expected a number of workers, got 1.5 (float)",
         ),
         (
             "hosts:\n- address: a\n  workers: 010\n",
-            "c.yaml:3: workers: expected a number of workers, received 010 (int)",
+            "c.yaml:3: workers: expected a number of workers, got 010 (int)",
         ),
-        ("hosts:\n- address: a\n  servers: -1\n", "c.yaml:3: servers: expected 0 or more, received -1"),
+        ("hosts:\n- address: a\n  servers: -1\n", "c.yaml:3: servers: expected 0 or more, got -1"),
         (
             "hosts:\n- address: a\n  bandwidth: 10\n",
             "c.yaml:3: bandwidth: expected a rate in bits per second like 10gbit",
@@ -337,32 +340,32 @@ def test_yaml_is_known_by_its_content(text):
             "c.yaml:3: bandwidth: expected a rate in bits per second like 10g",
         ),
         ("hosts:\n- address: a\n  memory: 16\n", "c.yaml:3: memory: expected a size in bytes like 16GB or 4GiB"),
-        ("hosts:\n- address: a\n  memory: 0GB\n", "c.yaml:3: memory: expected more than 0 bytes, received 0"),
+        ("hosts:\n- address: a\n  memory: 0GB\n", "c.yaml:3: memory: expected more than 0 bytes, got 0"),
         ("hosts:\n- address: a\n  bandwidth: 0gbit\n", "c.yaml:3: bandwidth: expected more than 0 bytes per second"),
-        ("hosts: [a]\nssh: me\n", "c.yaml:2: ssh: expected a map with keys of user, port, key, agent, received 'me'"),
-        ("hosts: [a]\nssh:\n  user:\n", "c.yaml:3: user: expected a login name, received nothing"),
-        ("hosts: [a]\nssh:\n  user: a b\n", "c.yaml:3: user: expected a login name, received 'a b'"),
+        ("hosts: [a]\nssh: me\n", "c.yaml:2: ssh: expected a map with keys of user, port, key, agent, got 'me'"),
+        ("hosts: [a]\nssh:\n  user:\n", "c.yaml:3: user: expected a login name, got nothing"),
+        ("hosts: [a]\nssh:\n  user: a b\n", "c.yaml:3: user: expected a login name, got 'a b'"),
         (
             "hosts: [a]\nssh:\n  user: me\n  port: 70000\n",
-            "c.yaml:4: port: expected a port from 1 to 65535, received 70000",
+            "c.yaml:4: port: expected a port from 1 to 65535, got 70000",
         ),
-        ("hosts: [a]\nssh:\n  port: '22'\n", "c.yaml:3: port: expected a port from 1 to 65535, received '22'"),
+        ("hosts: [a]\nssh:\n  port: '22'\n", "c.yaml:3: port: expected a port from 1 to 65535, got '22'"),
         (
             "hosts: [a]\nnetwork: {mtu: 9}\n",
-            "c.yaml:2: mtu: expected a map with keys of interface, subnet, received the",
+            "c.yaml:2: mtu: expected a map with keys of interface, subnet, got the",
         ),
         ("hosts: [a]\nnetwork:\n  subnet: 10.0.0.1/8\n", "c.yaml:3: subnet: expected a network like 10.0.0.0/16"),
-        ("hosts: [a]\nports: 20000\n", "c.yaml:2: ports: expected two ports like 20000-20100, received 20000 (int)"),
+        ("hosts: [a]\nports: 20000\n", "c.yaml:2: ports: expected two ports like 20000-20100, got 20000 (int)"),
         (
             "hosts: [a]\nports: [1, 2, 3]\n",
-            "c.yaml:2: ports: expected two ports like 20000-20100, received a list of 3",
+            "c.yaml:2: ports: expected two ports like 20000-20100, got a list of 3",
         ),
-        ("hosts: [a]\nports: 5-x\n", "c.yaml:2: ports: expected two ports like 20000-20100, received '5-x'"),
+        ("hosts: [a]\nports: 5-x\n", "c.yaml:2: ports: expected two ports like 20000-20100, got '5-x'"),
         ("ports: 9-8\nhosts: [a]\n", "c.yaml:1: ports: expected two ports from 1 to 65535, the smaller first"),
         ("hosts: [a]\nssh:\n  agent: x\n  user: y\n", "c.yaml:3: agent: expected an agent alone"),
         (
             "hosts: [a]\nmpirun_options: {}\n",
-            "c.yaml:2: mpirun_options: expected a list of words or one string, received",
+            "c.yaml:2: mpirun_options: expected a list of words or one string, got",
         ),
         ("hosts: [a]\nmpirun_options: 'a \"b'\n", "c.yaml:2: mpirun_options: expected words with closed quotes"),
         ("hosts: [a]\nmpirun_options:\n- 1\n", "c.yaml:3: mpirun_options[0]: expected a word as a string"),
@@ -370,10 +373,10 @@ def test_yaml_is_known_by_its_content(text):
             "hosts: [a]\n? [b]\n: 1\n",
             "c.yaml:2: (a list or map): expected a map with keys of hosts, ssh, mpirun_options, network",
         ),
-        ("hosts:\n- a\n- [b\n", "c.yaml:4: file: expected YAML, received text that is none (expected ',' or ']'"),
-        ("hosts:\n\t- a\n", "c.yaml:2: file: expected YAML, received text that is none (found character"),
-        ("hosts:\n- a\x07\n", "c.yaml:2: file: expected YAML, received the character"),
-        ("hosts: [a]\n---\nhosts: [b]\n", "c.yaml:2: file: expected YAML, received"),
+        ("hosts:\n- a\n- [b\n", "c.yaml:4: file: expected YAML, got invalid YAML (expected ',' or ']'"),
+        ("hosts:\n\t- a\n", "c.yaml:2: file: expected YAML, got invalid YAML (found character"),
+        ("hosts:\n- a\x07\n", "c.yaml:2: file: expected YAML, got the character"),
+        ("hosts: [a]\n---\nhosts: [b]\n", "c.yaml:2: file: expected YAML, got"),
     ],
 )
 def test_a_broken_yaml_key_is_reported_with_its_line(text, message):
@@ -393,17 +396,17 @@ def test_a_file_is_read_in_its_format(tmp_path, name, text):
 
 
 def test_a_missing_file_is_named():
-    with pytest.raises(ResourceFileError, match="^none/such: expected a resource file, received: No such file"):
+    with pytest.raises(ResourceFileError, match="^none/such: cannot read the resource file: No such file"):
         parse_resource_file("none/such")
 
 
 def test_a_folder_is_no_resource_file(tmp_path):
-    with pytest.raises(ResourceFileError, match=re.escape(f"{tmp_path}: expected a resource file, received: Is a dir")):
+    with pytest.raises(ResourceFileError, match=re.escape(f"{tmp_path}: cannot read the resource file: Is a dir")):
         parse_resource_file(tmp_path)
 
 
 def test_bytes_that_are_not_utf_8_are_reported_with_their_line(tmp_path):
     path = tmp_path / "hosts"
     path.write_bytes(b"a\nb # caf\xe9\n")
-    with pytest.raises(ResourceFileError, match=re.escape(f"{path}:2: expected UTF-8, received byte 0xe9")):
+    with pytest.raises(ResourceFileError, match=re.escape(f"{path}:2: expected UTF-8, got byte 0xe9")):
         parse_resource_file(path)

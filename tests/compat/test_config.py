@@ -108,18 +108,18 @@ def test_a_bad_value_is_refused_when_it_is_set(name, value):
     [
         (lambda: parallax.PSConfig(protocol="http"), "protocol must be one of grpc"),
         (lambda: parallax.PSConfig(local_aggregation=None), "local_aggregation must be True or False"),
-        (lambda: parallax.MPIConfig("-x 'open"), "mpirun_options must have its quotes closed"),
-        (lambda: parallax.MPIConfig(["-np", 3]), "mpirun_options must be a text or a list"),
+        (lambda: parallax.MPIConfig("-x 'open"), "mpirun_options has an unclosed quote"),
+        (lambda: parallax.MPIConfig(["-np", 3]), "mpirun_options must be a string or a list"),
         (lambda: parallax.CommunicationConfig(parallax.MPIConfig()), "ps_config must be a parallax.PSConfig"),
-        (lambda: parallax.CheckPointConfig("folder"), "ckpt_dir needs save_ckpt_steps or save_ckpt_secs"),
-        (lambda: parallax.CheckPointConfig("folder", 0), "save_ckpt_steps must be a whole number from 1"),
-        (lambda: parallax.CheckPointConfig("folder", None, -1), "save_ckpt_secs must be seconds above 0"),
-        (lambda: parallax.ProfileConfig("folder"), "one of profile_steps and profile_range"),
+        (lambda: parallax.CheckPointConfig("folder"), "ckpt_dir='folder' needs save_ckpt_steps or save_ckpt_secs"),
+        (lambda: parallax.CheckPointConfig("folder", 0), "save_ckpt_steps must be an integer of at least 1"),
+        (lambda: parallax.CheckPointConfig("folder", None, -1), "save_ckpt_secs must be a number of seconds above 0"),
+        (lambda: parallax.ProfileConfig("folder"), "either profile_steps or profile_range"),
         (lambda: parallax.ProfileConfig(profile_steps=[1]), "needs profile_dir"),
-        (lambda: parallax.ProfileConfig("folder", [1], (1, 2)), "one of profile_steps and profile_range"),
+        (lambda: parallax.ProfileConfig("folder", [1], (1, 2)), "either profile_steps or profile_range"),
         (lambda: parallax.ProfileConfig("folder", ["1"]), "profile_steps must be a list"),
         (lambda: parallax.ProfileConfig("folder", None, (5, 5)), "profile_range must be"),
-        (lambda: parallax.ProfileConfig("folder", [1], None, -1), "profile_worker must be a whole number from 0"),
+        (lambda: parallax.ProfileConfig("folder", [1], None, -1), "profile_worker must be an integer of at least 0"),
     ],
 )
 def test_parts_are_checked_where_they_are_built(build, said):
@@ -150,7 +150,7 @@ def test_records_and_mappings_of_variables_are_one():
 
 
 def test_a_record_and_a_mapping_that_say_different_things_are_refused():
-    message = r"variables\['emb'\].route is 'ps', but routes\['emb'\] is 'alltoall'. Leave one out"
+    message = r"variables\['emb'\].route is 'ps', but routes\['emb'\] is 'alltoall'. Set only one"
     records = {"emb": parallax.Variable("ps")}
     with pytest.raises(parallax.ConfigError, match=message):
         parallax.Config(variables=records, routes={"emb": "alltoall"})
@@ -167,9 +167,9 @@ def test_a_record_and_a_mapping_that_say_different_things_are_refused():
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({"route": "ring"}, "route must be one of allreduce, allgather, alltoall, ps, and 'ring' was given"),
-        ({"partitions": 0}, "partitions must be a whole number from 1"),
-        ({"touched_rows": 1.5}, "touched_rows must be a whole number from 1"),
+        ({"route": "ring"}, "route must be one of allreduce, allgather, alltoall, ps, got 'ring'"),
+        ({"partitions": 0}, "partitions must be an integer of at least 1"),
+        ({"touched_rows": 1.5}, "touched_rows must be an integer of at least 1"),
     ],
 )
 def test_a_record_of_a_variable_is_checked_where_it_is_built(values, message):
@@ -201,7 +201,7 @@ def test_the_worker_to_be_traced_must_be_one_of_the_job():
         loss = tf.square(tf.get_variable("w", []) - tf.placeholder(tf.float32, []))
         tf.train.GradientDescentOptimizer(0.1).minimize(loss)
     config = parallax.Config(workers=2, profile_config=parallax.ProfileConfig("folder", [1], None, 2))
-    with pytest.raises(parallax.ConfigError, match="profile_worker must be a worker of the job, from 0 to 1, and 2"):
+    with pytest.raises(parallax.ConfigError, match="profile_worker must be a worker of the job, from 0 to 1, got 2"):
         parallax.parallel_run(graph, parallax_config=config)
 
 

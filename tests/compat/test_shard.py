@@ -168,7 +168,7 @@ def test_the_two_numbers_may_be_used_by_hand_and_in_functions(kind):
 def test_several_datasets_may_be_sharded_but_none_twice():
     def build():
         first, second = (shard.shard(tf.data.Dataset.range(n, n + 4)) for n in (0, 10))
-        with pytest.raises(parallax.GraphError, match="sharded once"):
+        with pytest.raises(parallax.GraphError, match="already sharded by"):
             shard.shard(first.map(lambda x: x))
         return first.concatenate(second)
 
@@ -187,7 +187,7 @@ def test_methods_of_the_older_interface_stay():
 
 
 def test_eager_execution_is_refused():
-    with context.eager_mode(), pytest.raises(parallax.GraphError, match="executes eagerly"):
+    with context.eager_mode(), pytest.raises(parallax.GraphError, match="executing eagerly"):
         shard.create_num_shards_and_shard_id()
 
 
@@ -215,5 +215,5 @@ def test_a_prime_number_of_rows_is_cut_evenly(parts, sizes):
 
 @pytest.mark.parametrize("count", [0, -1, 2.0, "2", None, True])
 def test_a_number_of_parts_must_be_one(count):
-    with pytest.raises(parallax.ConfigError, match="min_partitions must be a whole number from 1"):
+    with pytest.raises(parallax.ConfigError, match="min_partitions must be an integer of at least 1"):
         parallax.get_partitioner(count)

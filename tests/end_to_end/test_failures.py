@@ -56,7 +56,7 @@ def test_ctrl_c_ends_all(start):
 def test_workers_that_drift_apart_end_the_job_with_one_message(start):
     done = start("-m", "parallax.cli", "run", "--workers", "2", SCRIPT.with_name("guarded.py"), "broken").finish()
     assert done.status == 1, str(done)
-    said = "parallax: Variable 'w' (float32 [3, 1]) must be equal on all workers, and differs after step 1"
+    said = "parallax: Variable 'w' (float32 [3, 1]) must be equal on all workers, but differs after step 1"
     assert done.stderr.count(said) == 1 and "all good" not in done.stdout, str(done)
     assert "guarded.py:" in done.stderr.partition("The job was ended.")[2], str(done)
 
@@ -78,15 +78,15 @@ def test_a_fetch_that_one_rank_runs_alone_is_named(start):
     stall = done.stderr.partition("the job stalled")[2]
     # The one that has waited longer comes first, and they began within a few milliseconds.
     assert "scores:0" in stall and "Adam" in stall, str(done)
-    assert re.search("waiting: rank [01]\n.*not coming: rank [01]: waits in another fetch", stall), str(done)
+    assert re.search("waiting: rank [01]\n.*missing: rank [01]: waits in another fetch", stall), str(done)
     assert "every rank must fetch" in stall and "scores:0 (by " in stall, str(done)
 
 
 def test_a_rank_that_catches_a_failed_run_and_goes_on_is_named(start):
     done = start(*RUN, "catches").finish()
     assert done.status == 124, str(done)
-    apart = "rank 1: is a run ahead: it caught a failure and went on (run 4: InvalidArgumentError"
-    behind = "rank 0: is a run behind, in one that failed on those that wait (run 4: InvalidArgumentError"
+    apart = "rank 1: is a run ahead: it caught a failure and continued (run 4: InvalidArgumentError"
+    behind = "rank 0: is a run behind, in one that failed on the waiting ranks (run 4: InvalidArgumentError"
     assert apart in done.stderr or behind in done.stderr, str(done)
 
 
@@ -96,13 +96,11 @@ def test_a_rank_that_ends_its_loop_early_is_named(start):
     done = running.finish(END_S)
     assert done.status == 124, str(done)
     assert "fetch: Adam" in done.stderr and "waiting: rank 0" in done.stderr, str(done)
-    assert "not coming: rank 1: ended its loop after 3 runs" in done.stderr, str(done)
+    assert "missing: rank 1: ended its loop after 3 runs" in done.stderr, str(done)
 
 
 @pytest.mark.slow  # the same report as of a rank that ends its loop, with no run
 def test_a_rank_that_never_calls_parallel_run_is_named(start):
     done = start(*RUN, "leaves early").finish()
     assert done.status == 124, str(done)
-    assert "fetch: parallel_run" in done.stderr and "not coming: rank 1: ended its loop after 0 runs" in done.stderr, (
-        done
-    )
+    assert "fetch: parallel_run" in done.stderr and "missing: rank 1: ended its loop after 0 runs" in done.stderr, done

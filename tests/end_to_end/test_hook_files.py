@@ -130,7 +130,7 @@ def test_a_hook_for_the_chief_alone_runs_on_worker_0(run, tmp_path):
 def test_a_hook_for_the_chief_alone_that_needs_all_workers_is_refused(run, tmp_path, kind):
     done = run(CHIEF, kind, tmp_path / "out")
     assert done.status == 1 and "stall" not in done.stderr, done
-    assert "A hook of Config.chief_only_hooks must fetch what worker 0 has by itself" in done.stderr, done
+    assert "A hook in Config.chief_only_hooks can fetch only what worker 0 computes on its own" in done.stderr, done
     assert "take part for emb" in done.stderr and "Config.hooks" in done.stderr, done
 
 

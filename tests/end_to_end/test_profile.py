@@ -66,8 +66,8 @@ def test_asynchronous_workers_are_profiled_at_the_end_with_fewer_steps_than_wish
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (("run", "--measure", "none/p.json", MODEL), "its folder is not there. Name another"),
-        (("profile", "--cluster", "none.json", MODEL), "none.json: a profile must be a readable text file"),
+        (("run", "--measure", "none/p.json", MODEL), "its folder does not exist. Name another"),
+        (("profile", "--cluster", "none.json", MODEL), "none.json: cannot read the profile"),
     ],
 )
 def test_a_profile_that_cannot_be_made_is_refused_before_the_start(start, words, message):

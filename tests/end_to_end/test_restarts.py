@@ -33,7 +33,7 @@ def test_a_job_whose_worker_is_killed_ends_trained_with_equal_values(start, tmp_
     done = running.finish()
     assert done.status == 0, str(done)
     said = "parallax: Restart 1 of 2: rank 1 was killed by SIGKILL"
-    assert done.stderr.count(said) == 1 and "Goes on from step 4." in done.stderr, str(done)
+    assert done.stderr.count(said) == 1 and "Continues from step 4." in done.stderr, str(done)
     assert done.stdout.count("Resumed from step 4") == 1, str(done)
     assert (done.stdout.count("cold"), done.stdout.count("warm")) == (3, 2), str(done)  # the launcher too
     with np.load(files[0]) as wanted, np.load(files[1]) as found:

@@ -48,7 +48,7 @@ def test_gradients_are_kept_over_several_batches(start, tmp_path, option):
     done = start(*RUN, SCRIPTS / "kept.py", option, tmp_path).finish()
     check(done)
     assert done.stderr.count("The gradients of the last 1 batches were not applied") == 1
-    assert "note: an update takes the gradients of 3 batches of every worker" in done.stdout
+    assert "note: each update takes the gradients of 3 batches of every worker" in done.stdout
     assert done.stderr.count("PARALLAX INFO: Guard: ") == 1
 
 

@@ -78,7 +78,7 @@ def test_a_worker_that_dies_in_traced_steps_ends_the_job(start, tmp_path):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (("--trace", "file/traces"), "--trace must name a folder that can be written"),
+        (("--trace", "file/traces"), "--trace must name a writable folder"),
         (("--trace", "traces", "--trace-steps", "4-2"), "--trace-steps must be A-B"),
         (("--trace-steps", "2-4"), "--trace-steps 2-4 needs --trace DIR"),
     ],

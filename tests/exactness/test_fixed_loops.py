@@ -167,4 +167,4 @@ def test_lengths_of_the_batch_that_a_turn_of_a_functional_loop_makes_are_its_arg
 )
 def test_lengths_of_the_batch_that_a_turn_makes_keep_it_closed(turn: str, is_old: bool) -> None:
     source = source_of(repeated(turn), is_old)
-    assert "cannot be opened" in capture(Built.of(source).graph).means
+    assert "which cannot be changed" in capture(Built.of(source).graph).means

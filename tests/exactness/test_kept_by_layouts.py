@@ -98,5 +98,5 @@ def test_an_update_by_what_one_batch_has_is_refused():
         scaled = [tf.convert_to_tensor(g) * tf.reduce_max(y) for g in gradients]
         apply("Momentum", False, scaled, variables)
     analysed = analyse(graph, layouts=True)
-    with pytest.raises(GraphError, match="computed of one of them"):
+    with pytest.raises(GraphError, match="computed from a single batch"):
         plan_for(analysed, Layout((2,)), Config(accumulate_steps=2))

@@ -96,7 +96,10 @@ def test_a_gradient_that_all_workers_have_is_not_summed_over_the_owners_of_its_r
     "term, found",
     [
         ("tf.reduce_mean(tf.square(u * w[0, 0]))", ("equal", "")),
-        ("tf.reduce_mean(tf.concat([u, per_row], 0))", ("foreign", "The batches of one step must be of one length")),
+        (
+            "tf.reduce_mean(tf.concat([u, per_row], 0))",
+            ("foreign", "The batches of one step must have the same length"),
+        ),
     ],
 )
 def test_batches_that_meet_are_of_one_length_and_others_need_not_be(term: str, found: tuple[str, str]) -> None:
@@ -131,6 +134,6 @@ def test_a_sum_by_a_multiple_of_a_fixed_batch_is_one_process_s(divisor: str) -> 
 def test_losses_of_a_fixed_batch_stay_means_where_a_constant_may_be_the_batch_s_or_none() -> None:
     program = replace(program_of(loss="tf.reduce_mean(per_row * tf.constant(np.arange(rows), F))"), is_open=False)
     graph = Built.of(program.source()).graph
-    assert "may be the batch or a width" in analyse(graph).captured.means
-    with pytest.raises(GraphError, match="layouts=True.* cannot be opened, .*Leave the first dimension"):
+    assert "may be the batch size or a layer width" in analyse(graph).captured.means
+    with pytest.raises(GraphError, match="layouts=True.* cannot be changed, .*Leave the first dimension"):
         analyse(graph, layouts=True)

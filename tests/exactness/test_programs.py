@@ -98,7 +98,7 @@ def test_rows_of_a_gradient_that_are_rows_again_are_refused() -> None:
         "again = tf.gather(tf.gather_nd(emb, ids[:, None]), tf.range(tf.shape(ids)[0]))\n"
         "loss = tf.reduce_mean(tf.square((again @ w)[:, 0] - y))"
     )
-    assert (kind, "The rows of a gradient must be a tensor" in message) == ("refused", True)
+    assert (kind, "consists of nested IndexedSlices" in message) == ("refused", True)
     assert outcome(
         "again = tf.gather(1.0 * tf.gather_nd(emb, ids[:, None]), tf.range(tf.shape(ids)[0]))\n"
         "loss = tf.reduce_mean(tf.square((again @ w)[:, 0] - y))",

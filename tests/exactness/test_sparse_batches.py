@@ -156,7 +156,7 @@ def fed_ragged(table: Any) -> Any:
     return tf.reduce_mean(tf.gather(table, tf.RaggedTensor.from_row_splits(values, splits, validate=False)), 1)
 
 
-@pytest.mark.parametrize(("rows", "said"), [(fed_bags, "numbers that are fed"), (fed_ragged, "where rows end")])
+@pytest.mark.parametrize(("rows", "said"), [(fed_bags, "segment ids that are fed"), (fed_ragged, "row splits")])
 def test_numbers_of_rows_that_each_worker_feeds_are_its_own(rows: Callable[[Any], Any], said: str) -> None:
     graph = tf.Graph()
     with graph.as_default():

@@ -216,7 +216,7 @@ def test_a_last_example_without_entries_is_told_in_the_step(has_entries: bool) -
 
     found = tried(short, {"ids": ids})
     assert (found.kind == "equal") == has_entries
-    assert has_entries or "The last example of a batch must have entries in" in found.message
+    assert has_entries or "The last example of a batch has no entry in" in found.message
 
 
 def looked_up(table: Any, ids: Any) -> Any:

@@ -157,4 +157,4 @@ def test_a_gradient_by_what_goes_round_in_a_loop_is_of_the_global_batch() -> Non
 def test_what_one_process_has_of_the_batch_is_refused_where_losses_are_means() -> None:
     program = source_of(WHOLE["if the loss is small"], True)
     (found,) = try_program(program, ["hybrid"], layouts=False).values()
-    assert (found.kind, "updated by all workers or by none" in found.message) == ("refused", True)
+    assert (found.kind, "either all workers must update it or none" in found.message) == ("refused", True)

@@ -80,7 +80,7 @@ def test_smoothing_shares_a_part_of_the_label(example):
 @pytest.mark.parametrize(
     ("sizes", "rule"),
     [
-        ({"tie": "all"}, "tie must be one of none, source, output, and 'all' was given"),
+        ({"tie": "all"}, "tie must be one of none, source, output, got 'all'"),
         ({"tie": "source", "target_words": 8}, "One table needs one vocabulary, and there are 9 source words and 8"),
     ],
 )

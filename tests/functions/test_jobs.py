@@ -103,7 +103,7 @@ def test_a_loop_whose_workers_fail_goes_on_where_it_was(start):
     running = start(*CLI, "run", *words)
     expected = found_in(start(SCRIPTS / "steps_in_turn.py", "plain").finish())
     done = running.finish(240)
-    assert done.stderr.count("Goes on where the script is.") == 1, done
+    assert done.stderr.count("Continues where the script is.") == 1, done
     parts = differences(found_in(done), expected)
     assert max(parts.values()) <= 1e-5, parts
 

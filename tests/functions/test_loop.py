@@ -165,7 +165,10 @@ def test_a_variable_that_a_fit_trains_is_not_trained_by_a_step_that_its_callback
     one, mirrors = Trainer(), None
     try:
         mirrors = Mirrors([("w", one.kernel)], lambda name: np.zeros([1], np.float32))
-        with pytest.raises(SessionError, match="One call at a time trains a variable, and w is trained by a `fit`"):
+        with pytest.raises(
+            SessionError,
+            match="w is being trained by a `fit` that has not ended, and only one call at a time may train a variable",
+        ):
             one.step(X)
     finally:
         mirrors.release()

@@ -22,7 +22,7 @@ ADAM = OPTIMIZERS["adam"]
 
 def test_a_library_that_is_not_built_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(sys, "executable", str(tmp_path / "bin" / "python"))
-    with pytest.raises(TransformError, match="libparallax_rows.so, which is not there: run `parallax setup`"):
+    with pytest.raises(TransformError, match="libparallax_rows.so, which does not exist. Build it: `parallax setup`"):
         row_update_ops.__wrapped__()
 
 

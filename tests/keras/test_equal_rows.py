@@ -124,12 +124,12 @@ def test_two_sums_travel_in_one_message_and_the_plan_says_what_they_cost():
     (table,) = [one for one in apart[1].variables if one.route == "alltoall"]
     (same,) = [one for one in merged[1].variables if one.route == "alltoall"]
     more = table.cost.sent_bytes - same.cost.sent_bytes
-    (note,) = [note for note in apart[1].notes if "equal rows" in note]
-    assert more == 12 * 3 * 4 // 2 and f"a worker sends {more} B a step less" in note
-    assert not [note for note in merged[1].notes if "equal rows" in note]
+    (note,) = [note for note in apart[1].notes if "duplicate gradient rows" in note]
+    assert more == 12 * 3 * 4 // 2 and f"a worker sends {more} B less per step" in note
+    assert not [note for note in merged[1].notes if "duplicate gradient rows" in note]
 
 
 def test_an_optimizer_that_takes_one_sum_sends_no_more():
     model = one_table()
     model.compile(optimizers.Lion(0.1), "mse")
-    assert not [note for note in plan_of_fit(model, IDS, Y, batch_size=5).notes if "equal rows" in note]
+    assert not [note for note in plan_of_fit(model, IDS, Y, batch_size=5).notes if "duplicate gradient rows" in note]

@@ -89,7 +89,7 @@ def test_hooks_of_the_script_run_on_the_workers_and_first_steps_are_verified(sta
 
 def test_hooks_that_cannot_be_sent_are_refused(start):  # noqa: F811
     done = start(*CLI, "run", "--workers", 2, SCRIPTS / "fit_with_hooks.py", "lock").finish(240)
-    assert done.status == 1 and "Workers are sent hooks, which must be picklable" in done.stderr, done
+    assert done.status == 1 and "Cannot send hooks to the workers: pickling fails" in done.stderr, done
 
 
 @pytest.mark.rotates
@@ -132,7 +132,7 @@ def test_a_fit_whose_workers_fail_goes_on_where_it_was(start, tmp_path, kind, vi
     expected = found_in(start(script, plain, kind, victim, "plain").finish())
     done = running.finish(240)
     assert f"Restart 1 of 1: rank {victim} was killed by SIGKILL" in done.stderr, done
-    assert done.stderr.count("Goes on where the script is.") == 1, done
+    assert done.stderr.count("Continues where the script is.") == 1, done
     parts = differences(found_in(done), expected)
     assert max(parts.values()) <= 1e-6, parts
 
@@ -158,13 +158,13 @@ def test_a_script_that_is_killed_goes_on_within_the_epoch_of_its_checkpoint(star
     running = start(*words)
     expected = found_in(start(script, plain, kind, "plain").finish())
     done = running.finish(240)
-    assert "Resumed: `fit` goes on in epoch 3" in done.stderr, done
+    assert "Resumed: `fit` continues in epoch 3" in done.stderr, done
     epochs, seen = seen_in(done)
     assert epochs == [2, 3] and seen[0][0] == 2 and seen[0][1] > 0 and seen[-1] == [3, 3], seen
     parts = differences(found_in(done), expected)
     assert max(parts.values()) <= 1e-6, parts
     again = start(*words).finish()  # everything is trained: the values are given back
-    assert seen_in(again) == [[], []] and "were trained before" in again.stderr, again
+    assert seen_in(again) == [[], []] and "are already trained" in again.stderr, again
     without = {name: value for name, value in expected.items() if name != "last"}
     parts = differences(found_in(again), without)
     assert max(parts.values()) <= 1e-6, parts

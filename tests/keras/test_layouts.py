@@ -319,7 +319,7 @@ def test_the_plan_names_what_is_gathered_and_nothing_else():
         return plan_of_fit(made, *args, batch_size=8).notes
 
     [note] = notes(normalized, "mse", X, Y)
-    assert note.startswith("batch normalizations take statistics of the global batch: 2 all-reduces of 32 B")
+    assert note.startswith("batch normalization uses statistics of the global batch: 2 all-reduces totalling 32 B")
     for model in (positions, recurrent, recurrent_twice):
         assert notes(model, "mse", IDS, Y) == ()
     [note] = notes(dense, in_batch_softmax, X, Y)

@@ -219,7 +219,7 @@ def test_what_examples_have_together_is_of_each_micro_batch(model, loss, told, s
     assert difference(found[: len(expected)], expected) <= MOST
     notes = notes_of(model(), loss, count)
     assert len(notes) == len(told)
-    assert all(word in note.split(" compute of")[0] for word, note in zip(told, notes, strict=True)), notes
+    assert all(word in note.split(" process")[0] for word, note in zip(told, notes, strict=True)), notes
 
 
 def notes_of(made, loss, count):

@@ -209,7 +209,7 @@ def test_an_update_that_multiplies_the_whole_table_says_so_and_every_worker_hold
         found = workers_of.result("alltoall")
         check(found)
         assert found.routes["emb/embeddings"] == route
-    assert "reads all its rows in every training step" in found.reason
+    assert "reads all its rows in every step" in found.reason
 
 
 def test_layers_in_bfloat16_end_as_in_plain_keras_but_for_rounding() -> None:

@@ -150,7 +150,7 @@ def test_checkpoints_of_steps_are_refused_with_what_saves_instead():
     model.compile("sgd", "mse")
     arguments = {"x": np.ones((8, 4), "float32"), "y": np.ones((8, 1), "float32")}
     with pytest.raises(
-        ConfigError, match=r"CheckPointConfig is for models of Keras 3.*tf_keras.callbacks.BackupAndRestore"
+        ConfigError, match=r"CheckPointConfig supports only Keras 3.*tf_keras.callbacks.BackupAndRestore"
     ):
         read_fit(model, arguments, has_checkpoints=True)
 

@@ -103,5 +103,7 @@ def test_a_part_whose_length_changes_with_the_batch_is_refused():
     data = tf.data.Dataset.from_generator(parts, output_signature=spec)
     model = Model(two_means)
     model.compile("sgd")
-    with pytest.raises(SessionError, match="have 5, 7 rows. That they differ must be known when the step is traced"):
+    with pytest.raises(
+        SessionError, match="different numbers of rows: 5, 7. .* this must be known when the step is traced"
+    ):
         fit_by(2, model, data, verbose=0)

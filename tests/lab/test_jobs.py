@@ -155,8 +155,8 @@ def test_whoever_is_killed_nothing_is_left_on_any_host(lab, start, victim, statu
 @pytest.mark.parametrize(
     ("victim", "status", "words"),
     [
-        ("link", 1, "parallax: host host1 is lost: nothing has come from it"),
-        ("daemon", 1, "parallax: host host1 is lost: nothing has come from it"),
+        ("link", 1, "parallax: host host1 is lost: nothing has arrived from it"),
+        ("daemon", 1, "parallax: host host1 is lost: nothing has arrived from it"),
         ("worker", 124, "parallax: rank 1 on host host1 is silent: a signal stopped its process"),
     ],
 )
@@ -242,4 +242,4 @@ def test_a_verification_on_several_hosts_is_refused(lab, start, tmp_path):
     words = ("-m", "parallax.cli", "verify", "-r", lab.resource_file(1), "--feeds", "train.py:batch", script)
     status, _, stderr = start(*words).finish()
     assert status == 1
-    assert "a verification runs on this machine only" in stderr and "host1 is another one" in stderr
+    assert "a verification runs only on this machine" in stderr and "host1 is another one" in stderr

@@ -75,7 +75,7 @@ def test_a_lost_host_that_returns_is_used_again_in_the_middle_of_training(four, 
         subprocess.run(four.argv_on_bridge([*link, "up"]), check=True)
     status, stdout, stderr = job.finish()
     assert status == 0, str(job)
-    assert f"parallax: {LOST} can be used again: the job saves and goes on there too." in stderr, str(job)
+    assert f"parallax: {LOST} can be used again: the job saves and continues there too." in stderr, str(job)
     assert f"Taken back: {LOST}. The job goes on with 4 of 4 hosts." in stderr, str(job)
     assert f"step {STEPS - 1} by 4 workers" in stdout and stdout.count("Resumed from step") == 2, str(job)
     found = read(file)

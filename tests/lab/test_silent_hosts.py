@@ -40,5 +40,5 @@ def test_silent_hosts_are_named_after_a_while_and_end_the_start(lab, start, sile
     ):
         found, stdout, stderr = start("-m", "parallax.cli", *words).finish()
         assert found == status and ending in stdout + stderr, f"{stdout}{stderr}"
-        is_told = f"parallax: hosts {names} have not answered for 5 s. The wait ends when 8 s are over" in stderr
+        is_told = f"parallax: hosts {names} have not responded for 5 s. Waiting for at most 8 s" in stderr
         assert is_told == (words[0] != "plan"), stderr

@@ -66,11 +66,11 @@ def test_sightings_until_one_admits_are_geometric():
 @pytest.mark.parametrize(
     ("make", "words"),
     [
-        (lambda: RowWiseAdagradOptimizer(0.1, epsilon=-1.0), "epsilon must be 0 or more, and -1.0"),
-        (lambda: LazyAdamOptimizer(beta1=1.0), "beta1 must be from 0 to below 1, and 1.0"),
-        (lambda: AdmittedFtrlOptimizer(admit_after=0), "after 1 sighting or more, and 0"),
-        (lambda: AdmittedFtrlOptimizer(admit_probability=0.0), "above 0 and at most 1, and 0.0"),
-        (lambda: AdmittedFtrlOptimizer(admit_after=2, admit_probability=0.5), "by count or by probability"),
+        (lambda: RowWiseAdagradOptimizer(0.1, epsilon=-1.0), "epsilon must be at least 0, got -1.0"),
+        (lambda: LazyAdamOptimizer(beta1=1.0), "beta1 must be at least 0 and below 1, got 1.0"),
+        (lambda: AdmittedFtrlOptimizer(admit_after=0), "admit_after must be at least 1, got 0"),
+        (lambda: AdmittedFtrlOptimizer(admit_probability=0.0), "above 0 and at most 1, got 0.0"),
+        (lambda: AdmittedFtrlOptimizer(admit_after=2, admit_probability=0.5), "either by count or by probability"),
     ],
 )
 def test_numbers_out_of_range_are_refused(make, words):

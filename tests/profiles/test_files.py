@@ -28,10 +28,10 @@ def test_what_is_written_is_read(tmp_path):
 
 
 def test_files_that_cannot_be_are_refused(tmp_path):
-    with pytest.raises(PlanError, match="must be a readable text file: No such file"):
+    with pytest.raises(PlanError, match="cannot read the profile: No such file"):
         read_measured(None, tmp_path / "none.json")
     for path in (tmp_path, tmp_path / "none" / "p.json", Path("/dev/null/p.json")):
-        with pytest.raises(ConfigError, match="that can be written"):
+        with pytest.raises(ConfigError, match="Cannot write the profile to"):
             check_writable(path)
-        with pytest.raises(ConfigError, match="that can be written"):
+        with pytest.raises(ConfigError, match="Cannot write the profile to"):
             write_model_profile(PROFILE, path)

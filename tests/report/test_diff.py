@@ -109,4 +109,4 @@ def test_the_exit_status_says_whether_plans_differ(tmp_path: Path, capsys: pytes
     status, said, _ = diff(capsys, one, other)
     assert status == 1 and "predicted step" in said and str(other) in said
     status, _, said = diff(capsys, one, tmp_path / "none.json")
-    assert status == 2 and "a plan file must be readable" in said
+    assert status == 2 and "cannot read the plan file" in said

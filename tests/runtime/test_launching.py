@@ -9,10 +9,11 @@ from parallax.runtime.before_launch import check_memory, leave_gpus, missing_gpu
 
 
 def test_more_workers_than_memory_holds_are_refused_with_the_number_that_fits():
-    words = "200 workers on this machine need at least 50 GB, 250 MB each before the first variable, and 22 GB are free"
+    needed = "200 workers on this machine need at least 50 GB, 250 MB each before the first variable"
+    words = f"{needed}, but only 22 GB are free"
     with pytest.raises(LaunchError, match=rf"{words}. Start at most 88\.$"):
         check_memory(local_cluster(200, ""), 22_000_000_000)
-    with pytest.raises(LaunchError, match=r"and 100 MB are free. End what takes it\.$"):
+    with pytest.raises(LaunchError, match=r"but only 100 MB are free. End what takes it\.$"):
         check_memory(local_cluster(1, ""), 100_000_000)
     check_memory(local_cluster(8, ""), 22_000_000_000)
     check_memory(local_cluster(88, ""), 22_000_000_000)
@@ -22,10 +23,10 @@ def test_more_workers_than_memory_holds_are_refused_with_the_number_that_fits():
 @pytest.mark.parametrize(
     ("gpus_there", "is_cuda_build", "words"),
     [
-        (0, True, "localhost is to use GPU 0, 1, and this machine has none: these workers train on processors."),
-        (0, False, "localhost is to use GPU 0, 1, and this machine has none: these workers train on processors."),
-        (1, True, "localhost is to use GPU 1, and this machine has 1: these workers train on processors."),
-        (2, False, "localhost is to use GPU 0, 1, and this TensorFlow is built without CUDA: these workers train on"),
+        (0, True, "localhost is to use GPU 0, 1, but this machine has none: these workers train on CPUs."),
+        (0, False, "localhost is to use GPU 0, 1, but this machine has none: these workers train on CPUs."),
+        (1, True, "localhost is to use GPU 1, but this machine has 1: these workers train on CPUs."),
+        (2, False, "localhost is to use GPU 0, 1, but this TensorFlow is built without CUDA: these workers train on"),
         (2, True, ""),
     ],
 )

@@ -209,7 +209,7 @@ def test_a_job_message_with_other_types_is_refused_though_its_checksums_are_righ
 
 def test_a_job_message_of_another_version_is_refused_by_its_number() -> None:
     data = b"".join(JOB.pieces())
-    with pytest.raises(LaunchError, match="job's message is of version 2, and this worker reads 3"):
+    with pytest.raises(LaunchError, match="job's message has version 2, and this worker reads 3"):
         read_parcel(io.BytesIO(data.replace(b"PRLX3\n", b"PRLX2\n", 1)))
     with pytest.raises(DamagedMessage, match="it is of version 2 of the messages, and this process reads 1"):
         read_frame(encode_frame(Exit(0, 0)).replace(b"parallax/1", b"parallax/2"))

@@ -102,11 +102,13 @@ def test_a_pattern_in_a_plan_file_gives_the_rows_of_each_owner(tmp_path: Path) -
 
 @pytest.mark.parametrize("pattern", [[0, 3], [-1], ["0"], [True, 0], [0.0]])
 def test_a_pattern_that_names_no_worker_is_refused(tmp_path: Path, pattern: list[Any]) -> None:
-    rule = "an owner_pattern must name workers from 0 to 2, and that of a has"
+    rule = "the owner_pattern of 'a' must name workers from 0 to 2, got"
     with pytest.raises(PlanError, match=f"{rule}|expected `int`.* at .*variables.0..owner_pattern"):
         of_file(tmp_path, pattern)
 
 
 def test_a_pattern_of_rows_without_owners_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(PlanError, match="only a variable by alltoall has an owner_pattern, and a goes by allgather"):
+    with pytest.raises(
+        PlanError, match="only variables on route alltoall have an owner_pattern, but 'a' takes route allgather"
+    ):
         of_file(tmp_path, [0, 1], "allgather")

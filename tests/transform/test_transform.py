@@ -312,7 +312,7 @@ def test_a_run_without_the_update_meets_nobody_but_for_its_rows() -> None:
 
 def test_a_gradient_after_anothers_update_cannot_be_kept() -> None:
     decided_by(models.chained)
-    with pytest.raises(GraphError, match="all gradients of a batch must be there before any is applied"):
+    with pytest.raises(GraphError, match="all gradients of a batch must be computed before any is applied"):
         decided_by(models.chained, accumulate_steps=2)
 
 
@@ -322,7 +322,7 @@ def test_a_plan_file_of_asynchronous_training_is_for_no_other(tmp_path: Path) ->
         two_equal_tables(6)
     config, layout, file = Config(run_option="PS"), one_host(2, 1), tmp_path / "plan.json"
     file.write_text(plan_for(analyse(graph, synchronous=False), layout, config, synchronous=False).to_json())
-    with pytest.raises(PlanError, match="made with sync=False, and the job has sync=True"):
+    with pytest.raises(PlanError, match="made with sync=False, but the job has sync=True"):
         plan_for(analyse(graph), layout, Config(run_option="PS", plan_file=file))
 
 
@@ -335,5 +335,5 @@ def test_a_plan_file_says_how_many_batches_an_update_takes(tmp_path: Path) -> No
     file.write_text(plan_for(analysed, one_host(2), Config(accumulate_steps=3)).to_json())
     for steps in (1, 3):
         assert plan_for(analysed, one_host(2), Config(plan_file=file, accumulate_steps=steps)).accumulate_steps == 3
-    with pytest.raises(PlanError, match="accumulate_steps is 3 there, and 2 was asked for"):
+    with pytest.raises(PlanError, match="with accumulate_steps 3, but the job asks for 2"):
         plan_for(analysed, one_host(2), Config(plan_file=file, accumulate_steps=2))

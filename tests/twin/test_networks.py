@@ -111,5 +111,5 @@ def test_what_is_estimated_says_so():
 
 
 def test_an_unknown_network_is_refused_with_the_known_ones():
-    with pytest.raises(ValueError, match="one of lm, nmt, resnet50, inception_v3, stack, and 'x' was given"):
+    with pytest.raises(ValueError, match="one of lm, nmt, resnet50, inception_v3, stack, got 'x'"):
         network_of("x")

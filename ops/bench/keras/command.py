@@ -46,7 +46,7 @@ def run(arguments: argparse.Namespace) -> None:
     except TypeError as error:
         sys.exit(f"keras: {error}")
     if arguments.epochs < 2:
-        sys.exit(f"keras: --epochs must be 2 or more, as the first is not counted, and {arguments.epochs} was given.")
+        sys.exit(f"keras: --epochs must be 2 or more, as the first is not counted, got {arguments.epochs}.")
     turns = []
     for number in range(arguments.pairs):
         found = {}

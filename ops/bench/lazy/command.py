@@ -56,7 +56,7 @@ def add_command(commands: Any) -> None:
 def run(arguments: argparse.Namespace) -> None:
     """Runs the jobs and prints what they took."""
     if arguments.epochs < 2:
-        sys.exit(f"lazy: --epochs must be 2 or more, as the first is not counted, and {arguments.epochs} was given.")
+        sys.exit(f"lazy: --epochs must be 2 or more, as the first is not counted, got {arguments.epochs}.")
     ways = (DENSE, PLAIN, LAZY, *((WHOLE,) if arguments.whole else ()))
     print(f"{arguments.rows} x {arguments.width}, {arguments.ids} ids, {arguments.workers} worker(s)")
     print(f"{'optimizer':10}" + "".join(f"{way + ' ms':>10}{'faster':>8}{'apart':>10}" for way in ways[1:]))

@@ -55,7 +55,7 @@ def run(arguments: argparse.Namespace) -> None:
     if reason := why_not():
         sys.exit(f"published: the training needs an emulated cluster: {reason}")
     if arguments.steps < 10 or arguments.steps % 10:
-        sys.exit(f"published: --steps must be a multiple of 10, and {arguments.steps} was given.")
+        sys.exit(f"published: --steps must be a multiple of 10, got {arguments.steps}.")
     wanted = Wanted(rate_bytes_per_s=arguments.rate or None, **{name: getattr(arguments, name) for name in _SIZES})
     with Lab(wanted.hosts, wanted.rate_bytes_per_s) as lab:
         trained = train(lab, wanted, _tell)

@@ -21,9 +21,7 @@ def twin_sizes(cluster: str, network: str, given: Mapping[str, Any]) -> dict[str
     """
     paces = CLUSTERS[cluster].paces
     if network not in paces:
-        raise ValueError(
-            f"On accelerators of {cluster} a model must be one of {', '.join(paces)}, and {network!r} was given."
-        )
+        raise ValueError(f"On accelerators of {cluster} a model must be one of {', '.join(paces)}, got {network!r}.")
     pace = paces[network]
     return {
         "network": network,

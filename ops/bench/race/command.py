@@ -147,7 +147,7 @@ def _model(arguments: argparse.Namespace) -> tuple[str, dict[str, Any], int]:
 
 def _value(name: str, text: str, kinds: dict[str, type]) -> Any:
     if name not in kinds:
-        raise ValueError(f"A size must be one of {', '.join(kinds)}, and {name!r} was given.")
+        raise ValueError(f"A size must be one of {', '.join(kinds)}, got {name!r}.")
     if kinds[name] not in (int, float, str):
         raise ValueError(f"{name} cannot be set from the command line.")
     return kinds[name](text)
@@ -226,7 +226,7 @@ def _tell(line: str) -> None:
 def _pair(text: str) -> tuple[str, str]:
     name, is_pair, value = text.partition("=")
     if not is_pair:
-        sys.exit(f"race: NAME=VALUE is wanted, and {text!r} was given.")
+        sys.exit(f"race: NAME=VALUE is wanted, got {text!r}.")
     return name, value
 
 

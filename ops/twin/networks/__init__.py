@@ -156,5 +156,5 @@ def network_of(name: str) -> Network:
         "stack": stack,
     }
     if name not in known:
-        raise ValueError(f"A network must be one of {', '.join(known)}, and {name!r} was given.")
+        raise ValueError(f"A network must be one of {', '.join(known)}, got {name!r}.")
     return known[name]()

@@ -151,7 +151,7 @@ def _find_layouts(program: VisitedGraph) -> tuple[Layouts, StepWalk]:
                 _check_lengths(step)
             return _make_layouts(program, step), step
         completed, gathered = found, step.gathered
-    raise GraphError(f"The layouts of this graph's tensors change with every walk over it. {REMEDY}")
+    raise GraphError(f"Cannot determine which tensors of this graph are sharded over the workers. {REMEDY}")
 
 
 def _find_fed_numbers(program: VisitedGraph) -> frozenset[str]:
@@ -179,8 +179,8 @@ def _check_lengths(step: StepWalk) -> None:
         fixed = _find_fixed_length(step.facts[tensor], layout)
         if edges and fixed is not None:
             raise GraphError(
-                f"{tensor!r} has {fixed} entries along the examples of a batch of open length, as {edges[0].node!r} "
-                f"takes it. Make it as long as the batch, by tf.shape. {REMEDY}"
+                f"{tensor!r} has the fixed length {fixed} along a batch of open length, with which {edges[0].node!r} "
+                f"combines it. Take the length from the batch with tf.shape. {REMEDY}"
             )
 
 
@@ -211,7 +211,7 @@ def _finish(program: VisitedGraph, step: StepWalk) -> None:
         for slot in written.state if written is not None else ():
             if variable_of_tensor(view, program.variables, view.inputs(node)[slot]) in step.part_variables:
                 raise GraphError(
-                    f"Layouts have no rule for metrics of gradients: {view.op(node)} {node!r} adds one up. {REMEDY}"
+                    f"{view.op(node)} {node!r} accumulates a metric from gradients, which is not supported. {REMEDY}"
                 )
 
 
@@ -295,7 +295,7 @@ def _finish_piece(step: StepWalk, pair: tuple[str, str], edges: tuple[list[Edge]
             step.take(edge.node, edge.slot, REPLICATED)
         wanted = None
     else:
-        raise GraphError(f"Layouts cannot follow the row numbers {indices!r} of a gradient. {REMEDY}")
+        raise GraphError(f"Cannot determine which workers hold the row indices {indices!r} of a gradient. {REMEDY}")
     for edge in edges[0]:
         step.take(edge.node, edge.slot, wanted or COUNTED)
 

@@ -118,7 +118,10 @@ def _find_begin(step: StepWalk, head: str, starts: Mapping[str, Fact]) -> tuple[
     enters = [node for node in nodes if node in starts]
     turns = [f"{node}:0" for node in nodes if view.op(node) in NEXT_ITERATIONS]
     if len(enters) != 1 or len(turns) != 1:
-        raise GraphError(f"Layouts cannot follow {view.op(head)} {head!r} of a loop. {REMEDY}")
+        raise GraphError(
+            f"Cannot analyse the loop of {view.op(head)} {head!r}: a loop variable must have one initial value and "
+            f"one value per iteration. {REMEDY}"
+        )
     return enters[0], turns[0], starts[enters[0]].is_same and are_zeros(view, view.inputs(enters[0])[0])
 
 

@@ -53,8 +53,8 @@ def reshape(step: StepWalk, node: str) -> list[Fact] | None:
             return step.all_outputs(node, Sharded(axis, part), dims)
     if step.is_script and all(length.number is not None for length in dims):
         raise GraphError(
-            f"Reshape {node!r} has a batch of open length be of a fixed one, as each worker's is: "
-            f"{[length.number for length in dims]}. Leave one dimension at -1."
+            f"Reshape {node!r} gives a batch of open length the fixed shape {[length.number for length in dims]}, "
+            "which cannot fit both the global batch and a per-worker batch. Leave one dimension at -1."
         )
     return None
 

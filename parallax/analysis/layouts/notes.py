@@ -33,8 +33,9 @@ def _note_statistics(view: GraphView, layouts: LayoutRewrites) -> tuple[str, ...
     if not elements:
         return ()
     return (
-        f"batch normalizations take statistics of the global batch: {len(reduced)} all-reduces of {4 * elements:,} B "
-        'in each step, and as much for their gradients; Config(batch_norm="own") takes those of each worker alone',
+        f"batch normalization uses statistics of the global batch: {len(reduced)} all-reduces totalling "
+        f'{4 * elements:,} B per step, and as much again for their gradients; Config(batch_norm="own") uses those of '
+        "each per-worker batch",
     )
 
 
@@ -42,7 +43,7 @@ def _note_gathering(view: GraphView, layouts: LayoutRewrites) -> tuple[str, ...]
     found = find_gathered(view, layouts)
     if not found:
         return ()
-    return (f"{_list_ops(view, found)} take tensors of the global batch: these are all-gathered in every step",)
+    return (f"{_list_ops(view, found)} need tensors of the global batch, which are all-gathered in every step",)
 
 
 def notes_of_kept(view: GraphView, rewrites: Rewrites, sources: Sequence[GradientSource]) -> tuple[str, ...]:
@@ -55,7 +56,7 @@ def notes_of_kept(view: GraphView, rewrites: Rewrites, sources: Sequence[Gradien
     """
     steps, cut = rewrites.terms.accumulate_steps, rewrites.micro_batches
     one_by_one = f"each of a step's {steps} micro-batches" if cut else f"each of an update's {steps} batches"
-    one_by_one = f"{one_by_one} by itself, where one process would take all of them together"
+    one_by_one = f"{one_by_one} by itself, where a single process would take all of them together"
     wanted = {split_tensor(t)[0] for one in sources for t in one.tensors}
     wanted.update(split_tensor(result.tensor)[0] for one in cut for result in one.results)
     before, found = view.ancestors(wanted), dict.fromkeys(node for one in cut for node in one.uneven)
@@ -68,7 +69,7 @@ def notes_of_kept(view: GraphView, rewrites: Rewrites, sources: Sequence[Gradien
     notes = []
     named = [f"{view.op(node)} {node!r}" for node in found if not reported_as(view.nodes[node])]
     if named:
-        notes.append(f"{_list_first(named, 'ops')} compute of {one_by_one}")
+        notes.append(f"{_list_first(named, 'ops')} process {one_by_one}")
     if replaced:
         notes.append(f"{_list_first(replaced, 'variables')} are written with {one_by_one}")
     return tuple(notes)
@@ -96,9 +97,9 @@ def check_gather_limit(view: GraphView, layouts: LayoutRewrites, workers: int, l
     if total > limit_bytes:
         largest = sorted(found, key=lambda one: -(one.size_bytes or 0))
         raise PlanError(
-            f"gather_limit is {limit_bytes}, and {total} bytes of tensors of the global batch are all-gathered in "
-            f"every step: {_list_ops(view, largest)} take them. Compute from one example what these ops take from all, "
-            "or raise gather_limit."
+            f"gather_limit is {limit_bytes} bytes, but each step would all-gather {total} bytes of tensors of the "
+            f"global batch, for {_list_ops(view, largest)}. Rewrite these ops to work on one example at a time, or "
+            "raise gather_limit."
         )
 
 
@@ -112,4 +113,4 @@ def _list_ops(view: GraphView, found: Sequence[GatheredTensor]) -> str:
 
 def _format_total(sizes: Sequence[int | None]) -> str:
     known = [size for size in sizes if size is not None]
-    return bytes_text(sum(known)) if len(known) == len(sizes) else "of a size that no batch tells"
+    return bytes_text(sum(known)) if len(known) == len(sizes) else "size unknown"

@@ -37,8 +37,9 @@ def check_fed_ends(view: GraphView, sources: Iterable[str]) -> None:
         ends = {_find_first(view, view.inputs(cut)[2]) for cut in cuts}
         if dtype.is_integer and shape is not None and len(shape) == 1 and 1 in begins and -1 in ends:
             raise GraphError(
-                f"Layouts cannot tell whether {node!r} is fed with where rows end: what lies between its entries is "
-                "taken. Feed dense ids, or ragged ones to Keras or parallax.function."
+                f"{node!r} may be fed with row splits, since the graph uses the differences of its entries, and row "
+                "splits of the global batch cannot be fed in per-worker parts. Feed dense ids, or use ragged tensors "
+                "with Keras or parallax.function."
             )
 
 

@@ -286,8 +286,8 @@ def _take_numbers(step: StepWalk, node: str, slot: int, along: ShardedAxis | Non
     tensor = step.view.inputs(node)[slot]
     if step.is_script and _is_fed(step, tensor):
         raise GraphError(
-            f"{step.view.op(node)} {node!r} adds up rows by numbers that are fed: each worker's begin with its own "
-            "examples. Feed dense ids, or ragged ones to Keras or parallax.function."
+            f"{step.view.op(node)} {node!r} sums rows by segment ids that are fed, but each worker's ids count only "
+            "its own examples. Feed dense ids, or use ragged tensors with Keras or parallax.function."
         )
     for example in {one.part for one in step.ranges}:
         counted = find_numbers(step, tensor, example)

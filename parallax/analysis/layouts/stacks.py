@@ -29,7 +29,7 @@ def pop(step: StepWalk, node: str) -> list[Fact] | None:
     """StackPopV2."""
     fact = _find_held(step, node)
     if fact is None:
-        raise GraphError(f"Layouts cannot tell what {node!r} takes from a stack. {REMEDY}")
+        raise GraphError(f"Cannot determine which tensor {node!r} pops from a stack. {REMEDY}")
     return step.all_outputs(node, fact.layout, fact.dims, fact.value)
 
 

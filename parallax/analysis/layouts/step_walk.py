@@ -27,7 +27,7 @@ from parallax.plans.layouts import (
 
 _Key = tuple[str, Layout]
 _VARIANT = 21  # types.proto
-REMEDY = "Compute it outside of the step, and give the step what it gives."
+REMEDY = "Move this computation out of the training step, for example into the input pipeline, and feed its result."
 
 
 @dataclass

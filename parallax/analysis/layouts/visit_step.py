@@ -79,7 +79,10 @@ def _find_facts(program: VisitedGraph, step: StepWalk, node: str) -> list[Fact]:
         return _visit_write(program, step, node)
     missing = [t for t in view.inputs(node) if t not in step.facts]
     if missing:
-        raise GraphError(f"Layouts cannot follow {op} {node!r}, which takes {missing[0]!r}. {REMEDY}")
+        raise GraphError(
+            f"Cannot analyse {op} {node!r}: it is unknown whether its input {missing[0]!r} is sharded or replicated. "
+            f"{REMEDY}"
+        )
     if not view.outputs(node):  # an assertion, which looks at what its worker has, and at lengths of the global batch
         for slot, fact in enumerate(step.inputs(node)):
             if fact.is_lengths:
@@ -137,8 +140,8 @@ def _visit_source(program: VisitedGraph, step: StepWalk, node: str) -> list[Fact
     others = [tensor for tensor in view.outputs(node) if tensor not in batch_tensors(view, node)]
     if others:
         raise GraphError(
-            f"Layouts need batches of open length, and {view.op(node)} {node!r} gives {others[0]!r} beside some, of "
-            f"shape {view.shape(others[0])}. {REMEDY}"
+            f"{view.op(node)} {node!r} gives batches of open length, but its output {others[0]!r} has the shape "
+            f"{view.shape(others[0])}. All of its outputs must have an open first dimension (None). {REMEDY}"
         )
     return step.all_outputs(node, Sharded(0, ShardedAxis(batch)))
 
@@ -176,8 +179,9 @@ def _take_worker_0(program: VisitedGraph, step: StepWalk, node: str) -> None:
     is_in_loop = bool(step.prefix) or any(branch.is_loop for branch in branches_of(view)[node])
     if not is_of_batch or is_in_loop or any(view.dtype(tensor) in (*NO_ARRAYS, _TEXT) for tensor in view.outputs(node)):
         raise GraphError(
-            f"N workers must compute what one process computes, and {view.op(node)} {node!r} may give every worker "
-            f"something else, of no batch, in a loop, or what cannot be sent. {REMEDY}"
+            f"{view.op(node)} {node!r} may give a different result on each worker, and the result of worker 0 can be "
+            "used on all of them only if it is computed from the batch, outside of loops, and is not a string or "
+            f"resource. {REMEDY}"
         )
     step.of_worker_0 += view.outputs(node)
 
@@ -192,8 +196,8 @@ def _check_whole(program: VisitedGraph, step: StepWalk, node: str) -> None:
     written = (inputs[slot] for slot in slots)
     if any(variable_of_tensor(view, program.variables, tensor) in step.part_variables for tensor in written):
         raise GraphError(
-            f"A metric must be updated where each worker can add its part: {op} {node!r} updates one in a loop. "
-            "Update it after the loop, times 0 or 1 where a condition decides."
+            f"{op} {node!r} updates a metric in a loop, where the workers' parts cannot be summed. Update the metric "
+            "after the loop, multiplied by 0 or 1 if a condition decides."
         )
     if called or program.draws(op):
         step.alike += [node] if program.differs_in(node) else []
@@ -213,7 +217,10 @@ def _visit_write(program: VisitedGraph, step: StepWalk, node: str) -> list[Fact]
         facts = step.inputs(node)
         by_row = state.indices is not None and facts[state.indices].part is not None
         if state.value is None or (by_row and facts[state.value].part != facts[state.indices or 0].part):
-            raise GraphError(f"Layouts have no rule for how {view.op(node)} {node!r} adds to a metric. {REMEDY}")
+            raise GraphError(
+                f"{view.op(node)} {node!r} updates a metric in a way that does not allow the workers' parts to be "
+                f"summed. {REMEDY}"
+            )
         if not by_row:
             step.take(node, state.value, COUNTED)
     else:

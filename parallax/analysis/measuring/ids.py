@@ -105,8 +105,8 @@ def collect_ids(table: TableIds, values: Sequence[Value], worker: int, step: int
         wrong = ids[(ids < 0) | (ids >= one.part.rows)]
         if wrong.size:
             raise GraphError(
-                f"An id must be a row of its table, and worker {worker} looks up {int(wrong[0])} in step {step} in "
-                f"{one.part.op!r}, which has {one.part.rows} rows. Correct the feeds, or the vocabulary."
+                f"Worker {worker} looks up id {int(wrong[0])} in step {step}, but table {one.part.op!r} has only "
+                f"{one.part.rows} rows. Correct the feeds or the vocabulary."
             )
         pieces.append(ids.astype(np.int64) + one.part.row_offset)
     return asked_of(pieces)

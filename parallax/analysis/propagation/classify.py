@@ -40,8 +40,9 @@ _Value = TypeVar("_Value")
 _NARROWING = ("Unique", "UniqueV2", "DynamicPartition", "Identity", "Reshape", "Cast", "ExpandDims", "StopGradient")
 """Ops that give no more elements than their first input has."""
 _LATE = (
-    "Import parallax before the graph is built, or start the script with `parallax run`: gradients are then recorded "
-    "where autodiff delivers them. Those of {} were not and are guessed, and so this may have another cause:"
+    "Import parallax before building the graph, or start the script with `parallax run`, so that gradients are "
+    "recorded as they are created. The gradients of {} were not recorded and had to be guessed, so the error may have "
+    "another cause:"
 )
 
 
@@ -138,15 +139,12 @@ def _check_trains(captured: CapturedGraph, updates: Set[str]) -> None:
     if length_by_step(captured.view) and written.isdisjoint(trainable):
         return
     if not trainable:
-        raise GraphError(
-            "A graph must have a trainable variable, and this one has none. Build the model before parallel_run."
-        )
+        raise GraphError("The graph has no trainable variable. Build the model before calling parallel_run.")
     raise GraphError(
-        f"A graph must have an op that updates a trainable variable from its gradient, and none of the "
-        f"{len(trainable)} trainable variables ({', '.join(sorted(trainable)[:5])}) has one. "
-        "Call optimizer.minimize (or apply_gradients) before parallel_run. Gradients that a tape's jacobian, "
-        "tf.vectorized_map or a function that is not traced here takes are not seen: take those of a mean over the "
-        "batch."
+        f"None of the {len(trainable)} trainable variables ({', '.join(sorted(trainable)[:5])}) is updated from its "
+        "gradient. Call optimizer.minimize (or apply_gradients) before parallel_run. Gradients from a tape's "
+        "jacobian, from tf.vectorized_map or inside a function that is not traced here are not recognized: take the "
+        "gradients of a mean over the batch instead."
     )
 
 
@@ -163,12 +161,16 @@ def _choose_first_routes(
         variable = captured.variables[part]
         if variable.part.shape == OPEN_SHAPE and variable.is_open:
             raise GraphError(
-                f"A variable whose rows are looked up must have a static shape, and neither {part!r} nor its initial "
-                "value has one. Give the initial value one (tf.ensure_shape), or build it with validate_shape=True."
+                f"The shape of variable {part!r}, whose rows are looked up, is unknown, and so is the shape of its "
+                "initial value. Give the initial value a static shape (tf.ensure_shape), or create the variable with "
+                "validate_shape=True."
             )
         routes[part] = "alltoall" if variable.part.shape else "raw"
         if variable.is_open:
-            routes[part], reasons[part] = "allgather", "it was built with an open shape, so every worker holds it whole"
+            routes[part], reasons[part] = (
+                "allgather",
+                ("its shape was unknown when it was built, so every worker holds it whole"),
+            )
     return routes, reasons
 
 
@@ -187,8 +189,8 @@ def _find_best_case(
         except NoRule as error:
             if routes.get(error.part) not in _LADDER:
                 raise GraphError(
-                    f"Every op between a gradient and its update needs a rule: for {error.part!r}, {error.reason}, "
-                    "and no route is left."
+                    f"Cannot plan variable {error.part!r}: {error.reason}, and no route supports that. Keep random "
+                    "ops, data of the batch and ops that mix rows out of its update."
                 ) from error
             routes[error.part] = _LADDER[routes[error.part]]
             reasons.setdefault(error.part, error.reason)
@@ -363,7 +365,7 @@ def _make_slot(case: _Case, name: str, slots: list[str], ops: list[str]) -> Slot
 
 def _note_open_shapes(variables: tuple[VariableSpec, ...]) -> tuple[str, ...]:
     names = [v.name for v in variables if v.shape == OPEN_SHAPE and v.is_open]
-    return (f"shape unknown until it runs, bytes not counted: {', '.join(names)}",) if names else ()
+    return (f"shape unknown until the graph runs, bytes not counted: {', '.join(names)}",) if names else ()
 
 
 def _note_sources(sources: tuple[GradientSource, ...]) -> tuple[str, ...]:

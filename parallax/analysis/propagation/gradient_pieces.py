@@ -160,7 +160,7 @@ def _mark_source(walk: Walk, source: GradientSource, indices: str) -> None:
         table = walk.assumed.table_of.get(source.part)
         states = (TouchedRows(table, key), TouchedIndices(table, key)) if table else (SAME, SAME)
     elif "unique" in kinds and processed:
-        raise NoRule(source.part, "rows of several merged lookups are changed before they are applied")
+        raise NoRule(source.part, "gradient rows of several merged lookups are changed before they are applied")
     elif "shared" in kinds and (processed or is_mean):  # parts of rows that are added up by number need no sum before
         walk.shared_rows.append(SharedRows(source.values, tuple(value_edges), pieces))
     for edges, tensor, state in ((value_edges, source.values, states[0]), (index_edges, indices, states[1])):
@@ -173,12 +173,12 @@ def _check_pieces(walk: Walk, source: GradientSource, pieces: tuple[GradientPiec
         if piece.kind == "unknown":
             raise NoRule(
                 source.part,
-                f"what is done to its rows at {piece.ids!r} depends on how many of them a larger batch has, and that "
-                f"cannot be seen at {piece.of!r}; leave the batch dimension of the placeholders open (None), and look "
-                "rows up by the ids of the batch, or by all that were merged",
+                f"what the graph does to its gradient rows at {piece.ids!r} depends on their number, and {piece.of!r} "
+                "does not show how that number grows with the batch; leave the batch dimension of the placeholders "
+                "open (None), and look rows up by the ids of the batch or by all merged ids",
             )
         if piece.kind == "unique" and piece.of and walk.known.routes.get(source.part) != "raw":
-            raise NoRule(source.part, f"its row numbers {piece.ids!r} may be equal for distinct ids {piece.of!r}")
+            raise NoRule(source.part, f"its row indices {piece.ids!r} may be equal for distinct ids {piece.of!r}")
 
 
 def keeps_of(walk: Walk) -> tuple[AccumulateGradient, ...]:
@@ -217,9 +217,9 @@ def _check_order(view: GraphView, keeps: tuple[AccumulateGradient, ...]) -> None
         if early:
             node = min(early)
             raise GraphError(
-                f"Where an update takes several batches, all gradients of a batch must be there before any is applied: "
-                f"{keep.values!r} is computed after {node!r}, which takes the gradient {takers[node]!r}. Train them by "
-                "train_ops of their own, or leave accumulate_steps at 1."
+                "With accumulate_steps, all gradients of a batch must be computed before any is applied, but "
+                f"{keep.values!r} is computed after {node!r}, which uses the gradient {takers[node]!r}. Train them "
+                "with separate train_ops, or leave accumulate_steps at 1."
             )
 
 

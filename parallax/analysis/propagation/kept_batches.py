@@ -30,8 +30,8 @@ def check_kept(walk: Walk) -> None:
         fact = layouts.facts[source.values]
         if source.indices is None and not (fact.is_same or fact.is_sum):
             raise GraphError(
-                f"Where an update takes several batches, its gradients are added up, and {source.values!r} is not: "
-                f"workers hold it as {fact.layout}. Leave accumulate_steps at 1."
+                f"With accumulate_steps, gradients are summed over batches, but the gradient {source.values!r} is not "
+                f"a sum over the workers (they hold it as {fact.layout}). Leave accumulate_steps at 1."
             )
     after = after_gradients(view, walk.known.sources) & walk.known.training
     for node in sorted(after):
@@ -39,8 +39,8 @@ def check_kept(walk: Walk) -> None:
             before = split_tensor(tensor)[0]
             if before in batches and before not in after and Edge(node, slot) not in delivered:
                 raise GraphError(
-                    f"Where an update takes several batches, it must not depend on {tensor!r}, which is computed of "
-                    "one of them. Compute conditions and rates from variables, or leave accumulate_steps at 1."
+                    f"With accumulate_steps, an update must not depend on {tensor!r}, which is computed from a single "
+                    "batch. Compute conditions and learning rates from variables, or leave accumulate_steps at 1."
                 )
 
 

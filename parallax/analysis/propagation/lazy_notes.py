@@ -22,11 +22,11 @@ def lazy_notes(captured: CapturedGraph, variables: Iterable[VariableSpec]) -> tu
         variables: what its variables are.
     """
     by_row = [captured.variables[one.table].logical_name for one in captured.lazy if one.node]
-    text = f"rows are updated when they are touched or read, with the same result: {', '.join(dict.fromkeys(by_row))}"
+    text = f"rows are updated only when touched or read, with the same result: {', '.join(dict.fromkeys(by_row))}"
     whole = {captured.variables[one.table].logical_name: one.reason for one in captured.lazy if not one.node}
     if captured.by_row:
         whole.update(_find_unseen(captured.view, variables, {*by_row, *whole}))
-    every_step = (f"all rows of {name} are updated in each step: {reason}" for name, reason in whole.items())
+    every_step = (f"every step updates all rows of {name}: {reason}" for name, reason in whole.items())
     return (*([text] if by_row else []), *every_step)
 
 
@@ -45,16 +45,13 @@ def _find_reason(view: GraphView, node: str, parts: list[str]) -> str:
     """Why a write of the whole is not made by row; empty where the node writes rows."""
     op = view.op(node)
     if _APPLIES.match(op):
-        return (
-            f"op {op} {node!r} takes a gradient of all rows: give apply_gradients the tf.IndexedSlices that "
-            "tf.gradients gives"
-        )
+        return f"op {op} {node!r} takes a dense gradient: pass the tf.IndexedSlices of tf.gradients to apply_gradients"
     if op not in _WRITES:
         return ""
     references = [part for part in parts if view.gives_reference(part)]
     if references:
         return REASON.format(op=view.op(references[0]), name=references[0])
     return (
-        f"op {op} {node!r} writes a value that has no rule by row: make the gradient dense by tf.convert_to_tensor or "
-        "tf.math.unsorted_segment_sum, and compute each element of the update by itself"
+        f"op {op} {node!r} writes a value that cannot be computed row by row: make the gradient dense with "
+        "tf.convert_to_tensor or tf.math.unsorted_segment_sum, and compute each element of the update independently"
     )

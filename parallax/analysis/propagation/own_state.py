@@ -18,9 +18,9 @@ from parallax.graph.view import Edge, split_tensor
 
 _SHOWN = 3
 _PART = (
-    "What gradients depend on must be what one process would have, and each worker has a part of {name!r}, which was "
-    "made with aggregation='sum'. Leave that out, and write a mean over the batch, or compute the loss without the "
-    "variable."
+    "Gradients depend on variable {name!r}, but each worker holds only a part of it, since it was created with "
+    "aggregation='sum'; one process would compute other gradients. Remove the aggregation and write a mean over the "
+    "batch, or compute the loss without the variable."
 )
 _PIPELINES = ("IteratorGetNext", "QueueDequeue", "ReaderRead")
 _SOURCES = ("Placeholder", *_PIPELINES)
@@ -34,8 +34,8 @@ def notes_of(walk: Walk) -> tuple[str, ...]:
     names = [walk.known.captured.variables[v].logical_name for v in read]
     listed = ", ".join(names[:_SHOWN]) + (f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else "")
     return (
-        f"training can read {listed}, which each worker writes from its own batch: one process would write it from "
-        "those of all workers",
+        f"training can read {listed}, which each worker writes from its own batch, where one process would write it "
+        "from the global batch",
     )
 
 
@@ -70,18 +70,17 @@ def check_read_by_training(walk: Walk, node: str, slots: Iterable[int], variable
     differing = [branch for branch in known.branches[node] if not walk.agrees((branch,))]
     predicates = [one.predicate for one in differing if not one.is_loop and is_of_batch(walk, one.predicate)]
     if edges:
-        how = f"with {inputs[edges[0].slot]!r}, which each worker computes of its own batch and which cannot be"
+        how = f"with {inputs[edges[0].slot]!r}, which each worker computes from its own batch and which cannot be"
     elif predicates:
-        how = f"if {predicates[0]!r}, which each worker computes of its own batch and which cannot be"
+        how = f"if {predicates[0]!r}, which each worker computes from its own batch and which cannot be"
     elif any(branch.is_loop for branch in differing):
-        how = "in a loop, which each worker may run through another number of times, so that it cannot be"
+        how = "in a loop that may run a different number of times on each worker, so its value cannot be"
     else:
         return False
     raise GraphError(
-        f"What gradients depend on must be what one process would have: {view.op(node)} {node!r} writes "
-        f"{known.captured.variables[variable].logical_name!r} {how} aggregated over all of them. Leave the first "
-        "dimension of the batch open (None), so that it can be followed, train the variable by a gradient, or compute "
-        "the loss without it."
+        f"Gradients depend on {known.captured.variables[variable].logical_name!r}, but {view.op(node)} {node!r} "
+        f"writes it {how} aggregated over the workers. Leave the first dimension of the batch open (None) so that the "
+        "value can be traced to it, train the variable by a gradient, or compute the loss without the variable."
     )
 
 

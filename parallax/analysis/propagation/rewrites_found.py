@@ -99,13 +99,14 @@ def _check_layouts(walk: Walk, terms: TrainingMode) -> None:
     """
     if terms.synchronous != walk.known.captured.synchronous:
         raise GraphError(
-            f"The steps of this graph were analysed as {'each' if terms.synchronous else 'all'} worker's, and the plan "
-            f"is for {'all' if terms.synchronous else 'each'}. Leave sync at {not terms.synchronous}."
+            f"The graph was analysed for {'asynchronous' if terms.synchronous else 'synchronous'} training, but the "
+            f"plan is for {'synchronous' if terms.synchronous else 'asynchronous'} training. Leave sync at "
+            f"{not terms.synchronous}."
         )
     if terms.synchronous and not batch_by_node(walk.view):
         raise GraphError(
-            "Config(layouts=True) follows the batches of a step, and this graph has no placeholder, iterator or queue "
-            "with an open first dimension. Give it one (None), or leave layouts out."
+            "Config(layouts=True) needs a batch of open length, but this graph has no placeholder, iterator or queue "
+            "with an open first dimension. Leave that dimension open (None), or remove layouts."
         )
 
 

@@ -53,7 +53,7 @@ def _keeps_rows_of_initial_value(walk: Walk, node: str, states: list[State]) -> 
     if not isinstance(state, Rows) or node in walk.known.training or node not in walk.known.initial:
         return False
     if table := server_table(walk, state):
-        raise NoRule(table, f"the initial value of another variable asks in {node!r} whether it has one")
+        raise NoRule(table, f"the initial value of another variable tests in {node!r} whether it is initialized")
     walk.set_all(node, state)
     return True
 

@@ -61,7 +61,7 @@ def _check_on_servers(walk: Walk, node: str, params: Rows) -> None:
     table = walk.known.tables[params.table]
     source = variable_of_tensor(walk.view, walk.known.captured.variables, walk.view.inputs(node)[0])
     if table.servers and source != table.op:
-        raise NoRule(table.op, f"lookup {node!r} takes rows of its slot {source!r}, or of what is computed of it")
+        raise NoRule(table.op, f"lookup {node!r} reads rows of its slot {source!r}, or of a value computed from it")
 
 
 def _find_row_shape(walk: Walk, node: str, params: Rows) -> tuple[int, ...]:
@@ -74,7 +74,7 @@ def _find_row_shape(walk: Walk, node: str, params: Rows) -> tuple[int, ...]:
     else:
         dtype = walk.view.dtype_name(walk.view.inputs(node)[0])
     if shape is None or None in shape or dtype != table.dtype:
-        raise NoRule(table.op, f"lookup {node!r} takes rows of an open shape, or of another type than the table's")
+        raise NoRule(table.op, f"lookup {node!r} reads rows of unknown shape, or of another type than the table's")
     return tuple(int(length or 0) for length in shape[1:])
 
 

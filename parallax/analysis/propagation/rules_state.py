@@ -66,16 +66,15 @@ def _check_condition(walk: Walk, node: str, variables: list[str]) -> None:
         return
     if any(branch.is_loop for branch in branches):
         raise GraphError(
-            f"A trained variable must be updated once in a step: {op} {node!r} writes {variables[0]!r} in a loop, "
-            "which each worker may run through another number of times. Update it after the loop, or unroll the loop "
-            "in Python."
+            f"{op} {node!r} updates variable {variables[0]!r} in a loop, which may run a different number of times on "
+            "each worker. Update the variable after the loop, or unroll the loop in Python."
         )
     _refuse_opaque(walk.condition(branches))
     for branch in branches:
         if not walk.agrees((branch,)):
             raise GraphError(
-                f"A trained variable must be updated by all workers or by none: {op} {node!r} writes {variables[0]!r} "
-                f"if {branch.predicate!r}, which depends on each worker's own batch. Compute the condition from "
+                f"{op} {node!r} updates variable {variables[0]!r} only if {branch.predicate!r}, which depends on each "
+                "worker's own batch, but either all workers must update it or none. Compute the condition from "
                 "gradients, variables or counters, which are equal on all workers, or feed it as a scalar."
             )
     for variable in variables:
@@ -104,9 +103,8 @@ def _check_functions(walk: Walk, node: str, op: str) -> bool:
     trained = sorted(set(variables) & walk.known.shared)
     if trained:
         raise GraphError(
-            f"A trained variable must take its gradient, or what is equal on all workers: {op} {node!r} writes "
-            f"{trained[0]!r} in its body, and takes what depends on each worker's own batch. Update it outside of "
-            "loops and functions."
+            f"{op} {node!r} writes variable {trained[0]!r} in its body, and uses values that depend on each worker's "
+            "own batch. Update the variable outside of loops and functions."
         )
     for variable in variables:
         check_read_by_training(walk, node, range(len(inputs)), variable)
@@ -121,8 +119,8 @@ def _refuse_hidden_variables(walk: Walk, node: str, state: StateOp) -> None:
         name = split_tensor(waiting.pop())[0]
         if name in walk.known.captured.variables:
             raise GraphError(
-                f"An op must write a variable that is known: {view.op(node)} {node!r} writes one that may be "
-                f"{name!r}, or another. Write each by an op of its own."
+                f"{view.op(node)} {node!r} must write one known variable, but it may write {name!r} or another one. "
+                "Write each variable with a separate op."
             )
         if name not in seen:
             seen.add(name)
@@ -146,9 +144,9 @@ def _check_hyperparameters(walk: Walk, node: str, state: StateOp, variables: lis
         _refuse_opaque(other)
         tensor = walk.view.inputs(node)[slot]
         raise GraphError(
-            f"What sets how a shared variable is updated must be equal on all workers: {walk.view.op(node)} {node!r} "
-            f"updates {variables[0]!r} with {tensor!r}, which depends on each worker's own batch. "
-            "Compute it from variables, constants or scalar placeholders."
+            f"{walk.view.op(node)} {node!r} updates variable {variables[0]!r} with {tensor!r}, which depends on each "
+            f"worker's own batch, but the parameters of an update must be equal on all workers. Compute {tensor!r} "
+            "from variables, constants or scalar placeholders."
         )
 
 
@@ -156,7 +154,7 @@ def _write_rows(walk: Walk, node: str, state: StateOp, variables: list[str]) -> 
     """A write to a variable whose rows are spread over the workers."""
     table = walk.assumed.table_of[variables[0]]
     if state.kind == "unknown":
-        raise NoRule(table, f"{walk.view.op(node)} {node!r} writes it and has no row-wise rule")
+        raise NoRule(table, f"{walk.view.op(node)} {node!r} writes it, which is not supported on sharded rows")
     _join(walk, table, variables[1:])
     value = walk.require_same(_find_value(walk, node, state.value if state.value is not None else 0))
     edge = Edge(node, state.value or 0)
@@ -172,7 +170,7 @@ def _write_rows(walk: Walk, node: str, state: StateOp, variables: list[str]) -> 
         if _are_joined(walk, value, indices) and (additive or state.kind == "apply"):
             part = _find_gradient(walk, value, variables[0])
             if walk.assumed.table_of.get(part) != table:
-                raise NoRule(part, f"{walk.view.op(node)} {node!r} writes its rows to {variables[0]!r}")
+                raise NoRule(part, f"{walk.view.op(node)} {node!r} writes its gradient rows to {variables[0]!r}")
             _join(walk, table, variables[:1])
             _merge_here(walk, node, state, part, additive)
             return
@@ -187,8 +185,8 @@ def _write_rows(walk: Walk, node: str, state: StateOp, variables: list[str]) -> 
         return
     _refuse_opaque(value)
     if state.kind == "scatter" and isinstance(value, Plain):
-        raise NoRule(table, f"{walk.view.op(node)} {node!r} writes rows to it that are no gradient")
-    raise NoRule(table, f"{walk.view.op(node)} {node!r} updates it in a way that has no row-wise rule")
+        raise NoRule(table, f"{walk.view.op(node)} {node!r} writes rows to it that are not its gradient")
+    raise NoRule(table, f"{walk.view.op(node)} {node!r} updates it in a way that is not supported on sharded rows")
 
 
 def _write_whole(walk: Walk, node: str, state: StateOp, variables: list[str]) -> None:
@@ -202,7 +200,8 @@ def _write_whole(walk: Walk, node: str, state: StateOp, variables: list[str]) ->
         shape = walk.known.captured.variables[variables[0]].part.shape
         if not _follows(walk, table.op, variables[0]):
             raise NoRule(
-                table.op, f"{walk.view.op(node)} {node!r} writes its rows to {variables[0]!r} of shape {list(shape)}"
+                table.op,
+                f"{walk.view.op(node)} {node!r} writes its rows to {variables[0]!r}, which has the shape {list(shape)}",
             )
         _join(walk, table.op, variables)
         return
@@ -211,7 +210,10 @@ def _write_whole(walk: Walk, node: str, state: StateOp, variables: list[str]) ->
         part = _find_gradient(walk, values[0], variables[0])
         spread = walk.assumed.table_of.get(part, "")
         if spread and not _follows(walk, spread, variables[0]):
-            raise NoRule(part, f"{walk.view.op(node)} {node!r} writes its rows to {variables[0]!r} of another shape")
+            raise NoRule(
+                part,
+                f"{walk.view.op(node)} {node!r} writes its gradient rows to {variables[0]!r}, which has another shape",
+            )
         if spread:
             _join(walk, spread, variables)
         else:
@@ -220,7 +222,7 @@ def _write_whole(walk: Walk, node: str, state: StateOp, variables: list[str]) ->
     for value in values:
         _refuse_opaque(value)
         if not isinstance(value, Plain):
-            raise NoRule(part_of(walk, value), f"{walk.view.op(node)} {node!r} has no rule for its gradient rows")
+            raise NoRule(part_of(walk, value), f"{walk.view.op(node)} {node!r} is not supported on its gradient rows")
     if node in walk.known.initializers or (all(v == SAME for v in values) and walk.agrees(walk.known.branches[node])):
         return
     is_kept_by_each = check_read_by_training(walk, node, slots, variables[0])
@@ -234,15 +236,14 @@ def _write_whole(walk: Walk, node: str, state: StateOp, variables: list[str]) ->
         op, tensor = walk.view.op(node), walk.view.inputs(node)[slots[0]]
         if not is_known:
             raise GraphError(
-                f"An update op needs a rule that says what its inputs are: {op} {node!r} updates {variables[0]!r} and "
-                "has none. Use an optimizer of tf.compat.v1.train, or Assign, AssignAdd, AssignSub and Scatter ops."
+                f"{op} {node!r} updates variable {variables[0]!r}, but Parallax does not know how this op uses its "
+                "inputs. Use an optimizer of tf.compat.v1.train, or Assign, AssignAdd, AssignSub and Scatter ops."
             )
         raise GraphError(
-            "A trained variable must take its gradient, or what is equal on all workers: "
-            f"{op} {node!r} writes {variables[0]!r} with {tensor!r}, which depends on each worker's own batch in "
-            "another way (a learning rate computed from the batch, or a gradient computed by hand). Use tf.gradients, "
-            "and compute the rest from variables, constants or scalar placeholders."
-            + ("" if _has_gradient(walk, variables[0]) else " If it is a statistic, build it with trainable=False.")
+            f"{op} {node!r} updates variable {variables[0]!r} with {tensor!r}, which depends on each worker's own "
+            "batch and is not its gradient (a learning rate computed from the batch, say, or a gradient computed by "
+            "hand). Use tf.gradients, and compute everything else from variables, constants or scalar placeholders."
+            + ("" if _has_gradient(walk, variables[0]) else " If it is a statistic, create it with trainable=False.")
         )
     walk.new_own.update(variables)
 
@@ -299,8 +300,8 @@ def _take_worker_0(walk: Walk, node: str, edge: Edge, variable: str) -> None:
     value = walk.state_at(node, edge.slot)
     if isinstance(value, Local) and node not in walk.known.initializers:
         raise GraphError(
-            f"A trained variable must take only what is equal on all workers: {walk.view.op(node)} {node!r} assigns "
-            f"{variable!r} a value that each worker draws or reads for itself. Feed it through a placeholder."
+            f"{walk.view.op(node)} {node!r} assigns variable {variable!r} a value that each worker draws or reads on "
+            "its own, but the value must be equal on all workers. Feed it through a placeholder."
         )
     if node not in walk.known.initializers:
         walk.broadcasts.append(Broadcast(walk.view.inputs(node)[edge.slot], (edge,)))

@@ -102,7 +102,7 @@ def _check_reader(walk: Walk, table: str, reader: str, writes: list[str], met: l
         if write in after_read and write not in after_all:
             raise NoRule(
                 table,
-                f"{walk.view.op(write)} {write!r} writes it when worker 0 alone is known to have read it ({reader!r})",
+                f"{walk.view.op(write)} {write!r} writes it when only worker 0 is known to have read it ({reader!r})",
             )
 
 

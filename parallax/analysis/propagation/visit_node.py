@@ -177,7 +177,7 @@ def lookups_of_indices(walk: Walk, merge: Merge) -> tuple[tuple[str, ...], tuple
         tensor = root(walk.view, given)
         pieces = find_concatenated(walk.view, tensor)
         if walk.states[given] == SAME != walk.states[tensor]:
-            raise NoRule(merge.part, f"all workers gather the row numbers {given!r} of its gradient")
+            raise NoRule(merge.part, f"the row indices {given!r} of its gradient are gathered on all workers")
         if tensor in by_ids:
             found.append(by_ids[tensor].pop(0) if len(by_ids[tensor]) > 1 else by_ids[tensor][0])
             searched.append("")
@@ -187,7 +187,7 @@ def lookups_of_indices(walk: Walk, merge: Merge) -> tuple[tuple[str, ...], tuple
         elif pieces:
             waiting = [*pieces, *waiting]
         else:
-            raise NoRule(merge.part, f"the row numbers {tensor!r} of its gradient are not the ids of a lookup")
+            raise NoRule(merge.part, f"the row indices {tensor!r} of its gradient are not the ids of a lookup")
     return tuple(found), tuple(searched)
 
 
@@ -278,7 +278,9 @@ def _take_plain(walk: Walk, node: str, slot: int) -> State:
         if walk.view.op(variable) != "VarHandleOp":
             state = walk.value_state(variable)
         elif op not in ("VarIsInitializedOp", "DestroyResourceOp"):
-            raise NoRule(walk.assumed.table_of[variable], f"{op} {node!r} takes the variable itself and has no rule")
+            raise NoRule(
+                walk.assumed.table_of[variable], f"{op} {node!r} uses the variable itself, which is not supported"
+            )
         else:
             return SAME
     if isinstance(state, Rows):
@@ -286,10 +288,10 @@ def _take_plain(walk: Walk, node: str, slot: int) -> State:
         if op in ("IsVariableInitialized",):
             return SAME
         if node in walk.known.training:
-            raise NoRule(table, f"{op} {node!r} reads all its rows in every training step")
+            raise NoRule(table, f"{op} {node!r} reads all its rows in every step")
         walk.gather_rows(tensor, table, Edge(node, slot))
         return SAME
-    return Opaque(part_of(walk, state), f"{op} {node!r} has no rule for its gradient rows")
+    return Opaque(part_of(walk, state), f"{op} {node!r} is not supported on its gradient rows")
 
 
 def _is_complete(walk: Walk, gradient: str) -> bool:

@@ -41,10 +41,10 @@ from parallax.graph.spec import OPEN_SHAPE, Part
 from parallax.graph.view import GraphView, Shape, split_tensor
 from parallax.types import Graph, GraphDef, NodeDef, Variable
 
-_HIDDEN = "gradients are derived in the body of a loop or a conditional"
+_HIDDEN = "gradients are taken inside a loop or a conditional"
 _FOLLOWED = (
-    "Config(layouts=False) is for the graphs of scripts. The batches of Keras and of parallax.function are known, and "
-    "what N workers compute of them is what one process does. Leave layouts out."
+    "Config(layouts=False) is only for graphs that a script builds. For Keras and parallax.function, Parallax knows "
+    "the batch, and N workers always compute what one process computes. Remove layouts."
 )
 VARIABLES = ("VarHandleOp", "VariableV2", "Variable")
 _SHAPES = "_output_shapes"
@@ -126,7 +126,7 @@ class CapturedGraph:
     @property
     def note_of_means(self) -> str:
         """What a plan says where losses are not followed by layouts, a clause; empty where they are."""
-        said = "each worker's loss is taken for a mean over its batch, and gradients are averaged"
+        said = "each worker's loss is assumed to be a mean over its batch, so gradients are averaged"
         return f"{said}: {self.means}" if self.means else ""
 
     def gradient_of_script(self, tensor: str) -> str:
@@ -146,7 +146,7 @@ def capture(
     by_row: bool = False,
     by_layouts: bool | None = None,
     synchronous: bool = True,
-    means: str = "Config(layouts=False) says so",
+    means: str = "Config(layouts=False) is set",
     lowers_all: bool | None = None,
 ) -> CapturedGraph:
     """Captures a TF1-style graph, whether built or imported, before or after Parallax was imported.

@@ -97,10 +97,10 @@ def _refuse_hidden(captured: CapturedGraph) -> None:
         part = variable_of_tensor(view, captured.variables, hidden.target)
         if part and captured.variables[part].trainable and (hidden.writes or _writes_after(view, hidden.node)):
             raise GraphError(
-                f"A gradient must not be taken within a loop or a conditional: {view.op(hidden.node)} "
-                f"{hidden.node!r} takes one of {part!r}, where workers cannot add theirs up. Take it before the "
-                "conditional and only apply it within; unroll a loop in Python; in place of tf.hessians, take products "
-                "with vectors (tf.gradients of a sum of gradients times a vector)."
+                f"{view.op(hidden.node)} {hidden.node!r} takes a gradient of {part!r} inside a loop or a conditional, "
+                "where the workers cannot sum their gradients. Take the gradient before the conditional and only "
+                "apply it inside; unroll loops in Python; instead of tf.hessians, use products with vectors "
+                "(tf.gradients of the sum of gradients times a vector)."
             )
 
 

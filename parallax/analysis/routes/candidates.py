@@ -82,7 +82,7 @@ def candidate_of(
         allowed, reason = (NO_ROUTE,), "no gradient: each worker's own, as none waits for the others"
     if allowed != (PS,) and not constraints.synchronous and has_route:
         why_not = next(o.why_not for o in options if o.route == PS)
-        why = f"{variable.name} was given {allowed[0]!r}"
+        why = f"{variable.name!r} was given {allowed[0]!r}"
         if why_not is not None:
             why = f"ps is impossible: {why_not} ({variable.name})"
         raise PlanError(f"Asynchronous training keeps all trained variables on servers: {why}.")
@@ -190,7 +190,7 @@ def plan_of(
 def _notes(constraints: PlanConstraints) -> tuple[str, ...]:
     notes = []
     if not constraints.synchronous:
-        notes.append("asynchronous: every worker updates what the servers hold by itself")
+        notes.append("asynchronous: each worker updates the variables on the servers on its own")
     if constraints.accumulate_steps > 1:
         notes.append(note_of_batches(constraints.accumulate_steps))
     if not constraints.average_sparse:
@@ -212,10 +212,10 @@ def _apart_notes(
         costs = options_of(replace(apart[plan.name], sums=1), layout, constraints, rows)
         merged = next(option.cost.sent_bytes for option in costs if option.route == plan.route)
         more += (plan.cost.sent_bytes or 0) - (merged or 0)
-    saved = f"a worker sends {more:,} B a step less" if more else "gradient rows are then as wide as the table's"
+    saved = f"a worker sends {more:,} B less per step" if more else "gradient rows are then as wide as the table's"
     return (
-        f"equal rows of gradients stay apart, as in Keras: {', '.join(plan.name for plan in planned)}. With "
-        f"merge_rows=True they are added up first, which gives the dense gradient's result; {saved}",
+        f"duplicate gradient rows are applied one by one, as in Keras: {', '.join(plan.name for plan in planned)}. "
+        f"With merge_rows=True they are summed first, which gives the dense gradient's result; {saved}",
     )
 
 
@@ -225,17 +225,17 @@ def _wire_notes(wire: str | None, variables: tuple[VariablePlan, ...]) -> tuple[
         return ()
     by_rows = (ALLTOALL, ALLGATHER)
     halved = [v.name for v in variables if v.route in by_rows or (v.route == PS and v.cls == VariableClass.SPARSE)]
-    notes = [f"rows and their gradients travel as {wire}, and are added up as float32"] if halved else []
+    notes = [f"rows and their gradients are sent as {wire} and summed as float32"] if halved else []
     reduced = any(v.route == ALLREDUCE and v.dtype == FLOAT32 for v in variables)
     if reduced and sums_travel_as(FLOAT32, wire) == FLOAT32:
-        notes.append(f"all-reduced gradients travel as float32: Horovod adds up no {wire}")
+        notes.append(f"all-reduced gradients are sent as float32: Horovod cannot sum {wire}")
     elif reduced:
-        notes.append(f"all-reduced gradients travel as {wire}, and are added up as such")
+        notes.append(f"all-reduced gradients are sent and summed as {wire}")
     if any(v.route == PS and v.cls != VariableClass.SPARSE for v in variables):
-        notes.append("what servers hold and every worker has a copy of travels as it is")
+        notes.append("variables on servers of which every worker has a copy are sent unchanged")
     return tuple(notes)
 
 
 def note_of_batches(count: int) -> str:
     """What a plan says of updates that take several batches."""
-    return f"an update takes the gradients of {count} batches of every worker"
+    return f"each update takes the gradients of {count} batches of every worker"

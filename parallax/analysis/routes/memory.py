@@ -215,10 +215,10 @@ def check_fits(hosts: Hosts, takes: Mapping[str, Sequence[NDArray[np.float64]]],
 def no_room(variable: str, its_bytes: float, needed: float, limit: float, where: str) -> PlanError:
     """The error of a host that is too small."""
     return PlanError(
-        f"What the processes of a host hold must fit into its memory: on {where} the variables need at least "
-        f"{bytes_text(round(needed))} ({round(needed)} bytes), of which {variable} takes "
-        f"{bytes_text(round(its_bytes))}, and {bytes_text(max(0, round(limit)))} ({round(limit)} bytes) are free for "
-        "them. Add hosts, or allow a route that spreads the variable."
+        f"Not enough memory on {where}: the variables need at least {bytes_text(round(needed))} ({round(needed)} "
+        f"bytes), of which {variable} takes {bytes_text(round(its_bytes))}, but only "
+        f"{bytes_text(max(0, round(limit)))} ({round(limit)} bytes) are free for them. Add hosts, or allow a route "
+        "that shards the variable."
     )
 
 

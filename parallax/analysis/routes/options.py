@@ -68,7 +68,7 @@ def why_on_servers(variable: VariableSpec, layout: Layout, constraints: PlanCons
     if constraints.run_option == "PS":
         return "run option PS"
     if layout.has_hosts_for_servers and by_row(variable):
-        return "there are hosts for servers only"
+        return "some hosts run servers only"
     return ""
 
 
@@ -95,11 +95,11 @@ def options_of(
     if variable.unmerged:
         reduce_all = RouteChoice(RouteCost(ALLREDUCE, reduce_all.cost.sent_bytes, 1), variable.reason)
     if variable.dtype not in _ROW_TYPES:
-        return [reduce_all, *_no_rows(f"Horovod sends no rows of {variable.dtype}"), servers]
+        return [reduce_all, *_no_rows(f"Horovod cannot send rows of type {variable.dtype}"), servers]
     if variable.cls == VariableClass.NOT_SHARDABLE:
         why_not = variable.reason
     elif variable.rows < workers:
-        why_not = f"{variable.rows} rows are fewer than {workers} workers"
+        why_not = f"fewer rows ({variable.rows}) than workers ({workers})"
     return [reduce_all, gather, RouteChoice(spread, why_not), servers]
 
 
@@ -117,15 +117,15 @@ def _servers_option(
     if constraints.run_option == "MPI":
         why = "run option MPI starts no servers"
     elif not layout.servers:
-        why = "no host may have a server"
+        why = "the resource file allows no server on any host"
     elif variable.name in constraints.refused:
         why = constraints.refused[variable.name]
     elif variable.cls == VariableClass.NOT_SHARDABLE:
         why = variable.reason
     elif variable.is_open:
-        why = "it was built with an open shape"
+        why = "its shape was unknown when it was built"
     elif constraints.synchronous and variable.dtype not in _ROW_TYPES:
-        why = f"TensorFlow has no accumulators of {variable.dtype}"
+        why = f"TensorFlow has no gradient accumulators of type {variable.dtype}"
     return RouteChoice(RouteCost(PS, cost.sent_bytes, cost.rounds) if why else cost, why or None)
 
 
@@ -136,7 +136,7 @@ def cheapest(
     can = [option for option in options if option.route in allowed and option.route != PS]
     if options[0].route == NO_ROUTE:
         own = variable.cls == VariableClass.LOCAL
-        return options[0], "each worker keeps its own" if own else "no gradient: equal on all workers"
+        return options[0], ("each worker keeps its own") if own else "no gradient: equal on all workers"
     if len(can) == 1:
         return can[0], f"the only route for a {variable.cls.value} gradient"
     unknown = [option for option in can if option.sent_bytes is None]
@@ -147,7 +147,7 @@ def cheapest(
         best = next((option for option in can if option.route == ALLGATHER), best)
     whole = can[0]
     if touched == variable.rows and whole.route == ALLREDUCE and _nearly_equal(whole, best):
-        return whole, "every row may be touched: about the bytes of the other routes, in one round"
+        return whole, "a step may touch every row: about the same bytes as the other routes, in one round"
     return best, "fewest bytes" if (best.sent_bytes or 0) > 0 else "nothing to send to other workers"
 
 
@@ -163,15 +163,15 @@ def wanted_option(variable: VariableSpec, options: list[RouteChoice], wanted: st
         PlanError: it is impossible.
     """
     if wanted not in ROUTES:
-        raise PlanError(f"A route must be one of {', '.join(ROUTES)}: {variable.name} was given {wanted!r}.")
+        raise PlanError(f"The route of variable {variable.name!r} must be one of {', '.join(ROUTES)}, got {wanted!r}.")
     for option in options:
         if option.route == wanted:
             if option.is_possible:
                 return option
             raise PlanError(
-                f"Route {wanted} is impossible for {variable.name}: {option.why_not}. "
-                f"Possible: {', '.join(o.route for o in options if o.is_possible)}."
+                f"Variable {variable.name!r} cannot take route {wanted}: {option.why_not}. Possible routes: "
+                f"{', '.join(o.route for o in options if o.is_possible)}."
             )
     raise PlanError(
-        f"Route {wanted} is impossible for {variable.name}: it has no gradient. Leave it out of the routes."
+        f"Variable {variable.name!r} cannot take route {wanted}: it has no gradient. Remove it from routes."
     )

@@ -50,8 +50,8 @@ def peer_memory_cost(
     """
     if plan.servers:
         raise PlanError(
-            "CheckPointConfig.memory_steps keeps what workers hold, and by this plan servers hold variables. Give "
-            'run_option="MPI" and synchronous training, or checkpoints in a folder (CheckPointConfig.ckpt_dir).'
+            "CheckPointConfig.memory_steps copies what workers hold, but this plan keeps variables on servers. Use "
+            'run_option="MPI" with synchronous training, or write checkpoints to a folder (CheckPointConfig.ckpt_dir).'
         )
     hosts = sum(workers > 0 for workers in plan.hosts)
     sent = tables = alike = 0

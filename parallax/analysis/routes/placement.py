@@ -39,10 +39,9 @@ def partition_count(variable: VariableSpec, part: int, servers: int, wanted: int
     rows = variable.parts[part].rows
     if wanted is not None:
         if not 1 <= wanted <= rows:
-            what = f"{variable.name} has {rows} rows" if len(variable.parts) == 1 else f"a part of it has {rows} rows"
-            raise PlanError(
-                f"A variable can have from 1 to as many partitions as rows: {what}, and {wanted} were asked."
-            )
+            held = f"{variable.name!r} has" if len(variable.parts) == 1 else f"a part of {variable.name!r} has"
+            what = f"{held} {rows} rows"
+            raise PlanError(f"The number of partitions must be between 1 and the number of rows: {what}, got {wanted}.")
         return wanted
     if len(variable.parts) > 1 or not variable.shape:
         return 1

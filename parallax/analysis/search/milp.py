@@ -111,10 +111,10 @@ def _no_room(problem: Problem) -> PlanError:
     largest = int(np.argmax(least[:, place]))
     taken, its, free = (bytes_text(round(n)) for n in (needed[place], least[largest, place], limits[place]))
     return PlanError(
-        "The routes of all variables must fit into the memory of all hosts at once, and no choice does: on host "
-        f"{problem.hosts.numbers[place]} the variables need at least {taken}, of which {problem.names[largest]} takes "
-        f"{its}, {free} are free for them, and what takes least there takes too much elsewhere or together. Add hosts, "
-        "or give fewer routes by name."
+        f"No choice of routes fits the memory of all hosts at once: on host {problem.hosts.numbers[place]} the "
+        f"variables need at least {taken}, of which {problem.names[largest]} takes {its}, but only {free} are free "
+        "for them, and the choices that take least there take too much elsewhere or together. Add hosts, or prescribe "
+        "fewer routes by name."
     )
 
 

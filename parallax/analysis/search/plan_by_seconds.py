@@ -59,7 +59,7 @@ def timed_plan(
         placed = places.get(name, ()) if option is None else option.servers
         variables.append(on_their_servers(candidate.variable, planned[name], placed, len(layout.servers)))
     unknown = [p.name for p in rest if p.cost.sent_bytes is None]
-    missing = (f"times leave out {', '.join(unknown)}, of unknown touched rows",) if unknown else ()
+    missing = (f"predicted times exclude {', '.join(unknown)}, whose touched rows are unknown",) if unknown else ()
     plan = plan_of(spec, layout, constraints, tuple(variables), (*routed.notes, *missing))
     return plan, routed.shares, _prediction(routed, totals)
 

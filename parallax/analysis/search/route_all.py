@@ -213,7 +213,7 @@ def _best_of_all(setting: Setting, kinds: VariableKinds) -> tuple[RoutedVariable
             best = routed
     if best is None:
         _check(setting, problem_of(setting, equal_shares(setting.layout.num_workers)))
-        raise PlanError("No choice of routes and owners fits into the memory of all hosts. Add hosts.")
+        raise PlanError("No choice of routes and owners fits the memory of the hosts. Add hosts or shrink the tables.")
     return best, bound_s
 
 
@@ -224,7 +224,7 @@ def _search(setting: Setting, kinds: VariableKinds) -> RoutedVariables:
     found = [routed for routed in (_route(problem_of(setting, shares), shares) for shares in both) if routed]
     if not found:
         _check(setting, problem_of(setting, both[0]))
-        raise PlanError("No choice of routes and owners fits into the memory of all hosts. Add hosts.")
+        raise PlanError("No choice of routes and owners fits the memory of the hosts. Add hosts or shrink the tables.")
     best = min(found, key=lambda routed: routed.solution.step_s)
     slots = slots if best is not found[0] else (1,) * len(slots)
     searches = len(kinds.rates) <= KINDS_SEARCHED and best.problem.columns <= LARGE

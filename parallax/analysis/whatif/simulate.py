@@ -202,22 +202,22 @@ def _cluster(kinds: Sequence[HostKind], measured: PlanInputs, what_if: WhatIf) -
         hosts, lines = measured.cluster.hosts, measured.cluster
         if not lines.across and max(what_if.hosts) > 1:
             raise PlanError(
-                f"What passes between hosts must be known, and {measured.cluster_name or 'the cluster profile'} was "
-                "measured within one. Measure several with `parallax calibrate -r FILE`; or derive theirs from a "
-                "profile of others, with --from; or leave --cluster out and give --link-rate 10gbit, for what steps "
-                "take at least."
+                f"The links between hosts are unknown, since {measured.cluster_name or 'the cluster profile'} was "
+                "measured within one host. Measure several hosts with `parallax calibrate -r FILE`; or derive their "
+                "profile from that of other hosts with --from; or remove --cluster and give --link-rate 10gbit, for a "
+                "lower bound on step time."
             )
         if len(kinds) not in (1, len(hosts)):
             raise PlanError(
-                f"The hosts to copy must be those of the cluster profile: {measured.cluster_name or 'this one'} has "
-                f"{len(hosts)}, and the resource file {len(kinds)}. Measure these with `parallax calibrate`."
+                f"The cluster profile must be of the hosts to copy: {measured.cluster_name or 'this one'} has "
+                f"{len(hosts)}, the resource file {len(kinds)}. Measure these hosts with `parallax calibrate`."
             )
     else:
         rates = [what_if.link_bytes_per_s or kind.link_bytes_per_s for kind in kinds]
         if None in rates:
             raise PlanError(
-                "A simulation needs to know the links, and nothing tells their rate. Measure a cluster with `parallax "
-                "calibrate` and give its profile by --cluster, or give a rate by --link-rate 10gbit."
+                "A simulation needs the rate of the links, which is unknown. Measure a cluster with "
+                "`parallax calibrate` and pass its profile with --cluster, or pass a rate with --link-rate 10gbit."
             )
         hosts = tuple(HostProfile("given", 0, sys.maxsize, rate or 0.0, rate or 0.0) for rate in rates)
         free = dict.fromkeys(OPERATIONS, AlphaBeta(0.0, 0.0, 0.0, 0.0, 0))

@@ -19,8 +19,8 @@ from parallax.graph.batches import place_of_share
 from parallax.types import Array, DType, Nest, RaggedTensor, TensorLike
 
 _UNEQUAL = (
-    "Each worker gets its rows of every part of a batch, and the parts of this one have {lengths} rows. That they "
-    "differ must be known when the step is traced: for parallax.function and train_on_batch by the first call; for a "
+    "The parts of this batch have different numbers of rows: {lengths}. Each worker gets its rows of every part, so "
+    "this must be known when the step is traced: for parallax.function and train_on_batch by the first call; for a "
     "dataset by tf.data.Dataset.zip of batched ones, or by batches of fixed lengths (drop_remainder=True)."
 )
 

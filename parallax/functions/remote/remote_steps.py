@@ -339,9 +339,7 @@ class RemoteSteps:
         if self.is_spread and not self._has_said_bytes:
             self._has_said_bytes = True
             size = sum(array.nbytes for one in parts for array in _arrays_of(one))
-            log.info(
-                f"This process reads the input: {bytes_text(size)} of {what} in a batch, which it sends to worker 0."
-            )
+            log.info(f"This process reads the input and sends {bytes_text(size)} of {what} per batch to worker 0.")
 
     def _send_pipeline(self, pipeline: RowPipeline, elements: Sequence[Array]) -> _SentPipeline:
         """Has the workers take a pipeline, once, if they all make of a first row what this process makes of it."""

@@ -40,12 +40,12 @@ from parallax.settings.config import Config
 from parallax.types import Array, Comm, Picklable, Tensor
 
 _NOT_THE_SAME = (
-    "What a step returns as 'same' differs between workers. Say that it is a 'mean' over the batch, a 'sum' over it, "
-    "or 'rows' of it: parallax.function(step, returns={...})."
+    "A value that the step returns as 'same' differs between workers. Declare it as a 'mean' over the batch, a 'sum' "
+    "over it, or 'rows' of it: parallax.function(step, returns={...})."
 )
 _OTHER_ROWS = (
-    "A step returns a tensor of shape {shape} for {rows} rows of the batch. Say what it is: a 'mean' over the batch, a "
-    "'sum' over it, or the 'same' on all workers: parallax.function(step, returns={{...}})."
+    "The step returns a tensor of shape {shape} for {rows} rows of the batch. Declare it as a 'mean' over the batch, "
+    "a 'sum' over it, or the 'same' on all workers: parallax.function(step, returns={{...}})."
 )
 
 

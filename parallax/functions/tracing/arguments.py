@@ -19,13 +19,13 @@ from parallax.types import Argument, Nest, Tensor, TensorLike, TypeSpec
 
 _NO_SIGNATURE = (
     "input_signature must be a list or tuple of tf.TensorSpec or tf.RaggedTensorSpec, one for each argument of the "
-    "step, and {given!r} was given."
+    "step, got {given!r}."
 )
 _OTHER_COUNT = (
-    "A step takes what its input_signature names, {signature}, and this call has {given}. Give each tensor by position "
-    "or by its name, and let other parameters have defaults."
+    "The input_signature of the step is {signature}, but this call has {given}. Pass each tensor by position or by "
+    "name, and give other parameters defaults."
 )
-_OTHER_VALUE = "The input_signature of a step says {spec}, and this call has {given}. Change one of them."
+_OTHER_VALUE = "The input_signature of the step requires {spec}, but this call has {given}. Change one of them."
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,8 +193,8 @@ def _has_tensors(structure: Nest) -> bool:
 def _spec_of(one: TensorLike, wider: TypeSpec | None) -> TypeSpec:
     if isinstance(one, tf.SparseTensor):
         raise GraphError(
-            f"Each worker takes rows of the arguments of a step, and {tf.type_spec_from_value(one)} is sparse. Make it "
-            "dense (tf.sparse.to_dense) or ragged (tf.RaggedTensor.from_sparse) in the input."
+            f"Each worker takes rows of the arguments of a step, but {tf.type_spec_from_value(one)} is sparse. Make "
+            "it dense (tf.sparse.to_dense) or ragged (tf.RaggedTensor.from_sparse) in the input pipeline."
         )
     if isinstance(one, tf.RaggedTensor):
         return tf.RaggedTensorSpec([None, *one.shape[1:]], one.dtype, one.ragged_rank, one.row_splits.dtype)

@@ -9,14 +9,14 @@ from parallax.functions.tracing.traced_values import handle_of
 from parallax.types import ConcreteFunction, Handle, Operation, Tensor, Variable
 
 _RETURNED = (
-    "A step returns what it computes of {name!r}, of which each worker has a part. Leave that out, and ask after the "
-    "step: the script's own metric.result() is of all workers' parts."
+    "The step returns a value computed from {name!r}, of which each worker holds only a part. Do not return it, and "
+    "ask after the step: the metric.result() of the script covers all workers."
 )
 _ADDS = ("AddV2", "Add", "AddN", "Identity", "Cast", "Reshape", "EnsureShape")
 _NOT_A_SUM = (
-    "Each worker's metrics count its rows of the batch and are added up, and {name!r} is written by {op}, not by "
-    "adding to it. Keep sums and counts in a metric, and compute in its `result`; or look at what else there is in "
-    "a callback's on_epoch_end, or by `evaluate` after `fit`."
+    "{name!r} is written by {op} instead of being added to, but each worker's metrics count only its rows of the "
+    "batch, and are summed over the workers. Keep sums and counts in a metric, and compute in its `result`; or "
+    "compute other values in a callback's on_epoch_end, or with `evaluate` after `fit`."
 )
 
 

@@ -26,8 +26,9 @@ _LOOKS = ("VarIsInitializedOp", "DestroyResourceOp", "DisableCopyOnRead")
 """Ops that neither read nor write a value."""
 _OVERWRITES = "AssignVariableOp"
 _LATER = (
-    "A variable that a step trains is read where the script runs an op, and {op} would read {name} later, whenever its "
-    "elements are made. Give it the value of now, tf.constant(variable.numpy()), or read the variable in the step."
+    "{op} would read {name} later, whenever its elements are made, but a variable that a step trains must be read "
+    "when the script runs the op. Pass its current value, tf.constant(variable.numpy()), or read the variable in the "
+    "step."
 )
 
 

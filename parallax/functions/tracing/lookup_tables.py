@@ -22,19 +22,19 @@ from parallax.types import Array, DType, Handle, Tensor
 _LARGEST_BYTES = 512 << 20
 """Of one table's keys and values: TensorFlow sends no graph of 2 GB and more."""
 _CHANGEABLE = (lookup_ops.MutableHashTable, lookup_ops.DenseHashTable)
-_LOOK_UP_BEFORE = "Or look up in the input (tf.data's map), which runs before the step."
+_LOOK_UP_BEFORE = "Or look up in the input pipeline (tf.data's map), which runs before the step."
 _MUTABLE = (
-    "A traced step may take lookup tables that do not change, and {step} takes one whose contents can change (a "
-    "MutableHashTable or DenseHashTable), of which each worker would have its own. Make a static one of it: "
-    "tf.lookup.StaticHashTable(tf.lookup.KeyValueTensorInitializer(*table.export()), default_value). "
+    "{step} uses a lookup table whose contents can change (a MutableHashTable or DenseHashTable), and each worker "
+    "would have its own copy. Make it static: "
+    "tf.lookup.StaticHashTable(tf.lookup.KeyValueTensorInitializer(*table.export()), default_value). {_LOOK_UP_BEFORE}"
 ) + _LOOK_UP_BEFORE
 _EMPTY = (
-    "A traced step may take lookup tables that are filled, and {step} takes one that is not. Fill it before: a layer "
-    "by `adapt` or a vocabulary, a table by its initializer."
+    "{step} uses a lookup table that is empty. Fill it first: a layer with `adapt` or a vocabulary, a table with its "
+    "initializer."
 )
 _TOO_LARGE = (
-    "The contents of lookup tables travel with the graph, each of at most {limit}, and {step} takes one of {size}. "
-    "Look up in the input (tf.data's map), which runs before the step."
+    "{step} uses a lookup table of {size}, but the contents of lookup tables are sent with the graph and may have at "
+    "most {limit} each. Look up in the input pipeline (tf.data's map), which runs before the step."
 )
 
 

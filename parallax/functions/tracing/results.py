@@ -41,20 +41,20 @@ def rules_of(results: Nest, returns: Nest) -> tuple[str, ...]:
     flat = [one for one in tf.nest.flatten(results) if one is not None]
     for one in flat:
         if not isinstance(one, tf.Tensor):
-            raise GraphError(f"A step returns dense tensors, not {one}. Make it dense, or leave it out.")
+            raise GraphError(f"A step must return dense tensors, got {one}. Make it dense, or do not return it.")
     if returns is None:
         return tuple(default_rule(one) for one in flat)
     said = _words(returns, len(flat))
     whole = [one.dtype.name for one, word in zip(flat, said, strict=False) if word == "mean" and not _is_real(one)]
     if whole:
         raise GraphError(
-            f"A mean over the batch is of a floating type, and a step returns one of {whole[0]}, whose shares would be "
-            "rounded. Cast it first: tf.cast(value, tf.float32)."
+            f"A mean over the batch must have a floating-point type, but the step returns one of {whole[0]}, whose "
+            "shares would be rounded. Cast it first: tf.cast(value, tf.float32)."
         )
     if len(said) != len(flat) or any(one not in RULES for one in said):
         raise ConfigError(
-            f"`returns` has one word for each tensor that the step returns, {len(flat)} here, and is {returns!r}. The "
-            f"words are {_RULES_TEXT}."
+            f"`returns` must have one word for each of the {len(flat)} tensors that the step returns, got "
+            f"{returns!r}. The words are {_RULES_TEXT}."
         )
     return tuple(said)
 

@@ -27,8 +27,10 @@ from parallax.report.logger import log
 from parallax.types import ConcreteFunction, Graph, Nest, Operation, Tensor, TensorShape, TypeSpec, Variable
 
 _LARGEST_CONSTANT_BYTES = 1 << 20
-_UNKNOWN = "A traced step may take variables, arguments and constants from around it, and {step} takes {what}. {remedy}"
-_MOVE = "Do that part in the input (tf.data's map), which runs before the step."
+_UNKNOWN = (
+    "{step} uses {what}, but a traced step may use only variables, arguments and constants from outside. {remedy}"
+)
+_MOVE = "Move that part to the input pipeline (tf.data's map), which runs before the step."
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +107,7 @@ class StepGraph:
         names = [one.name for one in self.variables]
         twice = sorted({name for name in names if names.count(name) > 1})
         if twice:
-            raise GraphError(f"Each variable of a step needs a name of its own, and there are two of {twice[0]!r}.")
+            raise GraphError(f"Every variable of a step must have a unique name, but two are named {twice[0]!r}.")
         self._tables: dict[int, Tensor] = {}
         self._by_handle = {id(handle_of(one.variable)): one for one in self.variables}
 
@@ -159,7 +161,7 @@ class StepGraph:
             results = tf.nest.map_structure(lambda one: None if one is None else tf.identity(one), results)
         if whole:
             names = ", ".join(feeds[number].op.name for number in sorted(whole))
-            log.info(f"Every worker gets {names} whole, as they are of other lengths than the batch is.")
+            log.info(f"Every worker gets all of {names}, whose length differs from the length of the batch.")
         rows, length = marked or (None, None)
         return GraphStep(name, feeds, results, run, rows, length, is_counted, whole)
 

@@ -39,12 +39,12 @@ AS_TENSORFLOW = Tracing()
 _OF_NONE = ("None values not supported", "NoneType", "a value (None)")
 """How TensorFlow and Python name a None where a number should be."""
 _OPEN_LENGTH = (
-    "parallax: A step is traced for batches of any length, so x.shape[0] is None. Where the step takes the length from "
-    "it, take it from tf.shape(x)[0] or keras.ops.shape(x)[0]."
+    "parallax: A step is traced for batches of any length, so x.shape[0] is None. Where the step needs the length, "
+    "use tf.shape(x)[0] or keras.ops.shape(x)[0]."
 )
 _MADE_ANEW = (
-    "A step makes {names} anew each time it is called, as a layer does that the step makes and nothing keeps: it is "
-    "never trained. Make it once, outside of the step, or in the model's __init__ or build."
+    "A step creates {names} each time it is called, as when it creates a layer that nothing keeps: such variables are "
+    "never trained. Create them once, outside of the step, or in the model's __init__ or build."
 )
 
 

@@ -80,8 +80,8 @@ def _measurable(cluster: Cluster) -> Cluster:
     found = replace(cluster, hosts=hosts)
     if found.num_workers < 2:
         raise ConfigError(
-            f"A calibration measures what passes between workers, and there is one only, on {hosts[0].address}. Name "
-            "more hosts or workers."
+            "A calibration measures the exchange between workers, but there is only one worker, on "
+            f"{hosts[0].address}. Name more hosts or workers."
         )
     return found
 
@@ -112,7 +112,7 @@ def check_writable(output: Path) -> None:
     except OSError as error:
         reason = str(error.strerror)
     if reason:
-        raise ConfigError(f"-o must name a file that can be written: {output}: {reason}.")
+        raise ConfigError(f"-o must name a writable file: {output}: {reason}.")
 
 
 def write(output: Path, profile: ClusterProfile) -> None:
@@ -123,7 +123,7 @@ def write(output: Path, profile: ClusterProfile) -> None:
         made.replace(output)
     except OSError as error:
         made.unlink(missing_ok=True)
-        raise ConfigError(f"-o must name a file that can be written: {output}: {error.strerror}.") from error
+        raise ConfigError(f"-o must name a writable file: {output}: {error.strerror}.") from error
 
 
 class _RankMessage(msgspec.Struct, frozen=True, tag_field="kind", forbid_unknown_fields=True):
@@ -197,7 +197,7 @@ class _RankOutput:
         """
         missing = [kind for kind in ("hosts", "slowdown") if kind not in self._found]
         if missing or not self._samples:
-            raise LaunchError("The measuring job has ended without its results: an earlier message says why.")
+            raise LaunchError("The measuring job ended without results; an earlier message says why.")
         return Measurements(
             hosts=self._found["hosts"],
             rates=self._found.get("links", ()),

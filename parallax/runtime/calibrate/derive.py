@@ -32,7 +32,7 @@ def derive(resource: str | None, calibrations: Sequence[ClusterProfile], output:
         ParallaxError: there is no resource file, it or the output breaks its rule, or calibrations do not suffice.
     """
     if resource is None:
-        raise ConfigError("--from derives a profile for the hosts of a resource file, and none was given: -r FILE.")
+        raise ConfigError("--from derives a profile for the hosts of a resource file. Name one with -r FILE.")
     check_writable(Path(output))
     hosts = parse_resource_file(resource, local_cluster(None, visible_gpus()).hosts[0]).hosts
     profile = derive_profile(calibrations, [NewHost(h.address, h.link_bytes_per_s) for h in hosts], shares_cores)

@@ -44,8 +44,8 @@ class SecondBuild:
         if status or not path.exists():
             said = (self.folder / _SAID_FILE).read_text(errors="replace").splitlines()[-_LAST_LINES:]
             raise GraphError(
-                f"Every process of a job runs the script, and a second one ended with status {status} before it came "
-                "to parallel_run with a graph:\n" + "\n".join(said)
+                f"Every process of a job runs the script, and a second one ended with status {status} before it "
+                "called parallel_run with a graph:\n" + "\n".join(said)
             )
         found = graph_pb2.GraphDef()
         found.ParseFromString(path.read_bytes())
@@ -98,8 +98,8 @@ def structural_difference(first: Graph, second: GraphDef) -> str:
     text = difference.text.replace("the launcher's", "the other's").replace("the launcher", "the other")
     where = f" ({place})" if place else ""
     return (
-        f"All processes of a job must build the same graph, and of two builds one {text}{where}. Let no name, op, "
-        "input or shape depend on a random number, the time, the process or the order of a set."
+        f"All processes of a job must build the same graph, but of two builds one {text}{where}. No name, op, input "
+        "or shape may depend on a random number, the time, the process or the order of a set."
     )
 
 

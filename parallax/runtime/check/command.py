@@ -98,15 +98,16 @@ def _of_source(graph: Graph, source: BatchSource) -> tuple[str, str]:
     op = graph.get_operation_by_name(source.node)
     place = place_of(op)
     what = (
-        f"The step trains on what {op.type} {source.node!r}{f' ({place})' if place else ''} gives, which is not sharded"
+        f"The step trains on the output of {op.type} {source.node!r}{f' ({place})' if place else ''}, which is not "
+        "sharded"
     )
     remedy = (
-        "Give each worker its share: `dataset = parallax.shard.shard(dataset)` before the iterator is made."
+        "Shard the dataset before making its iterator: `dataset = parallax.shard.shard(dataset)`."
         if source.is_iterator
-        else "Give each worker an input of its own, by parallax.shard.create_num_shards_and_shard_id()."
+        else "Give each worker its own input with parallax.shard.create_num_shards_and_shard_id()."
     )
     if source.is_opaque:
-        return _NOTE, f"{what}, and is fed or comes from Python: it must be another input on each worker. {remedy}"
+        return _NOTE, f"{what} but fed or made in Python: it must be different on each worker. {remedy}"
     if source.is_shuffled:
-        return _SUSPICIOUS, f"{what}: every worker trains on all of it, each in an order of its own. {remedy}"
+        return _SUSPICIOUS, f"{what}: every worker trains on all of it, each in its own order. {remedy}"
     return _SUSPICIOUS, f"{what}: all workers train on the same batches. {remedy}"

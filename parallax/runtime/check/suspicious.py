@@ -37,7 +37,7 @@ def suspicions(captured: CapturedGraph, spec: GraphSpec, sources: tuple[Gradient
     if parts:
         found.append(
             Suspicion(
-                f"The gradients of {_some(parts)} were not recorded while the graph was built, and are found by names. "
+                f"The gradients of {_some(parts)} were not recorded while the graph was built, and are found by name. "
                 "Import parallax after TensorFlow and before the model is built."
             )
         )
@@ -49,7 +49,7 @@ def _of_updates(captured: CapturedGraph, sources: tuple[GradientSource, ...]) ->
     if len(found) < 2:
         return []
     names = [f"{op.name} ({len(op.variables)} variables)" for op in found]
-    return [Suspicion(f"Several ops train, none of which depends on another: {_some(names)}.", is_note=True)]
+    return [Suspicion(f"Several ops train independently of each other: {_some(names)}.", is_note=True)]
 
 
 def _of_variables(spec: GraphSpec) -> list[Suspicion]:
@@ -58,16 +58,16 @@ def _of_variables(spec: GraphSpec) -> list[Suspicion]:
     if unused:
         found.append(
             Suspicion(
-                f"Trainable variables without a gradient that updates them: {_some(unused)}. Does the loss not depend "
-                "on them? trainable=False says that it is meant."
+                f"Trainable variables that no gradient updates: {_some(unused)}. Does the loss not depend on them? If "
+                "that is intended, create them with trainable=False."
             )
         )
     own = [v.name for v in spec.variables if v.cls == VariableClass.LOCAL]
     if own:
-        found.append(Suspicion(f"Every worker keeps its own value of {_some(own)} (class local).", is_note=True))
+        found.append(Suspicion(f"Each worker keeps its own value of {_some(own)} (class local).", is_note=True))
     for variable in spec.variables:
         if variable.cls == VariableClass.NOT_SHARDABLE:
-            text = f"The rows of {variable.name} cannot be spread over owners: {variable.reason or 'no rule'}."
+            text = f"The rows of {variable.name} cannot be sharded: {variable.reason or 'an op is not supported'}."
             found.append(Suspicion(text, is_note=True))
     return found
 
@@ -76,11 +76,11 @@ def _of_step(view: GraphView, step: set[str]) -> list[Suspicion]:
     found = []
     fixed = sorted(n for n in step if view.op(n) in _PLACEHOLDERS and _fixed_rows(view, n) > 1)
     if fixed:
-        text = f"Placeholders have a fixed batch: {_some(fixed)}. `parallax verify` then needs --joined-args."
+        text = f"Placeholders with a fixed batch size: {_some(fixed)}. `parallax verify` then needs --joined-args."
         found.append(Suspicion(text, is_note=True))
     drawn = random_ops(view, step)
     if drawn:
-        text = f"Random ops are part of a step: {_some(drawn)}. Each worker draws its own numbers; where their shape "
+        text = f"A step has random ops: {_some(drawn)}. Each worker draws its own numbers; where their shape "
         found.append(Suspicion(f"{text}depends on the batch, `parallax verify` cannot compare.", is_note=True))
     return found
 

@@ -175,8 +175,8 @@ class Storage:
         if not skipped:
             return None
         raise CheckpointError(
-            f"One of the checkpoints in {folder} must be whole, and none is. {' '.join(skipped)} Put their files back, "
-            "or delete the file `checkpoint` there to start anew."
+            f"No checkpoint in {folder} is complete. {' '.join(skipped)} Restore their files, or delete the file "
+            "`checkpoint` there to start from the beginning."
         )
 
     def read(self, session: Session, prefix: str) -> tuple[int, int]:
@@ -199,7 +199,7 @@ class Storage:
             check_fits(
                 reader[0],
                 [held.stored for held in self.held],
-                "Train on with the graph that wrote it, or name another folder in CheckPointConfig.ckpt_dir.",
+                "Continue with the graph that wrote it, or name another folder in CheckPointConfig.ckpt_dir.",
             )
             for key in sorted({one.stored.key for one in self.own} & reader[0].tensors.keys()):
                 shape = reader[0].tensors[key].shape
@@ -222,8 +222,8 @@ class Storage:
         with (
             self.watch.doing(f"{name} is not read"),
             file_errors(
-                f"The checkpoint {name} must be readable on the machine of worker 0",
-                "Give the folder to that machine, or name another one in CheckPointConfig.ckpt_dir.",
+                f"Cannot read the checkpoint {name} on the host of worker 0",
+                "Make the folder available there, or name another one in CheckPointConfig.ckpt_dir.",
             ),
         ):
             yield

@@ -31,12 +31,12 @@ from parallax.types import Comm, Graph, Session, Tensor
 v1 = tf.compat.v1
 _LOG = logging.getLogger("parallax.checkpoint")
 _OF_GRAPH = (
-    "Call tf.train.get_or_create_global_step() while you build it, and give it to the optimizer: "
-    "minimize(loss, global_step=...)."
+    "Call tf.train.get_or_create_global_step() while building the graph, and pass it to the optimizer: minimize(loss, "
+    "global_step=...)."
 )
 _OF_FRONT_END = (
-    "Keras's `fit` counts its steps; a loop over train_on_batch or parallax.function does not: there the script saves "
-    "by tf.train.CheckpointManager. Leave ckpt_config out."
+    "Keras's `fit` counts its steps, but a loop over train_on_batch or parallax.function does not: there the script "
+    "has to save with tf.train.CheckpointManager. Remove ckpt_config."
 )
 
 
@@ -50,8 +50,8 @@ def check_global_step(graph: Graph, config: CheckPointConfig) -> None:
         name = "memory_steps" if config.ckpt_dir is None else "ckpt_dir"
         value = getattr(config, name)
         raise ConfigError(
-            f"CheckPointConfig.{name} is {str(value)!r}, and checkpoints are named by the global step, which the graph "
-            f"has not. {_OF_FRONT_END if is_of_front_end(graph) else _OF_GRAPH}"
+            f"CheckPointConfig.{name} is {str(value)!r}, but checkpoints are named by the global step and this graph "
+            f"has none. {(_OF_FRONT_END if is_of_front_end(graph) else _OF_GRAPH)}"
         )
 
 

@@ -123,8 +123,8 @@ def _check_whole(losses: Sequence[str], step: int) -> None:
     worker = next((rank for rank, reason in enumerate(losses) if reason), None)
     if worker is not None:
         raise ImageLost(
-            f"The checkpoint of step {step} is skipped: worker {worker} could not read the copy of a process from "
-            f"which it is written. {losses[worker]} When memory runs out, the kernel may kill such a copy first: save "
+            f"The checkpoint of step {step} is skipped: worker {worker} could not read the copy of a process that it "
+            f"is written from. {losses[worker]} When memory runs out, the kernel may kill such a copy first: save "
             "less often, or let training wait for checkpoints (CheckPointConfig.beside_training=False)."
         )
 
@@ -255,16 +255,16 @@ def check_one_step(comm: Comm, step: int) -> None:
     other = next((rank for rank, found in enumerate(steps) if found != steps[0]), None)
     if other is not None:
         raise CheckpointError(
-            f"All workers must be at one global step when a checkpoint is written: worker 0 is at {steps[0]}, and "
-            f"worker {other} at {steps[other]}. Run what changes the global step on all workers."
+            f"All workers must be at the same global step when a checkpoint is written, but worker 0 is at {steps[0]} "
+            f"and worker {other} at {steps[other]}. Run the ops that change the global step on all workers."
         )
 
 
 @contextmanager
 def _writing(writer: Writer) -> Iterator[None]:
     """Puts failures of files into words, and leaves nothing unfinished behind."""
-    rule = f"The checkpoint of step {writer.step} must be written to {writer.folder}"
-    remedy = "Free space there, or name another folder in CheckPointConfig.ckpt_dir. The last checkpoint is untouched."
+    rule = f"Cannot write the checkpoint of step {writer.step} to {writer.folder}"
+    remedy = "Free space there, or name another folder in CheckPointConfig.ckpt_dir. The previous checkpoint is intact."
     try:
         with writer.watch_folder(), file_errors(rule, remedy):
             yield

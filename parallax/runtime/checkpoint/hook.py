@@ -164,7 +164,7 @@ class CheckpointHook(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
             if not may_fail:
                 raise
             self._is_missing = True
-            notes: tuple[str, ...] = (f"{error} Training goes on; the next checkpoint is tried at its time.",)
+            notes: tuple[str, ...] = (f"{error} Training continues; the next checkpoint is tried when it is due.",)
         else:
             notes = moved.notes
             self.checkpoints.succession.last, self.checkpoints.saved_step = moved.header, step

@@ -105,7 +105,7 @@ def _from_worker_0(comm: Comm, name: str, read: Callable[[], StoredPositions | N
     found: StoredPositions | CheckpointError | None = None
     if comm.Get_rank() == 0:
         try:
-            with file_errors(f"{name} must be readable on the machine of worker 0", "Name another folder."):
+            with file_errors(f"Cannot read {name} on the host of worker 0", "Name another folder."):
                 found = read()
         except CheckpointError as error:
             found = error

@@ -24,8 +24,9 @@ _SENT_BYTES = 64 * 2**20
 _FRACTION_BITS = {"bfloat16": 7, "float16": 10, "float32": 23, "float64": 52, "complex64": 23, "complex128": 52}
 
 _REMEDY = (
-    "Whatever writes it must write the same on every worker. If the loop assigns or restores it on some workers, do so "
-    "on all of them; else the plan is wrong here: please report it, or train on regardless with Config(guard=False)."
+    "It must be written with the same value on every worker. If the loop assigns or restores it on some workers, do "
+    "so on all of them; otherwise the plan is wrong here: please report it, or continue anyway with "
+    "Config(guard=False)."
 )
 
 
@@ -105,14 +106,14 @@ def difference_text(
         others: further variables that differ.
     """
     lines = [
-        f"Variable {one.op!r} ({one}) must be equal on all workers, and differs {when}: "
+        f"Variable {one.op!r} ({one}) must be equal on all workers, but differs {when}: "
         f"{_groups(values)}.{_size(largest)}"
     ]
     if wrote:
         ops = ", ".join(f"{op} {node!r}" for op, node in wrote[:_NAMED])
         lines.append(f"It is written by {ops}{_more(len(wrote))}.")
     else:
-        lines.append("No op of the graph writes it but its initializer.")
+        lines.append("No op of the graph writes it except its initializer.")
     if unequal:
         lines.append(unequal)
     if others:
@@ -148,9 +149,9 @@ def order_text(recent: Sequence[Sequence[tuple[str, str]]], step: int) -> str:
             difference = f"worker {other} fetched {runs[other][0]} where worker 0 fetched {runs[0][0]}"
             break
     else:
-        difference = "they have come here by other runs"
+        difference = "they got here by different runs"
     return (
-        f"All workers must take part in the same exchanges in the same order, and up to step {step} {difference}. "
+        f"All workers must take part in the same exchanges in the same order, but up to step {step} {difference}. "
         "Exchanges then combine different steps. Run the same fetches equally often on every worker."
     )
 

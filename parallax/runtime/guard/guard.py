@@ -313,8 +313,9 @@ class Guard:
         if one.op not in self._rounded and self._comm.Get_rank() == 0:
             most = max(known, key=lambda found: found.size)
             log.info(
-                f"Workers have other processors or numbers of cores, which round otherwise: after step {self.step} "
-                f"their copies of {one.op!r} differ by {most.size:.2g} at most, of values up to {most.scale:.2g}."
+                "Workers have different processors or numbers of cores, which round differently: after step "
+                f"{self.step} their copies of {one.op!r} differ by at most {most.size:.2g}, for values up to "
+                f"{most.scale:.2g}."
             )
         self._rounded.add(one.op)
         return True

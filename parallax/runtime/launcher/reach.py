@@ -84,7 +84,7 @@ def waiting_text(hosts: Sequence[str], waited_s: float, limit_s: float) -> str:
     """What the user is told of hosts that have not answered yet."""
     verb = "has" if len(hosts) == 1 else "have"
     return (
-        f"{name_hosts(hosts)} {verb} not answered for {waited_s:.0f} s. The wait ends when {limit_s:g} s are over "
+        f"{name_hosts(hosts)} {verb} not responded for {waited_s:.0f} s. Waiting for at most {limit_s:g} s "
         "(--host-timeout-s)."
     )
 
@@ -123,9 +123,9 @@ def _refuse(asked: Sequence[_AskedHost], limit_s: float) -> None:
         return
     listed = list(wrong.values())
     if silent:
-        listed.append(f"{name_hosts(silent)} gave no answer within {limit_s:g} s")
+        listed.append(f"{name_hosts(silent)} did not respond within {limit_s:g} s")
     error = HostsNotReady(
-        f"All hosts of a job must be ready: {'; '.join(listed)}. `parallax doctor -r FILE` looks at all of them."
+        f"All hosts of a job must be ready: {'; '.join(listed)}. `parallax doctor -r FILE` checks all of them."
     )
     error.hosts = (*wrong, *silent)
     raise error
@@ -144,7 +144,7 @@ def what_is_wrong(status: int, out: str, err: str) -> str:
         said = [line.strip() for line in err.splitlines() if line.strip()]
         return f"cannot be reached (status {status}{': ' + said[-1] if said else ''})" if status else ""
     missing = lines[lines.index(_REACHED) + 1 :]
-    return f"has no {', '.join(missing)}" if missing else ""
+    return f"lacks {', '.join(missing)}" if missing else ""
 
 
 def _start(host: Host, argv: list[str]) -> _AskedHost:
@@ -153,7 +153,7 @@ def _start(host: Host, argv: list[str]) -> _AskedHost:
         process = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=out, stderr=err, start_new_session=True)
     except OSError as error:
         raise LaunchError(
-            f"Other hosts are reached by `{argv[0]}`, and it cannot be started: {error.strerror}. Install it, or name "
+            f"Other hosts are reached with `{argv[0]}`, which cannot be started: {error.strerror}. Install it, or set "
             "another command as `ssh: {agent: ...}` in the resource file."
         ) from error
     return _AskedHost(host, process, out, err)

@@ -34,8 +34,8 @@ def check_startable(job: Job, launcher: Launcher) -> None:
         _check_ways(job.cluster)
     if job.servers and not launcher.has_library:
         raise LaunchError(
-            f"Servers let nobody but their job in, by means of {launcher.preload_library}, which is not "
-            "there. Build it: `parallax setup`, or cc -shared -fPIC -o that file parallax/native/preload/*.c -ldl."
+            f"Servers admit only processes of their job, for which they need {launcher.preload_library}, which does "
+            "not exist. Build it: `parallax setup`, or cc -shared -fPIC -o that file parallax/native/preload/*.c -ldl."
         )
 
 
@@ -60,8 +60,8 @@ def _check_descriptors(job: Job) -> None:
     allowed = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     if 0 <= allowed < needed:
         raise LaunchError(
-            f"mpirun opens up to {needed} files at once for this job, and this process may open {allowed}. "
-            f"Raise the limit before: ulimit -n {max(_USUAL_FILES, needed)}"
+            f"mpirun opens up to {needed} files at once for this job, but this process may open only {allowed}. Raise "
+            f"the limit first: ulimit -n {max(_USUAL_FILES, needed)}"
         )
 
 
@@ -71,8 +71,8 @@ def _check_paths(cluster: Cluster, launcher: Launcher) -> None:
     for path in (launcher.preload_library, *started):
         if not _PLAIN_PATH.fullmatch(path):
             raise LaunchError(
-                "The path of what all processes of a job are started with may have letters, digits and @%+=,./-_ "
-                f"alone, no blank or colon, and is {path!r}. Install Parallax and its environment in another folder."
+                "Paths of programs that start the processes of a job may contain only letters, digits and @%+=,./-_, "
+                f"no blank or colon, got {path!r}. Install Parallax and its environment in another folder."
             )
 
 

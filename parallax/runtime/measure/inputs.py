@@ -111,8 +111,9 @@ def _beginnings(graph: Graph, captured: CapturedGraph, needed: set[str], named: 
         chosen = [name for name in makers if name in named] or [name for name in makers if name in found] or makers
         if len(chosen) != 1:
             raise ConfigError(
-                f"A dataset iterator must be begun by one op, and {handle!r} has {len(makers)}"
-                f"{' (' + ', '.join(makers[:5]) + ')' if makers else ''}. Name the one that training runs with --init."
+                f"A dataset iterator must have one op that initializes it, but {handle!r} has "
+                f"{len(makers)}{(' (' + ', '.join(makers[:5]) + ')' if makers else '')}. Name the one that training "
+                "runs with --init."
             )
         found += [name for name in chosen if name not in found]
     return found
@@ -126,7 +127,7 @@ def _check_filled(captured: CapturedGraph, needed: set[str], filled: set[str]) -
             "Enqueue" in view.op(edge.node) and edge.node in needed for edge in view.consumers(f"{node}:0")
         ):
             raise GraphError(
-                f"A queue must have a queue runner that fills it, and {node!r} has none. Add one with "
+                f"A queue must have a queue runner that fills it, but {node!r} has none. Add one with "
                 "tf.train.add_queue_runner, or measure in a job: parallax run --measure FILE."
             )
 

@@ -93,7 +93,7 @@ class _Asking:
             raise missing_feeds("A profile", list(found.placeholders))
         if found.placeholders:
             raise ConfigError(
-                f"{self.wanted.feeds} must feed every placeholder that is needed, and lacks "
+                f"{self.wanted.feeds} must feed every placeholder that is needed, but lacks "
                 f"{', '.join(found.placeholders[:5])}. Give a batch for each."
             )
         plan = plan_for(self.analysed, one_host(self.workers), Config())
@@ -177,8 +177,8 @@ def _seen_by(
     except tf.errors.OutOfRangeError as error:
         if not found:
             raise GraphError(
-                f"A profile needs a batch of every worker, and the data of worker {rank} ends before the first: "
-                f"{error.message} Take fewer workers, or more data."
+                f"A profile needs a batch of every worker, but the data of worker {rank} ends before the first: "
+                f"{error.message} Use fewer workers, or more data."
             ) from error
     except tf.errors.OpError as error:
         raise GraphError(

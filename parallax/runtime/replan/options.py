@@ -53,11 +53,11 @@ def check_possible(wish: ReplanOptions | None, config: Config, sync: bool) -> No
         return
     if not sync:
         raise ConfigError(
-            f"replan={wish.mode!r} changes plans at a step's end, which asynchronous workers (sync=False) do not have "
-            "in common. Leave it off, or train with sync=True."
+            f"replan={wish.mode!r} changes the plan at the end of a step, but asynchronous workers (sync=False) have "
+            "no steps in common. Leave it off, or train with sync=True."
         )
     if config.cluster_profile is None:
         raise ConfigError(
-            f"replan={wish.mode!r} compares plans by predicted seconds, which need a cluster profile. Measure one with "
-            "`parallax calibrate -o FILE`, and give it by --cluster FILE or Config.cluster_profile."
+            f"replan={wish.mode!r} compares plans by predicted seconds, which need a cluster profile. Measure one "
+            "with `parallax calibrate -o FILE`, and pass it with --cluster FILE or Config.cluster_profile."
         )

@@ -56,14 +56,13 @@ class RequestedChange:
         plan.check_belongs_to(self.spec, self.layout)
         if now is None or not (now.synchronous and plan.synchronous):
             raise PlanError(
-                "A plan changes at a step that all workers have in common, and asynchronous workers (sync=False) have "
-                "none. Train with sync=True."
+                "A plan can change only at a step that all workers have in common, and asynchronous workers "
+                "(sync=False) have none. Train with sync=True."
             )
         if plan.accumulate_steps != now.accumulate_steps:
             raise PlanError(
-                f"A plan that a job goes over to must take as many batches an update as the one in force, "
-                f"{now.accumulate_steps}, and this one takes {plan.accumulate_steps}. Plan with accumulate_steps="
-                f"{now.accumulate_steps}."
+                f"The new plan must have the accumulate_steps of the current one, {now.accumulate_steps}, got "
+                f"{plan.accumulate_steps}. Plan with accumulate_steps={now.accumulate_steps}."
             )
         changed = self.over.to(plan, self._steps)
         if changed.refusal:

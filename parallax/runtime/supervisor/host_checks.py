@@ -49,7 +49,7 @@ def _check(folder: str, needed_bytes: int, remedy: str) -> None:
     free_bytes = found.f_bavail * found.f_frsize
     if found.f_blocks and free_bytes < needed_bytes:
         raise NoRoom(
-            f"Open MPI needs {needed_bytes >> 20} MiB in {folder} on {socket.gethostname()}, and "
+            f"Open MPI needs {needed_bytes >> 20} MiB in {folder} on {socket.gethostname()}, but only "
             f"{free_bytes / (1 << 20):.1f} MiB are free. {remedy}"
         )
 
@@ -73,11 +73,13 @@ def listening_variables(address: str, library: str) -> dict[str, str]:
     try:
         found = [str(entry[4][0]) for entry in socket.getaddrinfo(address, None, type=socket.SOCK_STREAM)]
     except OSError as error:
-        raise CannotListen(f"A host must know its own address, and {host} does not know {address}: {error}.") from error
+        raise CannotListen(
+            f"A host must be able to resolve its own address, but {host} cannot resolve {address}: {error}."
+        ) from error
     reachable = [text for text in found if not text.startswith(_LOOPBACK)]
     if not reachable and not address.startswith(_LOCAL):
         raise CannotListen(
-            f"The other hosts must reach {address} by its address, and on {host} itself that name means {found[0]}. "
-            "Give the IP address in the resource file."
+            f"The other hosts must reach {host} as {address}, but on {host} itself that name resolves to {found[0]}. "
+            "Use its IP address in the resource file."
         )
     return {HOST_ADDRESS: (reachable or found)[0]}

@@ -39,8 +39,8 @@ def trace_steps(text: str) -> tuple[int, int]:
     first, last = (int(found[1]), int(found[2] or found[1])) if found else (1, 0)
     if last < first:
         raise ConfigError(
-            f"--trace-steps must be A-B, the first and the last step counted from 0, and is {text!r}. "
-            "Write for example 10-14, or 10 for one step."
+            f"--trace-steps must be A-B, the first and last step counted from 0, got {text!r}. For example 10-14, or "
+            "10 for one step."
         )
     return first, last
 
@@ -53,7 +53,7 @@ def trace_options(folder: str | None, steps: str | None) -> TraceOptions | None:
     """
     if folder is None:
         if steps is not None:
-            raise ConfigError(f"--trace-steps {steps} needs --trace DIR, which says where the traces go.")
+            raise ConfigError(f"--trace-steps {steps} needs --trace DIR, the folder for the traces.")
         return None
     first, last = trace_steps(steps) if steps is not None else DEFAULT_STEPS
     return TraceOptions(Path(folder).absolute(), first, last)
@@ -83,6 +83,4 @@ def make_ready(folder: Path, rank: int | None = None) -> None:
         for path in old:
             path.unlink(missing_ok=True)
     except OSError as error:
-        raise ConfigError(
-            f"--trace must name a folder that can be written: {folder}: {error.strerror}. Name another."
-        ) from error
+        raise ConfigError(f"--trace must name a writable folder: {folder}: {error.strerror}. Name another.") from error

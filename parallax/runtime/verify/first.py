@@ -43,16 +43,16 @@ def check_comparable(analysed: AnalysedGraph, plan: Plan) -> None:
     step = view.ancestors(training_updates(analysed.captured, analysed.sources))
     instead = "`parallax verify` draws equal numbers and batches on both sides; or leave --verify-first out."
     if not plan.synchronous:
-        raise ConfigError("--verify-first needs a job in which workers update together, and this one has sync=False.")
+        raise ConfigError("--verify-first needs synchronous training, but this job has sync=False.")
     if drawn := random_ops(view, step):
         raise ConfigError(
-            f"--verify-first repeats steps in one process, and in a real run each worker draws its own random numbers: "
-            f"{', '.join(drawn[:_SHOWN])} are part of a step. {instead}"
+            f"--verify-first repeats steps in one process, but a step has random ops ({', '.join(drawn[:_SHOWN])}), "
+            f"for which each worker draws its own numbers. {instead}"
         )
     if batches := data_ops(view, step):
         raise ConfigError(
-            f"--verify-first joins what workers feed, and {', '.join(batches[:_SHOWN])} give batches inside the graph. "
-            f"{instead}"
+            f"--verify-first joins what the workers feed, but {', '.join(batches[:_SHOWN])} produce batches inside "
+            f"the graph. {instead}"
         )
 
 
@@ -139,9 +139,9 @@ class VerifiedSteps:
         verdict = verdict_text(judged, len(copies), 1, tolerance_of(plan, self._wanted))
         if any(is_wrong(one) for one in judged):
             raise GraphError(
-                "What workers train must be what one process trains on all their batches together, and in step "
-                f"{step} of this job it was not. A loss must be a mean over the batch, and workers' batches equally "
-                "large; `parallax check` tells what is suspicious, `parallax verify --claims` the first op.\n"
+                f"In step {step} of this job the workers did not train what one process trains on all their batches "
+                "together. A loss must be a mean over the batch, and the batches of the workers must have the same "
+                "size; `parallax check` shows what is suspicious, `parallax verify --claims` the first wrong op.\n"
                 f"{table_text(judged, own)}{verdict.rstrip()}"
             )
         show(f"Step {step} of {self._count} that are verified: {verdict}")

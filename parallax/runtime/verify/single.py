@@ -202,7 +202,7 @@ class OneProcess:
             op = self._assigning(name)
             if op is None:
                 raise ConfigError(
-                    f"A variable that is compared must have an op that assigns its initial value, and {name} has none."
+                    f"A compared variable must have an op that assigns its initial value, but {name!r} has none."
                 )
             session.run(op.name, {op.inputs[1]: value})
 
@@ -240,13 +240,13 @@ def joined_batch(batches: Sequence[Mapping[str, Value]]) -> dict[str, Value]:
     joined = {}
     for other in batches:
         if odd := sorted(other.keys() ^ batches[0].keys()):
-            raise ConfigError(f"Every worker must feed its part of the global batch, and some do not feed {odd[0]!r}.")
+            raise ConfigError(f"Every worker must feed its part of the global batch, but some do not feed {odd[0]!r}.")
     for name in batches[0]:
         pieces = [batch[name] for batch in batches]
         if len({np.shape(piece)[1:] for piece in pieces}) > 1 or len({np.ndim(piece) for piece in pieces}) > 1:
             raise ConfigError(
-                f"Workers' batches must fit one after the other, and {name!r} has the shapes "
-                f"{[np.shape(piece) for piece in pieces]}. Pad all to one length."
+                f"The workers' batches must be stackable, but {name!r} has the shapes "
+                f"{[np.shape(piece) for piece in pieces]}. Pad them to the same length."
             )
         if np.ndim(pieces[0]):
             joined[name] = np.concatenate(pieces)
@@ -254,7 +254,7 @@ def joined_batch(batches: Sequence[Mapping[str, Value]]) -> dict[str, Value]:
             joined[name] = pieces[0]
         else:
             values = [np.asarray(p).item() for p in pieces]
-            raise ConfigError(f"A scalar feed must be equal on all workers: {name!r} is {values}.")
+            raise ConfigError(f"A scalar feed must be equal on all workers, but {name!r} is {values}.")
     return joined
 
 
@@ -275,9 +275,9 @@ def _fixed_batch(message: str) -> str:
     around = ("Graph execution error", "Detected at node", "Node:", "Original stack trace", "\t")
     said = " ".join(line for line in message.splitlines() if line and not line.startswith(around))
     return (
-        f"The one process of a verification takes the global batch, and the script's graph does not: {said[:300]}. "
-        "Leave the batch dimension of the placeholders open (None), or give the arguments with which the script "
-        "builds the global batch: --joined-args '--batch 64'."
+        "The single process of a verification gets the global batch, but the script's graph does not accept it: "
+        f"{said[:300]}. Leave the batch dimension of the placeholders open (None), or pass the arguments with which "
+        "the script builds the global batch: --joined-args '--batch 64'."
     )
 
 

@@ -28,7 +28,7 @@ def frozen_ops() -> OpLibrary:
     library = Path(sys.executable).parent.parent / "lib" / "libparallax_frozen.so"
     if not library.is_file():
         raise CheckpointError(
-            f"Checkpoints are written during training by ops of {library}, which is not there. Build it: "
+            f"Checkpoints are written during training by ops of {library}, which does not exist. Build it: "
             "`parallax setup`."
         )
     return tf.load_op_library(str(library))

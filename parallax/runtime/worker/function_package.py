@@ -24,7 +24,7 @@ def packed_function(function: Callable[[], object]) -> bytes:
         ConfigError: it cannot be pickled.
     """
     name = getattr(function, "__name__", repr(function))
-    return pickle.dumps((sys.path, sys.argv)) + pickle_for_workers(function, f"a function that workers call, {name}")
+    return pickle.dumps((sys.path, sys.argv)) + pickle_for_workers(function, f"the function {name}")
 
 
 def pickle_for_workers(value: object, what: str) -> bytes:
@@ -41,8 +41,8 @@ def pickle_for_workers(value: object, what: str) -> bytes:
         found: bytes = cloudpickle.dumps(value)
     except Exception as error:  # objects of any kind refuse to be pickled in ways of their own
         raise ConfigError(
-            f"Workers are sent {what}, which must be picklable with all that it refers to, and is not: "
-            f"{type(error).__name__}: {error}. Make what cannot be pickled (models, datasets, open files) inside it."
+            f"Cannot send {what} to the workers: pickling fails with {type(error).__name__}: {error}. Create what "
+            "cannot be pickled (models, datasets, open files) inside it."
         ) from error
     return found
 

@@ -60,8 +60,8 @@ class Heartbeat:
         """
         if self._opened and not self._has_more:
             raise SessionError(
-                "A script may call parallel_run once: the launcher started the workers for the first call. "
-                "Build one graph for all that the script trains, or write two scripts."
+                "A script may call parallel_run only once, since the launcher has started the workers for the first "
+                "call. Build one graph for everything that the script trains, or write two scripts."
             )
         self._opened = True
 

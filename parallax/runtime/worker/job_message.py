@@ -121,7 +121,7 @@ def _read_head(stream: BinaryIO) -> tuple[tuple[int, ...], tuple[int, ...]]:
         version, newline, _ = head.removeprefix(_MARK).partition(b"\n")
         if head.startswith(_MARK) and newline and version.isdigit():
             raise LaunchError(
-                f"A worker must have its launcher's version of Parallax: the job's message is of version "
+                "A worker must have the same version of Parallax as its launcher: the job's message has version "
                 f"{int(version)}, and this worker reads {VERSION}. Install one version everywhere (`parallax doctor`)."
             )
         raise LaunchError(

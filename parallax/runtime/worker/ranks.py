@@ -109,8 +109,8 @@ class ProcessGroup:
                 self._server = tf.distribute.Server(cluster, task, self.rank, config=config)
         except tf.errors.OpError as error:
             raise LaunchError(
-                f"A TensorFlow server must listen on {address}, port {port}, and cannot: {error.message} Name an "
-                "address of the host in the resource file, and free ports with `ports`."
+                f"A TensorFlow server cannot listen on {address}, port {port}: {error.message} Use an address of this "
+                "host in the resource file, and free ports in `ports`."
             ) from error
         held.close()
         self._held = None
@@ -193,8 +193,9 @@ def hold_port(address: str, ports: tuple[int, int] | None) -> socket.socket:
         return held
     span = f"a port from {ports[0]} to {ports[1]}" if ports is not None else "any port"
     raise LaunchError(
-        f"A TensorFlow server needs {span} of {address} on host {socket.gethostname()}, and got none: {reason}. "
-        "The resource file's address must be one of that host, and `ports` wide enough for all its workers and servers."
+        f"A TensorFlow server needs {span} of {address} on host {socket.gethostname()}, but got none: {reason}. The "
+        "address in the resource file must be one of that host, and `ports` must be wide enough for all its workers "
+        "and servers."
     )
 
 
@@ -225,5 +226,5 @@ def current_process_group() -> ProcessGroup:
     """
     members = _of_this_process.get()
     if members is None:
-        raise SessionError("This can be done in a worker only: start the script itself, or `parallax run`.")
+        raise SessionError("This works only in a worker: start the script itself, or use `parallax run`.")
     return members

@@ -73,8 +73,8 @@ def _check_module(name: str) -> None:
         spec = None
     if spec is None:
         raise ConfigError(
-            f"{MODULE} takes the name of a module that `import` finds in {sys.path[0]} or on PYTHONPATH, and there is "
-            f"no {wanted}. Start the job in the folder that has it. A file is named without {MODULE}."
+            f"{MODULE} takes the name of a module that can be imported from {sys.path[0]} or PYTHONPATH, and there is "
+            f"no module {wanted!r}. Start the job in the folder that contains it. To run a file, leave out {MODULE}."
         )
 
 

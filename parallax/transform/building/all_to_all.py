@@ -37,11 +37,11 @@ def native_ops() -> OpLibrary:
     """
     if not library().is_file():
         raise TransformError(
-            f"Workers draw and exchange rows by ops of {library()}, which is not there. Build it: `parallax setup`."
+            f"Workers draw and exchange rows by ops of {library()}, which does not exist. Build it: `parallax setup`."
         )
     ops = tf.load_op_library(str(library()))
     if not hasattr(ops, "parallax_all_reduce"):
-        raise TransformError(f"{library()} must be as new as Parallax, and is older. Build it: `parallax setup`.")
+        raise TransformError(f"{library()} is older than Parallax. Build it again: `parallax setup`.")
     return ops
 
 

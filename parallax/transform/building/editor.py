@@ -375,7 +375,7 @@ def open_editor(view: GraphView, worker: Worker, terms: TrainingMode) -> Editor:
     taken = next((name for name in view.nodes if name.split("/")[0].lower() == SCOPE), None)
     if taken is not None:
         raise TransformError(
-            f"Names under {SCOPE!r} are for ops that Parallax adds, and the graph holds {taken!r}. Rename it."
+            f"Names under {SCOPE!r} are reserved for ops that Parallax adds, but the graph has {taken!r}. Rename it."
         )
     meetings = QueueReducer(worker.rank, worker.size, len(worker.servers))
     wire = Wire(SCOPE, terms.wire_dtype)

@@ -14,8 +14,8 @@ import tensorflow as tf
 from parallax.types import Tensor
 
 _OF_OTHERS = (
-    "The number of an example, of {!r}, times its entries, plus an offset, must be an entry of the worker's examples: "
-    "an offset is negative, or not below the entries of an example. Keep each offset within its example."
+    "The number of an example of {!r}, times its entries, plus an offset, must be an entry of the worker's examples, "
+    "but an offset is negative or not below the entries of an example. Keep each offset within its example."
 )
 
 

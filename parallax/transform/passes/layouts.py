@@ -36,7 +36,7 @@ from parallax.types import Tensor
 
 _MEASURES = ("Shape", "ShapeN", "Size")
 _NO_ENTRIES = (
-    "The last example of a batch must have entries in {!r}: one process's result would have fewer rows than the batch. "
+    "The last example of a batch has no entry in {!r}, so one process's result would have fewer rows than the batch. "
     "Use tf.nn.safe_embedding_lookup_sparse, or give each example an entry."
 )
 
@@ -158,7 +158,7 @@ class _Build:
             ends = tensor[1:] + tf.cast(self._offset(before.elements), tensor.dtype)
             return tf.concat([tensor[:1], self._gather(ends, Sharded(0, ShardedAxis(before.rows)))], 0)
         raise TransformError(
-            f"A tensor of layout {before} cannot be replicated. Report it: a pass of Parallax has a fault."
+            f"A tensor of layout {before} cannot be replicated. This is a fault of Parallax: please report it."
         )
 
     def _gather(self, tensor: Tensor, layout: Sharded) -> Tensor:

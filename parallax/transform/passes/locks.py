@@ -108,8 +108,8 @@ class Locks:
         inside = self._editor.view.ancestors([before]) & set(self._members[group])
         if inside:
             raise TransformError(
-                f"An asynchronous update must not need, from elsewhere, what it reads under its own lock: "
-                f"{before!r} is computed from {sorted(inside)[0]!r}. Train this graph with sync=True."
+                f"An asynchronous update must not use from elsewhere what it reads under its own lock, but {before!r} "
+                f"is computed from {sorted(inside)[0]!r}. Train this graph with sync=True."
             )
 
     def _groups(self) -> dict[str, str]:

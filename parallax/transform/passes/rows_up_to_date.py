@@ -76,7 +76,7 @@ class _Pass:
                 known = self.members.setdefault(handle, _Member(number, handles))
                 if known.handles != handles:
                     raise TransformError(
-                        f"A variable must be a member of one lazily updated table, and {handle!r} is of "
+                        f"A variable must belong to one lazily updated table, but {handle!r} belongs to "
                         f"{known.handles[0]!r} and {handles[0]!r}. Set lazy_updates=False."
                     )
 
@@ -172,6 +172,6 @@ def _become(node: NodeDef, op: str, inputs: Iterable[str], dtype: str, states: i
 
 def _refusal(node: NodeDef, member: _Member) -> TransformError:
     return TransformError(
-        f"A lazily updated table must be read by row or whole: {node.op} {node.name!r} takes {member.handles[0]!r} in "
-        "another way. Set lazy_updates=False."
+        f"A lazily updated table must be read by row or whole, but {node.op} {node.name!r} uses {member.handles[0]!r} "
+        "in another way. Set lazy_updates=False."
     )

@@ -51,8 +51,8 @@ def _take_fed_length(editor: Editor, fed: FedLength, share: BatchShare) -> None:
     """Has the length of a worker's batch, a stand-in's too, and that of the global batch where the script feeds it."""
     number = editor.tensor(fed.tensor)
     said = (
-        f"{fed.tensor} is fed the length of a batch, of which it must be that of the worker's own part, as "
-        f"{_name_in_script(editor, share.source)} has it; feed another number as a float. The two are:"
+        f"{fed.tensor} is fed the length of a batch, which must be the length of the worker's own part, as "
+        f"{_name_in_script(editor, share.source)} has it; feed any other number as a float. The two are:"
     )
     is_equal = tf.equal(tf.cast(number, tf.int64), share.count)
     check = tf.raw_ops.Assert(condition=is_equal, data=[said, number, share.count])
@@ -84,7 +84,7 @@ def _name_in_script(editor: Editor, batch: str) -> str:
 
 
 def _unequal(one: str, other: str) -> str:
-    return f"The batches of one step must be of one length on a worker, and those of {one} and {other} are not."
+    return f"The batches of one step must have the same length on a worker, but {one} and {other} do not."
 
 
 def _length(editor: Editor, batch: str) -> Tensor:

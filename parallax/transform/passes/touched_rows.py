@@ -185,7 +185,7 @@ class _Marks:
         described = state_op(writer.op, sum(not name.startswith("^") for name in writer.input))
         if described is None or described.value is None:
             raise TransformError(
-                f"What writes a table must say which rows, and {writer.name!r} ({writer.op}) does not. Set "
+                f"{writer.name!r} ({writer.op}) writes a table without saying which rows. Set "
                 "CheckPointConfig.whole_every to 1."
             )
         if described.indices is None:

@@ -285,5 +285,5 @@ def test_random_numbers_of_no_example_are_the_same_on_all_workers():
 
 
 def test_what_may_differ_between_workers_and_has_no_rule_is_refused():
-    with pytest.raises(GraphError, match="may give every worker something else.*outside of the step"):
+    with pytest.raises(GraphError, match="may give a different result on each worker.*out of the training step"):
         layouts_of(lambda x, w: x * tf.numpy_function(lambda: 1.0, [], tf.float32))

@@ -208,11 +208,11 @@ def _written_from_the_batch(rows: int) -> None:
 @pytest.mark.parametrize(
     ("build", "message"),
     [
-        (_no_trainable, "must have a trainable variable, and this one has none"),
-        (_no_update, r"none of the 1 trainable variables \(w\) has one. Call optimizer.minimize"),
-        (_rate_of_the_batch, "must take its gradient, or what is equal on all workers: .*a learning rate"),
-        (_unknown_update, "ResourceStridedSliceAssign .* updates 'w' and has none"),
-        (_written_from_the_batch, "must take its gradient, or what is equal on all workers: AssignSubVariableOp"),
+        (_no_trainable, "The graph has no trainable variable"),
+        (_no_update, r"None of the 1 trainable variables \(w\) is updated from its gradient. Call optimizer.minimize"),
+        (_rate_of_the_batch, "depends on each worker's own batch and is not its gradient .a learning rate"),
+        (_unknown_update, "ResourceStridedSliceAssign .* updates variable 'w', but Parallax does not know how"),
+        (_written_from_the_batch, "AssignSubVariableOp .*depends on each worker's own batch and is not its gradient"),
     ],
 )
 def test_a_graph_that_cannot_be_right_is_refused_and_the_op_named(build: Any, message: str) -> None:
@@ -225,5 +225,8 @@ def test_a_graph_that_was_built_too_early_is_told_so_before_all_else() -> None:
     with graph.as_default():
         _rate_of_the_batch(6)
     del graph._parallax_gradient_records
-    with pytest.raises(GraphError, match="^Import parallax before the graph .* Those of emb, w were not .*must"):
+    with pytest.raises(
+        GraphError,
+        match="^Import parallax before building the graph.* The gradients of emb, w were not recorded .*depends on",
+    ):
         analyse(graph, layouts=False)

@@ -19,7 +19,7 @@ def notes(build):
     with graph.as_default(), v1.variable_scope("", use_resource=True):
         build()
     of_means, *others = feasible(analyse(graph, layouts=False), LAYOUT, PlanConstraints()).notes
-    assert of_means.startswith("each worker's loss is taken for a mean over its batch")
+    assert of_means.startswith("each worker's loss is assumed to be a mean over its batch")
     return tuple(others)
 
 
@@ -77,12 +77,14 @@ REFUSED = {
 
 @pytest.mark.parametrize("write", REFUSED)
 def test_what_training_reads_and_each_worker_writes_from_its_batch_is_refused(write):
-    with pytest.raises(GraphError, match="writes 'centers' (with|if) .*each worker computes.*the batch open"):
+    with pytest.raises(
+        GraphError, match="depend on 'centers', but .* writes it (with|if) .*each worker computes.*the batch open"
+    ):
         notes(centers(REFUSED[write]))
 
 
 def test_one_example_of_the_batch_is_no_state_for_all():
-    with pytest.raises(GraphError, match="writes 'centers' with 'strided_slice:0'"):
+    with pytest.raises(GraphError, match="depend on 'centers', but .* writes it with 'strided_slice:0'"):
         notes(centers(lambda c, labels, h: c.assign(h[0]), (WIDTH,)))
 
 
@@ -96,7 +98,9 @@ def test_one_example_of_the_batch_is_no_state_for_all():
     ids=["a moving mean", "a maximum", "a sum"],
 )
 def test_a_statistic_of_a_worker_s_own_batch_is_no_state_for_all(write):
-    with pytest.raises(GraphError, match="writes 'centers' with .*each worker computes of its own"):
+    with pytest.raises(
+        GraphError, match="depend on 'centers', but .* writes it with .*each worker computes from its own"
+    ):
         notes(centers(write, (WIDTH,)))
 
 

@@ -85,8 +85,8 @@ def _hessian() -> None:
 @pytest.mark.parametrize(
     ("build", "message"),
     [
-        (_in_a_loop, "within a loop or a conditional: .*While 'while' takes one of 'w'"),
-        (_hessian, "within a loop or a conditional: .*in place of tf.hessians, take products"),
+        (_in_a_loop, "While 'while' takes a gradient of 'w' inside a loop or a conditional"),
+        (_hessian, "inside a loop or a conditional, .*instead of tf.hessians, use products"),
     ],
 )
 def test_a_gradient_that_a_loop_takes_is_refused_with_a_remedy(build: Any, message: str) -> None:
@@ -105,5 +105,7 @@ def test_a_gradient_that_a_conditional_gives_is_refused() -> None:
         train(loss_of(w, x))
         v1.assign_sub(w, tf.cond(step > 3, lambda: tf.gradients(loss_of(w, x), [w])[0], lambda: tf.zeros([3, 1])))
 
-    with pytest.raises(GraphError, match="within a loop or a conditional: If 'cond' takes one of 'w'.* Take it before"):
+    with pytest.raises(
+        GraphError, match="If 'cond' takes a gradient of 'w' inside a loop or a conditional.* Take the gradient before"
+    ):
         averaged(build)

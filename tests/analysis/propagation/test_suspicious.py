@@ -38,7 +38,7 @@ def test_what_is_good_to_know_is_told():
         train(loss)
 
     texts = "\n".join(found(build, batch=6))
-    assert "without a gradient that updates them: unused." in texts
-    assert "Every worker keeps its own value of seen (class local)." in texts
-    assert "Placeholders have a fixed batch: ids." in texts
-    assert "Random ops are part of a step: dropout/" in texts
+    assert "that no gradient updates: unused." in texts
+    assert "Each worker keeps its own value of seen (class local)." in texts
+    assert "Placeholders with a fixed batch size: ids." in texts
+    assert "A step has random ops: dropout/" in texts

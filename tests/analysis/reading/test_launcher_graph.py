@@ -69,7 +69,7 @@ def test_values_seeds_and_names_of_functions_are_no_structure(change):
             "shaped/shape",
             r"differently.*its type and shape is int32 \(2,\), and the launcher's int32 \(1,\)",
         ),
-        ({"more": True}, "more", r"built op 'more' \(Identity\), which the launcher's graph has not"),
+        ({"more": True}, "more", r"built op 'more' \(Identity\), which the launcher's graph does not have"),
     ],
     ids=str,
 )

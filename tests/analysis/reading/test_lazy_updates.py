@@ -249,15 +249,15 @@ def trained_twice(loss, table):
 @pytest.mark.parametrize(
     ("train", "reason"),
     [
-        (normed, "takes the whole value of ReadVariableOp"),
-        (scaled_by_norm, "takes the whole value of ReadVariableOp"),
-        (in_parts, "op NoOp 'half' can be run without op AssignSubVariableOp"),
-        (racing, "run in no order"),
-        (two_in_no_order, "write one variable in no order"),
-        (between, "runs between its writes"),
+        (normed, "uses the whole value of ReadVariableOp"),
+        (scaled_by_norm, "uses the whole value of ReadVariableOp"),
+        (in_parts, "op NoOp 'half' can run without op AssignSubVariableOp"),
+        (racing, "is not fixed"),
+        (two_in_no_order, "which write the same variable, is not fixed"),
+        (between, "runs between the writes of the update"),
         (by_column, "has the shape (3,)"),
-        (repeated, "may write a row several times"),
-        (trained_twice, "op NoOp 'first' can be run without op Assign"),
+        (repeated, "may write a row more than once"),
+        (trained_twice, "op NoOp 'first' can run without op Assign"),
     ],
 )
 def test_an_update_stays_as_it_is_and_a_reason_names_the_op(train, reason):
@@ -272,7 +272,7 @@ def test_an_update_stays_as_it_is_and_a_reason_names_the_op(train, reason):
     [
         (lambda: KERAS.Adam(0.1, gradient_accumulation_steps=2), "is in a branch of a conditional or in a loop"),
         (lambda: KERAS.LossScaleOptimizer(KERAS.Adam(0.1)), "is in a branch of a conditional or in a loop"),
-        (lambda: KERAS.Lamb(0.1), "takes the whole value of ReadVariableOp"),
+        (lambda: KERAS.Lamb(0.1), "uses the whole value of ReadVariableOp"),
     ],
     ids=["accumulation", "loss scaling", "Lamb"],
 )
@@ -288,7 +288,7 @@ def test_a_table_that_is_a_reference_stays_as_it_is():
         loss = tf.reduce_sum(tf.nn.embedding_lookup(table, v1.placeholder(tf.int64, [3])))
         v1.train.AdamOptimizer(0.1).minimize(loss)
     _, (found,) = lazy_updates(capture(graph).view.graph_def)
-    assert found.table == "table" and found.reason.startswith("op VariableV2 'table' gives a reference")
+    assert found.table == "table" and found.reason.startswith("op VariableV2 'table' is a reference variable")
 
 
 def _momentum(dense, resource=True):
@@ -320,9 +320,12 @@ def _scattered(slices):
 @pytest.mark.parametrize(
     ("build", "said"),
     [
-        (lambda: _momentum(_scattered), "writes a value that has no rule by row: make the gradient dense by"),
+        (
+            lambda: _momentum(_scattered),
+            "writes a value that cannot be computed row by row: make the gradient dense with",
+        ),
         (lambda: _momentum(tf.convert_to_tensor, False), "call tf.compat.v1.enable_resource_variables() first"),
-        (_applied_whole, "takes a gradient of all rows: give apply_gradients the tf.IndexedSlices"),
+        (_applied_whole, "takes a dense gradient: pass the tf.IndexedSlices"),
     ],
     ids=["no rule", "reference", "given a dense gradient"],
 )
@@ -335,4 +338,4 @@ def test_of_every_table_that_is_written_whole_the_plan_says_why(build, said):
 
 def test_the_remedies_that_plans_name_make_updates_by_row():
     notes = analyse(_momentum(tf.convert_to_tensor)).spec.notes
-    assert any(note.startswith("rows are updated when they are touched") for note in notes), notes
+    assert any(note.startswith("rows are updated only when touched") for note in notes), notes

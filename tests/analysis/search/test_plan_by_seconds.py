@@ -226,10 +226,11 @@ def test_memory_has_a_table_spread_over_the_workers() -> None:
 
 def test_what_fits_nowhere_is_refused_with_name_bytes_and_limit() -> None:
     hosts = [host(n, memory=MB) for n in range(4)]
-    message = r"on host0 the variables need at least .* \(\d+ bytes\), of which emb takes .* \(1000000 bytes\) are free"
+    needed, free = r"on host0: the variables need at least .* \(\d+ bytes\)", r"but only .* \(1000000 bytes\) are free"
+    message = f"{needed}, of which emb takes .*, {free}"
     with pytest.raises(PlanError, match=message):
         make_plan(mixed(), FOUR, None, PlanInputs(cluster(*hosts)))
-    with pytest.raises(PlanError, match="on host 0 the variables need at least .* of which emb takes"):
+    with pytest.raises(PlanError, match="on host 0: the variables need at least .* of which emb takes"):
         make_plan(mixed(), FOUR, PlanConstraints(memory_bytes=MB))
 
 
@@ -270,22 +271,22 @@ def test_unknown_touched_rows_are_left_out_of_the_times_and_said() -> None:
     plan = make_plan(spec(sparse("emb", ids=None), dense()), FOUR, None, PlanInputs(equal_hosts(4)))
     assert (plan.variable("emb").route, plan.variable("emb").cost.seconds) == ("alltoall", None)
     assert plan.prediction.step_s > 0
-    assert "times leave out emb, of unknown touched rows" in plan.notes
+    assert "predicted times exclude emb, whose touched rows are unknown" in plan.notes
 
 
 def test_profiles_must_belong(tmp_path) -> None:
-    with pytest.raises(PlanError, match="has 3, and the job has 4"):
+    with pytest.raises(PlanError, match="has 3 hosts, but the job has 4"):
         make_plan(mixed(), FOUR, None, PlanInputs(equal_hosts(3)))
-    with pytest.raises(PlanError, match="of model 000000000000, and the script built model ffffffffffff"):
+    with pytest.raises(PlanError, match="of model 000000000000, but the script built model ffffffffffff"):
         make_plan(mixed(), FOUR, None, PlanInputs(None, replace(model(), graph="0" * 64)))
     file = tmp_path / "cluster.json"
-    with pytest.raises(PlanError, match="cluster.json: a profile must be a readable text file: No such file"):
+    with pytest.raises(PlanError, match="cluster.json: cannot read the profile: No such file"):
         read_measured(file, None)
     file.write_text(equal_hosts(2).to_json(), encoding="utf-8")
     found = read_measured(file, None)
     assert (found.cluster, found.cluster_name) == (equal_hosts(2), "cluster.json")
     found.check_names(["host0", "host1"])
-    with pytest.raises(PlanError, match="cluster.json has host0, host1, and the job has host0, other"):
+    with pytest.raises(PlanError, match="cluster.json has host0, host1, but the job has host0, other"):
         found.check_names(["host0", "other"])
 
 

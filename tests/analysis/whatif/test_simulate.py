@@ -50,7 +50,9 @@ def test_no_efficiency_is_told_where_rounds_take_no_time() -> None:
 def test_a_profile_of_one_host_says_what_to_measure() -> None:
     cluster = equal_hosts(1)
     local = replace(measured(), cluster=replace(cluster, across={}), cluster_name="local.json")
-    with pytest.raises(PlanError, match="local.json was measured within one. Measure several with `parallax calibrate"):
+    with pytest.raises(
+        PlanError, match="local.json was measured within one host. Measure several hosts with `parallax calibrate"
+    ):
         simulated(WhatIf((1, 4)), local)
     assert simulated(WhatIf((1,), workers_per_host=4), local).sizes[0].efficiency == 1
 
@@ -123,11 +125,11 @@ def test_hosts_are_copied_in_turn_with_their_workers_and_links() -> None:
 
 
 def test_nothing_is_made_up_where_nothing_is_known() -> None:
-    with pytest.raises(PlanError, match=r"nothing tells their rate.*parallax calibrate.*--link-rate"):
+    with pytest.raises(PlanError, match=r"the rate of the links, which is unknown.*parallax calibrate.*--link-rate"):
         simulated(known=PlanInputs())
     with pytest.raises(PlanError, match="A simulation needs times; times unknown: the cluster profile has no"):
         simulated(known=PlanInputs(equal_hosts(2, operations=("alltoall",))))
-    with pytest.raises(PlanError, match="has 4, and the resource file 3"):
+    with pytest.raises(PlanError, match="has 4, the resource file 3"):
         simulate(language_model(), [HostKind()] * 3, PlanConstraints(), measured(), WhatIf((8,)), make_plan)
     unmeasured = simulated(known=PlanInputs(equal_hosts(4)))
     assert unmeasured.balances == () and unmeasured.sizes[0].throughput is None
@@ -137,11 +139,11 @@ def test_nothing_is_made_up_where_nothing_is_known() -> None:
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
-        ({"hosts": ()}, "--hosts must be numbers"),
-        ({"hosts": (8, 4)}, "rising"),
+        ({"hosts": ()}, "--hosts must be increasing numbers"),
+        ({"hosts": (8, 4)}, "increasing"),
         ({"hosts": (8,), "batch": 0.0}, "--batch must be a factor above 0"),
         ({"hosts": (8,), "width": math.inf}, "--width must be"),
-        ({"hosts": (8,), "links": 2.0, "link_bytes_per_s": 1e9}, "not both"),
+        ({"hosts": (8,), "links": 2.0, "link_bytes_per_s": 1e9}, "cannot be combined"),
         ({"hosts": (8,), "link_bytes_per_s": 0.0}, "--link-rate must be above 0"),
     ],
 )

@@ -170,10 +170,15 @@ def what_breaks_a_rule_is_refused():
     refused(error, "None", lambda: sess.run([loss, None], batch))
     refused(error, "partial_run", lambda: sess.partial_run_setup([loss]))
     refused(error, "feed_dict", lambda: sess.run(rows, [1, 2]))
-    refused(error, "held by rows", lambda: sess.run(rows, {**batch, read: [np.zeros([11, 4], np.float32)]}))
+    refused(error, "its rows are sharded", lambda: sess.run(rows, {**batch, read: [np.zeros([11, 4], np.float32)]}))
     with graph.as_default():
         late = tf.constant(1.0, name="late")
-    refused(error, "'late:0' is not: it was added later", lambda: sess.run(late))
+    refused(
+        error,
+        "'late:0' can be neither fetched nor fed, since it is not in the graph that was passed to parallel_run: it was "
+        "added later",
+        lambda: sess.run(late),
+    )
     refused(error, "once", lambda: parallax.parallel_run(graph))
     refused(tf.errors.InvalidArgumentError, "ids", lambda: sess.run(ids))
     refused(ValueError, "shape", lambda: sess.run(rows, {ids: [[[1]]]}))

@@ -42,7 +42,7 @@ with graph.as_default():
 
 
 class Watching(tf.train.SessionRunHook):
-    """Asks for what comes with an update only, and for what does not."""
+    """Asks for what comes exist only in a run that makes an update, and for what does not."""
 
     def begin(self):
         self.seen = []
@@ -104,9 +104,11 @@ def check_values():
 
 def check_refusals():
     """What cannot be: something of gradients alone; a train_op in the midst of another's batches."""
-    refused(parallax.SessionError, "with an update only", lambda: session.run(norm, fed(0, 0)))
+    refused(parallax.SessionError, "exist only in a run that makes an update", lambda: session.run(norm, fed(0, 0)))
     session.run(train_other, fed(0, 0))
-    refused(parallax.SessionError, "1 are kept, and of others of this run 0", lambda: session.run(both, fed(0, 0)))
+    refused(
+        parallax.SessionError, "are accumulated and only 0 of others in this run", lambda: session.run(both, fed(0, 0))
+    )
 
 
 def check_bytes():

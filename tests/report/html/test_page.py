@@ -173,7 +173,7 @@ def test_a_stored_plan_is_shown(tmp_path: Path, capsys: pytest.CaptureFixture[st
     assert page.read_text(encoding="utf-8") == plan_page(timed())
     with pytest.raises(SystemExit) as ended:
         cli.main(["show", str(file), "--html", str(tmp_path / "no" / "plan.html")])
-    assert ended.value.code == 1 and "--html must name a file that can be written" in capsys.readouterr().err
+    assert ended.value.code == 1 and "--html must name a writable file" in capsys.readouterr().err
 
 
 def test_the_phases_of_a_simulation_have_colours_of_their_own() -> None:

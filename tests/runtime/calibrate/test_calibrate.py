@@ -235,7 +235,7 @@ def test_other_output_of_ranks_goes_to_stderr(capfd):
 
 @pytest.mark.parametrize("missing", [0, 2, 3])
 def test_a_job_that_ends_without_results_makes_no_profile(missing):
-    with pytest.raises(LaunchError, match="without its results"):
+    with pytest.raises(LaunchError, match="without results"):
         told(*(message for number, message in enumerate(MESSAGES) if number != missing)).measurements()
 
 
@@ -247,14 +247,14 @@ def refused(capsys, *words):
 
 
 def test_a_resource_file_that_cannot_be_read_is_named(capsys, tmp_path):
-    assert f"{tmp_path}/none: expected a resource file" in refused(capsys, "-r", tmp_path / "none", "-o", "x.json")
+    assert f"{tmp_path}/none: cannot read the resource file" in refused(capsys, "-r", tmp_path / "none", "-o", "x.json")
     (tmp_path / "bad").write_text("host0: x\n")
     assert f"{tmp_path}/bad:1: " in refused(capsys, "-r", tmp_path / "bad", "-o", "x.json")
 
 
 def test_one_worker_has_nothing_to_measure(capsys, tmp_path):
     (tmp_path / "one").write_text("host0 slots=1\n")
-    words = "measures what passes between workers, and there is one only, on host0"
+    words = "measures the exchange between workers, but there is only one worker, on host0"
     assert words in refused(capsys, "-r", tmp_path / "one", "-o", tmp_path / "x.json")
     assert [path.name for path in tmp_path.iterdir()] == ["one"]
 
@@ -287,8 +287,8 @@ def test_a_profile_is_derived_for_the_hosts_of_a_resource_file(capsys, tmp_path)
 def test_a_profile_is_derived_from_profiles_and_for_a_resource_file(capsys, tmp_path):
     (tmp_path / "known.json").write_text("{}")
     assert "-r FILE" in refused(capsys, "--from", _known(tmp_path), "-o", tmp_path / "x.json")
-    assert "must be of version" in refused(capsys, "--from", tmp_path / "known.json", "-o", tmp_path / "x.json")
-    assert "belongs to --from" in refused(capsys, "--share-cores", "-o", tmp_path / "x.json")
+    assert "must have version" in refused(capsys, "--from", tmp_path / "known.json", "-o", tmp_path / "x.json")
+    assert "can only be given with --from" in refused(capsys, "--share-cores", "-o", tmp_path / "x.json")
 
 
 def _known(folder):

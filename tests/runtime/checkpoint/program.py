@@ -381,7 +381,9 @@ def a_full_disk_of_one_worker_takes_older_checkpoints_and_is_told_by_all():
         message = refused(lambda: job.storage.save(job.session, 4))
     finally:
         Writer._flush = flush
-    assert "No space left on device (worker 2)" in message and "step 4 must be written to" in message, message
+    assert "No space left on device (worker 2)" in message and "Cannot write the checkpoint of step 4 to" in message, (
+        message
+    )
     if RANK == 0:
         assert len(moved.notes) == 1 and "No space left on device (worker 2)" in moved.notes[0], moved
         assert moved.notes[0].endswith(f"Deleted to make room: {prefix_of('full of one', 1)}."), moved
@@ -435,7 +437,7 @@ def a_full_disk_is_told_in_words():
         message = str(error)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
-    assert "step 2 must be written to" in message and "File too large" in message, message
+    assert "Cannot write the checkpoint of step 2 to" in message and "File too large" in message, message
     assert latest(str(folder)) == prefix_of("full", 1)
     assert not list(folder.glob("*unfinished*"))
 
@@ -458,7 +460,7 @@ def a_full_disk_beside_training_is_told_by_the_loop():
         message = ""
     except FilesFailed as error:
         message = str(error)
-    assert "step 2 must be written to" in message and "File too large" in message, message
+    assert "Cannot write the checkpoint of step 2 to" in message and "File too large" in message, message
     assert latest(str(folder)) == prefix_of("full beside", 1) and not list(folder.glob("*unfinished*"))
     assert job.beside.step is None and not images()
 
@@ -530,7 +532,7 @@ def what_does_not_fit_is_refused():
     with Job(analysed_graph(True, 12, True), "alltoall", folder=FOLDER / "three-True") as job:
         message = refused(lambda: job.storage.load(job.session))
     assert "emb is [12, 4] in the graph and [11, 4] in it" in message, message
-    assert "added [2] of the graph is not in it" in message, message
+    assert "added [2] is missing from it" in message, message
     assert prefix_of("three-True", STEPS) in message
 
 
@@ -574,7 +576,7 @@ def a_folder_that_cannot_be_written_is_refused():
     on_rank_0(lambda: (FOLDER / "file").write_text("in the way"))
     job = usual().at("file/below")
     message = refused(lambda: job.storage.save(job.session, 0))
-    assert "step 0 must be written to" in message and "CheckPointConfig.ckpt_dir" in message, message
+    assert "Cannot write the checkpoint of step 0 to" in message and "CheckPointConfig.ckpt_dir" in message, message
 
 
 def workers_at_different_steps_are_refused():

@@ -131,7 +131,7 @@ def test_files_that_cannot_be_written_are_a_warning_and_any_other_error_ends_the
     loop.hook._save(loop.session, 1)
     loop.beside.join()
     loop.hook._look()
-    assert "step 1 must be written to" in caplog.text and "Training goes on" in caplog.text
+    assert "Cannot write the checkpoint of step 1 to" in caplog.text and "Training continues" in caplog.text
     assert loop.hook._is_missing and latest(str(loop.folder)) is None
     monkeypatch.setattr(Writer, "add", lambda *_: 1 // 0)
     loop.beside.storage = usual
@@ -152,7 +152,7 @@ def test_a_lost_image_is_a_warning_and_the_next_checkpoint_is_written(
     loop.may_write.set()
     loop.hook._wait(is_due=False)
     assert "step 1 is skipped: worker 0" in caplog.text and "signal 9 killed it. When" in caplog.text
-    assert "Training goes on" in caplog.text and loop.hook._is_missing and latest(str(loop.folder)) is None
+    assert "Training continues" in caplog.text and loop.hook._is_missing and latest(str(loop.folder)) is None
     loop.train_to(2)
     loop.hook._save(loop.session, 2)
     loop.hook._wait(is_due=False)

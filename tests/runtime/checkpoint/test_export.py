@@ -182,7 +182,7 @@ def test_checkpoints_and_folders_that_do_not_fit_are_refused(model: tuple[Any, s
     (tmp_path / "full" / "file").touch()
     with pytest.raises(CheckpointError, match="full is not empty. Name another"):
         export_model(graph, checkpoint, str(tmp_path / "full"), [], ["logits"])
-    with pytest.raises(CheckpointError, match="and .*full is neither"):
+    with pytest.raises(CheckpointError, match="full is neither"):
         export_model(graph, str(tmp_path / "full"), str(tmp_path / "out"), [], ["logits"])
     with tf.Graph().as_default() as other:
         tf.add(v1.get_variable("model/w", [5, 1]), 1.0, name="logits")
@@ -238,8 +238,8 @@ def test_the_command_takes_the_graph_of_a_script(tmp_path: Path, capsys: Any) ->
             cli.main(["checkpoint", "export", *words, str(tmp_path), str(folder)])
         return ended.value.code
 
-    assert status() == 1 and "name the script, or export with --plain" in capsys.readouterr().err
-    assert status("--plain", "--output", "out") == 1 and "leave script, --input" in capsys.readouterr().err
+    assert status() == 1 and "name the script, or give --plain" in capsys.readouterr().err
+    assert status("--plain", "--output", "out") == 1 and "remove script, --input" in capsys.readouterr().err
     with pytest.raises(SystemExit) as ended:
         cli.main(["checkpoint", "export", "--output", "out", str(tmp_path), str(folder), str(script)])
     assert ended.value.code == 0

@@ -66,14 +66,14 @@ def test_a_line_says_what_waits_again_and_again_and_that_the_folder_answers(
         return said.count(words) >= count
 
     with WATCH.doing("The checkpoint of step 7 is overdue"):
-        wait_for(lambda: hears("step 7 is overdue, and its folder /kept has not answered on host", 3))
-    wait_for(lambda: hears("The checkpoint folder /kept answers again", 1))
-    assert said.count("is overdue") >= 3 and "Training goes on" not in said and messages(told) == []
+        wait_for(lambda: hears("step 7 is overdue: its folder /kept has not responded on host", 3))
+    wait_for(lambda: hears("The checkpoint folder /kept responds again", 1))
+    assert said.count("is overdue") >= 3 and "Training continues" not in said and messages(told) == []
     thread = threading.Thread(target=hangs_for_a_while)
     thread.start()
-    wait_for(lambda: hears("Training goes on until the next checkpoint is due", 1))
+    wait_for(lambda: hears("Training continues until the next checkpoint is due", 1))
     thread.join()
-    assert "Training goes on until" in said
+    assert "Training continues until" in said
 
 
 def hangs_for_a_while() -> None:
@@ -95,7 +95,7 @@ def test_after_the_limit_the_launcher_is_told_once_which_checkpoint_and_folder(t
         time.sleep(0.3)
     found += messages(told)
     assert [one["kind"] for one in found] == [OVERDUE]
-    assert found[0]["what"].startswith("The checkpoint of step 7 is overdue, and its folder /kept has not answered")
+    assert found[0]["what"].startswith("The checkpoint of step 7 is overdue: its folder /kept has not responded")
 
 
 PLACES = {

@@ -76,7 +76,7 @@ def elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_second_job_is_refused_by_the_name_of_the_first(tmp_path: Path, other: Holder) -> None:
-    with pytest.raises(FolderInUse, match=f"{tmp_path} belongs to train.py, process {other.pid} on host .* End that"):
+    with pytest.raises(FolderInUse, match=f"{tmp_path} is in use by train.py, process {other.pid} on host .* End that"):
         claim(tmp_path).take()
     assert mark(tmp_path)["job"] == "theirs"
 
@@ -122,7 +122,7 @@ def test_a_later_start_of_a_job_takes_the_folder_at_once_and_the_earlier_one_fin
     second.limits = replace(LIMITS, silent_s=600.0)
     second.take()
     (tmp_path / OWNER).write_text(text)  # as if that were the later one
-    with pytest.raises(FolderInUse, match="It took the folder while this job was silent"):
+    with pytest.raises(FolderInUse, match="It took over the folder while this job did not respond"):
         second.take()
     second.release()
     assert (tmp_path / OWNER).read_text() == text
@@ -204,9 +204,9 @@ def test_a_second_job_deletes_nothing_of_the_first_and_neither_does_the_command(
     unfinished.write_text("theirs")
     storage = replace(job(tmp_path), claim=claim(tmp_path))
     config = CheckPointConfig(tmp_path, 1)
-    with pytest.raises(FolderInUse, match="belongs to train.py"):
+    with pytest.raises(FolderInUse, match="is in use by train.py"):
         Checkpoints(config, storage, None, "step").load(None)
-    with pytest.raises(CheckpointError, match="belongs to train.py"):
+    with pytest.raises(CheckpointError, match="is in use by train.py"):
         save(storage, 2)
     assert unfinished.read_text() == "theirs"
     other.kill()
@@ -220,7 +220,7 @@ def test_a_folder_that_cannot_be_written_is_no_reason_not_to_start(tmp_path: Pat
     (tmp_path / "file").touch()
     storage = replace(job(tmp_path / "file"), claim=claim(tmp_path / "file"))
     storage.take_folder()
-    with pytest.raises(CheckpointError, match="must be written to"):
+    with pytest.raises(CheckpointError, match="Cannot write the checkpoint of step 1 to"):
         save(storage, 1)
 
 

@@ -134,7 +134,7 @@ def test_no_whole_checkpoint_is_an_error_and_no_file_that_names_them_a_new_start
     save(storage, 1, 2)
     for file in tmp_path.glob("*.index"):
         file.write_bytes(b"")
-    with pytest.raises(CheckpointError, match="must be whole, and none is. Skipped .*-2: .*Skipped .*-1: "):
+    with pytest.raises(CheckpointError, match="is complete. Skipped .*-2: .*Skipped .*-1: "):
         storage.load(None)
     (tmp_path / "checkpoint").unlink()
     assert storage.load(None) is None
@@ -202,7 +202,7 @@ def test_the_command_lists_and_verifies(tmp_path: Path, capsys: pytest.CaptureFi
     assert "model.ckpt-8: damaged: " in damaged and "another checksum" in damaged and ": whole" in whole
     (tmp_path / "model.ckpt-8.index").write_bytes(b"")
     assert "model.ckpt-8: damaged: " in said("ls", tmp_path, 0)[0]
-    assert "has none" in said("ls", tmp_path / "model.ckpt-8.index", 1)[0]
+    assert "has no checkpoints" in said("ls", tmp_path / "model.ckpt-8.index", 1)[0]
 
 
 @pytest.fixture
@@ -232,7 +232,7 @@ def test_a_full_disk_takes_older_checkpoints_and_then_warns_while_training_goes_
     worker: Any = SimpleNamespace(watch=SimpleNamespace(run=lambda *_, **__: nullcontext()))
     hook = CheckpointHook(Checkpoints(config, storage, None, "step"), worker)
     hook._save(None, 5)
-    assert "Training goes on" in caplog.text and "step 5 must be written to" in caplog.text
+    assert "Training continues" in caplog.text and "Cannot write the checkpoint of step 5 to" in caplog.text
     assert steps_in(small_disk) == [4] and not list(small_disk.glob("*unfinished*"))
     with pytest.raises(FilesFailed, match="No space left"):
         hook._save(None, 5, may_fail=False)

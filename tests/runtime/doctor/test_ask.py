@@ -191,7 +191,7 @@ def test_what_keeps_this_machine_from_starting_a_job_is_told_too():
     )
     assert done.returncode == 1, done.stderr
     out = done.stdout
-    assert "localhost, mpi: mpirun opens up to 48 files at once for this job, and this process may open 40." in out
+    assert "localhost, mpi: mpirun opens up to 48 files at once for this job, but this process may open only 40." in out
     assert "localhost, files: a process may open 40 files, and needs up to 264." in out
 
 
@@ -200,7 +200,7 @@ def test_a_job_is_refused_that_a_host_cannot_take(agent):
     job = Job(("train.py",), hosts(agent, "well", "down"))
     with pytest.raises(LaunchError, match=r"host down cannot be reached \(status 255: ssh: connect.*parallax doctor"):
         check_reachable(job, launcher, pytest.fail)
-    with pytest.raises(LaunchError, match="reached by `no-ssh`, and it cannot be started: No such file"):
+    with pytest.raises(LaunchError, match="reached with `no-ssh`, which cannot be started: No such file"):
         check_reachable(Job(("train.py",), hosts(Ssh(agent="no-ssh"), "well")), launcher, pytest.fail)
     check_reachable(Job(("train.py",), hosts(agent, "well", "other")), launcher, pytest.fail)
     check_reachable(Job(("train.py",), local_cluster(2, "")), launcher, pytest.fail)
@@ -214,7 +214,7 @@ def test_silent_hosts_are_named_after_a_while_and_end_the_wait_together(agent, m
     with pytest.raises(HostsNotReady) as caught:
         check_reachable(job, this_launcher(), told.append)
     names = ", ".join(silent)
-    assert told == [f"hosts {names} have not answered for 1 s. The wait ends when 3 s are over (--host-timeout-s)."]
+    assert told == [f"hosts {names} have not responded for 1 s. Waiting for at most 3 s (--host-timeout-s)."]
     assert "host down cannot be reached (status 255" in str(caught.value)
     assert f"; hosts {names} gave no answer within 3 s. `parallax doctor" in str(caught.value)
     assert caught.value.hosts == ("down", *silent)
@@ -234,7 +234,7 @@ def test_doctor_says_whose_answer_it_waits_for_and_names_who_gives_none(tmp_path
     (tmp_path / "hosts.yaml").write_text(f"hosts: [silent1, silent2]\nssh: {{agent: {agent.agent}}}\n")
     assert doctor(str(tmp_path / "hosts.yaml"), None, None, None, None, 3.0) == 1
     out, err = capsys.readouterr()
-    assert err.startswith("parallax: hosts silent1, silent2 have not answered for 1 s. The wait ends when 3 s are over")
+    assert err.startswith("parallax: hosts silent1, silent2 have not responded for 1 s. Waiting for at most 3 s")
     assert "silent1, reached: gave no answer within 3 s." in out and "silent2, reached: gave no answer" in out
 
 

@@ -219,7 +219,7 @@ def test_the_message_says_who_has_which_value_and_who_ran_what() -> None:
     unequal = unequal_runs_text([{"set_w": 3}, {"set_w": 2}, {"set_w": 3}])
     text = difference_text(one, when_text(4, 2, False), [7, 8, 7], largest, [("Assign", "set_w")], unequal, ["m", "v"])
     assert text.startswith(
-        "Variable 'w' (float32 [2]) must be equal on all workers, and differs after step 4 (it was equal after step "
+        "Variable 'w' (float32 [2]) must be equal on all workers, but differs after step 4 (it was equal after step "
         "2): workers 0, 2 have one value, worker 1 has another. The largest difference is 0.5: 1.0 on worker 0 and 1.5 "
         "on worker 1 at [1]. It is written by Assign 'set_w'. Runs of 'set_w': worker 0 made 3, worker 1 2. Other "
         "variables differ too: 'm', 'v'. "

@@ -93,7 +93,7 @@ def test_a_worker_that_is_stopped_in_a_run_of_all_ends_the_job():
     assert job.run(1).actions == [(1.0, TERM)]
     assert job.ending().status == EXIT_STALLED
     assert job.ending().message == (
-        "rank 1 is silent: a signal stopped its process 21 3 s ago, and it has not gone on. The job was ended.\n"
+        "rank 1 is silent: a signal stopped its process 21 3 s ago, and it has not continued. The job was ended.\n"
         "  last heard of rank 1: 12 runs made, in a run of train_op for 3.0 s\n"
         "  meanwhile rank 0: in a run of train_op"
     )
@@ -127,7 +127,7 @@ def test_a_host_of_which_nothing_comes_is_lost_and_not_one_of_its_ranks():
     del job.pulses[1], job.pulses[2]
     job.run(6)
     assert (job.actions, job.ending().status) == ([(9.0, TERM)], 1)
-    assert job.ending().message.startswith("host b is lost: nothing has come from it for 6 s")
+    assert job.ending().message.startswith("host b is lost: nothing has arrived from it for 6 s")
 
 
 def test_mpirun_is_killed_when_nothing_comes_from_anybody():
@@ -180,7 +180,7 @@ def test_a_job_of_which_no_rank_ever_starts_ends():
     job.pulses.clear()
     job.run(300)
     assert (job.actions, job.ending().status) == ([(300.0, TERM)], EXIT_STALLED)
-    words = "no rank has started for 300 s. mpirun hangs, or waits for what does not answer there: a, b. The job was"
+    words = "no rank has started for 300 s. mpirun hangs, or waits for hosts that do not respond: a, b. The job was"
     assert job.ending().message.startswith(words)
 
 
@@ -235,7 +235,7 @@ def test_a_preempted_job_is_told_again_until_it_has_saved_and_ends_by_itself():
     job.frames(SAVED, Exit(0, 0), Exit(1, 0))
     assert job.run(3).actions == [(1.0, SAVE), (3.0, SAVE)]
     assert job.ending().status == EXIT_PREEMPTED
-    assert job.ending().message == "preempted at step 12, saved. Start the job again, and it goes on from there."
+    assert job.ending().message == "preempted at step 12, saved. Start the job again to continue from there."
 
 
 def test_a_preempted_job_that_has_saved_and_stays_is_ended():

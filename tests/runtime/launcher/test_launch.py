@@ -214,7 +214,7 @@ def test_the_exit_status_of_the_failing_rank_is_the_jobs(start):
     job = start("if rank == 1:\n    sys.exit(3)\nwait_for('never')", workers=4)
     status, _, stderr = job.finish()
     assert status == 3
-    assert stderr == "parallax: rank 1 failed with exit status 3. The job was ended. It wrote nothing on stderr.\n"
+    assert stderr == "parallax: rank 1 failed with exit status 3. The job was ended. It wrote nothing to stderr.\n"
     assert job.left() == ()
 
 
@@ -340,7 +340,7 @@ while rank or "SAVES" not in os.environ:
 @pytest.mark.parametrize(
     ("saves", "grace", "status", "words"),
     [
-        ({"SAVES": "1"}, "30", 75, "preempted at step 12, saved. Start the job again, and it goes on from there."),
+        ({"SAVES": "1"}, "30", 75, "preempted at step 12, saved. Start the job again to continue from there."),
         (
             *({}, "0.5", 143),
             "the launcher got SIGTERM, and the workers have not saved within 0.5 s. The job was ended.",

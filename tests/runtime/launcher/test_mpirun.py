@@ -321,7 +321,7 @@ def test_signals_that_the_user_has_passed_on_are_kept():
 
 @pytest.mark.parametrize("folder", ["/opt/my env", "/opt/a:b", "/opt/$x", "/opt/it's"])
 def test_a_path_that_the_loader_or_a_shell_would_part_is_refused(folder, monkeypatch):
-    words = f"letters, digits and .* alone, no blank or colon, and is .{re.escape(folder[:8])}.* in another folder"
+    words = f"only letters, digits and .*, no blank or colon, got .{re.escape(folder[:8])}.* in another folder"
     here, hosts = Job(("train.py",), local_cluster(1, "")), Job(("train.py",), Cluster((Host("a", 1), Host("b", 1))))
     for job in (here, hosts):
         with pytest.raises(LaunchError, match=words):
@@ -384,7 +384,7 @@ def test_the_users_own_way_of_reducing_counts_alone(name):
 def test_servers_need_the_library_that_narrows_their_address(tmp_path):
     here = Launcher(str(tmp_path / "bin/mpirun"), str(tmp_path / "bin/python"), "/jobs")
     check_startable(Job(("train.py",), local_cluster(1, "")), here)
-    with pytest.raises(LaunchError, match="libparallax_preload.so, which is not there. Build it: `parallax setup`"):
+    with pytest.raises(LaunchError, match="libparallax_preload.so, which does not exist. Build it: `parallax setup`"):
         check_startable(Job(("train.py",), local_cluster(1, ""), (0,)), here)
 
 
@@ -392,7 +392,9 @@ def test_a_limit_of_open_files_with_which_mpirun_would_hang_is_refused(monkeypat
     monkeypatch.setattr(resource, "getrlimit", lambda kind: (47, 47))
     job = Job(("train.py",), local_cluster(1, ""))
     check_startable(job, launcher())
-    with pytest.raises(LaunchError, match="opens up to 48 files .* may open 47. Raise the limit before: ulimit -n 10"):
+    with pytest.raises(
+        LaunchError, match="opens up to 48 files .* may open only 47. Raise the limit first: ulimit -n 10"
+    ):
         check_startable(replace(job, cluster=local_cluster(2, "")), launcher())
 
 

@@ -34,7 +34,7 @@ def test_the_first_to_fail_is_named_and_gives_the_status():
     assert (judge.has_failed(0.2), judge.has_failed(0.3)) == (False, True)
     assert ending(judge) == Ending(
         3,
-        "rank 1 failed with exit status 3. The job was ended. It wrote nothing on stderr.",
+        "rank 1 failed with exit status 3. The job was ended. It wrote nothing to stderr.",
         EndCause(RAISED, (1,), "exit status 3"),
     )
 
@@ -81,7 +81,7 @@ def test_other_errors_that_came_after_it_get_a_line_each():
         "ranks 1-2 failed too: Horovod was shut down",
         "rank 3 failed too: A: 1",
         "rank 4 failed too: B: 2",
-        "ranks 5-6 failed too, each in its own way.",
+        "ranks 5-6 failed too, each with a different error.",
     ]
     assert len(shown) == 9
 

@@ -52,7 +52,7 @@ def test_files_of_an_earlier_job_are_made_anew(tmp_path):
 
 def test_a_folder_that_cannot_be_made_is_refused(tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(LaunchError, match="redirect_path must be a folder that can be written"):
+    with pytest.raises(LaunchError, match="redirect_path must be a writable folder"):
         OutputFiles(tmp_path / "file", ("worker-0",))
 
 

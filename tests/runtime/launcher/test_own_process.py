@@ -20,14 +20,14 @@ def test_a_deleted_working_folder_is_one_line(tmp_path, script):
     words = f'cd {gone}; rmdir {gone}; exec "$@"'
     done = subprocess.run(["sh", "-c", words, "sh", *COMMAND, "run", script], capture_output=True, text=True)
     assert (done.returncode, done.stdout, done.stderr.count("\n")) == (1, "", 1), done.stderr
-    assert "parallax: The working folder of this process must exist, and it was deleted." in done.stderr
+    assert "parallax: The working folder of this process was deleted." in done.stderr
 
 
 @pytest.mark.parametrize(
     ("redirection", "words"),
     [
-        (">&-", "The standard output of this process must be open, and descriptor 1 is closed."),
-        ("2>&-", "The standard error of this process must be open, and descriptor 2 is closed."),
+        (">&-", "The standard output of this process is closed (descriptor 1), but must be open."),
+        ("2>&-", "The standard error of this process is closed (descriptor 2), but must be open."),
     ],
 )
 @pytest.mark.parametrize("command", ["run", "plan"])
@@ -37,7 +37,7 @@ def test_a_closed_stream_is_one_line(command, redirection, words):
     )
     said = done.stdout + done.stderr
     assert (done.returncode, said.count("\n")) == (1, 1), said
-    assert f"parallax: {words} To drop what is written there, start it with " in said
+    assert f"parallax: {words} To discard what is written there, start it with " in said
 
 
 def test_a_limit_on_the_size_of_files_is_refused_where_it_is_too_small(monkeypatch):
@@ -59,7 +59,7 @@ def test_a_limit_on_the_size_of_files_is_refused_where_it_is_too_small(monkeypat
 
 def test_commands_that_start_no_job_need_small_files_alone(monkeypatch, capsys):
     monkeypatch.setattr(resource, "getrlimit", lambda kind: (8192, 8192))
-    for command, words in (("run", "Open MPI's files"), ("plan", "a script must be a file, and 'nowhere.py' is none")):
+    for command, words in (("run", "Open MPI's files"), ("plan", "the script must be a file, got 'nowhere.py'")):
         with pytest.raises(SystemExit):
             cli.main([command, "nowhere.py"])
         assert words in capsys.readouterr().err

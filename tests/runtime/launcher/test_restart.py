@@ -47,9 +47,9 @@ def after(*jobs, state=None, **how):
 
 def test_the_user_is_told_the_count_the_reason_and_the_step():
     _, decision = after(failed())
-    assert decision == Again(0.0, "Restart 1 of 3: rank 1 was killed by SIGKILL. Goes on from step 8.")
+    assert decision == Again(0.0, "Restart 1 of 3: rank 1 was killed by SIGKILL. Continues from step 8.")
     _, decision = after(failed(), failed(progress=LOADED))
-    assert decision == Again(2.0, "Restart 2 of 3 in 2 s: rank 1 was killed by SIGKILL. Goes on from step 8.")
+    assert decision == Again(2.0, "Restart 2 of 3 in 2 s: rank 1 was killed by SIGKILL. Continues from step 8.")
 
 
 @pytest.mark.parametrize("kind", [cause.KILLED, cause.LOST, cause.HOST_LOST, cause.SILENT, cause.STALLED, cause.BROKEN])
@@ -104,11 +104,11 @@ def test_quick_failures_wait_longer_and_longer_until_a_checkpoint_is_written():
 
 
 def test_where_it_goes_on_from_is_told_as_far_as_it_is_known():
-    assert after(failed(progress=RAN))[1].text.endswith("Begins anew, for there is no checkpoint yet.")
+    assert after(failed(progress=RAN))[1].text.endswith("Starts from the beginning, since there is no checkpoint yet.")
     found = after(failed(progress=RAN), has_checkpoints=False)[1]
-    assert found.text.endswith("Goes on from what the script itself has kept.")
-    assert after(failed(), failed(progress=STARTED))[1].text.endswith("Goes on from step 8.")
-    assert after(failed(cause.SILENT))[1].text.endswith("Goes on from step 8 or later.")
+    assert found.text.endswith("Continues from what the script itself has saved.")
+    assert after(failed(), failed(progress=STARTED))[1].text.endswith("Continues from step 8.")
+    assert after(failed(cause.SILENT))[1].text.endswith("Continues from step 8 or later.")
 
 
 def test_without_min_hosts_all_hosts_are_tried_again():
@@ -121,7 +121,7 @@ def test_a_host_that_does_not_answer_is_left_out_and_taken_back_when_it_does():
     assert choose_hosts(state, ("a", "c")) == (("a", "c"), "")
     assert choose_hosts(state, ("a", "b", "c")) == (("a", "b", "c"), "")
     found = choose_hosts(state, ("a",))
-    assert found == ((), "1 of 3 hosts answer, and min_hosts is 2. Gone: b, c.")
+    assert found == ((), "only 1 of 3 hosts respond, and min_hosts is 2. Missing: b, c.")
 
 
 def test_a_host_that_fails_twice_in_a_row_is_left_out_until_the_others_have_written_a_checkpoint():

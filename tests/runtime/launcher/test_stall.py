@@ -34,14 +34,14 @@ def test_the_message_of_a_stall():
         num_workers=6,
     )
     assert str(watch.verdict(61.0)) == (
-        "a run that every rank must take part in has waited 61 s for ranks that do not come.\n"
+        "a run that every rank must take part in has waited 61 s for ranks that have not joined it.\n"
         "  fetch: train_op\n"
         "  waiting: ranks 0-1\n"
-        "  not coming: rank 2: waits in another fetch: accuracy\n"
-        "  not coming: rank 3: ended its loop after 7 runs\n"
-        "  not coming: ranks 4-5: is not in session.run\n"
+        "  missing: rank 2: waits in another fetch: accuracy\n"
+        "  missing: rank 3: ended its loop after 7 runs\n"
+        "  missing: ranks 4-5: is not in session.run\n"
         "Run the same fetches equally often on every rank, "
-        "or raise the stall timeout (60 s) if a rank is only slow."
+        "or raise the stall timeout (60 s) if a rank is merely slow."
     )
 
 
@@ -139,7 +139,7 @@ def test_what_one_rank_alone_fetches_and_all_must_is_named_on_either_side():
     others = {**in_run("train_op", "d1"), "for_all": trained}
     first = watch_of((0, alone, 2.0), (1, others, 3.0)).verdict(61.0)
     assert first.for_all == ("sum:0 (by norm/L2Loss)",)
-    assert "  fetch: train_op, sum:0\n  of it every rank must fetch: sum:0 (by norm/L2Loss)\n" in str(first)
+    assert "  fetch: train_op, sum:0\n  of these, every rank must fetch: sum:0 (by norm/L2Loss)\n" in str(first)
     assert first.absent == ((1, "waits in another fetch: train_op"),)
     second = watch_of((0, alone, 3.0), (1, others, 2.0)).verdict(61.0)
     text = "waits in another fetch: train_op, sum:0; every rank must fetch sum:0 (by norm/L2Loss)"
@@ -161,11 +161,11 @@ def after_failures(*failures, seconds=2.0):
 def test_a_rank_that_caught_a_failure_and_went_on_does_not_meet_those_in_the_run_that_failed():
     caught = after_failures("run 12: InvalidArgumentError: Incompatible shapes")
     stall = watch_of((0, in_run(), 2.0), (1, caught, 3.0)).verdict(61.0)
-    reason = "is a run ahead: it caught a failure and went on (run 12: InvalidArgumentError: Incompatible shapes)"
+    reason = "is a run ahead: it caught a failure and continued (run 12: InvalidArgumentError: Incompatible shapes)"
     assert (stall.fetch, stall.waiting, stall.absent) == ("train_op", (0,), ((1, reason),))
     behind = watch_of((0, in_run(), 3.0), (1, caught, 2.0)).verdict(61.0)
     assert (behind.waiting, behind.absent[0][0]) == ((1,), 0)
-    assert behind.absent[0][1].startswith("is a run behind, in one that failed on those that wait (run 12")
+    assert behind.absent[0][1].startswith("is a run behind, in one that failed on the waiting ranks (run 12")
 
 
 def test_ranks_that_all_caught_failures_are_in_the_same_run():

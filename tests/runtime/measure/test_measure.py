@@ -148,10 +148,10 @@ def fed_and_read():
 @pytest.mark.parametrize(
     ("feeds", "message"),
     [
-        (None, "A profile feeds the placeholders (ids), and was not told what: give --feeds FILE.py:FUNCTION"),
-        (f"{Path(__file__).resolve()}:feeds_of_rows", "feeds_of_rows must feed every placeholder that is needed, and "),
-        (f"{Path(__file__).resolve()}:outside", "worker 1 looks up 50 in step 2 in 'fed', which has 50 rows"),
-        (f"{Path(__file__).resolve()}:nowhere", "and 'there' is none"),
+        (None, "A profile needs values for the placeholders (ids): pass --feeds FILE.py:FUNCTION"),
+        (f"{Path(__file__).resolve()}:feeds_of_rows", "feeds_of_rows must feed every placeholder that is needed, but "),
+        (f"{Path(__file__).resolve()}:outside", "Worker 1 looks up id 50 in step 2, but table 'fed' has only 50 rows"),
+        (f"{Path(__file__).resolve()}:nowhere", "tensor of the graph, got 'there'"),
     ],
 )
 def test_feeds_that_are_missing_or_wrong_are_named_with_the_remedy(feeds, message):
@@ -183,7 +183,7 @@ def test_a_queue_that_nobody_fills_is_refused_and_not_waited_for():
         queue = tf.queue.FIFOQueue(5, [tf.int64], [[3]], name="own")
         train(tf.nn.embedding_lookup(table("read"), queue.dequeue()))
 
-    with pytest.raises(GraphError, match="must have a queue runner that fills it, and 'own' has none"):
+    with pytest.raises(GraphError, match="must have a queue runner that fills it, but 'own' has none"):
         profile_of(build)
 
 

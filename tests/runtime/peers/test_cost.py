@@ -43,7 +43,7 @@ def test_what_a_set_sends_and_a_host_holds_at_most(plan, lazy, steps, alone, sen
 
 
 def test_what_cannot_be_is_refused_with_a_remedy():
-    with pytest.raises(PlanError, match='servers hold variables. Give run_option="MPI"'):
+    with pytest.raises(PlanError, match='keeps variables on servers. Use run_option="MPI"'):
         peer_memory_cost(replace(PLAN, servers=(0,)), SPEC, (), 1)
     in_memory = CheckPointConfig(memory_steps=1)
     cluster = local_cluster(2, "")
@@ -53,7 +53,7 @@ def test_what_cannot_be_is_refused_with_a_remedy():
     check_restarts(restarted, cluster, is_call=False)
     with pytest.raises(ConfigError, match="for a call such as `fit`"):
         check_restarts(restarted, cluster, is_call=True)
-    with pytest.raises(ConfigError, match="one of whole_every and memory_steps"):
+    with pytest.raises(ConfigError, match="whole_every and memory_steps cannot be combined"):
         CheckPointConfig("folder", save_ckpt_steps=2, whole_every=3, memory_steps=1)
     with pytest.raises(ConfigError, match="memory_steps"):
         CheckPointConfig(memory_steps=0)

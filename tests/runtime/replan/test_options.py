@@ -36,10 +36,10 @@ def test_the_command_line_goes_before_the_configuration(tmp_path):
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({"mode": "yes"}, "replan must be one of off, ask, on, and 'yes' was given"),
-        ({"margin": 1}, "margin must be a share from 0 up to 1, and 1 was given"),
-        ({"margin": True}, "margin must be a share"),
-        ({"after_steps": 0}, "after_steps must be a whole number from 1, and 0 was given"),
+        ({"mode": "yes"}, "replan must be one of off, ask, on, got 'yes'"),
+        ({"margin": 1}, "margin must be at least 0 and below 1, got 1"),
+        ({"margin": True}, "margin must be at least 0 and below 1"),
+        ({"after_steps": 0}, "after_steps must be an integer of at least 1, got 0"),
         ({"plan_file": 3}, "plan_file must be a path"),
     ],
 )
@@ -62,7 +62,9 @@ def test_steps_without_a_mode_are_refused():
 
 def test_a_wish_that_cannot_be_met_is_refused_before_the_start():
     wish = replan_wish(Config(replan="ask"), Settings())
-    with pytest.raises(ConfigError, match="replan='ask' changes plans at a step's end, which asynchronous workers"):
+    with pytest.raises(
+        ConfigError, match="replan='ask' changes the plan at the end of a step, but asynchronous workers"
+    ):
         check_possible(wish, Config(cluster_profile="c.json"), False)
     with pytest.raises(ConfigError, match="predicted seconds, which need a cluster profile. Measure one"):
         check_possible(wish, Config(), True)

@@ -61,11 +61,11 @@ def test_the_steps_so_far_and_the_plan_of_a_file_reach_the_change(tmp_path: Path
 @pytest.mark.parametrize(
     ("plan", "wrong"),
     [
-        (replace(plan_by("allgather"), fingerprint="of another"), "A plan belongs to one graph"),
-        (plan_by("allgather", layout=Layout((2, 2))), "layout of the job"),
+        (replace(plan_by("allgather"), fingerprint="of another"), "The plan was made for another graph"),
+        (plan_by("allgather", layout=Layout((2, 2))), "The plan was made for other hosts"),
         (plan_by("ps", layout=Layout((1, 1, 1, 1), (0,))), "servers on hosts"),
-        (plan_by("allgather", accumulate_steps=2), "as many batches an update as the one in force, 1, and this one"),
-        ("nowhere.json", "nowhere.json: a plan file must be readable"),
+        (plan_by("allgather", accumulate_steps=2), "must have the accumulate_steps of the current one, 1, got 2"),
+        ("nowhere.json", "nowhere.json: cannot read the plan file"),
     ],
 )
 def test_a_plan_of_something_else_is_refused(plan: Plan | str, wrong: str) -> None:

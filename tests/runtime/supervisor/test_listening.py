@@ -32,7 +32,7 @@ def test_an_address_that_others_reach_comes_before_a_loopback_one(monkeypatch):
 
 def test_a_name_that_means_only_this_machine_is_refused(monkeypatch):
     found(monkeypatch, "127.0.1.1")
-    with pytest.raises(CannotListen, match="that name means 127.0.1.1. Give the IP address in the resource file"):
+    with pytest.raises(CannotListen, match="that name resolves to 127.0.1.1. Use its IP address in the resource file"):
         listening_variables("node1", LIBRARY)
     assert listening_variables("localhost", LIBRARY)["PARALLAX_HOST_ADDRESS"] == "127.0.1.1"
 

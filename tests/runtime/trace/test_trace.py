@@ -338,5 +338,5 @@ def test_files_of_an_earlier_job_are_taken_away_and_others_stay(tmp_path):
 
 def test_a_folder_that_cannot_be_written_is_refused(tmp_path):
     (tmp_path / "file").touch()
-    with pytest.raises(ConfigError, match="--trace must name a folder that can be written"):
+    with pytest.raises(ConfigError, match="--trace must name a writable folder"):
         make_ready(tmp_path / "file" / "traces")

@@ -247,11 +247,16 @@ def test_the_same_feeds_are_warned_of_and_what_no_update_needs_does_not_count(sa
     [
         (
             "plain",
-            [("suspicious", "all workers train on the same batches. Give each worker its share: `dataset = ")],
+            [
+                (
+                    "suspicious",
+                    "all workers train on the same batches. Shard the dataset before making its iterator: `dataset = ",
+                )
+            ],
         ),
-        ("shuffled", [("suspicious", "every worker trains on all of it, each in an order of its own.")]),
+        ("shuffled", [("suspicious", "every worker trains on all of it, each in its own order.")]),
         ("queue", [("suspicious", "create_num_shards_and_shard_id()")]),
-        ("generated", [("note", "must be another input on each worker")]),
+        ("generated", [("note", "must be different on each worker")]),
         ("sharded", []),
         ("sharded by hand", []),
     ],

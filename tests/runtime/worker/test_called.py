@@ -19,6 +19,6 @@ def test_a_function_that_cannot_be_sent_is_refused_with_what_holds_it():
     def locked():
         return lock.locked()
 
-    said = "a function that workers call, locked, which must be picklable .* TypeError: .* Make what cannot be pickled"
+    said = "Cannot send the function locked to the workers: pickling fails with TypeError: .* Create what"
     with pytest.raises(ConfigError, match=said):
         packed_function(locked)

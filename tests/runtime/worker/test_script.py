@@ -83,7 +83,7 @@ def test_a_module_runs_as_python_runs_it(package, capsys):
     ],
 )
 def test_a_module_that_is_not_there_is_named(package, name, missing):
-    where = rf"`import` finds in {package.parent} or on PYTHONPATH, and there is no {missing}\. Start the job in"
+    where = rf"imported from {package.parent} or PYTHONPATH, and there is no module '{missing}'\. Start the job in"
     with pytest.raises(ConfigError, match=where):
         run_script(["-m", name])
 

@@ -117,5 +117,5 @@ def test_a_plan_file_says_what_travels_and_another_wish_is_refused(tmp_path: Any
     path.write_text(plan_for(analysed, one_host(2), Config(wire_dtype="float16")).to_json())
     for wish in (None, "float16"):
         assert plan_for(analysed, one_host(2), Config(plan_file=path, wire_dtype=wish)).wire_dtype == "float16"
-    with pytest.raises(PlanError, match="wire_dtype is 'float16' there, and 'bfloat16' was asked for"):
+    with pytest.raises(PlanError, match="with wire_dtype 'float16', but the job asks for 'bfloat16'"):
         plan_for(analysed, one_host(2), Config(plan_file=path, wire_dtype="bfloat16"))

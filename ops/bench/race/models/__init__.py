@@ -95,5 +95,5 @@ def model_of(name: str, **sizes: Any) -> Model:
         "word2vec": Word2Vec,
     }
     if name not in known:
-        raise ValueError(f"A model must be one of {', '.join(known)}, and {name!r} was given.")
+        raise ValueError(f"A model must be one of {', '.join(known)}, got {name!r}.")
     return known[name](**sizes)

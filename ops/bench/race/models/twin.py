@@ -57,10 +57,10 @@ class Twin:
                 f"{self.dilation}, {self.divisor}, {self.batch_size} and {self.step_s} were given."
             )
         if self.values not in ("zeros", "real", "cores"):
-            raise ValueError(f"values must be zeros, real or cores, and {self.values!r} was given.")
+            raise ValueError(f"values must be zeros, real or cores, got {self.values!r}.")
         network = network_of(self.network)
         if network.is_computed and self.divisor > 1:
-            raise ValueError(f"{self.network} is computed, so its divisor must be 1, and {self.divisor} was given.")
+            raise ValueError(f"{self.network} is computed, so its divisor must be 1, got {self.divisor}.")
         for table in _tables(network):
             if table.width > 1 and table.width % self.divisor:
                 raise ValueError(f"divisor must divide the {table.width} columns of {table.name}.")

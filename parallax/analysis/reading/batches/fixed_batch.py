@@ -73,7 +73,7 @@ def open_fixed_batch(
         measured: constant -> of which tensor TensorFlow made it.
     """
     if not records or not all(record.is_plain for record in records if record.gradients):
-        return "not all gradients were asked of tf.gradients, by tensors, after parallax was imported"
+        return "not all gradients come from tf.gradients, called with tensors after parallax was imported"
     autodiff = frozenset[str]().union(*(record.ops for record in records))
     losses = losses_of(records)
     delivered = {split_tensor(t)[0] for record in records for _, *found in record.gradients for t in found if t}
@@ -90,8 +90,10 @@ def open_fixed_batch(
     length = lengths.pop() if len(lengths) == 1 else None
     if length is None or length < 2:
         several = ", ".join(sorted(map(str, {*lengths, length} - {None})))
-        return f"no input of its losses says what their batch is{f' (first dimensions: {several})' if several else ''}"
-    fixed = f"the batch is built for {length} examples, and cannot be opened"
+        return (
+            f"the inputs of the loss do not show the batch size{f' (first dimensions: {several})' if several else ''}"
+        )
+    fixed = f"the graph is built for a fixed batch of {length} examples, which cannot be changed"
     sources = [t for t in sources if (view.shape(t) or (None,))[0] == length and not is_assigned(view, t)]
     try:
         opened = _with_open_sources(view, sources, length, initial)
@@ -123,7 +125,7 @@ def open_fixed_batch(
                 if is_told and not contexts.are_none:
                     is_told = is_whole(graph, GraphView(opened).ancestors(losses) - autodiff)
                 derived = _derive_gradients(view, graph, opened, beside, records) if is_told else None
-                return derived or f"{fixed}, as constants of that size may be the batch or a width"
+                return derived or f"{fixed}, since constants of that size may be the batch size or a layer width"
         return f"{fixed} in {_MOST_PASSES} passes"
     except _NOT_DERIVED as error:
         return f"{fixed}: {type(error).__name__}: {str(error).partition(chr(10))[0][:_MOST_LETTERS]}"

@@ -75,7 +75,7 @@ def first_difference(launcher: GraphDef, own: GraphDef) -> GraphDifference | Non
     more = next((i for i, name in enumerate(of_own) if name not in wanted), len(of_own))
     if more < at or at == len(of_launcher):
         name = of_own[more]
-        return GraphDifference(name, f"built op {name!r} ({nodes[name].op}), which the launcher's graph has not")
+        return GraphDifference(name, f"built op {name!r} ({nodes[name].op}), which the launcher's graph does not have")
     node = launcher.node[at]
     if node.name in nodes:
         how = _how(node, nodes[node.name], _Bodies(launcher), _Bodies(own))

@@ -154,9 +154,8 @@ def _record(one: record.GradientRecord, places: Sequence[_Place], place: _Place,
         indices = _resolve(places, place, gradient.indices) if gradient.indices is not None else [None]
         if target and gradient.is_nested:
             raise GraphError(
-                f"The rows of a gradient must be a tensor, and those of {target[0]!r} are IndexedSlices again: rows "
-                "that tf.gather_nd gave are looked up once more. Use tf.gather in place of tf.gather_nd there, or "
-                "multiply its result by 1.0."
+                f"The gradient of {target[0]!r} consists of nested IndexedSlices: rows returned by tf.gather_nd are "
+                "looked up a second time. Use tf.gather instead of tf.gather_nd there, or multiply its result by 1.0."
             )
         if target and values and indices:
             gradients.append((target[0], values[0], indices[0]))

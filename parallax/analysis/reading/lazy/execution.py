@@ -66,7 +66,7 @@ class Execution:
         self._base = _base_of_rows(view, group)
         self.values = [self._value(state, len(writes)) for state, writes in group.writes.items()]
         if len(self._gradients) != 1:
-            raise NotLazyError(f"its gradients are of {len(self._gradients)} tensors of rows")
+            raise NotLazyError(f"its gradients come as {len(self._gradients)} tensors of rows")
         (self.gradient,) = self._gradients
 
     def _value(self, state: str, count: int) -> Expression:
@@ -106,7 +106,7 @@ class Execution:
         if op in ("Const", "Fill", "ZerosLike", "OnesLike", "BroadcastTo"):
             return self._fill(op, node, tensor)
         if number or not self._is_of_type(tensor):
-            raise NotLazyError(f"{self._said(node)} gives elements of another type")
+            raise NotLazyError(f"{self._said(node)} returns elements of another type")
         inputs = [self._whole(one) for one in self._elements(node)]
         if any(node_of(one) in self.inner for one in view.inputs(node)):
             self.inner.add(node)
@@ -119,7 +119,7 @@ class Execution:
             return inputs[:1]
         if op in ELEMENTWISE or op == "ClipByValue" or (op == "AddN" and len(inputs) <= LARGEST_SUM):
             return inputs
-        raise NotLazyError(f"{self._said(node)} takes more than single elements of what is updated")
+        raise NotLazyError(f"{self._said(node)} uses more than one element of the update at a time")
 
     def _compute(self, node: str, inputs: Sequence[Expression]) -> Expression:
         op = self._view.op(node)
@@ -142,7 +142,7 @@ class Execution:
         """A read of a state, of the whole or of the gradient's rows."""
         state, order = self._handles.variable(node), self._order
         if state not in self._group.writes:
-            raise NotLazyError(f"{self._said(node)} reads {state!r} whole, which is not updated with it")
+            raise NotLazyError(f"{self._said(node)} reads all of {state!r}, which is not updated with it")
         if node in self._handles.uses[state].passed:
             raise NotLazyError(f"{self._said(node)} is in a branch of a conditional or in a loop")
         count = 0
@@ -150,7 +150,7 @@ class Execution:
             if order.is_before(write, node):
                 count += 1
             elif not order.is_before(node, write):
-                raise NotLazyError(f"{self._said(node)} and {self._said(write)} run in no order")
+                raise NotLazyError(f"the order of {self._said(node)} and {self._said(write)} is not fixed")
         self.inner.add(node)
         return self._value(state, count)
 
@@ -178,7 +178,7 @@ class Execution:
 
     def _gradient(self, values: str, indices: str) -> Expression:
         if not self._is_of_type(values):
-            raise NotLazyError(f"{self._said(node_of(values))} gives gradients of another type")
+            raise NotLazyError(f"{self._said(node_of(values))} returns gradients of another type")
         columns = columns_of(self._view, values)
         whole, number, self.gradients = (values, None, 1) if columns is None else columns
         self._gradients[source_of(self._view, whole), source_of(self._view, indices)] = None
@@ -187,13 +187,13 @@ class Execution:
     def _added_to_rows(self, write: str, indices: str, updates: str) -> Expression:
         """What is added to rows that come once each; zero where the gradient is, if other rows are updated too."""
         if self._view.op(node_of(source_of(self._view, indices))) not in ("Unique", "UniqueV2"):
-            raise NotLazyError(f"{self._said(write)} may write a row several times")
+            raise NotLazyError(f"{self._said(write)} may write a row more than once")
         added = self._of_rows(updates, indices)
         if self._group.is_of_rows:
             return added
         nothing = self.made.without_gradient(added)
         if nothing.op != CONSTANT or nothing.value != 0:
-            raise NotLazyError(f"{self._said(write)} changes rows by other than multiples of a gradient")
+            raise NotLazyError(f"{self._said(write)} changes rows by something other than a multiple of a gradient")
         if not any(one.op in _NO_NUMBERS for one in in_order([added])):
             return added
         zero = self.made.constant(0)  # other rows stay as they are, also where the function is no number
@@ -227,7 +227,7 @@ class Execution:
         tensor = source_of(view, tensor)
         node = node_of(tensor)
         if not self._is_of_type(tensor):
-            raise NotLazyError(f"{self._said(node)} gives a scalar of another type")
+            raise NotLazyError(f"{self._said(node)} returns a scalar of another type")
         known = _constant(view, tensor)
         if known is not None:
             return self.made.constant(known.reshape(-1)[0])
@@ -244,7 +244,7 @@ class Execution:
             value = np.asarray(_constant(view, tensor))
             if value.size and np.all(value == value.reshape(-1)[0]):
                 return self.made.constant(value.reshape(-1)[0])
-            raise NotLazyError(f"{self._said(node)} has a value of its own for each row")
+            raise NotLazyError(f"{self._said(node)} has a different value for each row")
         if op in ("ZerosLike", "OnesLike"):
             self._whole(view.inputs(node)[0])
             if node_of(view.inputs(node)[0]) in self.inner:

@@ -213,11 +213,11 @@ def _check_variables(view: GraphView, handles: Handles, order: Order, table: str
                 raise NotLazyError(f"its update, {_said(view, write)}, is in a branch of a conditional or in a loop")
         for other in uses.others:
             if state_op(view.op(other), len(view.inputs(other))) is None:  # it reads, or its function may
-                raise NotLazyError(f"{_said(view, other)} takes the variable {name!r} in a way that has no rule")
+                raise NotLazyError(f"{_said(view, other)} uses the variable {name!r} in a way that is not supported")
             if order.run_together(order.bits([other]), every):
-                raise NotLazyError(f"{_said(view, other)} has the variable {name!r} in the same run")
+                raise NotLazyError(f"{_said(view, other)} uses the variable {name!r} in the same run")
         if uses.dtype not in _ELEMENT_TYPES or uses.dtype != handles.uses[table].dtype:
-            raise NotLazyError(f"{name!r} is neither float32 nor float64, or of another type than its table")
+            raise NotLazyError(f"{name!r} is neither float32 nor float64, or has another type than its table")
 
 
 def _in_order(view: GraphView, order: Order, writes: list[str]) -> tuple[str, ...]:
@@ -225,7 +225,9 @@ def _in_order(view: GraphView, order: Order, writes: list[str]) -> tuple[str, ..
     found = sorted(writes, key=lambda write: sum(order.is_before(other, write) for other in writes))
     for one, other in zip(found, found[1:], strict=False):
         if not order.is_before(one, other):
-            raise NotLazyError(f"{_said(view, one)} and {_said(view, other)} write one variable in no order")
+            raise NotLazyError(
+                f"the order of {_said(view, one)} and {_said(view, other)}, which write the same variable, is not fixed"
+            )
     return tuple(found)
 
 
@@ -236,7 +238,7 @@ def _check_together(view: GraphView, order: Order, writes: list[str]) -> None:
         if view.op(node) not in (READ, "Const") and order.has(node, every) not in (0, every):
             missing = next(write for write in writes if not order.has(node, order.bits([write])))
             raise NotLazyError(
-                f"{_said(view, node)} can be run without {_said(view, missing)}, which is the same update"
+                f"{_said(view, node)} can run without {_said(view, missing)}, which belongs to the same update"
             )
 
 

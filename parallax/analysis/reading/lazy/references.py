@@ -11,7 +11,7 @@ from parallax.graph.view import GraphView
 SCATTERS = ("ScatterAdd", "ScatterSub")
 _ASSIGNS = ("Assign", "AssignAdd", "AssignSub")
 REASON = (
-    "op {op} {name!r} gives a reference, and rows of resource variables alone can wait: call "
+    "op {op} {name!r} is a reference variable, and only rows of resource variables can be updated lazily: call "
     "tf.compat.v1.enable_resource_variables() first"
 )
 

@@ -179,10 +179,10 @@ def _check_readers(view: GraphView, handles: Handles, order: Order, group: Updat
             continue
         if node in done.inner and view.op(node) != READ or order.run_together(order.bits([node]), writes):
             taker = takers[0]
-            raise NotLazyError(f"op {view.op(taker)} {taker!r} takes the whole value of {view.op(node)} {node!r}")
+            raise NotLazyError(f"op {view.op(taker)} {taker!r} uses the whole value of {view.op(node)} {node!r}")
 
 
 def _check_no_cycle(view: GraphView, order: Order, group: UpdatedTogether, needed: list[str]) -> None:
     for node in needed:
         if order.has(node, order.bits(group.all_writes)):
-            raise NotLazyError(f"op {view.op(node)} {node!r} runs between its writes")
+            raise NotLazyError(f"op {view.op(node)} {node!r} runs between the writes of the update")

@@ -118,12 +118,11 @@ def plain_lines(checkpoint: str, folder: str) -> Iterator[str]:
 def _open_each(folder: str) -> Iterator[tuple[str, Bundle | DamagedCheckpoint]]:
     """The prefixes of a folder's checkpoints, and each opened, or why it cannot be."""
     path = absolute(folder)
-    with file_errors(f"The folder {shown(folder)} must be readable", "Name another."):
+    with file_errors(f"Cannot read the folder {shown(folder)}", "Name another."):
         found = [*list_prefixes(path), *increments_in(path)] if tf.io.gfile.isdir(path) else []
         if not found:
             raise CheckpointError(
-                f"A folder with checkpoints must be named, and {shown(folder)} has none. Name the folder that "
-                "CheckPointConfig.ckpt_dir names."
+                f"{shown(folder)} has no checkpoints. Name the folder that CheckPointConfig.ckpt_dir names."
             )
         for prefix in found:
             try:
@@ -150,7 +149,7 @@ def compact(folder: str, chunk_bytes: int = CHUNK_BYTES) -> tuple[str, list[str]
         CheckpointError: when no checkpoint of the folder is whole, or files cannot be written.
     """
     states = States(absolute(folder))
-    with file_errors(f"The checkpoints of {shown(folder)} must be read and written", "Free space there."):
+    with file_errors(f"Cannot read or write the checkpoints of {shown(folder)}", "Free space there."):
         while (prefix := states.following()) is not None:
             chain = states.open_chain()
             if not chain.increments:
@@ -159,9 +158,7 @@ def compact(folder: str, chunk_bytes: int = CHUNK_BYTES) -> tuple[str, list[str]
                 return _write(chain, absolute(folder), chunk_bytes), states.notes
             except DamagedCheckpoint as error:
                 states.is_damaged(error)
-    raise CheckpointError(
-        f"A folder with a whole checkpoint must be named, and {shown(folder)} has none. {' '.join(states.notes)}"
-    )
+    raise CheckpointError(f"{shown(folder)} has no complete checkpoint. {' '.join(states.notes)}")
 
 
 def _write(chain: Chain, folder: str, chunk_bytes: int) -> str:

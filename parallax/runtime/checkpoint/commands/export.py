@@ -98,7 +98,7 @@ def export_plain(checkpoint: str, folder: str, chunk_bytes: int = CHUNK_BYTES) -
     kept = [tensor for tensor in bundle.tensors.values() if not tensor.key.startswith(OWN_KEYS)]
     if unread := [tensor.key for tensor in kept if tensor.dtype in _UNREAD]:
         raise CheckpointError(
-            f"What is exported must be numbers or strings, and {bundle.prefix} has {shown(unread[0])} of another type."
+            f"Only numbers and strings can be exported, but {shown(unread[0])} in {bundle.prefix} has another type."
         )
     target = _new_folder(folder)
     with _exporting(folder):
@@ -118,7 +118,7 @@ def open_checkpoint(checkpoint: str) -> Readable:
         CheckpointError: when there is none, or an index is damaged.
     """
     path = absolute(checkpoint)
-    with file_errors(f"The checkpoint {shown(checkpoint)} must be readable", "Name another."):
+    with file_errors(f"Cannot read the checkpoint {shown(checkpoint)}", "Name another."):
         if tf.io.gfile.isdir(path):
             states = States(path)
             if states.following() is not None:
@@ -126,7 +126,7 @@ def open_checkpoint(checkpoint: str) -> Readable:
         prefix = path.removesuffix(".index")
         if not tf.io.gfile.exists(f"{prefix}.index"):
             raise CheckpointError(
-                f"A folder with checkpoints or the prefix of one must be named, and {shown(checkpoint)} is neither. "
+                f"{shown(checkpoint)} is neither a folder with checkpoints nor the prefix of a checkpoint. "
                 "`parallax checkpoint ls FOLDER` lists those of a folder."
             )
         return state_of(prefix)
@@ -141,15 +141,13 @@ def _new_folder(folder: str) -> str:
     path = absolute(folder)
     with _exporting(folder):
         if tf.io.gfile.exists(path) and (not tf.io.gfile.isdir(path) or tf.io.gfile.listdir(path)):
-            raise CheckpointError(
-                f"What is exported goes to a folder of its own, and {shown(folder)} is not empty. Name another."
-            )
+            raise CheckpointError(f"An export needs an empty folder, but {shown(folder)} is not empty. Name another.")
         tf.io.gfile.makedirs(path)
     return path
 
 
 def _exporting(folder: str) -> AbstractContextManager[None]:
-    return file_errors(f"What is exported must be written to {shown(folder)}", "Free space there, or name another.")
+    return file_errors(f"Cannot write the export to {shown(folder)}", "Free space there, or name another.")
 
 
 def _global_variables(graph: Graph, forward: ForwardGraph) -> list[CheckpointEntry]:

@@ -35,7 +35,7 @@ class FilesFailed(NotWritten):
 
 
 @contextmanager
-def file_errors(rule: str, remedy: str) -> Iterator[None]:
+def file_errors(what: str, remedy: str) -> Iterator[None]:
     """Says what failed in files in the words of this project.
 
     Raises:
@@ -44,7 +44,7 @@ def file_errors(rule: str, remedy: str) -> Iterator[None]:
     try:
         yield
     except (tf.errors.OpError, OSError) as error:
-        raise FilesFailed(f"{rule}, and failed: {shown(reason(error))}. {remedy}") from error
+        raise FilesFailed(f"{what}: {shown(reason(error))}. {remedy}") from error
 
 
 def reason(error: Exception) -> str:

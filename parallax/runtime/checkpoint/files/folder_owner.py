@@ -142,7 +142,7 @@ class FolderClaim:
             try:
                 return self.take()
             except FolderInUse as error:
-                log.info(f"{error} This is waited for.")
+                log.info(f"{error} Waiting for it.")
                 time.sleep(self.limits.beat_s)
 
     def _begin(self) -> None:
@@ -187,8 +187,8 @@ class FolderClaim:
                 raise self._in_use(found)
             return self.limits.settle_s
         log.info(
-            f"Checkpoints in {shown(self.folder)} belong to {found}; whether that lives is seen within "
-            f"{self.limits.silent_s:g} s."
+            f"Checkpoints in {shown(self.folder)} belong to {found}; within {self.limits.silent_s:g} s it will be "
+            "known whether that job is still running."
         )
         until_s = time.monotonic() + self.limits.silent_s
         while time.monotonic() < until_s:
@@ -209,7 +209,7 @@ class FolderClaim:
             _make(self.path, self._mark)
         elif self._is_lost_to(found):
             self._lost_to = found
-            raise self._in_use(found, " It took the folder while this job was silent.")
+            raise self._in_use(found, " It took over the folder while this job did not respond.")
 
     def _is_lost_to(self, found: OwnerMark) -> bool:
         """Whether a mark says that another process has the folder now; a claim says only that one wants it."""
@@ -239,8 +239,8 @@ class FolderClaim:
 
     def _in_use(self, owner: OwnerMark, more: str = "") -> FolderInUse:
         return FolderInUse(
-            f"A checkpoint folder belongs to one job at a time, and {shown(self.folder)} belongs to {owner}.{more} End "
-            "that job first, or name another folder in CheckPointConfig.ckpt_dir."
+            f"The checkpoint folder {shown(self.folder)} is in use by {owner}, and only one job may use a folder at a "
+            f"time.{more} End that job first, or name another folder in CheckPointConfig.ckpt_dir."
         )
 
 

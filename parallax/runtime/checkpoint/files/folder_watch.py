@@ -59,16 +59,16 @@ class FolderWatch:
             waited_s = next_s
             if waited_s >= self.timeout_s and send({"kind": OVERDUE, "what": self._text(what, waited_s)}):
                 return
-            goes_on = " Training goes on until the next checkpoint is due." if is_beside else ""
-            until = "" if waited_s >= self.timeout_s else f" After {self.timeout_s:g} s the job is ended."
+            goes_on = " Training continues until the next checkpoint is due." if is_beside else ""
+            until = "" if waited_s >= self.timeout_s else f" The job ends after {self.timeout_s:g} s."
             log.warning(f"{self._text(what, waited_s)}{goes_on}{until}")
             following_s = waited_s + self.again_s
             next_s = min(following_s, self.timeout_s) if waited_s < self.timeout_s else following_s
         if waited_s:
-            log.info(f"The checkpoint folder {shown(self.folder)} answers again.")
+            log.info(f"The checkpoint folder {shown(self.folder)} responds again.")
 
     def _text(self, what: str, waited_s: float) -> str:
         return shown(
-            f"{what}, and its folder {self.folder} has not answered on host {socket.gethostname()} for {waited_s:g} s. "
-            "See to that disk or network file system, or name another folder in CheckPointConfig.ckpt_dir."
+            f"{what}: its folder {self.folder} has not responded on host {socket.gethostname()} for {waited_s:g} s. "
+            "Check that disk or network file system, or name another folder in CheckPointConfig.ckpt_dir."
         )

@@ -75,7 +75,7 @@ def check_fits(bundle: Readable, variables: Sequence[CheckpointEntry], remedy: s
     for one in variables:
         found = bundle.tensors.get(one.key)
         if found is None:
-            wrong.append(f"{one.key} {_shape(one.whole_shape)} of the graph is not in it")
+            wrong.append(f"{one.key} {_shape(one.whole_shape)} is missing from it")
         elif one.whole_shape is not None and found.shape != one.whole_shape:
             wrong.append(f"{one.key} is {_shape(one.whole_shape)} in the graph and {_shape(found.shape)} in it")
         elif found.dtype != one.dtype:
@@ -83,8 +83,7 @@ def check_fits(bundle: Readable, variables: Sequence[CheckpointEntry], remedy: s
     if wrong:
         more = f"; and {len(wrong) - _MOST_NAMED} more" if len(wrong) > _MOST_NAMED else ""
         raise CheckpointError(
-            f"The checkpoint {bundle.prefix} must hold all variables of the graph: {'; '.join(wrong[:_MOST_NAMED])}"
-            f"{more}. {remedy}"
+            f"The checkpoint {bundle.prefix} does not match the graph: {'; '.join(wrong[:_MOST_NAMED])}{more}. {remedy}"
         )
 
 

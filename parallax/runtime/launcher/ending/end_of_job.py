@@ -126,7 +126,7 @@ class JobState:
         if self.saved_step is not None and self.shall_yield and not self.signals:
             return Ending(EXIT_PREEMPTED, "", EndCause(YIELDED))
         if self.saved_step is not None:
-            what = f"preempted at step {self.saved_step}, saved. Start the job again, and it goes on from there."
+            what = f"preempted at step {self.saved_step}, saved. Start the job again to continue from there."
             return Ending(EXIT_PREEMPTED, what, EndCause(STOPPED))
         if self.stop is None:
             return self.judge.ending(mpirun_status, tail)

@@ -178,16 +178,16 @@ def silence_text(silence: Silence, alive: Liveness, name_of: Callable[[int], str
     name = name_of(rank)
     worker, agent = (start.worker_pid, start.agent_pid) if start else (0, 0)
     why = {
-        STOPPED: f"{name} is silent: a signal stopped its process {worker} {seconds} ago, and it has not gone on.",
-        FROZEN: f"{name} is silent: its process {worker} has given no sign of life for {seconds}, no beat and no "
-        "processor time. All its threads hang, in the kernel or on each other.",
-        SUPERVISOR: f"{name} is lost: its supervisor, process {agent}, is stopped or hangs, and has said nothing for "
+        STOPPED: f"{name} is silent: a signal stopped its process {worker} {seconds} ago, and it has not continued.",
+        FROZEN: f"{name} is silent: its process {worker} has given no sign of life for {seconds}, neither a heartbeat "
+        "nor CPU time. All its threads hang, in the kernel or waiting for each other.",
+        SUPERVISOR: f"{name} is lost: its supervisor, process {agent}, is stopped or hangs, and has sent nothing for "
         f"{seconds}.",
         UNSTARTED: _unstarted_text(silence.ranks, alive.hosts, seconds),
-        HOST: f"host {alive.hosts[rank]} is lost: nothing has come from it for {seconds}. It is down, its network is "
-        "cut, or mpirun's daemon there is stopped.",
+        HOST: f"host {alive.hosts[rank]} is lost: nothing has arrived from it for {seconds}. The host is down, its "
+        "network is cut, or mpirun's daemon there is stopped.",
         MPIRUN: _mpirun_text(alive.hosts, seconds),
-        MPIRUN_STOPPED: f"mpirun is silent: a signal stopped it {seconds} ago, and it has not gone on.",
+        MPIRUN_STOPPED: f"mpirun is silent: a signal stopped it {seconds} ago, and it has not continued.",
     }[silence.kind]
     lines = [f"{why} The job was ended."]
     for one in silence.ranks[:_TOLD]:
@@ -207,7 +207,7 @@ def _mpirun_text(hosts: tuple[str, ...], seconds: str) -> str:
     why = "this machine's network is cut"
     if len(set(hosts)) == 1:  # no network is needed
         why = f"this machine has too few cores, or too little memory, for {len(hosts)} ranks: start fewer workers"
-    return f"mpirun is silent: nothing has come from any rank for {seconds}. It hangs, or {why}."
+    return f"mpirun is silent: nothing has arrived from any rank for {seconds}. It hangs, or {why}."
 
 
 def _unstarted_text(ranks: tuple[int, ...], hosts: tuple[str, ...], seconds: str) -> str:
@@ -215,7 +215,7 @@ def _unstarted_text(ranks: tuple[int, ...], hosts: tuple[str, ...], seconds: str
     named = tuple(dict.fromkeys(hosts[rank] for rank in ranks))
     where = f"{', '.join(named[:_TOLD])}{', ...' if len(named) > _TOLD else ''}"
     if len(ranks) == len(hosts):
-        return f"no rank has started for {seconds}. mpirun hangs, or waits for what does not answer there: {where}."
+        return f"no rank has started for {seconds}. mpirun hangs, or waits for hosts that do not respond: {where}."
     place = f" on {where}" if len(set(hosts)) > 1 else ""
     return f"{name_ranks(ranks)}{place} did not start within {seconds} of the others."
 

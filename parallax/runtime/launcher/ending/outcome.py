@@ -33,7 +33,7 @@ _EXIT_WAIT_S = 5.0
 _SETTLE_S = 0.3  # for a cause that is told after its consequence
 _REASONS: dict[int, str] = {
     signal.SIGKILL: " (by someone, or by the kernel because memory ran out)",
-    signal.SIGBUS: " (a disk, or the shared memory /dev/shm, is full, or a file that was being read became shorter)",
+    signal.SIGBUS: " (a disk or the shared memory /dev/shm is full, or a file was truncated while it was being read)",
 }
 _RULE = re.compile(r"-{60,}")
 # What mpirun prints of any failed job. The ending says the same with the rank's own words.
@@ -227,7 +227,7 @@ class FailureDetector:
         lines = [f"{self._names(ranks)} failed too: {what}" for what, ranks in by_what.items()]
         if len(lines) > _OTHERS_LINES:
             left = [other for ranks in list(by_what.values())[_OTHERS_LINES:] for other in ranks]
-            lines[_OTHERS_LINES:] = [f"{self._names(sorted(left))} failed too, each in its own way."]
+            lines[_OTHERS_LINES:] = [f"{self._names(sorted(left))} failed too, each with a different error."]
         return "\n".join([text, *lines])
 
     def _names(self, ranks: Sequence[int]) -> str:
@@ -289,5 +289,5 @@ def _with_words(what: str, name: str, error: str, tail: Sequence[str]) -> str:
     if _TRACEBACK in lines:
         lines = lines[lines.index(_TRACEBACK) :]
     if not lines:
-        return f"{what} It wrote nothing on stderr."
+        return f"{what} It wrote nothing to stderr."
     return "\n".join([f"{what}\nLast lines of {name} on stderr:", *lines])

@@ -44,16 +44,17 @@ class Stall:
         reasons = dict.fromkeys(reason for _, reason in self.absent)
         for_all = ", ".join(self.for_all)
         lines = [
-            f"a run that every rank must take part in has waited {self.waited_s:.0f} s for ranks that do not come.",
+            f"a run that every rank must take part in has waited {self.waited_s:.0f} s for ranks that have not joined "
+            "it.",
             f"  fetch: {self.fetch}",
-            *([f"  of it every rank must fetch: {for_all}"] if for_all not in ("", self.fetch) else []),
+            *([f"  of these, every rank must fetch: {for_all}"] if for_all not in ("", self.fetch) else []),
             f"  waiting: {name_ranks(self.waiting)}",
             *(
-                f"  not coming: {name_ranks([rank for rank, own in self.absent if own == reason])}: {reason}"
+                f"  missing: {name_ranks([rank for rank, own in self.absent if own == reason])}: {reason}"
                 for reason in reasons
             ),
-            "Run the same fetches equally often on every rank, "
-            f"or raise the stall timeout ({self.timeout_s:g} s) if a rank is only slow.",
+            f"Run the same fetches equally often on every rank, or raise the stall timeout ({self.timeout_s:g} s) if "
+            "a rank is merely slow.",
         ]
         return "\n".join(lines)
 
@@ -176,9 +177,9 @@ def _why_apart(state: _InRun, run: _InRun) -> str:
     """
     apart = len(state.failures) - len(run.failures)
     if apart > 0:
-        return f"is {_runs(apart)} ahead: it caught a failure and went on ({state.failures[-1]})"
+        return f"is {_runs(apart)} ahead: it caught a failure and continued ({state.failures[-1]})"
     if apart < 0:
-        return f"is {_runs(-apart)} behind, in one that failed on those that wait ({run.failures[-1]})"
+        return f"is {_runs(-apart)} behind, in one that failed on the waiting ranks ({run.failures[-1]})"
     return ""
 
 

@@ -35,7 +35,7 @@ class OutputFiles:
                     self._files[rank, stream] = open(file, "wb", buffering=0, opener=_private)  # noqa: PTH123
                 except OSError as error:
                     raise LaunchError(
-                        f"redirect_path must be a folder that can be written: {file}: {error.strerror}. Name another."
+                        f"redirect_path must be a writable folder: {file}: {error.strerror}. Name another."
                     ) from error
 
     def write(self, rank: int, stream: str, text: str) -> str:

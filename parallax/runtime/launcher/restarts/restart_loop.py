@@ -192,7 +192,7 @@ class _Restarting:
         cluster = self._job_on(self._state.hosts).cluster
         answering = self._asking.look(replace(cluster, hosts=tuple(h for h in cluster.hosts if h.address in hosts)))
         if answering:
-            _say(f"{' and '.join(answering)} can be used again: the job saves and goes on there too.")
+            _say(f"{' and '.join(answering)} can be used again: the job saves and continues there too.")
         return bool(answering)
 
     def _next_job(self) -> RunningJob | None:

@@ -166,7 +166,8 @@ def choose_hosts(state: RestartState, answering: Collection[str]) -> tuple[tuple
     if len(chosen) >= state.min_hosts:
         return chosen, ""
     gone = ", ".join(host for host in state.hosts if host not in answering)
-    return (), f"{len(there)} of {len(state.hosts)} hosts answer, and min_hosts is {state.min_hosts}. Gone: {gone}."
+    few = f"only {len(there)} of {len(state.hosts)} hosts respond"
+    return (), f"{few}, and min_hosts is {state.min_hosts}. Missing: {gone}."
 
 
 def tell_of_hosts(state: RestartState, before: tuple[str, ...], chosen: tuple[str, ...]) -> str:
@@ -175,7 +176,7 @@ def tell_of_hosts(state: RestartState, before: tuple[str, ...], chosen: tuple[st
     back = [host for host in chosen if host not in before]
     said = [f"Left out: {', '.join(lost)}."] if lost else []
     said += [f"Taken back: {', '.join(back)}."] if back else []
-    return " ".join([*said, f"The job goes on with {len(chosen)} of {len(state.hosts)} hosts."]) if said else ""
+    return " ".join([*said, f"The job continues on {len(chosen)} of {len(state.hosts)} hosts."]) if said else ""
 
 
 def _refusal(before: RestartState, after: RestartState, job: FailedJob) -> str | None:
@@ -198,9 +199,10 @@ def _refusal(before: RestartState, after: RestartState, job: FailedJob) -> str |
 
 def _where_from(state: RestartState) -> str:
     if state.is_driven:
-        return "Goes on where the script is."
+        return "Continues where the script is."
     if state.step is not None:
-        return f"Goes on from step {state.step}{' or later' if state.is_behind or state.last.kind in _UNHEARD else ''}."
+        later = " or later" if state.is_behind or state.last.kind in _UNHEARD else ""
+        return f"Continues from step {state.step}{later}."
     if state.has_checkpoints:
-        return "Begins anew, for there is no checkpoint yet."
-    return "Goes on from what the script itself has kept."
+        return "Starts from the beginning, since there is no checkpoint yet."
+    return "Continues from what the script itself has saved."

@@ -79,6 +79,4 @@ def _writing(setting: str, place: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise ConfigError(
-            f"{setting} must name a folder that can be written: {place}: {error.strerror}. Name another."
-        ) from error
+        raise ConfigError(f"{setting} must name a writable folder: {place}: {error.strerror}. Name another.") from error

@@ -18,8 +18,8 @@ def tell_of_whole_values(values: Sequence[editor.CutWhole]) -> None:
     for cut in values:
         if cut.size_bytes >= _LARGE_BYTES:
             log.info(
-                f"{cut.op} {cut.node!r} of {cut.variable} has no rule by row: {bytes_text(cut.size_bytes)} are made "
-                "whole and then cut to their owners' rows (docs/architecture.md, Initial values)."
+                f"{cut.op} {cut.node!r} of {cut.variable} cannot be computed row by row: {bytes_text(cut.size_bytes)} "
+                "are created whole and then cut to their owners' rows (docs/architecture.md, Initial values)."
             )
 
 
@@ -28,11 +28,11 @@ def tell_of_lost_positions(worker_graph: WorkerGraph) -> None:
     streams, inputs = worker_graph.streams.others, worker_graph.inputs.others
     if streams:
         log.info(
-            f"After a resume these draw other numbers than they would have: {first_named(streams)}. Of random ops in "
-            "loops and functions, and of some kinds, checkpoints do not hold how far they are."
+            f"After a resume, these random ops draw other numbers than without one: {first_named(streams)}. "
+            "Checkpoints do not hold the state of random ops in loops and functions, and of some kinds."
         )
     if inputs:
         log.info(
-            f"After a resume these begin at their first element: {first_named(inputs)}. Of iterators that are chosen "
-            "by a string, or read in conditionals and functions, checkpoints do not hold how far they are."
+            f"After a resume, these iterators start at their first element: {first_named(inputs)}. Checkpoints do not "
+            "hold the state of iterators that are chosen by a string, or read in conditionals and functions."
         )

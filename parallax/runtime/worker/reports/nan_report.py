@@ -109,6 +109,6 @@ class NanReport:
         self._is_done = True
         step, rank, tensor = min(found)
         log.warning(
-            f"{tensor} was nan in step {step} on worker {rank}, for the first time. Training goes on. Look at "
-            "that step's batch and the learning rate; tf.train.NanTensorHook in Config.hooks ends a job there."
+            f"{tensor} became nan in step {step} on worker {rank}. Training continues. Check the batch of that step "
+            "and the learning rate; tf.train.NanTensorHook in Config.hooks ends a job there."
         )

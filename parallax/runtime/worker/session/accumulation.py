@@ -79,7 +79,7 @@ class Accumulation:
     def text_of_rest(self) -> str:
         """What is told when a loop ends between two updates."""
         return (
-            f"The gradients of the last {self.pending} batches were not applied: an update takes those of {self.steps}."
+            f"The gradients of the last {self.pending} batches were not applied: an update needs those of {self.steps}."
         )
 
     def next_run(self, kept: frozenset[str], micro_batch: MicroBatchRun | None = None) -> Gather | None:
@@ -99,9 +99,9 @@ class Accumulation:
         if len(counts) > 1:
             most = max(sorted(kept), key=lambda source: self.batches.get(source, 0))
             raise SessionError(
-                f"Gradients are kept over {self.steps} batches, and what is updated together must be run together in "
-                f"each of them: of {most!r} {self.batches[most]} are kept, and of others of this run "
-                f"{min(counts)}. Fetch the same train_op in every run until the update."
+                f"With accumulate_steps={self.steps}, ops that are updated together must be run together for every "
+                f"batch, but {self.batches[most]} batches of {most!r} are accumulated and only {min(counts)} of "
+                "others in this run. Fetch the same train_op in every run until the update."
             )
         (count,) = counts or {0}
         return Gather(kept, count == 0) if count < self.of_update - 1 else None

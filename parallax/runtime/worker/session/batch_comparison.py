@@ -160,13 +160,13 @@ class BatchComparison:
         op, place = self._view.op(one.node), self._place_of(one.node)
         what = f"{op} {one.node!r}{f' ({place})' if place else ''}"
         remedy = (
-            "Give each worker its share: `dataset = parallax.shard.shard(dataset)` before the iterator is made."
+            "Shard the dataset before making its iterator: `dataset = parallax.shard.shard(dataset)`."
             if one.is_iterator
-            else "Give each worker an input of its own, by parallax.shard.create_num_shards_and_shard_id()."
+            else "Give each worker its own input with parallax.shard.create_num_shards_and_shard_id()."
         )
         return (
             f"{_who(ranks)} train on the same batches: {what} gave them the same elements in each of the first "
-            f"{pluralize(steps, 'step')}, so they compute what one of them computes alone. {remedy}"
+            f"{pluralize(steps, 'step')}, so together they compute only what one of them computes. {remedy}"
         )
 
 
@@ -177,8 +177,8 @@ def _history(row: Array) -> BatchHistory:
 def _fed_text(ranks: Sequence[int], steps: int) -> str:
     return (
         f"{_who(ranks)} train on the same batches: they fed the same values in each of the first "
-        f"{pluralize(steps, 'step')}, so they compute what one of them computes alone. Feed each worker a batch of its "
-        "own, by the number of workers and the worker's rank that parallel_run returns: "
+        f"{pluralize(steps, 'step')}, so together they compute only what one of them computes. Feed each worker a "
+        "different batch, chosen by the number of workers and the worker's rank that parallel_run returns: "
         "`batches[step * num_workers + worker_id]`."
     )
 

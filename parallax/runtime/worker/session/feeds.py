@@ -34,18 +34,18 @@ def train_op(graph: Graph, name: str | None) -> Operation | Tensor:
             return graph.as_graph_element(name)
         except (KeyError, ValueError) as error:
             raise ConfigError(
-                f"--fetch must name an op or tensor of the graph, not {name!r}. {_candidates(graph)}"
+                f"--fetch must name an op or tensor of the graph, got {name!r}. {_candidates(graph)}"
             ) from error
     made = {op.name: op for op in graph.get_collection("train_op")}
     if not made:
         raise ConfigError(
-            f"The graph's training op must be known, and no optimizer made one: name it with --fetch NAME. "
+            "No optimizer of the graph has made a training op: name the op to run with --fetch NAME. "
             f"{_candidates(graph)}"
         )
     last = list(made) if len(made) == 1 else last_of(GraphView(graph.as_graph_def()), list(made))
     if len(last) > 1:
         raise ConfigError(
-            f"What a step runs must be one op, and optimizers made {len(last)}: {', '.join(last[:_SHOWN])}. Name one "
+            f"A step runs one op, but optimizers have made {len(last)}: {', '.join(last[:_SHOWN])}. Name one of them "
             f"with --fetch NAME, or an op that groups them. {_candidates(graph)}"
         )
     return made[last[0]]
@@ -73,22 +73,22 @@ def placeholders_in(view: GraphView, nodes: Iterable[str]) -> list[str]:
 def missing_feeds(what: str, placeholders: list[str]) -> ConfigError:
     """The error for feeds that were not given."""
     return ConfigError(
-        f"{what} feeds the placeholders ({', '.join(placeholders[:5])}), and was not told what: give "
-        "--feeds FILE.py:FUNCTION (step, worker, num_workers -> {name: batch}) or --feeds FILE.npz."
+        f"{what} needs values for the placeholders ({', '.join(placeholders[:5])}): pass --feeds FILE.py:FUNCTION "
+        "(step, worker, num_workers -> {name: batch}) or --feeds FILE.npz."
     )
 
 
 def named_batch(graph: Graph, batch: object) -> dict[str, Value]:
     """A batch by the names of tensors; the user may leave `:0` out."""
     if not isinstance(batch, dict) or not all(isinstance(name, str) for name in batch):
-        raise ConfigError(f"A function of feeds must give a dict from names to arrays, and gave {batch!r}.")
+        raise ConfigError(f"The function of --feeds must return a dict from names to arrays, got {batch!r}.")
     found = {}
     for name, value in batch.items():
         tensor = name if ":" in name else f"{name}:0"
         try:
             graph.get_tensor_by_name(tensor)
         except (KeyError, ValueError) as error:
-            raise ConfigError(f"A feed must be a tensor of the graph, and {name!r} is none.") from error
+            raise ConfigError(f"A feed must name a tensor of the graph, got {name!r}.") from error
         found[tensor] = np.asarray(value)
     return found
 
@@ -109,12 +109,12 @@ def _feeds_of_file(path: Path) -> Feeds:
             arrays = {name: file[name] for name in file.files}
     except Exception as error:  # NumPy, zipfile and zlib each have many of their own for a file that is damaged
         why = shown(str(error) or type(error).__name__)
-        raise ConfigError(f"{path}: a file of feeds must be an .npz of arrays [steps, rows, ...]: {why}.") from error
+        raise ConfigError(f"{path}: feeds must be an .npz file of arrays [steps, rows, ...]: {why}.") from error
     for name, array in arrays.items():
         if not isinstance(array, np.ndarray) or not array.shape or not array.shape[0]:
             raise ConfigError(
-                f"{path}: {shown(name)} must be of one step or more, and has the shape {np.shape(array)}. An array of "
-                "feeds is [steps, rows, ...], or [steps] of scalars."
+                f"{path}: {shown(name)} must have at least one step, got the shape {np.shape(array)}. An array of "
+                "feeds is [steps, rows, ...], or [steps] for scalars."
             )
 
     def feeds(step: int, worker: int, size: int) -> dict[str, Value]:
@@ -128,8 +128,8 @@ def _share(path: Path, name: str, batch: Value, worker: int, size: int) -> Value
     if not np.ndim(batch):
         return batch
     if len(batch) % size:
-        rows = f"{shown(name)} has {len(batch)} rows a step"
-        raise ConfigError(f"{path}: {rows}, which {size} workers cannot share evenly.")
+        rows = f"{shown(name)} has {len(batch)} rows per step"
+        raise ConfigError(f"{path}: {rows}, which cannot be divided evenly among {size} workers.")
     share = len(batch) // size
     return batch[worker * share : (worker + 1) * share]
 
@@ -137,12 +137,12 @@ def _share(path: Path, name: str, batch: Value, worker: int, size: int) -> Value
 def _feeds_of_function(text: str) -> Feeds:
     file, _, name = text.rpartition(":")
     if not file or not Path(file).is_file():
-        raise ConfigError(f"--feeds must be FILE.npz or FILE.py:FUNCTION, and {text!r} names no file.")
+        raise ConfigError(f"--feeds must be FILE.npz or FILE.py:FUNCTION of a file that exists, got {text!r}.")
     module = _module_of(Path(file).resolve())
     function = getattr(module, name, None)
     if not callable(function):
         raise ConfigError(
-            f"--feeds must name a function, and {file!r} has no {name!r} by the time it calls parallel_run."
+            f"--feeds must name a function, but {file!r} has not defined {name!r} by the time it calls parallel_run."
         )
     return function  # type: ignore[no-any-return]
 
@@ -154,7 +154,7 @@ def _module_of(file: Path) -> ModuleType:
         return main
     spec = importlib.util.spec_from_file_location("parallax_feeds", file)
     if spec is None or spec.loader is None:
-        raise ConfigError(f"--feeds must name a Python file, and {str(file)!r} is none.")
+        raise ConfigError(f"--feeds must name a Python file, got {str(file)!r}.")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module

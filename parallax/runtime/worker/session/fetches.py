@@ -115,7 +115,7 @@ def read_request(known: Fetchable, fetches: Fetches, feed_dict: FeedDict | None,
 
     structure = map_structure(leaf, fetches)
     if feed_dict is not None and not isinstance(feed_dict, Mapping):
-        raise SessionError(f"feed_dict must be a dict from tensors to what is fed, and {feed_dict!r} was given.")
+        raise SessionError(f"feed_dict must be a dict from tensors to values, got {feed_dict!r}.")
     feeds: dict[str, Value] = {}
     for key, value in (feed_dict or {}).items():
         one = _of_one_replica(key, value) if per_replica else value
@@ -175,7 +175,7 @@ def _ragged_value(flat: Value, row_splits: Sequence[Value]) -> Value:
 
 def _names_of(known: Fetchable, fetch: Fetch) -> tuple[str, ...]:
     if fetch is None:
-        raise SessionError("A fetch must be a tensor, operation, variable or name of the user's graph, and is None.")
+        raise SessionError("A fetch must be a tensor, operation, variable or name of the user's graph, got None.")
     pieces = getattr(fetch, "_variable_list", None) or [fetch]
     if isinstance(fetch, tf.IndexedSlices):
         pieces = [t for t in (fetch.values, fetch.indices, fetch.dense_shape) if t is not None]
@@ -195,16 +195,16 @@ def check_computed(name: str, tables: Sequence[LazyTable]) -> None:
     table = next((one.table for one in tables if name.split(":")[0] in one.removed), None)
     if table is not None:
         raise SessionError(
-            f"A fetch or feed must be computed in a step, and {name!r} is a part of an update of all rows of "
-            f"{table!r}, which is made by row here. Fetch the variables, or set Config(lazy_updates=False)."
+            f"{name!r} can be neither fetched nor fed: it is part of an update of all rows of {table!r}, which "
+            "Parallax makes row by row. Fetch the variables, or set Config(lazy_updates=False)."
         )
 
 
 def _not_in_graph(thing: Fetch, reason: str) -> str:
     name = getattr(thing, "name", thing)
     return (
-        f"A fetch or feed must be in the graph that was given to parallel_run, and {name!r} is not: {reason} "
-        "Build everything that the loop uses before parallel_run."
+        f"{name!r} can be neither fetched nor fed, since it is not in the graph that was passed to parallel_run: "
+        f"{reason} Build everything that the loop uses before parallel_run."
     )
 
 
@@ -215,8 +215,8 @@ def _of_one_replica(key: Fetch, value: Value) -> Value:
     if len(value) != REPLICAS:
         name = getattr(key, "name", key)
         raise SessionError(
-            f"A feed must be a list with one entry per replica: {name!r} was given {len(value)} entries for "
-            f"{REPLICAS} replica. Write {{{name}: [batch]}}."
+            f"A feed that is a list must have one entry per replica, and there is {REPLICAS} replica: {name!r} has "
+            f"{len(value)} entries. Write {{{name}: [batch]}}."
         )
     return value[0]
 
@@ -227,5 +227,5 @@ def _feed(known: Fetchable, key: Fetch, value: Value) -> dict[str, Value]:
         return {known.name(t): v for t, v in zip(parts, value, strict=True)}
     tensor = known.element(key)
     if not hasattr(tensor, "dtype"):
-        raise SessionError(f"A feed must be a tensor, and {tensor.name!r} is an operation. Feed one of its outputs.")
+        raise SessionError(f"A feed must be a tensor, but {tensor.name!r} is an operation. Feed one of its outputs.")
     return {str(tensor.name): value}

@@ -122,9 +122,9 @@ class Names:
             self._sources[key] = self._keeping().of(runs)
             if not self._sources[key] and self._keeping().sources_in(runs):
                 raise SessionError(
-                    f"What is made of gradients is known with an update only, where they are kept over "
-                    f"{self._worker_graph.accumulate_steps} batches, and {fetch_text(names, ())} was fetched without "
-                    "one. Fetch it together with the train_op: it is None in every run but the one that updates."
+                    f"With accumulate_steps={self._worker_graph.accumulate_steps}, values computed from gradients "
+                    f"exist only in a run that makes an update, but {fetch_text(names, ())} was fetched without one. "
+                    "Fetch it together with the train_op: it is None in every run but the one that updates."
                 )
         return self._sources[key]
 
@@ -241,8 +241,8 @@ class Names:
         is_whole = name in self._worker_graph.whole and self._view.op(_node(name)) in _READS
         if is_whole or name in self._worker_graph.held_by_row or _node(name) in self._worker_graph.tables:
             raise SessionError(
-                f"A feed must be something that one worker has whole, and {name!r} is held by rows on all workers. "
-                "Feed a placeholder, and assign the variable from it."
+                f"{name!r} cannot be fed: its rows are sharded over the workers. Feed a placeholder, and assign the "
+                "variable from it."
             )
 
     def _digest(self, runs: set[str]) -> str:
@@ -274,8 +274,7 @@ class Names:
             return whole.get(read) or self.here(read)
         if name in self._worker_graph.held_by_row:
             raise SessionError(
-                f"A fetch must be something that one worker can have whole, and {name!r} is held by rows on all "
-                "workers. Fetch the variable itself."
+                f"{name!r} cannot be fetched: its rows are sharded over the workers. Fetch the variable itself."
             )
         return self.here(name)
 

@@ -92,16 +92,16 @@ def _tell(launcher: LauncherGraph, mine: dict[str, NodeDef], workers: Comm) -> N
     if differing and workers.rank == 0:
         shown = ", ".join(list(differing)[:_NAMED]) + (", ..." if len(differing) > _NAMED else "")
         count = pluralize(len(differing), "op")
-        log.info(f"Values of {count} differ between the processes; all take the launcher's: {shown}")
+        log.info(f"Values of {count} differ between the processes; all use the launcher's: {shown}")
 
 
 def _refusal(difference: GraphDifference, rank: int, graph: Graph) -> str:
     place = place_of(graph.get_operation_by_name(difference.op)) if difference.op else ""
     return (
-        f"All processes of a job must build the same graph, and worker {rank} {difference.text}"
-        f"{f' ({place})' if place else ''}. Numbers and seeds may differ, the launcher's count; names, ops, inputs and "
-        "shapes may not: let none depend on a random number, the time, the host or the order of a set (where `python` "
-        "itself starts the script, that order needs PYTHONHASHSEED=0)."
+        f"All processes of a job must build the same graph, but worker {rank} "
+        f"{difference.text}{f' ({place})' if place else ''}. Constants and seeds may differ (the launcher's are "
+        "used); names, ops, inputs and shapes may not: none may depend on a random number, the time, the host or the "
+        "order of a set (where `python` itself starts the script, that order needs PYTHONHASHSEED=0)."
     )
 
 

@@ -87,5 +87,5 @@ class ProfileHook(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
             path.write_bytes(data)
         except OSError as error:
             raise ConfigError(
-                f"profile_dir must be a folder that can be written: {path}: {error.strerror}. Name another."
+                f"profile_dir must be a writable folder: {path}: {error.strerror}. Name another."
             ) from error

@@ -35,8 +35,8 @@ from parallax.types import FeedDict, Fetches, Graph, Nest, RunContext, RunMetada
 
 v1 = tf.compat.v1
 NOT_CHIEFS = (
-    "A hook of Config.chief_only_hooks must fetch what worker 0 has by itself, and all workers must take part for "
-    "{fetch}. Name the hook in Config.hooks, which all workers run; for checkpoints use CheckPointConfig."
+    "A hook in Config.chief_only_hooks can fetch only what worker 0 computes on its own, but all workers must take "
+    "part in {fetch}. Move the hook to Config.hooks, which all workers run; for checkpoints use CheckPointConfig."
 )
 
 
@@ -216,7 +216,7 @@ class PlainSession(SessionInterface):  # type: ignore[misc]
         gather = worker.accumulation.next_run(kept)
         resolved = worker.names.resolve(request.names, request.feeds, gather)
         if worker.raw is None:
-            raise SessionError("A run needs an open session, and this one is closed.")
+            raise SessionError("The session is closed and cannot run anything.")
         if self._is_chiefs and resolved.collectives:
             raise SessionError(NOT_CHIEFS.format(fetch=fetch_text(request.names, ())))
         with worker.time_run() as times, worker.watch.run():
@@ -234,7 +234,7 @@ class PlainSession(SessionInterface):  # type: ignore[misc]
 
     def partial_run_setup(self, fetches: Fetches, feeds: object = None) -> None:
         """Not supported: collectives need whole runs."""
-        raise SessionError("A run must be whole, because all workers take part: use run in place of partial_run.")
+        raise SessionError("partial_run is not supported, since all workers take part in every run. Use run instead.")
 
     def partial_run(self, handle: object, fetches: Fetches, feed_dict: object = None) -> None:
         """Not supported: collectives need whole runs."""

@@ -276,8 +276,8 @@ class Session(PlainSession):
         positions = self._worker.positions
         if positions is None or not positions.is_equal:
             raise SessionError(
-                "Workers have consumed one number of batches in synchronous training only, and this one is not. Count "
-                "this worker's own runs."
+                "The number of batches consumed by all workers is known only in synchronous training, and this job is "
+                "asynchronous. Count this worker's own runs."
             )
         return positions.consumed
 
@@ -389,7 +389,9 @@ class Session(PlainSession):
         """
         self._check_open()
         if self._plan_change is None:
-            raise SessionError("A session that parallel_run has opened can change its plan, and this is another one.")
+            raise SessionError(
+                "Only a session that parallel_run has opened can change its plan, and this is another one."
+            )
         with self._worker.watch.run("change_plan", "change_plan"):
             text = self._plan_change.to(plan)
         if self._workers.Get_rank() == 0:
@@ -397,4 +399,4 @@ class Session(PlainSession):
 
     def _check_open(self) -> None:
         if self._worker.raw is None:
-            raise SessionError("A run needs an open session, and this one is closed.")
+            raise SessionError("The session is closed and cannot run anything.")
