@@ -302,8 +302,8 @@ MUTANTS = (
     Mutant(
         "an update comes a batch late",
         "runtime/worker/session/accumulation.py",
-        "if count < self.steps - 1 else None",
-        "if count < self.steps else None",
+        "if count < self.of_update - 1 else None",
+        "if count < self.of_update else None",
         KEPT,
     ),
     Mutant(

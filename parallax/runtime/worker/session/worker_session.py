@@ -389,9 +389,7 @@ class Session(PlainSession):
         """
         self._check_open()
         if self._plan_change is None:
-            raise SessionError(
-                "Only a session that parallel_run has opened can change its plan, and this is another one."
-            )
+            raise SessionError("Only a session that parallel_run has opened can change its plan.")
         with self._worker.watch.run("change_plan", "change_plan"):
             text = self._plan_change.to(plan)
         if self._workers.Get_rank() == 0:
