@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from parallax.analysis.cut.plan_stages import count_stages, cut_of_plan, layout_of_replicas, plan_in_stages
 from parallax.analysis.layouts.notes import check_gather_limit, notes_of_kept
 from parallax.analysis.measuring.live_bytes import live_bytes
 from parallax.analysis.planner import make_plan, part_routes, placements, terms_of
@@ -123,7 +124,7 @@ def analyse_for(graph: Graph, config: Config, synchronous: bool = True) -> Analy
     Raises:
         GraphError: when it cannot be trained in parallel.
     """
-    return analyse(graph, config.lazy_updates, config.layouts, synchronous, config.accumulate_steps)
+    return analyse(graph, config.lazy_updates, config.layouts, synchronous, config.batches_per_update)
 
 
 def analysed_as(
@@ -163,7 +164,8 @@ def plan_for(
         measured = read_measured(config.cluster_profile, config.model_profile)
         if hosts:
             measured.check_names(hosts)
-        return _make_allowed_plan(feasible(analysed, layout, constraints, measured), analysed, config)
+        plan = _new_plan(analysed, layout, config, constraints, measured)
+        return _make_allowed_plan(plan, analysed, config)
     path = Path(config.plan_file)
     plan = read_plan(path)
     plan.check_belongs_to(analysed.spec, layout)
@@ -177,14 +179,33 @@ def plan_for(
             f"{path}: a plan file says what travels as which type: wire_dtype is {plan.wire_dtype!r} there, and "
             f"{config.wire_dtype!r} was asked for. Make the plan anew, or leave the setting out."
         )
-    if config.accumulate_steps not in (1, plan.accumulate_steps):
+    if config.batches_per_update not in (1, plan.accumulate_steps):
         raise PlanError(
             f"{path}: a plan file says how many batches an update takes: accumulate_steps is {plan.accumulate_steps} "
-            f"there, and {config.accumulate_steps} was asked for. Make the plan anew, or leave the setting out."
+            f"there, and {config.batches_per_update} was asked for. Make the plan anew, or leave the setting out."
         )
-    _check_possible(plan, analysed.spec, layout, path)
+    if count_stages(config) not in (1, len(plan.stages)):
+        raise PlanError(
+            f"{path}: a plan file says where the model is cut: it has {len(plan.stages)} stages there, and "
+            f"{config.stages!r} was asked for. Make the plan anew, or leave the setting out."
+        )
+    _check_possible(plan, analysed.spec, layout_of_replicas(layout, len(plan.stages) or 1), path)
     plan = _with_owner_rows(plan, analysed.spec)
     return _make_allowed_plan(plan, analysed, config)
+
+
+def _new_plan(
+    analysed: AnalysedGraph, layout: Layout, config: Config, constraints: PlanConstraints, measured: PlanInputs
+) -> Plan:
+    """The best plan, or that of a model in stages."""
+    if count_stages(config) == 1:
+        return feasible(analysed, layout, constraints, measured)
+
+    def make(replicas: Layout, terms: PlanConstraints) -> Plan:
+        return feasible(analysed, replicas, terms, measured)
+
+    captured, spec, sources = analysed.captured, analysed.spec, analysed.sources
+    return plan_in_stages(captured, spec, sources, layout, config, constraints, make)
 
 
 def _make_allowed_plan(plan: Plan, analysed: AnalysedGraph, config: Config) -> Plan:
@@ -192,7 +213,7 @@ def _make_allowed_plan(plan: Plan, analysed: AnalysedGraph, config: Config) -> P
     rewrites = rewrites_of(analysed, plan)
     if config.gather_limit is not None:
         for layouts in rewrites.layouts:
-            check_gather_limit(analysed.captured.view, layouts, plan.num_workers, config.gather_limit)
+            check_gather_limit(analysed.captured.view, layouts, plan.num_replicas, config.gather_limit)
     if plan.accumulate_steps > 1:
         for layouts in rewrites.layouts:
             added = notes_of_kept(analysed.captured.view, layouts, analysed.sources, plan.accumulate_steps)
@@ -225,7 +246,7 @@ def constraints_of(config: Config, synchronous: bool = True) -> PlanConstraints:
         partitions=config.of_variables("partitions"),
         merges_in_host=config.communication_config.ps_config.local_aggregation,
         wire_dtype=config.wire_dtype,
-        accumulate_steps=config.accumulate_steps,
+        accumulate_steps=config.batches_per_update,
     )
 
 
@@ -379,7 +400,7 @@ def _with_owner_rows(plan: Plan, spec: GraphSpec) -> Plan:
 def rewrites_of(analysed: AnalysedGraph, plan: Plan, equal_randomness: bool = False) -> Rewrites:
     """What must be changed in the graph for a plan; for verification all workers draw the same random numbers."""
     spec = analysed.spec
-    return propagate(
+    rewrites = propagate(
         analysed.captured,
         analysed.sources,
         part_routes(spec, plan),
@@ -387,3 +408,5 @@ def rewrites_of(analysed: AnalysedGraph, plan: Plan, equal_randomness: bool = Fa
         placements(spec, plan),
         terms_of(plan),
     )
+    cut = cut_of_plan(analysed.captured, analysed.sources, plan)
+    return rewrites if cut is None else replace(rewrites, stages=cut)

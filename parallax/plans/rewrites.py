@@ -8,6 +8,7 @@ from parallax.graph.ownership import Ownership
 from parallax.graph.view import Edge
 from parallax.plans.gradient_rows import AccumulateGradient, AlikeRows, GradientPiece, SharedRows
 from parallax.plans.layouts import LayoutRewrites
+from parallax.plans.model_stages import StageCut
 from parallax.plans.uneven_batches import PaddedRows, UnevenBatch
 
 
@@ -273,6 +274,7 @@ class Rewrites:
         padded: ragged rows that are filled up.
         layouts: changes of layout, once, if tensors have layouts.
         notes: what a plan says of how losses are taken, a sentence each.
+        stages: where the model is cut; None where each worker has all of it.
     """
 
     tables: tuple[Table, ...] = ()
@@ -301,6 +303,7 @@ class Rewrites:
     padded: tuple[PaddedRows, ...] = ()
     layouts: tuple[LayoutRewrites, ...] = ()
     notes: tuple[str, ...] = ()
+    stages: StageCut | None = None
 
     def table(self, op: str) -> Table:
         """The table of a variable op."""

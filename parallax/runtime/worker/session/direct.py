@@ -12,7 +12,7 @@ from typing import Protocol, runtime_checkable
 import numpy as np
 from tensorflow.core.protobuf import config_pb2
 
-from parallax.runtime.worker.session.overlapping import Overlapping
+from parallax.runtime.worker.session.overlapping import MOST_ON_THEIR_WAY, Overlapping
 from parallax.types import Graph, Hook, Session, TensorShape, Value
 
 
@@ -32,14 +32,20 @@ class DirectRuns:
         waits_for: hooks that must see all runs until they have finished.
         overlaps: whether its graph has gates at which runs take turns.
         repeats: whether all runs come again, as the steps of a front end do; else a run is made ready the second time.
+        most: how many runs that overlap may be on their way.
     """
 
     def __init__(
-        self, raw: Session, waits_for: Sequence[Finishing] = (), overlaps: bool = False, repeats: bool = False
+        self,
+        raw: Session,
+        waits_for: Sequence[Finishing] = (),
+        overlaps: bool = False,
+        repeats: bool = False,
+        most: int = MOST_ON_THEIR_WAY,
     ) -> None:
         self._raw = raw
         self._repeats = repeats
-        self._overlapping = Overlapping(raw) if overlaps else None
+        self._overlapping = Overlapping(raw, most) if overlaps else None
         self._waits_for = list(waits_for)
         self._ready: dict[tuple[tuple[str, ...], tuple[str, ...]], _Ready | None] = {}
 

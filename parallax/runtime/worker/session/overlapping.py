@@ -3,7 +3,8 @@
 The tail of a step are its all-reduces, pushes and updates. While it goes on, the script prepares the next batch, and
 the next run begins: whatever reads a variable waits for the update of that variable, and for nothing else
 (parallax/native/turns.cc), so every value is the one that runs one after the other would read. Two runs are on their
-way at most. Anything else that the session is asked to do, whoever asks, waits until none is. A run that fails after it
+way at most; of a model in stages as many as there are stages from a worker's own on, so that the runs of micro-batches
+follow each other forward and back. Anything else that the session is asked to do, whoever asks, waits until none is. A run that fails after it
 has given back its values has the next one fail, with its own error; the end of the data is told by the run that meets
 it, as a run also waits until it has taken its input, and has done whatever else keeps state before the workers meet.
 """
@@ -30,10 +31,11 @@ from parallax.graph.control_flow import branches_of
 from parallax.graph.view import GraphView, split_tensor
 from parallax.report.logger import log
 from parallax.transform.building.all_to_all import ALL_REDUCE, ALL_TO_ALL, library, native_ops
+from parallax.transform.passes.cut_stages import RECEIVE, SEND
 from parallax.transform.passes.turns import GATE, RUN_NUMBER, SCOPE, find_ungated, passes_on
 from parallax.types import Operation, Session, Value
 
-_MOST_ON_THEIR_WAY = 2
+MOST_ON_THEIR_WAY = 2
 _numbers = itertools.count(1)
 """Of runs, in all sessions of this process."""
 
@@ -83,10 +85,12 @@ class Overlapping:
     Args:
         raw: TensorFlow's session, in this process, of a graph with gates (transform/passes/turns.py). From now on its
             own runs wait until none of these is on its way.
+        most: how many may be on their way.
     """
 
-    def __init__(self, raw: Session) -> None:
+    def __init__(self, raw: Session, most: int = MOST_ON_THEIR_WAY) -> None:
         self._raw = raw
+        self._most = most
         self._make = raw._make_callable_from_options
         self._flying: deque[_Flight] = deque()
         self._last = 0
@@ -164,7 +168,7 @@ class Overlapping:
         copied = [np.array(value) for value in values]
         flight = _Flight()
         with self._lock:
-            self._land(_MOST_ON_THEIR_WAY - 1)
+            self._land(self._most - 1)
             self._last += 1
             number = next(_numbers)
             _native().parallax_turns_begin(number, ready.keys, len(ready.keys))
@@ -217,7 +221,7 @@ class Overlapping:
 
     def _give(self, task: Callable[[], None]) -> None:
         """Has a thread of its own carry out a run; at the end of the process nobody waits for it."""
-        if self._last <= _MOST_ON_THEIR_WAY:
+        if self._last <= self._most:
             threading.Thread(target=self._work, name=f"run_{self._last}", daemon=True).start()
         self._tasks.put(task)
 
@@ -244,7 +248,7 @@ def _fly(ready: OverlappingRun, number: int, values: Sequence[Value], flight: _F
 
 def is_meeting(op: str) -> bool:
     """Whether workers wait for each other in ops of a type."""
-    return op.startswith("Horovod") or op in (ALL_REDUCE, ALL_TO_ALL)
+    return op.startswith("Horovod") or op in (ALL_REDUCE, ALL_TO_ALL, SEND, RECEIVE)
 
 
 def _before_meetings(view: GraphView, runs: set[str]) -> set[str]:

@@ -82,6 +82,7 @@ class WorkerContext:
         positions: counts what runs have consumed; None where nobody asks.
         batches: compares the batches of all workers; None where nobody asks.
         nan_report: says where a number is NaN first; None where nobody asks.
+        peers: communicator of the stages of this worker's replica; None where it has the whole model.
     """
 
     graph: Graph
@@ -100,6 +101,7 @@ class WorkerContext:
     positions: InputPositions | None = None
     batches: BatchComparison | None = None
     nan_report: NanReport | None = None
+    peers: Comm = None
 
     def __post_init__(self) -> None:
         self._known = Fetchable(self.graph, self._is_known)
@@ -172,6 +174,19 @@ class WorkerContext:
         check_computed(name, self.analysed.captured.lazy)
         return self.names.has(name)
 
+    def given(self, resolved: ResolvedRun, found: Sequence[Value]) -> Sequence[Value]:
+        """What a run has given for each name asked for; what another stage has comes from there."""
+        own = resolved.values(found)
+        if not resolved.stages:
+            return own
+        values = list(own)
+        for stage in sorted(set(resolved.stages.values())):
+            places = [place for place, at in resolved.stages.items() if at == stage]
+            theirs = self.peers.bcast([values[place] for place in places], stage)
+            for place, value in zip(places, theirs, strict=True):
+                values[place] = value
+        return values
+
     def values(self, request: Request, found: Sequence[Value], per_replica: bool) -> Nest:
         """What a request gets, in the form in which it was asked for."""
         return put_together(request, found, self._is_saved_path if per_replica else None)
@@ -230,7 +245,7 @@ class PlainSession(SessionInterface):  # type: ignore[misc]
                 worker.runs.add(worker.names, request.names, (), request.feeds, gather)
             worker.count(Run(None, request.names, set(request.feeds), gather))
             worker.ran(request.names, times)
-            return worker.values(request, resolved.values(found), per_replica=False)
+            return worker.values(request, worker.given(resolved, found), per_replica=False)
 
     def partial_run_setup(self, fetches: Fetches, feeds: object = None) -> None:
         """Not supported: collectives need whole runs."""

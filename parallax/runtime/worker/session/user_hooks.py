@@ -64,7 +64,7 @@ class UserHook(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
         results = None
         if self._asked is not None:
             request, resolved = self._asked
-            results = self._worker.values(request, resolved.values(run_values.results), per_replica=False)
+            results = self._worker.values(request, self._worker.given(resolved, run_values.results), per_replica=False)
         values = v1.train.SessionRunValues(results, run_values.options, run_values.run_metadata)
         self._call(self._hook.after_run, self._context(self._run()), values)
         self._pass_on_stop(run_context)
