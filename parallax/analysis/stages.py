@@ -12,15 +12,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from parallax.analysis.cut.plan_stages import count_stages, cut_of_plan, layout_of_replicas, plan_in_stages
+from parallax.analysis.cut.plan_stages import count_stages, cut_of_plan, plan_in_stages
 from parallax.analysis.layouts.notes import check_gather_limit, notes_of_kept
 from parallax.analysis.measuring.live_bytes import live_bytes
+from parallax.analysis.plan_file import plan_of_file
 from parallax.analysis.planner import make_plan, part_routes, placements, terms_of
 from parallax.analysis.propagation.classify import classify
 from parallax.analysis.propagation.propagate import propagate, walk_graph
 from parallax.analysis.propagation.walk import NoRule
 from parallax.analysis.reading.capture import CapturedGraph, capture
-from parallax.analysis.routes.candidates import rows_by_owner
 from parallax.analysis.routes.peer_memory import peer_memory_cost
 from parallax.analysis.whatif.memory import (
     FixedMemory,
@@ -32,12 +32,11 @@ from parallax.analysis.whatif.memory import (
 )
 from parallax.analysis.whatif.simulate import HostKind, simulate
 from parallax.cluster.plan_inputs import PlanInputs, read_measured
-from parallax.errors import GraphError, PlanError
+from parallax.errors import GraphError
 from parallax.graph.batches import is_of_front_end
-from parallax.graph.ownership import Ownership
 from parallax.graph.spec import GradientSource, GraphSpec, spec_from_json, spec_to_json
 from parallax.plans.memory import PROFILE, MemoryPlan
-from parallax.plans.plan import ALLTOALL, NO_ROUTE, PS, Layout, Plan, PlanConstraints, VariablePlan, read_plan
+from parallax.plans.plan import PS, Layout, Plan, PlanConstraints
 from parallax.plans.rewrites import Rewrites
 from parallax.plans.what_if import Simulation, WhatIf
 from parallax.report.text import peer_memory_text
@@ -166,31 +165,7 @@ def plan_for(
             measured.check_names(hosts)
         plan = _new_plan(analysed, layout, config, constraints, measured)
         return _make_allowed_plan(plan, analysed, config)
-    path = Path(config.plan_file)
-    plan = read_plan(path)
-    plan.check_belongs_to(analysed.spec, layout)
-    if plan.synchronous != synchronous:
-        raise PlanError(
-            f"{path}: a plan file says whether every step takes the gradients of all workers: it was made with "
-            f"sync={plan.synchronous}, and the job has sync={synchronous}. Make the plan anew, or change the script."
-        )
-    if config.wire_dtype not in (None, plan.wire_dtype):
-        raise PlanError(
-            f"{path}: a plan file says what travels as which type: wire_dtype is {plan.wire_dtype!r} there, and "
-            f"{config.wire_dtype!r} was asked for. Make the plan anew, or leave the setting out."
-        )
-    if config.batches_per_update not in (1, plan.accumulate_steps):
-        raise PlanError(
-            f"{path}: a plan file says how many batches an update takes: accumulate_steps is {plan.accumulate_steps} "
-            f"there, and {config.batches_per_update} was asked for. Make the plan anew, or leave the setting out."
-        )
-    if count_stages(config) not in (1, len(plan.stages)):
-        raise PlanError(
-            f"{path}: a plan file says where the model is cut: it has {len(plan.stages)} stages there, and "
-            f"{config.stages!r} was asked for. Make the plan anew, or leave the setting out."
-        )
-    _check_possible(plan, analysed.spec, layout_of_replicas(layout, len(plan.stages) or 1), path)
-    plan = _with_owner_rows(plan, analysed.spec)
+    plan = plan_of_file(Path(config.plan_file), analysed.spec, layout, config, synchronous)
     return _make_allowed_plan(plan, analysed, config)
 
 
@@ -335,66 +310,6 @@ def feasible(
             refused[name] = error.reason
         else:
             return plan
-
-
-def _check_possible(plan: Plan, spec: GraphSpec, layout: Layout, path: Path) -> None:
-    """Refuses a plan that was edited into one that no planner would make for this graph."""
-    routes = {v.name: v.route for v in plan.variables if v.route != NO_ROUTE}
-    terms = PlanConstraints(
-        plan.run_option,
-        plan.synchronous,
-        plan.average_sparse,
-        routes,
-        wire_dtype=plan.wire_dtype,
-        accumulate_steps=plan.accumulate_steps,
-    )
-    try:
-        possible = make_plan(spec, layout, terms)
-    except PlanError as error:
-        raise PlanError(f"{path}: {error}") from error
-    for variable in possible.variables:
-        if tuple(map(len, variable.servers)) and (
-            len(variable.servers) != len(plan.variable(variable.name).servers)
-            or any(not 0 <= s < len(plan.servers) for part in plan.variable(variable.name).servers for s in part)
-        ):
-            raise PlanError(
-                f"{path}: a plan must give every partition one of its {len(plan.servers)} servers, and "
-                f"{variable.name} has {plan.variable(variable.name).servers}. Make it anew with `parallax plan --json`."
-            )
-    for planned in plan.variables:
-        _check_pattern(planned, layout.num_workers, path)
-    without = {v.name for v in plan.variables if v.route == NO_ROUTE}
-    for variable in possible.variables:
-        if (variable.route == NO_ROUTE) != (variable.name in without):
-            raise PlanError(
-                f"{path}: a plan must give a route to every variable with a gradient, and {variable.name} has none. "
-                "Make it anew with `parallax plan --json`."
-            )
-
-
-def _check_pattern(planned: VariablePlan, workers: int, path: Path) -> None:
-    pattern = planned.owner_pattern
-    if pattern and planned.route != ALLTOALL:
-        raise PlanError(
-            f"{path}: only a variable by {ALLTOALL} has an owner_pattern, and {planned.name} goes by {planned.route}. "
-            f"Make the pattern [], or the route {ALLTOALL}."
-        )
-    if odd := [entry for entry in pattern if type(entry) is not int or not 0 <= entry < workers]:
-        raise PlanError(
-            f"{path}: an owner_pattern must name workers from 0 to {workers - 1}, and that of {planned.name} has "
-            f"{odd[0]!r}. Name others, or make the pattern [] for equal shares."
-        )
-
-
-def _with_owner_rows(plan: Plan, spec: GraphSpec) -> Plan:
-    """The plan with the rows of each owner as the patterns say, which are what a user edits."""
-    variables = []
-    for planned in plan.variables:
-        if planned.owner_pattern:
-            ownership = Ownership(planned.owner_pattern, plan.num_workers)
-            planned = replace(planned, owner_rows=rows_by_owner(spec.variable(planned.name), ownership))
-        variables.append(planned)
-    return replace(plan, variables=tuple(variables))
 
 
 def rewrites_of(analysed: AnalysedGraph, plan: Plan, equal_randomness: bool = False) -> Rewrites:

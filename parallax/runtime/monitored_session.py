@@ -35,7 +35,18 @@ from parallax.settings.config import Config
 from parallax.transform.building import editor
 from parallax.transform.passes.cut_stages import StageGraph
 from parallax.transform.pipeline import WorkerGraph
-from parallax.types import ConfigProto, Graph, Hook, Operation, Scaffold, Session, Tensor, Variable
+from parallax.types import (
+    Argument,
+    ConfigProto,
+    Graph,
+    Hook,
+    MetaGraphDef,
+    Operation,
+    Scaffold,
+    Session,
+    Tensor,
+    Variable,
+)
 
 v1 = tf.compat.v1
 
@@ -178,7 +189,7 @@ def _import(graph: Graph, worker_graph: WorkerGraph) -> Graph:
     return imported
 
 
-def _drop_elsewhere(meta: MetaGraph, names: set[str]) -> None:
+def _drop_elsewhere(meta: MetaGraphDef, names: set[str]) -> None:
     """Leaves out of a worker's collections what other stages have: variables, queues, initializers of word tables."""
     kinds = {v1.GraphKeys.QUEUE_RUNNERS: (queue_runner_pb2.QueueRunnerDef, "queue_name")}
     for key, collection in meta.collection_def.items():
@@ -191,7 +202,7 @@ def _drop_elsewhere(meta: MetaGraph, names: set[str]) -> None:
             collection.node_list.value[:] = found
 
 
-def _op_of(said: Message, field: str) -> str:
+def _op_of(said: Argument, field: str) -> str:
     return str(getattr(said, field)).split(":")[0]
 
 

@@ -68,10 +68,7 @@ def forward_pass(
         members.setdefault(merged.get(node, node), []).append(node)
     name_of = {node: name for name, those in members.items() for node in those}
     takes = {
-        name: {
-            name_of[before] for node in those for before in view.predecessors(node) if before in name_of
-        }
-        - {name}
+        name: {name_of[before] for node in those for before in view.predecessors(node) if before in name_of} - {name}
         for name, those in members.items()
     }
     position = {node: number for number, node in enumerate(nodes)}
@@ -81,9 +78,7 @@ def forward_pass(
     return ForwardPass(
         tuple(tuple(sorted(those, key=position.__getitem__)) for those in joined),
         tuple(
-            frozenset(
-                number_of[before] for node in those for before in view.predecessors(node) if before in number_of
-            )
+            frozenset(number_of[before] for node in those for before in view.predecessors(node) if before in number_of)
             - {number}
             for number, those in enumerate(joined)
         ),
@@ -147,9 +142,7 @@ def _components(takes: Mapping[str, Collection[str]]) -> Iterator[list[str]]:
                 lowest[name] = min(lowest[name], number[after])
 
 
-def _enter(
-    name: str, number: dict[str, int], lowest: dict[str, int], open_names: list[str], is_open: set[str]
-) -> None:
+def _enter(name: str, number: dict[str, int], lowest: dict[str, int], open_names: list[str], is_open: set[str]) -> None:
     number[name] = lowest[name] = len(number)
     open_names.append(name)
     is_open.add(name)

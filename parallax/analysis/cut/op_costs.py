@@ -19,14 +19,14 @@ def cost_of(view: GraphView, node: str) -> float:
     made = sum(elements_of(view.shape(tensor)) for tensor in view.outputs(node))
     op = view.op(node)
     if op in _PRODUCTS:
-        return 2.0 * made * _contracted(view, node)
+        return 2.0 * made * _length_of_sum(view, node)
     if op.startswith(("Conv2D", "Conv3D", "DepthwiseConv2d")) and "Backprop" not in op:
         kernel = view.shape(view.inputs(node)[1]) or ()
         return 2.0 * made * elements_of(kernel[:-2] if op.startswith("Depthwise") else kernel[:-1])
     return float(made)
 
 
-def _contracted(view: GraphView, node: str) -> int:
+def _length_of_sum(view: GraphView, node: str) -> int:
     """The length that a product sums over."""
     shape = view.shape(view.inputs(node)[0])
     is_turned = view.flag(node, "transpose_a") or view.flag(node, "adj_x")

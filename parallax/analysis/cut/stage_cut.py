@@ -136,11 +136,11 @@ class GraphCut:
             done |= here
         last = len(ends)
         places = {node: stage_of.get(number, last) for node, number in number_of.items()}
-        places.update(self._read(places))
-        places.update(self._derived(places))
+        places.update(self._places_of_variables(places))
+        places.update(self._places_of_derivatives(places))
         return StageCut(last + 1, places)
 
-    def _read(self, places: Mapping[str, int]) -> Iterator[tuple[str, int]]:
+    def _places_of_variables(self, places: Mapping[str, int]) -> Iterator[tuple[str, int]]:
         """Variables and their reads: where they are taken first."""
         view = self.view
         for handle in view.nodes_of(["VarHandleOp"]):
@@ -152,7 +152,7 @@ class GraphCut:
             if stages:
                 yield handle, min(stages)
 
-    def _derived(self, places: Mapping[str, int]) -> Iterator[tuple[str, int]]:
+    def _places_of_derivatives(self, places: Mapping[str, int]) -> Iterator[tuple[str, int]]:
         """What autodiff made of nodes with a place."""
         for record in self.captured.records:
             for node, forward in record.forward.items():

@@ -61,9 +61,7 @@ def find_messages(graph: GraphToCut, places: Mapping[str, int]) -> tuple[StageMe
         for control in dict.fromkeys(graph.controls.get(node, ())):
             for source in sorted(behind[control] - {stage}):
                 takers.setdefault(("", control, source, stage), []).append(node)
-    return tuple(
-        StageMessage(number, *key, tuple(nodes)) for number, (key, nodes) in enumerate(takers.items())
-    )
+    return tuple(StageMessage(number, *key, tuple(nodes)) for number, (key, nodes) in enumerate(takers.items()))
 
 
 def _stages_behind(graph: GraphToCut, places: Mapping[str, int]) -> dict[str, frozenset[int]]:

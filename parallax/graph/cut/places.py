@@ -46,9 +46,7 @@ def complete_places(graph: GraphToCut, known: Mapping[str, int]) -> dict[str, in
     return {node: by_block.get(graph.block(node), 0) for node in graph.order if node not in graph.everywhere}
 
 
-def _heaviest(
-    graph: GraphToCut, node: str, by_block: Mapping[str, int], there: Mapping[str, set[int]]
-) -> int | None:
+def _heaviest(graph: GraphToCut, node: str, by_block: Mapping[str, int], there: Mapping[str, set[int]]) -> int | None:
     """The stage that has most bytes of what a node takes, the first of several; None where it takes nothing placed."""
     weights: dict[int, int] = {}
     for tensor in dict.fromkeys(graph.sent_inputs(node)):

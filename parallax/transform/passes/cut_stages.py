@@ -134,9 +134,7 @@ def _stage_of(graph_def: GraphDef, view: GraphView, made: StageGraph) -> GraphDe
     return found
 
 
-def _lead(
-    node: NodeDef, made: StageGraph, received: Mapping[str, StageMessage], words: Iterable[StageMessage]
-) -> None:
+def _lead(node: NodeDef, made: StageGraph, received: Mapping[str, StageMessage], words: Iterable[StageMessage]) -> None:
     """Has a node take what is received, and wait for what this stage has and for the words of others."""
     taken = []
     for name in node.input:

@@ -11,7 +11,7 @@ workers. A run of asynchronous training has none, and is not watched.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from functools import cached_property
 
 import numpy as np

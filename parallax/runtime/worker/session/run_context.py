@@ -27,11 +27,12 @@ from parallax.runtime.worker.session.fetches import Fetchable, Leaf, Request, ch
 from parallax.runtime.worker.session.names import Names, fetch_text
 from parallax.runtime.worker.session.one_graph import place_of
 from parallax.runtime.worker.session.positions import InputPositions
+from parallax.runtime.worker.session.resolved_run import ResolvedRun
 from parallax.runtime.worker.session.runs import Runs
 from parallax.transform.building.editor import Counter
 from parallax.transform.building.wire import Rounding
 from parallax.transform.pipeline import WorkerGraph
-from parallax.types import FeedDict, Fetches, Graph, Nest, RunContext, RunMetadata, RunOptions, Session, Value
+from parallax.types import Comm, FeedDict, Fetches, Graph, Nest, RunContext, RunMetadata, RunOptions, Session, Value
 
 v1 = tf.compat.v1
 NOT_CHIEFS = (
@@ -174,12 +175,12 @@ class WorkerContext:
         check_computed(name, self.analysed.captured.lazy)
         return self.names.has(name)
 
-    def given(self, resolved: ResolvedRun, found: Sequence[Value]) -> Sequence[Value]:
+    def bring_values(self, resolved: ResolvedRun, found: Sequence[Value]) -> Sequence[Value]:
         """What a run has given for each name asked for; what another stage has comes from there."""
         own = resolved.values(found)
         if not resolved.stages:
             return own
-        values = list(own)
+        values: list[Value] = list(own)
         for stage in sorted(set(resolved.stages.values())):
             places = [place for place, at in resolved.stages.items() if at == stage]
             theirs = self.peers.bcast([values[place] for place in places], stage)
@@ -245,7 +246,7 @@ class PlainSession(SessionInterface):  # type: ignore[misc]
                 worker.runs.add(worker.names, request.names, (), request.feeds, gather)
             worker.count(Run(None, request.names, set(request.feeds), gather))
             worker.ran(request.names, times)
-            return worker.values(request, worker.given(resolved, found), per_replica=False)
+            return worker.values(request, worker.bring_values(resolved, found), per_replica=False)
 
     def partial_run_setup(self, fetches: Fetches, feeds: object = None) -> None:
         """Not supported: collectives need whole runs."""

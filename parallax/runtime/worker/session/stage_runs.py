@@ -43,9 +43,7 @@ def of_stage(run: ResolvedRun, stages: StageGraph, runs: set[str], feeds: Mappin
         fed={given: here for given, here in led.items() if here and given != here},
         had=tuple(has_own.get(place, False) for place in range(len(run.had))),
         absent=frozenset(given for given, here in led.items() if not here),
-        stages={
-            place: stage for place, stage in where.items() if stage is not None and names[place] and ":" in names[place]
-        },
+        stages={place: stage for place, stage in where.items() if stage is not None and ":" in str(names[place])},
     )
 
 

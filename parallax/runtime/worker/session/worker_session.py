@@ -231,7 +231,7 @@ class Session(PlainSession):
             worker.accumulation.has_run(kept)
             worker.count(run)
             worker.ran((*request.names, *run.hook_names), times)
-            given = worker.given(resolved, found)
+            given = worker.bring_values(resolved, found)
             values = worker.values(request, given, per_replica)
             worker.look_at(request, given)
         seconds = time.monotonic() - times.began_s
