@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 
+from parallax.graph.control_flow import branches_of
 from parallax.graph.cut.blocks import blocks_of
 from parallax.graph.view import GraphView, split_tensor
 
@@ -53,14 +54,15 @@ def forward_pass(
         autodiff: the nodes that autodiff made.
         everywhere: nodes of which each stage has its own.
     """
-    needed = view.ancestors(losses)
+    needed, branches = view.ancestors(losses), branches_of(view)
     nodes = [
         node
         for node in view.topological_order()
         if node in needed
         and node not in autodiff
         and node not in everywhere
-        and view.op(node) not in (*_READS, *_HANDLES)
+        and view.op(node) not in _HANDLES
+        and (view.op(node) not in _READS or branches[node])
     ]
     merged = _merge(_same_variable(view, nodes), blocks_of(view, nodes, everywhere))
     members: dict[str, list[str]] = {}

@@ -14,8 +14,8 @@ from parallax.graph.ops import op_definition, takes_functions
 from parallax.graph.view import GraphView, split_tensor
 
 _SOURCES = ("Const", "Placeholder", "PlaceholderV2")
-_READS_FILES = ("RestoreV2",)
-"""What is stateful, and gives the same on all stages."""
+_ALIKE = ("Assert", "RestoreV2")
+"""What is stateful, and does the same on all stages."""
 
 
 def find_everywhere(view: GraphView) -> frozenset[str]:
@@ -48,7 +48,7 @@ def _find_made(view: GraphView, variables: set[str]) -> set[str]:
 
 def _gives_alike(op: str) -> bool:
     definition = op_definition(op)
-    return definition is not None and (not definition.is_stateful or op in _READS_FILES)
+    return definition is not None and (not definition.is_stateful or op in _ALIKE)
 
 
 def _is_scalar(view: GraphView, variable: str) -> bool:

@@ -1,0 +1,56 @@
+"""A variable that one stage of the model holds, whole: its first worker reads it, and all of its workers write it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from parallax.runtime.checkpoint.files.stored_tensors import CheckpointEntry
+from parallax.runtime.worker.barrier import barrier
+from parallax.types import Array, ArrayOnWorker0, Comm, Session
+
+
+class OwnRows(Protocol):
+    """What this worker has of a variable: all of it."""
+
+    def read_own(self, session: Session, first: int, count: int) -> Array:
+        """Rows of it."""
+
+    def write_own(self, session: Session, first: int, rows: Array) -> None:
+        """Writes rows of it."""
+
+
+@dataclass(frozen=True, slots=True)
+class RowsOfStage:
+    """Rows that the workers of one stage have, and no others.
+
+    Attributes:
+        stored: the variable's place in the checkpoint.
+        own: this worker's; None where another stage has them.
+        reader: the worker that reads them.
+        comm: communicator of the workers.
+    """
+
+    stored: CheckpointEntry
+    own: OwnRows | None
+    reader: int
+    comm: Comm
+
+    def read(self, session: Session, first: int, count: int) -> ArrayOnWorker0:
+        """The reader sends rows to worker 0."""
+        rank = self.comm.Get_rank()
+        own = self.own.read_own(session, first, count) if self.own is not None and rank == self.reader else None
+        if self.reader:
+            barrier(self.comm)
+            if rank == self.reader:
+                self.comm.send(own, 0)
+            elif rank == 0:
+                own = self.comm.recv(source=self.reader)
+        return own if rank == 0 else None
+
+    def write(self, session: Session, first: int, count: int, rows: ArrayOnWorker0) -> None:
+        """Worker 0's rows go to all, and those who hold them write them."""
+        barrier(self.comm)
+        rows = self.comm.bcast(rows)
+        if self.own is not None and (count or not self.stored.has_rows):
+            self.own.write_own(session, first, rows)
