@@ -1,0 +1,101 @@
+"""A model in stages trains as one process does: bit for bit on the same micro-batches, to rounding on the batch."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+pytestmark = pytest.mark.timeout(300)
+
+SCRIPT = Path(__file__).parent / "scripts" / "staged.py"
+
+
+@pytest.fixture
+def train(start, tmp_path):
+    """Trains a model by some workers, and gives what they found."""
+
+    def run(workers, model, optimizer, stages, micro_batches, batches):
+        file = tmp_path / f"{workers}-{stages}.npz"
+        words = [SCRIPT, model, optimizer, stages, micro_batches, batches, file]
+        done = start("-m", "parallax.cli", "run", "--workers", workers, *words).finish()
+        assert done.status == 0, str(done)
+        assert "Steps do not overlap" not in done.stderr, str(done)
+        return np.load(file), done
+
+    return run
+
+
+def distance(found, wanted):
+    return float(np.linalg.norm(found - wanted) / (np.linalg.norm(wanted) + 1e-30))
+
+
+def variables(kind, run):
+    return {name.removeprefix(kind): run[name].astype(float) for name in run.files if name.startswith(kind)}
+
+
+def compare(staged, single, replicas, micro_batches):
+    """Compares a job in stages with one worker that has all replicas' batches, and both with one process."""
+    found, alike = variables("found ", staged), variables("found ", single)
+    assert found.keys() == alike.keys()
+    limit = 0.0 if replicas == 1 else 1e-6
+    assert max(distance(found[name], alike[name]) for name in found) <= limit
+    assert distance(staged["norms"], single["norms"]) <= limit
+    if replicas == 1:
+        assert distance(staged["losses"], single["losses"]) == 0.0
+    wanted = variables("wanted ", staged)
+    every = (
+        np.concatenate([wanted[name].ravel() for name in found]),
+        np.concatenate([f.ravel() for f in found.values()]),
+    )
+    assert distance(every[1], every[0]) <= 1e-5
+    if replicas == 1:
+        means = staged["losses"].reshape(-1, micro_batches).mean(1)
+        assert distance(means, staged["wanted_losses"]) <= 1e-6
+
+
+@pytest.mark.rotates
+@pytest.mark.parametrize("optimizer", ["adagrad", "adam"])
+@pytest.mark.parametrize("micro_batches", [1, 4])
+@pytest.mark.parametrize(("stages", "replicas"), [(2, 1), (4, 1), (2, 2)])
+def test_skips_over_cuts_and_clipping(train, stages, replicas, micro_batches, optimizer):
+    staged, _ = train(stages * replicas, "mlp", optimizer, stages, micro_batches, 1)
+    single, _ = train(1, "mlp", optimizer, 0, micro_batches, replicas)
+    compare(staged, single, replicas, micro_batches)
+
+
+@pytest.mark.rotates
+@pytest.mark.parametrize("model", ["lstm", "dropped", "embedded", "tied"])
+def test_models(train, model):
+    staged, _ = train(2, model, "adagrad", 2, 4, 1)
+    single, _ = train(1, model, "adagrad", 0, 4, 1)
+    if model == "dropped":  # plain TensorFlow draws other numbers
+        assert distance(staged["losses"], single["losses"]) == 0.0
+    else:
+        compare(staged, single, 1, 4)
+
+
+def test_all_workers_see_what_one_stage_has(train):
+    _, done = train(2, "mlp", "adagrad", "add_3", 2, 1)
+    lines = [[line for line in done.lines(rank) if line.startswith("workers 1 worker 0")] for rank in (0, 1)]
+    assert len(lines[0]) == 1 and lines[0] == lines[1]
+
+
+REFUSED = [
+    (["--stages", "3"], "multiple of the stages"),
+    (["--stages", "nothing"], "must be an op of the forward pass"),
+    (["--stages", "add_5,add_2,add_3"], "must be in the order of the forward pass"),
+    (["--stages", "loss"], "The last stage must have an op"),
+    (["--stages", "add_2,add_2"], "must have each name once"),
+    (["--stages", "0"], "must be a whole number from 1"),
+    (["--stages", "2", "--micro-batches", "4", "--accumulate-steps", "2"], "Give micro_batches alone"),
+    (["--stages", "2", "--replan", "on"], "not supported yet with plans that change"),
+]
+
+
+@pytest.mark.rotates
+@pytest.mark.parametrize(("words", "said"), REFUSED, ids=[" ".join(words) for words, _ in REFUSED])
+def test_refuses(start, tmp_path, words, said):
+    arguments = [SCRIPT, "mlp", "adagrad", 0, 1, 1, tmp_path / "none.npz"]
+    done = start("-m", "parallax.cli", "run", "--workers", 4, *words, *arguments).finish()
+    assert done.status != 0
+    assert said in done.stderr + done.stdout, str(done)
