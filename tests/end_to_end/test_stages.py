@@ -1,9 +1,11 @@
 """A model in stages trains as one process does: bit for bit on the same micro-batches, to rounding on the batch."""
 
+import shutil
 from pathlib import Path
 
 import numpy as np
 import pytest
+import tensorflow as tf
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -88,7 +90,6 @@ REFUSED = [
     (["--stages", "add_2,add_2"], "must have each name once"),
     (["--stages", "0"], "must be a whole number from 1"),
     (["--stages", "2", "--micro-batches", "4", "--accumulate-steps", "2"], "Give micro_batches alone"),
-    (["--stages", "2", "--replan", "on"], "not supported yet with plans that change"),
 ]
 
 
@@ -99,3 +100,27 @@ def test_refuses(start, tmp_path, words, said):
     done = start("-m", "parallax.cli", "run", "--workers", 4, *words, *arguments).finish()
     assert done.status != 0
     assert said in done.stderr + done.stdout, str(done)
+
+
+@pytest.mark.rotates
+def test_checkpoints_are_read_by_other_stages_and_without(start, tmp_path):
+    script = SCRIPT.parent / "staged_checkpoints.py"
+
+    def run(workers, stages, folder, updates):
+        done = start("-m", "parallax.cli", "run", "--workers", workers, script, stages, folder, updates).finish()
+        assert done.status == 0, str(done)
+        lines = [done.lines(rank) for rank in range(workers)]
+        (ends,) = {tuple(line for line in of_rank if line.startswith("ended")) for of_rank in lines}
+        return [line for line in lines[0] if line.startswith("began")], ends
+
+    _, wanted = run(1, 0, tmp_path / "whole", 12)
+    run(2, 2, tmp_path / "first", 10)
+    for workers, stages in ((1, 0), (2, 2), (4, 4)):
+        folder = tmp_path / f"copy-{stages}"
+        shutil.copytree(tmp_path / "first", folder)
+        began, ends = run(workers, stages, folder, 12)
+        assert began == ["began at 10"] and ends == wanted
+    reader = tf.train.load_checkpoint(str(tmp_path / "first"))
+    shapes = reader.get_variable_to_shape_map()
+    assert shapes["in0/kernel"] == [32, 32] and shapes["logits/kernel/Adagrad"] == [32, 10]
+    assert reader.get_tensor("global_step") == 10

@@ -21,6 +21,7 @@ class ResolvedRun:
         had: for each name asked for whether it can be had; what comes with an update only cannot between updates.
         full: where batches go that are full, of those that are fed.
         absent: tensors of the user's graph that are fed, and that this worker has nothing of.
+        whole: of a model in stages, `tensors` in the graph of all of them; empty where the worker has it all.
         stages: place of a name asked for -> the stage that has it, of those that one stage has.
     """
 
@@ -31,7 +32,13 @@ class ResolvedRun:
     had: tuple[bool, ...] = ()
     full: tuple[FullBatch, ...] = ()
     absent: frozenset[str] = frozenset()
+    whole: tuple[str, ...] = ()
     stages: Mapping[int, int] = field(default_factory=dict)
+
+    @property
+    def asked(self) -> tuple[str, ...]:
+        """What all workers of a replica together run for this, in the graph that they have together."""
+        return self.whole or self.tensors
 
     def feeds(self, given: Mapping[str, Value]) -> dict[str, Value]:
         """What is fed in the user's names, in those of this worker's graph."""

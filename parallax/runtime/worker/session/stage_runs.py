@@ -42,6 +42,7 @@ def of_stage(run: ResolvedRun, stages: StageGraph, runs: set[str], feeds: Mappin
         collectives=hashlib.sha256("\n".join(texts).encode()).hexdigest()[:16] if is_joint else "",
         fed={given: here for given, here in led.items() if here and given != here},
         had=tuple(has_own.get(place, False) for place in range(len(run.had))),
+        whole=run.tensors,
         absent=frozenset(given for given, here in led.items() if not here),
         stages={place: stage for place, stage in where.items() if stage is not None and ":" in str(names[place])},
     )
