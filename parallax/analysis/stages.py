@@ -32,7 +32,7 @@ from parallax.analysis.whatif.memory import (
 )
 from parallax.analysis.whatif.simulate import HostKind, simulate
 from parallax.cluster.plan_inputs import PlanInputs, read_measured
-from parallax.errors import GraphError
+from parallax.errors import GraphError, PlanError
 from parallax.graph.batches import is_of_front_end
 from parallax.graph.spec import GradientSource, GraphSpec, spec_from_json, spec_to_json
 from parallax.plans.memory import PROFILE, MemoryPlan
@@ -246,6 +246,8 @@ def simulation_of(
     Raises:
         PlanError: as `parallax.analysis.whatif.simulate.simulate`; when the profile is of other hosts.
     """
+    if count_stages(config) > 1:
+        raise PlanError("parallax simulate is not supported yet with stages. Leave the stages out.")
 
     def plan(spec: GraphSpec, layout: Layout, constraints: PlanConstraints, measured: PlanInputs) -> Plan:
         return feasible(replace(analysed, spec=spec), layout, constraints, measured)
