@@ -3,6 +3,9 @@
 // A thread of its own carries all messages of a process, in any order: a send or receive takes no thread of TensorFlow's
 // while it waits, and a receive that waits holds up no other message. A message says its shape itself. All messages go
 // over one communicator; the number of a message is its tag.
+//
+// A run that fails is cancelled by TensorFlow, and so are its messages. Whoever has run it sends its error in place of
+// what it has not sent (parallax_stages_fail), so that the runs of the other stages fail with the same.
 #include <mpi.h>
 
 #include <algorithm>
@@ -12,6 +15,7 @@
 #include <cstring>
 #include <functional>
 #include <list>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -21,6 +25,8 @@
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
+#include "absl/types/span.h"
+#include "tensorflow/core/framework/cancellation.h"
 #include "tensorflow/core/framework/op.h"
 #include "tensorflow/core/framework/op_kernel.h"
 #include "tensorflow/core/framework/shape_inference.h"
@@ -39,6 +45,88 @@ constexpr int kTurns = 64;                 // without progress, before the threa
 constexpr auto kShortest = std::chrono::microseconds(20), kLongest = std::chrono::microseconds(320);
 
 std::atomic<int64_t> sent_bytes{0};
+
+// How often each message was sent, or its error.
+class SentCounts {
+ public:
+  static SentCounts& Get() {
+    static auto* counts = new SentCounts;
+    return *counts;
+  }
+
+  void Add(int number) {
+    std::lock_guard<std::mutex> hold(mutex_);
+    ++counts_[number];
+  }
+
+  int64_t Of(int number) {
+    std::lock_guard<std::mutex> hold(mutex_);
+    return counts_[number];
+  }
+
+  // Counts a message unless it was sent so often; whether it was not.
+  bool AddIfBelow(int number, int64_t times) {
+    std::lock_guard<std::mutex> hold(mutex_);
+    if (counts_[number] >= times) return false;
+    ++counts_[number];
+    return true;
+  }
+
+ private:
+  std::mutex mutex_;
+  std::map<int, int64_t> counts_;
+};
+
+// What an op waits for, which ends once: when its message has come or gone, or when its run is cancelled.
+class Waiting {
+ public:
+  Waiting(OpKernelContext* context, std::function<void()> done) : context_(context), done_(std::move(done)) {
+    auto* manager = context->cancellation_manager();
+    if (manager == nullptr) return;
+    token_ = manager->get_cancellation_token();
+    is_registered_ = true;
+  }
+
+  // Has a cancelled run end it; false where it is cancelled already.
+  bool Register(std::shared_ptr<Waiting> self) {
+    auto* manager = context_->cancellation_manager();
+    return manager == nullptr || manager->RegisterCallback(token_, [self] {
+      self->End([](OpKernelContext* context) { context->SetStatus(absl::CancelledError("the run has failed")); }, true);
+    });
+  }
+
+  // Takes the right to end it and does so; false where another has it.
+  bool End(const std::function<void(OpKernelContext*)>& last, bool is_cancelled = false) {
+    {
+      std::lock_guard<std::mutex> hold(mutex_);
+      if (is_over_) return false;
+      is_over_ = true;
+    }
+    if (is_registered_ && !is_cancelled) context_->cancellation_manager()->DeregisterCallback(token_);
+    last(context_);
+    done_();
+    return true;
+  }
+
+  // Does something with the context, unless it has ended.
+  bool Use(const std::function<void(OpKernelContext*)>& use) {
+    std::lock_guard<std::mutex> hold(mutex_);
+    if (!is_over_) use(context_);
+    return !is_over_;
+  }
+
+  bool is_over() {
+    std::lock_guard<std::mutex> hold(mutex_);
+    return is_over_;
+  }
+
+ private:
+  OpKernelContext* const context_;
+  const std::function<void()> done_;
+  std::mutex mutex_;
+  bool is_over_ = false, is_registered_ = false;
+  tensorflow::CancellationToken token_ = 0;
+};
 
 // A message on its way: goes a step further each time it is asked to.
 class Message {
@@ -63,33 +151,39 @@ bool AllDone(std::vector<MPI_Request>* requests) {
   return is_done != 0;
 }
 
+// A tensor that is sent, or an error in its place.
 class Outgoing : public Message {
  public:
-  Outgoing(int peer, int number, Tensor value, std::function<void()> done)
-      : peer_(peer), number_(number), value_(std::move(value)), done_(std::move(done)) {}
+  Outgoing(int peer, int number, Tensor value, std::shared_ptr<Waiting> waiting)
+      : peer_(peer), number_(number), value_(std::move(value)), waiting_(std::move(waiting)) {}
+
+  Outgoing(int peer, int number, int code, const std::string& text) : peer_(peer), number_(number) {
+    const int64_t mark = -1 - code;
+    head_.resize(sizeof(mark) + text.size());
+    std::memcpy(head_.data(), &mark, sizeof(mark));
+    std::memcpy(head_.data() + sizeof(mark), text.data(), text.size());
+  }
 
   bool Advance(MPI_Comm comm, bool* is_done) override {
     if (!is_posted_) {
       Post(comm);
       return is_posted_ = true;
     }
-    if (!AllDone(&requests_)) return false;
+    if (!AllDone(&requests_)) return false;  // also of a run that was cancelled: the memory is MPI's until then
     *is_done = true;
-    done_();
+    if (waiting_ != nullptr) waiting_->End([](OpKernelContext*) {});
     return true;
   }
 
  private:
   void Post(MPI_Comm comm) {
     const auto data = value_.tensor_data();
-    const bool is_inline = static_cast<long long>(data.size()) <= kInline;
-    std::vector<int64_t> head{value_.dims()};
-    for (int i = 0; i < value_.dims(); ++i) head.push_back(value_.dim_size(i));
-    head_.resize(head.size() * sizeof(int64_t) + (is_inline ? data.size() : 0));
-    std::memcpy(head_.data(), head.data(), head.size() * sizeof(int64_t));
-    if (is_inline) std::memcpy(head_.data() + head.size() * sizeof(int64_t), data.data(), data.size());
+    const bool is_error = waiting_ == nullptr;
+    const bool is_inline = is_error || static_cast<long long>(data.size()) <= kInline;
+    if (!is_error) WriteHead(data, is_inline);
     requests_.emplace_back();
     MPI_Isend(head_.data(), static_cast<int>(head_.size()), MPI_BYTE, peer_, 2 * number_, comm, &requests_.back());
+    if (is_error) return;
     sent_bytes += static_cast<int64_t>(data.size());
     if (is_inline) return;
     InPieces(const_cast<char*>(data.data()), data.size(), &requests_, [&](char* piece, int size, MPI_Request* request) {
@@ -97,9 +191,17 @@ class Outgoing : public Message {
     });
   }
 
+  void WriteHead(absl::string_view data, bool is_inline) {
+    std::vector<int64_t> head{value_.dims()};
+    for (int i = 0; i < value_.dims(); ++i) head.push_back(value_.dim_size(i));
+    head_.resize(head.size() * sizeof(int64_t) + (is_inline ? data.size() : 0));
+    std::memcpy(head_.data(), head.data(), head.size() * sizeof(int64_t));
+    if (is_inline) std::memcpy(head_.data() + head.size() * sizeof(int64_t), data.data(), data.size());
+  }
+
   const int peer_, number_;
   const Tensor value_;
-  const std::function<void()> done_;
+  const std::shared_ptr<Waiting> waiting_;
   bool is_posted_ = false;
   std::vector<char> head_;
   std::vector<MPI_Request> requests_;
@@ -107,11 +209,12 @@ class Outgoing : public Message {
 
 class Incoming : public Message {
  public:
-  Incoming(int peer, int number, OpKernelContext* context, std::function<void()> done)
-      : peer_(peer), number_(number), context_(context), done_(std::move(done)) {}
+  Incoming(int peer, int number, std::shared_ptr<Waiting> waiting)
+      : peer_(peer), number_(number), waiting_(std::move(waiting)) {}
 
   bool Advance(MPI_Comm comm, bool* is_done) override {
     if (!has_shape_) {
+      if (waiting_->is_over()) return *is_done = true;
       int has_come = 0;
       MPI_Message message;
       MPI_Status status;
@@ -123,7 +226,12 @@ class Incoming : public Message {
       if (!AllDone(&requests_)) return false;
       *is_done = true;
     }
-    if (*is_done) done_();
+    if (*is_done) {
+      waiting_->End([this](OpKernelContext* context) {
+        if (status_.ok()) context->set_output(0, value_);
+        context->SetStatus(status_);
+      });
+    }
     return true;
   }
 
@@ -136,13 +244,19 @@ class Incoming : public Message {
     MPI_Mrecv(head.data(), size, MPI_BYTE, message, MPI_STATUS_IGNORE);
     std::vector<int64_t> numbers(1);
     std::memcpy(numbers.data(), head.data(), sizeof(int64_t));
+    if (numbers[0] < 0) {
+      const std::string text(head.data() + sizeof(int64_t), head.size() - sizeof(int64_t));
+      status_ = absl::Status(static_cast<absl::StatusCode>(-1 - numbers[0]), text);
+      return true;
+    }
     numbers.resize(1 + numbers[0]);
     std::memcpy(numbers.data(), head.data(), numbers.size() * sizeof(int64_t));
-    Tensor* value = nullptr;
-    context_->SetStatus(context_->allocate_output(
-        0, TensorShape(absl::MakeConstSpan(numbers.data() + 1, numbers.size() - 1)), &value));
-    if (!context_->status().ok()) return true;
-    const auto data = value->tensor_data();
+    const TensorShape shape(absl::MakeConstSpan(numbers.data() + 1, numbers.size() - 1));
+    const bool is_wanted = waiting_->Use([&](OpKernelContext* context) {
+      status_ = context->allocate_temp(context->expected_output_dtype(0), shape, &value_);
+    });
+    if (!is_wanted || !status_.ok()) return true;
+    const auto data = value_.tensor_data();
     char* to = const_cast<char*>(data.data());
     if (static_cast<long long>(data.size()) <= kInline) {
       std::memcpy(to, head.data() + numbers.size() * sizeof(int64_t), data.size());
@@ -155,9 +269,10 @@ class Incoming : public Message {
   }
 
   const int peer_, number_;
-  OpKernelContext* const context_;
-  const std::function<void()> done_;
+  const std::shared_ptr<Waiting> waiting_;
   bool has_shape_ = false;
+  absl::Status status_;
+  Tensor value_;  // its memory is MPI's until all has come, also of a run that was cancelled
   std::vector<MPI_Request> requests_;
 };
 
@@ -226,11 +341,17 @@ class StageOp : public AsyncOpKernel {
     OP_REQUIRES_ASYNC(context, carries != nullptr,
                       absl::FailedPreconditionError(absl::StrCat(
                           name(), " has no communicator: open the session by parallel_run.")), done);
-    carries->Carry(MessageOf(context, std::move(done)));
+    auto waiting = std::make_shared<Waiting>(context, std::move(done));
+    auto message = MessageOf(context, waiting);
+    if (!waiting->Register(waiting)) {
+      waiting->End([](OpKernelContext* failed) { failed->SetStatus(absl::CancelledError("the run has failed")); }, true);
+      return;
+    }
+    carries->Carry(std::move(message));
   }
 
  protected:
-  virtual std::unique_ptr<Message> MessageOf(OpKernelContext* context, DoneCallback done) const = 0;
+  virtual std::unique_ptr<Message> MessageOf(OpKernelContext* context, std::shared_ptr<Waiting> waiting) const = 0;
 
   int peer_ = 0, number_ = 0;
 };
@@ -240,8 +361,9 @@ class SendOp : public StageOp {
   using StageOp::StageOp;
 
  protected:
-  std::unique_ptr<Message> MessageOf(OpKernelContext* context, DoneCallback done) const override {
-    return std::make_unique<Outgoing>(peer_, number_, context->input(0), std::move(done));
+  std::unique_ptr<Message> MessageOf(OpKernelContext* context, std::shared_ptr<Waiting> waiting) const override {
+    SentCounts::Get().Add(number_);
+    return std::make_unique<Outgoing>(peer_, number_, context->input(0), std::move(waiting));
   }
 };
 
@@ -250,8 +372,8 @@ class ReceiveOp : public StageOp {
   using StageOp::StageOp;
 
  protected:
-  std::unique_ptr<Message> MessageOf(OpKernelContext* context, DoneCallback done) const override {
-    return std::make_unique<Incoming>(peer_, number_, context, std::move(done));
+  std::unique_ptr<Message> MessageOf(OpKernelContext* context, std::shared_ptr<Waiting> waiting) const override {
+    return std::make_unique<Incoming>(peer_, number_, std::move(waiting));
   }
 };
 
@@ -289,6 +411,17 @@ REGISTER_KERNEL_BUILDER(Name("ParallaxReceive").Device(tensorflow::DEVICE_CPU), 
 extern "C" void parallax_open_stages(int communicator) {
   if (carrier.load() == nullptr) carrier = new Carrier(MPI_Comm_f2c(communicator));
 }
+
+// Sends an error in place of a message, if that was not sent so often: the run that was to send it then has failed.
+extern "C" void parallax_stages_fail(int peer, int number, int64_t times, int code, const char* text) {
+  Carrier* carries = carrier.load();
+  if (carries != nullptr && SentCounts::Get().AddIfBelow(number, times)) {
+    carries->Carry(std::make_unique<Outgoing>(peer, number, code, text));
+  }
+}
+
+// How often a message was sent.
+extern "C" long long parallax_stages_times(int number) { return SentCounts::Get().Of(number); }
 
 // Bytes of all tensors that this process has sent to other stages.
 extern "C" long long parallax_stages_sent() { return sent_bytes; }

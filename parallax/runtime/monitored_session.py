@@ -30,6 +30,7 @@ from parallax.runtime.worker.session.bfloat16 import options_with
 from parallax.runtime.worker.session.direct import DirectRuns, Finishing, can_be_direct
 from parallax.runtime.worker.session.overlapping import MOST_ON_THEIR_WAY
 from parallax.runtime.worker.session.run_context import WorkerContext
+from parallax.runtime.worker.session.stage_failures import StageFailures
 from parallax.runtime.worker.session.user_hooks import LastHook, UserHook
 from parallax.settings.config import Config
 from parallax.transform.building import editor
@@ -114,11 +115,16 @@ def monitored_session(
         monitored = v1.train.SingularMonitoredSession(
             hooks=hooks, scaffold=scaffold, master=members.target, config=_options(config, members)
         )
-        direct = None
+        direct = failures = None
+        if stages is not None:
+            failures = StageFailures(stages)
+            failures.follow(worker.raw)
         if can_be_direct(imported, hooks[:-1], members.target):
             waits_for = [hook for hook in hooks if isinstance(hook, Finishing)]
             most = MOST_ON_THEIR_WAY if stages is None else stages.count - stages.stage
-            direct = DirectRuns(worker.raw, waits_for, worker_graph.overlaps, repeats=has_values, most=most)
+            direct = DirectRuns(
+                worker.raw, waits_for, worker_graph.overlaps, repeats=has_values, most=most, failures=failures
+            )
             members.at_end.append(direct.settle)
         return monitored, direct, saved, memory, values
 

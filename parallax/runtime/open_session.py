@@ -50,6 +50,7 @@ from parallax.runtime.worker.session.one_graph import launchers_graph, take_laun
 from parallax.runtime.worker.session.positions import InputPositions
 from parallax.runtime.worker.session.profile_files import ProfileHook
 from parallax.runtime.worker.session.run_context import TrainingRuns, WorkerContext
+from parallax.runtime.worker.session.stage_values import StageValues
 from parallax.runtime.worker.session.user_hooks import begin_hooks
 from parallax.runtime.worker.session.worker_session import BetweenStepsHook, Session
 from parallax.settings.config import Config
@@ -229,9 +230,9 @@ def _positions_of(recovered: RecoveredState | None, saved: CheckPointConfig, com
 def _context(graph: Graph, made: _WorkerSetup, members: ProcessGroup, watch: Heartbeat) -> WorkerContext:
     """Opens the channels of the exchanges, and says what runs of this worker are about."""
     open_channels(made.worker_graph.graph_def, members.team, members.host_workers)
-    peers = members.peers and open_stages(members.peers)
+    stages = None if members.peers is None else StageValues(open_stages(members.peers))
     names = Names(made.analysed.captured.view, made.worker_graph)
-    worker = WorkerContext(graph, names, watch, made.analysed, peers=peers)
+    worker = WorkerContext(graph, names, watch, made.analysed, stages=stages)
     worker.follow(made.plan, made.worker_graph)
     return worker
 

@@ -124,3 +124,18 @@ def test_checkpoints_are_read_by_other_stages_and_without(start, tmp_path):
     shapes = reader.get_variable_to_shape_map()
     assert shapes["in0/kernel"] == [32, 32] and shapes["logits/kernel/Adagrad"] == [32, 10]
     assert reader.get_tensor("global_step") == 10
+
+
+@pytest.mark.rotates
+@pytest.mark.parametrize(("bad", "said"), [(-1, "the data has ended"), (4, "not finite")])
+def test_all_stages_hear_of_an_error_of_one(start, bad, said):
+    script, seen = SCRIPT.parent / "staged_data.py", {}
+    for stages in (0, 3):
+        workers = max(1, stages)
+        done = start("-m", "parallax.cli", "run", "--workers", workers, script, stages, 9, bad).finish()
+        assert done.status == 0, str(done)
+        seen[stages] = [done.lines(rank) for rank in range(workers)]
+    ((wanted,),) = ([tuple(line for line in lines if line[:2] in ("lo", "ke"))] for lines in seen[0])
+    assert len(wanted) == 2
+    for lines in seen[3]:
+        assert said in lines and tuple(line for line in lines if line[:2] in ("lo", "ke")) == wanted

@@ -4,6 +4,7 @@ staged.py MODEL OPTIMIZER STAGES MICRO_BATCHES BATCHES FILE: STAGES 0 for none; 
 stages a worker of this one has the batches.
 """
 
+import os
 import sys
 
 import numpy as np
@@ -160,8 +161,7 @@ def main():
             assert (norm is None) == ((number + 1) % micro_batches > 0)
         found = dict(zip(names, (one for (one,) in session.run([f"{name}:0" for name in names])), strict=True))
     print(f"workers {workers} worker {worker} losses {[float(one).hex() for one in losses]}")
-    peers = session._worker.peers
-    if worker == 0 and (peers is None or peers.rank == 0):
+    if os.environ["OMPI_COMM_WORLD_RANK"] == "0":
         wanted, values = train_alone(alone, micro_batches, everyone)
         np.savez(
             file,

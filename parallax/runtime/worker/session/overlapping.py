@@ -31,6 +31,7 @@ from parallax.errors import SessionError
 from parallax.graph.control_flow import branches_of
 from parallax.graph.view import GraphView, split_tensor
 from parallax.report.logger import log
+from parallax.runtime.worker.session.stage_failures import StageFailures
 from parallax.transform.building.all_to_all import ALL_REDUCE, ALL_TO_ALL, library, native_ops
 from parallax.transform.passes.cut_stages import RECEIVE, SEND
 from parallax.transform.passes.turns import GATE, RUN_NUMBER, SCOPE, find_ungated, passes_on
@@ -59,12 +60,14 @@ class OverlappingRun:
         call: carries one out; takes the values that are fed, then its number.
         collect: takes what a run has delivered, by its number.
         fetched: how many tensors are fetched; of none the number of the run is delivered.
+        targets: what is run.
     """
 
     keys: ctypes.Array[ctypes.c_char_p]
     call: Callable[..., Sequence[Value]]
     collect: Callable[..., Sequence[Value]]
     fetched: int
+    targets: tuple[str, ...]
 
 
 @dataclass(slots=True)
@@ -87,11 +90,13 @@ class Overlapping:
         raw: TensorFlow's session, in this process, of a graph with gates (transform/passes/turns.py). From now on its
             own runs wait until none of these is on its way.
         most: how many may be on their way.
+        failures: tells other stages of runs that fail; None where the worker has the whole model.
     """
 
-    def __init__(self, raw: Session, most: int = MOST_ON_THEIR_WAY) -> None:
+    def __init__(self, raw: Session, most: int = MOST_ON_THEIR_WAY, failures: StageFailures | None = None) -> None:
         self._raw = raw
         self._most = most
+        self._failures = failures
         self._make = raw._make_callable_from_options
         self._flying: deque[_Flight] = deque()
         self._last = 0
@@ -139,7 +144,8 @@ class Overlapping:
         options.target.extend([*(name for name in fetched if ":" not in name), *ended])
         collect = self._make(config_pb2.CallableOptions(feed=[RUN_NUMBER], fetch=collected))
         keys = [key.encode() for key in touching]
-        return OverlappingRun((ctypes.c_char_p * len(keys))(*keys), self._make(options), collect, len(tensors))
+        keys_of_run = (ctypes.c_char_p * len(keys))(*keys)
+        return OverlappingRun(keys_of_run, self._make(options), collect, len(tensors), tuple(fetched))
 
     def _add(
         self, leaving: dict[str, list[str]], tensors: Sequence[str], first: Sequence[str]
@@ -170,11 +176,12 @@ class Overlapping:
         flight = _Flight()
         with self._lock:
             self._land(self._most - 1)
+            tell = self._promise(ready)
             self._last += 1
             number = next(_numbers)
             _native().parallax_turns_begin(number, ready.keys, len(ready.keys))
             self._flying.append(flight)
-            self._give(functools.partial(_fly, ready, number, copied, flight))
+            self._give(functools.partial(_fly, ready, number, copied, flight, tell))
         try:
             return list(ready.collect(np.int64(number)))[: ready.fetched]
         except tf.errors.AbortedError:
@@ -185,6 +192,12 @@ class Overlapping:
             raise error or SessionError("A run ended before it gave its results.") from None
         finally:
             _native().parallax_turns_forget(number)
+
+    def _promise(self, ready: OverlappingRun) -> Callable[[BaseException], None]:
+        """What tells others that this run has failed."""
+        if self._failures is None:
+            return _tell_nobody
+        return functools.partial(self._failures.tell, self._failures.begin(ready.targets))
 
     def settle(self) -> None:
         """Waits until no run is on its way.
@@ -236,10 +249,21 @@ class Overlapping:
         self._told = True
 
 
-def _fly(ready: OverlappingRun, number: int, values: Sequence[Value], flight: _Flight) -> None:
+def _tell_nobody(error: BaseException) -> None:
+    """No other process waits for what a run was to send."""
+
+
+def _fly(
+    ready: OverlappingRun,
+    number: int,
+    values: Sequence[Value],
+    flight: _Flight,
+    tell: Callable[[BaseException], None],
+) -> None:
     try:
         ready.call(*values, np.int64(number))
     except BaseException as error:
+        tell(error)
         flight.done.set_exception(error)
         _native().parallax_turns_end(number, str(error).encode(errors="replace") or b"unknown")
     else:

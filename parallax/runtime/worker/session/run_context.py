@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -29,10 +29,11 @@ from parallax.runtime.worker.session.one_graph import place_of
 from parallax.runtime.worker.session.positions import InputPositions
 from parallax.runtime.worker.session.resolved_run import ResolvedRun
 from parallax.runtime.worker.session.runs import Runs
+from parallax.runtime.worker.session.stage_values import StageValues
 from parallax.transform.building.editor import Counter
 from parallax.transform.building.wire import Rounding
 from parallax.transform.pipeline import WorkerGraph
-from parallax.types import Comm, FeedDict, Fetches, Graph, Nest, RunContext, RunMetadata, RunOptions, Session, Value
+from parallax.types import FeedDict, Fetches, Graph, Nest, RunContext, RunMetadata, RunOptions, Session, Value
 
 v1 = tf.compat.v1
 NOT_CHIEFS = (
@@ -83,7 +84,7 @@ class WorkerContext:
         positions: counts what runs have consumed; None where nobody asks.
         batches: compares the batches of all workers; None where nobody asks.
         nan_report: says where a number is NaN first; None where nobody asks.
-        peers: communicator of the stages of this worker's replica; None where it has the whole model.
+        stages: brings values of other stages of the model; None where this worker has all of it.
     """
 
     graph: Graph
@@ -102,7 +103,7 @@ class WorkerContext:
     positions: InputPositions | None = None
     batches: BatchComparison | None = None
     nan_report: NanReport | None = None
-    peers: Comm = None
+    stages: StageValues | None = None
 
     def __post_init__(self) -> None:
         self._known = Fetchable(self.graph, self._is_known)
@@ -175,18 +176,14 @@ class WorkerContext:
         check_computed(name, self.analysed.captured.lazy)
         return self.names.has(name)
 
+    def sharing(self, resolved: ResolvedRun) -> AbstractContextManager[None]:
+        """Within it a run is made, of which other stages of the model are told if it fails."""
+        return nullcontext() if self.stages is None else self.stages.sharing(resolved)
+
     def bring_values(self, resolved: ResolvedRun, found: Sequence[Value]) -> Sequence[Value]:
         """What a run has given for each name asked for; what another stage has comes from there."""
         own = resolved.values(found)
-        if not resolved.stages:
-            return own
-        values: list[Value] = list(own)
-        for stage in sorted(set(resolved.stages.values())):
-            places = [place for place, at in resolved.stages.items() if at == stage]
-            theirs = self.peers.bcast([values[place] for place in places], stage)
-            for place, value in zip(places, theirs, strict=True):
-                values[place] = value
-        return values
+        return own if self.stages is None else self.stages.bring(resolved, own)
 
     def values(self, request: Request, found: Sequence[Value], per_replica: bool) -> Nest:
         """What a request gets, in the form in which it was asked for."""
@@ -235,7 +232,7 @@ class PlainSession(SessionInterface):  # type: ignore[misc]
             raise SessionError("A run needs an open session, and this one is closed.")
         if self._is_chiefs and resolved.collectives:
             raise SessionError(NOT_CHIEFS.format(fetch=fetch_text(request.names, ())))
-        with worker.time_run() as times, worker.watch.run():
+        with worker.time_run() as times, worker.watch.run(), worker.sharing(resolved):
             for_all = partial(worker.names.for_all, request.names, request.feeds)
             worker.watch.begin(fetch_text(request.names, ()), resolved.collectives, for_all=for_all)
             feeds = {**resolved.feeds(request.feeds), **resolved.empty}

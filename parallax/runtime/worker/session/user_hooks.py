@@ -58,6 +58,8 @@ class UserHook(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
         run.hook_names += request.names
         run.fed |= request.feeds.keys()
         self._asked = request, resolved
+        if self._worker.stages is not None:
+            self._worker.stages.add(resolved)
         return v1.train.SessionRunArgs(list(resolved.tensors), resolved.feeds(request.feeds), constraints.options)
 
     def after_run(self, run_context: RunContext, run_values: RunValues) -> None:

@@ -146,6 +146,8 @@ class Session(PlainSession):
         super().__init__(worker)
         self._monitored = monitored
         self._direct = direct
+        if worker.stages is not None and direct is not None:
+            worker.stages.settle = direct.settle
         self._afterwards = list(afterwards)  # one after the other
         self._guard = guard
         self.values = values
@@ -206,7 +208,7 @@ class Session(PlainSession):
         resolved = worker.names.resolve(worker.with_sources(request).names, request.feeds, gather)
         run = Run(None, request.names, set(request.feeds), gather)
         feeds = {**resolved.feeds(request.feeds), **worker.position_feeds(request.names, request.feeds, gather)}
-        with worker.time_run() as times, worker.watch.run():
+        with worker.time_run() as times, worker.watch.run(), worker.sharing(resolved):
             try:
                 found = None
                 asked: tuple[tuple[str, ...], Any] = ((), request.feeds)  # for hooks, and all that is fed
