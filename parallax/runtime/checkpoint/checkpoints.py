@@ -20,7 +20,7 @@ from parallax.runtime.checkpoint.files.folder import Retention, absolute
 from parallax.runtime.checkpoint.files.folder_owner import claim_of
 from parallax.runtime.checkpoint.files.stored_tensors import CHUNK_BYTES, stored_variables, variable_op
 from parallax.runtime.checkpoint.positions import KeptPositions
-from parallax.runtime.checkpoint.rows.hold import hold
+from parallax.runtime.checkpoint.rows.access_to_rows import hold
 from parallax.runtime.checkpoint.rows.row_places import Places
 from parallax.runtime.checkpoint.rows.touched_tables import Marks, Succession, hold_marks
 from parallax.runtime.supervisor.control import tell_saved

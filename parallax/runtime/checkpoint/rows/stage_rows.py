@@ -10,7 +10,7 @@ from parallax.runtime.worker.barrier import barrier
 from parallax.types import Array, ArrayOnWorker0, Comm, Session
 
 
-class OwnRows(Protocol):
+class RowsHere(Protocol):
     """What this worker has of a variable: all of it."""
 
     def read_own(self, session: Session, first: int, count: int) -> Array:
@@ -32,7 +32,7 @@ class RowsOfStage:
     """
 
     stored: CheckpointEntry
-    own: OwnRows | None
+    own: RowsHere | None
     reader: int
     comm: Comm
 

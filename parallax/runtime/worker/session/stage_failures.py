@@ -74,10 +74,10 @@ class StageFailures:
         """Has the runs of TensorFlow's session tell of a failure."""
         run = raw.run
 
-        def told(fetches: Any, *arguments: Any, **named: Any) -> Any:
+        def run_and_tell(fetches: Any, *arguments: Any, **named: Any) -> Any:
             return self.call(tf.nest.flatten(fetches), lambda: run(fetches, *arguments, **named))
 
-        raw.run = told
+        raw.run = run_and_tell
 
     def call(self, targets: Iterable[object], run: Callable[[], Any]) -> Any:
         """Carries out a run of some tensors and ops."""
