@@ -326,4 +326,4 @@ def rewrites_of(analysed: AnalysedGraph, plan: Plan, equal_randomness: bool = Fa
         terms_of(plan),
     )
     cut = cut_of_plan(analysed.captured, analysed.sources, plan)
-    return rewrites if cut is None else replace(rewrites, stages=cut)
+    return rewrites if cut is None else replace(rewrites, stages=(cut,))

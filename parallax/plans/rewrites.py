@@ -274,7 +274,7 @@ class Rewrites:
         padded: ragged rows that are filled up.
         layouts: changes of layout, once, if tensors have layouts.
         notes: what a plan says of how losses are taken, a sentence each.
-        stages: where the model is cut; None where each worker has all of it.
+        stages: where the model is cut, once, if it is.
     """
 
     tables: tuple[Table, ...] = ()
@@ -303,7 +303,7 @@ class Rewrites:
     padded: tuple[PaddedRows, ...] = ()
     layouts: tuple[LayoutRewrites, ...] = ()
     notes: tuple[str, ...] = ()
-    stages: StageCut | None = None
+    stages: tuple[StageCut, ...] = ()
 
     def table(self, op: str) -> Table:
         """The table of a variable op."""
