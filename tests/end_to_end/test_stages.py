@@ -66,7 +66,7 @@ def test_skips_over_cuts_and_clipping(train, stages, replicas, micro_batches, op
 
 
 @pytest.mark.rotates
-@pytest.mark.parametrize("model", ["lstm", "dropped", "embedded", "tied"])
+@pytest.mark.parametrize("model", ["lstm", "dropped", "embedded", "spread", "tied"])
 def test_models(train, model):
     staged, _ = train(2, model, "adagrad", 2, 4, 1)
     single, _ = train(1, model, "adagrad", 0, 4, 1)
@@ -74,6 +74,15 @@ def test_models(train, model):
         assert distance(staged["losses"], single["losses"]) == 0.0
     else:
         compare(staged, single, 1, 4)
+
+
+@pytest.mark.rotates
+@pytest.mark.parametrize("model", ["embedded", "spread"])
+def test_tables_of_replicas(train, model):
+    staged, done = train(4, model, "adam", 2, 2, 1)
+    single, _ = train(1, model, "adam", 0, 2, 2)
+    compare(staged, single, 2, 2)
+    assert model == "embedded" or "alltoall" in done.stdout
 
 
 def test_all_workers_see_what_one_stage_has(train):
@@ -102,27 +111,40 @@ def test_refuses(start, tmp_path, words, said):
     assert said in done.stderr + done.stdout, str(done)
 
 
+def resume(start, tmp_path, model, optimizer, workers, stages, folder, updates, batches):
+    """Trains from the latest checkpoint of a folder on; gives where that was, and all variables."""
+    script, file = SCRIPT.parent / "staged_checkpoints.py", tmp_path / "found.npz"
+    words = [script, model, optimizer, stages, folder, updates, batches, file]
+    done = start("-m", "parallax.cli", "run", "--workers", workers, *words).finish()
+    assert done.status == 0, str(done)
+    return next(line for line in done.lines(0) if line.startswith("began")), dict(np.load(file))
+
+
 @pytest.mark.rotates
-def test_checkpoints_are_read_by_other_stages_and_without(start, tmp_path):
-    script = SCRIPT.parent / "staged_checkpoints.py"
+@pytest.mark.parametrize("optimizer", ["adagrad", "adam"])
+@pytest.mark.parametrize(
+    ("model", "first", "others", "limit"),
+    [
+        ("mlp", (2, 2, 1), [(1, 0, 1), (2, 2, 1), (4, 4, 1)], 0.0),
+        ("spread", (4, 2, 1), [(1, 0, 2), (2, 2, 2), (2, 0, 1), (4, 2, 1)], 1e-5),
+    ],
+)
+def test_checkpoints_are_read_by_other_stages_and_without(start, tmp_path, model, optimizer, first, others, limit):
+    def run(layout, folder, updates):
+        workers, stages, batches = layout
+        return resume(start, tmp_path, model, optimizer, workers, stages, tmp_path / folder, updates, batches)
 
-    def run(workers, stages, folder, updates):
-        done = start("-m", "parallax.cli", "run", "--workers", workers, script, stages, folder, updates).finish()
-        assert done.status == 0, str(done)
-        lines = [done.lines(rank) for rank in range(workers)]
-        (ends,) = {tuple(line for line in of_rank if line.startswith("ended")) for of_rank in lines}
-        return [line for line in lines[0] if line.startswith("began")], ends
-
-    _, wanted = run(1, 0, tmp_path / "whole", 12)
-    run(2, 2, tmp_path / "first", 10)
-    for workers, stages in ((1, 0), (2, 2), (4, 4)):
-        folder = tmp_path / f"copy-{stages}"
-        shutil.copytree(tmp_path / "first", folder)
-        began, ends = run(workers, stages, folder, 12)
-        assert began == ["began at 10"] and ends == wanted
+    _, wanted = run(others[0], "whole", 12)
+    run(first, "first", 10)
+    for number, layout in enumerate(others):
+        shutil.copytree(tmp_path / "first", tmp_path / f"copy-{number}")
+        began, found = run(layout, f"copy-{number}", 12)
+        assert began == "began at 10" and found.keys() == wanted.keys()
+        assert max(distance(found[name].astype(float), wanted[name].astype(float)) for name in found) <= limit
     reader = tf.train.load_checkpoint(str(tmp_path / "first"))
-    shapes = reader.get_variable_to_shape_map()
-    assert shapes["in0/kernel"] == [32, 32] and shapes["logits/kernel/Adagrad"] == [32, 10]
+    assert {name: list(value.shape) for name, value in wanted.items()} == {
+        name: shape for name, shape in reader.get_variable_to_shape_map().items() if not name.startswith("_")
+    }
     assert reader.get_tensor("global_step") == 10
 
 

@@ -13,7 +13,7 @@ from parallax.graph.cut.graph_to_cut import size_bytes
 from parallax.graph.spec import GradientSource, GraphSpec, VariableSpec
 from parallax.graph.view import split_tensor
 from parallax.plans.model_stages import StageCut, StagePlan
-from parallax.plans.plan import ALLGATHER, ALLREDUCE, NO_ROUTE, Layout, Plan, PlanConstraints
+from parallax.plans.plan import ALLGATHER, ALLREDUCE, ALLTOALL, NO_ROUTE, Layout, Plan, PlanConstraints
 from parallax.settings.config import Config
 
 
@@ -90,9 +90,7 @@ def plan_in_stages(
     count = count_stages(config)
     check_supported(captured, config, constraints.synchronous)
     replicas = layout_of_replicas(layout, count)
-    routes = {v.name: ALLGATHER for v in spec.variables if v.has_slices and not v.unmerged}
-    routes = {**routes, **constraints.routes}
-    plan = make(replicas, replace(constraints, routes=routes, run_option="MPI"))
+    plan = make(replicas, replace(constraints, run_option="MPI"))
     _check_routes(plan)
     found = graph_cut_of(captured, sources)
     named = config.stages if not isinstance(config.stages, int) else None
@@ -103,10 +101,10 @@ def plan_in_stages(
 
 def _check_routes(plan: Plan) -> None:
     for variable in plan.variables:
-        if variable.route not in (ALLREDUCE, ALLGATHER, NO_ROUTE):
+        if variable.route not in (ALLREDUCE, ALLGATHER, ALLTOALL, NO_ROUTE):
             raise PlanError(
-                f"With stages a variable must go by {ALLREDUCE} or {ALLGATHER}, as others are not supported yet, and "
-                f"{variable.name} goes by {variable.route}. Leave its route out, or stages."
+                f"With stages a variable must go between workers, and {variable.name} goes by {variable.route}. Leave "
+                "its route out, or stages."
             )
 
 

@@ -180,6 +180,7 @@ def places_of(worker_graph: WorkerGraph, names: Mapping[str, str] | None = None)
         worker_graph.lazily_updated,
         {} if stages is None else stages.places,
         worker_graph.elsewhere,
+        0 if stages is None else stages.stage,
     )
 
 

@@ -54,6 +54,11 @@ def embedded(values):
     return values + tf.nn.embedding_lookup(table, (ids + 1) % 40)
 
 
+def spread(values):
+    """The same table, of which the workers of its stage own rows."""
+    return embedded(values)
+
+
 def tied(values):
     """One kernel in the first layer and in the last."""
     kernel = tf.get_variable("kernel", [WIDTH, WIDTH])
@@ -90,7 +95,7 @@ def unrolled(values, units, name):
     return tf.transpose(made, [1, 0, 2])
 
 
-MODELS = {one.__name__: one for one in (mlp, dropped, embedded, tied, lstm)}
+MODELS = {one.__name__: one for one in (mlp, dropped, embedded, spread, tied, lstm)}
 
 
 def build(model, optimizer):
@@ -147,6 +152,7 @@ def main():
         sess_config=exact(),
         stages=int(stages) or None if stages.isdecimal() else stages,
         micro_batches=micro_batches,
+        routes={"table": "alltoall"} if model == "spread" else {},
     )
     session, workers, worker, _ = parallax.parallel_run(graph, parallax_config=config)
     everyone = workers * batches

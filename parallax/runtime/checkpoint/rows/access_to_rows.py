@@ -5,9 +5,9 @@ from __future__ import annotations
 import tensorflow as tf
 
 from parallax.runtime.checkpoint.files.stored_tensors import CheckpointEntry
-from parallax.runtime.checkpoint.rows.row_ops import RowOps, row_ops, variable_of, whole_access
+from parallax.runtime.checkpoint.rows.row_ops import row_ops, variable_of, whole_access
 from parallax.runtime.checkpoint.rows.row_places import Places
-from parallax.runtime.checkpoint.rows.stage_rows import RowsOfStage
+from parallax.runtime.checkpoint.rows.stage_rows import RowsHere, RowsOfStage
 from parallax.runtime.checkpoint.rows.variable_rows import (
     ReplicatedRows,
     ReplicatedValue,
@@ -30,6 +30,7 @@ def hold(stored: tuple[CheckpointEntry, ...], places: Places, comm: Comm) -> tup
         comm: communicator of the workers (mpi4py).
     """
     found: list[StoredVariable] = []
+    team = comm.Split(places.stage, comm.Get_rank()) if places.stages else comm
     with tf.name_scope(_SCOPE):
         low = tf.compat.v1.placeholder(tf.int64, [], name="low")
         high = tf.compat.v1.placeholder(tf.int64, [], name="high")
@@ -37,8 +38,8 @@ def hold(stored: tuple[CheckpointEntry, ...], places: Places, comm: Comm) -> tup
         for one in stored:
             parts, here = places.partitions.get(one.op, ()), places.here(one.op)
             if one.op in places.stages:
-                own = None if one.op in places.elsewhere else _held_whole(one, here, low, high, local_rows, comm)
-                found.append(RowsOfStage(one, own, places.stages[one.op], comm))
+                own = None if one.op in places.elsewhere else _held_by_stage(one, places, low, high, local_rows, team)
+                found.append(RowsOfStage(one, own, places.stages[one.op], comm, one.op in places.spread))
                 continue
             if not one.has_rows:
                 value = _copied_value(one, here, comm)
@@ -58,13 +59,16 @@ def hold(stored: tuple[CheckpointEntry, ...], places: Places, comm: Comm) -> tup
     return tuple(found)
 
 
-def _held_whole(
-    stored: CheckpointEntry, here: str, low: Tensor, high: Tensor, local_rows: Tensor, comm: Comm
-) -> ReplicatedRows[RowOps] | ReplicatedValue:
-    """A variable that this worker has whole."""
+def _held_by_stage(
+    stored: CheckpointEntry, places: Places, low: Tensor, high: Tensor, local_rows: Tensor, team: Comm
+) -> RowsHere:
+    """What this worker has of a variable of its stage, whose workers are a team."""
     if not stored.has_rows:
-        return _copied_value(stored, here, comm)
-    return ReplicatedRows(stored, row_ops(stored, here, low, high, local_rows, ()), comm)
+        return _copied_value(stored, places.here(stored.op), team)
+    ops = row_ops(stored, places.here(stored.op), low, high, local_rows, places.lazily_updated)
+    if stored.op in places.spread:
+        return ShardedRows(stored, ops, places.spread[stored.op], team)
+    return ReplicatedRows(stored, ops, team)
 
 
 def _copied_value(stored: CheckpointEntry, op: str, comm: Comm) -> ReplicatedValue:

@@ -21,6 +21,7 @@ class Places:
             reads or writes one of them.
         stages: variable op -> the worker that reads it, the first of those of its stage, of those that one stage holds.
         elsewhere: variable ops of which this worker has nothing, as another stage holds them.
+        stage: this worker's.
     """
 
     spread: Mapping[str, Ownership] = field(default_factory=dict)
@@ -30,6 +31,7 @@ class Places:
     lazily_updated: tuple[tuple[str, ...], ...] = ()
     stages: Mapping[str, int] = field(default_factory=dict)
     elsewhere: frozenset[str] = frozenset()
+    stage: int = 0
 
     def here(self, op: str) -> str:
         """A variable op by its name in the worker's graph."""

@@ -1,4 +1,4 @@
-"""A variable that one stage of the model holds, whole: its first worker reads it, and all of its workers write it."""
+"""A variable that one stage of the model holds: its workers read it, the first of them for all, and all write it."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from parallax.types import Array, ArrayOnWorker0, Comm, Session
 
 
 class RowsHere(Protocol):
-    """What this worker has of a variable: all of it."""
+    """What this worker has of a variable: all of it, or a share."""
 
-    def read_own(self, session: Session, first: int, count: int) -> Array:
-        """Rows of it."""
+    def read_own(self, session: Session, first: int, count: int) -> ArrayOnWorker0:
+        """Rows of the variable, on the first worker of the stage; of a share all of them must call it."""
 
     def write_own(self, session: Session, first: int, rows: Array) -> None:
-        """Writes rows of it."""
+        """Writes what this worker has of these rows; all workers of the stage must call it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,17 +29,21 @@ class RowsOfStage:
         own: this worker's; None where another stage has them.
         reader: the worker that reads them.
         comm: communicator of the workers.
+        is_shared: whether each worker of the stage has a share.
     """
 
     stored: CheckpointEntry
     own: RowsHere | None
     reader: int
     comm: Comm
+    is_shared: bool = False
 
     def read(self, session: Session, first: int, count: int) -> ArrayOnWorker0:
         """The reader sends rows to worker 0."""
         rank = self.comm.Get_rank()
-        own = self.own.read_own(session, first, count) if self.own is not None and rank == self.reader else None
+        own = None
+        if self.own is not None and (self.is_shared or rank == self.reader):
+            own = self.own.read_own(session, first, count)
         if self.reader:
             barrier(self.comm)
             if rank == self.reader:

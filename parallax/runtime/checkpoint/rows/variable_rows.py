@@ -125,6 +125,14 @@ class ShardedRows(Generic[Rows]):
         if len(mine):
             self.ops.write(session, low, mine)
 
+    def read_own(self, session: Session, first: int, count: int) -> ArrayOnWorker0:
+        """Rows of all workers, on the first."""
+        return self.read(session, first, count)
+
+    def write_own(self: ShardedRows[RowOps], session: Session, first: int, rows: Array) -> None:
+        """Writes this worker's of these rows."""
+        self.write(session, first, len(rows), rows)
+
     @property
     def access(self: ShardedRows[RowOps]) -> WholeAccess:
         """To this worker's own rows."""
