@@ -10,16 +10,17 @@ import tensorflow as tf
 pytestmark = pytest.mark.timeout(300)
 
 SCRIPT = Path(__file__).parent / "scripts" / "staged.py"
+ROWS, UPDATES = 8, 20  # the script's
 
 
 @pytest.fixture
 def train(start, tmp_path):
     """Trains a model by some workers, and gives what they found."""
 
-    def run(workers, model, optimizer, stages, micro_batches, batches):
-        file = tmp_path / f"{workers}-{stages}.npz"
+    def run(workers, model, optimizer, stages, micro_batches, batches, **environment):
+        file = tmp_path / f"{len(list(tmp_path.glob('*.npz')))}.npz"
         words = [SCRIPT, model, optimizer, stages, micro_batches, batches, file]
-        done = start("-m", "parallax.cli", "run", "--workers", workers, *words).finish()
+        done = start("-m", "parallax.cli", "run", "--workers", workers, *words, **environment).finish()
         assert done.status == 0, str(done)
         assert "Steps do not overlap" not in done.stderr, str(done)
         return np.load(file), done
@@ -83,6 +84,29 @@ def test_tables_of_replicas(train, model):
     single, _ = train(1, model, "adam", 0, 2, 2)
     compare(staged, single, 2, 2)
     assert model == "embedded" or "alltoall" in done.stdout
+
+
+@pytest.mark.rotates
+def test_workers_that_are_late_change_no_value(train):
+    late, _ = train(4, "mlp", "adagrad", 4, 5, 1, LATE="1")
+    punctual, _ = train(4, "mlp", "adagrad", 4, 5, 1)
+    found, wanted = variables("found ", late), variables("found ", punctual)
+    assert all(distance(found[name], wanted[name]) == 0.0 for name in wanted)
+    assert list(late["losses"]) == list(punctual["losses"][::5])
+
+
+@pytest.mark.rotates
+def test_stages_send_what_was_planned(train):
+    _, done = train(4, "mlp", "adagrad", 4, 2, 1)
+    lines = done.stdout.splitlines()
+    begin = next(number for number, line in enumerate(lines) if line.startswith("stage"))
+    planned = [sum(_bytes_of(*line.split()[-2:]) for line in lines[begin + 2 : begin + 6])]
+    sent = [int(line.split()[1]) for rank in range(4) for line in done.lines(rank) if line.startswith("sent")]
+    assert sum(sent) == pytest.approx(sum(planned) * ROWS * 2 * UPDATES, rel=0.02)
+
+
+def _bytes_of(number, unit):
+    return float(number) * {"B": 1, "kB": 1000}[unit]
 
 
 def test_all_workers_see_what_one_stage_has(train):

@@ -20,6 +20,7 @@ from parallax.graph.cut.places import complete_places
 from parallax.graph.view import GraphView, split_tensor, tensor_name
 from parallax.plans.model_stages import StageCut
 from parallax.transform.building.all_to_all import native_ops
+from parallax.transform.passes.packed_messages import find_packs, pack
 from parallax.types import GraphDef, NodeDef
 
 SEND, RECEIVE = "ParallaxSend", "ParallaxReceive"
@@ -39,6 +40,7 @@ class StageGraph:
         whole: the graph of all stages, uncut.
         places: node of that -> stage; what is everywhere has none.
         messages: what stages send each other.
+        packed: tensors that travel with others, so that a feed of one would not come where it is taken.
     """
 
     count: int
@@ -46,6 +48,7 @@ class StageGraph:
     whole: GraphDef
     places: Mapping[str, int]
     messages: tuple[StageMessage, ...]
+    packed: frozenset[str] = frozenset()
 
     def is_here(self, node: str) -> bool:
         """Whether a node is in this worker's graph."""
@@ -79,7 +82,7 @@ def cut_stages(graph_def: GraphDef, cut: StageCut, stage: int) -> tuple[GraphDef
     """The graph of one stage, and what it is a stage of.
 
     Args:
-        graph_def: the graph of all stages.
+        graph_def: the graph of all stages, to which what packs small messages is added.
         cut: where the nodes of the user's graph are.
         stage: whose graph it is.
 
@@ -92,7 +95,15 @@ def cut_stages(graph_def: GraphDef, cut: StageCut, stage: int) -> tuple[GraphDef
     graph = graph_to_cut(view, everywhere, view.topological_order())
     places = complete_places(graph, cut.places)
     messages = find_messages(graph, places)
-    made = StageGraph(cut.count, stage, graph_def, places, messages)
+    packs = find_packs(view, messages)
+    if packs:
+        for changed in (graph_def, view.graph_def):
+            pack(changed, packs)
+        view = GraphView(view.graph_def)
+        places |= {one.packed: one.source for one in packs} | {one.parts: one.target for one in packs}
+        messages = find_messages(graph_to_cut(view, everywhere, view.topological_order()), places)
+    packed = frozenset(tensor for one in packs for tensor in one.tensors)
+    made = StageGraph(cut.count, stage, graph_def, places, messages, packed)
     found = _stage_of(graph_def, view, made)
     check_messages(found, made)
     return found, made

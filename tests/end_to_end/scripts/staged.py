@@ -1,16 +1,20 @@
 """Trains a model, in stages or not, and leaves losses and variables in a file; worker 0 trains in one process besides.
 
 staged.py MODEL OPTIMIZER STAGES MICRO_BATCHES BATCHES FILE: STAGES 0 for none; BATCHES, of how many workers of a job in
-stages a worker of this one has the batches.
+stages a worker of this one has the batches. With LATE in the environment each worker waits at times before a run.
 """
 
+import ctypes
 import os
+import random
 import sys
+import time
 
 import numpy as np
 import tensorflow.compat.v1 as tf
 
 import parallax
+from parallax.transform.building.all_to_all import library
 
 UPDATES, ROWS, WIDTH, CLASSES = 20, 8, 32, 10
 OPTIMIZERS = {
@@ -156,16 +160,24 @@ def main():
     )
     session, workers, worker, _ = parallax.parallel_run(graph, parallax_config=config)
     everyone = workers * batches
+    late = random.Random(os.environ["OMPI_COMM_WORLD_RANK"]) if "LATE" in os.environ else None
     losses, norms = [], []
     with session:
         for number in range(UPDATES * micro_batches):
             whole, rows = batch(number, everyone), slice(worker * ROWS * batches, (worker + 1) * ROWS * batches)
             fed = {name: [values[rows]] for name, values in whole.items()}
+            if late is not None:
+                time.sleep(late.choice((0.0, 0.0, 0.002, 0.03)))
+            if late is not None and number % 5:  # what is fetched makes the first stage wait for the last
+                session.run("train", fed)
+                continue
             (loss,), (norm,), _ = session.run(["loss:0", "norm:0", "train"], fed)
             losses.append(loss)
             norms += [] if norm is None else [norm]
             assert (norm is None) == ((number + 1) % micro_batches > 0)
         found = dict(zip(names, (one for (one,) in session.run([f"{name}:0" for name in names])), strict=True))
+    if stages != "0":
+        print("sent", ctypes.CDLL(str(library())).parallax_stages_sent())
     print(f"workers {workers} worker {worker} losses {[float(one).hex() for one in losses]}")
     if os.environ["OMPI_COMM_WORLD_RANK"] == "0":
         wanted, values = train_alone(alone, micro_batches, everyone)

@@ -203,6 +203,12 @@ class Names:
                 "Feed a placeholder, and assign the variable from it."
             )
 
+        if self._stages is not None and self.here(name) in self._stages.packed:
+            raise SessionError(
+                f"A feed must not be a small tensor that stages of the model send each other, and {name!r} is one. "
+                "Feed what it is computed of, or cut the model elsewhere."
+            )
+
     def _digest(self, runs: set[str]) -> str:
         collectives = sorted({self._meeting(n) for n in runs} - {""})
         return hashlib.sha256("\n".join(collectives).encode()).hexdigest()[:16] if collectives else ""
