@@ -12,8 +12,7 @@ from parallax.graph.control_flow import branches_of
 from parallax.graph.cut.blocks import blocks_of
 from parallax.graph.view import GraphView, split_tensor
 
-_READS = ("ReadVariableOp",)
-_HANDLES = ("VarHandleOp",)
+VARIABLES = ("VarHandleOp", "VariableV2", "Variable")
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,8 +60,8 @@ def forward_pass(
         if node in needed
         and node not in autodiff
         and node not in everywhere
-        and view.op(node) not in _HANDLES
-        and (view.op(node) not in _READS or branches[node])
+        and view.op(node) not in VARIABLES
+        and (branches[node] or not _is_read(view, node))
     ]
     merged = _merge(_same_variable(view, nodes), blocks_of(view, nodes, everywhere))
     members: dict[str, list[str]] = {}
@@ -87,6 +86,13 @@ def forward_pass(
     )
 
 
+def _is_read(view: GraphView, node: str) -> bool:
+    """Whether a node gives the value of a variable."""
+    if view.op(node) == "Identity":
+        return view.op(split_tensor(view.inputs(node)[0])[0]) in VARIABLES
+    return view.op(node) == "ReadVariableOp"
+
+
 def _same_variable(view: GraphView, nodes: Collection[str]) -> dict[str, str]:
     """Nodes that take one variable's handle, as lookups of one table, each with the first of them."""
     first: dict[str, str] = {}
@@ -94,7 +100,7 @@ def _same_variable(view: GraphView, nodes: Collection[str]) -> dict[str, str]:
     for node in nodes:
         for tensor in view.inputs(node):
             source = split_tensor(tensor)[0]
-            if view.op(source) in _HANDLES:
+            if view.op(source) in VARIABLES:
                 found[node] = first.setdefault(source, node)
     return found
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from parallax.analysis.cut.forward_pass import ForwardPass, forward_pass
+from parallax.analysis.cut.forward_pass import VARIABLES, ForwardPass, forward_pass
 from parallax.analysis.cut.min_max import cut_evenly
 from parallax.analysis.cut.op_costs import OPS_PER_BYTE, cost_of
 from parallax.analysis.reading.capture import CapturedGraph
@@ -143,7 +143,7 @@ class GraphCut:
     def _places_of_variables(self, places: Mapping[str, int]) -> Iterator[tuple[str, int]]:
         """Variables and their reads: where they are taken first."""
         view = self.view
-        for handle in view.nodes_of(["VarHandleOp"]):
+        for handle in view.nodes_of(VARIABLES):
             if handle in self.everywhere:
                 continue
             reads = [edge.node for edge in view.consumers(f"{handle}:0")]

@@ -12,6 +12,8 @@ from collections.abc import Collection
 from parallax.graph.control_flow import branches_at, branches_of
 from parallax.graph.view import GraphView, split_tensor
 
+_TAKE_VALUES = ("SaveV2",)
+"""What takes the values of references, of many at once."""
 _HANDLE, _VARIANT, _TEXT = 20, 21, 7  # types.proto
 
 
@@ -37,7 +39,7 @@ def blocks_of(view: GraphView, nodes: Collection[str], everywhere: Collection[st
             continue
         for tensor in view.inputs(node):
             source = split_tensor(tensor)[0]
-            if source in wanted and not _can_be_sent(view, tensor):
+            if source in wanted and not _can_be_sent(view, tensor, node):
                 parent[root(node)] = root(source)
         for control in view.controls(node):
             if control in wanted and branches[control]:
@@ -49,8 +51,10 @@ def blocks_of(view: GraphView, nodes: Collection[str], everywhere: Collection[st
     return {node: nodes[0] for nodes in members.values() if len(nodes) > 1 for node in nodes}
 
 
-def _can_be_sent(view: GraphView, tensor: str) -> bool:
-    """Whether a message can carry a tensor."""
-    if branches_at(view, tensor) or view.gives_reference(split_tensor(tensor)[0]):
+def _can_be_sent(view: GraphView, tensor: str, taker: str) -> bool:
+    """Whether a message can carry a tensor to a node."""
+    if branches_at(view, tensor):
+        return False
+    if view.gives_reference(split_tensor(tensor)[0]) and view.op(taker) not in _TAKE_VALUES:
         return False
     return view.dtype(tensor) not in (_HANDLE, _VARIANT, _TEXT)

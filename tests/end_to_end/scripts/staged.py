@@ -99,7 +99,17 @@ def unrolled(values, units, name):
     return tf.transpose(made, [1, 0, 2])
 
 
-MODELS = {one.__name__: one for one in (mlp, dropped, embedded, spread, tied, lstm)}
+def branched(values):
+    """Conditionals whose branches use a variable that a layer uses too."""
+    for number in range(4):
+        values = values + dense(values, WIDTH, f"layer{number}")
+        kernel = tf.get_variable(f"branch{number}", [WIDTH, WIDTH])
+        taken, other = (lambda v=values, k=kernel: v @ k), (lambda v=values, k=kernel: 0.5 * v + tf.reduce_sum(k))
+        values = values + 0.1 * tf.cond(tf.reduce_mean(values) > 0.4, taken, other)
+    return values
+
+
+MODELS = {one.__name__: one for one in (mlp, dropped, embedded, spread, tied, lstm, branched)}
 
 
 def build(model, optimizer):
