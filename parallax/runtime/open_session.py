@@ -242,7 +242,7 @@ def _training(worker: WorkerContext, made: _WorkerSetup, members: ProcessGroup, 
     updates = training_updates(made.analysed.captured, made.analysed.sources)
     training = TrainingRuns(worker, updates)
     inputs = {one.name: one for one in made.worker_graph.inputs.kept}
-    worker.positions = InputPositions(members.rank, members.size, training.trains, inputs, made.plan.synchronous)
+    worker.positions = InputPositions(members.replica, members.replicas, training.trains, inputs, made.plan.synchronous)
     view = made.analysed.captured.view
     if not extras.equal_randomness:  # whoever compares fetches what was asked for
         worker.log = RunLog(view, updates, members.rank == 0, may_idle=extras.has_values)
