@@ -291,6 +291,14 @@ class Carrier {
     came_.notify_one();
   }
 
+  // Leaves MPI for good; what is still on its way belongs to runs that have failed.
+  void Close() {
+    std::unique_lock<std::mutex> hold(mutex_);
+    is_closing_ = true;
+    came_.notify_one();
+    left_.wait(hold, [this] { return has_left_; });
+  }
+
  private:
   void Run() {
     std::list<std::unique_ptr<Message>> flying;
@@ -301,10 +309,16 @@ class Carrier {
       {
         std::unique_lock<std::mutex> hold(mutex_);
         if (flying.empty()) {
-          came_.wait(hold, [this] { return !new_.empty(); });
+          came_.wait(hold, [this] { return is_closing_ || !new_.empty(); });
         } else if (idle > kTurns) {
-          came_.wait_for(hold, pause, [this] { return !new_.empty(); });
+          came_.wait_for(hold, pause, [this] { return is_closing_ || !new_.empty(); });
           pause = std::min(2 * pause, kLongest);
+        }
+        if (is_closing_) {
+          for (auto& one : flying) one.release();  // MPI may still read its memory
+          has_left_ = true;
+          left_.notify_one();
+          return;
         }
         has_new = !new_.empty();
         flying.splice(flying.end(), new_);
@@ -323,7 +337,8 @@ class Carrier {
 
   const MPI_Comm comm_;
   std::mutex mutex_;
-  std::condition_variable came_;
+  std::condition_variable came_, left_;
+  bool is_closing_ = false, has_left_ = false;
   std::list<std::unique_ptr<Message>> new_;
 };
 
@@ -410,6 +425,12 @@ REGISTER_KERNEL_BUILDER(Name("ParallaxReceive").Device(tensorflow::DEVICE_CPU), 
 // Gives messages between stages their communicator, a Fortran handle: the stages of one replica, ranked by stage.
 extern "C" void parallax_open_stages(int communicator) {
   if (carrier.load() == nullptr) carrier = new Carrier(MPI_Comm_f2c(communicator));
+}
+
+// Leaves MPI, before the process does; no run follows.
+extern "C" void parallax_close_stages() {
+  Carrier* carries = carrier.exchange(nullptr);
+  if (carries != nullptr) carries->Close();
 }
 
 // Sends an error in place of a message, if that was not sent so often: the run that was to send it then has failed.

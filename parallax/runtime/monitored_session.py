@@ -27,6 +27,7 @@ from parallax.runtime.peers.recovery import RecoveredState
 from parallax.runtime.replan.change_over import places_of
 from parallax.runtime.worker.ranks import SERVER_TASK, WORKER_TASK, ProcessGroup, current_process_group
 from parallax.runtime.worker.session.bfloat16 import options_with
+from parallax.runtime.worker.session.channels import close_stages
 from parallax.runtime.worker.session.direct import DirectRuns, Finishing, can_be_direct
 from parallax.runtime.worker.session.overlapping import MOST_ON_THEIR_WAY
 from parallax.runtime.worker.session.run_context import WorkerContext
@@ -126,6 +127,8 @@ def monitored_session(
                 worker.raw, waits_for, worker_graph.overlaps, repeats=has_values, most=most, failures=failures
             )
             members.at_end.append(direct.settle)
+        if stages is not None:
+            members.at_end.append(close_stages)
         return monitored, direct, saved, memory, values
 
 

@@ -39,5 +39,10 @@ def open_stages(peers: Comm) -> Comm:
     return peers.Dup()
 
 
+def close_stages() -> None:
+    """Leaves MPI with the messages between stages; no run follows."""
+    ctypes.CDLL(str(library())).parallax_close_stages()
+
+
 def _is_in_host(node: NodeDef) -> bool:
     return bool(node.op == ALL_TO_ALL and node.attr["among"].s.decode() == HOST)
