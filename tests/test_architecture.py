@@ -36,6 +36,7 @@ LAYERS = (
 INSIDE = {
     "analysis": (
         ("reading",),
+        ("cut",),
         ("layouts",),
         ("propagation", "routes"),
         ("timing",),

@@ -16,6 +16,7 @@ from parallax.settings.parts import ReplanConfig
 EXAMPLES = {
     "workers": 3,
     "accumulate_steps": 4,
+    "micro_batches": 8,
     "replan_steps": 7,
     "max_restarts": 3,
     "min_hosts": 2,
@@ -79,12 +80,33 @@ def test_what_is_asked_goes_before_the_configuration_in_parts_too():
     assert found.plan_file == Path("a.json") and config.replan.after_steps == 7
 
 
+@pytest.mark.parametrize(
+    ("given", "kept"),
+    [(None, None), (4, 4), ("4", 4), ("a", ("a",)), ("a,b", ("a", "b")), (["a", "b:0"], ("a", "b:0"))],
+)
+def test_stages_are_a_number_or_names(given, kept):
+    assert Config(stages=given).stages == kept
+
+
+@pytest.mark.parametrize("odd", [0, -1, True, 2.0, [], ["a", ""], ["a", "a"], ["a", 3], "a,,b"])
+def test_other_stages_are_refused(odd):
+    with pytest.raises(ConfigError, match="stages must"):
+        Config(stages=odd)
+
+
+def test_micro_batches_say_how_many_batches_an_update_takes():
+    assert Config().batches_per_update == 1
+    assert Config(micro_batches=4).batches_per_update == Config(accumulate_steps=4).batches_per_update == 4
+    with pytest.raises(ConfigError, match="Give micro_batches alone"):
+        _ = Config(micro_batches=4, accumulate_steps=2).batches_per_update
+
+
 def test_settings_of_a_configuration_that_have_options_are_all_merged():
     config = Config()
     for name in {field.name for field in fields(Config)} & {
         name for name, found in options_by_setting().items() if found
     }:
-        if name not in ("workers", "replan"):  # a resource file goes between; a part
+        if name not in ("workers", "replan", "stages"):  # a resource file goes between; a part; a number, or names
             value = EXAMPLES.get(name, f"/{name}")
             found = getattr(merge_settings(config, Settings(**{name: value})), name)
             assert found == (Path(value) if str(value).startswith("/") else value)

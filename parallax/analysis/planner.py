@@ -169,7 +169,7 @@ def placements(spec: GraphSpec, plan: Plan) -> dict[str, Placement]:
     found = {}
     for variable in spec.variables:
         planned = plan.variable(variable.name)
-        if planned.owner_pattern not in ((), Ownership.even(plan.num_workers).pattern):
+        if planned.owner_pattern not in ((), Ownership.even(plan.num_replicas).pattern):
             found.update({part.op: Placement(pattern=planned.owner_pattern) for part in variable.parts})
         for part, servers in zip(variable.parts, planned.servers, strict=False):
             found[part.op] = Placement(servers, replicated=not by_row(variable))

@@ -12,14 +12,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from parallax.analysis.cut.plan_stages import count_stages, cut_of_plan, plan_in_stages
 from parallax.analysis.layouts.notes import check_gather_limit, notes_of_kept
 from parallax.analysis.measuring.live_bytes import live_bytes
+from parallax.analysis.plan_file import plan_of_file
 from parallax.analysis.planner import make_plan, part_routes, placements, terms_of
 from parallax.analysis.propagation.classify import classify
 from parallax.analysis.propagation.propagate import propagate, walk_graph
 from parallax.analysis.propagation.walk import NoRule
 from parallax.analysis.reading.capture import CapturedGraph, capture
-from parallax.analysis.routes.candidates import note_of_batches, rows_by_owner
+from parallax.analysis.routes.candidates import note_of_batches
 from parallax.analysis.routes.peer_memory import peer_memory_cost
 from parallax.analysis.whatif.memory import (
     FixedMemory,
@@ -33,10 +35,9 @@ from parallax.analysis.whatif.simulate import HostKind, simulate
 from parallax.cluster.plan_inputs import PlanInputs, read_measured
 from parallax.errors import GraphError, PlanError
 from parallax.graph.batches import is_of_front_end
-from parallax.graph.ownership import Ownership
 from parallax.graph.spec import GradientSource, GraphSpec, spec_from_json, spec_to_json
 from parallax.plans.memory import PROFILE, MemoryPlan
-from parallax.plans.plan import ALLTOALL, NO_ROUTE, PS, Layout, Plan, PlanConstraints, VariablePlan, read_plan
+from parallax.plans.plan import PS, Layout, Plan, PlanConstraints
 from parallax.plans.rewrites import Rewrites
 from parallax.plans.what_if import Simulation, WhatIf
 from parallax.report.text import peer_memory_text
@@ -123,7 +124,7 @@ def analyse_for(graph: Graph, config: Config, synchronous: bool = True) -> Analy
     Raises:
         GraphError: when it cannot be trained in parallel.
     """
-    return analyse(graph, config.lazy_updates, config.layouts, synchronous, config.accumulate_steps)
+    return analyse(graph, config.lazy_updates, config.layouts, synchronous, config.batches_per_update)
 
 
 def analysed_as(
@@ -163,29 +164,24 @@ def plan_for(
         measured = read_measured(config.cluster_profile, config.model_profile)
         if hosts:
             measured.check_names(hosts)
-        return _make_allowed_plan(feasible(analysed, layout, constraints, measured), analysed, config)
-    path = Path(config.plan_file)
-    plan = read_plan(path)
-    plan.check_belongs_to(analysed.spec, layout)
-    if plan.synchronous != synchronous:
-        raise PlanError(
-            f"{path}: the plan was made with sync={plan.synchronous}, but the job has sync={synchronous}. Make a new "
-            "plan with `parallax plan --json`, or change the script."
-        )
-    if config.wire_dtype not in (None, plan.wire_dtype):
-        raise PlanError(
-            f"{path}: the plan was made with wire_dtype {plan.wire_dtype!r}, but the job asks for "
-            f"{config.wire_dtype!r}. "
-            "Make a new plan with `parallax plan --json`, or remove the setting."
-        )
-    if config.accumulate_steps not in (1, plan.accumulate_steps):
-        raise PlanError(
-            f"{path}: the plan was made with accumulate_steps {plan.accumulate_steps}, but the job asks for "
-            f"{config.accumulate_steps}. Make a new plan with `parallax plan --json`, or remove the setting."
-        )
-    _check_possible(plan, analysed.spec, layout, path)
-    plan = _with_owner_rows(plan, analysed.spec)
+        plan = _new_plan(analysed, layout, config, constraints, measured)
+        return _make_allowed_plan(plan, analysed, config)
+    plan = plan_of_file(Path(config.plan_file), analysed.spec, layout, config, synchronous)
     return _make_allowed_plan(plan, analysed, config)
+
+
+def _new_plan(
+    analysed: AnalysedGraph, layout: Layout, config: Config, constraints: PlanConstraints, measured: PlanInputs
+) -> Plan:
+    """The best plan, or that of a model in stages."""
+    if count_stages(config) == 1:
+        return feasible(analysed, layout, constraints, measured)
+
+    def make(replicas: Layout, terms: PlanConstraints) -> Plan:
+        return feasible(analysed, replicas, terms, measured)
+
+    captured, spec, sources = analysed.captured, analysed.spec, analysed.sources
+    return plan_in_stages(captured, spec, sources, layout, config, constraints, make)
 
 
 def _make_allowed_plan(plan: Plan, analysed: AnalysedGraph, config: Config) -> Plan:
@@ -193,7 +189,7 @@ def _make_allowed_plan(plan: Plan, analysed: AnalysedGraph, config: Config) -> P
     rewrites = rewrites_of(analysed, plan)
     if config.gather_limit is not None:
         for layouts in rewrites.layouts:
-            check_gather_limit(analysed.captured.view, layouts, plan.num_workers, config.gather_limit)
+            check_gather_limit(analysed.captured.view, layouts, plan.num_replicas, config.gather_limit)
     if plan.accumulate_steps > 1:
         added = notes_of_kept(analysed.captured.view, rewrites, analysed.sources)
         said = note_of_batches(plan.accumulate_steps)
@@ -228,7 +224,7 @@ def constraints_of(config: Config, synchronous: bool = True) -> PlanConstraints:
         partitions=config.of_variables("partitions"),
         merges_in_host=config.communication_config.ps_config.local_aggregation,
         wire_dtype=config.wire_dtype,
-        accumulate_steps=config.accumulate_steps,
+        accumulate_steps=config.batches_per_update,
     )
 
 
@@ -253,6 +249,8 @@ def simulation_of(
     Raises:
         PlanError: as `parallax.analysis.whatif.simulate.simulate`; when the profile is of other hosts.
     """
+    if count_stages(config) > 1:
+        raise PlanError("parallax simulate is not supported yet with stages. Leave the stages out.")
 
     def plan(spec: GraphSpec, layout: Layout, constraints: PlanConstraints, measured: PlanInputs) -> Plan:
         return feasible(replace(analysed, spec=spec), layout, constraints, measured)
@@ -319,71 +317,10 @@ def feasible(
             return plan
 
 
-def _check_possible(plan: Plan, spec: GraphSpec, layout: Layout, path: Path) -> None:
-    """Refuses a plan that was edited into one that no planner would make for this graph."""
-    routes = {v.name: v.route for v in plan.variables if v.route != NO_ROUTE}
-    terms = PlanConstraints(
-        plan.run_option,
-        plan.synchronous,
-        plan.average_sparse,
-        routes,
-        wire_dtype=plan.wire_dtype,
-        accumulate_steps=plan.accumulate_steps,
-    )
-    try:
-        possible = make_plan(spec, layout, terms)
-    except PlanError as error:
-        raise PlanError(f"{path}: {error}") from error
-    for variable in possible.variables:
-        if tuple(map(len, variable.servers)) and (
-            len(variable.servers) != len(plan.variable(variable.name).servers)
-            or any(not 0 <= s < len(plan.servers) for part in plan.variable(variable.name).servers for s in part)
-        ):
-            raise PlanError(
-                f"{path}: the plan must assign every partition to one of its {len(plan.servers)} servers, but "
-                f"{variable.name!r} has {plan.variable(variable.name).servers}. Make a new plan with "
-                "`parallax plan --json`."
-            )
-    for planned in plan.variables:
-        _check_pattern(planned, layout.num_workers, path)
-    without = {v.name for v in plan.variables if v.route == NO_ROUTE}
-    for variable in possible.variables:
-        if (variable.route == NO_ROUTE) != (variable.name in without):
-            raise PlanError(
-                f"{path}: the plan has no route for variable {variable.name!r}, which has a gradient. Make a new plan "
-                "with `parallax plan --json`."
-            )
-
-
-def _check_pattern(planned: VariablePlan, workers: int, path: Path) -> None:
-    pattern = planned.owner_pattern
-    if pattern and planned.route != ALLTOALL:
-        raise PlanError(
-            f"{path}: only variables on route {ALLTOALL} have an owner_pattern, but {planned.name!r} takes route "
-            f"{planned.route}. Set the pattern to [], or the route to {ALLTOALL}."
-        )
-    if odd := [entry for entry in pattern if type(entry) is not int or not 0 <= entry < workers]:
-        raise PlanError(
-            f"{path}: the owner_pattern of {planned.name!r} must name workers from 0 to {workers - 1}, got {odd[0]!r}. "
-            "Correct it, or set it to [] for equal shares."
-        )
-
-
-def _with_owner_rows(plan: Plan, spec: GraphSpec) -> Plan:
-    """The plan with the rows of each owner as the patterns say, which are what a user edits."""
-    variables = []
-    for planned in plan.variables:
-        if planned.owner_pattern:
-            ownership = Ownership(planned.owner_pattern, plan.num_workers)
-            planned = replace(planned, owner_rows=rows_by_owner(spec.variable(planned.name), ownership))
-        variables.append(planned)
-    return replace(plan, variables=tuple(variables))
-
-
 def rewrites_of(analysed: AnalysedGraph, plan: Plan, equal_randomness: bool = False) -> Rewrites:
     """What must be changed in the graph for a plan; for verification all workers draw the same random numbers."""
     spec = analysed.spec
-    return propagate(
+    rewrites = propagate(
         analysed.captured,
         analysed.sources,
         part_routes(spec, plan),
@@ -391,3 +328,5 @@ def rewrites_of(analysed: AnalysedGraph, plan: Plan, equal_randomness: bool = Fa
         placements(spec, plan),
         terms_of(plan),
     )
+    cut = cut_of_plan(analysed.captured, analysed.sources, plan)
+    return rewrites if cut is None else replace(rewrites, stages=(cut,))

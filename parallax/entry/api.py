@@ -89,7 +89,8 @@ def parallel_run(
         parallax_config: settings.
 
     Returns:
-        In a worker: the session, the number of workers, this worker's rank, and the replicas a worker (1).
+        In a worker: the session, the number of workers, this worker's rank, and the replicas a worker (1). Of a model
+        in stages workers are counted by replica.
 
     Raises:
         ParallaxError: before anything is started, when graph, plan, configuration or resource file break a rule.

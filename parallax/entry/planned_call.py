@@ -12,7 +12,7 @@ from parallax.analysis.stages import AnalysedGraph, analyse_for, plan_for
 from parallax.base.status_line import clear_status
 from parallax.cluster.machines import Cluster
 from parallax.cluster.profile_files import check_writable
-from parallax.errors import ConfigError
+from parallax.errors import ConfigError, PlanError
 from parallax.plans.plan import Plan
 from parallax.report.logger import log
 from parallax.report.text import plan_table
@@ -24,9 +24,19 @@ from parallax.runtime.trace.options import make_ready, trace_options
 from parallax.runtime.worker.random_state import drawn_seed
 from parallax.settings import checks
 from parallax.settings.config import Config, moot_settings
-from parallax.settings.environment import Settings, settings
+from parallax.settings.environment import Role, Settings, settings
 from parallax.settings.merge import merge_settings
 from parallax.types import Graph
+
+_WITHOUT_STAGES = {
+    "memory": "--memory",
+    "html": "--html",
+    "trace": "--trace",
+    "measure": "--measure",
+    "verify_first": "--verify-first",
+}
+"""What takes each worker for one that has the whole model: settings, and their options."""
+_ROLES_WITHOUT_STAGES = (Role.VERIFY, Role.PROFILE, Role.CHECK)
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,8 +93,18 @@ def plan_call(call: Call) -> PlannedCall:
 
 
 def plan_on(cluster: Cluster, analysed: AnalysedGraph, call: Call) -> Plan:
-    """A plan of an analysed graph for some machines."""
-    return plan_for(analysed, layout_of(cluster), call.config, call.sync, [host.address for host in cluster.hosts])
+    """A plan of an analysed graph for some machines.
+
+    Raises:
+        PlanError: the model is in stages, and what is asked of it is not supported with these yet.
+    """
+    plan = plan_for(analysed, layout_of(cluster), call.config, call.sync, [host.address for host in cluster.hosts])
+    if plan.stages:
+        asked = [option for name, option in _WITHOUT_STAGES.items() if getattr(call.wanted, name) is not None]
+        asked += [f"parallax {role.value}" for role in _ROLES_WITHOUT_STAGES if role is call.wanted.role]
+        if asked:
+            raise PlanError(f"{asked[0]} is not supported yet with stages. Leave it out, or the stages.")
+    return plan
 
 
 def checked_cluster(call: Call) -> Cluster:

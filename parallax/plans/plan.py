@@ -18,6 +18,7 @@ from msgspec import Meta
 from parallax.base.strict import Count, Finite, Positive, Text, checked_value, read_json, shown
 from parallax.errors import PlanError
 from parallax.graph.spec import GraphSpec, VariableClass
+from parallax.plans.model_stages import StagePlan
 from parallax.plans.prediction import CostTerm, Flip, Prediction, ProfileUsed, Route, RunnerUp
 
 PLAN_VERSION = 3
@@ -204,6 +205,7 @@ class Plan:
         profiles: what was measured and used.
         wire_dtype: the element type in which float32 travels between processes; None for its own.
         accumulate_steps: of how many batches a worker keeps the gradients before they travel; a step takes so many.
+        stages: of the model, each of which one worker of a replica computes; none where each worker has all of it.
     """
 
     version: int
@@ -219,11 +221,17 @@ class Plan:
     profiles: tuple[ProfileUsed, ...] = ()
     wire_dtype: Annotated[str, Meta(pattern="^(bfloat16|float16)$")] | None = None
     accumulate_steps: Positive = 1
+    stages: tuple[StagePlan, ...] = ()
 
     @property
     def num_workers(self) -> int:
         """W."""
         return sum(self.hosts)
+
+    @property
+    def num_replicas(self) -> int:
+        """How many times the model is there: W, or of a model in stages W by their number."""
+        return self.num_workers // max(1, len(self.stages))
 
     @property
     def layout(self) -> Layout:
@@ -244,7 +252,10 @@ class Plan:
 
     def to_json(self) -> str:
         """The plan as indented JSON, keys in a fixed order."""
-        return json.dumps(asdict(self), indent=1) + "\n"
+        fields = asdict(self)
+        if not self.stages:
+            del fields["stages"]
+        return json.dumps(fields, indent=1) + "\n"
 
     def check_belongs_to(self, spec: GraphSpec, layout: Layout) -> None:
         """Raises PlanError when this plan was made for another graph, or other workers or servers."""
@@ -323,6 +334,8 @@ def _check_places(plan: Plan) -> None:
     """
     if not 1 <= plan.num_workers <= MOST_WORKERS or len(plan.hosts) > MOST_WORKERS:
         raise ValueError(f"workers must be between 1 and {MOST_WORKERS}, got {plan.num_workers}")
+    if plan.stages and (len(plan.stages) == 1 or plan.num_workers % len(plan.stages)):
+        raise ValueError(f"{plan.num_workers} workers cannot be replicas of {len(plan.stages)} stages")
     known = plan.prediction
     hosts = [*(load.host for load in known.loads), *(process.host for process in known.memory)]
     hosts += [phase.host for phase in known.phases if phase.host is not None]
@@ -332,7 +345,7 @@ def _check_places(plan: Plan) -> None:
     for variable in plan.variables:
         what = f"{variable.name!r} has"
         _below(MOST_ELEMENTS, (math.prod(variable.shape),), f"{what} a shape of elements that")
-        owners = len(plan.servers) if variable.servers else plan.num_workers
+        owners = len(plan.servers) if variable.servers else plan.num_replicas
         if variable.owner_rows and len(variable.owner_rows) != owners:
             raise ValueError(f"{what} rows of {len(variable.owner_rows)} owners, of which there are {owners}")
         if variable.touched_rows is not None and not variable.shape:

@@ -9,6 +9,7 @@ from parallax.graph.view import Edge
 from parallax.plans.gradient_rows import AccumulateGradient, AlikeRows, GradientPiece, SharedRows
 from parallax.plans.layouts import LayoutRewrites
 from parallax.plans.micro_batches import MicroBatches
+from parallax.plans.model_stages import StageCut
 from parallax.plans.uneven_batches import PaddedRows, UnevenBatch
 
 
@@ -275,6 +276,7 @@ class Rewrites:
         layouts: changes of layout, once, if tensors have layouts.
         micro_batches: how a front end's steps are cut, once, where updates take several micro-batches.
         notes: what a plan says of how losses are taken, a sentence each.
+        stages: where the model is cut, once, if it is.
     """
 
     tables: tuple[Table, ...] = ()
@@ -304,6 +306,7 @@ class Rewrites:
     layouts: tuple[LayoutRewrites, ...] = ()
     micro_batches: tuple[MicroBatches, ...] = ()
     notes: tuple[str, ...] = ()
+    stages: tuple[StageCut, ...] = ()
 
     def table(self, op: str) -> Table:
         """The table of a variable op."""

@@ -7,8 +7,8 @@ import re
 from collections.abc import Sequence
 from dataclasses import fields
 
-from parallax.cluster.profiles import ModelProfile
 from parallax.graph.spec import OPEN_SHAPE, VariableClass
+from parallax.plans.model_stages import idle_share
 from parallax.plans.plan import NO_ROUTE, PS, Plan, RouteCost, VariablePlan
 from parallax.plans.prediction import COMPUTE, LINK, SESSION, Flip
 
@@ -16,6 +16,7 @@ _SHOWN_PARTITIONS = 8
 _SHOWN_NAMES = 3
 _IDS_WORDS = "IDS: how many ids of the table one worker looks up in a batch, at most"
 _COLUMNS = ("variable", "class", "shape", "touched", "route", "rows held by", "sent/step", "reason")
+_STAGE_COLUMNS = ("stage", "from", "variables", "parameters", "holds", "of the operations", "sends")
 _TIMED_COLUMNS = (*_COLUMNS[:-1], "ms/step", "next best", "another route", "reason")
 
 
@@ -34,18 +35,46 @@ def plan_table(plan: Plan, shows_all: bool = False) -> str:
     step_s = plan.prediction.step_s
     columns = _COLUMNS if step_s is None else _TIMED_COLUMNS
     lines = [f"Plan for {', '.join(members_texts(plan))}, graph {plan.fingerprint[:12]}"]
-    lines += align(columns, [_row(v, step_s) for v in (*trained, *alone)])
+    stage_of = {name: f"stage {number}" for number, stage in enumerate(plan.stages) for name in stage.variables}
+    lines += align(columns, [_row(v, step_s, stage_of.get(v.name, "")) for v in (*trained, *alone)])
     lines += [_folded_text(alike) for alike in folded]
     on_servers = [v for v in plan.variables if v.route == PS]
     lines += [
         *_touched_setting(trained),
         *_by_route(trained),
-        _total(trained),
+        _total(_of_busiest_stage(plan, trained)),
         *(_server_total(plan, on_servers, server) for server in range(len(plan.servers))),
     ]
+    lines += _stage_texts(plan)
     lines += step_texts(plan)
     lines.extend(f"note: {note}" for note in plan.notes)
     return "\n".join(lines) + "\n"
+
+
+def _of_busiest_stage(plan: Plan, trained: list[VariablePlan]) -> list[VariablePlan]:
+    """The variables of which a worker sends gradients: all, or those of the stage that sends most."""
+    by_stage = [[v for v in trained if v.name in stage.variables] for stage in plan.stages]
+    return max(by_stage, key=lambda some: sum(v.cost.sent_bytes or 0 for v in some), default=trained)
+
+
+def _stage_texts(plan: Plan) -> list[str]:
+    """A line for each stage of the model, what they hold and send, and how long they wait; nothing without stages."""
+    if not plan.stages:
+        return []
+    rows = []
+    for number, stage in enumerate(plan.stages):
+        begins = first_named(stage.begins, 1) or "the batch"
+        holds, sends = bytes_text(stage.held_bytes), bytes_text(stage.sent_bytes)
+        numbers = f"{len(stage.variables)}", f"{stage.parameters}", holds, f"{100 * stage.cost_share:.0f} %"
+        rows.append((f"{number}", begins, *numbers, sends))
+    idle = 100 * idle_share(len(plan.stages), plan.accumulate_steps)
+    members = f"{pluralize(plan.num_replicas, 'replica')} of {len(plan.stages)} stages"
+    batches = f"{plan.accumulate_steps} micro-batch{'es' if plan.accumulate_steps > 1 else ''}"
+    return [
+        *align(_STAGE_COLUMNS, rows),
+        f"{members}: consecutive workers are a replica. With {batches} an update a stage is idle {idle:.0f} % of it. "
+        "Bytes are of an example where the batch is open, else of a micro-batch.",
+    ]
 
 
 class PrintedPlan(Plan):
@@ -237,12 +266,12 @@ def _terms(cost: RouteCost) -> list[str]:
     return lines if cost.terms else lines[:-1] + [f"  adds {ms_text(cost.seconds)} to the step"]
 
 
-def _row(variable: VariablePlan, step_s: float | None) -> tuple[str, ...]:
+def _row(variable: VariablePlan, step_s: float | None, stage: str) -> tuple[str, ...]:
     shape = shape_text(variable)
     touched = "" if variable.touched_rows is None else f"<= {variable.touched_rows}"
     touched = touched.removeprefix("<= ") if variable.touched_is_measured else touched
     sent = "" if variable.route == NO_ROUTE else _format_sent(variable.cost)
-    held = held_by(variable)
+    held = stage or held_by(variable)
     row = (variable.name, variable.cls.value, shape, touched, variable.route, held, sent)
     if step_s is None:
         return (*row, variable.reason)
@@ -368,21 +397,3 @@ def _server_total(plan: Plan, variables: list[VariablePlan], server: int) -> str
 def _unknown(variables: list[VariablePlan]) -> str:
     unknown = sum(v.cost.sent_bytes is None for v in variables)
     return f", and {pluralize(unknown, 'variable')} of unknown size" if unknown else ""
-
-
-def profile_table(profile: ModelProfile, notes: tuple[str, ...] = ()) -> str:
-    """A model profile as it is printed: rows are means of a worker's step, or of a step of some workers together."""
-    sizes = [k for k, _ in profile.tables[0].joined_rows] if profile.tables else []
-    header = ("table", "ids", *(f"rows of {k}" for k in sizes), "busiest owner")
-    lines = [
-        (t.name, f"{t.ids:.1f}", *(f"{rows:.1f}" for _, rows in t.joined_rows), f"{t.busiest_share:.2f} x the mean")
-        for t in profile.tables
-    ]
-    text = [f"Profile of {pluralize(profile.steps, 'step')} ({profile.source}), graph {profile.graph[:12]}"]
-    if lines:
-        text += in_columns([header, *lines])
-    if profile.compute_s is not None:
-        text.append(f"A worker computes {profile.compute_s * 1000:.3g} ms in a step.")
-    if profile.memory_bytes is not None:
-        text.append(f"It takes {bytes_text(profile.memory_bytes)} besides variables and slots.")
-    return "\n".join([*text, *(f"note: {note}" for note in notes)]) + "\n"

@@ -10,6 +10,8 @@ from collections.abc import Callable, Sequence
 from types import ModuleType
 
 import tensorflow as tf
+from tensorflow.core.framework import variable_pb2
+from tensorflow.core.protobuf import queue_runner_pb2
 from tensorflow.python.framework import meta_graph
 
 from parallax.runtime.checkpoint.checkpoints import Checkpoints, checkpoints
@@ -25,13 +27,28 @@ from parallax.runtime.peers.recovery import RecoveredState
 from parallax.runtime.replan.change_over import places_of
 from parallax.runtime.worker.ranks import SERVER_TASK, WORKER_TASK, ProcessGroup, current_process_group
 from parallax.runtime.worker.session.bfloat16 import options_with
+from parallax.runtime.worker.session.channels import close_stages
 from parallax.runtime.worker.session.direct import DirectRuns, Finishing, can_be_direct
+from parallax.runtime.worker.session.overlapping import MOST_ON_THEIR_WAY
 from parallax.runtime.worker.session.run_context import WorkerContext
+from parallax.runtime.worker.session.stage_failures import StageFailures
 from parallax.runtime.worker.session.user_hooks import LastHook, UserHook
 from parallax.settings.config import Config
 from parallax.transform.building import editor
+from parallax.transform.passes.cut_stages import StageGraph
 from parallax.transform.pipeline import WorkerGraph
-from parallax.types import ConfigProto, Graph, Hook, Operation, Scaffold, Session, Tensor, Variable
+from parallax.types import (
+    Argument,
+    ConfigProto,
+    Graph,
+    Hook,
+    MetaGraphDef,
+    Operation,
+    Scaffold,
+    Session,
+    Tensor,
+    Variable,
+)
 
 v1 = tf.compat.v1
 
@@ -56,6 +73,7 @@ def monitored_session(
     on from, where hosts have that in memory.
     """
     imported = _import(graph, worker_graph)
+    stages = worker_graph.stages
     members = current_process_group()
     home = f"/job:{WORKER_TASK}/task:{members.rank}" if members.target else None
     with imported.as_default(), tf.device(home):
@@ -89,31 +107,40 @@ def monitored_session(
                 kept.begin(session)
 
         values = values_of(graph, places, members.workers.Dup(), worker) if has_values else None
-        resources = [imported.get_operation_by_name(r.create.name) for r in graph.get_collection("resources")]
-        scaffold = _scaffold(worker_graph, counters, resources, later, resume)
+        first = _first_initializers(imported if stages is None else graph, {name for phase in later for name in phase})
+        first += [r.create.name for r in graph.get_collection("resources")]
+        if stages is not None:
+            first, later = _of_stage(stages, first), [_of_stage(stages, phase) for phase in later]
+        initializers = [*counters, *(imported.get_operation_by_name(name) for name in first)]
+        scaffold = _scaffold(worker_graph, initializers, later, resume)
         monitored = v1.train.SingularMonitoredSession(
             hooks=hooks, scaffold=scaffold, master=members.target, config=_options(config, members)
         )
-        direct = None
+        direct = failures = None
+        if stages is not None:
+            failures = StageFailures(stages)
+            failures.follow(worker.raw)
         if can_be_direct(imported, hooks[:-1], members.target):
             waits_for = [hook for hook in hooks if isinstance(hook, Finishing)]
-            direct = DirectRuns(worker.raw, waits_for, worker_graph.overlaps, repeats=has_values)
+            most = MOST_ON_THEIR_WAY if stages is None else stages.count - stages.stage
+            direct = DirectRuns(
+                worker.raw, waits_for, worker_graph.overlaps, repeats=has_values, most=most, failures=failures
+            )
             members.at_end.append(direct.settle)
+        if stages is not None:
+            members.at_end.append(close_stages)
         return monitored, direct, saved, memory, values
 
 
 def _scaffold(
     worker_graph: WorkerGraph,
-    counters: list[Operation],
-    resources: list[Operation],
+    initializers: list[Operation],
     later: list[list[str]],
     resume: Callable[[Session], None],
 ) -> Scaffold:
     """What TensorFlow runs before the first step, in the default graph."""
-    waiting = {name for phase in later for name in phase}
-    first = [v.initializer for v in v1.global_variables() if v.initializer.name not in waiting]
     return v1.train.Scaffold(
-        init_op=tf.group(*counters, *first, *resources),
+        init_op=tf.group(*initializers),
         init_fn=_equal_on_all(worker_graph, later, resume),
         # TensorFlow would look for variables here that servers hold.
         ready_op=v1.report_uninitialized_variables(_held_here(worker_graph)),
@@ -123,10 +150,22 @@ def _scaffold(
     )
 
 
+def _first_initializers(graph: Graph, later: set[str]) -> list[str]:
+    """The ops that give a graph's variables their initial values, but for those that run later."""
+    names = [str(variable.initializer.name) for variable in graph.get_collection(v1.GraphKeys.GLOBAL_VARIABLES)]
+    return [name for name in names if name not in later]
+
+
+def _of_stage(stages: StageGraph, names: Sequence[str]) -> list[str]:
+    """What a stage runs where all together run some ops."""
+    return [*(name for name in names if stages.is_here(name)), *stages.sends_for(names)]
+
+
 def _held_here(worker_graph: WorkerGraph) -> list[Variable]:
     """The variables that this worker has: whole, or rows of them."""
     everything = [*v1.global_variables(), *v1.local_variables()]
-    return [v for v in everything if _op_name(v) not in worker_graph.on_servers]
+    elsewhere = worker_graph.on_servers | worker_graph.elsewhere
+    return [v for v in everything if _op_name(v) not in elsewhere]
 
 
 def _options(config: Config, members: ProcessGroup) -> ConfigProto:
@@ -151,10 +190,29 @@ def _import(graph: Graph, worker_graph: WorkerGraph) -> Graph:
             graph=graph,
             collection_list=[k for k in needed if graph.get_collection(k)],
         )
+    if worker_graph.stages is not None:
+        _drop_elsewhere(meta, {node.name for node in worker_graph.graph_def.node})
     imported = tf.Graph()
     with imported.as_default():
         meta_graph.import_scoped_meta_graph(meta)
     return imported
+
+
+def _drop_elsewhere(meta: MetaGraphDef, names: set[str]) -> None:
+    """Leaves out of a worker's collections what other stages have: variables, queues, initializers of word tables."""
+    kinds = {v1.GraphKeys.QUEUE_RUNNERS: (queue_runner_pb2.QueueRunnerDef, "queue_name")}
+    for key, collection in meta.collection_def.items():
+        kind, field = kinds.get(key, (variable_pb2.VariableDef, "variable_name"))
+        if collection.HasField("bytes_list"):
+            found = [text for text in collection.bytes_list.value if _op_of(kind.FromString(text), field) in names]
+            collection.bytes_list.value[:] = found
+        elif collection.HasField("node_list"):
+            found = [name for name in collection.node_list.value if name.split(":")[0] in names]
+            collection.node_list.value[:] = found
+
+
+def _op_of(said: Argument, field: str) -> str:
+    return str(getattr(said, field)).split(":")[0]
 
 
 def _default_options() -> ConfigProto:
@@ -180,7 +238,7 @@ def _equal_on_all(
     copies = []
     with tf.name_scope("parallax_start/"):
         for variable in v1.global_variables():
-            elsewhere = worker_graph.tables | worker_graph.on_servers
+            elsewhere = worker_graph.tables | worker_graph.on_servers | worker_graph.elsewhere
             if _op_name(variable) in elsewhere or variable.dtype.base_dtype == tf.string:
                 continue
             copies.append(variable.assign(_send(mpi_ops, variable.read_value())).op)

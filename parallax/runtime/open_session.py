@@ -44,12 +44,13 @@ from parallax.runtime.worker.reports.nan_report import NanReport
 from parallax.runtime.worker.reports.run_log import RunLog
 from parallax.runtime.worker.session.batch_comparison import BatchComparison
 from parallax.runtime.worker.session.bfloat16 import EffectHook
-from parallax.runtime.worker.session.channels import open_channels
+from parallax.runtime.worker.session.channels import open_channels, open_stages
 from parallax.runtime.worker.session.names import Names
 from parallax.runtime.worker.session.one_graph import launchers_graph, take_launchers_graph
 from parallax.runtime.worker.session.positions import InputPositions
 from parallax.runtime.worker.session.profile_files import ProfileHook
 from parallax.runtime.worker.session.run_context import TrainingRuns, WorkerContext
+from parallax.runtime.worker.session.stage_values import StageValues
 from parallax.runtime.worker.session.user_hooks import begin_hooks
 from parallax.runtime.worker.session.worker_session import BetweenStepsHook, Session
 from parallax.settings.config import Config
@@ -137,7 +138,8 @@ def open_session(
             between_steps.append(PartitionSearch(members, worker, training, made.alone.spec, wished, over))
         layout = Layout(made.plan.hosts, parcel.servers)
         change = RequestedChange(worker, training, made.alone.spec, layout, over, members.workers)
-        between_steps.append(change)
+        if members.peers is None:
+            between_steps.append(change)
         if config.export_graph_path is not None:
             write_text(Path(config.export_graph_path), members.rank, monitored.graph)
         if guard is not None:
@@ -146,11 +148,11 @@ def open_session(
     for act in members.when_built:
         act(members.rank)
     session = Session(
-        worker, monitored, members.size, members.workers.Dup(), direct, between_steps, guard, values, change
+        worker, monitored, members.replicas, members.team.Dup(), direct, between_steps, guard, values, change
     )
     if saved is not None:
         session.resumed_step, session.checkpoints = saved.loaded_step, saved
-    return session, members.size, members.rank
+    return session, members.replicas, members.replica
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,6 +181,7 @@ def _make_graph(
 ) -> _WorkerSetup:
     """Starts Horovod, takes the launcher's graph and plan, and transforms the graph as all workers do."""
     plan, equal_randomness = plan_from_json(parcel.plan), extras.equal_randomness
+    members.form_teams(len(plan.stages))
     if extras.decisions is None:
         alone = _read_graph(graph, config, parcel, plan, members)
     else:
@@ -197,7 +200,7 @@ def _make_graph(
     place, recovered = _place(members, config, equal_randomness), None
     if saved.memory_steps is not None:
         recovered = state_in_memory(saved, members.workers)
-    if saved.keeps_state and plan.synchronous:
+    if saved.keeps_state and plan.synchronous and not plan.stages:
         place = _going_on(place, _positions_of(recovered, saved, members.workers))
     overlaps = config.overlap and not equal_randomness
     worker_graph = transform(analysed.captured.view, rewrites, place, saved.remembers_rows, overlaps)
@@ -226,8 +229,10 @@ def _positions_of(recovered: RecoveredState | None, saved: CheckPointConfig, com
 
 def _context(graph: Graph, made: _WorkerSetup, members: ProcessGroup, watch: Heartbeat) -> WorkerContext:
     """Opens the channels of the exchanges, and says what runs of this worker are about."""
-    open_channels(made.worker_graph.graph_def, members.workers, members.host_workers)
-    worker = WorkerContext(graph, Names(made.analysed.captured.view, made.worker_graph), watch, made.analysed)
+    open_channels(made.worker_graph.graph_def, members.team, members.host_workers)
+    stages = None if members.peers is None else StageValues(open_stages(members.peers))
+    names = Names(made.analysed.captured.view, made.worker_graph)
+    worker = WorkerContext(graph, names, watch, made.analysed, stages=stages)
     worker.follow(made.plan, made.worker_graph)
     return worker
 
@@ -237,13 +242,13 @@ def _training(worker: WorkerContext, made: _WorkerSetup, members: ProcessGroup, 
     updates = training_updates(made.analysed.captured, made.analysed.sources)
     training = TrainingRuns(worker, updates)
     inputs = {one.name: one for one in made.worker_graph.inputs.kept}
-    worker.positions = InputPositions(members.rank, members.size, training.trains, inputs, made.plan.synchronous)
+    worker.positions = InputPositions(members.replica, members.replicas, training.trains, inputs, made.plan.synchronous)
     view = made.analysed.captured.view
     if not extras.equal_randomness:  # whoever compares fetches what was asked for
         worker.log = RunLog(view, updates, members.rank == 0, may_idle=extras.has_values)
         worker.nan_report = NanReport(view, worker.log.trains, members.workers.Dup())
         members.at_end += [worker.log.finish, worker.nan_report.finish]
-    if members.size > 1 and worker.log is not None and not extras.has_values:
+    if members.size > 1 and members.peers is None and worker.log is not None and not extras.has_values:
         worker.batches = BatchComparison(view, updates, worker.log.trains, worker.place_of, members.workers.Dup())
         members.at_end.append(worker.batches.finish)
     return training
@@ -314,10 +319,10 @@ def _guard(
     worker_graph: WorkerGraph,
 ) -> Guard | None:
     """The guard, where there are several workers that have anything equal."""
-    if not config.guard or members.size == 1 or not worker_graph.synchronous:
+    if not config.guard or members.replicas == 1 or not worker_graph.synchronous:
         return None
     updates = training_updates(analysed.captured, analysed.sources)
-    guard = Guard(worker, members.workers.Dup(), analysed.captured.view, updates)
+    guard = Guard(worker, members.team.Dup(), analysed.captured.view, updates)
     worker.runs = guard.runs
 
     def finish() -> None:
@@ -332,13 +337,14 @@ def _place(members: ProcessGroup, config: Config, equal_randomness: bool) -> edi
     """Which of the workers this is, for the transform."""
     aggregates = config.communication_config.ps_config.local_aggregation
     return editor.Worker(
-        rank=members.rank,
-        size=members.size,
+        rank=members.replica,
+        size=members.replicas,
         seed=members.parcel.seed,
         equal_randomness=equal_randomness,
-        hosts=members.parcel.hosts,
+        hosts=members.parcel.hosts[members.stage :: members.size // members.replicas],
         merges_in_host=aggregates and members.host_workers is not None,
         servers=members.parcel.servers,
+        stage=members.stage,
     )
 
 

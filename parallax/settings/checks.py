@@ -70,6 +70,18 @@ def number_or_none(name: str, value: object, least: int = 1, most: int | None = 
     raise ConfigError(f"{name} must be an integer {bounds}, or None, got {value!r}.")
 
 
+def distinct_names(name: str, values: Sequence[object]) -> tuple[str, ...]:
+    """Names, each once."""
+    found = []
+    for one in values:
+        if not isinstance(one, str) or not one.strip():
+            raise ConfigError(f"{name} must be a list of names, and {one!r} is none.")
+        if one.strip() in found:
+            raise ConfigError(f"{name} must have each name once, and {one!r} comes twice. Leave one out.")
+        found.append(one.strip())
+    return tuple(found)
+
+
 def number(name: str, value: object, least: int = 1) -> int:
     """A whole number from `least`."""
     if not is_int(value) or value < least:

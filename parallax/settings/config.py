@@ -64,6 +64,19 @@ def _compute_dtype(name: str, value: object) -> str | None:
     return None if value is None else checks.one_of(name, value, COMPUTE_DTYPES)
 
 
+def _stages(name: str, value: object) -> int | tuple[str, ...] | None:
+    if isinstance(value, str):
+        value = int(value) if value.isdecimal() else value.split(",")
+    if isinstance(value, list | tuple) and value:
+        return checks.distinct_names(name, value)
+    if value is None or checks.is_int(value):
+        return checks.number_or_none(name, value)
+    raise ConfigError(
+        f"{name} must be a number of stages, or a list of the ops that each of them but the last ends with, and "
+        f"{value!r} was given."
+    )
+
+
 def _sess_config(name: str, value: object) -> ConfigProto:
     if value is not None and not hasattr(value, "gpu_options"):
         raise ConfigError(f"{name} must be a tf.ConfigProto, or None, got {value!r}.")
@@ -120,6 +133,8 @@ class Config:
         accumulate_steps: batches for one update, weighed by their examples: each `run` of a script's train_op is one.
             Keras and `parallax.function`: micro-batches into which a step's batch is cut, with the result of the whole
             batch; where examples interact, each is a batch by itself, and the plan says so.
+        stages: cut the model: a number of stages, or the ops that all but the last end with. None: no cut.
+        micro_batches: another word for `accumulate_steps`, for stages.
         lazy_updates: whether rows without a gradient are updated when they are read, with the same result, not in every
             step.
         layouts: compute losses of a script's graph on the global batch. None: average gradients where that is
@@ -203,6 +218,16 @@ class Config:
         Option((RUN, PLAN, VERIFY, SIMULATE), "update once for K batches", "K", parse=positive),
         rule=checks.number,
     )
+    stages: int | Sequence[str] | None = setting(
+        None,
+        Option((RUN, PLAN), "cut the model into P stages, or after ops: OP,OP", "P"),
+        rule=_stages,
+    )
+    micro_batches: int | None = setting(
+        None,
+        Option((RUN, PLAN), "with --stages, update once for the gradients of M batches", "M", parse=positive),
+        rule=checks.number_or_none,
+    )
     lazy_updates: bool = setting(True, rule=checks.truth)
     layouts: bool | None = setting(None, rule=checks.truth_or_none)
     gather_limit: int | None = setting(None, rule=partial(checks.number_or_none, least=0))
@@ -236,6 +261,20 @@ class Config:
         if name in _OF_VARIABLES:
             together(**self._of_variables(**{name: value}))
         object.__setattr__(self, name, value)
+
+    @property
+    def batches_per_update(self) -> int:
+        """Of how many batches an update takes the gradients.
+
+        Raises:
+            ConfigError: `accumulate_steps` and `micro_batches` say different things.
+        """
+        if self.micro_batches is not None and self.accumulate_steps not in (1, self.micro_batches):
+            raise ConfigError(
+                f"micro_batches and accumulate_steps both say how many batches an update takes: {self.micro_batches} "
+                f"and {self.accumulate_steps} were given. Give micro_batches alone."
+            )
+        return self.micro_batches or self.accumulate_steps
 
     def of_variables(self, said: str) -> dict[str, Any]:
         """Variable name -> what `variables` and its mapping say together, for those of which anything is said.

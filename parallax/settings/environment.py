@@ -121,6 +121,8 @@ class Settings:
     plan_file: str | None = None
     wire_dtype: str | None = None
     accumulate_steps: int | None = None
+    stages: str | None = None
+    micro_batches: int | None = None
     compute_dtype: str | None = None
     replan: str | None = None
     replan_steps: int | None = None

@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from parallax.graph.garbage import cycles_wait
 from parallax.graph.ownership import Ownership
-from parallax.graph.view import GraphView
+from parallax.graph.view import GraphView, split_tensor
 from parallax.plans.rewrites import Rewrites
 from parallax.transform.between_passes import check_pass
 from parallax.transform.building.editor import (
@@ -29,6 +29,7 @@ from parallax.transform.building.loop_entries import bring_into_loops
 from parallax.transform.building.wire import Rounding
 from parallax.transform.invariants import check
 from parallax.transform.passes.accumulate import keep_gradients
+from parallax.transform.passes.cut_stages import StageGraph, cut_stages
 from parallax.transform.passes.dense_and_gathered import collect_rows, reduce_gradients
 from parallax.transform.passes.exchange import exchange_rows
 from parallax.transform.passes.full_batches import FullBatch, add_full_batches
@@ -101,6 +102,8 @@ class WorkerGraph:
         streams: the random numbers that are drawn while it trains, where checkpoints hold how far they are.
         inputs: the iterators of datasets, where checkpoints hold how far they are.
         full: where batches are fed that are as long as most.
+        stages: what it is a stage of; None where it is all of a model.
+        elsewhere: variable ops that other stages hold, and this worker does not.
     """
 
     graph_def: GraphDef
@@ -129,6 +132,8 @@ class WorkerGraph:
     streams: RandomStreams = RandomStreams()
     inputs: IteratorsOfGraph = IteratorsOfGraph()
     full: tuple[FullBatch, ...] = ()
+    stages: StageGraph | None = None
+    elsewhere: frozenset[str] = frozenset()
 
 
 def _keep_fetchable(editor: Editor) -> None:
@@ -173,23 +178,32 @@ def transform(
     read = keep_up_to_date(changed, lazy)
     touched = remember_touched_rows(changed, editor, rewrites) if remembers_rows else NO_ROW_MEMORY
     cleared = [name for one in touched.tables for name in (one.clear, *one.clear_partitions) if name]
+    stages, counters, elsewhere = None, tuple(editor.counters), frozenset[str]()
+    initializers = (*editor.counter_initializers, *(r.initializer for r in editor.wire.roundings), *cleared)
+    for cut in rewrites.stages:
+        check(changed, rewrites, worker)
+        changed, stages = cut_stages(changed, cut, worker.stage)
+        counters = tuple(one for one in counters if stages.is_here(split_tensor(one.tensor)[0]))
+        initializers = tuple(one for one in initializers if stages.is_here(one))
+        elsewhere = stages.variables_elsewhere(view)
     joined = join_all_reduces(changed)
-    cut = [step for one in rewrites.micro_batches for step in one.steps]
-    full = add_full_batches(changed, worker, rewrites.terms.accumulate_steps, cut)
+    in_parts = [step for one in rewrites.micro_batches for step in one.steps]
+    full = add_full_batches(changed, worker, rewrites.terms.accumulate_steps, in_parts)
     can_overlap = overlaps and worker.size > 1 and rewrites.terms.synchronous and not worker.servers
-    if can_overlap:
+    if can_overlap or stages is not None:
         add_gates(changed)
-    check(changed, rewrites, worker)
+    if stages is None:
+        check(changed, rewrites, worker)
     return WorkerGraph(
         graph_def=changed,
         whole=read | {tensor: read.get(whole, whole) for tensor, whole in editor.whole.items()},
         held_by_row=frozenset((*rewrites.held_by_row, *editor.held_by_row)),
         cuts=tuple(editor.cuts),
         joined=joined,
-        overlaps=can_overlap,
-        counters=tuple(editor.counters),
+        overlaps=can_overlap or stages is not None,
+        counters=counters,
         roundings=tuple(editor.wire.roundings),
-        counter_initializers=(*editor.counter_initializers, *(r.initializer for r in editor.wire.roundings), *cleared),
+        counter_initializers=initializers,
         tables=frozenset(m for t in rewrites.tables for m in t.members if not (t.replicated and m == t.op)),
         spread={m: t.ownership(worker.size) for t in rewrites.tables if not t.servers for m in t.members},
         on_servers=frozenset(editor.partitions) - {t.op for t in rewrites.tables if t.replicated},
@@ -207,4 +221,6 @@ def transform(
         streams=streams,
         inputs=inputs,
         full=full,
+        stages=stages,
+        elsewhere=elsewhere,
     )

@@ -20,9 +20,9 @@ from parallax.runtime.checkpoint.files.folder import Retention, absolute
 from parallax.runtime.checkpoint.files.folder_owner import claim_of
 from parallax.runtime.checkpoint.files.stored_tensors import CHUNK_BYTES, stored_variables, variable_op
 from parallax.runtime.checkpoint.positions import KeptPositions
+from parallax.runtime.checkpoint.rows.access_to_rows import hold
 from parallax.runtime.checkpoint.rows.row_places import Places
 from parallax.runtime.checkpoint.rows.touched_tables import Marks, Succession, hold_marks
-from parallax.runtime.checkpoint.rows.variable_rows import hold
 from parallax.runtime.supervisor.control import tell_saved
 from parallax.settings.parts import CheckPointConfig
 from parallax.transform.passes.touched_rows import NO_ROW_MEMORY, RowMemory
@@ -33,6 +33,10 @@ _LOG = logging.getLogger("parallax.checkpoint")
 _OF_GRAPH = (
     "Call tf.train.get_or_create_global_step() while building the graph, and pass it to the optimizer: minimize(loss, "
     "global_step=...)."
+)
+_OF_ONE_STAGE = (
+    "Each stage of a model must have the global step for checkpoints, and {op!r} is written with what one stage alone "
+    "computes. Let the optimizer count it, or leave ckpt_config out."
 )
 _OF_FRONT_END = (
     "Keras's `fit` counts its steps, but a loop over train_on_batch or parallax.function does not: there the script "
@@ -146,13 +150,15 @@ def checkpoints(
     if config.whole_every > 1 and comm.Get_rank() == 0:
         log.info(marks.describe(touched))
     op = variable_op(v1.train.get_global_step(graph))
+    if op in places.stages:
+        raise ConfigError(_OF_ONE_STAGE.format(op=op))
     retention = Retention(config.keep_last, config.keep_every_hours)
     own = () if positions is None else positions.held
     claim = claim_of(absolute(str(config.ckpt_dir))) if comm.Get_rank() == 0 else None
     storage = Storage(
         str(config.ckpt_dir), held, comm, CHUNK_BYTES, retention, marks, own, config.folder_timeout_s, claim
     )
-    beside = beside_training(storage) if config.beside_training else None
+    beside = beside_training(storage) if config.beside_training and not places.stages else None
     step, succession = step_tensor(graph, places), Succession(config.whole_every)
     return Checkpoints(config, storage, step, op, succession, beside, positions=positions)
 

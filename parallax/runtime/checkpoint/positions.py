@@ -25,8 +25,9 @@ from parallax.runtime.checkpoint.files.folder_watch import FolderWatch
 from parallax.runtime.checkpoint.files.sorted_string_table import DamagedCheckpoint
 from parallax.runtime.checkpoint.files.stored_rows import Readable
 from parallax.runtime.checkpoint.files.stored_tensors import OWN_KEYS, CheckpointEntry
+from parallax.runtime.checkpoint.rows.access_to_rows import hold
 from parallax.runtime.checkpoint.rows.row_places import Places
-from parallax.runtime.checkpoint.rows.variable_rows import StoredVariable, hold
+from parallax.runtime.checkpoint.rows.variable_rows import StoredVariable
 from parallax.runtime.worker.session.positions import InputPositions, IteratorPosition
 from parallax.transform.passes.inputs import Maker
 from parallax.transform.pipeline import WorkerGraph

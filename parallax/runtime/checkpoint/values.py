@@ -17,8 +17,9 @@ from parallax.runtime.checkpoint.checkpoint_io import Storage
 from parallax.runtime.checkpoint.files.folder import absolute
 from parallax.runtime.checkpoint.files.folder_owner import claim_of
 from parallax.runtime.checkpoint.files.stored_tensors import CHUNK_BYTES, chunks, groups, stored_variables
+from parallax.runtime.checkpoint.rows.access_to_rows import hold
 from parallax.runtime.checkpoint.rows.row_places import Places
-from parallax.runtime.checkpoint.rows.variable_rows import StoredVariable, WholeVariable, hold, whole_of
+from parallax.runtime.checkpoint.rows.variable_rows import StoredVariable, WholeVariable, whole_of
 from parallax.runtime.worker.session.run_context import WorkerContext
 from parallax.types import ArrayOnWorker0, Comm, Graph
 

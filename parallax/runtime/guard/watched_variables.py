@@ -55,7 +55,7 @@ def watched_variables(
         updates: the ops that write variables from gradients.
         worker_graph: of the plan in force.
     """
-    elsewhere = worker_graph.tables | worker_graph.on_servers | worker_graph.local_variables
+    elsewhere = worker_graph.tables | worker_graph.on_servers | worker_graph.local_variables | worker_graph.elsewhere
     taken = _taken_by(view, updates)
     found = []
     for name, node in view.nodes.items():

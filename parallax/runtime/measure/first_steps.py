@@ -31,8 +31,8 @@ from parallax.cluster.profile_files import write_model_profile
 from parallax.cluster.profiles import MODEL_PROFILE_VERSION, ModelProfile
 from parallax.errors import ConfigError
 from parallax.graph.view import split_tensor
+from parallax.report.profile_table import profile_table
 from parallax.report.show import show
-from parallax.report.text import profile_table
 from parallax.runtime.measure.memory import peak_bytes, reset_peak, variable_bytes
 from parallax.runtime.measure.options import MeasureOptions
 from parallax.runtime.trace.ops import COMPUTE, read_step

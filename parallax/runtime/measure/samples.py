@@ -26,8 +26,8 @@ from parallax.cluster.profile_files import check_writable, default_path, write_m
 from parallax.cluster.profiles import MODEL_PROFILE_VERSION, ModelProfile
 from parallax.errors import ConfigError, GraphError
 from parallax.plans.plan import one_host
+from parallax.report.profile_table import profile_table
 from parallax.report.show import show
-from parallax.report.text import profile_table
 from parallax.runtime.measure.compute import ComputeMeasurement, measure_compute
 from parallax.runtime.measure.inputs import Inputs, inputs_of, open_session
 from parallax.runtime.measure.options import STEPS

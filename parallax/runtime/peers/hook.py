@@ -17,9 +17,10 @@ from parallax.report.text import bytes_text, first_named
 from parallax.runtime.checkpoint.checkpoints import step_tensor
 from parallax.runtime.checkpoint.files.stored_tensors import stored_variables
 from parallax.runtime.checkpoint.positions import KeptPositions
+from parallax.runtime.checkpoint.rows.access_to_rows import hold
 from parallax.runtime.checkpoint.rows.row_places import Places
 from parallax.runtime.checkpoint.rows.touched_tables import Marks
-from parallax.runtime.checkpoint.rows.variable_rows import StoredVariable, hold
+from parallax.runtime.checkpoint.rows.variable_rows import StoredVariable
 from parallax.runtime.checkpoint.step_runs import StepRuns
 from parallax.runtime.peers.recovery import RecoveredState, next_generation
 from parallax.runtime.peers.snapshot import Snapshot, snapshot

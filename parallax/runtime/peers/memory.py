@@ -14,9 +14,9 @@ from parallax.report.logger import log
 from parallax.runtime.checkpoint.checkpoints import step_tensor
 from parallax.runtime.checkpoint.files.stored_tensors import stored_variables
 from parallax.runtime.checkpoint.positions import KeptPositions
+from parallax.runtime.checkpoint.rows.access_to_rows import hold
 from parallax.runtime.checkpoint.rows.row_places import Places
 from parallax.runtime.checkpoint.rows.touched_tables import hold_marks
-from parallax.runtime.checkpoint.rows.variable_rows import hold
 from parallax.runtime.launcher.host_memory import host_folder
 from parallax.runtime.peers.exchange import ring
 from parallax.runtime.peers.hook import PeerMemory

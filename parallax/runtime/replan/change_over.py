@@ -171,12 +171,16 @@ def places_of(worker_graph: WorkerGraph, names: Mapping[str, str] | None = None)
         worker_graph: made by it.
         names: node of the user's graph -> node in the session, where that is another.
     """
+    stages = worker_graph.stages
     return Places(
         worker_graph.spread,
         worker_graph.partitions,
         worker_graph.on_servers,
         names or {},
         worker_graph.lazily_updated,
+        {} if stages is None else stages.places,
+        worker_graph.elsewhere,
+        0 if stages is None else stages.stage,
     )
 
 

@@ -50,6 +50,11 @@ class ProcessGroup:
         when_built: what a worker does, with its rank, once the session is there.
         at_end: what a worker does when its script has ended well, with the others, who all come there.
         folders: where a worker writes what all workers would write to one folder.
+        replica: of a model in stages, which replica this worker is of; without stages its rank.
+        replicas: how many there are.
+        stage: which stage of the model it computes.
+        team: communicator of the workers of this stage, one of each replica, ranked by replica; without stages of all.
+        peers: communicator of the workers of this replica, ranked by stage; None without stages.
     """
 
     def __init__(
@@ -68,9 +73,23 @@ class ProcessGroup:
         self.when_built: list[Callable[[int], None]] = []
         self.at_end: list[Callable[[], None]] = []
         self.folders = WorkerFolders(self.rank)
+        self.replica, self.replicas, self.stage = self.rank, self.size, 0
+        self.team, self.peers = workers, None
         self._held = held
         self._is_started = False
         self._server: Any = None  # lives as long as the process
+
+    def form_teams(self, stages: int) -> None:
+        """Takes consecutive workers for replicas of a model in stages; every worker must call it, before `start`.
+
+        Args:
+            stages: how many the model has; 1 changes nothing.
+        """
+        if stages > 1:
+            self.replica, self.stage = divmod(self.rank, stages)
+            self.replicas = self.size // stages
+            self.team = self.workers.Split(self.stage, self.replica)
+            self.peers = self.workers.Split(self.replica, self.stage)
 
     def start(self, config: ConfigProto | None = None) -> None:
         """Starts this rank's TensorFlow server, if the job has servers, and Horovod on a worker.
@@ -119,9 +138,9 @@ class ProcessGroup:
     def _start_horovod(self) -> None:
         import horovod.tensorflow as hvd
 
-        hvd.init(comm=self.workers)
+        hvd.init(comm=self.team)
         hosts = self.parcel.hosts
-        if 1 < len(set(hosts)) < len(hosts):
+        if 1 < len(set(hosts)) < len(hosts) and self.peers is None:
             self.host_workers = self.workers.Split(hosts[self.rank], self.rank)
 
 

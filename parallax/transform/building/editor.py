@@ -50,6 +50,7 @@ class Worker:
         keeps_positions: whether checkpoints hold where random streams and the input are.
         shares: into how many shares datasets are cut, of which the workers take elements in turn; None where each
             worker has a share of its own.
+        stage: of a model that is cut, which of its stages; `rank` and `size` are then of the workers of that stage.
     """
 
     rank: int
@@ -61,6 +62,7 @@ class Worker:
     servers: tuple[int, ...] = ()
     keeps_positions: bool = False
     shares: int | None = None
+    stage: int = 0
 
     @property
     def neighbours(self) -> tuple[int, ...]:

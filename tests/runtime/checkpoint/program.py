@@ -49,8 +49,9 @@ from parallax.runtime.checkpoint.files.folder import FilesFailed, Retention, lat
 from parallax.runtime.checkpoint.files.stored_tensors import stored_variables  # noqa: E402
 from parallax.runtime.checkpoint.files.writer import Writer  # noqa: E402
 from parallax.runtime.checkpoint.rows import freeze  # noqa: E402
+from parallax.runtime.checkpoint.rows.access_to_rows import hold  # noqa: E402
 from parallax.runtime.checkpoint.rows.freeze import CannotFreeze  # noqa: E402
-from parallax.runtime.checkpoint.rows.variable_rows import ShardedRows, hold  # noqa: E402
+from parallax.runtime.checkpoint.rows.variable_rows import ShardedRows  # noqa: E402
 from parallax.runtime.replan.change_over import places_of  # noqa: E402
 from parallax.runtime.worker.barrier import barrier  # noqa: E402
 from parallax.runtime.worker.session.channels import open_channels  # noqa: E402

@@ -24,9 +24,9 @@ from parallax.runtime.checkpoint.files.folder import latest
 from parallax.runtime.checkpoint.files.stored_tensors import stored_variables
 from parallax.runtime.checkpoint.files.writer import Writer
 from parallax.runtime.checkpoint.hook import CheckpointHook
+from parallax.runtime.checkpoint.rows.access_to_rows import hold
 from parallax.runtime.checkpoint.rows.freeze import FrozenValue, freezer
 from parallax.runtime.checkpoint.rows.row_places import Places
-from parallax.runtime.checkpoint.rows.variable_rows import hold
 from parallax.settings.parts import CheckPointConfig
 from tests.runtime.checkpoint.test_storage import Alone
 

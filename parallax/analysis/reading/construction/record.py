@@ -3,7 +3,9 @@
 `install()` wraps the two functions that every gradient of TensorFlow goes through: `tf.gradients` (and with it
 `Optimizer.compute_gradients`) and `GradientTape.gradient`. A record names the targets, the tensors delivered and the
 ops made meanwhile, which is what separates autodiff from the user's post-processing. Where autodiff goes back through
-a gradient that was delivered before, the record also names what arrives there. Recording adds no op to the graph.
+a gradient that was delivered before, the record also names what arrives there. Of which op an op of autodiff is the
+gradient TensorFlow notes for `tf.gradients`; for tapes `install()` wraps the function that calls the gradient functions
+of ops. Recording adds no op to the graph.
 """
 
 from __future__ import annotations
@@ -32,6 +34,7 @@ from parallax.types import (
 
 _ATTRIBUTE = "_parallax_gradient_records"
 _NOTED = "_parallax_watched_ops"
+_FORWARD = "_parallax_forward_op"
 _INSIDE: ContextVar[bool] = ContextVar("inside autodiff", default=False)
 
 
@@ -93,11 +96,15 @@ class GradientRecord:
 
 def install() -> None:
     """Starts recording; a second call changes nothing. Imports TensorFlow."""
+    from tensorflow.python import pywrap_tfe
     from tensorflow.python.eager import backprop
     from tensorflow.python.framework.sparse_tensor import SparseTensor
     from tensorflow.python.ops import gradients_util
 
     install_measures()
+    if not hasattr(backprop._gradient_function, _ATTRIBUTE):
+        backprop._gradient_function = _noting_forward(backprop._gradient_function)
+        pywrap_tfe.TFE_Py_RegisterGradientFunction(backprop._gradient_function)
     if not hasattr(SparseTensor.__init__, _ATTRIBUTE):
         SparseTensor.__init__ = _marking_feeds(SparseTensor.__init__)
     if not hasattr(gradients_util._GradientsHelper, _ATTRIBUTE):
@@ -111,6 +118,43 @@ def install() -> None:
 def records_of(graph: Graph) -> tuple[GradientRecord, ...]:
     """What has been recorded for a graph, oldest first."""
     return tuple(getattr(graph, _ATTRIBUTE, ()))
+
+
+def forward_op(op: Operation) -> Operation | None:
+    """The op of which an op of autodiff is the gradient, where that is known."""
+    return getattr(op, _FORWARD, None) or getattr(op, "_original_op", None)
+
+
+def _noting_forward(function: Callable[..., Nest]) -> Callable[..., Nest]:
+    """Wraps what tapes call for the gradients of one op: notes that op of all that is made meanwhile."""
+
+    @functools.wraps(function)
+    def wrapper(name: str, attributes: Nest, count: int, inputs: Nest, outputs: Nest, *args: Argument) -> Nest:
+        import tensorflow as tf
+
+        if tf.executing_eagerly():
+            return function(name, attributes, count, inputs, outputs, *args)
+        graph = tf.compat.v1.get_default_graph()
+        first_op = graph.version
+        result = function(name, attributes, count, inputs, outputs, *args)
+        forward = _op_of(name, inputs or (), outputs or ())
+        for op in graph.get_operations()[first_op:] if forward is not None and graph.version > first_op else ():
+            if not hasattr(op, _FORWARD):
+                setattr(op, _FORWARD, forward)
+        return result
+
+    setattr(wrapper, _ATTRIBUTE, True)
+    return wrapper
+
+
+def _op_of(name: str, inputs: Nest, outputs: Nest) -> Operation | None:
+    """The op of a type that took and gave tensors; a tape keeps those alone that the gradient needs."""
+    gave = next((tensor.op for tensor in outputs if hasattr(tensor, "op")), None)
+    if gave is not None:
+        return gave
+    took = [{id(op): op for op in one.consumers() if op.type == name} for one in inputs if hasattr(one, "op")]
+    common = set.intersection(*map(set, took)) if took else set()
+    return took[0][common.pop()] if len(common) == 1 else None
 
 
 def _recording(function: Callable[..., Nest], of: str, by: str) -> Callable[..., Nest]:

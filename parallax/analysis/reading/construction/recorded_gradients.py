@@ -8,7 +8,7 @@ conditionals are not in it; they are listed by the node that runs them.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import tensorflow as tf
 
@@ -18,7 +18,7 @@ from parallax.analysis.reading.lowering.inline import InlinedCall
 from parallax.errors import GraphError
 from parallax.graph.ops import state_op, takes_functions
 from parallax.graph.view import GraphView, split_tensor
-from parallax.types import FuncGraph, FunctionDef, Graph, NodeDef
+from parallax.types import FuncGraph, FunctionDef, Graph, NodeDef, Operation
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +32,7 @@ class Record:
         of: what was differentiated, as a loss.
         is_plain: whether it can be asked again, as `tf.gradients` of that by the targets.
         dense_shapes: values tensor -> the target's shape that came with it, where this call computed one.
+        forward: node that autodiff made -> the node of which it is the gradient, where that is known.
     """
 
     gradients: tuple[tuple[str, str, str | None], ...]
@@ -40,6 +41,7 @@ class Record:
     of: tuple[str, ...] = ()
     is_plain: bool = False
     dense_shapes: Mapping[str, str] = field(default_factory=dict)
+    forward: Mapping[str, str] = field(default_factory=dict, repr=False)
 
 
 def losses_of(records: Sequence[Record]) -> set[str]:
@@ -108,7 +110,8 @@ def records_in(
         made = [place.names.get(op.name, "") for op in place.graph.get_operations()] if place.call else ops
         for one in record.records_of(place.graph):
             inner = _with_calls([name for name in made[one.first_op : one.end_op] if name], within)
-            found.append(_record(one, places, place, inner))
+            forward = dict(_find_forward(one, places, place, made))
+            found.append(replace(_record(one, places, place, inner), forward=forward))
     return tuple(r for r in found if r.gradients or r.cotangents), tuple(_find_hidden(functions, places, view))
 
 
@@ -171,6 +174,24 @@ def _record(one: record.GradientRecord, places: Sequence[_Place], place: _Place,
     losses = tuple(tensor for loss in one.of for tensor in _resolve(places, place, loss)[:1])
     is_plain = one.is_plain and len(losses) == len(one.of)
     return Record(tuple(gradients), ops, tuple(cotangents), losses, is_plain, shapes)
+
+
+def _find_forward(
+    one: record.GradientRecord, places: Sequence[_Place], place: _Place, made: Sequence[str]
+) -> Iterator[tuple[str, str]]:
+    """The nodes that autodiff made, each with the node of which it is the gradient."""
+    ops = place.graph.get_operations()
+    for number in range(one.first_op, min(one.end_op, len(made))):
+        forward = record.forward_op(ops[number]) if made[number] else None
+        found = forward and next((p.names[forward.name] for p in places if _has(p, forward, place)), "")
+        if found:
+            yield made[number], found
+
+
+def _has(other: _Place, op: Operation, place: _Place) -> bool:
+    """Whether an op is one of those of a place that another place is in, or is that place."""
+    is_around = not other.call or other.call == place.call or place.call.startswith(f"{other.call}/")
+    return other.graph is op.graph and is_around and op.name in other.names
 
 
 def _resolve(places: Sequence[_Place], place: _Place, tensor: record.Place) -> list[str]:

@@ -19,6 +19,9 @@ class Places:
         names: variable op -> the op in the worker's graph, of those that have another name there.
         lazily_updated: ops in the worker's graph of each table whose rows are to be brought up to date before anybody
             reads or writes one of them.
+        stages: variable op -> the worker that reads it, the first of those of its stage, of those that one stage holds.
+        elsewhere: variable ops of which this worker has nothing, as another stage holds them.
+        stage: this worker's.
     """
 
     spread: Mapping[str, Ownership] = field(default_factory=dict)
@@ -26,6 +29,9 @@ class Places:
     absent: frozenset[str] = frozenset()
     names: Mapping[str, str] = field(default_factory=dict)
     lazily_updated: tuple[tuple[str, ...], ...] = ()
+    stages: Mapping[str, int] = field(default_factory=dict)
+    elsewhere: frozenset[str] = frozenset()
+    stage: int = 0
 
     def here(self, op: str) -> str:
         """A variable op by its name in the worker's graph."""

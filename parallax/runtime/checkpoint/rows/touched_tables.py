@@ -8,9 +8,10 @@ from dataclasses import dataclass, replace
 
 from parallax.runtime.checkpoint.files.links import Header
 from parallax.runtime.checkpoint.files.stored_tensors import CheckpointEntry
+from parallax.runtime.checkpoint.rows.access_to_rows import hold
 from parallax.runtime.checkpoint.rows.contents import Contents, TouchedTable
 from parallax.runtime.checkpoint.rows.row_places import Places
-from parallax.runtime.checkpoint.rows.variable_rows import ReadableVariable, StoredVariable, hold
+from parallax.runtime.checkpoint.rows.variable_rows import ReadableVariable, StoredVariable
 from parallax.transform.passes.touched_rows import RowMemory
 from parallax.types import Comm, Session
 

@@ -17,7 +17,6 @@ from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
 import numpy as np
-import tensorflow as tf
 
 from parallax.graph.ownership import Ownership
 from parallax.runtime.checkpoint.files.stored_tensors import CheckpointEntry
@@ -27,15 +26,9 @@ from parallax.runtime.checkpoint.rows.row_ops import (
     RowOps,
     RowReader,
     WholeAccess,
-    row_ops,
-    variable_of,
-    whole_access,
 )
-from parallax.runtime.checkpoint.rows.row_places import Places
 from parallax.runtime.worker.barrier import barrier
 from parallax.types import Array, ArrayOnWorker0, Comm, Session, Value
-
-_SCOPE = "parallax/storage/"
 
 
 class ReadableVariable(Protocol):
@@ -131,6 +124,14 @@ class ShardedRows(Generic[Rows]):
         low, mine = self._scatter(first, count, rows)
         if len(mine):
             self.ops.write(session, low, mine)
+
+    def read_own(self, session: Session, first: int, count: int) -> ArrayOnWorker0:
+        """Rows of all workers, on the first."""
+        return self.read(session, first, count)
+
+    def write_own(self: ShardedRows[RowOps], session: Session, first: int, rows: Array) -> None:
+        """Writes this worker's of these rows."""
+        self.write(session, first, len(rows), rows)
 
     @property
     def access(self: ShardedRows[RowOps]) -> WholeAccess:
@@ -294,6 +295,14 @@ class ReplicatedRows(_ReplicatedRows, Generic[Rows]):
         if count:
             self.ops.write(session, first, mine)
 
+    def read_own(self, session: Session, first: int, count: int) -> Array:
+        """This worker's rows."""
+        return self.ops.read(session, first, first + count)
+
+    def write_own(self: ReplicatedRows[RowOps], session: Session, first: int, rows: Array) -> None:
+        """Writes this worker's rows."""
+        self.ops.write(session, first, rows)
+
     @property
     def access(self: ReplicatedRows[RowOps]) -> WholeAccess:
         """To this worker's own."""
@@ -326,6 +335,14 @@ class ReplicatedValue(_ReplicatedRows):
         """Worker 0's value goes to all."""
         session.run(self.access.update, {self.access.new_value: self.spread(rows)})
 
+    def read_own(self, session: Session, first: int, count: int) -> Value:
+        """This worker's value."""
+        return session.run(self.access.value)
+
+    def write_own(self, session: Session, first: int, rows: Value) -> None:
+        """Writes this worker's value."""
+        session.run(self.access.update, {self.access.new_value: rows})
+
     def spread(self, value: ArrayOnWorker0) -> Value:
         """Worker 0's value goes to all."""
         return self.comm.bcast(value)
@@ -335,46 +352,6 @@ def _on_worker_0(one: DealtRows, session: Session, first: int, count: int) -> Ar
     """Rows `[count, ...]` on worker 0, None elsewhere."""
     rows = deal(one, session, first, {0: count})
     return rows if one.comm.Get_rank() == 0 else None
-
-
-def hold(stored: tuple[CheckpointEntry, ...], places: Places, comm: Comm) -> tuple[StoredVariable, ...]:
-    """Builds what reads and writes the variables, in the default graph, which must be a worker's graph.
-
-    Args:
-        stored: the variables.
-        places: where their rows are.
-        comm: communicator of the workers (mpi4py).
-    """
-    found: list[StoredVariable] = []
-    with tf.name_scope(_SCOPE):
-        low = tf.compat.v1.placeholder(tf.int64, [], name="low")
-        high = tf.compat.v1.placeholder(tf.int64, [], name="high")
-        local_rows = tf.range(low, high)
-        for one in stored:
-            parts, here = places.partitions.get(one.op, ()), places.here(one.op)
-            if not one.has_rows:
-                value = _copied_value(one, here, comm)
-                found.append(ValueOnServer(one, _copied_value(one, parts[0], comm), value, comm) if parts else value)
-                continue
-            lazy = places.lazily_updated
-            on_servers = tuple(row_ops(one, part, low, high, local_rows, lazy) for part in parts)
-            if one.op in places.absent:
-                found.append(RowsOnServers(one, on_servers, None, comm))
-                continue
-            ops = row_ops(one, here, low, high, local_rows, lazy)
-            if one.op in places.spread:
-                found.append(ShardedRows(one, ops, places.spread[one.op], comm))
-            else:
-                copied = ReplicatedRows(one, ops, comm)
-                found.append(RowsOnServers(one, on_servers, copied, comm) if parts else copied)
-    return tuple(found)
-
-
-def _copied_value(stored: CheckpointEntry, op: str, comm: Comm) -> ReplicatedValue:
-    variable, dtype = variable_of(stored, op)
-    new_value = tf.compat.v1.placeholder(dtype, stored.shape)
-    with tf.device(variable.device or None):
-        return ReplicatedValue(stored, whole_access(variable, dtype, new_value, stored.shape is not None), comm)
 
 
 def whole_of(one: StoredVariable) -> WholeVariable | None:

@@ -30,8 +30,11 @@ def write_planned(view: GraphView, rewrites: Rewrites, plan: Plan, seed: int, fo
     Raises:
         ConfigError: when the folder cannot be written.
     """
+    stages = max(1, len(plan.stages))
     for rank in range(plan.num_workers):
-        worker = Worker(rank, plan.num_workers, seed, hosts=plan.layout.host_by_rank, servers=plan.servers)
+        replica, stage = divmod(rank, stages)
+        hosts = plan.layout.host_by_rank[stage::stages]
+        worker = Worker(replica, plan.num_replicas, seed, hosts=hosts, servers=plan.servers, stage=stage)
         write_events(folder, rank, transform(view, rewrites, worker))
 
 

@@ -28,5 +28,21 @@ def open_channels(graph_def: GraphDef, workers: Comm, host_workers: Comm = None)
             native.parallax_open(name.encode(), ctypes.c_int(communicator.py2f()))
 
 
+def open_stages(peers: Comm) -> Comm:
+    """Opens the way between the stages of a replica; gives another one, for what their scripts have fetched.
+
+    Args:
+        peers: communicator of its workers, ranked by stage; all of them must call it.
+    """
+    native = ctypes.CDLL(str(library()))
+    native.parallax_open_stages(ctypes.c_int(peers.Dup().py2f()))
+    return peers.Dup()
+
+
+def close_stages() -> None:
+    """Leaves MPI with the messages between stages; no run follows."""
+    ctypes.CDLL(str(library())).parallax_close_stages()
+
+
 def _is_in_host(node: NodeDef) -> bool:
     return bool(node.op == ALL_TO_ALL and node.attr["among"].s.decode() == HOST)

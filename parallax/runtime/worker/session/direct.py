@@ -12,7 +12,8 @@ from typing import Protocol, runtime_checkable
 import numpy as np
 from tensorflow.core.protobuf import config_pb2
 
-from parallax.runtime.worker.session.overlapping import Overlapping
+from parallax.runtime.worker.session.overlapping import MOST_ON_THEIR_WAY, Overlapping
+from parallax.runtime.worker.session.stage_failures import StageFailures
 from parallax.types import Graph, Hook, Session, TensorShape, Value
 
 
@@ -32,14 +33,23 @@ class DirectRuns:
         waits_for: hooks that must see all runs until they have finished.
         overlaps: whether its graph has gates at which runs take turns.
         repeats: whether all runs come again, as the steps of a front end do; else a run is made ready the second time.
+        most: how many runs that overlap may be on their way.
+        failures: tells other stages of runs that fail; None where the worker has the whole model.
     """
 
     def __init__(
-        self, raw: Session, waits_for: Sequence[Finishing] = (), overlaps: bool = False, repeats: bool = False
+        self,
+        raw: Session,
+        waits_for: Sequence[Finishing] = (),
+        overlaps: bool = False,
+        repeats: bool = False,
+        most: int = MOST_ON_THEIR_WAY,
+        failures: StageFailures | None = None,
     ) -> None:
         self._raw = raw
         self._repeats = repeats
-        self._overlapping = Overlapping(raw) if overlaps else None
+        self._failures = failures
+        self._overlapping = Overlapping(raw, most, failures) if overlaps else None
         self._waits_for = list(waits_for)
         self._ready: dict[tuple[tuple[str, ...], tuple[str, ...]], _Ready | None] = {}
 
@@ -65,7 +75,7 @@ class DirectRuns:
         ready = self._ready[key]
         if ready is None:
             ready = self._ready[key] = _Ready(self._raw, *key, self._overlapping if overlaps else None)
-        return ready.run(tuple(feeds.values()))
+        return ready.run(tuple(feeds.values()), self._failures)
 
     def settle(self) -> None:
         """Waits until no run is on its way; raises what one has failed with that was."""
@@ -82,6 +92,7 @@ class _Ready:
         given = [raw.graph.get_tensor_by_name(name) for name in fed]
         self._takes = [(tensor.dtype.base_dtype.as_numpy_dtype, _dims(tensor.shape)) for tensor in given]
         self._places = [":" in name for name in tensors]
+        self._targets = tensors
         self._overlapping = overlapping
         self._flight = None if overlapping is None else overlapping.ready(tensors, fed)
         if self._flight is not None:
@@ -91,12 +102,14 @@ class _Ready:
         options.target.extend(name for name in tensors if ":" not in name)
         self._call = raw._make_callable_from_options(options)  # make_callable takes no feeds by this way
 
-    def run(self, values: Sequence[Value]) -> list[Value] | None:
+    def run(self, values: Sequence[Value], failures: StageFailures | None) -> list[Value] | None:
         for value, (dtype, dims) in zip(values, self._takes, strict=True):
             if type(value) is not np.ndarray or value.dtype != dtype or not _fits(value.shape, dims):
                 return None  # TensorFlow converts it, or says what is wrong with it
         if self._overlapping is not None and self._flight is not None:
             found = iter(self._overlapping.run(self._flight, values))
+        elif failures is not None:
+            found = iter(failures.call(self._targets, lambda: self._call(*values)))
         else:
             found = iter(self._call(*values))
         return [next(found) if is_tensor else None for is_tensor in self._places]

@@ -11,8 +11,7 @@ workers. A run of asynchronous training has none, and is not watched.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping
 from functools import cached_property
 
 import numpy as np
@@ -20,9 +19,10 @@ import numpy as np
 from parallax.errors import SessionError
 from parallax.graph.view import GraphView, split_tensor
 from parallax.runtime.worker.session.accumulation import Gather, KeptGradients, MicroBatchRun
+from parallax.runtime.worker.session.resolved_run import ResolvedRun
+from parallax.runtime.worker.session.stage_runs import of_stage
 from parallax.transform.building.all_to_all import ALL_REDUCE, ALL_TO_ALL
 from parallax.transform.building.reduce_and_broadcast import MEETINGS
-from parallax.transform.passes.full_batches import FullBatch, led_to_full
 from parallax.transform.passes.gradients_to_servers import FRONTS_GIVE
 from parallax.transform.passes.joined_messages import view_apart
 from parallax.transform.pipeline import WorkerGraph
@@ -33,39 +33,6 @@ _READS = ("Identity", "ReadVariableOp")
 _GIVES = ("AccumulatorApplyGradient", "SparseAccumulatorApplyGradient")
 _VARIABLES = ("VarHandleOp", "VariableV2", "Variable")
 _NAMED = 6  # fetches that a message lists
-
-
-@dataclass(frozen=True, slots=True)
-class ResolvedRun:
-    """What a combination of fetches and feeds needs on this worker's graph.
-
-    Attributes:
-        tensors: names in the worker's graph: one for each name asked for that can be had, then what is run besides.
-        empty: what is fed with nothing.
-        collectives: digest of the collectives that the run takes part in; empty when it takes part in none.
-        fed: tensor of the user's graph -> tensor to feed, of those that have another name on this worker.
-        had: for each name asked for whether it can be had; what comes with an update only cannot between updates.
-        full: where batches go that are full, of those that are fed.
-    """
-
-    tensors: tuple[str, ...]
-    empty: dict[str, Value]
-    collectives: str
-    fed: Mapping[str, str] = field(default_factory=dict)
-    had: tuple[bool, ...] = ()
-    full: tuple[FullBatch, ...] = ()
-
-    def feeds(self, given: Mapping[str, Value]) -> dict[str, Value]:
-        """What is fed in the user's names, in those of this worker's graph."""
-        here = {self.fed.get(name, name): value for name, value in given.items()} if self.fed else dict(given)
-        return led_to_full(here, self.full) or here
-
-    def values(self, found: Sequence[Value]) -> Sequence[Value]:
-        """What a run of `tensors` has given, for each name asked for; None for what cannot be had."""
-        if all(self.had):
-            return found[: len(self.had)]
-        values = iter(found)
-        return [next(values) if had else None for had in self.had]
 
 
 class Names:
@@ -81,7 +48,8 @@ class Names:
         self._view = view
         self._renamed = renamed or {}
         self._worker_graph = worker_graph
-        self._worker_view = view_apart(worker_graph.graph_def)
+        self._stages = worker_graph.stages
+        self._worker_view = view_apart(worker_graph.graph_def if self._stages is None else self._stages.whole)
         self._joined = frozenset(member for one in worker_graph.joined for member in one.members)
         self._resolved: dict[tuple[tuple[str, ...], frozenset[str], Gather | None], ResolvedRun] = {}
         self._kept: KeptGradients | None = None
@@ -89,7 +57,7 @@ class Names:
 
     @property
     def run_view(self) -> GraphView:
-        """The graph that this worker runs."""
+        """The graph that this worker runs; of a model in stages, the graph of all of them."""
         return self._worker_view
 
     def here(self, name: str) -> str:
@@ -181,7 +149,8 @@ class Names:
         empty |= self._parts_not_needed(runs)
         led = {a: b for a, b in feeds.items() if a != b}
         full = tuple(one for one in self._worker_graph.full if one.batch in cut_off)
-        return ResolvedRun(tuple(tensors), empty, self._digest(runs), led, tuple(had), full)
+        resolved = ResolvedRun(tuple(tensors), empty, self._digest(runs), led, tuple(had), full)
+        return resolved if self._stages is None else of_stage(resolved, self._stages, runs, feeds)
 
     def _parts_not_needed(self, runs: set[str]) -> dict[str, Value]:
         """Of messages of which a run needs some members only, the parts of the others."""
@@ -226,10 +195,13 @@ class Names:
     @cached_property
     def has_collectives(self) -> bool:
         """Whether steps of this worker have collectives; asynchronous ones have none, whoever reads tables whole."""
-        return self._worker_graph.synchronous and any(map(self._meeting, self._worker_view.nodes))
+        has_any = self._stages is not None or any(map(self._meeting, self._worker_view.nodes))
+        return self._worker_graph.synchronous and has_any
 
     def has_collective_among(self, nodes: Iterable[str]) -> bool:
         """Whether any of some nodes of this worker's graph is a collective."""
+        if self._stages is not None and self._stages.within(set(nodes)):
+            return True
         return any(map(self._meeting, nodes))
 
     def _keeping(self) -> KeptGradients:
@@ -243,6 +215,12 @@ class Names:
             raise SessionError(
                 f"{name!r} cannot be fed: its rows are sharded over the workers. Feed a placeholder, and assign the "
                 "variable from it."
+            )
+
+        if self._stages is not None and self.here(name) in self._stages.packed:
+            raise SessionError(
+                f"A feed must not be a small tensor that stages of the model send each other, and {name!r} is one. "
+                "Feed what it is computed of, or cut the model elsewhere."
             )
 
     def _digest(self, runs: set[str]) -> str:

@@ -3,9 +3,11 @@
 The tail of a step are its all-reduces, pushes and updates. While it goes on, the script prepares the next batch, and
 the next run begins: whatever reads a variable waits for the update of that variable, and for nothing else
 (parallax/native/turns.cc), so every value is the one that runs one after the other would read. Two runs are on their
-way at most. Anything else that the session is asked to do, whoever asks, waits until none is. A run that fails after it
-has given back its values has the next one fail, with its own error; the end of the data is told by the run that meets
-it, as a run also waits until it has taken its input, and has done whatever else keeps state before the workers meet.
+way at most; of a model in stages as many as there are stages from a worker's own on, so that the runs of micro-batches
+follow each other forward and back. Anything else that the session is asked to do, whoever asks, waits until none is. A
+run that fails after it has given back its values has the next one fail, with its own error; the end of the data is told
+by the run that meets it, as a run also waits until it has taken its input, and has done whatever else keeps state
+before the workers meet.
 """
 
 from __future__ import annotations
@@ -29,11 +31,13 @@ from parallax.errors import SessionError
 from parallax.graph.control_flow import branches_of
 from parallax.graph.view import GraphView, split_tensor
 from parallax.report.logger import log
+from parallax.runtime.worker.session.stage_failures import StageFailures
 from parallax.transform.building.all_to_all import ALL_REDUCE, ALL_TO_ALL, library, native_ops
+from parallax.transform.passes.cut_stages import RECEIVE, SEND
 from parallax.transform.passes.turns import GATE, RUN_NUMBER, SCOPE, find_ungated, passes_on
 from parallax.types import Operation, Session, Value
 
-_MOST_ON_THEIR_WAY = 2
+MOST_ON_THEIR_WAY = 2
 _numbers = itertools.count(1)
 """Of runs, in all sessions of this process."""
 
@@ -56,12 +60,14 @@ class OverlappingRun:
         call: carries one out; takes the values that are fed, then its number.
         collect: takes what a run has delivered, by its number.
         fetched: how many tensors are fetched; of none the number of the run is delivered.
+        targets: what is run.
     """
 
     keys: ctypes.Array[ctypes.c_char_p]
     call: Callable[..., Sequence[Value]]
     collect: Callable[..., Sequence[Value]]
     fetched: int
+    targets: tuple[str, ...]
 
 
 @dataclass(slots=True)
@@ -83,10 +89,14 @@ class Overlapping:
     Args:
         raw: TensorFlow's session, in this process, of a graph with gates (transform/passes/turns.py). From now on its
             own runs wait until none of these is on its way.
+        most: how many may be on their way.
+        failures: tells other stages of runs that fail; None where the worker has the whole model.
     """
 
-    def __init__(self, raw: Session) -> None:
+    def __init__(self, raw: Session, most: int = MOST_ON_THEIR_WAY, failures: StageFailures | None = None) -> None:
         self._raw = raw
+        self._most = most
+        self._failures = failures
         self._make = raw._make_callable_from_options
         self._flying: deque[_Flight] = deque()
         self._last = 0
@@ -134,7 +144,8 @@ class Overlapping:
         options.target.extend([*(name for name in fetched if ":" not in name), *ended])
         collect = self._make(config_pb2.CallableOptions(feed=[RUN_NUMBER], fetch=collected))
         keys = [key.encode() for key in touching]
-        return OverlappingRun((ctypes.c_char_p * len(keys))(*keys), self._make(options), collect, len(tensors))
+        keys_of_run = (ctypes.c_char_p * len(keys))(*keys)
+        return OverlappingRun(keys_of_run, self._make(options), collect, len(tensors), tuple(fetched))
 
     def _add(
         self, leaving: dict[str, list[str]], tensors: Sequence[str], first: Sequence[str]
@@ -164,12 +175,13 @@ class Overlapping:
         copied = [np.array(value) for value in values]
         flight = _Flight()
         with self._lock:
-            self._land(_MOST_ON_THEIR_WAY - 1)
+            self._land(self._most - 1)
+            tell = self._promise(ready)
             self._last += 1
             number = next(_numbers)
             _native().parallax_turns_begin(number, ready.keys, len(ready.keys))
             self._flying.append(flight)
-            self._give(functools.partial(_fly, ready, number, copied, flight))
+            self._give(functools.partial(_fly, ready, number, copied, flight, tell))
         try:
             return list(ready.collect(np.int64(number)))[: ready.fetched]
         except tf.errors.AbortedError:
@@ -180,6 +192,12 @@ class Overlapping:
             raise error or SessionError("A run ended before it gave its results.") from None
         finally:
             _native().parallax_turns_forget(number)
+
+    def _promise(self, ready: OverlappingRun) -> Callable[[BaseException], None]:
+        """What tells others that this run has failed."""
+        if self._failures is None:
+            return _tell_nobody
+        return functools.partial(self._failures.tell, self._failures.begin(ready.targets))
 
     def settle(self) -> None:
         """Waits until no run is on its way.
@@ -217,7 +235,7 @@ class Overlapping:
 
     def _give(self, task: Callable[[], None]) -> None:
         """Has a thread of its own carry out a run; at the end of the process nobody waits for it."""
-        if self._last <= _MOST_ON_THEIR_WAY:
+        if self._last <= self._most:
             threading.Thread(target=self._work, name=f"run_{self._last}", daemon=True).start()
         self._tasks.put(task)
 
@@ -231,10 +249,21 @@ class Overlapping:
         self._told = True
 
 
-def _fly(ready: OverlappingRun, number: int, values: Sequence[Value], flight: _Flight) -> None:
+def _tell_nobody(error: BaseException) -> None:
+    """No other process waits for what a run was to send."""
+
+
+def _fly(
+    ready: OverlappingRun,
+    number: int,
+    values: Sequence[Value],
+    flight: _Flight,
+    tell: Callable[[BaseException], None],
+) -> None:
     try:
         ready.call(*values, np.int64(number))
     except BaseException as error:
+        tell(error)
         flight.done.set_exception(error)
         _native().parallax_turns_end(number, str(error).encode(errors="replace") or b"unknown")
     else:
@@ -244,7 +273,7 @@ def _fly(ready: OverlappingRun, number: int, values: Sequence[Value], flight: _F
 
 def is_meeting(op: str) -> bool:
     """Whether workers wait for each other in ops of a type."""
-    return op.startswith("Horovod") or op in (ALL_REDUCE, ALL_TO_ALL)
+    return op.startswith("Horovod") or op in (ALL_REDUCE, ALL_TO_ALL, SEND, RECEIVE)
 
 
 def _before_meetings(view: GraphView, runs: set[str]) -> set[str]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -27,7 +27,9 @@ from parallax.runtime.worker.session.fetches import Fetchable, Leaf, Request, ch
 from parallax.runtime.worker.session.names import Names, fetch_text
 from parallax.runtime.worker.session.one_graph import place_of
 from parallax.runtime.worker.session.positions import InputPositions
+from parallax.runtime.worker.session.resolved_run import ResolvedRun
 from parallax.runtime.worker.session.runs import Runs
+from parallax.runtime.worker.session.stage_values import StageValues
 from parallax.transform.building.editor import Counter
 from parallax.transform.building.wire import Rounding
 from parallax.transform.pipeline import WorkerGraph
@@ -82,6 +84,7 @@ class WorkerContext:
         positions: counts what runs have consumed; None where nobody asks.
         batches: compares the batches of all workers; None where nobody asks.
         nan_report: says where a number is NaN first; None where nobody asks.
+        stages: brings values of other stages of the model; None where this worker has all of it.
     """
 
     graph: Graph
@@ -100,6 +103,7 @@ class WorkerContext:
     positions: InputPositions | None = None
     batches: BatchComparison | None = None
     nan_report: NanReport | None = None
+    stages: StageValues | None = None
 
     def __post_init__(self) -> None:
         self._known = Fetchable(self.graph, self._is_known)
@@ -172,6 +176,15 @@ class WorkerContext:
         check_computed(name, self.analysed.captured.lazy)
         return self.names.has(name)
 
+    def sharing(self, resolved: ResolvedRun) -> AbstractContextManager[None]:
+        """Within it a run is made, of which other stages of the model are told if it fails."""
+        return nullcontext() if self.stages is None else self.stages.sharing(resolved)
+
+    def bring_values(self, resolved: ResolvedRun, found: Sequence[Value]) -> Sequence[Value]:
+        """What a run has given for each name asked for; what another stage has comes from there."""
+        own = resolved.values(found)
+        return own if self.stages is None else self.stages.bring(resolved, own)
+
     def values(self, request: Request, found: Sequence[Value], per_replica: bool) -> Nest:
         """What a request gets, in the form in which it was asked for."""
         return put_together(request, found, self._is_saved_path if per_replica else None)
@@ -219,7 +232,7 @@ class PlainSession(SessionInterface):  # type: ignore[misc]
             raise SessionError("The session is closed and cannot run anything.")
         if self._is_chiefs and resolved.collectives:
             raise SessionError(NOT_CHIEFS.format(fetch=fetch_text(request.names, ())))
-        with worker.time_run() as times, worker.watch.run():
+        with worker.time_run() as times, worker.watch.run(), worker.sharing(resolved):
             for_all = partial(worker.names.for_all, request.names, request.feeds)
             worker.watch.begin(fetch_text(request.names, ()), resolved.collectives, for_all=for_all)
             feeds = {**resolved.feeds(request.feeds), **resolved.empty}
@@ -230,7 +243,7 @@ class PlainSession(SessionInterface):  # type: ignore[misc]
                 worker.runs.add(worker.names, request.names, (), request.feeds, gather)
             worker.count(Run(None, request.names, set(request.feeds), gather))
             worker.ran(request.names, times)
-            return worker.values(request, resolved.values(found), per_replica=False)
+            return worker.values(request, worker.bring_values(resolved, found), per_replica=False)
 
     def partial_run_setup(self, fetches: Fetches, feeds: object = None) -> None:
         """Not supported: collectives need whole runs."""

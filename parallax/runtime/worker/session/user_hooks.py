@@ -14,7 +14,8 @@ import tensorflow as tf
 
 from parallax.errors import SessionError
 from parallax.runtime.worker.session.fetches import Request
-from parallax.runtime.worker.session.names import ResolvedRun, fetch_text
+from parallax.runtime.worker.session.names import fetch_text
+from parallax.runtime.worker.session.resolved_run import ResolvedRun
 from parallax.runtime.worker.session.run_context import NOT_CHIEFS, PlainSession, Run, WorkerContext
 from parallax.types import Coordinator, Graph, Hook, RunArgs, RunContext, RunValues, Session
 
@@ -57,6 +58,8 @@ class UserHook(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
         run.hook_names += request.names
         run.fed |= request.feeds.keys()
         self._asked = request, resolved
+        if self._worker.stages is not None:
+            self._worker.stages.add(resolved)
         return v1.train.SessionRunArgs(list(resolved.tensors), resolved.feeds(request.feeds), constraints.options)
 
     def after_run(self, run_context: RunContext, run_values: RunValues) -> None:
@@ -64,7 +67,9 @@ class UserHook(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
         results = None
         if self._asked is not None:
             request, resolved = self._asked
-            results = self._worker.values(request, resolved.values(run_values.results), per_replica=False)
+            results = self._worker.values(
+                request, self._worker.bring_values(resolved, run_values.results), per_replica=False
+            )
         values = v1.train.SessionRunValues(results, run_values.options, run_values.run_metadata)
         self._call(self._hook.after_run, self._context(self._run()), values)
         self._pass_on_stop(run_context)

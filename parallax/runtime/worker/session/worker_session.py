@@ -146,6 +146,8 @@ class Session(PlainSession):
         super().__init__(worker)
         self._monitored = monitored
         self._direct = direct
+        if worker.stages is not None and direct is not None:
+            worker.stages.settle = direct.settle
         self._afterwards = list(afterwards)  # one after the other
         self._guard = guard
         self.values = values
@@ -212,7 +214,7 @@ class Session(PlainSession):
         run = Run(None, request.names, set(request.feeds), gather)
         beside = worker.position_feeds(request.names, request.feeds, gather)
         feeds = {**resolved.feeds(request.feeds), **beside, **worker.names.micro_batch_feeds(kept, micro_batch)}
-        with worker.time_run() as times, worker.watch.run():
+        with worker.time_run() as times, worker.watch.run(), worker.sharing(resolved):
             try:
                 found = None
                 asked: tuple[tuple[str, ...], Any] = ((), request.feeds)  # for hooks, and all that is fed
@@ -237,7 +239,7 @@ class Session(PlainSession):
             worker.accumulation.has_run(kept)
             worker.count(run)
             worker.ran((*request.names, *run.hook_names), times)
-            given = resolved.values(found)
+            given = worker.bring_values(resolved, found)
             values = worker.values(request, given, per_replica)
             worker.look_at(request, given)
         seconds = time.monotonic() - times.began_s
@@ -379,12 +381,10 @@ class Session(PlainSession):
         one that begins without servers has none later. Worker 0 prints how long it took.
 
         Args:
-            plan: of the same graph and machines; or the name of its file, which `parallax plan --json` has written, on
-                the machine of worker 0.
+            plan: of the same graph and machines, or its file (`parallax plan --json`) on the machine of worker 0.
 
         Raises:
-            PlanError: on all workers, when it is of another graph or job, or cannot be carried out; the plan in force
-                stays.
+            PlanError: on all workers: it is of another graph or job, or cannot be carried out. The old plan stays.
             SessionError: the session is closed.
         """
         self._check_open()

@@ -1,0 +1,156 @@
+"""The forward pass of a graph as a sequence that can be cut anywhere: loops, and what else is one block, as one member.
+
+Blocks that take what is computed of each other become one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
+
+from parallax.graph.control_flow import branches_of
+from parallax.graph.cut.blocks import blocks_of
+from parallax.graph.view import GraphView, split_tensor
+
+VARIABLES = ("VarHandleOp", "VariableV2", "Variable")
+
+
+@dataclass(frozen=True, slots=True)
+class ForwardPass:
+    """What is computed of a batch on the way to its loss.
+
+    Attributes:
+        members: each a node, or the nodes of a block; every member after those that it takes of.
+        takes: member's number -> the numbers of those that it takes of.
+    """
+
+    members: tuple[tuple[str, ...], ...]
+    takes: tuple[frozenset[int], ...]
+
+    def number_of(self) -> dict[str, int]:
+        """Node -> its member's number."""
+        return {node: number for number, nodes in enumerate(self.members) for node in nodes}
+
+    def before(self, numbers: Collection[int]) -> set[int]:
+        """Some members, and all that they are computed of."""
+        found, waiting = set(numbers), list(numbers)
+        while waiting:
+            for number in self.takes[waiting.pop()]:
+                if number not in found:
+                    found.add(number)
+                    waiting.append(number)
+        return found
+
+
+def forward_pass(
+    view: GraphView, losses: Collection[str], autodiff: Collection[str], everywhere: Collection[str]
+) -> ForwardPass:
+    """The forward pass of a graph.
+
+    Args:
+        view: the graph.
+        losses: nodes that it ends with: what is differentiated, and gradients, whose forward nodes count too.
+        autodiff: the nodes that autodiff made.
+        everywhere: nodes of which each stage has its own.
+    """
+    needed, branches = view.ancestors(losses), branches_of(view)
+    nodes = [
+        node
+        for node in view.topological_order()
+        if node in needed
+        and node not in autodiff
+        and node not in everywhere
+        and view.op(node) not in VARIABLES
+        and (branches[node] or not _is_read(view, node))
+    ]
+    merged = _merge(_same_variable(view, nodes), blocks_of(view, nodes, everywhere))
+    members: dict[str, list[str]] = {}
+    for node in nodes:
+        members.setdefault(merged.get(node, node), []).append(node)
+    name_of = {node: name for name, those in members.items() for node in those}
+    takes = {
+        name: {name_of[before] for node in those for before in view.predecessors(node) if before in name_of} - {name}
+        for name, those in members.items()
+    }
+    position = {node: number for number, node in enumerate(nodes)}
+    order = list(_components(takes))
+    joined = [[node for name in component for node in members[name]] for component in order]
+    number_of = {node: number for number, those in enumerate(joined) for node in those}
+    return ForwardPass(
+        tuple(tuple(sorted(those, key=position.__getitem__)) for those in joined),
+        tuple(
+            frozenset(number_of[before] for node in those for before in view.predecessors(node) if before in number_of)
+            - {number}
+            for number, those in enumerate(joined)
+        ),
+    )
+
+
+def _is_read(view: GraphView, node: str) -> bool:
+    """Whether a node gives the value of a variable."""
+    if view.op(node) == "Identity":
+        return view.op(split_tensor(view.inputs(node)[0])[0]) in VARIABLES
+    return view.op(node) == "ReadVariableOp"
+
+
+def _same_variable(view: GraphView, nodes: Collection[str]) -> dict[str, str]:
+    """Nodes that take one variable's handle, as lookups of one table, each with the first of them."""
+    first: dict[str, str] = {}
+    found = {}
+    for node in nodes:
+        for tensor in view.inputs(node):
+            source = split_tensor(tensor)[0]
+            if view.op(source) in VARIABLES:
+                found[node] = first.setdefault(source, node)
+    return found
+
+
+def _merge(one: Mapping[str, str], other: Mapping[str, str]) -> dict[str, str]:
+    """Two ways to put nodes together, as one."""
+    parent: dict[str, str] = {}
+
+    def root(node: str) -> str:
+        while parent.setdefault(node, node) != node:
+            node = parent[node]
+        return node
+
+    for pairs in (one, other):
+        for node, name in pairs.items():
+            parent[root(node)] = root(name)
+    return {node: root(node) for node in parent}
+
+
+def _components(takes: Mapping[str, Collection[str]]) -> Iterator[list[str]]:
+    """What takes of each other, together, and each after what it takes of (Tarjan's algorithm, without recursion)."""
+    number: dict[str, int] = {}
+    lowest: dict[str, int] = {}
+    open_names: list[str] = []
+    is_open: set[str] = set()
+    for start in takes:
+        stack = [(start, iter(sorted(takes[start])))] if start not in number else []
+        if stack:
+            _enter(start, number, lowest, open_names, is_open)
+        while stack:
+            name, rest = stack[-1]
+            after = next(rest, None)
+            if after is None:
+                stack.pop()
+                if stack:
+                    lowest[stack[-1][0]] = min(lowest[stack[-1][0]], lowest[name])
+                if lowest[name] == number[name]:
+                    at = open_names.index(name)
+                    component = open_names[at:]
+                    del open_names[at:]
+                    is_open.difference_update(component)
+                    yield component
+            elif after not in number:
+                _enter(after, number, lowest, open_names, is_open)
+                stack.append((after, iter(sorted(takes[after]))))
+            elif after in is_open:
+                lowest[name] = min(lowest[name], number[after])
+
+
+def _enter(name: str, number: dict[str, int], lowest: dict[str, int], open_names: list[str], is_open: set[str]) -> None:
+    number[name] = lowest[name] = len(number)
+    open_names.append(name)
+    is_open.add(name)

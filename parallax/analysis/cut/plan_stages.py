@@ -1,0 +1,164 @@
+"""Plans a model in stages: the plan of its replicas, each of which is as many workers as there are stages."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+
+from parallax.analysis.cut.stage_cut import GraphCut, graph_cut
+from parallax.analysis.reading.capture import CapturedGraph
+from parallax.errors import PlanError
+from parallax.graph.batches import is_of_script
+from parallax.graph.cut.graph_to_cut import size_bytes
+from parallax.graph.spec import GradientSource, GraphSpec, VariableSpec
+from parallax.graph.view import split_tensor
+from parallax.plans.model_stages import StageCut, StagePlan
+from parallax.plans.plan import ALLGATHER, ALLREDUCE, ALLTOALL, NO_ROUTE, Layout, Plan, PlanConstraints
+from parallax.settings.config import Config
+
+
+def count_stages(config: Config) -> int:
+    """How many stages a configuration asks for; 1 for none."""
+    if config.stages is None:
+        return 1
+    return config.stages if isinstance(config.stages, int) else len(config.stages) + 1
+
+
+def layout_of_replicas(layout: Layout, stages: int) -> Layout:
+    """The layout of a job as one of replicas: consecutive workers are one, on the host of the first of them.
+
+    Raises:
+        PlanError: the workers are no such number.
+    """
+    workers = layout.num_workers
+    if workers % stages:
+        raise PlanError(
+            f"The workers must be replicas of the model, each of as many as it has stages: {workers} workers were "
+            f"given, and {stages} stages. Make the workers a multiple of the stages."
+        )
+    if stages == 1:
+        return layout
+    firsts = layout.host_by_rank[::stages]
+    return Layout(tuple(firsts.count(host) for host in range(len(layout.hosts))))
+
+
+def check_supported(captured: CapturedGraph, config: Config, synchronous: bool) -> None:
+    """Refuses what stages are not built for yet.
+
+    Raises:
+        PlanError: names it.
+    """
+    ckpt = config.ckpt_config
+    refused = {
+        "asynchronous training (sync=False)": not synchronous,
+        "servers (run_option='PS')": config.run_option == "PS",
+        "Keras models and parallax.function": not is_of_script(captured.view),
+        "plans that change while a job runs (replan)": config.replan.mode != "off",
+        "states in the memory of other hosts (ckpt_config.memory_steps)": ckpt.memory_steps is not None,
+        "increments (ckpt_config.whole_every)": ckpt.whole_every > 1,
+        "model profiles": config.model_profile is not None,
+        "cluster profiles": config.cluster_profile is not None,
+    }
+    for what, is_asked in refused.items():
+        if is_asked:
+            raise PlanError(f"Stages are not supported yet with {what}. Leave that out, or stages.")
+
+
+def plan_in_stages(
+    captured: CapturedGraph,
+    spec: GraphSpec,
+    sources: tuple[GradientSource, ...],
+    layout: Layout,
+    config: Config,
+    constraints: PlanConstraints,
+    make: Callable[[Layout, PlanConstraints], Plan],
+) -> Plan:
+    """The plan of a model that is cut into stages.
+
+    Args:
+        captured: the graph.
+        spec: its variables.
+        sources: where gradients leave autodiff.
+        layout: of all workers.
+        config: says how many stages, or where they end.
+        constraints: what else is wanted.
+        make: plans for workers that have the whole model.
+
+    Raises:
+        PlanError: when it cannot be, or is not supported yet.
+    """
+    count = count_stages(config)
+    check_supported(captured, config, constraints.synchronous)
+    replicas = layout_of_replicas(layout, count)
+    plan = make(replicas, replace(constraints, run_option="MPI"))
+    _check_routes(plan)
+    found = graph_cut_of(captured, sources)
+    named = config.stages if not isinstance(config.stages, int) else None
+    ends = found.check_ends(named) if named is not None else found.best_ends(count)
+    stages = _stages_of(found, found.cut_at(ends), ends, spec, plan)
+    return replace(plan, hosts=layout.hosts, servers=(), run_option=constraints.run_option, stages=stages)
+
+
+def _check_routes(plan: Plan) -> None:
+    for variable in plan.variables:
+        if variable.route not in (ALLREDUCE, ALLGATHER, ALLTOALL, NO_ROUTE):
+            raise PlanError(
+                f"With stages a variable must go between workers, and {variable.name} goes by {variable.route}. Leave "
+                "its route out, or stages."
+            )
+
+
+def graph_cut_of(captured: CapturedGraph, sources: tuple[GradientSource, ...]) -> GraphCut:
+    """Where a graph can be cut, found once."""
+    key = ("stages", sources)
+    if key not in captured.remembered:
+        captured.remembered[key] = graph_cut(captured, sources)
+    found: GraphCut = captured.remembered[key]
+    return found
+
+
+def cut_of_plan(captured: CapturedGraph, sources: tuple[GradientSource, ...], plan: Plan) -> StageCut | None:
+    """Where a plan has the nodes of a graph; None where every worker has all.
+
+    Raises:
+        PlanError: the plan has stages that the graph has not.
+    """
+    if not plan.stages:
+        return None
+    return graph_cut_of(captured, sources).cut_at([stage.ends for stage in plan.stages[:-1]])
+
+
+def _stages_of(
+    found: GraphCut, cut: StageCut, ends: tuple[tuple[str, ...], ...], spec: GraphSpec, plan: Plan
+) -> tuple[StagePlan, ...]:
+    """What a plan says of each stage."""
+    costs = found.costs()
+    of_member = [cut.places[nodes[0]] for nodes in found.forward.members]
+    messages = [one for one in found.messages_of(cut) if one.tensor]
+    trained = [v for v in spec.variables if v.gradients]
+    forward = found.forward.number_of()
+    stages = []
+    for stage in range(cut.count):
+        own = [v for v in trained if _stage_of(v, cut.places) == stage]
+        begins = [m.tensor for m in messages if m.target == stage and split_tensor(m.tensor)[0] in forward]
+        stages.append(
+            StagePlan(
+                ends=ends[stage] if stage < len(ends) else (),
+                begins=tuple(dict.fromkeys(begins)),
+                variables=tuple(v.name for v in own),
+                parameters=sum(v.value_bytes // v.dtype_bytes for v in own),
+                held_bytes=sum(_held_bytes(v, plan.accumulate_steps) for v in own),
+                cost_share=sum(c for c, at in zip(costs, of_member, strict=True) if at == stage) / (sum(costs) or 1.0),
+                sent_bytes=sum(size_bytes(found.view, m.tensor) for m in messages if m.source == stage),
+            )
+        )
+    return tuple(stages)
+
+
+def _stage_of(variable: VariableSpec, places: Mapping[str, int]) -> int:
+    return min(places.get(part.op, 0) for part in variable.parts)
+
+
+def _held_bytes(variable: VariableSpec, batches: int) -> int:
+    """Of a variable, its slots, and the gradient that is kept where an update takes several batches."""
+    return variable.value_bytes + variable.slots_bytes + (variable.value_bytes if batches > 1 else 0)

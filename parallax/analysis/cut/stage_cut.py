@@ -1,0 +1,194 @@
+"""The stages of a captured graph: where the forward pass is cut, and what goes with it.
+
+What autodiff made of a node is where the node is. A variable is where the forward pass takes it first. All else the
+transform places (graph/cut/places.py), which knows what it adds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from parallax.analysis.cut.forward_pass import VARIABLES, ForwardPass, forward_pass
+from parallax.analysis.cut.min_max import cut_evenly
+from parallax.analysis.cut.op_costs import OPS_PER_BYTE, cost_of
+from parallax.analysis.reading.capture import CapturedGraph
+from parallax.errors import PlanError
+from parallax.graph.cut.everywhere import find_everywhere
+from parallax.graph.cut.graph_to_cut import graph_to_cut, size_bytes
+from parallax.graph.cut.messages import StageMessage, find_messages
+from parallax.graph.cut.places import complete_places
+from parallax.graph.spec import GradientSource
+from parallax.graph.view import GraphView, split_tensor
+from parallax.plans.model_stages import StageCut
+
+_THERE_AND_BACK = 2.0
+"""A tensor of the forward pass crosses, and its gradient comes back."""
+_ALL_PASSES = 3.0
+"""A product of the forward pass has two in the backward pass."""
+_NAMED = 4  # ops that a message lists
+
+
+@dataclass(frozen=True, slots=True)
+class GraphCut:
+    """A captured graph that can be cut.
+
+    Attributes:
+        captured: the graph.
+        sources: where gradients leave autodiff.
+        forward: its forward pass.
+        everywhere: nodes of which each stage has its own.
+    """
+
+    captured: CapturedGraph
+    sources: tuple[GradientSource, ...]
+    forward: ForwardPass
+    everywhere: frozenset[str]
+
+    @property
+    def view(self) -> GraphView:
+        """The graph."""
+        return self.captured.view
+
+    def costs(self) -> list[float]:
+        """Operations of each member of the forward pass."""
+        return [sum(cost_of(self.view, node) for node in nodes) for nodes in self.forward.members]
+
+    def best_ends(self, count: int) -> tuple[tuple[str, ...], ...]:
+        """The ops that each stage but the last ends with, for the least cost of the dearest of `count` stages.
+
+        Raises:
+            PlanError: there are fewer ops than stages.
+        """
+        members = self.forward.members
+        if count > len(members):
+            raise PlanError(
+                f"A stage must have an op of the forward pass: it has {len(members)} that can be parted, and {count} "
+                "stages were asked for. Ask for fewer."
+            )
+        crossing = [OPS_PER_BYTE * one for one in self._crossing_bytes()]
+        at = cut_evenly([_ALL_PASSES * cost for cost in self.costs()], crossing, count)
+        return tuple(self._last_ops(begin, end) for begin, end in zip((0, *at), at, strict=False))
+
+    def _last_ops(self, begin: int, end: int) -> tuple[str, ...]:
+        """Of members from one to another those of which no other of them is computed."""
+        taken = frozenset[int]().union(*(self.forward.takes[number] for number in range(begin, end)))
+        return tuple(self.forward.members[number][-1] for number in range(begin, end) if number not in taken)
+
+    def _crossing_bytes(self) -> list[float]:
+        """Bytes that a cut after so many members has cross, there and back."""
+        from tensorflow import as_dtype
+
+        number_of, found = self.forward.number_of(), [0.0] * (len(self.forward.members) + 1)
+        for node, number in number_of.items():
+            for tensor in self.view.outputs(node):
+                takers = [number_of[edge.node] for edge in self.view.consumers(tensor) if edge.node in number_of]
+                if takers and max(takers) > number:
+                    times = _THERE_AND_BACK if as_dtype(self.view.dtype(tensor)).is_floating else 1.0
+                    size = times * size_bytes(self.view, tensor)
+                    found[number + 1] += size
+                    found[max(takers) + 1] -= size
+        for number in range(1, len(found)):
+            found[number] += found[number - 1]
+        return [*found[:-1], 0.0]
+
+    def check_ends(self, ends: Sequence[str]) -> tuple[tuple[str, ...], ...]:
+        """Cuts that a user has named, as those that `cut_at` takes.
+
+        Raises:
+            PlanError: one is no op of the forward pass, or does not come after the one before.
+        """
+        number_of, before = self.forward.number_of(), set[int]()
+        for place, name in enumerate(ends):
+            node = split_tensor(name)[0] if ":" in name else name
+            if node not in number_of:
+                known = ", ".join(nodes[-1] for nodes in self.forward.members[-_NAMED:])
+                raise PlanError(
+                    f"A cut must be an op of the forward pass with a batch in it, and {name!r} is none. Name one as "
+                    f"the graph has it; the last ones are {known}."
+                )
+            here = self.forward.before([number_of[node]])
+            if place and number_of[_node(ends[place - 1])] not in here or number_of[node] in before:
+                raise PlanError(
+                    f"Cuts must be in the order of the forward pass, each computed of the one before: {name!r} is not "
+                    f"computed of {ends[place - 1]!r}. Put them in order, or leave one out."
+                )
+            before |= here
+        if len(before) == len(self.forward.members):
+            raise PlanError(
+                f"The last stage must have an op of the forward pass, and {ends[-1]!r} is its end. Name an op before."
+            )
+        return tuple((_node(name),) for name in ends)
+
+    def cut_at(self, ends: Sequence[Sequence[str]]) -> StageCut:
+        """Where nodes are if stages end with these ops.
+
+        Raises:
+            PlanError: there is no such op.
+        """
+        number_of, stage_of, done = self.forward.number_of(), dict[int, int](), set[int]()
+        for stage, names in enumerate(ends):
+            unknown = [name for name in names if name not in number_of]
+            if unknown:
+                raise PlanError(f"A stage must end with ops of the forward pass, and {unknown[0]!r} is none of it.")
+            here = self.forward.before([number_of[name] for name in names]) - done
+            stage_of.update(dict.fromkeys(here, stage))
+            done |= here
+        last = len(ends)
+        places = {node: stage_of.get(number, last) for node, number in number_of.items()}
+        places.update(self._places_of_variables(places))
+        places.update(self._places_of_derivatives(places))
+        return StageCut(last + 1, places)
+
+    def _places_of_variables(self, places: Mapping[str, int]) -> Iterator[tuple[str, int]]:
+        """Variables and their reads: where they are taken first."""
+        view = self.view
+        for handle in view.nodes_of(VARIABLES):
+            if handle in self.everywhere:
+                continue
+            reads = [edge.node for edge in view.consumers(f"{handle}:0")]
+            taken = [edge.node for read in reads for tensor in view.outputs(read) for edge in view.consumers(tensor)]
+            stages = [places[node] for node in (*reads, *taken) if node in places]
+            if stages:
+                yield handle, min(stages)
+
+    def _places_of_derivatives(self, places: Mapping[str, int]) -> Iterator[tuple[str, int]]:
+        """What autodiff made of nodes with a place."""
+        for record in self.captured.records:
+            for node, forward in record.forward.items():
+                if node in self.view.nodes and forward in places and node not in places:
+                    yield node, places[forward]
+
+    def messages_of(self, cut: StageCut) -> tuple[StageMessage, ...]:
+        """What stages send each other for each micro-batch, as far as the user's graph says it."""
+        view = self.view
+        needed = view.ancestors({_node(tensor) for source in self.sources for tensor in source.tensors})
+        graph = graph_to_cut(view, self.everywhere, [node for node in view.topological_order() if node in needed])
+        return find_messages(graph, complete_places(graph, cut.places))
+
+
+def graph_cut(captured: CapturedGraph, sources: tuple[GradientSource, ...]) -> GraphCut:
+    """Looks for where a graph can be cut.
+
+    Args:
+        captured: the graph.
+        sources: where gradients leave autodiff.
+
+    Raises:
+        PlanError: it does not say what is differentiated.
+    """
+    view = captured.view
+    losses = {_node(tensor) for record in captured.records for tensor in record.of} & view.nodes.keys()
+    if not losses:
+        raise PlanError(
+            "Stages are cut between a batch and its loss, and which op the loss is was not recorded. Import parallax "
+            "before tf.gradients is called, or leave stages out."
+        )
+    autodiff = frozenset[str]().union(*(record.ops for record in captured.records))
+    ends = losses | {_node(tensor) for source in sources for tensor in source.tensors}
+    everywhere = find_everywhere(view)
+    return GraphCut(captured, sources, forward_pass(view, ends, autodiff, everywhere), everywhere)
+
+
+def _node(name: str) -> str:
+    return split_tensor(name)[0] if ":" in name else name

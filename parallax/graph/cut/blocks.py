@@ -1,0 +1,60 @@
+"""What a cut may not part: loops and conditionals, and whatever is joined by something that no message can carry.
+
+A handle, a variant and a text stay in their process. In a conditional a tensor may be dead, and a loop has one for each
+turn. So what gives such a tensor and what takes it are in one block; what a loop takes from outside may come from
+elsewhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from parallax.graph.control_flow import branches_at, branches_of
+from parallax.graph.view import GraphView, split_tensor
+
+_TAKE_VALUES = ("SaveV2",)
+"""What takes the values of references, of many at once."""
+_HANDLE, _VARIANT, _TEXT = 20, 21, 7  # types.proto
+
+
+def blocks_of(view: GraphView, nodes: Collection[str], everywhere: Collection[str] = frozenset()) -> dict[str, str]:
+    """The nodes that are in a block with others: node -> the block, named by its first node.
+
+    Args:
+        view: the graph.
+        nodes: those that are looked at; others part what they are between.
+        everywhere: nodes of which each stage has its own.
+    """
+    wanted = set(nodes) - set(everywhere)
+    parent: dict[str, str] = {}
+    branches = branches_of(view)
+
+    def root(node: str) -> str:
+        while parent.setdefault(node, node) != node:
+            parent[node] = node = parent[parent[node]]
+        return node
+
+    for node in view.nodes:
+        if node not in wanted:
+            continue
+        for tensor in view.inputs(node):
+            source = split_tensor(tensor)[0]
+            if source in wanted and not _can_be_sent(view, tensor, node):
+                parent[root(node)] = root(source)
+        for control in view.controls(node):
+            if control in wanted and branches[control]:
+                parent[root(node)] = root(control)
+    members: dict[str, list[str]] = {}
+    for node in view.nodes:
+        if node in parent:
+            members.setdefault(root(node), []).append(node)
+    return {node: nodes[0] for nodes in members.values() if len(nodes) > 1 for node in nodes}
+
+
+def _can_be_sent(view: GraphView, tensor: str, taker: str) -> bool:
+    """Whether a message can carry a tensor to a node."""
+    if branches_at(view, tensor):
+        return False
+    if view.gives_reference(split_tensor(tensor)[0]) and view.op(taker) not in _TAKE_VALUES:
+        return False
+    return view.dtype(tensor) not in (_HANDLE, _VARIANT, _TEXT)

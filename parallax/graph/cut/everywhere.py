@@ -1,0 +1,61 @@
+"""What each stage of a cut graph has for itself: what is made of constants and feeds alone, and small state of these.
+
+A run feeds all ranks of a replica alike, so what is computed of feeds and constants is equal on all stages. So is a
+scalar variable that is written by nothing but this, as a global step, a learning rate or a power of Adam's: each stage
+keeps one, and the stages agree without a message.
+"""
+
+from __future__ import annotations
+
+import math
+
+from parallax.graph.control_flow import branches_of
+from parallax.graph.ops import op_definition, takes_functions
+from parallax.graph.view import GraphView, split_tensor
+
+_SOURCES = ("Const", "Placeholder", "PlaceholderV2")
+_ALIKE = ("Assert", "RestoreV2")
+"""What is stateful, and does the same on all stages."""
+
+
+def find_everywhere(view: GraphView) -> frozenset[str]:
+    """The nodes that each stage has for itself."""
+    variables = {node for node in view.nodes_of(["VarHandleOp"]) if _is_scalar(view, node)}
+    while True:
+        found = _find_made(view, variables)
+        changing = {node for node in variables if not _is_alike(view, node, found)}
+        if not changing:
+            return frozenset(found | variables)
+        variables -= changing
+
+
+def _find_made(view: GraphView, variables: set[str]) -> set[str]:
+    """What is made of constants, feeds and some variables."""
+    branches, found = branches_of(view), set(variables)
+    for node in view.topological_order():
+        if branches[node] or node in variables:
+            continue
+        op, before = view.op(node), [split_tensor(tensor)[0] for tensor in view.inputs(node)]
+        has_all = found.issuperset(before)
+        if op == "NoOp" or (op in _SOURCES and found.issuperset(view.controls(node))):
+            found.add(node)
+        elif has_all and not variables.isdisjoint(before) and not takes_functions(op):
+            found.add(node)  # reads or writes such a variable; it waits for nothing of another stage
+        elif has_all and before and found.issuperset(view.controls(node)) and _gives_alike(op):
+            found.add(node)
+    return found
+
+
+def _gives_alike(op: str) -> bool:
+    definition = op_definition(op)
+    return definition is not None and (not definition.is_stateful or op in _ALIKE)
+
+
+def _is_scalar(view: GraphView, variable: str) -> bool:
+    shape = view.nodes[variable].attr["shape"].shape
+    return not shape.unknown_rank and math.prod(dim.size for dim in shape.dim) == 1
+
+
+def _is_alike(view: GraphView, variable: str, found: set[str]) -> bool:
+    """Whether all that takes the handle of a variable is made on each stage."""
+    return all(edge.node in found for edge in view.consumers(f"{variable}:0"))

@@ -1,0 +1,71 @@
+"""A graph as the cut into stages sees it: who takes what of whom, what has no place, and how large tensors are."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from parallax.graph.cut.blocks import blocks_of
+from parallax.graph.view import GraphView, Shape, split_tensor
+
+_BYTES = 4  # of an element whose type has no size
+
+
+@dataclass(frozen=True, slots=True)
+class GraphToCut:
+    """A graph as the cut sees it.
+
+    Attributes:
+        order: its nodes, each after what it takes.
+        inputs: node -> the tensors that it takes.
+        controls: node -> the nodes that it waits for.
+        everywhere: nodes that each stage has for itself.
+        blocks: node -> the name of its block, of those that are in one with others.
+        size_bytes: tensor -> bytes, of those whose size is known.
+    """
+
+    order: tuple[str, ...]
+    inputs: Mapping[str, tuple[str, ...]]
+    controls: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    everywhere: frozenset[str] = frozenset()
+    blocks: Mapping[str, str] = field(default_factory=dict)
+    size_bytes: Mapping[str, int] = field(default_factory=dict)
+
+    def block(self, node: str) -> str:
+        """The block of a node."""
+        return self.blocks.get(node, node)
+
+    def sent_inputs(self, node: str) -> Iterator[str]:
+        """The tensors that a node takes of nodes with a place."""
+        return (tensor for tensor in self.inputs[node] if split_tensor(tensor)[0] not in self.everywhere)
+
+
+def graph_to_cut(view: GraphView, everywhere: frozenset[str], order: Sequence[str]) -> GraphToCut:
+    """A graph, or a part of it that is closed, as the cut sees it.
+
+    Args:
+        view: the graph.
+        everywhere: nodes that each stage has for itself.
+        order: the nodes, each after what it takes.
+    """
+    return GraphToCut(
+        order=tuple(order),
+        inputs={node: view.inputs(node) for node in order},
+        controls={node: view.controls(node) for node in order},
+        everywhere=everywhere,
+        blocks=blocks_of(view, order, everywhere),
+        size_bytes={tensor: size_bytes(view, tensor) for node in order for tensor in view.inputs(node)},
+    )
+
+
+def elements_of(shape: Shape) -> int:
+    """How many elements a shape has; a length that is open, as that of a batch, counts as 1."""
+    return math.prod(length or 1 for length in shape) if shape is not None else 1
+
+
+def size_bytes(view: GraphView, tensor: str) -> int:
+    """Bytes of a tensor, of an example where the batch is open."""
+    from tensorflow import as_dtype
+
+    return elements_of(view.shape(tensor)) * int(as_dtype(view.dtype(tensor)).size or _BYTES)

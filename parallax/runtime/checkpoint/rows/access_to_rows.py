@@ -1,0 +1,78 @@
+"""Builds what reads and writes the variables of a worker's graph, each as its plan has it."""
+
+from __future__ import annotations
+
+import tensorflow as tf
+
+from parallax.runtime.checkpoint.files.stored_tensors import CheckpointEntry
+from parallax.runtime.checkpoint.rows.row_ops import row_ops, variable_of, whole_access
+from parallax.runtime.checkpoint.rows.row_places import Places
+from parallax.runtime.checkpoint.rows.stage_rows import RowsHere, RowsOfStage
+from parallax.runtime.checkpoint.rows.variable_rows import (
+    ReplicatedRows,
+    ReplicatedValue,
+    RowsOnServers,
+    ShardedRows,
+    StoredVariable,
+    ValueOnServer,
+)
+from parallax.types import Comm, Tensor
+
+_SCOPE = "parallax/storage/"
+
+
+def hold(stored: tuple[CheckpointEntry, ...], places: Places, comm: Comm) -> tuple[StoredVariable, ...]:
+    """Builds what reads and writes the variables, in the default graph, which must be a worker's graph.
+
+    Args:
+        stored: the variables.
+        places: where their rows are.
+        comm: communicator of the workers (mpi4py).
+    """
+    found: list[StoredVariable] = []
+    team = comm.Split(places.stage, comm.Get_rank()) if places.stages else comm
+    with tf.name_scope(_SCOPE):
+        low = tf.compat.v1.placeholder(tf.int64, [], name="low")
+        high = tf.compat.v1.placeholder(tf.int64, [], name="high")
+        local_rows = tf.range(low, high)
+        for one in stored:
+            parts, here = places.partitions.get(one.op, ()), places.here(one.op)
+            if one.op in places.stages:
+                own = None if one.op in places.elsewhere else _held_by_stage(one, places, low, high, local_rows, team)
+                found.append(RowsOfStage(one, own, places.stages[one.op], comm, one.op in places.spread))
+                continue
+            if not one.has_rows:
+                value = _copied_value(one, here, comm)
+                found.append(ValueOnServer(one, _copied_value(one, parts[0], comm), value, comm) if parts else value)
+                continue
+            lazy = places.lazily_updated
+            on_servers = tuple(row_ops(one, part, low, high, local_rows, lazy) for part in parts)
+            if one.op in places.absent:
+                found.append(RowsOnServers(one, on_servers, None, comm))
+                continue
+            ops = row_ops(one, here, low, high, local_rows, lazy)
+            if one.op in places.spread:
+                found.append(ShardedRows(one, ops, places.spread[one.op], comm))
+            else:
+                copied = ReplicatedRows(one, ops, comm)
+                found.append(RowsOnServers(one, on_servers, copied, comm) if parts else copied)
+    return tuple(found)
+
+
+def _held_by_stage(
+    stored: CheckpointEntry, places: Places, low: Tensor, high: Tensor, local_rows: Tensor, team: Comm
+) -> RowsHere:
+    """What this worker has of a variable of its stage, whose workers are a team."""
+    if not stored.has_rows:
+        return _copied_value(stored, places.here(stored.op), team)
+    ops = row_ops(stored, places.here(stored.op), low, high, local_rows, places.lazily_updated)
+    if stored.op in places.spread:
+        return ShardedRows(stored, ops, places.spread[stored.op], team)
+    return ReplicatedRows(stored, ops, team)
+
+
+def _copied_value(stored: CheckpointEntry, op: str, comm: Comm) -> ReplicatedValue:
+    variable, dtype = variable_of(stored, op)
+    new_value = tf.compat.v1.placeholder(dtype, stored.shape)
+    with tf.device(variable.device or None):
+        return ReplicatedValue(stored, whole_access(variable, dtype, new_value, stored.shape is not None), comm)

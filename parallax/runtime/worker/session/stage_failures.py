@@ -1,0 +1,89 @@
+"""Tells the other stages of a run that has failed on this one, which would wait for what it was to send them.
+
+Their runs fail with the same error: the end of the data is an OutOfRangeError on all stages. Between such runs there is
+no telling which messages belong together, so no run with messages follows.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import tensorflow as tf
+
+from parallax.errors import SessionError
+from parallax.transform.building.all_to_all import library
+from parallax.transform.passes.cut_stages import StageGraph, send_name
+from parallax.types import Session
+
+_UNKNOWN = 2  # error_codes.proto
+Promise = Mapping[int, int]
+"""Message that a run is to send -> how many times it was to be sent, this run's included."""
+
+
+class StageFailures:
+    """The runs of one worker, as far as others wait for what they send.
+
+    Args:
+        stages: of which model this worker computes which stage.
+    """
+
+    def __init__(self, stages: StageGraph) -> None:
+        self._peers = {one.number: one.target for one in stages.messages}
+        self._numbers = {send_name(one): one.number for one in stages.messages if one.source == stages.stage}
+        self._native = ctypes.CDLL(str(library()))
+        self._native.parallax_stages_times.restype = ctypes.c_longlong
+        own = self._numbers.values()  # of which initial values have been sent
+        self._begun = Counter({number: self._native.parallax_stages_times(number) for number in own})
+        self._native.parallax_stages_fail.argtypes = [
+            ctypes.c_int,
+            ctypes.c_int,
+            ctypes.c_int64,
+            ctypes.c_int,
+            ctypes.c_char_p,
+        ]
+        self._failed: BaseException | None = None
+
+    def begin(self, targets: Iterable[object]) -> Promise:
+        """A run of some tensors and ops begins; one after the other.
+
+        Raises:
+            SessionError: a run before has failed, and this one sends something.
+        """
+        names = (str(getattr(one, "name", one)) for one in targets)
+        numbers = [self._numbers[name] for name in names if name in self._numbers]
+        if numbers and self._failed is not None:
+            raise SessionError(
+                "After a run that has failed the stages of a model cannot go on together, and this one came after: "
+                f"{self._failed} Open a new job, which resumes from its checkpoint."
+            )
+        self._begun.update(numbers)
+        return {number: self._begun[number] for number in numbers}
+
+    def tell(self, promise: Promise, error: BaseException) -> None:
+        """A run has failed: its messages that were not sent say so."""
+        self._failed = self._failed or error
+        code = error.error_code if isinstance(error, tf.errors.OpError) else _UNKNOWN
+        text = str(getattr(error, "message", error)).encode(errors="replace")
+        for number, times in promise.items():
+            self._native.parallax_stages_fail(self._peers[number], number, times, code, text)
+
+    def follow(self, raw: Session) -> None:
+        """Has the runs of TensorFlow's session tell of a failure."""
+        run = raw.run
+
+        def run_and_tell(fetches: Any, *arguments: Any, **named: Any) -> Any:
+            return self.call(tf.nest.flatten(fetches), lambda: run(fetches, *arguments, **named))
+
+        raw.run = run_and_tell
+
+    def call(self, targets: Iterable[object], run: Callable[[], Any]) -> Any:
+        """Carries out a run of some tensors and ops."""
+        promise = self.begin(targets)
+        try:
+            return run()
+        except BaseException as error:
+            self.tell(promise, error)
+            raise

@@ -1,0 +1,57 @@
+"""What one stage of a model does of a run: what is here of what was asked for, and what other stages need of it."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import replace
+
+from parallax.graph.view import split_tensor
+from parallax.runtime.worker.session.resolved_run import ResolvedRun
+from parallax.transform.passes.cut_stages import StageGraph, receive_name, send_name
+
+
+def of_stage(run: ResolvedRun, stages: StageGraph, runs: set[str], feeds: Mapping[str, str]) -> ResolvedRun:
+    """A run of all stages as a stage carries it out.
+
+    Args:
+        run: what all stages together run, feed and give.
+        stages: which one this is of which model.
+        runs: the nodes that all stages together run.
+        feeds: tensor of the user's graph that is fed -> tensor of the whole graph.
+    """
+    fed = frozenset(feeds.values())
+    messages = stages.within(runs, fed)
+    asked = iter(run.tensors)
+    names = [next(asked) if had else None for had in run.had]
+    besides = list(asked)
+    where = {place: _stage_of(stages, name, fed) for place, name in enumerate(names) if name is not None}
+    has_own = {place: stage in (None, stages.stage) for place, stage in where.items()}
+    sends = [send_name(one) for one in messages if one.source == stages.stage]
+    own = [name for place, name in enumerate(names) if name is not None and has_own[place]]
+    more = [name for name in (*besides, *sends) if stages.is_here(_node(name)) and name not in own]
+    received = {one.tensor: f"{receive_name(one)}:0" for one in stages.messages if one.target == stages.stage}
+    led = {given: here if stages.is_here(_node(here)) else received.get(here, "") for given, here in feeds.items()}
+    texts = [run.collectives, *(f"stage message {one.number}" for one in messages)]
+    texts += [f"fetch {place} of stage {stage}" for place, stage in where.items() if stage is not None]
+    is_joint = bool(run.collectives or messages or any(stage is not None for stage in where.values()))
+    return replace(
+        run,
+        tensors=(*own, *dict.fromkeys(more)),
+        empty={name: value for name, value in run.empty.items() if stages.is_here(_node(name))},
+        collectives=hashlib.sha256("\n".join(texts).encode()).hexdigest()[:16] if is_joint else "",
+        fed={given: here for given, here in led.items() if here and given != here},
+        had=tuple(has_own.get(place, False) for place in range(len(run.had))),
+        whole=run.tensors,
+        absent=frozenset(given for given, here in led.items() if not here),
+        stages={place: stage for place, stage in where.items() if stage is not None and ":" in str(names[place])},
+    )
+
+
+def _stage_of(stages: StageGraph, name: str, fed: frozenset[str]) -> int | None:
+    """The one stage that has a tensor or op; None where each has it, as what is fed."""
+    return None if name in fed else stages.places.get(_node(name))
+
+
+def _node(name: str) -> str:
+    return split_tensor(name)[0] if ":" in name else name

@@ -1,0 +1,81 @@
+"""What the stages of a replica tell each other of a run's values: each script gets all of them, or one error.
+
+Every worker of a replica makes the same runs. What one stage alone has it broadcasts after the run, or the error that
+it got in place of it, which the others then raise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+
+import tensorflow as tf
+
+from parallax.runtime.worker.session.resolved_run import ResolvedRun
+from parallax.types import Comm, Value
+
+_UNKNOWN = 2  # error_codes.proto
+
+
+class StageValues:
+    """The values of one worker's runs, as far as stages have them for each other.
+
+    Args:
+        peers: communicator of the workers of this replica, ranked by stage, on which nothing else travels.
+
+    Attributes:
+        settle: waits until no run is on its way.
+    """
+
+    def __init__(self, peers: Comm) -> None:
+        self._peers = peers
+        self._owed: list[ResolvedRun] = []
+        self.settle: Callable[[], None] = lambda: None
+
+    @contextmanager
+    def sharing(self, run: ResolvedRun) -> Iterator[None]:
+        """Within it a run is made, and its values are brought; where it fails the others are told."""
+        self._owed = [run]
+        try:
+            yield
+        except Exception as error:
+            for owed in self._owed:
+                with suppress(tf.errors.OpError):
+                    self._exchange(owed, [None] * len(owed.had), error)
+            self._owed = []
+            with suppress(Exception):  # what is still on its way fails with the same, which is told once
+                self.settle()
+            raise
+
+    def add(self, run: ResolvedRun) -> None:
+        """A hook asks for values of the run, which are brought before the run's own."""
+        self._owed.insert(len(self._owed) - 1, run)
+
+    def bring(self, run: ResolvedRun, own: Sequence[Value]) -> Sequence[Value]:
+        """The values of all names asked for, of which `own` has what is here; None for what cannot be had.
+
+        Raises:
+            OpError: what another stage has got in place of them.
+        """
+        self._owed = [owed for owed in self._owed if owed is not run]
+        return self._exchange(run, list(own), None)
+
+    def _exchange(self, run: ResolvedRun, values: list[Value], failed: Exception | None) -> list[Value]:
+        said: tuple[int, str] | None = None
+        for stage in sorted(set(run.stages.values())):
+            places = [place for place, at in run.stages.items() if at == stage]
+            own = _text_of(failed), [values[place] for place in places]
+            error, theirs = self._peers.bcast(own, stage)
+            said = said or error
+            for place, value in zip(places, theirs, strict=True):
+                values[place] = value
+        if said is not None:
+            raise tf.compat.v1.errors.exception_type_from_error_code(said[0])(None, None, said[1])
+        return values
+
+
+def _text_of(error: Exception | None) -> tuple[int, str] | None:
+    """The code and the words of an error."""
+    if error is None:
+        return None
+    return (error.error_code, error.message) if isinstance(error, tf.errors.OpError) else (_UNKNOWN, str(error))

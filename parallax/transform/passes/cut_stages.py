@@ -1,0 +1,204 @@
+"""Cuts a replica's finished graph into that of one stage: its nodes, with sends and receives where an edge is cut.
+
+It comes after all passes that make the graph what a worker without stages would run, and before all-reduces are joined,
+which are joined within a stage. A node of another stage is not in the graph; what is everywhere is, and waits for its
+own stage alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+import tensorflow as tf
+
+from parallax.errors import TransformError
+from parallax.graph.cut.everywhere import find_everywhere
+from parallax.graph.cut.graph_to_cut import graph_to_cut
+from parallax.graph.cut.messages import StageMessage, find_messages, messages_within
+from parallax.graph.cut.places import complete_places
+from parallax.graph.view import GraphView, split_tensor, tensor_name
+from parallax.plans.model_stages import StageCut
+from parallax.transform.building.all_to_all import native_ops
+from parallax.transform.passes.packed_messages import find_packs, pack
+from parallax.types import GraphDef, NodeDef
+
+SEND, RECEIVE = "ParallaxSend", "ParallaxReceive"
+_SCOPE = "parallax/stage"
+_VARIABLES = ("VarHandleOp", "VariableV2", "Variable")
+_OF_ONE_PROCESS = ("_class", "_output_shapes")
+"""Attributes of nodes that name others, or say what was inferred of them."""
+
+
+@dataclass(frozen=True, slots=True)
+class StageGraph:
+    """What a worker's graph is a stage of.
+
+    Attributes:
+        count: how many stages there are.
+        stage: the worker's.
+        whole: the graph of all stages, uncut.
+        places: node of that -> stage; what is everywhere has none.
+        messages: what stages send each other.
+        packed: tensors that travel with others, so that a feed of one would not come where it is taken.
+    """
+
+    count: int
+    stage: int
+    whole: GraphDef
+    places: Mapping[str, int]
+    messages: tuple[StageMessage, ...]
+    packed: frozenset[str] = frozenset()
+
+    def is_here(self, node: str) -> bool:
+        """Whether a node is in this worker's graph."""
+        return self.places.get(node, self.stage) == self.stage
+
+    def variables_elsewhere(self, view: GraphView) -> frozenset[str]:
+        """The variables of the user's graph that other stages hold, and this one does not."""
+        return frozenset(op for op in view.nodes_of(_VARIABLES) if not self.is_here(op))
+
+    def within(self, runs: set[str], fed: frozenset[str] = frozenset()) -> list[StageMessage]:
+        """What stages send each other in a run of some nodes, and all that they need."""
+        return list(messages_within(self.messages, runs, fed))
+
+    def sends_for(self, targets: Iterable[str]) -> list[str]:
+        """The ops by which this stage gives others what a run of some nodes needs."""
+        runs = GraphView(self.whole).ancestors(targets)
+        return [send_name(one) for one in self.within(runs) if one.source == self.stage]
+
+
+def send_name(message: StageMessage) -> str:
+    """The op that sends a message."""
+    return f"{_SCOPE}/send_{message.number}"
+
+
+def receive_name(message: StageMessage) -> str:
+    """The op that receives a message."""
+    return f"{_SCOPE}/receive_{message.number}"
+
+
+def cut_stages(graph_def: GraphDef, cut: StageCut, stage: int) -> tuple[GraphDef, StageGraph]:
+    """The graph of one stage, and what it is a stage of.
+
+    Args:
+        graph_def: the graph of all stages, to which what packs small messages is added.
+        cut: where the nodes of the user's graph are.
+        stage: whose graph it is.
+
+    Raises:
+        TransformError: the graph cannot be cut there.
+    """
+    native_ops()
+    view = _with_shapes(graph_def)
+    everywhere = find_everywhere(view)
+    graph = graph_to_cut(view, everywhere, view.topological_order())
+    places = complete_places(graph, cut.places)
+    messages = find_messages(graph, places)
+    packs = find_packs(view, messages)
+    if packs:
+        for changed in (graph_def, view.graph_def):
+            pack(changed, packs)
+        view = GraphView(view.graph_def)
+        places |= {one.packed: one.source for one in packs} | {one.parts: one.target for one in packs}
+        messages = find_messages(graph_to_cut(view, everywhere, view.topological_order()), places)
+    packed = frozenset(tensor for one in packs for tensor in one.tensors)
+    made = StageGraph(cut.count, stage, graph_def, places, messages, packed)
+    found = _stage_of(graph_def, view, made)
+    check_messages(found, made)
+    return found, made
+
+
+def _with_shapes(graph_def: GraphDef) -> GraphView:
+    """The graph with the shapes of all tensors, those of the transform's too, inferred."""
+    bare = tf.compat.v1.GraphDef()
+    bare.CopyFrom(graph_def)
+    for node in bare.node:
+        node.attr.pop("_output_shapes", None)
+    scratch = tf.Graph()
+    with scratch.as_default():
+        tf.graph_util.import_graph_def(bare, name="")
+    return GraphView(scratch.as_graph_def(add_shapes=True))
+
+
+def _stage_of(graph_def: GraphDef, view: GraphView, made: StageGraph) -> GraphDef:
+    """The nodes of a stage, with what they take of others received, and what others take sent."""
+    received = {one.tensor: one for one in made.messages if one.target == made.stage and one.tensor}
+    words: dict[str, list[StageMessage]] = {}
+    for one in made.messages:
+        if one.target == made.stage and not one.tensor:
+            for taker in one.takers:
+                words.setdefault(taker, []).append(one)
+    found = tf.compat.v1.GraphDef()
+    found.versions.CopyFrom(graph_def.versions)
+    found.library.CopyFrom(graph_def.library)
+    for node in graph_def.node:
+        if made.is_here(node.name):
+            own = found.node.add()
+            own.CopyFrom(node)
+            _lead(own, made, received, words.get(node.name, ()))
+    for one in made.messages:
+        if one.source == made.stage:
+            _add_send(found, view, one)
+        elif one.target == made.stage:
+            _add_receive(found, view, one)
+    return found
+
+
+def _lead(node: NodeDef, made: StageGraph, received: Mapping[str, StageMessage], words: Iterable[StageMessage]) -> None:
+    """Has a node take what is received, and wait for what this stage has and for the words of others."""
+    taken = []
+    for name in node.input:
+        before = name[1:] if name.startswith("^") else split_tensor(tensor_name(name))[0]
+        if made.is_here(before):
+            taken.append(name)
+        elif not name.startswith("^"):
+            taken.insert(sum(not one.startswith("^") for one in taken), receive_name(received[tensor_name(name)]))
+    node.input[:] = [*taken, *(f"^{receive_name(one)}" for one in words)]
+    for attribute in _OF_ONE_PROCESS:
+        node.attr.pop(attribute, None)
+
+
+def _add_send(graph_def: GraphDef, view: GraphView, message: StageMessage) -> None:
+    value, dtype = message.tensor, tf.bool.as_datatype_enum
+    if not value:  # a word is a tensor without elements
+        value = f"{send_name(message)}/word"
+        word = graph_def.node.add(op="Const", name=value, input=[f"^{message.after}"])
+        word.attr["dtype"].type = dtype
+        word.attr["value"].tensor.CopyFrom(tf.make_tensor_proto([], tf.bool))
+    else:
+        dtype = view.dtype(value)
+    node = graph_def.node.add(op=SEND, name=send_name(message), input=[value])
+    node.attr["T"].type = dtype
+    node.attr["peer"].i, node.attr["number"].i = message.target, message.number
+
+
+def _add_receive(graph_def: GraphDef, view: GraphView, message: StageMessage) -> None:
+    node = graph_def.node.add(op=RECEIVE, name=receive_name(message))
+    shape: tuple[int | None, ...] | None = (0,)
+    node.attr["T"].type = tf.bool.as_datatype_enum
+    if message.tensor:
+        node.attr["T"].type, shape = view.dtype(message.tensor), view.shape(message.tensor)
+    node.attr["shape"].shape.CopyFrom(tf.TensorShape(shape).as_proto())
+    node.attr["peer"].i, node.attr["number"].i = message.source, message.number
+
+
+def check_messages(graph_def: GraphDef, made: StageGraph) -> None:
+    """Checks that a stage sends and receives what the stages agree on, and takes nothing that it has not.
+
+    Raises:
+        TransformError: names the node.
+    """
+    names = {node.name for node in graph_def.node}
+    for one in made.messages:
+        for name, stage in ((send_name(one), one.source), (receive_name(one), one.target)):
+            if (name in names) != (stage == made.stage):
+                raise TransformError(f"{name!r} must be in the graph of stage {stage} alone. Report it.")
+    for node in graph_def.node:
+        for name in node.input:
+            before = name[1:] if name.startswith("^") else split_tensor(tensor_name(name))[0]
+            if before not in names:
+                raise TransformError(
+                    f"{node.name!r} of stage {made.stage} must take what the stage has or receives, and takes {name!r} "
+                    f"of stage {made.places.get(before)}. Report it: a pass of Parallax has a fault."
+                )

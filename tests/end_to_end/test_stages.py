@@ -1,0 +1,190 @@
+"""A model in stages trains as one process does: bit for bit on the same micro-batches, to rounding on the batch."""
+
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+pytestmark = pytest.mark.timeout(300)
+
+SCRIPT = Path(__file__).parent / "scripts" / "staged.py"
+ROWS, UPDATES = 8, 20  # the script's
+
+
+@pytest.fixture
+def train(start, tmp_path):
+    """Trains a model by some workers, and gives what they found."""
+
+    def run(workers, model, optimizer, stages, micro_batches, batches, **environment):
+        file = tmp_path / f"{len(list(tmp_path.glob('*.npz')))}.npz"
+        words = [SCRIPT, model, optimizer, stages, micro_batches, batches, file]
+        done = start("-m", "parallax.cli", "run", "--workers", workers, *words, **environment).finish()
+        assert done.status == 0, str(done)
+        assert "Steps do not overlap" not in done.stderr, str(done)
+        return np.load(file), done
+
+    return run
+
+
+def distance(found, wanted):
+    return float(np.linalg.norm(found - wanted) / (np.linalg.norm(wanted) + 1e-30))
+
+
+def variables(kind, run):
+    return {name.removeprefix(kind): run[name].astype(float) for name in run.files if name.startswith(kind)}
+
+
+def compare(staged, single, replicas, micro_batches):
+    """Compares a job in stages with one worker that has all replicas' batches, and both with one process."""
+    found, alike = variables("found ", staged), variables("found ", single)
+    assert found.keys() == alike.keys()
+    limit = 0.0 if replicas == 1 else 1e-6
+    assert max(distance(found[name], alike[name]) for name in found) <= limit
+    assert distance(staged["norms"], single["norms"]) <= limit
+    if replicas == 1:
+        assert distance(staged["losses"], single["losses"]) == 0.0
+    wanted = variables("wanted ", staged)
+    every = (
+        np.concatenate([wanted[name].ravel() for name in found]),
+        np.concatenate([f.ravel() for f in found.values()]),
+    )
+    assert distance(every[1], every[0]) <= 1e-5
+    if replicas == 1:
+        means = staged["losses"].reshape(-1, micro_batches).mean(1)
+        assert distance(means, staged["wanted_losses"]) <= 1e-6
+
+
+@pytest.mark.rotates
+@pytest.mark.parametrize("optimizer", ["adagrad", "adam"])
+@pytest.mark.parametrize("micro_batches", [1, 4])
+@pytest.mark.parametrize(("stages", "replicas"), [(2, 1), (4, 1), (2, 2)])
+def test_skips_over_cuts_and_clipping(train, stages, replicas, micro_batches, optimizer):
+    staged, _ = train(stages * replicas, "mlp", optimizer, stages, micro_batches, 1)
+    single, _ = train(1, "mlp", optimizer, 0, micro_batches, replicas)
+    compare(staged, single, replicas, micro_batches)
+
+
+@pytest.mark.rotates
+@pytest.mark.parametrize("model", ["lstm", "dropped", "embedded", "spread", "tied", "branched"])
+def test_models(train, model):
+    staged, _ = train(2, model, "adagrad", 2, 4, 1)
+    single, _ = train(1, model, "adagrad", 0, 4, 1)
+    if model in ("dropped", "branched"):  # plain TensorFlow draws other numbers, and takes one branch for four batches
+        found, wanted = variables("found ", staged), variables("found ", single)
+        assert found.keys() == wanted.keys()
+        assert max(distance(found[name], wanted[name]) for name in found) == 0.0
+        assert distance(staged["losses"], single["losses"]) == 0.0
+    else:
+        compare(staged, single, 1, 4)
+
+
+@pytest.mark.rotates
+@pytest.mark.parametrize("model", ["embedded", "spread"])
+def test_tables_of_replicas(train, model):
+    staged, done = train(4, model, "adam", 2, 2, 1)
+    single, _ = train(1, model, "adam", 0, 2, 2)
+    compare(staged, single, 2, 2)
+    assert model == "embedded" or "alltoall" in done.stdout
+
+
+@pytest.mark.rotates
+def test_workers_that_are_late_change_no_value(train):
+    late, _ = train(4, "mlp", "adagrad", 4, 5, 1, LATE="1")
+    punctual, _ = train(4, "mlp", "adagrad", 4, 5, 1)
+    found, wanted = variables("found ", late), variables("found ", punctual)
+    assert all(distance(found[name], wanted[name]) == 0.0 for name in wanted)
+    assert list(late["losses"]) == list(punctual["losses"][::5])
+
+
+@pytest.mark.rotates
+def test_stages_send_what_was_planned(train):
+    _, done = train(4, "mlp", "adagrad", 4, 2, 1)
+    lines = done.stdout.splitlines()
+    begin = next(number for number, line in enumerate(lines) if line.startswith("stage"))
+    planned = [sum(_bytes_of(*line.split()[-2:]) for line in lines[begin + 2 : begin + 6])]
+    sent = [int(line.split()[1]) for rank in range(4) for line in done.lines(rank) if line.startswith("sent")]
+    assert sum(sent) == pytest.approx(sum(planned) * ROWS * 2 * UPDATES, rel=0.02)
+
+
+def _bytes_of(number, unit):
+    return float(number) * {"B": 1, "kB": 1000}[unit]
+
+
+def test_all_workers_see_what_one_stage_has(train):
+    _, done = train(2, "mlp", "adagrad", "add_3", 2, 1)
+    lines = [[line for line in done.lines(rank) if line.startswith("workers 1 worker 0")] for rank in (0, 1)]
+    assert len(lines[0]) == 1 and lines[0] == lines[1]
+
+
+REFUSED = [
+    (["--stages", "3"], "multiple of the stages"),
+    (["--stages", "nothing"], "must be an op of the forward pass"),
+    (["--stages", "add_5,add_2,add_3"], "must be in the order of the forward pass"),
+    (["--stages", "loss"], "The last stage must have an op"),
+    (["--stages", "add_2,add_2"], "must have each name once"),
+    (["--stages", "0"], "must be a whole number from 1"),
+    (["--stages", "2", "--micro-batches", "4", "--accumulate-steps", "2"], "Give micro_batches alone"),
+]
+
+
+@pytest.mark.rotates
+@pytest.mark.parametrize(("words", "said"), REFUSED, ids=[" ".join(words) for words, _ in REFUSED])
+def test_refuses(start, tmp_path, words, said):
+    arguments = [SCRIPT, "mlp", "adagrad", 0, 1, 1, tmp_path / "none.npz"]
+    done = start("-m", "parallax.cli", "run", "--workers", 4, *words, *arguments).finish()
+    assert done.status != 0
+    assert said in done.stderr + done.stdout, str(done)
+
+
+def resume(start, tmp_path, model, optimizer, workers, stages, folder, updates, batches):
+    """Trains from the latest checkpoint of a folder on; gives where that was, and all variables."""
+    script, file = SCRIPT.parent / "staged_checkpoints.py", tmp_path / "found.npz"
+    words = [script, model, optimizer, stages, folder, updates, batches, file]
+    done = start("-m", "parallax.cli", "run", "--workers", workers, *words).finish()
+    assert done.status == 0, str(done)
+    return next(line for line in done.lines(0) if line.startswith("began")), dict(np.load(file))
+
+
+@pytest.mark.rotates
+@pytest.mark.parametrize("optimizer", ["adagrad", "adam"])
+@pytest.mark.parametrize(
+    ("model", "first", "others", "limit"),
+    [
+        ("mlp", (2, 2, 1), [(1, 0, 1), (2, 2, 1), (4, 4, 1)], 0.0),
+        ("spread", (4, 2, 1), [(1, 0, 2), (2, 2, 2), (2, 0, 1), (4, 2, 1)], 1e-5),
+    ],
+)
+def test_checkpoints_are_read_by_other_stages_and_without(start, tmp_path, model, optimizer, first, others, limit):
+    def run(layout, folder, updates):
+        workers, stages, batches = layout
+        return resume(start, tmp_path, model, optimizer, workers, stages, tmp_path / folder, updates, batches)
+
+    _, wanted = run(others[0], "whole", 12)
+    run(first, "first", 10)
+    for number, layout in enumerate(others):
+        shutil.copytree(tmp_path / "first", tmp_path / f"copy-{number}")
+        began, found = run(layout, f"copy-{number}", 12)
+        assert began == "began at 10" and found.keys() == wanted.keys()
+        assert max(distance(found[name].astype(float), wanted[name].astype(float)) for name in found) <= limit
+    reader = tf.train.load_checkpoint(str(tmp_path / "first"))
+    assert {name: list(value.shape) for name, value in wanted.items()} == {
+        name: shape for name, shape in reader.get_variable_to_shape_map().items() if not name.startswith("_")
+    }
+    assert reader.get_tensor("global_step") == 10
+
+
+@pytest.mark.rotates
+@pytest.mark.parametrize(("bad", "said"), [(-1, "the data has ended"), (4, "not finite")])
+def test_all_stages_hear_of_an_error_of_one(start, bad, said):
+    script, seen = SCRIPT.parent / "staged_data.py", {}
+    for stages in (0, 3):
+        workers = max(1, stages)
+        done = start("-m", "parallax.cli", "run", "--workers", workers, script, stages, 9, bad).finish()
+        assert done.status == 0, str(done)
+        seen[stages] = [done.lines(rank) for rank in range(workers)]
+    ((wanted,),) = ([tuple(line for line in lines if line[:2] in ("lo", "ke"))] for lines in seen[0])
+    assert len(wanted) == 2
+    for lines in seen[3]:
+        assert said in lines and tuple(line for line in lines if line[:2] in ("lo", "ke")) == wanted
