@@ -139,7 +139,7 @@ def explanation(plan: Plan, name: str) -> str:
     lines = [f"{name}: {variable.cls.value}, {list(variable.shape)} {variable.dtype}"]
     lines += [f"  because {line}" for line in variable.evidence]
     if variable.slots:
-        lines.append(f"  with it go {', '.join(variable.slots)}")
+        lines.append(f"  slots {', '.join(variable.slots)}")
     sent = f"{_format_sent(variable.cost)} per worker and step, {_rounds(variable.cost)}"
     lines.append(f"route {variable.route}: {sent}; {variable.reason}")
     if variable.touched_rows is not None:

@@ -62,7 +62,7 @@ def check_memory(cluster: Cluster, free: int | None = None) -> None:
     free = free_bytes() if free is None else free
     if workers * WORKER_BYTES > free:
         fit = free // WORKER_BYTES
-        remedy = f"Start at most {fit}." if fit else "End what takes it."
+        remedy = f"Start at most {fit}." if fit else "End the programs that use it."
         raise LaunchError(
             f"{workers} workers on this machine need at least {bytes_text(workers * WORKER_BYTES)}, "
             f"{bytes_text(WORKER_BYTES)} each before the first variable, but only {bytes_text(free)} are free. "

@@ -85,9 +85,9 @@ def test_quoted_errors_are_what_the_code_says(text):
 
 
 def test_a_text_that_nobody_says_is_seen():
-    said = "An id must be a row of its table: emb has rows 0 to 9, and was asked for 11. Look at what feeds the lookup."
+    said = "An id must be a row of its table: emb has rows 0 to 9, got 11. Check what feeds the lookup."
     assert is_said(said)
-    assert not is_said(said.replace("must", "should").replace("Look", "Have a look"))
+    assert not is_said(said.replace("must", "should").replace("Check", "Look at"))
     assert is_said(
         "Cannot plan variable 'w': ..., and no route supports that. Keep random ops, data of the batch and ops that "
         "mix rows out of its update."

@@ -354,7 +354,7 @@ def test_yaml_is_known_by_its_content(text):
             "hosts: [a]\nnetwork: {mtu: 9}\n",
             "c.yaml:2: mtu: expected a map with keys of interface, subnet, got the",
         ),
-        ("hosts: [a]\nnetwork:\n  subnet: 10.0.0.1/8\n", "c.yaml:3: subnet: expected a network like 10.0.0.0/16"),
+        ("hosts: [a]\nnetwork:\n  subnet: 10.0.0.1/8\n", "c.yaml:3: subnet: expected a network such as 10.0.0.0/16"),
         ("hosts: [a]\nports: 20000\n", "c.yaml:2: ports: expected two ports like 20000-20100, got 20000 (int)"),
         (
             "hosts: [a]\nports: [1, 2, 3]\n",
@@ -362,7 +362,7 @@ def test_yaml_is_known_by_its_content(text):
         ),
         ("hosts: [a]\nports: 5-x\n", "c.yaml:2: ports: expected two ports like 20000-20100, got '5-x'"),
         ("ports: 9-8\nhosts: [a]\n", "c.yaml:1: ports: expected two ports from 1 to 65535, the smaller first"),
-        ("hosts: [a]\nssh:\n  agent: x\n  user: y\n", "c.yaml:3: agent: expected an agent alone"),
+        ("hosts: [a]\nssh:\n  agent: x\n  user: y\n", "c.yaml:3: agent: expected an agent without user, port and key"),
         (
             "hosts: [a]\nmpirun_options: {}\n",
             "c.yaml:2: mpirun_options: expected a list of words or one string, got",

@@ -49,7 +49,7 @@ def test_a_dry_run_shows_the_command_and_starts_nothing(start, write):
 def test_a_variable_is_explained(start):
     done = start(*CLI, "plan", "--explain", "emb", MODEL, "--batch", 6).finish()
     assert done.status == 0, str(done)
-    assert "emb: sparse, [11, 4] float32" in done.stdout and "with it go emb/Adam, emb/Adam_1" in done.stdout, str(done)
+    assert "emb: sparse, [11, 4] float32" in done.stdout and "slots emb/Adam, emb/Adam_1" in done.stdout, str(done)
     assert "not allgather: " in done.stdout and "weights" not in done.stdout, str(done)
 
 

@@ -66,7 +66,7 @@ def test_an_id_outside_its_table_is_named_with_table_rank_and_step(start, route)
     done = start(*RUN, "asks for row 11", route).finish()
     assert done.status == 1, str(done)
     assert "rank 1 failed" in done.stderr
-    named = "emb has rows 0 to 10, and was asked for 11. Rank 1 asked for that in step 4, and the table has 11 rows."
+    named = "emb has rows 0 to 10, got 11. Rank 1 looked that up in step 4, and the table has 11 rows."
     assert named in done.stderr, str(done)
 
 

@@ -221,5 +221,5 @@ def test_a_checkpoint_of_another_model_is_refused(tracing, tmp_path):
     other = keras.Sequential([keras.Input((2,)), layers.Dense(3, name="other")])
     with pytest.raises(CheckpointError, match=r"has no sequential.*other/kernel of shape \[2, 3\]"):
         parallax.keras.load_checkpoint(other, prefix)
-    with pytest.raises(CheckpointError, match="it is not there"):
+    with pytest.raises(CheckpointError, match="it does not exist"):
         parallax.keras.load_checkpoint(other, tmp_path / "none")

@@ -34,7 +34,7 @@ def test_hosts_that_are_well_are_measured_and_others_are_named(lab, start, tmp_p
     resource.write_text(f'hosts: [host0, host1, host7]\nssh: {{agent: "{agent}"}}\n')
     status, stdout, stderr = start(*words).finish()
     assert (status, stderr) == (1, ""), f"{stdout}{stderr}"
-    assert "host1, packages: numpy 1.0, and here 2." in stdout, stdout
+    assert "host1, packages: numpy 1.0, but 2." in stdout, stdout
     assert "host1, clock: its clock is 100.0 s behind." in stdout, stdout
-    assert "host7, reached: cannot be asked (status 255): lab: there is no host host7." in stdout, stdout
+    assert "host7, reached: cannot be queried (status 255): lab: there is no host host7." in stdout, stdout
     assert stdout.endswith("3 problems on 3 hosts.\n"), stdout

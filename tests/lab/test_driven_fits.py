@@ -63,7 +63,7 @@ def test_a_fit_that_loses_a_host_is_planned_for_the_others_and_goes_on(lab, star
         found = job.finish()
     finally:
         subprocess.run(lab.argv_on_bridge([*link, "up"]), check=True)
-    assert "parallax: Left out: host1. The job goes on with 1 of 2 hosts." in found[2], str(job)
+    assert "parallax: Left out: host1. The job continues on 1 of 2 hosts." in found[2], str(job)
     assert found[1].count("Plan for 2 workers") == found[1].count("Plan for 1 worker,") == 1, str(job)
     compare(found_in(found), expected)
 

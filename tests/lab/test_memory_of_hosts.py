@@ -51,7 +51,7 @@ def test_the_others_go_on_from_the_same_step(four, start, undisturbed, tmp_path)
     finally:
         subprocess.run(four.argv_on_bridge([*link, "up"]), check=True)
     assert status == 0, str(job)
-    assert f"Left out: {LOST}. The job goes on with 3 of 4 hosts." in stderr, str(job)
+    assert f"Left out: {LOST}. The job continues on 3 of 4 hosts." in stderr, str(job)
     last = max(int(line.split()[2]) for line in stdout.splitlines() if line.endswith("by 4 workers"))
     resumed = int(stdout.partition("Resumed from step ")[2].partition(":")[0])
     assert resumed in (last, last + 1), str(job)  # the set after the last step may not have come to all hosts
@@ -76,7 +76,7 @@ def test_a_lost_host_that_returns_is_used_again_in_the_middle_of_training(four, 
     status, stdout, stderr = job.finish()
     assert status == 0, str(job)
     assert f"parallax: {LOST} can be used again: the job saves and continues there too." in stderr, str(job)
-    assert f"Taken back: {LOST}. The job goes on with 4 of 4 hosts." in stderr, str(job)
+    assert f"Taken back: {LOST}. The job continues on 4 of 4 hosts." in stderr, str(job)
     assert f"step {STEPS - 1} by 4 workers" in stdout and stdout.count("Resumed from step") == 2, str(job)
     found = read(file)
     for name, value in undisturbed.items():

@@ -20,9 +20,9 @@ def test_a_lost_host_is_left_out_and_taken_back_when_it_answers_again(lab, start
         subprocess.run(lab.argv_on_bridge([*link, "up"]), check=True)
     said = job.output()[1]
     assert "parallax: Restart 1 of 3: host host1 is lost" in said, str(job)
-    assert "parallax: Left out: host1. The job goes on with 1 of 2 hosts." in said, str(job)
+    assert "parallax: Left out: host1. The job continues on 1 of 2 hosts." in said, str(job)
     status, stdout, stderr = job.finish()
     assert status == 0, str(job)
     assert "parallax: host1 can be used again: the job saves and continues there too." in stderr, str(job)
-    assert "parallax: Taken back: host1. The job goes on with 2 of 2 hosts." in stderr, str(job)
+    assert "parallax: Taken back: host1. The job continues on 2 of 2 hosts." in stderr, str(job)
     assert stdout.count("Resumed from step") == 2 and "step 119 by 2 workers" in stdout, str(job)

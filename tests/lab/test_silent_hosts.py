@@ -34,9 +34,9 @@ def test_silent_hosts_are_named_after_a_while_and_end_the_start(lab, start, sile
     resource.write_text("\n".join(["localhost slots=1", *(f"{one} slots=1" for one in silent)]) + "\n")
     names = ", ".join(silent)
     for words, status, ending in (
-        (("run", "-r", resource, "--host-timeout-s", "8", script), 1, f"hosts {names} gave no answer within 8 s"),
+        (("run", "-r", resource, "--host-timeout-s", "8", script), 1, f"hosts {names} did not respond within 8 s"),
         (("plan", "-r", resource, script), 0, "Plan for 3 workers"),
-        (("doctor", "-r", resource, "--host-timeout-s", "8"), 1, "reached: gave no answer within 8 s"),
+        (("doctor", "-r", resource, "--host-timeout-s", "8"), 1, "reached: did not respond within 8 s"),
     ):
         found, stdout, stderr = start("-m", "parallax.cli", *words).finish()
         assert found == status and ending in stdout + stderr, f"{stdout}{stderr}"

@@ -13,7 +13,7 @@ def test_more_workers_than_memory_holds_are_refused_with_the_number_that_fits():
     words = f"{needed}, but only 22 GB are free"
     with pytest.raises(LaunchError, match=rf"{words}. Start at most 88\.$"):
         check_memory(local_cluster(200, ""), 22_000_000_000)
-    with pytest.raises(LaunchError, match=r"but only 100 MB are free. End what takes it\.$"):
+    with pytest.raises(LaunchError, match=r"but only 100 MB are free. End the programs that use it\.$"):
         check_memory(local_cluster(1, ""), 100_000_000)
     check_memory(local_cluster(8, ""), 22_000_000_000)
     check_memory(local_cluster(88, ""), 22_000_000_000)

@@ -114,7 +114,7 @@ def _details(plan: Plan, variable: VariablePlan) -> Markup:
     if variable.evidence:
         parts.append(Markup("<p>It is {} because</p>{}").format(cls, make_list(variable.evidence)))
     if variable.slots:
-        parts.append(Markup("<p>With it go {}.</p>").format(", ".join(variable.slots)))
+        parts.append(Markup("<p>Slots: {}.</p>").format(", ".join(variable.slots)))
     owners = owner_texts(plan, variable)
     if owners:
         parts.append(Markup("<p>Who holds its rows</p>{}").format(make_list(owners)))

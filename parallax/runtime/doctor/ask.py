@@ -89,15 +89,15 @@ def _ask(cluster: Cluster, host: Host, python: str, asked: JsonObject, limit_s: 
         pings = [_ping(talk) for _ in range(_PINGS)]
         return Answer(host.address, facts, offset=best_offset(pings))
     except TimeoutError:
-        return Answer(host.address, None, f"gave no answer within {limit_s:g} s{talk.said()}")
+        return Answer(host.address, None, f"did not respond within {limit_s:g} s{talk.said()}")
     except _TooMuch:
-        return Answer(host.address, None, f"sends {bytes_text(MOST_BYTES)} and more, and no answer{talk.said()}")
+        return Answer(host.address, None, f"sends {bytes_text(MOST_BYTES)} and more, but no answer{talk.said()}")
     except (OSError, EOFError):  # it ended
         talk.read_rest(_END_S)
         _end(process)
-        return Answer(host.address, None, f"cannot be asked (status {process.returncode}){talk.said()}")
+        return Answer(host.address, None, f"cannot be queried (status {process.returncode}){talk.said()}")
     except ValueError as error:
-        return Answer(host.address, None, f"answers otherwise than it was asked: {shown(error)}")
+        return Answer(host.address, None, f"gives an unexpected answer: {shown(error)}")
     finally:
         _end(process)
 

@@ -183,14 +183,14 @@ def _check_reach(host: Host, answer: Answer, against: Expectations) -> Finding:
     if answer.facts is not None:
         return Finding(host.address, REACHED, answer.facts.name)
     by_hand = shlex.join(argv_on(host, against.cluster.ssh, [against.python, "--version"]))
-    return Finding(host.address, REACHED, "", answer.why, f"This must end without a question: {by_hand}")
+    return Finding(host.address, REACHED, "", answer.why, f"This command must end without asking anything: {by_hand}")
 
 
 def _software(host: Host, told: HostFacts, against: Expectations) -> Iterator[Finding]:
     """What must be equal on all hosts."""
     own, name = against.own, host.address
     same = "Install what the launching machine has, in the same folder: `make install`."
-    differs = "" if told.python == own.python else f"Python {told.python}, and here {own.python}"
+    differs = "" if told.python == own.python else f"Python {told.python}, but {own.python} here"
     yield Finding(name, PYTHON, told.python, differs, differs and f"{against.python} must be the same. {same}")
     wrong = []
     for package, version in own.packages.items():
@@ -198,11 +198,11 @@ def _software(host: Host, told: HostFacts, against: Expectations) -> Iterator[Fi
         if not there and not version:
             wrong.append(f"{package} is missing")
         elif there != version:
-            wrong.append(f"{package} {there or 'missing'}, and here {version or 'missing'}")
+            wrong.append(f"{package} {there or 'missing'}, but {version or 'missing'} here")
     seen = ", ".join(f"{package} {version or 'missing'}" for package, version in told.packages.items())
     yield Finding(name, PACKAGES, seen, "; ".join(wrong), same if wrong else "")
     is_other = not told.mpirun or told.mpirun != own.mpirun
-    differs = f"{told.mpirun or 'no mpirun'}, and here {own.mpirun or 'none'}" if is_other else ""
+    differs = f"{told.mpirun or 'no mpirun'}, but {own.mpirun or 'none'} here" if is_other else ""
     yield Finding(name, MPI, told.mpirun, differs, same if differs else "")
     yield _project(name, told, own, against.folder)
 
@@ -210,16 +210,18 @@ def _software(host: Host, told: HostFacts, against: Expectations) -> Iterator[Fi
 def _project(name: str, told: HostFacts, own: HostFacts, folder: str) -> Finding:
     wrong = [f"{path} {how}" for path in told.libraries if (how := _library(path, told, own))]
     if not told.project:
-        return Finding(name, PROJECT, "", "no project", "Copy it to the path that it has here.")
+        return Finding(name, PROJECT, "", "no project", "Copy it to the path that it has on the launching machine.")
     if told.project != own.project:
-        remedy = "Copy the launching machine's, or have a folder that all hosts see."
+        remedy = "Copy the launching machine's version, or use a folder that all hosts share."
         return Finding(name, PROJECT, told.project[:12], f"another version of the project, {told.project[:12]}", remedy)
     if wrong:
         return Finding(
             name, PROJECT, told.project[:12], "; ".join(wrong), "Build the libraries there: `parallax setup`."
         )
     if not told.has_folder:
-        remedy = "Ranks work in the folder of the launcher: make it there, or start the job in one that all hosts have."
+        remedy = (
+            "Ranks run in the launcher's working folder: create it there, or start the job in one that all hosts have."
+        )
         return Finding(name, PROJECT, told.project[:12], f"no folder {folder}", remedy)
     return Finding(name, PROJECT, told.project[:12])
 
@@ -230,7 +232,7 @@ def _library(path: str, told: HostFacts, own: HostFacts) -> str:
     if not digest:
         return "is missing"
     if digest == NOT_NATIVE:
-        return "is no library for the processor there"
+        return "is not built for the processor there"
     return "is another" if expected not in ("", NOT_NATIVE, digest) else ""
 
 
@@ -240,25 +242,25 @@ def _room(host: Host, told: HostFacts, against: Expectations) -> Iterator[Findin
     ranks = host.num_workers + (host.num_servers or 0)
     few = host.num_workers > told.cores
     problem = f"{host.num_workers} workers on {told.cores} cores" if few else ""
-    yield Finding(name, CORES, str(told.cores), problem, "Name fewer workers: they would take turns." if few else "")
+    yield Finding(name, CORES, str(told.cores), problem, "Name fewer workers: these would share cores." if few else "")
     wanted = host.memory_bytes or 0
     short = told.memory_bytes < wanted
-    problem = f"{bytes_text(told.memory_bytes)} free, and the resource file says {bytes_text(wanted)}" if short else ""
-    remedy = "End what takes it, or correct `memory`." if short else ""
+    problem = f"{bytes_text(told.memory_bytes)} free, but the resource file says {bytes_text(wanted)}" if short else ""
+    remedy = "Free memory, or correct `memory`." if short else ""
     yield Finding(name, MEMORY, bytes_text(told.memory_bytes), problem, remedy)
     yield _disk(host, told, against)
     needed = _OWN_FILES + _PEER_FILES * against.cluster.num_workers
     problem = (
-        f"a process may open {told.open_files} files, and needs up to {needed}" if told.open_files < needed else ""
+        f"a process may open {told.open_files} files, but needs up to {needed}" if told.open_files < needed else ""
     )
-    remedy = "Raise it (/etc/security/limits.conf, or the container's ulimits)." if problem else ""
+    remedy = "Raise the limit (/etc/security/limits.conf, or the container's ulimits)." if problem else ""
     yield Finding(name, FILES, str(told.open_files), problem, remedy)
     if told.free_ports is not None and against.cluster.ports is not None:
         first, last = against.cluster.ports
         needed = max(ranks, host.num_workers + 1)
-        problem = f"{told.free_ports} ports of {first}-{last} are free, and servers need {needed}"
+        problem = f"{told.free_ports} ports of {first}-{last} are free, but servers need {needed}"
         problem = problem if told.free_ports < needed else ""
-        remedy = "Widen `ports`; 0 are free too where the address is none of the host's own." if problem else ""
+        remedy = "Widen `ports`; 0 are also free where the address does not belong to the host." if problem else ""
         yield Finding(name, PORTS, str(told.free_ports), problem, remedy)
 
 
@@ -271,12 +273,12 @@ def _disk(host: Host, told: HostFacts, against: Expectations) -> Finding:
         needed[against.checkpoints] = max(CHECKPOINT_BYTES, needed.get(against.checkpoints, 0))
     problems = [f"{folder} cannot be written" for folder in told.unwritable]
     problems += [
-        f"{bytes_text(told.disks[folder])} free in {folder}, and {bytes_text(least)} should be"
+        f"{bytes_text(told.disks[folder])} free in {folder}, but {bytes_text(least)} are recommended"
         for folder, least in needed.items()
         if told.disks[folder] < least
     ]
     seen = ", ".join(f"{folder} {bytes_text(free)}" for folder, free in told.disks.items())
-    remedy = "Free some, or name other folders (TMPDIR, `ckpt_dir`)." if problems else ""
+    remedy = "Free space, or name other folders (TMPDIR, `ckpt_dir`)." if problems else ""
     return Finding(host.address, DISK, seen, "; ".join(problems), remedy)
 
 
@@ -286,13 +288,13 @@ def _clock(host: Host, offset: Offset) -> Finding:
     if abs(offset.offset_us) - offset.uncertainty_us <= CLOCK_US:
         return Finding(host.address, CLOCK, seen)
     problem = f"its clock is {abs(offset.offset_us) / 1e6:.1f} s {'behind' if offset.offset_us > 0 else 'ahead'}"
-    return Finding(host.address, CLOCK, seen, problem, "Have it set by NTP (chrony, systemd-timesyncd).")
+    return Finding(host.address, CLOCK, seen, problem, "Synchronize it with NTP (chrony, systemd-timesyncd).")
 
 
 def _link(host: Host, rates: tuple[float, float], expected: float) -> Finding:
     seen = " and ".join(f"{8e-6 * rate:,.0f} Mbit/s" for rate in rates)
     if min(rates) >= LINK_SHARE * expected:
         return Finding(host.address, LINK, seen)
-    problem = f"its link sends and receives {seen}, and {8e-6 * expected:,.0f} Mbit/s were expected"
-    remedy = "Look who else uses it, and at its speed (`ethtool`); or measure anew with `parallax calibrate`."
+    problem = f"its link sends and receives {seen}, but {8e-06 * expected:,.0f} Mbit/s were expected"
+    remedy = "Check what else uses it, and its speed (`ethtool`); or measure again with `parallax calibrate`."
     return Finding(host.address, LINK, seen, problem, remedy)

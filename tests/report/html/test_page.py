@@ -105,7 +105,7 @@ def test_every_variable_has_a_row_with_its_costs_term_by_term() -> None:
     page = page_of(plan)
     assert [row["data-name"] for row in page.of_class("variable")] == [v.name for v in plan.variables]
     assert "It is sparse because\nembedding_lookup (ResourceGather) reads its rows\n" in page.words
-    assert "With it go embedding/Adam." in page.words
+    assert "Slots: embedding/Adam." in page.words
     assert "worker 3 on host 3: 25000 rows, 6.4 MB" in page.words
     chosen = plan.variable("embedding")
     assert len(chosen.cost.terms) == 9 and len(chosen.rejected) == 3

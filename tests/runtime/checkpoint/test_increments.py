@@ -220,7 +220,7 @@ def test_the_state_before_a_missing_increment_is_taken(tmp_path: Path) -> None:
     (tmp_path / "increment-2.index").unlink()
     moved = loaded(tmp_path, states[1])
     assert moved.notes == tuple(
-        f"Skipped {tmp_path}/increment-{n}: an increment that it follows is not there." for n in (3, 4)
+        f"Skipped {tmp_path}/increment-{n}: an increment that it follows does not exist." for n in (3, 4)
     )
 
 

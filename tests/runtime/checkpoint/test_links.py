@@ -38,7 +38,7 @@ def test_increments_follow_each_other_whatever_order_a_folder_has(order: tuple[s
 
 def test_after_a_missing_increment_nothing_follows() -> None:
     assert followers(W, {"i-1": FIRST, "i-3": THIRD}) == Followers(
-        ("i-1",), ("Skipped i-3: an increment that it follows is not there.",)
+        ("i-1",), ("Skipped i-3: an increment that it follows does not exist.",)
     )
     assert followers(W, {"i-2": SECOND, "i-3": THIRD}).prefixes == ()
 
@@ -59,7 +59,7 @@ def test_of_two_that_follow_one_checkpoint_neither_does() -> None:
         ("i-1",),
         (
             "Skipped i-2 and i-9: both follow the same checkpoint.",
-            "Skipped i-3: an increment that it follows is not there.",
+            "Skipped i-3: an increment that it follows does not exist.",
         ),
     )
 

@@ -125,7 +125,10 @@ def test_what_is_skipped_is_said_where_the_job_says_from_where_it_goes_on(
     checkpoints = Checkpoints(CheckPointConfig(tmp_path, 1), storage, None, "step")
     checkpoints.load(SimpleNamespace(run=lambda _: 1))  # type: ignore[arg-type]
     skipped, resumed = capsys.readouterr().out.splitlines()
-    assert skipped.startswith(f"Skipped {tmp_path}/model.ckpt-2: ") and "its end is not that of a whole one" in skipped
+    assert (
+        skipped.startswith(f"Skipped {tmp_path}/model.ckpt-2: ")
+        and "its footer is invalid, as of a truncated file" in skipped
+    )
     assert resumed == f"Resumed from step 1: {tmp_path}/model.ckpt-1"
 
 
@@ -199,7 +202,7 @@ def test_the_command_lists_and_verifies(tmp_path: Path, capsys: pytest.CaptureFi
     assert all(": whole, 68 B checked at " in line for line in said("verify", tmp_path, 0))
     (tmp_path / "model.ckpt-8.data-00000-of-00001").write_bytes(bytes(68))
     damaged, whole = said("verify", tmp_path, 1)
-    assert "model.ckpt-8: damaged: " in damaged and "another checksum" in damaged and ": whole" in whole
+    assert "model.ckpt-8: damaged: " in damaged and "a wrong checksum" in damaged and ": whole" in whole
     (tmp_path / "model.ckpt-8.index").write_bytes(b"")
     assert "model.ckpt-8: damaged: " in said("ls", tmp_path, 0)[0]
     assert "has no checkpoints" in said("ls", tmp_path / "model.ckpt-8.index", 1)[0]

@@ -76,21 +76,21 @@ def test_all_hosts_are_asked_and_a_silent_one_holds_up_nobody(agent):
     assert abs(well.offset.offset_us) - well.offset.uncertainty_us < 1e5
     assert (down.facts, down.why) == (
         None,
-        "cannot be asked (status 255): ssh: connect to host down port 22: No route to host",
+        "cannot be queried (status 255): ssh: connect to host down port 22: No route to host",
     )
-    assert (silent.facts, silent.why) == (None, "gave no answer within 8 s")
+    assert (silent.facts, silent.why) == (None, "did not respond within 8 s")
     assert other.facts.packages == {**well.facts.packages, "numpy": "1.0"}
     assert abs(other.offset.offset_us - 100e6) - other.offset.uncertainty_us < 1e5
 
 
 ODD_ANSWERS = {
-    "greets-endlessly": "sends 1.05 MB and more, and no answer: Welcome to greets-endlessly",
-    "complains-endlessly": "sends 1.05 MB and more, and no answer: no room on complains-endlessly",
-    "drips": "gave no answer within 3 s: please wait",
-    "closed": "cannot be asked (status 1): This account is \\x1b[2Jnot available.",
-    "colours": "cannot be asked (status 255): \\x1b[31mkey refused\\x1b[0m",
-    "echoes": "answers otherwise than it was asked: ",
-    "odd": "answers otherwise than it was asked: expected `str` matching regex ",
+    "greets-endlessly": "sends 1.05 MB and more, but no answer: Welcome to greets-endlessly",
+    "complains-endlessly": "sends 1.05 MB and more, but no answer: no room on complains-endlessly",
+    "drips": "did not respond within 3 s: please wait",
+    "closed": "cannot be queried (status 1): This account is \\x1b[2Jnot available.",
+    "colours": "cannot be queried (status 255): \\x1b[31mkey refused\\x1b[0m",
+    "echoes": "gives an unexpected answer: ",
+    "odd": "gives an unexpected answer: expected `str` matching regex ",
 }
 
 
@@ -156,7 +156,7 @@ def test_a_native_library_that_cannot_be_loaded_is_a_problem_of_this_machine(how
     launcher = replace(this_launcher(), python=str(python))
     monkeypatch.setattr("parallax.runtime.doctor.command.this_launcher", lambda: launcher)
     assert doctor(None, 1, None, None, None) == 1
-    said = "is missing" if how == "missing" else "is no library for the processor there"
+    said = "is missing" if how == "missing" else "is not built for the processor there"
     assert f"localhost, project: {library} {said}." in capsys.readouterr().out
 
 
@@ -192,7 +192,7 @@ def test_what_keeps_this_machine_from_starting_a_job_is_told_too():
     assert done.returncode == 1, done.stderr
     out = done.stdout
     assert "localhost, mpi: mpirun opens up to 48 files at once for this job, but this process may open only 40." in out
-    assert "localhost, files: a process may open 40 files, and needs up to 264." in out
+    assert "localhost, files: a process may open 40 files, but needs up to 264." in out
 
 
 def test_a_job_is_refused_that_a_host_cannot_take(agent):
@@ -216,7 +216,7 @@ def test_silent_hosts_are_named_after_a_while_and_end_the_wait_together(agent, m
     names = ", ".join(silent)
     assert told == [f"hosts {names} have not responded for 1 s. Waiting for at most 3 s (--host-timeout-s)."]
     assert "host down cannot be reached (status 255" in str(caught.value)
-    assert f"; hosts {names} gave no answer within 3 s. `parallax doctor" in str(caught.value)
+    assert f"; hosts {names} did not respond within 3 s. `parallax doctor" in str(caught.value)
     assert caught.value.hosts == ("down", *silent)
 
 
@@ -235,11 +235,11 @@ def test_doctor_says_whose_answer_it_waits_for_and_names_who_gives_none(tmp_path
     assert doctor(str(tmp_path / "hosts.yaml"), None, None, None, None, 3.0) == 1
     out, err = capsys.readouterr()
     assert err.startswith("parallax: hosts silent1, silent2 have not responded for 1 s. Waiting for at most 3 s")
-    assert "silent1, reached: gave no answer within 3 s." in out and "silent2, reached: gave no answer" in out
+    assert "silent1, reached: did not respond within 3 s." in out and "silent2, reached: did not respond" in out
 
 
 def test_an_answer_says_what_a_host_has_not_and_no_answer_is_left_to_mpirun():
     assert what_is_wrong(0, "greeting\nparallax-reached\n", "") == ""
-    assert what_is_wrong(0, "parallax-reached\n/env/bin/python\n/jobs\n", "") == "has no /env/bin/python, /jobs"
+    assert what_is_wrong(0, "parallax-reached\n/env/bin/python\n/jobs\n", "") == "lacks /env/bin/python, /jobs"
     assert what_is_wrong(0, "", "") == ""
     assert what_is_wrong(1, "", "") == "cannot be reached (status 1)"

@@ -55,23 +55,23 @@ def test_all_is_well():
 @pytest.mark.parametrize(
     ("check", "change", "problem"),
     [
-        ("python", {"python": "3.12.1"}, "Python 3.12.1, and here 3.11.7"),
-        ("packages", {"packages": {**OWN.packages, "numpy": "1.0"}}, "numpy 1.0, and here 2.4.6"),
-        ("packages", {"packages": {**OWN.packages, "keras": ""}}, "keras missing, and here 3.15.1"),
-        ("mpi", {"mpirun": ""}, "no mpirun, and here mpirun (Open MPI) 4.1.8"),
+        ("python", {"python": "3.12.1"}, "Python 3.12.1, but 3.11.7 here"),
+        ("packages", {"packages": {**OWN.packages, "numpy": "1.0"}}, "numpy 1.0, but 2.4.6 here"),
+        ("packages", {"packages": {**OWN.packages, "keras": ""}}, "keras missing, but 3.15.1 here"),
+        ("mpi", {"mpirun": ""}, "no mpirun, but mpirun (Open MPI) 4.1.8 here"),
         ("project", {"project": ""}, "no project"),
         ("project", {"project": "c" * 64}, "another version of the project, cccccccccccc"),
         ("project", {"libraries": {"/env/lib/libparallax_rows.so": ""}}, "/env/lib/libparallax_rows.so is missing"),
         ("project", {"libraries": {"/env/lib/libparallax_rows.so": "d"}}, "/env/lib/libparallax_rows.so is another"),
         ("project", {"has_folder": False}, "no folder /jobs"),
         ("cores", {"cores": 1}, "2 workers on 1 cores"),
-        ("memory", {"memory_bytes": 1 << 30}, "1.074 GB free, and the resource file says 4.295 GB"),
-        ("disk", {"disks": {**OWN.disks, "/tmp": 1000}}, "1 kB free in /tmp, and 12.6 MB should be"),
-        ("disk", {"disks": {**OWN.disks, "/dev/shm": 0}}, "0 B free in /dev/shm, and 8.81 MB should be"),
-        ("disk", {"disks": {**OWN.disks, "/kept": 0}}, "0 B free in /kept, and 1.074 GB should be"),
+        ("memory", {"memory_bytes": 1 << 30}, "1.074 GB free, but the resource file says 4.295 GB"),
+        ("disk", {"disks": {**OWN.disks, "/tmp": 1000}}, "1 kB free in /tmp, but 12.6 MB are recommended"),
+        ("disk", {"disks": {**OWN.disks, "/dev/shm": 0}}, "0 B free in /dev/shm, but 8.81 MB are recommended"),
+        ("disk", {"disks": {**OWN.disks, "/kept": 0}}, "0 B free in /kept, but 1.074 GB are recommended"),
         ("disk", {"unwritable": ("/kept",)}, "/kept cannot be written"),
-        ("files", {"open_files": 256}, "a process may open 256 files, and needs up to 272"),
-        ("ports", {"free_ports": 2}, "2 ports of 20000-20007 are free, and servers need 3"),
+        ("files", {"open_files": 256}, "a process may open 256 files, but needs up to 272"),
+        ("ports", {"free_ports": 2}, "2 ports of 20000-20007 are free, but servers need 3"),
     ],
 )
 def test_what_a_host_lacks_is_named_with_a_remedy(check, change, problem):
@@ -94,11 +94,11 @@ def test_a_link_is_compared_with_what_is_known_of_it():
 
 
 def test_of_a_host_that_gives_no_answer_only_that_is_told():
-    silent = findings(AGAINST, [Answer("a", OWN), Answer("b", None, "gave no answer within 30 s")])
+    silent = findings(AGAINST, [Answer("a", OWN), Answer("b", None, "did not respond within 30 s")])
     text = table_text(CLUSTER, silent)
     assert text.endswith(
         "b     problem  -       -         -    -        -      -       -     -      -\n"
-        "b, reached: gave no answer within 30 s.\n"
-        "  This must end without a question: ssh -o BatchMode=yes -l me b '/env/bin/python --version'\n"
+        "b, reached: did not respond within 30 s.\n"
+        "  This command must end without asking anything: ssh -o BatchMode=yes -l me b '/env/bin/python --version'\n"
         "1 problem on 2 hosts.\n"
     )

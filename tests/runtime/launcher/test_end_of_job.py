@@ -134,7 +134,7 @@ def test_mpirun_is_killed_when_nothing_comes_from_anybody():
     job = Job(hosts=("a", "b")).run(3)
     job.pulses.clear()
     assert job.run(6).actions == [(9.0, KILL)]
-    assert "mpirun is silent: nothing has come from any rank" in job.ending().message
+    assert "mpirun is silent: nothing has arrived from any rank" in job.ending().message
 
 
 def test_mpirun_that_is_stopped_is_named_before_the_ranks_fall_silent():

@@ -481,7 +481,7 @@ wait_for("never")
     assert status == EXIT_STALLED
     assert "parallax: the job stalled" in stderr
     assert "  fetch: train_op\n  waiting: ranks 0-1, 3\n" in stderr
-    assert "  not coming: rank 2: ended its loop after 40 runs\n" in stderr
+    assert "  missing: rank 2: ended its loop after 40 runs\n" in stderr
     assert job.left() == ()
 
 

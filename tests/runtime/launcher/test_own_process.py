@@ -45,7 +45,9 @@ def test_a_limit_on_the_size_of_files_is_refused_where_it_is_too_small(monkeypat
         monkeypatch.setattr(resource, "getrlimit", lambda kind: (allowed, allowed))
 
     limited(0)
-    with pytest.raises(LaunchError, match="Temporary files have up to 4.1 kB, .* may have 0 B. .*, or at least 4$"):
+    with pytest.raises(
+        LaunchError, match="Temporary files have up to 4.1 kB, .* may have at most 0 B. .*, or at least 4$"
+    ):
         check_surroundings()
     limited(4096)
     check_surroundings()

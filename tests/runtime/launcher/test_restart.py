@@ -145,9 +145,9 @@ def test_a_failure_of_the_script_or_of_all_blames_no_host():
 def test_the_user_is_told_which_hosts_are_left_out_and_taken_back():
     state = RestartState(3, ("a", "b", "c"), 1)
     assert tell_of_hosts(state, ("a", "b"), ("a", "b")) == ""
-    text = "Left out: b. The job goes on with 2 of 3 hosts."
+    text = "Left out: b. The job continues on 2 of 3 hosts."
     assert tell_of_hosts(state, ("a", "b", "c"), ("a", "c")) == text
-    text = "Left out: a. Taken back: b, c. The job goes on with 2 of 3 hosts."
+    text = "Left out: a. Taken back: b, c. The job continues on 2 of 3 hosts."
     assert tell_of_hosts(state, ("a",), ("b", "c")) == text
 
 

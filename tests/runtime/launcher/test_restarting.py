@@ -94,7 +94,7 @@ def test_a_spare_job_becomes_the_next_one_and_what_it_says_is_shown_from_then_on
     assert [is_spare for _, is_spare in played.jobs] == [False, True] and played.parcels == [b"parcel"]
     out, err = capfdbinary.readouterr()
     assert out == b"spare speaks\n"
-    assert err.splitlines()[-1] == b"parallax: Restart 1 of 3: rank 1 was killed by SIGKILL. Goes on from step 4."
+    assert err.splitlines()[-1] == b"parallax: Restart 1 of 3: rank 1 was killed by SIGKILL. Continues from step 4."
     assert b"A spare job is ready for a restart; its processes take 30 B (--no-spare: none)." in err
 
 
@@ -141,7 +141,7 @@ def test_what_a_launch_raises_is_raised():
 def test_a_later_job_that_cannot_be_launched_is_tried_again(capfdbinary):
     played = Played([KILLED, LaunchError("Host b cannot be reached."), WELL], awaits_spare=False)
     assert run(played).status == 0 and len(played.jobs) == 3
-    assert b"Restart 2 of 3 in 2 s: Host b cannot be reached. Goes on" in capfdbinary.readouterr()[1]
+    assert b"Restart 2 of 3 in 2 s: Host b cannot be reached. Continues" in capfdbinary.readouterr()[1]
 
 
 @pytest.mark.parametrize("stopped", [JobEnd(143, EndCause(cause.STOPPED)), KILLED])
@@ -186,8 +186,8 @@ def test_a_host_that_does_not_answer_is_left_out_and_the_spare_on_it_is_dropped(
     assert run(played, hosts, job_on, min_hosts=1, standing_by=STANDING_BY).status == 0
     assert [job.cluster.num_workers for job, _ in played.jobs] == [2, 1, 2] and played.parcels == []
     err = capfdbinary.readouterr()[1]
-    assert b"Left out: b. The job goes on with 1 of 2 hosts." in err
-    assert b"Taken back: b. The job goes on with 2 of 2 hosts." in err
+    assert b"Left out: b. The job continues on 1 of 2 hosts." in err
+    assert b"Taken back: b. The job continues on 2 of 2 hosts." in err
 
 
 def test_hosts_for_which_there_is_no_plan_end_it_with_the_jobs_status(capfdbinary, monkeypatch):

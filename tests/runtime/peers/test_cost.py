@@ -47,7 +47,7 @@ def test_what_cannot_be_is_refused_with_a_remedy():
         peer_memory_cost(replace(PLAN, servers=(0,)), SPEC, (), 1)
     in_memory = CheckPointConfig(memory_steps=1)
     cluster = local_cluster(2, "")
-    with pytest.raises(ConfigError, match="is 1 without max_restarts"):
+    with pytest.raises(ConfigError, match="memory_steps=1 needs max_restarts"):
         check_restarts(Config(ckpt_config=in_memory), cluster, is_call=False)
     restarted = Config(ckpt_config=in_memory, restart=RestartConfig(2))
     check_restarts(restarted, cluster, is_call=False)

@@ -178,7 +178,7 @@ def test_first_steps_that_one_process_cannot_repeat_are_refused_before_the_start
 def test_batches_are_joined_by_rows_and_must_fit():
     joined = joined_batch([{"x:0": np.ones([2, 3]), "rate:0": np.array(0.5)}, {"x:0": np.ones([1, 3]), "rate:0": 0.5}])
     assert joined["x:0"].shape == (3, 3) and joined["rate:0"] == 0.5
-    with pytest.raises(ConfigError, match=r"'x:0' has the shapes \[\(2, 3\), \(2, 4\)\]\. Pad all"):
+    with pytest.raises(ConfigError, match=r"'x:0' has the shapes \[\(2, 3\), \(2, 4\)\]\. Pad them"):
         joined_batch([{"x:0": np.ones([2, 3])}, {"x:0": np.ones([2, 4])}])
     with pytest.raises(ConfigError, match="some do not feed 'y:0'"):
         joined_batch([{"x:0": np.ones(2), "y:0": np.ones(2)}, {"x:0": np.ones(2)}])
@@ -191,7 +191,7 @@ def test_a_graph_that_the_joined_batch_contradicts_is_refused_without_a_run():
         tf.reduce_mean(x)
         check_fits(graph, {"x:0": np.zeros([8, 2])})
         tf.reshape(x, [8])
-    with pytest.raises(GraphError, match="graph does not: .* Leave the batch dimension of the placeholders"):
+    with pytest.raises(GraphError, match="graph does not accept it: .* Leave the batch dimension of the placeholders"):
         check_fits(graph, {"x:0": np.zeros([8, 2])})
 
 

@@ -165,9 +165,9 @@ def test_an_id_that_is_no_row_is_named_with_its_table():
         with pytest.raises(tf.errors.InvalidArgumentError) as raised:
             session.run(model.loss.name, {model.ids.name: [0, ROWS, 1]})
     found = id_error(raised.value, GraphView(made), 1, 4)
-    rule = f"An id must be a row of its table: table has rows 0 to {ROWS - 1}, and was asked for {ROWS}. "
-    remedy = "Look at what feeds the lookup."
-    assert str(found) == f"{rule}Rank 1 asked for that in step 4, and the table has {ROWS} rows. {remedy}"
+    rule = f"An id must be a row of its table: table has rows 0 to {ROWS - 1}, got {ROWS}. "
+    remedy = "Check what feeds the lookup."
+    assert str(found) == f"{rule}Rank 1 looked that up in step 4, and the table has {ROWS} rows. {remedy}"
     assert what_text(found) == f"{rule}{remedy}"
 
 

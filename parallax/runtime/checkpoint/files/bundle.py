@@ -88,7 +88,7 @@ class Bundle:
             _check_there(data_file)
             length = tf.io.gfile.stat(data_file).length
             if length < end:
-                raise make_damage_error(data_file, f"it ends early, at byte {length} of {end}")
+                raise make_damage_error(data_file, f"it is truncated at byte {length} of {end}")
 
     def ranges(self, key: str, first: int, rows: int, row_bytes: int, chunk_bytes: int) -> list[tuple[int, int]]:
         """Splits rows into ranges (from row 0 of what is asked for, number) that each lie in one piece by rows.
@@ -190,11 +190,11 @@ class Bundle:
 
 def _check_there(path: str) -> None:
     if not tf.io.gfile.exists(path):
-        raise make_damage_error(path, "it is not there")
+        raise make_damage_error(path, "it does not exist")
 
 
 def _other_checksum(piece: StoredSlice) -> Exception:
-    return make_damage_error(piece.file, f"the {piece.size} bytes at byte {piece.position} have another checksum")
+    return make_damage_error(piece.file, f"the {piece.size} bytes at byte {piece.position} have a wrong checksum")
 
 
 def _cut(low: list[int], high: list[int], start: tuple[int, ...]) -> tuple[slice, ...]:
@@ -213,7 +213,7 @@ def _tensors(prefix: str, entries: dict[bytes, bytes]) -> dict[str, Tensor]:
     """
     header = tensor_bundle_pb2.BundleHeaderProto.FromString(entries[b""])
     if header.endianness != header.LITTLE:
-        raise ValueError("bytes in another order than little-endian")
+        raise ValueError("a byte order other than little-endian")
     found = {}
     for name, value in entries.items():
         if not name or name.startswith(b"\0"):
@@ -228,7 +228,7 @@ def _tensors(prefix: str, entries: dict[bytes, bytes]) -> dict[str, Tensor]:
             boxes = [(*_box(e, shape), own) for e, own in zip(extents, stored, strict=True)]
         pieces = tuple(_piece(prefix, header.num_shards, start, size, own, dtype) for start, size, own in boxes)
         if math.prod(shape) < sum(math.prod(piece.shape) for piece in pieces):
-            raise ValueError(f"parts that are more than all of {name!r}")
+            raise ValueError(f"parts that exceed {name!r}")
         found[name.decode()] = Tensor(name.decode(), dtype.name, shape, pieces)
     return found
 
@@ -238,7 +238,7 @@ def _piece(
 ) -> StoredSlice:
     """The place of one piece, with what can be wrong about it."""
     if not 0 <= own.shard_id < shards or own.offset < 0 or own.size < 0 or any(d < 0 for d in shape):
-        raise ValueError("a place that cannot be")
+        raise ValueError("an impossible location")
     if dtype.name not in (_STRING, *_UNREAD):
         wanted = math.prod(shape) * np.dtype(dtype.as_numpy_dtype).itemsize
         if own.size != wanted or own.dtype != dtype.as_datatype_enum:
@@ -297,5 +297,5 @@ def _bytes_at(path: str, position: int, length: int) -> bytes:
         except tf.errors.OutOfRangeError:
             found = b""
     if len(found) != length:
-        raise make_damage_error(path, f"it ends early, before byte {position + length}")
+        raise make_damage_error(path, f"it is truncated before byte {position + length}")
     return bytes(found)

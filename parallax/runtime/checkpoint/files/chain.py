@@ -141,7 +141,7 @@ class Chain:
             whole = self.whole.tensors[table.key].shape
             values = bundle.tensors[table.values]
             if rows.ndim != 1 or values.shape[0] != len(rows) or len(values.shape) != len(whole):
-                raise make_damage_error(bundle.prefix, f"it has other rows of {table.key} than it says")
+                raise make_damage_error(bundle.prefix, f"it does not have the rows of {table.key} that it lists")
             if len(rows) and (rows[0] < 0 or rows[-1] >= whole[0] or np.any(np.diff(rows) <= 0)):
                 raise make_damage_error(bundle.prefix, f"its row numbers of {table.key} are not those of a checkpoint")
             self._numbers[place] = rows
@@ -236,7 +236,7 @@ def chain_of(increment: str) -> Chain:
         names = [bundle.prefix for bundle, _ in chain.increments] if isinstance(chain, Chain) else []
         if isinstance(chain, Chain) and increment in names:
             return Chain(chain.whole, chain.increments[: names.index(increment) + 1])
-    raise make_damage_error(f"{increment}.index", "a checkpoint that it follows is not there")
+    raise make_damage_error(f"{increment}.index", "a checkpoint that it follows does not exist")
 
 
 def opened_increments(folder: str) -> tuple[dict[str, tuple[Bundle, Header]], list[str]]:
@@ -247,7 +247,7 @@ def opened_increments(folder: str) -> tuple[dict[str, tuple[Bundle, Header]], li
             bundle = Bundle(prefix)
             header = header_of(bundle)
             if header is None:
-                raise make_damage_error(f"{prefix}.index", "it does not say what it follows")
+                raise make_damage_error(f"{prefix}.index", "it does not say which checkpoint it follows")
             found[prefix] = (bundle, header)
         except DamagedCheckpoint as error:
             notes.append(f"Skipped {prefix}: {error}.")
@@ -276,7 +276,7 @@ def header_of(bundle: Bundle) -> Header | None:
     try:
         return header_from(bundle.read(HEADER, (), ()).item().decode())
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise make_damage_error(f"{bundle.prefix}.index", f"what it says of itself has {error!r}") from error
+        raise make_damage_error(f"{bundle.prefix}.index", f"its metadata has {error!r}") from error
 
 
 def delete_strays(folder: str, wholes: Sequence[str]) -> list[str]:

@@ -115,7 +115,7 @@ def followers(base: str, increments: Mapping[str, Header]) -> Followers:
         chain.append(following[0])
         last = own[following[0]].id
     skipped = sorted(set(own) - set(chain) - set(following), key=lambda prefix: (own[prefix].step, prefix))
-    notes += [f"Skipped {prefix}: an increment that it follows is not there." for prefix in skipped]
+    notes += [f"Skipped {prefix}: an increment that it follows does not exist." for prefix in skipped]
     return Followers(tuple(chain), tuple(notes))
 
 

@@ -24,9 +24,7 @@ class DamagedCheckpoint(CheckpointError):
 
 def make_damage_error(path: str, what: str) -> DamagedCheckpoint:
     """What is said of a file that is not as it was written."""
-    return DamagedCheckpoint(
-        f"{shown(path)}: a checkpoint's file must be as TensorFlow wrote it, and this one is not: {shown(what)}"
-    )
+    return DamagedCheckpoint(f"{shown(path)}: the checkpoint file is not as TensorFlow wrote it: {shown(what)}")
 
 
 def table(content: bytes, path: str) -> dict[bytes, bytes]:
@@ -41,11 +39,11 @@ def table(content: bytes, path: str) -> dict[bytes, bytes]:
     """
     footer = content[-_FOOTER_BYTES:]
     if len(footer) < _FOOTER_BYTES or int.from_bytes(footer[-8:], "little") != _MAGIC:
-        raise make_damage_error(path, "its end is not that of a whole one")
+        raise make_damage_error(path, "its footer is invalid, as of a truncated file")
     meta, at = _handle(footer, 0, path)
     index, at = _handle(footer, at, path)
     if any(footer[at:-8]):
-        raise make_damage_error(path, "its end is not that of a whole one")
+        raise make_damage_error(path, "its footer is invalid, as of a truncated file")
     handles = [_whole_handle(handle, path) for _, handle in _entries(_block(content, index, path), path)]
     free = 0
     for start, size in [*handles, meta, index]:
@@ -82,7 +80,7 @@ def varint(data: bytes, at: int, path: str) -> tuple[int, int]:
             if place and not byte:
                 break
             return value, at + place + 1
-    raise make_damage_error(path, f"there must be a number at byte {at} of a part of it")
+    raise make_damage_error(path, f"there is no number at byte {at} of a part of it")
 
 
 def _block(content: bytes, place: tuple[int, int], path: str) -> bytes:
@@ -90,9 +88,9 @@ def _block(content: bytes, place: tuple[int, int], path: str) -> bytes:
     start, size = place
     block, trailer = content[start : start + size], content[start + size : start + size + _TRAILER_BYTES]
     if len(trailer) < _TRAILER_BYTES or start + size + _TRAILER_BYTES > len(content) - _FOOTER_BYTES:
-        raise make_damage_error(path, f"a block at byte {start} ends beyond it")
+        raise make_damage_error(path, f"the block at byte {start} extends beyond its end")
     if mask(crc32c(block, trailer[:1])) != int.from_bytes(trailer[1:], "little"):
-        raise make_damage_error(path, f"the block at byte {start} has another checksum")
+        raise make_damage_error(path, f"the block at byte {start} has a wrong checksum")
     if trailer[0]:
         raise make_damage_error(path, f"the block at byte {start} is compressed")
     return block
@@ -112,7 +110,7 @@ def _entries(block: bytes, path: str) -> Iterator[tuple[bytes, bytes]]:
         yield key, block[at + own : at + own + length]
         at += own + length
     if at != end:
-        raise make_damage_error(path, "the entries of a block do not end where it ends")
+        raise make_damage_error(path, "the entries of a block do not end at its end")
 
 
 def _handle(data: bytes, at: int, path: str) -> tuple[tuple[int, int], int]:
@@ -126,5 +124,5 @@ def _whole_handle(data: bytes, path: str) -> tuple[int, int]:
     """A handle that nothing follows."""
     handle, at = _handle(data, 0, path)
     if at != len(data):
-        raise make_damage_error(path, "the place of a block is followed by something")
+        raise make_damage_error(path, "the location of a block is followed by other data")
     return handle

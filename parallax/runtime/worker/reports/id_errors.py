@@ -42,10 +42,10 @@ def id_error(error: OpError, view: GraphView, rank: int, step: int | None) -> Id
         return None
     if not variable:
         return None
-    what = f"An id must be a row of its table: {variable} has rows 0 to {rows - 1}, and was asked for {ids}. "
+    what = f"An id must be a row of its table: {variable} has rows 0 to {rows - 1}, got {ids}. "
     at = "" if step is None else f" in step {step}"
-    place = f"Rank {rank} asked for that{at}, and the table has {pluralize(rows, 'row')}. "
-    remedy = "Look at what feeds the lookup."
+    place = f"Rank {rank} looked that up{at}, and the table has {pluralize(rows, 'row')}. "
+    remedy = "Check what feeds the lookup."
     return IdError(f"{what}{place}{remedy}", f"{what}{remedy}")
 
 
