@@ -13,10 +13,7 @@ from typing import TYPE_CHECKING, Any
 from parallax.base.after_import import after_import
 
 if TYPE_CHECKING:
-    from parallax.compat import shard
-    from parallax.compat.partitioner import get_partitioner
-    from parallax.entry.api import parallel_run, plan
-    from parallax.errors import (
+    from parallax.base.errors import (
         CheckpointError,
         ConfigError,
         GraphError,
@@ -28,7 +25,10 @@ if TYPE_CHECKING:
         SessionError,
         TransformError,
     )
+    from parallax.entry.api import parallel_run, plan
+    from parallax.entry.partitioner import get_partitioner
     from parallax.functions.function import function
+    from parallax.graph import shard
     from parallax.report.logger import log
     from parallax.settings.config import Config, ParallaxConfig
     from parallax.settings.parts import (
@@ -78,12 +78,12 @@ _MODULE_BY_NAME = {
     "ParallaxConfig": "settings.config",
     "Variable": "settings.variables",
     "function": "functions.function",
-    "get_partitioner": "compat.partitioner",
+    "get_partitioner": "entry.partitioner",
     "log": "report.logger",
     "parallel_run": "entry.api",
     "plan": "entry.api",
 }
-_SHARD = "compat.shard"  # a module: users call shard.shard
+_SHARD = "graph.shard"  # a module: users call shard.shard
 
 
 def __getattr__(name: str) -> Any:
@@ -92,7 +92,7 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     if name == "shard":
         return import_module(f"{__name__}.{_SHARD}")
-    module = _MODULE_BY_NAME.get(name, "errors" if name.endswith("Error") else "settings.parts")
+    module = _MODULE_BY_NAME.get(name, "base.errors" if name.endswith("Error") else "settings.parts")
     value = globals()[name] = getattr(import_module(f"{__name__}.{module}"), name)
     return value
 

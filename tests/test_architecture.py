@@ -20,17 +20,16 @@ MODULES = {
 
 # What is in the package may import from the rows above its own, and from its own folder.
 LAYERS = (
-    ("errors", "types", "base"),
-    ("graph", "optimizers", "setup"),
+    ("base",),
+    ("graph", "optimizers"),
     ("plans",),
     ("settings", "cluster"),
-    ("report", "compat"),
+    ("report",),
     ("analysis", "transform"),
     ("runtime",),
     ("entry",),
     ("functions",),
     ("keras",),
-    ("cli",),
 )
 # The same within a folder; what stands in the folder itself may import all of it.
 INSIDE = {
@@ -59,8 +58,8 @@ HEAVY = ("tensorflow", "horovod", "mpi4py")
 # What reads, makes or shows a plan, and what launches and watches a job, loads none of them by being imported.
 LOADS_NOTHING_HEAVY = (
     "parallax",
-    "parallax.cli",
-    "parallax.errors",
+    "parallax.entry.cli",
+    "parallax.base.errors",
     "parallax.cluster.*",
     "parallax.graph.ownership",
     "parallax.graph.spec",
@@ -79,7 +78,7 @@ LOADS_NOTHING_HEAVY = (
     "parallax.runtime.supervisor.*",
 )
 # How many modules of the package importing one may load.
-MAY_LOAD = {"parallax.errors": 5, "parallax.runtime.supervisor.agent": 15}
+MAY_LOAD = {"parallax.base.errors": 5, "parallax.runtime.supervisor.agent": 15}
 
 MAY_READ_ENVIRONMENT = (
     "parallax.settings.environment",
@@ -88,8 +87,8 @@ MAY_READ_ENVIRONMENT = (
     "parallax.runtime.supervisor.preload",
     "parallax.runtime.launcher.mpirun",
     "parallax.runtime.worker.fork_server",
-    "parallax.setup.command",
-    "parallax.setup.libraries",
+    "parallax.base.setup.command",
+    "parallax.base.setup.libraries",
 )
 
 MAX_LINES = 400
@@ -516,13 +515,13 @@ def test_imports_that_point_back_or_across_are_refused():
     launcher, worker = ("runtime", "launcher"), ("runtime", "worker")
     reading, propagation = ("analysis", "reading"), ("analysis", "propagation")
     allowed = [
-        (("plans",), ("errors",)),
+        (("plans",), ("base",)),
         (("report", "html"), ("report",)),
-        (("cli",), launcher),
+        (("entry",), launcher),
         (("analysis",), reading),
     ]
     allowed += [(propagation, reading), (worker, ("runtime", "supervisor")), (("transform", "passes"), ("graph",))]
-    refused = [(("errors",), ("plans",)), (reading, ("transform",)), (("transform",), reading), (reading, propagation)]
+    refused = [(("base",), ("plans",)), (reading, ("transform",)), (("transform",), reading), (reading, propagation)]
     refused += [
         (launcher, worker),
         (worker, launcher),

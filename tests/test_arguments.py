@@ -10,8 +10,8 @@ import sys
 import pytest
 
 import parallax
+from parallax.base.errors import ConfigError
 from parallax.entry.command_line import command_parser, complete
-from parallax.errors import ConfigError
 from parallax.settings.arguments import CommandParser
 from parallax.settings.variables import Variable
 

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from parallax import cli
-from parallax.errors import ConfigError
+from parallax.base.errors import ConfigError
+from parallax.entry import cli
 from parallax.settings.config import Config
 from parallax.settings.environment import Role, Settings, as_variables, is_commanded, settings
 from parallax.settings.merge import merge_settings, options_by_setting

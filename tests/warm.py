@@ -23,7 +23,7 @@ from typing import Any
 
 from tests.warm_worker import FOLDER
 
-PRELOADED = ("parallax.entry.api", "parallax.cli", "parallax.runtime.check.command", "scipy.optimize")
+PRELOADED = ("parallax.entry.api", "parallax.entry.cli", "parallax.runtime.check.command", "scipy.optimize")
 AT_START = ("PYTHON", "TF_", "LD_", "OMP_")
 """How variables begin that an interpreter or an import reads: a command with others cannot be forked."""
 
@@ -182,13 +182,13 @@ def _become(asked: dict[str, Any]) -> None:
     sys.argv = ["parallax", *asked["words"]]
     sys.path[0] = asked["cwd"]
     if FOLDER in os.environ:
-        from parallax import cli
+        from parallax.entry import cli
         from parallax.runtime.launcher import mpirun
 
         mpirun._AGENT = ("-m", "tests.warm_worker")  # type: ignore[assignment]
         cli.start_early_server = lambda *_: None
 
-    from parallax.cli import main
+    from parallax.entry.cli import main
 
     main()
 

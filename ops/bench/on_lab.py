@@ -23,7 +23,7 @@ def output_of(lab: Lab, words: Sequence[str]) -> str:
     path = os.pathsep.join(filter(None, [str(_ROOT), os.environ.get("PYTHONPATH")]))
     done = lab.run_on(
         lab.names[0],
-        [sys.executable, "-m", "parallax.cli", *words],
+        [sys.executable, "-m", "parallax.entry.cli", *words],
         env={**os.environ, "TF_CPP_MIN_LOG_LEVEL": "2", "PYTHONPATH": path},
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,

@@ -35,7 +35,7 @@ from ops.exactness.script import Script
 from parallax.analysis.planner import make_plan, part_routes, placements
 from parallax.analysis.propagation.propagate import walk_graph
 from parallax.analysis.stages import AnalysedGraph, analyse, feasible, rewrites_of
-from parallax.errors import ParallaxError, PlanError
+from parallax.base.errors import ParallaxError, PlanError
 from parallax.graph.spec import VariableClass
 from parallax.plans.plan import Plan, PlanConstraints, one_host
 from parallax.plans.rewrites import Rewrites

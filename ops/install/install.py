@@ -21,7 +21,7 @@ from types import ModuleType
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent.parent
 NATIVE = ROOT / "parallax" / "native"
-LIBRARIES = ROOT / "parallax" / "setup" / "libraries.py"
+LIBRARIES = ROOT / "parallax" / "base" / "setup" / "libraries.py"
 SUPPORTED = ((3, 10), (3, 13))
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from parallax.analysis.cut.plan_stages import count_stages, layout_of_replicas
 from parallax.analysis.planner import make_plan
 from parallax.analysis.routes.candidates import rows_by_owner
-from parallax.errors import PlanError
+from parallax.base.errors import PlanError
 from parallax.graph.ownership import Ownership
 from parallax.graph.spec import GraphSpec
 from parallax.plans.plan import ALLTOALL, NO_ROUTE, Layout, Plan, PlanConstraints, VariablePlan, read_plan

@@ -17,8 +17,8 @@ from parallax.analysis.routes.memory import Footprint, footprint, no_room, of_pr
 from parallax.analysis.routes.options import by_row
 from parallax.analysis.routes.owners import Shares, equal_shares
 from parallax.analysis.routes.placement import place
+from parallax.base.errors import PlanError
 from parallax.cluster.plan_inputs import PlanInputs
-from parallax.errors import PlanError
 from parallax.graph.ownership import Ownership
 from parallax.graph.spec import GraphSpec
 from parallax.plans.half_precision import WIRE_DTYPES

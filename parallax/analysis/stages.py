@@ -32,8 +32,9 @@ from parallax.analysis.whatif.memory import (
     touched_rows,
 )
 from parallax.analysis.whatif.simulate import HostKind, simulate
+from parallax.base.errors import GraphError, PlanError
+from parallax.base.types import Graph
 from parallax.cluster.plan_inputs import PlanInputs, read_measured
-from parallax.errors import GraphError, PlanError
 from parallax.graph.batches import is_of_front_end
 from parallax.graph.spec import GradientSource, GraphSpec, spec_from_json, spec_to_json
 from parallax.plans.memory import PROFILE, MemoryPlan
@@ -42,7 +43,6 @@ from parallax.plans.rewrites import Rewrites
 from parallax.plans.what_if import Simulation, WhatIf
 from parallax.report.text import peer_memory_text
 from parallax.settings.config import Config
-from parallax.types import Graph
 
 _OTHER_DOORS = (
     "To train a Keras model, `import parallax.keras` and call its fit; to train a step written as a tf.function, use "

@@ -13,7 +13,7 @@ from collections.abc import Collection
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from parallax.errors import ConfigError
+from parallax.base.errors import ConfigError
 
 LOOPBACK_NAMES = ("localhost", "127.0.0.1", "::1")
 """The names under which every machine knows itself; as hosts they are one and the same."""

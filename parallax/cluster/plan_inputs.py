@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from parallax.base.errors import PlanError
 from parallax.cluster.profiles import (
     ClusterProfile,
     ModelProfile,
@@ -13,7 +14,6 @@ from parallax.cluster.profiles import (
     cluster_profile_from_json,
     model_profile_from_json,
 )
-from parallax.errors import PlanError
 from parallax.plans.prediction import ProfileUsed
 
 

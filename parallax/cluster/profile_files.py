@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from parallax.base.errors import ConfigError
 from parallax.cluster.profiles import ModelProfile
-from parallax.errors import ConfigError
 
 _DIGITS = 12
 

@@ -13,8 +13,8 @@ from typing import Annotated, TypeVar
 
 from msgspec import Meta
 
+from parallax.base.errors import PlanError
 from parallax.base.strict import Amount, Count, Finite, Positive, Text, checked_value, read_json, shown
-from parallax.errors import PlanError
 
 CLUSTER_PROFILE_VERSION = 1
 MODEL_PROFILE_VERSION = 1

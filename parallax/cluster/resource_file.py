@@ -18,9 +18,9 @@ from pathlib import Path
 
 import yaml
 
+from parallax.base.errors import ResourceFileError
 from parallax.cluster.machines import LOOPBACK_NAMES, Cluster, FieldError, Host, Network, Ssh, local_cluster
 from parallax.cluster.resource_keys import FILE_KEYS, HOST_KEYS, LINE_FORM, NETWORK_KEYS, SSH_KEYS, Key
-from parallax.errors import ResourceFileError
 
 # The keys of the file that are called differently in the values.
 _KEY_BY_FIELD = {

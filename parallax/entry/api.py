@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, NoReturn
 
 from parallax.analysis.stages import analyse_for, rewrites_of, simulation_of
 from parallax.analysis.whatif.simulate import HostKind
+from parallax.base.errors import ParallaxError
+from parallax.base.types import Graph, Session
 from parallax.cluster.machines import Cluster
 from parallax.entry.planned_call import (
     Call,
@@ -26,7 +28,6 @@ from parallax.entry.planned_call import (
     plan_on,
     show_plan,
 )
-from parallax.errors import ParallaxError
 from parallax.plans.plan import Plan
 from parallax.plans.what_if import what_if_from
 from parallax.report.memory import memory_table
@@ -47,7 +48,6 @@ from parallax.runtime.worker.ranks import current_process_group
 from parallax.runtime.worker.session.fetches import REPLICAS
 from parallax.settings.config import Config
 from parallax.settings.environment import Role
-from parallax.types import Graph, Session
 
 if TYPE_CHECKING:
     from parallax.runtime.check.command import FirstBuild

@@ -11,15 +11,15 @@ from pathlib import Path
 from typing import NoReturn
 
 from parallax.analysis.graph_decisions import GraphDecisions
+from parallax.base.errors import ConfigError, SessionError
+from parallax.base.types import Buffer, Graph, Session
 from parallax.entry.api import perform
 from parallax.entry.planned_call import checked_call
-from parallax.errors import ConfigError, SessionError
 from parallax.runtime.make_job import cluster_of
 from parallax.runtime.worker.ranks import current_process_group
 from parallax.settings.config import Config
 from parallax.settings.environment import Role, settings
 from parallax.settings.merge import merge_settings
-from parallax.types import Buffer, Graph, Session
 
 _OF_A_VERIFICATION = (Role.VERIFY, Role.VERIFY_WORKER, Role.VERIFY_SINGLE)
 _NO_VERIFICATION = (

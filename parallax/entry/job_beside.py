@@ -11,10 +11,11 @@ from pathlib import Path
 from typing import BinaryIO, NamedTuple, NoReturn, cast
 
 from parallax.analysis.graph_decisions import GraphDecisions
+from parallax.base.errors import LaunchError
+from parallax.base.types import Graph
 from parallax.cluster.machines import Cluster
 from parallax.entry.api import JobEnded
 from parallax.entry.planned_call import check_outputs, checked_call, checked_cluster, plan_call, plan_on, show_plan
-from parallax.errors import LaunchError
 from parallax.plans.plan import Plan
 from parallax.report.text import plan_table
 from parallax.runtime.before_launch import check_launching
@@ -30,7 +31,6 @@ from parallax.runtime.verify.first import check_comparable
 from parallax.runtime.worker.job_message import JobMessage
 from parallax.settings.config import Config
 from parallax.settings.environment import Settings
-from parallax.types import Graph
 
 _ENDED_EARLY = "Workers serve the process that launched them until it is done, and these ended before."
 _PATIENCE_S = 5.0

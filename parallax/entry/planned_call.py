@@ -9,10 +9,11 @@ from typing import NamedTuple
 
 from parallax.analysis.graph_decisions import GraphDecisions
 from parallax.analysis.stages import AnalysedGraph, analyse_for, plan_for
+from parallax.base.errors import ConfigError, PlanError
 from parallax.base.status_line import clear_status
+from parallax.base.types import Graph
 from parallax.cluster.machines import Cluster
 from parallax.cluster.profile_files import check_writable
-from parallax.errors import ConfigError, PlanError
 from parallax.plans.plan import Plan
 from parallax.report.logger import log
 from parallax.report.text import plan_table
@@ -26,7 +27,6 @@ from parallax.settings import checks
 from parallax.settings.config import Config, moot_settings
 from parallax.settings.environment import Role, Settings, settings
 from parallax.settings.merge import merge_settings
-from parallax.types import Graph
 
 _WITHOUT_STAGES = {
     "memory": "--memory",

@@ -17,8 +17,9 @@ from weakref import ref
 import tensorflow as tf
 from tensorflow.python.eager.polymorphic_function.polymorphic_function import Function as PolymorphicFunction
 
+from parallax.base.errors import ConfigError, GraphError
+from parallax.base.types import Argument, Nest, TypeSpec
 from parallax.entry import call as calls
-from parallax.errors import ConfigError, GraphError
 from parallax.functions.batches.shares import examples_of, lengths_of, rows_of, whole_parts
 from parallax.functions.loop import LoopStep, ScriptLoop, graph_of, loop_for
 from parallax.functions.remote.driven_workers import leave_gpus_to_workers
@@ -37,7 +38,6 @@ from parallax.functions.tracing.trace_step import AS_TENSORFLOW, Tracing, traced
 from parallax.report.logger import log
 from parallax.settings.config import Config
 from parallax.settings.environment import Role, settings
-from parallax.types import Argument, Nest, TypeSpec
 
 _TOO_MANY = (
     "{name} was traced for {count} different calls, and for each the workers open a new session: {last}. Pass what "

@@ -19,6 +19,7 @@ from weakref import WeakKeyDictionary, ref
 import tensorflow as tf
 
 from parallax.base.status_line import show_status, status_line
+from parallax.base.types import ConcreteFunction, Nest, Value, Variable
 from parallax.entry import call as calls
 from parallax.functions.remote.driven_workers import ReservedWorkers, reserved_workers
 from parallax.functions.remote.remote_steps import RemoteSteps
@@ -31,7 +32,6 @@ from parallax.runtime.launcher.restarts.waiting_job import use_until_needed
 from parallax.settings.config import Config
 from parallax.settings.environment import settings
 from parallax.settings.merge import merge_settings
-from parallax.types import ConcreteFunction, Nest, Value, Variable
 
 
 @dataclass(frozen=True, eq=False)

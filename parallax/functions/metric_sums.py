@@ -12,7 +12,7 @@ from functools import cached_property
 
 import numpy as np
 
-from parallax.types import Value, Variable
+from parallax.base.types import Value, Variable
 
 StepValues = tuple[Sequence[Value], dict[str, Value]]
 """What a step has given: the sums of its metrics' variables, and logs beside metrics."""

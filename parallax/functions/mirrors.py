@@ -15,10 +15,10 @@ from typing import Any
 
 import tensorflow as tf
 
-from parallax.errors import SessionError
+from parallax.base.errors import SessionError
+from parallax.base.types import Argument, Handle, TensorLike, Value, Variable
 from parallax.functions.tracing.handles import HandleWatch, watch_handle
 from parallax.functions.tracing.traced_values import check_whole, handle_of, source_of
-from parallax.types import Argument, Handle, TensorLike, Value, Variable
 
 _IS_TRAINED = (
     "{name} is being trained by a `fit` that has not ended, and only one call at a time may train a variable: one of "

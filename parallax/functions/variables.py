@@ -11,7 +11,8 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
-from parallax.errors import ConfigError
+from parallax.base.errors import ConfigError
+from parallax.base.types import Operation, PortableValue, Value, Variable
 from parallax.functions.metric_sums import MetricSums
 from parallax.functions.mirrors import Mirrors
 from parallax.functions.remote.remote_steps import RemoteSteps
@@ -19,7 +20,6 @@ from parallax.functions.tracing.traced_values import InFile, bytes_of, initial_o
 from parallax.report.logger import log
 from parallax.report.text import bytes_text, pluralize
 from parallax.settings.parts import TableConfig
-from parallax.types import Operation, PortableValue, Value, Variable
 
 _NO_FOLDER = (
     "A model whose large variables have more than {limit} (TableConfig.whole_bytes) gets them back from its workers as "

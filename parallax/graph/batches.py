@@ -15,8 +15,8 @@ from dataclasses import dataclass
 
 from tensorflow.core.framework import attr_value_pb2
 
+from parallax.base.types import Graph, NodeDef, Operation, Tensor, Variable
 from parallax.graph.view import EXAMPLES, NEXT_ITERATIONS, GraphView, once_per_view, split_tensor
-from parallax.types import Graph, NodeDef, Operation, Tensor, Variable
 
 _BATCH, _LENGTH, _ELEMENTS = "_parallax_batch", "_parallax_length", "_parallax_elements"
 _ROW_ENDS = "_parallax_row_ends"

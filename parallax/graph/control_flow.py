@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from parallax.errors import GraphError
+from parallax.base.errors import GraphError
 from parallax.graph.view import GraphView, once_per_view, split_tensor
 
 SWITCHES = ("Switch", "RefSwitch")

@@ -14,9 +14,9 @@ from functools import cache
 from tensorflow.core.framework import types_pb2
 from tensorflow.python.framework import op_def_registry
 
+from parallax.base.types import NodeDef, OpDef
 from parallax.graph.row_updates import FIRST_STATE, UPDATES_OF_ROWS
 from parallax.graph.view import split_tensor, tensor_name
-from parallax.types import NodeDef, OpDef
 
 _APPLY = re.compile(r"^(Resource)?(Sparse)?Apply\w+$")
 _SCATTER = re.compile(r"^(Resource)?Scatter(Add|Sub|Mul|Div|Min|Max|Update)$")

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 import tensorflow as tf
 from tensorflow.core.framework import attr_value_pb2
 
-from parallax.types import NodeDef, Tensor
+from parallax.base.types import NodeDef, Tensor
 
 _OWN, _STATISTICS, _NORMALIZES_OWN = "_parallax_own", "_parallax_statistics", "_parallax_normalizes_own"
 

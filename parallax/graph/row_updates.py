@@ -41,8 +41,8 @@ import inspect
 import sys
 from pathlib import Path
 
-from parallax.errors import TransformError
-from parallax.types import NodeDef, OpLibrary
+from parallax.base.errors import TransformError
+from parallax.base.types import NodeDef, OpLibrary
 
 UPDATE_ROWS, GATHER_ROWS = "ParallaxUpdateRows", "ParallaxGatherRows"
 UPDATE_ONLY_ROWS = "ParallaxUpdateOnlyRows"

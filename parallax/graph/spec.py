@@ -15,8 +15,8 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from enum import Enum
 
+from parallax.base.errors import GraphError
 from parallax.base.strict import checked_value, read_json
-from parallax.errors import GraphError
 
 OPEN_SHAPE = (0,)
 """Stands for a shape that is unknown until the program runs: such a variable has no bytes in a plan."""

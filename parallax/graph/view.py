@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from functools import cached_property, lru_cache, wraps
 from typing import Any, NamedTuple, TypeVar
 
-from parallax.errors import GraphError
-from parallax.types import GraphDef, NodeDef, Value
+from parallax.base.errors import GraphError
+from parallax.base.types import GraphDef, NodeDef, Value
 
 Shape = tuple[int | None, ...] | None
 """A static shape: None where the rank is unknown, None in it where a dimension is."""

@@ -9,11 +9,11 @@ from __future__ import annotations
 import numpy as np
 import tensorflow as tf
 
+from parallax.base.types import Argument, Array, KerasModel, Nest, TensorLike, TypeSpec
 from parallax.functions.batches.numbered_rows import NumberedArrays
 from parallax.functions.batches.shared_arrays import SharedArrays
 from parallax.keras.inputs import ROW_NUMBERS, parts_of, row_numbers
 from parallax.keras.libraries import library_of
-from parallax.types import Argument, Array, KerasModel, Nest, TensorLike, TypeSpec
 
 _NUMERIC = "biuf"
 

@@ -11,6 +11,7 @@ from weakref import WeakKeyDictionary
 import numpy as np
 import tensorflow as tf
 
+from parallax.base.types import Argument, KerasModel, Logs, Nest, TensorLike, TypeSpec
 from parallax.entry import call as calls
 from parallax.functions.batches.shares import whole_parts
 from parallax.functions.loop import LoopStep, OpenLoop, ScriptLoop, loop_for
@@ -22,7 +23,6 @@ from parallax.keras.refusals import check_model
 from parallax.keras.steps import ModelStep, rules_of_logs, traced_training, variables_of
 from parallax.keras.training import ModelTraining
 from parallax.settings.config import Config
-from parallax.types import Argument, KerasModel, Logs, Nest, TensorLike, TypeSpec
 
 
 class LoopModel:

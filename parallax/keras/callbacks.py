@@ -6,8 +6,8 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from types import ModuleType
 
+from parallax.base.types import Argument, KerasCallback, KerasCallbackList, KerasModel, Nest
 from parallax.keras.libraries import library_of
-from parallax.types import Argument, KerasCallback, KerasCallbackList, KerasModel, Nest
 
 _QUIET = ("ProgbarLogger", "History", "CSVLogger")
 """They look at logs alone, so between batches nobody waits for the workers."""

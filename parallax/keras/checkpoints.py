@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from parallax.errors import CheckpointError
+from parallax.base.errors import CheckpointError
+from parallax.base.types import KerasModel, Variable
 from parallax.functions.tracing.traced_values import InFile, bytes_of, initial_of, leave_in, rows
 from parallax.keras.libraries import library_of
 from parallax.keras.steps import variables_of
@@ -18,7 +19,6 @@ from parallax.runtime.checkpoint.files.folder import absolute, file_errors
 from parallax.runtime.checkpoint.files.stored_tensors import CHUNK_BYTES, chunks, slice_text
 from parallax.runtime.checkpoint.files.writer import Writer
 from parallax.runtime.launcher.restarts.waiting_job import end_use
-from parallax.types import KerasModel, Variable
 
 _WRITABLE = "Free space there, or name another folder."
 _READABLE = "Name a checkpoint that save_checkpoint or `fit` has written, without the .index at the end."

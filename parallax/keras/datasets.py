@@ -26,10 +26,10 @@ from tensorflow.python.data.ops import (
     zip_op,
 )
 
+from parallax.base.types import ConcreteFunction, Dataset, Nest, TensorLike
 from parallax.functions.batches.row_pipeline import RowPipeline, can_move
 from parallax.functions.batches.shares import whole_parts
 from parallax.keras.inputs import parts_of
-from parallax.types import ConcreteFunction, Dataset, Nest, TensorLike
 
 ELEMENTS = "parallax_elements_of_"
 """What precedes the name of a step whose batches are elements of which rows are made."""

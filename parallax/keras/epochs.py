@@ -20,9 +20,9 @@ from keras.src.backend.tensorflow.trainer import TFEpochIterator
 from keras.src.trainers.data_adapters.array_data_adapter import ArrayDataAdapter
 from keras.src.trainers.data_adapters.tf_dataset_adapter import TFDatasetAdapter
 
+from parallax.base.types import Argument, Array, Dataset, Nest
 from parallax.keras.inputs import row_numbers
 from parallax.keras.progress import FitProgress
-from parallax.types import Argument, Array, Dataset, Nest
 
 
 class BegunDataset:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
+from parallax.base.types import Argument, KerasModel, Nest
 from parallax.functions.remote.remote_steps import RemoteSteps
 from parallax.functions.tracing.step_graph import unique_name
 from parallax.functions.tracing.traced_values import bytes_of
@@ -23,7 +24,6 @@ from parallax.keras.refusals import check_model
 from parallax.keras.steps import traced_evaluation, traced_prediction
 from parallax.keras.training import ModelTraining
 from parallax.settings.parts import TableConfig
-from parallax.types import Argument, KerasModel, Nest
 
 TRACERS = {"test": traced_evaluation, "predict": traced_prediction}
 """By the name of a step, what traces it."""

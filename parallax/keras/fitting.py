@@ -17,7 +17,8 @@ from unittest import mock
 import numpy as np
 import tensorflow as tf
 
-from parallax.errors import ParallaxError
+from parallax.base.errors import ParallaxError
+from parallax.base.types import Argument, KerasHistory, KerasModel, Nest, Operation, PortableValue
 from parallax.functions.batches.numbered_rows import NumberedArrays
 from parallax.functions.batches.row_pipeline import RowPipeline
 from parallax.functions.remote.remote_steps import RemoteSteps
@@ -37,7 +38,6 @@ from parallax.keras.steps import NOT_KNOWN, ModelStep, step_graph, traced_evalua
 from parallax.keras.training import ModelTraining
 from parallax.runtime.driver_channel import ChannelClosed
 from parallax.settings.parts import TableConfig
-from parallax.types import Argument, KerasHistory, KerasModel, Nest, Operation, PortableValue
 
 _LOOKED_AT_BATCHES = 2
 """Of a generator, from which Keras tells the shapes of all."""

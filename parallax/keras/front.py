@@ -13,9 +13,10 @@ from types import ModuleType
 from typing import TypeVar
 
 from parallax.base.after_import import after_import
+from parallax.base.errors import ConfigError, GraphError, ParallaxError
 from parallax.base.status_line import show_status, status_line
+from parallax.base.types import Argument, KerasHistory, KerasModel, Nest
 from parallax.entry import call as calls
-from parallax.errors import ConfigError, GraphError, ParallaxError
 from parallax.functions.remote.driven_workers import leave_gpus_to_workers, reserved_workers, start_workers
 from parallax.functions.tracing.batch_statistics import statistics_of
 from parallax.functions.tracing.traced_values import limit_whole
@@ -32,7 +33,6 @@ from parallax.settings.config import Config
 from parallax.settings.environment import Role, is_commanded, settings
 from parallax.settings.merge import merge_settings
 from parallax.settings.parts import CheckPointConfig, TableConfig
-from parallax.types import Argument, KerasHistory, KerasModel, Nest
 
 _Found = TypeVar("_Found")
 

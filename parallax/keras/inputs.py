@@ -6,8 +6,8 @@ from collections.abc import Mapping
 
 import tensorflow as tf
 
-from parallax.errors import GraphError
-from parallax.types import Argument, Nest, TensorLike, TypeSpec
+from parallax.base.errors import GraphError
+from parallax.base.types import Argument, Nest, TensorLike, TypeSpec
 
 ROW_NUMBERS = "parallax_row_numbers_of_"
 """What precedes the name of a step whose input are row numbers, as Keras is given them (arrays.py)."""

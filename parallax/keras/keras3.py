@@ -16,12 +16,7 @@ from keras.src.backend.tensorflow.trainer import TensorFlowTrainer
 from keras.src.trainers.data_adapters import array_slicing, data_adapter_utils, get_data_adapter
 from keras.src.utils.python_utils import pythonify_logs
 
-from parallax.functions.tracing.keras_steps import optimizers_seen, slot_name
-from parallax.keras.epochs import BegunDataset, BegunDatasets, NumberedEpochs
-from parallax.keras.progress import FitProgress
-from parallax.keras.step_logs import LateLogs
-from parallax.keras.traced_initializers import making_large
-from parallax.types import (
+from parallax.base.types import (
     Argument,
     Dataset,
     KerasCallback,
@@ -32,6 +27,11 @@ from parallax.types import (
     Nest,
     TensorLike,
 )
+from parallax.functions.tracing.keras_steps import optimizers_seen, slot_name
+from parallax.keras.epochs import BegunDataset, BegunDatasets, NumberedEpochs
+from parallax.keras.progress import FitProgress
+from parallax.keras.step_logs import LateLogs
+from parallax.keras.traced_initializers import making_large
 
 TRAINER: type[Any] = TensorFlowTrainer
 MODEL: type[KerasModel] = keras.Model

@@ -5,8 +5,8 @@ from __future__ import annotations
 import importlib
 from types import ModuleType
 
+from parallax.base.types import KerasModel
 from parallax.keras import keras3
-from parallax.types import KerasModel
 
 
 def library_of(model: KerasModel) -> ModuleType:

@@ -12,10 +12,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Protocol
 
+from parallax.base.types import Argument, KerasModel
 from parallax.functions.remote.remote_steps import RemoteSteps
 from parallax.functions.remote.step_runner import RunningSteps
 from parallax.report.logger import log
-from parallax.types import Argument, KerasModel
 
 
 class ResumedEpoch(int):

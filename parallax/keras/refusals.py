@@ -7,9 +7,9 @@ from itertools import chain
 
 import tensorflow as tf
 
-from parallax.errors import GraphError
+from parallax.base.errors import GraphError
+from parallax.base.types import ConcreteFunction, Graph, KerasModel, NodeDef
 from parallax.keras.libraries import library_of
-from parallax.types import ConcreteFunction, Graph, KerasModel, NodeDef
 
 _PYTHON_OPS = ("PyFunc", "EagerPyFunc")
 """With effects that TensorFlow does not know."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from parallax.types import Log, Logs
+from parallax.base.types import Log, Logs
 
 _BETWEEN = "\x1f"
 """Between a log's name and a name within it; no name that is typed has it."""

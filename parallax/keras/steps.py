@@ -11,6 +11,7 @@ from types import MappingProxyType
 
 import tensorflow as tf
 
+from parallax.base.types import ConcreteFunction, KerasModel, Log, Logs, Nest, Tensor, Variable
 from parallax.functions.tracing.batch_statistics import fused_normalizations
 from parallax.functions.tracing.results import default_rule, mark_results, reported_value
 from parallax.functions.tracing.step_graph import GraphStep, StepGraph, StepVariable, unique_name
@@ -23,7 +24,6 @@ from parallax.functions.tracing.trace_step import (
 from parallax.keras.libraries import library_of
 from parallax.keras.metrics import is_of_metrics
 from parallax.keras.step_logs import flat_logs
-from parallax.types import ConcreteFunction, KerasModel, Log, Logs, Nest, Tensor, Variable
 
 NOT_KNOWN: Mapping[str, int] = MappingProxyType({})
 

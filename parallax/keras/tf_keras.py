@@ -18,11 +18,8 @@ from tensorflow.python.autograph.core.converter import ConversionOptions
 from tf_keras.src.engine import base_layer_utils, data_adapter
 from tf_keras.src.optimizers.optimizer import Optimizer
 
-from parallax.errors import ConfigError
-from parallax.keras.epochs import BegunDataset, BegunDatasets
-from parallax.keras.progress import FitProgress
-from parallax.keras.traced_initializers import making_large
-from parallax.types import (
+from parallax.base.errors import ConfigError
+from parallax.base.types import (
     Argument,
     Dataset,
     DType,
@@ -37,6 +34,9 @@ from parallax.types import (
     TensorShape,
     Variable,
 )
+from parallax.keras.epochs import BegunDataset, BegunDatasets
+from parallax.keras.progress import FitProgress
+from parallax.keras.traced_initializers import making_large
 
 TRAINER: type[Any] = tf_keras.Model
 MODEL: type[KerasModel] = tf_keras.Model

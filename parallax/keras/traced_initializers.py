@@ -18,8 +18,17 @@ import tensorflow as tf
 from tensorflow.python.eager import context
 from tensorflow.python.framework import op_def_registry
 
+from parallax.base.types import (
+    Argument,
+    ConcreteFunction,
+    DType,
+    RandomStates,
+    Tensor,
+    TensorLike,
+    TensorShape,
+    Variable,
+)
 from parallax.functions.tracing.traced_values import traced_variable
-from parallax.types import Argument, ConcreteFunction, DType, RandomStates, Tensor, TensorLike, TensorShape, Variable
 
 _LARGEST_CONSTANT_BYTES = 1 << 20
 _NOT_TRACEABLE = (AttributeError, NotImplementedError, TypeError, ValueError)

@@ -13,6 +13,7 @@ from weakref import WeakValueDictionary
 import numpy as np
 import tensorflow as tf
 
+from parallax.base.types import Argument, KerasModel, Logs, Nest, TensorLike, Value
 from parallax.functions.batches.numbered_rows import NumberedArrays, NumberedRows
 from parallax.functions.batches.row_pipeline import RawRows, RowPipeline
 from parallax.functions.remote.remote_steps import RemoteSteps
@@ -27,7 +28,6 @@ from parallax.keras.metrics import LogsOfSums
 from parallax.keras.progress import FitProgress
 from parallax.keras.step_logs import nested_logs
 from parallax.keras.steps import ModelStep
-from parallax.types import Argument, KerasModel, Logs, Nest, TensorLike, Value
 
 _trainings: WeakValueDictionary[int, ModelTraining] = WeakValueDictionary()
 """By a model's id, what trains it in this process."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from parallax.errors import ConfigError
+from parallax.base.errors import ConfigError
 
 _OLDEST = (3, 12)
 

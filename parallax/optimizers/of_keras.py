@@ -10,7 +10,8 @@ from collections.abc import Sequence
 import keras
 import tensorflow as tf
 
-from parallax.errors import ConfigError
+from parallax.base.errors import ConfigError
+from parallax.base.types import Argument, DType, Gradient, KerasVariable, LearningRate, Tensor, TensorShape, Variable
 from parallax.optimizers.row_rules import (
     AdmittedFtrlRule,
     LazyAdamRule,
@@ -19,7 +20,6 @@ from parallax.optimizers.row_rules import (
     RowWiseAdagradRule,
     initial_slot,
 )
-from parallax.types import Argument, DType, Gradient, KerasVariable, LearningRate, Tensor, TensorShape, Variable
 
 _PACKAGE = "parallax"
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
+from parallax.base.types import DType, Gradient, LearningRate, Operation, Tensor, TensorShape, Variable
 from parallax.optimizers.row_rules import (
     AdmittedFtrlRule,
     LazyAdamRule,
@@ -14,7 +15,6 @@ from parallax.optimizers.row_rules import (
     RowWiseAdagradRule,
     initial_slot,
 )
-from parallax.types import DType, Gradient, LearningRate, Operation, Tensor, TensorShape, Variable
 
 v1 = tf.compat.v1
 

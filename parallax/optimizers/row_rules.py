@@ -13,8 +13,8 @@ from typing import ClassVar, NamedTuple, Protocol
 
 import tensorflow as tf
 
-from parallax.errors import ConfigError
-from parallax.types import DType, Tensor
+from parallax.base.errors import ConfigError
+from parallax.base.types import DType, Tensor
 
 MOST_SIGHTINGS = float(1 << 24)
 """What float32 counts to."""

@@ -15,8 +15,8 @@ from typing import Annotated
 
 from msgspec import Meta
 
+from parallax.base.errors import PlanError
 from parallax.base.strict import Count, Finite, Positive, Text, checked_value, read_json, shown
-from parallax.errors import PlanError
 from parallax.graph.spec import GraphSpec, VariableClass
 from parallax.plans.model_stages import StagePlan
 from parallax.plans.prediction import CostTerm, Flip, Prediction, ProfileUsed, Route, RunnerUp

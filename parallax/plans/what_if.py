@@ -9,8 +9,8 @@ import json
 import math
 from dataclasses import asdict, dataclass
 
+from parallax.base.errors import ConfigError
 from parallax.base.strict import shown
-from parallax.errors import ConfigError
 from parallax.plans.prediction import Phase, ProfileUsed
 
 

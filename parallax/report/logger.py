@@ -9,8 +9,8 @@ import logging
 import sys
 from typing import TextIO
 
+from parallax.base.errors import ConfigError
 from parallax.base.status_line import clear_status
-from parallax.errors import ConfigError
 from parallax.settings.environment import log_level
 
 

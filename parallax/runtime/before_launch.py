@@ -6,8 +6,8 @@ from pathlib import Path
 
 import tensorflow as tf
 
+from parallax.base.errors import LaunchError
 from parallax.cluster.machines import GPU_FOLDER, Cluster
-from parallax.errors import LaunchError
 from parallax.report.logger import log
 from parallax.report.text import bytes_text
 from parallax.runtime.launcher.mpirun import find_mpirun

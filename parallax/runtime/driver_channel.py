@@ -21,8 +21,8 @@ from dataclasses import dataclass
 from multiprocessing import AuthenticationError
 from multiprocessing.connection import Connection, answer_challenge, deliver_challenge
 
-from parallax.errors import LaunchError
-from parallax.types import Picklable
+from parallax.base.errors import LaunchError
+from parallax.base.types import Picklable
 
 _POLL_S = 0.1
 _PATIENCE_S = 10.0

@@ -12,17 +12,17 @@ from dataclasses import replace
 from pathlib import Path
 
 from parallax.analysis.stages import AnalysedGraph
+from parallax.base.errors import ConfigError, LaunchError
+from parallax.base.types import Graph
 from parallax.cluster.machines import Cluster, local_cluster
 from parallax.cluster.plan_inputs import PlanInputs, read_measured
 from parallax.cluster.resource_file import parse_resource_file
-from parallax.errors import ConfigError, LaunchError
 from parallax.plans.plan import Plan
 from parallax.runtime.launcher.job import Job, layout_of, worker_variables
 from parallax.runtime.replan.options import replan_options
 from parallax.runtime.worker.job_message import JobMessage
 from parallax.settings.config import Config
 from parallax.settings.environment import Role, Settings, framework_level, is_commanded, visible_gpus
-from parallax.types import Graph
 
 CALLED = "parallax.runtime.worker.call_function"
 """The module that workers run where they call a function."""

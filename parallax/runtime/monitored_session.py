@@ -14,6 +14,18 @@ from tensorflow.core.framework import variable_pb2
 from tensorflow.core.protobuf import queue_runner_pb2
 from tensorflow.python.framework import meta_graph
 
+from parallax.base.types import (
+    Argument,
+    ConfigProto,
+    Graph,
+    Hook,
+    MetaGraphDef,
+    Operation,
+    Scaffold,
+    Session,
+    Tensor,
+    Variable,
+)
 from parallax.runtime.checkpoint.checkpoints import Checkpoints, checkpoints
 from parallax.runtime.checkpoint.files.stored_tensors import variable_op
 from parallax.runtime.checkpoint.hook import CallingHook, CheckpointHook
@@ -37,18 +49,6 @@ from parallax.settings.config import Config
 from parallax.transform.building import editor
 from parallax.transform.passes.cut_stages import StageGraph
 from parallax.transform.pipeline import WorkerGraph
-from parallax.types import (
-    Argument,
-    ConfigProto,
-    Graph,
-    Hook,
-    MetaGraphDef,
-    Operation,
-    Scaffold,
-    Session,
-    Tensor,
-    Variable,
-)
 
 v1 = tf.compat.v1
 

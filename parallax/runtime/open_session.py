@@ -17,7 +17,8 @@ from parallax.analysis.graph_decisions import GraphDecisions
 from parallax.analysis.reading.capture import initialization_phases
 from parallax.analysis.reading.gradients import training_updates
 from parallax.analysis.stages import AnalysedGraph, analyse, analysed_as, constraints_of, rewrites_of
-from parallax.errors import PlanError
+from parallax.base.errors import PlanError
+from parallax.base.types import Comm, Graph, Hook
 from parallax.plans.plan import Layout, Plan, plan_from_json
 from parallax.report.logger import log
 from parallax.runtime.checkpoint.positions import StoredPositions, stored_positions
@@ -57,7 +58,6 @@ from parallax.settings.config import Config
 from parallax.settings.parts import CheckPointConfig
 from parallax.transform.building import editor
 from parallax.transform.pipeline import WorkerGraph, transform
-from parallax.types import Comm, Graph, Hook
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 
+from parallax.base.errors import ConfigError
 from parallax.cluster.machines import Cluster
-from parallax.errors import ConfigError
 from parallax.plans.plan import Plan
 from parallax.report.text import plan_table
 from parallax.runtime.launcher.host_memory import host_memory

@@ -10,8 +10,8 @@ from functools import wraps
 from pathlib import Path
 from typing import Any, TypeGuard, TypeVar
 
+from parallax.base.errors import ConfigError
 from parallax.base.strict import did_you_mean
-from parallax.errors import ConfigError
 
 _Settings = TypeVar("_Settings")
 

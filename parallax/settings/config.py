@@ -12,7 +12,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from parallax.errors import ConfigError
+from parallax.base.errors import ConfigError
+from parallax.base.types import ConfigProto, Hook
 from parallax.plans.half_precision import WIRE_DTYPES
 from parallax.plans.plan import RUN_OPTIONS
 from parallax.settings import checks
@@ -38,7 +39,6 @@ from parallax.settings.parts import (
     TableConfig,
 )
 from parallax.settings.variables import FIELD_BY_MAPPING, Variable, together
-from parallax.types import ConfigProto, Hook
 
 STALL_TIMEOUT_S = 60.0
 """How long a worker waits for the others in one run before the job is ended; generous beside any healthy step."""

@@ -14,7 +14,7 @@ from dataclasses import dataclass, fields
 from enum import Enum
 from pathlib import Path
 
-from parallax.errors import ConfigError
+from parallax.base.errors import ConfigError
 from parallax.settings.options import (
     CALIBRATE,
     CHECK,

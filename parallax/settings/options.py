@@ -12,7 +12,7 @@ from dataclasses import Field, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from parallax.errors import ConfigError
+from parallax.base.errors import ConfigError
 
 RUN, PLAN, VERIFY, CHECK, CALIBRATE, DOCTOR, PROFILE, SHOW, DIFF, SIMULATE, CHECKPOINT = (
     "run",

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from parallax.errors import ConfigError
+from parallax.base.errors import ConfigError
 from parallax.settings import checks
 from parallax.settings.options import OF_SCRIPTS, PLAN, RUN, VERIFY, Option, absolute, positive, setting
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from parallax.errors import ConfigError
+from parallax.base.errors import ConfigError
 from parallax.plans.plan import ROUTES
 from parallax.settings import checks
 

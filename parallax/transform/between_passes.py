@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 
-from parallax.errors import TransformError
+from parallax.base.errors import TransformError
 from parallax.graph.control_flow import branches_of
 from parallax.graph.view import Edge, split_tensor
 from parallax.plans.rewrites import Rewrites

@@ -14,11 +14,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from parallax.errors import TransformError
+from parallax.base.errors import TransformError
+from parallax.base.types import GraphDef, NodeDef
 from parallax.graph.view import Edge, tensor_name
 from parallax.plans.rewrites import Rewrites
 from parallax.transform.building.editor import Worker
-from parallax.types import GraphDef, NodeDef
 
 
 def check(graph_def: GraphDef, rewrites: Rewrites, worker: Worker) -> None:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import tensorflow as tf
 
+from parallax.base.types import GraphDef
 from parallax.graph.garbage import cycles_wait
 from parallax.graph.ownership import Ownership
 from parallax.graph.view import GraphView, split_tensor
@@ -49,7 +50,6 @@ from parallax.transform.passes.share_batches import share_batches
 from parallax.transform.passes.streams import RandomStreams, keep_streams
 from parallax.transform.passes.touched_rows import NO_ROW_MEMORY, RowMemory, remember_touched_rows
 from parallax.transform.passes.turns import add_gates
-from parallax.types import GraphDef
 
 PASSES: tuple[Callable[[Editor, Rewrites], None], ...] = (
     spread_tables,

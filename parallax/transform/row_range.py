@@ -9,12 +9,12 @@ from dataclasses import dataclass
 
 import tensorflow as tf
 
+from parallax.base.types import GraphDef
 from parallax.graph.ownership import Ownership
 from parallax.graph.view import Edge, GraphView
 from parallax.plans.rewrites import Rewrites, TrainingMode
 from parallax.transform.building.editor import Worker, open_editor
 from parallax.transform.passes.initial_rows import OwnRows
-from parallax.types import GraphDef
 
 
 @dataclass(frozen=True)

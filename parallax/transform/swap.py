@@ -21,13 +21,13 @@ from dataclasses import dataclass, replace
 
 from tensorflow.python.framework import op_def_registry
 
-from parallax.errors import TransformError
+from parallax.base.errors import TransformError
+from parallax.base.types import GraphDef, NodeDef, OpDef
 from parallax.graph.view import split_tensor
 from parallax.transform.building.editor import SCOPE, GradientAccumulation
 from parallax.transform.passes.seeds import mix_seed
 from parallax.transform.passes.turns import SCOPE as TURNS
 from parallax.transform.pipeline import WorkerGraph
-from parallax.types import GraphDef, NodeDef, OpDef
 
 VARIABLES = frozenset({"VarHandleOp", "VariableV2", "Variable"})
 _PREFIX = re.compile(rf"{SCOPE}/plan_\d+/")

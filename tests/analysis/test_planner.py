@@ -11,7 +11,7 @@ import pytest
 import parallax
 from parallax.analysis.planner import make_plan as plan_of_layout
 from parallax.analysis.planner import terms_of
-from parallax.errors import PlanError
+from parallax.base.errors import PlanError
 from parallax.graph.spec import GraphSpec, Part, VariableClass, VariableSpec
 from parallax.plans.plan import Plan, PlanConstraints, RouteCost, one_host, plan_from_json
 from parallax.report.text import explanation, plan_table

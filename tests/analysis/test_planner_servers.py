@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from parallax.analysis.planner import make_plan, placements, terms_of
-from parallax.errors import PlanError
+from parallax.base.errors import PlanError
 from parallax.graph.spec import GraphSpec, Part, VariableClass, VariableSpec
 from parallax.plans.plan import Layout, PlanConstraints, RouteCost, one_host, plan_from_json
 from parallax.plans.rewrites import Placement, TrainingMode

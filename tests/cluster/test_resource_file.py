@@ -3,9 +3,9 @@ import socket
 
 import pytest
 
+from parallax.base.errors import ConfigError, ResourceFileError
 from parallax.cluster.machines import Cluster, FieldError, Host, Network, Ssh, local_cluster
 from parallax.cluster.resource_file import parse_resource_file, parse_resource_text
-from parallax.errors import ConfigError, ResourceFileError
 
 TWO_GPUS = Host("localhost", 2, (0, 1))
 

@@ -56,7 +56,7 @@ def test_a_driver_of_2019_trains_as_one_process_would(start, expected, tmp_path,
     result = tmp_path / "result.npz"
     moot = MOOT if driver == "language_model" else ()
     flags = (*DRIVERS[driver], *BEHAVIORS[behavior], f"--run_option={run_option}", f"--result={result}", *moot)
-    words = ("-m", "parallax.cli", "run", "--workers", 2, HERE / "drivers" / f"{driver}.py")
+    words = ("-m", "parallax.entry.cli", "run", "--workers", 2, HERE / "drivers" / f"{driver}.py")
     done = start(*words, *flags).finish(LIMIT_S)
     assert done.status == 0, done
     for rank in range(2):

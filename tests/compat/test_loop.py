@@ -33,7 +33,7 @@ def local_rows(graph_def):
 
 
 def test_a_loop_of_2019_runs_with_its_data_and_leaves_its_files(start, folder):
-    words = ("-m", "parallax.cli", "run", "--workers", 2, "--graph", folder / "tensorboard")
+    words = ("-m", "parallax.entry.cli", "run", "--workers", 2, "--graph", folder / "tensorboard")
     done = start(*words, HERE / "scripts" / "loop.py", folder).finish()
     assert done.status == 0, done
     shares = [
@@ -76,7 +76,7 @@ def the_steps_of_one_worker_are_traced(profile):
 
 
 def test_the_graphs_of_a_plan_are_written_without_starting_anything(start, folder):
-    words = ("-m", "parallax.cli", "plan", "--workers", 3, "--graph", folder / "tensorboard")
+    words = ("-m", "parallax.entry.cli", "plan", "--workers", 3, "--graph", folder / "tensorboard")
     for _ in range(2):  # again: nothing of the first time is left
         done = start(*words, HERE / "scripts" / "loop.py", folder).finish()
         assert done.status == 0 and "Plan for 3 workers" in done.stdout, done

@@ -15,7 +15,7 @@ from parallax.runtime.supervisor.processes import end_processes, processes_with
 from tests.warm import Server
 from tests.warm_worker import FOLDER, Starter
 
-CLI = ["-m", "parallax.cli"]
+CLI = ["-m", "parallax.entry.cli"]
 MARK = "PARALLAX_TEST"
 LIMIT_S = 120.0
 SHOWN_LINES = 60
@@ -175,7 +175,7 @@ def run(start, write):
 
     def run(text, *arguments, workers=2, limit_s=LIMIT_S, **environment):
         script = write("train.py", text)
-        words = ("-m", "parallax.cli", "run", "--workers", workers, script, *arguments)
+        words = ("-m", "parallax.entry.cli", "run", "--workers", workers, script, *arguments)
         return start(*words, **environment).finish(limit_s)
 
     return run

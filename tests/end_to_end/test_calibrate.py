@@ -8,7 +8,7 @@ from parallax.cluster.profiles import OPERATIONS, cluster_profile_from_json
 @pytest.mark.slow
 def test_two_workers_of_this_machine_are_measured_within_their_host(start, tmp_path):
     file = tmp_path / "cluster.json"
-    done = start("-m", "parallax.cli", "calibrate", "--workers", 2, "-o", file, "--quick").finish()
+    done = start("-m", "parallax.entry.cli", "calibrate", "--workers", 2, "-o", file, "--quick").finish()
     assert done.status == 0, done
     profile = cluster_profile_from_json(file.read_text())
     assert [host.name for host in profile.hosts] == ["localhost"]

@@ -10,7 +10,7 @@ from parallax.runtime.check.builds import differing_values, structural_differenc
 pytestmark = pytest.mark.timeout(240)
 
 SCRIPT = Path(__file__).parent / "scripts" / "odd.py"
-CLI = ("-m", "parallax.cli")
+CLI = ("-m", "parallax.entry.cli")
 
 
 def test_what_would_be_refused_is_told_all_at_once_with_its_place(start):

@@ -20,7 +20,7 @@ SCRIPTS = Path(__file__).parent / "scripts"
 
 
 def job(start, workers, *arguments):
-    done = start("-m", "parallax.cli", "run", "--workers", workers, SCRIPTS / "resumed.py", *arguments).finish()
+    done = start("-m", "parallax.entry.cli", "run", "--workers", workers, SCRIPTS / "resumed.py", *arguments).finish()
     assert done.status == 0, str(done)
     return done
 
@@ -61,7 +61,7 @@ def test_what_workers_left_is_found_by_fewer_workers_with_servers_and_by_one_pro
     servers.write_text("hosts:\n- address: localhost\n  workers: 2\n  servers: 3\n")
     files = [tmp_path / name for name in ("four.npz", "two.npz", "one.npz")]
     runs = [
-        ("-m", "parallax.cli", "run", "--workers", 4, script, folder, 5, "HYBRID", "alltoall", files[0], "-"),
+        ("-m", "parallax.entry.cli", "run", "--workers", 4, script, folder, 5, "HYBRID", "alltoall", files[0], "-"),
         (script, folder, 9, "PS", "ps", files[1], servers),
     ]
     for words in runs:
@@ -86,7 +86,7 @@ def test_a_preempted_job_saves_and_goes_on_as_if_nothing_had_been(start, tmp_pat
     undisturbed, resumed = tmp_path / "undisturbed.npz", tmp_path / "resumed.npz"
 
     def command(folder, pause_s, file):
-        return start("-m", "parallax.cli", "run", "--workers", 2, script, tmp_path / folder, steps, pause_s, file)
+        return start("-m", "parallax.entry.cli", "run", "--workers", 2, script, tmp_path / folder, steps, pause_s, file)
 
     running = command("kept", 0.05, resumed)
     running.wait_for("[1] is in the middle")
@@ -109,7 +109,7 @@ def test_a_preempted_job_saves_and_goes_on_as_if_nothing_had_been(start, tmp_pat
 def test_increments_are_resumed_with_other_workers_and_servers_and_equal_the_whole(start, tmp_path):
     script, folder, servers = SCRIPTS / "increments.py", tmp_path / "kept", tmp_path / "servers.yaml"
     servers.write_text("hosts:\n- address: localhost\n  workers: 3\n  servers: 2\n")
-    first = start("-m", "parallax.cli", "run", "--workers", 2, script, folder, 4, "alltoall").finish()
+    first = start("-m", "parallax.entry.cli", "run", "--workers", 2, script, folder, 4, "alltoall").finish()
     assert first.status == 0, str(first)
     assert "Increments have the touched rows of emb, emb/Adagrad, parted/part_0, " in first.stderr, str(first)
     assert "Whole are moved, moved/Adam, moved/Adam_1: moved/update_rows changes rows that no" in first.stderr
@@ -155,7 +155,7 @@ def test_checkpoints_need_a_global_step(run):
 @pytest.mark.rotates
 def test_checkpoints_of_asynchronous_workers_have_weights_and_steps_that_belong_together(start, tmp_path):
     script, folder = SCRIPTS / "asynchronous_checkpoints.py", tmp_path / "kept"
-    done = start("-m", "parallax.cli", "run", "--workers", 2, script, folder, 30, 0).finish()
+    done = start("-m", "parallax.entry.cli", "run", "--workers", 2, script, folder, 30, 0).finish()
     assert done.status == 0, str(done)
     assert all("all have done 60, with 120 rows pushed" in done.lines(rank) for rank in range(2)), str(done)
     assert done.stderr.count("spread rows of checkpoints are written by all 2 workers, each its share") == 1, str(done)
@@ -166,7 +166,7 @@ def test_checkpoints_of_asynchronous_workers_have_weights_and_steps_that_belong_
         np.testing.assert_array_equal(kept.get_tensor("twin"), kept.get_tensor("emb"))
         pushes = kept.get_tensor("emb")[:, 0].sum() / 2  # each touches two rows
         assert pushes == kept.get_tensor("global_step"), prefix
-    again = start("-m", "parallax.cli", "run", "--workers", 2, script, folder, 3, 60).finish()
+    again = start("-m", "parallax.entry.cli", "run", "--workers", 2, script, folder, 3, 60).finish()
     assert again.status == 0, str(again)
     assert "Resumed from step 60" in again.stdout, str(again)
     assert all("all have done 66, with 132 rows pushed" in again.lines(rank) for rank in range(2)), str(again)

@@ -10,8 +10,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from parallax.base.errors import LaunchError
 from parallax.cluster.profiles import AlphaBeta, ClusterProfile, HostProfile
-from parallax.errors import LaunchError
 from parallax.plans.plan import plan_from_json
 from parallax.report.html.page import plan_page
 from parallax.runtime import make_job
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.timeout(240)
 
 SCRIPTS = Path(__file__).parent / "scripts"
 MODEL = SCRIPTS / "model.py"
-CLI = ("-m", "parallax.cli")
+CLI = ("-m", "parallax.entry.cli")
 
 
 def test_a_plan_is_shown_and_written_and_nothing_is_started(start, tmp_path):

@@ -14,7 +14,7 @@ from parallax.settings.environment import onednn_is_off
 pytestmark = pytest.mark.timeout(240)
 
 SCRIPT = Path(__file__).parent / "scripts" / "computed.py"
-CLI = ("-m", "parallax.cli")
+CLI = ("-m", "parallax.entry.cli")
 STEPS = 12
 KEPT = ("Horovod", "Parallax", "Apply", "Assign", "Scatter", "Variable", "VarHandle", "Accumulator", "L2Loss")
 """In the names of ops that send, hold, add up, update or measure."""

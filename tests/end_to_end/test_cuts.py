@@ -26,7 +26,7 @@ def test_what_is_cut_off_is_done_again_with_equal_values(start, tmp_path, cut, o
     unfinished = tmp_path / "cut" / "model.ckpt-4.unfinished"
 
     def job(folder, cut, file):
-        words = ("-m", "parallax.cli", "run", "--workers", 2, SCRIPT, tmp_path / folder, cut, optimizer, file)
+        words = ("-m", "parallax.entry.cli", "run", "--workers", 2, SCRIPT, tmp_path / folder, cut, optimizer, file)
         return start(*words).finish(300)
 
     done = job("whole", "never", files[0])

@@ -10,7 +10,7 @@ import pytest
 pytestmark = pytest.mark.timeout(180)
 
 SCRIPT = Path(__file__).parent / "scripts" / "failing.py"
-RUN = ("-m", "parallax.cli", "run", "--workers", "2", SCRIPT)
+RUN = ("-m", "parallax.entry.cli", "run", "--workers", "2", SCRIPT)
 END_S = 30.0  # from where it goes wrong; the start of a job may take longer than that on a busy machine
 
 
@@ -54,7 +54,7 @@ def test_ctrl_c_ends_all(start):
 
 
 def test_workers_that_drift_apart_end_the_job_with_one_message(start):
-    done = start("-m", "parallax.cli", "run", "--workers", "2", SCRIPT.with_name("guarded.py"), "broken").finish()
+    done = start("-m", "parallax.entry.cli", "run", "--workers", "2", SCRIPT.with_name("guarded.py"), "broken").finish()
     assert done.status == 1, str(done)
     said = "parallax: Variable 'w' (float32 [3, 1]) must be equal on all workers, but differs after step 1"
     assert done.stderr.count(said) == 1 and "all good" not in done.stdout, str(done)

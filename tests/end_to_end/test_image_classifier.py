@@ -43,7 +43,7 @@ def with_scikit_learn(monkeypatch):
 
 
 def classify(start, workers, *flags, limit_s=300):
-    done = start("-m", "parallax.cli", "run", "--workers", workers, EXAMPLE, *flags).finish(limit_s=limit_s)
+    done = start("-m", "parallax.entry.cli", "run", "--workers", workers, EXAMPLE, *flags).finish(limit_s=limit_s)
     assert done.status == 0, done
     accuracy, nats, images = re.search(
         r"held-out accuracy ([\d.]+)%, ([\d.]+) nats per image \((\d+) images\)", done.stdout

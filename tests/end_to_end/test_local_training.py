@@ -6,7 +6,7 @@ import tensorflow.compat.v1 as tf
 from parallax.runtime.worker.local_training import trains
 
 pytestmark = pytest.mark.timeout(240)
-CLI = ("-m", "parallax.cli")
+CLI = ("-m", "parallax.entry.cli")
 
 SESSION = """
 import sys

@@ -23,7 +23,7 @@ def test_layers_constants_and_functions_that_nobody_seeds_are_the_launchers_on_a
 
 def test_another_structure_is_refused_once_with_op_and_line(start):
     script = SCRIPTS / "other_graph.py"
-    done = start("-m", "parallax.cli", "run", script).finish()
+    done = start("-m", "parallax.entry.cli", "run", script).finish()
     assert done.status == 1, done
     line = next(n for n, text in enumerate(script.read_text().splitlines(), 1) if "zeros_initializer" in text)
     text = (
@@ -37,5 +37,5 @@ def test_another_structure_is_refused_once_with_op_and_line(start):
 @pytest.mark.slow
 def test_workers_and_one_process_start_from_the_launchers_values(start):
     options = ("--workers", 2, "--steps", 1, "--feeds", f"{SCRIPTS / 'unseeded.py'}:feeds", "--fetch", "train")
-    done = start("-m", "parallax.cli", "verify", *options, SCRIPTS / "unseeded.py").finish()
+    done = start("-m", "parallax.entry.cli", "verify", *options, SCRIPTS / "unseeded.py").finish()
     assert done.status == 0 and "2 workers and one process are equal after 1 steps" in done.stdout, done

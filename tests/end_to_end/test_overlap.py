@@ -13,7 +13,7 @@ SCRIPT = Path(__file__).parent / "scripts" / "overlapping.py"
 def test_steps_that_overlap_change_no_value(start):
     seen = {}
     for overlap in ("on", "off"):
-        done = start("-m", "parallax.cli", "run", "--workers", 2, SCRIPT, overlap).finish()
+        done = start("-m", "parallax.entry.cli", "run", "--workers", 2, SCRIPT, overlap).finish()
         assert done.status == 0, str(done)
         assert "Steps do not overlap" not in done.stderr, str(done)
         seen[overlap] = [done.lines(rank) for rank in (0, 1)]

@@ -28,13 +28,13 @@ def trained(start, tmp_path):
         words, folder = ("--workers", workers, SCRIPT), tmp_path / "checkpoints"
         if not plan.exists():
             made = start(
-                "-m", "parallax.cli", "plan", "--json", plan, *words, "-", tmp_path / "checkpoints", 0
+                "-m", "parallax.entry.cli", "plan", "--json", plan, *words, "-", tmp_path / "checkpoints", 0
             ).finish()
             assert made.status == 0, str(made)
         raw = json.loads(plan.read_text())
         raw["variables"][0]["owner_pattern"] = pattern
         plan.write_text(json.dumps(raw))
-        done = start("-m", "parallax.cli", "run", *words, plan, folder, steps).finish()
+        done = start("-m", "parallax.entry.cli", "run", *words, plan, folder, steps).finish()
         assert done.status == 0, str(done)
         return done
 

@@ -16,7 +16,7 @@ EXAMPLES, BATCH, AT = 96, 2, 6
 def runs(start, workers, folder, last, kept=1, most=1000, optimizer="Adam", options=()):
     """By what is fed, which counts batches of all workers, what a job prints of a run: examples seen and loss."""
     words = ["--workers", workers, *options, SCRIPT, folder, last, kept, most, optimizer]
-    done = start("-m", "parallax.cli", "run", *words).finish()
+    done = start("-m", "parallax.entry.cli", "run", *words).finish()
     assert done.status == 0, str(done)
     lines = [line.split(" ", 2) for rank in range(workers) for line in done.lines(rank) if line.startswith("fed ")]
     return {int(fed): rest for _, fed, rest in lines}, done

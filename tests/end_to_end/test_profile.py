@@ -12,7 +12,7 @@ pytestmark = pytest.mark.timeout(180)
 
 SCRIPTS = Path(__file__).parent / "scripts"
 PROFILED, MODEL, COUNTING = (SCRIPTS / name for name in ("profiled.py", "model.py", "counting.py"))
-CLI = ("-m", "parallax.cli")
+CLI = ("-m", "parallax.entry.cli")
 
 
 def printed(done, word):

@@ -15,7 +15,7 @@ from parallax.plans.plan import read_plan
 pytestmark = pytest.mark.timeout(300)
 
 SCRIPT = Path(__file__).parent / "scripts" / "replanned.py"
-CLI = ("-m", "parallax.cli")
+CLI = ("-m", "parallax.entry.cli")
 TOLERANCE = 1e-5  # float32 sums in another order
 MACHINE = "hosts:\n- address: localhost\n  workers: 2\n  servers: 2\n"
 SERVED = ("pull", "push")

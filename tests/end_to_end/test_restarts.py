@@ -20,7 +20,7 @@ STEPS, NEVER = 10, 99
 
 def test_a_job_whose_worker_is_killed_ends_trained_with_equal_values(start, tmp_path):
     files = [tmp_path / name for name in ("undisturbed.npz", "restarted.npz")]
-    run = ("-m", "parallax.cli", "run", "--workers", 2)
+    run = ("-m", "parallax.entry.cli", "run", "--workers", 2)
     done = start(*run, "--no-spare", SCRIPT, tmp_path / "folder", STEPS, NEVER, files[0]).finish()
     assert (done.status, "spare" in done.stderr, "Restart" in done.stderr) == (0, False, False), str(done)
     running = start(*run, SCRIPT, tmp_path / "other", STEPS, 6, files[1])
@@ -55,7 +55,7 @@ def has_spare(running):
 def test_with_the_state_in_memory_a_killed_worker_costs_no_step(start, tmp_path):
     script = SCRIPT.with_name("in_memory.py")
     files = [tmp_path / name for name in ("undisturbed.npz", "restarted.npz")]
-    run = ("-m", "parallax.cli", "run", "--workers", 2, script)
+    run = ("-m", "parallax.entry.cli", "run", "--workers", 2, script)
     of_job = (STEPS, "-", 0, 0.25, 0)
     done = start(*run, files[0], *of_job).finish()
     assert done.status == 0, str(done)
@@ -98,7 +98,7 @@ def small_memory(tmp_path):
 def test_a_memory_folder_without_room_ends_the_job_with_its_name_before_the_first_step(start, tmp_path, small_memory):
     folder = small_memory(32)
     words = ("--memory-dir", folder, SCRIPT.with_name("in_memory.py"), tmp_path / "x.npz", STEPS, "-", 0, 0, 0)
-    done = start("-m", "parallax.cli", "run", "--workers", 2, *words).finish()
+    done = start("-m", "parallax.entry.cli", "run", "--workers", 2, *words).finish()
     assert done.status == 1 and "] step " not in done.stdout, str(done)
     assert f"{folder} must take the rows of two hosts, and worker " in done.stderr, str(done)
     assert "cannot write there: No space left on device. Free memory, name another file system in" in done.stderr
@@ -109,7 +109,7 @@ def test_a_memory_folder_without_room_ends_the_job_with_its_name_before_the_firs
 @pytest.mark.slow
 def test_a_memory_folder_that_is_full_for_a_while_costs_no_step(start, tmp_path, small_memory):
     files, last, folder = [tmp_path / name for name in ("undisturbed.npz", "full.npz")], 60, small_memory(512)
-    run = ("-m", "parallax.cli", "run", "--workers", 2, "--memory-dir", folder, SCRIPT.with_name("in_memory.py"))
+    run = ("-m", "parallax.entry.cli", "run", "--workers", 2, "--memory-dir", folder, SCRIPT.with_name("in_memory.py"))
     of_job, filler = (last, "-", 0, 0.25), folder / "filler"
     done = start(*run, files[0], *of_job, 0).finish()
     assert done.status == 0, str(done)

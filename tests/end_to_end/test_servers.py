@@ -12,7 +12,7 @@ pytestmark = pytest.mark.timeout(300)
 SCRIPTS = Path(__file__).parent / "scripts"
 
 MACHINES = "hosts:\n- address: localhost\n  workers: {workers}\n  servers: 2\n"
-RUN = ("-m", "parallax.cli", "run", "-r", "machines")
+RUN = ("-m", "parallax.entry.cli", "run", "-r", "machines")
 TOLERANCE = 1e-5  # float32 sums in another order
 
 

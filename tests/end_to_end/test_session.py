@@ -8,7 +8,7 @@ import pytest
 pytestmark = pytest.mark.timeout(300)
 
 SCRIPTS = Path(__file__).parent / "scripts"
-RUN = ("-m", "parallax.cli", "run", "--workers", 2)
+RUN = ("-m", "parallax.entry.cli", "run", "--workers", 2)
 
 
 def check(done):

@@ -20,7 +20,7 @@ def train(start, tmp_path):
     def run(workers, model, optimizer, stages, micro_batches, batches, **environment):
         file = tmp_path / f"{len(list(tmp_path.glob('*.npz')))}.npz"
         words = [SCRIPT, model, optimizer, stages, micro_batches, batches, file]
-        done = start("-m", "parallax.cli", "run", "--workers", workers, *words, **environment).finish()
+        done = start("-m", "parallax.entry.cli", "run", "--workers", workers, *words, **environment).finish()
         assert done.status == 0, str(done)
         assert "Steps do not overlap" not in done.stderr, str(done)
         return np.load(file), done
@@ -133,7 +133,7 @@ REFUSED = [
 @pytest.mark.parametrize(("words", "said"), REFUSED, ids=[" ".join(words) for words, _ in REFUSED])
 def test_refuses(start, tmp_path, words, said):
     arguments = [SCRIPT, "mlp", "adagrad", 0, 1, 1, tmp_path / "none.npz"]
-    done = start("-m", "parallax.cli", "run", "--workers", 4, *words, *arguments).finish()
+    done = start("-m", "parallax.entry.cli", "run", "--workers", 4, *words, *arguments).finish()
     assert done.status != 0
     assert said in done.stderr + done.stdout, str(done)
 
@@ -142,7 +142,7 @@ def resume(start, tmp_path, model, optimizer, workers, stages, folder, updates, 
     """Trains from the latest checkpoint of a folder on; gives where that was, and all variables."""
     script, file = SCRIPT.parent / "staged_checkpoints.py", tmp_path / "found.npz"
     words = [script, model, optimizer, stages, folder, updates, batches, file]
-    done = start("-m", "parallax.cli", "run", "--workers", workers, *words).finish()
+    done = start("-m", "parallax.entry.cli", "run", "--workers", workers, *words).finish()
     assert done.status == 0, str(done)
     return next(line for line in done.lines(0) if line.startswith("began")), dict(np.load(file))
 
@@ -181,7 +181,7 @@ def test_all_stages_hear_of_an_error_of_one(start, bad, said):
     script, seen = SCRIPT.parent / "staged_data.py", {}
     for stages in (0, 3):
         workers = max(1, stages)
-        done = start("-m", "parallax.cli", "run", "--workers", workers, script, stages, 9, bad).finish()
+        done = start("-m", "parallax.entry.cli", "run", "--workers", workers, script, stages, 9, bad).finish()
         assert done.status == 0, str(done)
         seen[stages] = [done.lines(rank) for rank in range(workers)]
     ((wanted,),) = ([tuple(line for line in lines if line[:2] in ("lo", "ke"))] for lines in seen[0])

@@ -15,7 +15,7 @@ HIDDEN = (
     r"Communication hidden on rank \d: (\d+) % of (\d+) % possible \((\d+) % where steps overlap\); shortest schedule "
     r"of its ops ([\d.]+) ms \(([\d.]+) where steps overlap\); measured ([\d.]+) ms\."
 )
-RUN = ("-m", "parallax.cli", "run", "--workers", 2)
+RUN = ("-m", "parallax.entry.cli", "run", "--workers", 2)
 
 
 def events_of(path):

@@ -10,7 +10,7 @@ SMALL = ("--width", "16", "--state", "16", "--beam", "2", "--learning-rate", "0.
 
 
 def run(start, workers, *flags, limit_s=120.0):
-    done = start("-m", "parallax.cli", "run", "--workers", workers, EXAMPLE, *flags).finish(limit_s)
+    done = start("-m", "parallax.entry.cli", "run", "--workers", workers, EXAMPLE, *flags).finish(limit_s)
     assert done.status == 0, done
     return done
 

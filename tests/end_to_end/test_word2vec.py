@@ -9,7 +9,7 @@ EXAMPLE = Path(__file__).parents[2] / "examples" / "nlp" / "word2vec.py"
 
 
 def run(start, workers, *flags, limit_s=120.0):
-    done = start("-m", "parallax.cli", "run", "--workers", workers, EXAMPLE, *flags).finish(limit_s)
+    done = start("-m", "parallax.entry.cli", "run", "--workers", workers, EXAMPLE, *flags).finish(limit_s)
     assert done.status == 0, done
     return done
 

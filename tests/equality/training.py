@@ -16,7 +16,7 @@ from ops.exactness.transport import together
 from parallax.analysis.planner import make_plan
 from parallax.analysis.reading.capture import capture, initialization_phases
 from parallax.analysis.stages import analyse, feasible, rewrites_of
-from parallax.errors import PlanError
+from parallax.base.errors import PlanError
 from parallax.plans.plan import PlanConstraints, one_host
 from parallax.transform.building.editor import Worker
 from parallax.transform.passes.seeds import set_seeds

@@ -6,7 +6,7 @@ import tensorflow as tf
 
 from parallax import Config
 from parallax.analysis.stages import analyse, plan_for
-from parallax.errors import GraphError
+from parallax.base.errors import GraphError
 from parallax.plans.plan import Layout, one_host
 from tests.exactness.uneven_script import (
     BATCHES,

@@ -11,7 +11,7 @@ from ops.exactness.interactions import FEATURES, LOSSES
 from ops.exactness.runs import Built
 from ops.exactness.trial import Outcome, try_program
 from parallax.analysis.stages import analyse
-from parallax.errors import GraphError
+from parallax.base.errors import GraphError
 
 PLAIN, ROUTES = "tf.reduce_mean(per_row)", ["alltoall"]
 

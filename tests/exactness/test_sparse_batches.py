@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from ops.exactness.trial import Outcome
 from parallax.analysis.stages import analyse
-from parallax.errors import GraphError
+from parallax.base.errors import GraphError
 from tests.exactness.loss_trials import tried
 
 v1 = tf.compat.v1

@@ -110,7 +110,7 @@ def test_texts_of_pythons_library_are_of_three_kinds(texts):
 )
 def test_two_workers_learn_more_than_chance(path, score, least, tmp_path):
     done = subprocess.run(
-        [sys.executable, "-m", "parallax.cli", "run", "--workers", "2", path],
+        [sys.executable, "-m", "parallax.entry.cli", "run", "--workers", "2", path],
         cwd=tmp_path,
         capture_output=True,
         text=True,

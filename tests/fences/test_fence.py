@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from parallax.base.setup.libraries import preload_argv
 from parallax.runtime.launcher.mpirun import Launcher
-from parallax.setup.libraries import preload_argv
 from tests.fences.strangers import trouble
 
 pytestmark = pytest.mark.timeout(60)

@@ -7,7 +7,7 @@ import tensorflow as tf
 
 import parallax
 from parallax.analysis.stages import analyse, plan_for, rewrites_of
-from parallax.errors import ConfigError, GraphError
+from parallax.base.errors import ConfigError, GraphError
 from parallax.functions.function import DistributedStep
 from parallax.functions.tracing.arguments import are_alike, arguments_of, without_values
 from parallax.functions.tracing.results import rules_of

@@ -28,7 +28,7 @@ def check(expected, path):
 
 
 def test_a_custom_loop_on_two_workers_is_one_process(start, tmp_path):
-    words = ("-m", "parallax.cli", "run", "--workers", 2, SCRIPTS / "custom_loop.py", "sgd", "out.npz")
+    words = ("-m", "parallax.entry.cli", "run", "--workers", 2, SCRIPTS / "custom_loop.py", "sgd", "out.npz")
     done = start(*words).finish()
     assert done.status == 0, done
     check(custom_loop.trained("sgd", tf.function), tmp_path / "out.npz")
@@ -38,14 +38,14 @@ def test_a_custom_loop_on_two_workers_is_one_process(start, tmp_path):
 @pytest.mark.parametrize("workers, micro_batches", [(2, 2), pytest.param(3, 4, marks=pytest.mark.slow)])
 def test_a_loop_whose_steps_are_cut_is_one_process(start, tmp_path, workers, micro_batches):
     options = ("--workers", workers, "--accumulate-steps", micro_batches)
-    done = start("-m", "parallax.cli", "run", *options, SCRIPTS / "micro_loop.py", "out.npz").finish()
+    done = start("-m", "parallax.entry.cli", "run", *options, SCRIPTS / "micro_loop.py", "out.npz").finish()
     assert done.status == 0, done
     check(micro_loop.trained(tf.function), tmp_path / "out.npz")
 
 
 @pytest.mark.rotates
 def test_a_loss_of_the_global_batch_on_two_workers_is_one_process(start, tmp_path):
-    done = start("-m", "parallax.cli", "run", "--workers", 2, SCRIPTS / "global_batch.py", "out.npz").finish()
+    done = start("-m", "parallax.entry.cli", "run", "--workers", 2, SCRIPTS / "global_batch.py", "out.npz").finish()
     assert done.status == 0, done
     check(global_batch.trained(tf.function), tmp_path / "out.npz")
 
@@ -54,14 +54,14 @@ def test_a_loss_of_the_global_batch_on_two_workers_is_one_process(start, tmp_pat
 @pytest.mark.parametrize("workers", [2, pytest.param(3, marks=pytest.mark.slow)])
 def test_batches_of_which_some_workers_have_as_many_rows_as_of_a_full_one(start, tmp_path, workers):
     script = SCRIPTS / "shorter_batches.py"
-    done = start("-m", "parallax.cli", "run", "--workers", workers, script, workers, "out.npz").finish()
+    done = start("-m", "parallax.entry.cli", "run", "--workers", workers, script, workers, "out.npz").finish()
     assert done.status == 0, done
     check(shorter_batches.trained(tf.function, workers), tmp_path / "out.npz")
 
 
 @pytest.mark.rotates
 def test_a_loop_of_train_on_batch_after_a_fit_is_one_process(start, tmp_path):
-    words = ("-m", "parallax.cli", "run", "--workers", 2, SCRIPTS / "on_batch.py", "out.npz", "FIT")
+    words = ("-m", "parallax.entry.cli", "run", "--workers", 2, SCRIPTS / "on_batch.py", "out.npz", "FIT")
     done = start(*words).finish()
     assert done.status == 0, done
     check(on_batch.trained(True, tmp_path / "plain.weights.h5"), tmp_path / "out.npz")
@@ -126,10 +126,10 @@ def test_a_failure_after_the_last_step_is_the_status_of_the_script(start, words)
 
 @pytest.mark.parametrize("script", ["steps_in_turn.py", "legacy_fit.py"])
 def test_commands_that_start_nothing_end_at_the_first_call(start, script):
-    done = start("-m", "parallax.cli", "plan", "--workers", 2, SCRIPTS / script, "job").finish()
+    done = start("-m", "parallax.entry.cli", "plan", "--workers", 2, SCRIPTS / script, "job").finish()
     assert done.status == 0 and done.stdout.count("Plan for 2 workers") == 1 and "FOUND" not in done.stdout, done
 
 
 def test_a_verification_of_a_call_is_refused(start):
-    done = start("-m", "parallax.cli", "verify", SCRIPTS / "steps_in_turn.py", "job").finish()
+    done = start("-m", "parallax.entry.cli", "verify", SCRIPTS / "steps_in_turn.py", "job").finish()
     assert done.status == 1 and "`parallax verify` compares a graph that is given to parallel_run" in done.stderr, done

@@ -10,7 +10,7 @@ import tensorflow as tf
 
 import parallax
 import parallax.keras
-from parallax.errors import GraphError, SessionError
+from parallax.base.errors import GraphError, SessionError
 from parallax.functions import loop as loops
 from parallax.functions.mirrors import Mirrors
 from parallax.keras import front

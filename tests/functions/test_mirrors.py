@@ -7,7 +7,7 @@ import pytest
 import tensorflow as tf
 from tensorflow.python.framework import op_def_registry
 
-from parallax.errors import SessionError
+from parallax.base.errors import SessionError
 from parallax.functions.mirrors import Mirrors
 from parallax.functions.tracing.handles import is_read_only
 

@@ -7,7 +7,7 @@ from collections import deque
 import numpy as np
 import pytest
 
-from parallax.errors import SessionError
+from parallax.base.errors import SessionError
 from parallax.functions.remote.carried_sums import CarriedSums
 from parallax.functions.remote.request_queue import RequestQueue, Resend, SentRequest
 from parallax.functions.remote.serve_driver import ReadyWorkers, StepResults

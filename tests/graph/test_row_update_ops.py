@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from parallax.errors import TransformError
+from parallax.base.errors import TransformError
 from parallax.graph.row_updates import ROW_UPDATE_OPS, row_update_ops
 from tests.graph.row_programs import OPTIMIZERS
 from tests.graph.test_row_updates import Both, both, same_bits, table

@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from parallax.errors import LaunchError
+from parallax.base.errors import LaunchError
 from parallax.runtime.driver_channel import ChannelClosed, DriverAddress, DriverSocket, connect
 from tests.end_to_end.conftest import CLI, start, warm_server, warm_workers, write  # noqa: F401
 from tests.keras.test_fit_jobs import SCRIPTS, differences, found_in

@@ -6,7 +6,7 @@ import pytest
 import tensorflow as tf
 
 from parallax.analysis.stages import analyse
-from parallax.errors import ConfigError, GraphError
+from parallax.base.errors import ConfigError, GraphError
 from parallax.keras.fitting import read_fit
 from parallax.keras.versions import check_keras
 

@@ -11,7 +11,7 @@ import pytest
 import tensorflow as tf
 import tf_keras
 
-from parallax.errors import GraphError, PlanError
+from parallax.base.errors import GraphError, PlanError
 from tests.keras.here import difference, fit_plainly, outcome
 from tests.keras.two_here import fit_by, plain_fit_of, plan_of_fit
 

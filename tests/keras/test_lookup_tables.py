@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from parallax.errors import GraphError
+from parallax.base.errors import GraphError
 from parallax.functions.tracing.step_graph import StepGraph
 from tests.keras.here import difference, fit_plainly, outcome
 from tests.keras.two_here import fit_by_two, plan_of_fit

@@ -13,7 +13,7 @@ import tf_keras
 
 from parallax import Config
 from parallax.analysis.stages import analyse_for, plan_for
-from parallax.errors import GraphError
+from parallax.base.errors import GraphError
 from parallax.graph.batches import place_of_share
 from parallax.plans.plan import Layout
 from tests.keras.here import difference, fit_plainly, outcome

@@ -12,7 +12,7 @@ import tensorflow as tf  # noqa: F401  # of the tier of graphs
 
 from parallax import optimizers as by_row
 from parallax.analysis.stages import analyse
-from parallax.errors import ConfigError
+from parallax.base.errors import ConfigError
 from parallax.keras.steps import step_graph, traced_training
 from tests.keras.in_memory import EXAMPLES, IDS, Trained, Workers, model, spec
 

@@ -5,7 +5,7 @@ import pytest
 import tensorflow as tf
 import tf_keras
 
-from parallax.errors import ConfigError
+from parallax.base.errors import ConfigError
 from parallax.keras.fitting import read_fit
 from tests.keras.here import difference
 from tests.keras.two_here import fit_by_two, plain_fit_of

@@ -9,7 +9,7 @@ import tensorflow as tf
 
 import parallax.keras  # noqa: F401  # has variables traced
 from parallax.analysis.stages import analyse, feasible, rewrites_of
-from parallax.errors import CheckpointError, ConfigError, SessionError
+from parallax.base.errors import CheckpointError, ConfigError, SessionError
 from parallax.functions.tracing import traced_values as traced_variables
 from parallax.functions.tracing.step_graph import StepGraph, StepVariable
 from parallax.functions.tracing.traced_values import TracedVariable, initial_of, source_of

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from parallax.errors import SessionError
+from parallax.base.errors import SessionError
 from tests.keras.here import difference, fit_plainly, outcome
 from tests.keras.two_here import fit_by
 

@@ -20,7 +20,7 @@ def test_the_bytes_that_leave_a_host_are_those_of_the_union_of_its_workers_rows(
     if route == "ps" and not Path(this_launcher().preload_library).is_file():
         pytest.skip("this environment has no libparallax_preload.so: `parallax setup`")
     status, stdout, stderr = start(
-        "-m", "parallax.cli", "run", "-r", lab.resource_file(2), SCRIPT, route, "merged"
+        "-m", "parallax.entry.cli", "run", "-r", lab.resource_file(2), SCRIPT, route, "merged"
     ).finish()
     assert status == 0, stderr
     found = re.findall(r"host \d sent (\d+) bytes, formula (\d+)", stdout)

@@ -20,7 +20,7 @@ def uneven(lab):
 @pytest.mark.slow
 def test_a_slow_host_is_seen_and_the_others_rates_are_not_its_own(uneven, start, tmp_path):
     file = tmp_path / "cluster.json"
-    words = ("-m", "parallax.cli", "calibrate", "-r", uneven.resource_file(1), "-o", file, "--quick")
+    words = ("-m", "parallax.entry.cli", "calibrate", "-r", uneven.resource_file(1), "-o", file, "--quick")
     status, stdout, stderr = start(*words, cluster=uneven).finish()
     assert status == 0, stderr
     profile = cluster_profile_from_json(file.read_text())
@@ -41,6 +41,6 @@ def test_a_host_that_is_down_ends_a_calibration_and_leaves_no_profile(lab, start
     file = tmp_path / "resource.yaml"
     file.write_text(f'hosts: [host0, host7]\nssh: {{agent: "{lab.agent}"}}\n')
     output = tmp_path / "cluster.json"
-    status, stdout, stderr = start("-m", "parallax.cli", "calibrate", "-r", file, "-o", output).finish()
+    status, stdout, stderr = start("-m", "parallax.entry.cli", "calibrate", "-r", file, "-o", output).finish()
     assert status != 0 and "host7" in stderr, stderr
     assert stdout == "" and not output.exists()

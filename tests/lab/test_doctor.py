@@ -18,7 +18,7 @@ LATE = "import time\nbefore = time.time_ns\ntime.time_ns = lambda: before() - 10
 def test_hosts_that_are_well_are_measured_and_others_are_named(lab, start, tmp_path):
     resource = tmp_path / "resource.yaml"
     resource.write_text(f'hosts: [host0, host1]\nports: 20000-20009\nssh: {{agent: "{lab.agent}"}}\n')
-    words = ("-m", "parallax.cli", "doctor", "-r", resource)
+    words = ("-m", "parallax.entry.cli", "doctor", "-r", resource)
     status, stdout, stderr = start(*words, "--json", tmp_path / "well.json").finish()
     assert (status, stderr) == (0, ""), f"{stdout}{stderr}"
     assert stdout.splitlines()[0].split()[-3:] == ["ports", "clock", "link"]

@@ -31,7 +31,7 @@ def test_the_script_of_the_quick_start_runs_on_two_hosts_of_two_workers(lab, sta
     script.write_text(TRAIN)
     before = lab.counters()
     resource = lab.resource_file(2)
-    status, stdout, stderr = start("-m", "parallax.cli", "run", "-r", resource, script).finish()
+    status, stdout, stderr = start("-m", "parallax.entry.cli", "run", "-r", resource, script).finish()
     assert status == 0, stderr
     assert re.search(r"^\[0\] loss 0\.\d+, table \(10000, 64\)$", stdout, re.MULTILINE), stdout
     assert "4 owners" in stdout
@@ -239,7 +239,7 @@ exec {lab.agent} "$@"
 def test_a_verification_on_several_hosts_is_refused(lab, start, tmp_path):
     script = tmp_path / "train.py"
     script.write_text(TRAIN)
-    words = ("-m", "parallax.cli", "verify", "-r", lab.resource_file(1), "--feeds", "train.py:batch", script)
+    words = ("-m", "parallax.entry.cli", "verify", "-r", lab.resource_file(1), "--feeds", "train.py:batch", script)
     status, _, stderr = start(*words).finish()
     assert status == 1
     assert "a verification runs only on this machine" in stderr and "host1 is another one" in stderr

@@ -38,7 +38,7 @@ def test_silent_hosts_are_named_after_a_while_and_end_the_start(lab, start, sile
         (("plan", "-r", resource, script), 0, "Plan for 3 workers"),
         (("doctor", "-r", resource, "--host-timeout-s", "8"), 1, "reached: did not respond within 8 s"),
     ):
-        found, stdout, stderr = start("-m", "parallax.cli", *words).finish()
+        found, stdout, stderr = start("-m", "parallax.entry.cli", *words).finish()
         assert found == status and ending in stdout + stderr, f"{stdout}{stderr}"
         is_told = f"parallax: hosts {names} have not responded for 5 s. Waiting for at most 8 s" in stderr
         assert is_told == (words[0] != "plan"), stderr

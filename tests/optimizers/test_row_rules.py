@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from parallax.errors import ConfigError
+from parallax.base.errors import ConfigError
 from parallax.optimizers import AdmittedFtrlOptimizer, LazyAdamOptimizer, RowWiseAdagradOptimizer
 from parallax.optimizers.row_rules import (
     AdmittedFtrlRule,

@@ -10,11 +10,11 @@ import pytest
 from hypothesis import strategies as st
 
 from parallax.analysis.planner import make_plan
+from parallax.base.errors import ParallaxError, PlanError
 from parallax.base.strict import shown
 from parallax.cluster.plan_inputs import PlanInputs
 from parallax.cluster.profiles import cluster_profile_from_json, model_profile_from_json
 from parallax.cluster.resource_file import parse_resource_text
-from parallax.errors import ParallaxError, PlanError
 from parallax.plans.plan import Layout, Plan, plan_from_json
 from parallax.report.diff import difference_text, differences
 from parallax.report.html.page import plan_page

@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
+from parallax.base.errors import ConfigError, PlanError
 from parallax.cluster.plan_inputs import read_measured
 from parallax.cluster.profile_files import check_writable, default_path, write_model_profile
 from parallax.cluster.profiles import ModelProfile, TableProfile
-from parallax.errors import ConfigError, PlanError
 
 PROFILE = ModelProfile(
     version=1,

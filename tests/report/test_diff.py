@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from parallax import cli
 from parallax.analysis.planner import make_plan
+from parallax.entry import cli
 from parallax.graph.spec import VariableClass
 from parallax.plans.plan import Layout, Plan, PlanConstraints, VariablePlan, plan_from_json
 from parallax.plans.prediction import Flip, Prediction

@@ -3,8 +3,8 @@
 import pytest
 import tensorflow as tf
 
+from parallax.base.errors import LaunchError
 from parallax.cluster.machines import Cluster, Host, local_cluster
-from parallax.errors import LaunchError
 from parallax.runtime.before_launch import check_memory, leave_gpus, missing_gpus
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from hypothesis import strategies as st
 
-from parallax.errors import LaunchError, ParallaxError
+from parallax.base.errors import LaunchError, ParallaxError
 from parallax.graph.spec import (
     GradientSource,
     GraphSpec,

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from parallax.errors import LaunchError
-from parallax.setup import command, libraries
+from parallax.base.errors import LaunchError
+from parallax.base.setup import command, libraries
 
 ROOT = Path(__file__).parents[2]
 
@@ -23,7 +23,7 @@ def test_horovod_is_the_version_of_the_lock_file_and_of_the_project():
 
 def test_the_builder_is_read_before_there_is_an_environment():
     program = "import sys; sys.path.insert(0, sys.argv[1]); import libraries; print(libraries.NATIVE)"
-    argv = [sys.executable, "-I", "-S", "-c", program, str(ROOT / "parallax" / "setup")]
+    argv = [sys.executable, "-I", "-S", "-c", program, str(ROOT / "parallax" / "base" / "setup")]
     done = subprocess.run(argv, capture_output=True, text=True, env={"PATH": os.environ["PATH"]})
     assert done.stdout.strip() == str(ROOT / "parallax" / "native"), done.stderr
 

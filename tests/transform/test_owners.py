@@ -14,7 +14,7 @@ import tensorflow as tf
 from parallax.analysis.planner import make_plan
 from parallax.analysis.reading.construction import record
 from parallax.analysis.stages import AnalysedGraph, analyse, plan_for, rewrites_of
-from parallax.errors import PlanError
+from parallax.base.errors import PlanError
 from parallax.graph.ownership import Ownership
 from parallax.plans.plan import Plan, PlanConstraints, one_host, plan_from_json
 from parallax.report.text import explanation, plan_table

@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from parallax.analysis.reading.construction import record
 from parallax.analysis.stages import analyse, feasible, rewrites_of
-from parallax.errors import TransformError
+from parallax.base.errors import TransformError
 from parallax.graph.view import GraphView
 from parallax.plans.plan import Layout, PlanConstraints, one_host, server_proxies
 from parallax.plans.rewrites import Rewrites

@@ -12,7 +12,7 @@ import tensorflow as tf
 from parallax.analysis.planner import make_plan
 from parallax.analysis.reading.construction import record
 from parallax.analysis.stages import AnalysedGraph, analyse, rewrites_of
-from parallax.errors import TransformError
+from parallax.base.errors import TransformError
 from parallax.graph.view import GraphView
 from parallax.plans.plan import Layout, PlanConstraints
 from parallax.transform.building.editor import Worker

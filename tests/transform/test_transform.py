@@ -14,7 +14,7 @@ import tensorflow as tf
 from parallax.analysis.planner import make_plan
 from parallax.analysis.reading.construction import record
 from parallax.analysis.stages import analyse, plan_for, rewrites_of
-from parallax.errors import GraphError, PlanError, TransformError
+from parallax.base.errors import GraphError, PlanError, TransformError
 from parallax.graph.view import GraphView
 from parallax.plans.plan import PlanConstraints, one_host
 from parallax.plans.rewrites import Rewrites

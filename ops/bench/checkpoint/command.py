@@ -49,7 +49,9 @@ def run(arguments: argparse.Namespace) -> None:
     with tempfile.TemporaryDirectory(prefix="parallax-bench-") as folder:
         words = [str(_SCRIPT), str(rows), str(_WIDTH), folder, str(arguments.rounds)]
         if arguments.hosts is None:
-            output = printed_by("checkpoint", ["parallax.cli", "run", "--workers", str(arguments.workers), *words])
+            output = printed_by(
+                "checkpoint", ["parallax.entry.cli", "run", "--workers", str(arguments.workers), *words]
+            )
         elif reason := why_not():
             sys.exit(f"checkpoint: {reason}")
         else:

@@ -38,7 +38,7 @@ def run(arguments: argparse.Namespace) -> None:
     """Runs the job, and prints what its folder has."""
     with tempfile.TemporaryDirectory(prefix="parallax-bench-") as folder:
         sizes = (arguments.rows, arguments.width, folder, arguments.increments, arguments.steps, arguments.ids)
-        printed_by("increments", ["parallax.cli", "run", "--workers", "2", str(_SCRIPT), *map(str, sizes)])
+        printed_by("increments", ["parallax.entry.cli", "run", "--workers", "2", str(_SCRIPT), *map(str, sizes)])
         for line in report(Path(folder), arguments.increments, arguments.increments * arguments.steps):
             print(line)
 

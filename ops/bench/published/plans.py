@@ -89,7 +89,7 @@ def plan_text(model: Published, folder: Path) -> str:
             words = [*MARKS, *(f"w{number}" for number in range(model.words - len(MARKS)))]
             (folder / f"vocab.{language}").write_text("\n".join(words) + "\n", encoding="utf-8")
             (folder / f"train.{language}").write_text("w0 w1\n", encoding="utf-8")
-    argv = [sys.executable, "-m", "parallax.cli", "plan", "-r", RESOURCE, str(ROOT / model.script), *model.flags]
+    argv = [sys.executable, "-m", "parallax.entry.cli", "plan", "-r", RESOURCE, str(ROOT / model.script), *model.flags]
     path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
     environment = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3", "PYTHONPATH": path}
     done = subprocess.run(argv, cwd=folder, env=environment, capture_output=True, text=True, check=False)

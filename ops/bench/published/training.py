@@ -143,7 +143,7 @@ def _run(
     path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
     process = lab.start_on(
         "host0",
-        [sys.executable, "-m", "parallax.cli", *words],
+        [sys.executable, "-m", "parallax.entry.cli", *words],
         env={**os.environ, "TF_CPP_MIN_LOG_LEVEL": "2", "PYTHONPATH": path},
         cwd=ROOT,
         stdin=subprocess.DEVNULL,

@@ -18,7 +18,7 @@ _KINDS = (
     ("parallax.runtime.worker.main", "worker"),
     ("parallax.runtime.worker.fork_server", "worker"),  # and those that it forks
     ("parallax.runtime.worker.server", "server"),
-    ("parallax.cli", "launcher"),
+    ("parallax.entry.cli", "launcher"),
 )
 
 

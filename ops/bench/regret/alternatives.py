@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from parallax.analysis.routes.candidates import candidates_of
 from parallax.analysis.routes.owners import Shares, equal_shares
 from parallax.analysis.search.route_all import problem_of, setting_of
+from parallax.base.errors import PlanError
 from parallax.cluster.plan_inputs import PlanInputs
-from parallax.errors import PlanError
 from parallax.graph.spec import GraphSpec
 from parallax.plans.plan import Layout, PlanConstraints
 

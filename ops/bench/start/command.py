@@ -62,7 +62,7 @@ def _medians(timed: Sequence[TimedScript]) -> TimedScript:
 def _time_script(case: str, workers: int) -> TimedScript:
     """One run of the script: by plain Keras, or by workers where their number is not 0."""
     script = ["ops.bench.start.script", case]
-    words = ["parallax.cli", "run", "--workers", str(workers), "-m", *script] if workers else script
+    words = ["parallax.entry.cli", "run", "--workers", str(workers), "-m", *script] if workers else script
     began_s = time.monotonic()
     printed = printed_by("start", words)
     whole_s = time.monotonic() - began_s

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from parallax.analysis.cut.stage_cut import GraphCut, graph_cut
 from parallax.analysis.reading.capture import CapturedGraph
-from parallax.errors import PlanError
+from parallax.base.errors import PlanError
 from parallax.graph.batches import is_of_script
 from parallax.graph.cut.graph_to_cut import size_bytes
 from parallax.graph.spec import GradientSource, GraphSpec, VariableSpec

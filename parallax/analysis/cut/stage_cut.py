@@ -13,7 +13,7 @@ from parallax.analysis.cut.forward_pass import VARIABLES, ForwardPass, forward_p
 from parallax.analysis.cut.min_max import cut_evenly
 from parallax.analysis.cut.op_costs import OPS_PER_BYTE, cost_of
 from parallax.analysis.reading.capture import CapturedGraph
-from parallax.errors import PlanError
+from parallax.base.errors import PlanError
 from parallax.graph.cut.everywhere import find_everywhere
 from parallax.graph.cut.graph_to_cut import graph_to_cut, size_bytes
 from parallax.graph.cut.messages import StageMessage, find_messages

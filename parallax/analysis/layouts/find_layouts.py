@@ -25,7 +25,7 @@ from parallax.analysis.layouts.training_graph import (
 )
 from parallax.analysis.layouts.visit_step import visit_all
 from parallax.analysis.reading.capture import variable_of_tensor
-from parallax.errors import GraphError
+from parallax.base.errors import GraphError
 from parallax.graph.batches import ADDED, ROWS, VALUE, WHOLE, batch_by_node, is_part, reported_as
 from parallax.graph.control_flow import branches_of, units_of
 from parallax.graph.grown_rows import find_grown_rows

@@ -15,7 +15,7 @@ from parallax.analysis.layouts.facts import COUNTED, LENGTHS, REPLICATED, SUM, F
 from parallax.analysis.layouts.joins import are_zeros, join_turns
 from parallax.analysis.layouts.stacks import hold
 from parallax.analysis.layouts.step_walk import REMEDY, StepWalk, is_partial
-from parallax.errors import GraphError
+from parallax.base.errors import GraphError
 from parallax.graph.control_flow import LoopFrame, Unit
 from parallax.graph.lengths import Length
 from parallax.graph.tensor_stores import store_of

@@ -6,7 +6,7 @@ from parallax.analysis.layouts.elementwise import add_up, align
 from parallax.analysis.layouts.facts import LENGTHS, REPLICATED, Dims, Fact
 from parallax.analysis.layouts.step_walk import StepWalk, is_partial
 from parallax.analysis.layouts.values import compute_value, flatten_matrix
-from parallax.errors import GraphError
+from parallax.base.errors import GraphError
 from parallax.graph.lengths import ONE, Length, multiply
 from parallax.plans.layouts import Pieces, Sharded, ShardedAxis
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from parallax.analysis.layouts.facts import REPLICATED
 from parallax.analysis.layouts.gathers import GatheredTensor, find_gathered
-from parallax.errors import PlanError
+from parallax.base.errors import PlanError
 from parallax.graph.batches import reported_as
 from parallax.graph.own_batch import is_statistic
 from parallax.graph.spec import GradientSource

@@ -12,7 +12,7 @@ from parallax.analysis.layouts.facts import REPLICATED, Fact
 from parallax.analysis.layouts.gather_nd import find_numbers
 from parallax.analysis.layouts.reductions import reduce_axes
 from parallax.analysis.layouts.step_walk import StepWalk
-from parallax.errors import GraphError
+from parallax.base.errors import GraphError
 from parallax.graph.lengths import Length
 from parallax.graph.view import GraphView, split_tensor
 from parallax.plans.layouts import OffsetRange, RowEnds, Sharded, ShardedAxis

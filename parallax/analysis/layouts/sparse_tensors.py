@@ -15,7 +15,7 @@ from parallax.analysis.layouts.facts import COUNTED, LENGTHS, REPLICATED, SUM, F
 from parallax.analysis.layouts.gather_nd import PARSE, find_first_numbers, find_numbers
 from parallax.analysis.layouts.reductions import without_axes
 from parallax.analysis.layouts.step_walk import StepWalk
-from parallax.errors import GraphError
+from parallax.base.errors import GraphError
 from parallax.graph.batches import SparseFeed, sparse_feeds
 from parallax.graph.lengths import ONE, Length
 from parallax.graph.view import split_tensor

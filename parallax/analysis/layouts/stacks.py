@@ -9,7 +9,7 @@ from __future__ import annotations
 from parallax.analysis.layouts.facts import LENGTHS, REPLICATED, Dims, Fact
 from parallax.analysis.layouts.joins import join_facts
 from parallax.analysis.layouts.step_walk import REMEDY, StepWalk
-from parallax.errors import GraphError
+from parallax.base.errors import GraphError
 from parallax.graph.tensor_stores import store_of
 from parallax.plans.layouts import Sharded
 

@@ -14,7 +14,7 @@ from parallax.analysis.layouts.step_walk import REMEDY, StepWalk, is_partial
 from parallax.analysis.layouts.training_graph import NO_ARRAYS, VisitedGraph
 from parallax.analysis.layouts.values import constant_value
 from parallax.analysis.reading.capture import VARIABLES, variable_of_tensor
-from parallax.errors import GraphError
+from parallax.base.errors import GraphError
 from parallax.graph.batches import ROWS, WHOLE, batch_tensors, reported_as
 from parallax.graph.control_flow import Unit, branches_of
 from parallax.graph.lengths import ONE, Length

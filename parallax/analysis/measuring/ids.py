@@ -9,13 +9,13 @@ import numpy as np
 
 from parallax.analysis.measuring.count_ids import LookedUpIds, asked_of, table_profile
 from parallax.analysis.reading.capture import CapturedGraph, variable_of_tensor
+from parallax.base.errors import GraphError
+from parallax.base.types import Value
 from parallax.cluster.profiles import TableProfile
-from parallax.errors import GraphError
 from parallax.graph.control_flow import branches_of
 from parallax.graph.ops import state_op
 from parallax.graph.spec import GraphSpec, Part, VariableClass, VariableSpec
 from parallax.graph.view import GraphView, split_tensor
-from parallax.types import Value
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,7 +25,7 @@ from parallax.analysis.reading.gradients import (
     written_variable,
 )
 from parallax.analysis.reading.row_reads import lookup_edges
-from parallax.errors import GraphError
+from parallax.base.errors import GraphError
 from parallax.graph.batches import length_by_step
 from parallax.graph.garbage import cycles_wait
 from parallax.graph.ops import ELEMENTWISE, state_op

@@ -16,7 +16,7 @@ from parallax.analysis.propagation.growth import FLOATS, BatchGrowth
 from parallax.analysis.propagation.walk import Walk
 from parallax.analysis.reading.batches.batch_degrees import AS_MOST
 from parallax.analysis.reading.capture import variable_of_tensor
-from parallax.errors import GraphError
+from parallax.base.errors import GraphError
 from parallax.graph.batches import ROWS, batch_by_node, batch_of, is_part, marked_nodes, reported_as
 from parallax.graph.ops import state_op
 from parallax.graph.view import Edge, GraphView, split_tensor

@@ -20,7 +20,7 @@ from parallax.analysis.propagation.states import SAME, Indices, State, TouchedIn
 from parallax.analysis.propagation.walk import Merge, NoRule, Walk
 from parallax.analysis.reading.gradients import autodiff_ops
 from parallax.analysis.reading.lowering.function_bodies import is_stateful
-from parallax.errors import GraphError
+from parallax.base.errors import GraphError
 from parallax.graph.batches import batch_by_node
 from parallax.graph.spec import GradientSource
 from parallax.graph.view import Edge, GraphView, split_tensor

@@ -9,7 +9,7 @@ from __future__ import annotations
 from parallax.analysis.layouts.training_graph import after_gradients, edges_outside
 from parallax.analysis.propagation.states import Handle
 from parallax.analysis.propagation.walk import Walk
-from parallax.errors import GraphError
+from parallax.base.errors import GraphError
 from parallax.graph.batches import batch_by_node
 from parallax.graph.ops import state_op
 from parallax.graph.view import Edge, split_tensor

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 
 from parallax.analysis.propagation.states import SAME, Fed, Handle, Same
 from parallax.analysis.propagation.walk import GraphFacts, Walk
-from parallax.errors import GraphError
+from parallax.base.errors import GraphError
 from parallax.graph.batches import is_part
 from parallax.graph.ops import state_op
 from parallax.graph.view import Edge, split_tensor

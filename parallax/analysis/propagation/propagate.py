@@ -22,7 +22,7 @@ from parallax.analysis.propagation.walk import Assumptions, GraphFacts, Walk
 from parallax.analysis.reading.capture import CapturedGraph, variable_of_tensor
 from parallax.analysis.reading.gradients import followed_variable, gradient_updates
 from parallax.analysis.reading.lowering.function_bodies import Functions, functions_of
-from parallax.errors import GraphError, ParallaxError
+from parallax.base.errors import GraphError, ParallaxError
 from parallax.graph.batches import is_of_script, is_part
 from parallax.graph.control_flow import branches_of
 from parallax.graph.garbage import cycles_wait

@@ -17,7 +17,7 @@ from parallax.analysis.propagation.gradient_pieces import keeps_of, outside_edge
 from parallax.analysis.propagation.server_nodes import check_reads, owned_nodes
 from parallax.analysis.propagation.states import AtOwners, Rows
 from parallax.analysis.propagation.walk import Merge, Walk
-from parallax.errors import GraphError
+from parallax.base.errors import GraphError
 from parallax.graph.batches import batch_by_node, is_of_script
 from parallax.graph.view import split_tensor
 from parallax.plans.rewrites import (

@@ -26,7 +26,7 @@ from parallax.analysis.propagation.states import (
     Values,
 )
 from parallax.analysis.propagation.walk import Merge, NoRule, Walk, are_paired, part_of, set_handle
-from parallax.errors import GraphError
+from parallax.base.errors import GraphError
 from parallax.graph.ops import ADDITIVE_SCATTERS, StateOp, state_op, takes_functions, takes_state
 from parallax.graph.row_updates import UPDATES_OF_ROWS
 from parallax.graph.view import Edge, split_tensor

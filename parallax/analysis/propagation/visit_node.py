@@ -21,10 +21,10 @@ from parallax.analysis.propagation.states import BATCH, LOCAL, SAME, Fed, Handle
 from parallax.analysis.propagation.walk import Merge, NoRule, Walk, part_of, set_handle
 from parallax.analysis.reading.capture import CapturedGraph, variable_of_tensor
 from parallax.analysis.reading.lowering.function_bodies import is_stateful
-from parallax.compat.shard import SHARD_ID, mark_of
 from parallax.graph.batches import batch_of, is_of_script, is_part
 from parallax.graph.control_flow import MERGES, Branches, branches_at, is_loop_merge
 from parallax.graph.ops import seed_slots, state_op
+from parallax.graph.shard import SHARD_ID, mark_of
 from parallax.graph.spec import GradientSource
 from parallax.graph.view import NEXT_ITERATIONS, Edge, GraphView, split_tensor
 from parallax.plans.rewrites import AllReduce, Scatter

@@ -21,7 +21,7 @@ from parallax.analysis.propagation.states import (
 )
 from parallax.analysis.reading.capture import CapturedGraph
 from parallax.analysis.reading.lowering.function_bodies import Functions
-from parallax.errors import ParallaxError
+from parallax.base.errors import ParallaxError
 from parallax.graph.control_flow import SWITCHES, Branches
 from parallax.graph.spec import GradientSource
 from parallax.graph.view import Edge, GraphView

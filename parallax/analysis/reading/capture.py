@@ -33,13 +33,13 @@ from parallax.analysis.reading.lowering.functional_control_flow import (
 from parallax.analysis.reading.lowering.inline import InlinedCall, inline_calls
 from parallax.analysis.reading.normalizations import with_plain_normalizations
 from parallax.analysis.reading.row_reads import take_rows_of_variables
-from parallax.errors import GraphError
+from parallax.base.errors import GraphError
+from parallax.base.types import Graph, GraphDef, NodeDef, Variable
 from parallax.graph.batches import is_of_front_end, is_of_script
 from parallax.graph.garbage import cycles_wait
 from parallax.graph.row_updates import row_update_ops
 from parallax.graph.spec import OPEN_SHAPE, Part
 from parallax.graph.view import GraphView, Shape, split_tensor
-from parallax.types import Graph, GraphDef, NodeDef, Variable
 
 _HIDDEN = "gradients are taken inside a loop or a conditional"
 _FOLLOWED = (

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from functools import partial
 
 from parallax.analysis.reading.capture import CapturedGraph, variable_of_tensor
-from parallax.errors import GraphError
+from parallax.base.errors import GraphError
 from parallax.graph.control_flow import SWITCHES
 from parallax.graph.ops import ADDITIVE_SCATTERS, StateOp, state_op
 from parallax.graph.spec import GradientSource

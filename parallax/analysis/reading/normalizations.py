@@ -12,8 +12,8 @@ from collections.abc import Sequence
 import tensorflow as tf
 from tensorflow.core.framework import graph_pb2
 
+from parallax.base.types import DType, GraphDef, NodeDef, Tensor
 from parallax.graph.own_batch import is_normalized_apart, mark_statistics, own_mean
-from parallax.types import DType, GraphDef, NodeDef, Tensor
 
 _FORWARD, _BACKWARD = (tuple(f"FusedBatchNorm{how}{kind}" for kind in ("", "V2", "V3")) for how in ("", "Grad"))
 _AXES = (0, 1, 2)

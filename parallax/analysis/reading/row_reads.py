@@ -10,9 +10,9 @@ from __future__ import annotations
 from tensorflow.core.framework import graph_pb2
 
 from parallax.analysis.reading.lazy.lazy_graph import wait_instead
+from parallax.base.types import GraphDef, NodeDef
 from parallax.graph.ops import LOOKUPS
 from parallax.graph.view import Edge, GraphView, split_tensor, tensor_name
-from parallax.types import GraphDef, NodeDef
 
 _WHOLE = ("ReadVariableOp", "Cast")
 _ROWS = "rows"

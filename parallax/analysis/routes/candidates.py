@@ -9,8 +9,8 @@ from parallax.analysis.routes.cost import rows_of
 from parallax.analysis.routes.count_touched import TouchedRowCount, touched_of
 from parallax.analysis.routes.options import by_row, cheapest, options_of, wanted_option, why_on_servers
 from parallax.analysis.routes.owners import Shares, equal_shares
+from parallax.base.errors import PlanError
 from parallax.cluster.plan_inputs import PlanInputs
-from parallax.errors import PlanError
 from parallax.graph.ownership import Ownership
 from parallax.graph.spec import GraphSpec, VariableClass, VariableSpec
 from parallax.plans.half_precision import FLOAT32, sums_travel_as

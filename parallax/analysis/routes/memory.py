@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 from parallax.analysis.routes.cost import id_bytes
 from parallax.analysis.routes.count_touched import TouchedRowCount
 from parallax.analysis.routes.owners import Shares
+from parallax.base.errors import PlanError
 from parallax.cluster.plan_inputs import PlanInputs
-from parallax.errors import PlanError
 from parallax.graph.spec import VariableClass, VariableSpec
 from parallax.plans.plan import ALLGATHER, ALLREDUCE, ALLTOALL, PS, Layout, PlanConstraints
 from parallax.plans.prediction import ProcessMemory

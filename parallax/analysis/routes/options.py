@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from parallax.analysis.routes.cost import StepRows, allgather_cost, allreduce_cost, alltoall_cost, ps_cost
-from parallax.errors import PlanError
+from parallax.base.errors import PlanError
 from parallax.graph.spec import VariableClass, VariableSpec
 from parallax.plans.plan import (
     ALLGATHER,

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass
 
-from parallax.errors import PlanError
+from parallax.base.errors import PlanError
 from parallax.graph.spec import GraphSpec
 from parallax.plans.plan import Plan
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from parallax.errors import PlanError
+from parallax.base.errors import PlanError
 from parallax.graph.spec import VariableSpec
 
 PARTITION_BYTES = 256 << 10

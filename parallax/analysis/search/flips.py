@@ -19,7 +19,7 @@ from parallax.analysis.search.problem import Problem
 from parallax.analysis.search.route_all import RoutedVariables, Setting, reprice
 from parallax.analysis.timing.pricing import Floats, RouteOption
 from parallax.analysis.timing.step_time import Totals
-from parallax.errors import PlanError
+from parallax.base.errors import PlanError
 from parallax.plans.prediction import LINK, TOUCHED, Flip
 
 SLOWEST = 1024.0

@@ -28,9 +28,9 @@ import numpy as np
 from parallax.analysis.search.problem import Problem, best_of, count_of
 from parallax.analysis.timing.pricing import AFTER, BEFORE, FULL, LEFT, NEW_VALUES, PHASES, Charge, Floats, RouteOption
 from parallax.analysis.timing.step_time import phases_of, step_of
-from parallax.errors import PlanError
+from parallax.base.errors import PlanError
+from parallax.base.types import Array
 from parallax.report.text import bytes_text
-from parallax.types import Array
 
 EXACT_NODES, LARGE_NODES = 20_000, 1
 """Nodes of the search tree: as many as small models ever need; of large ones the root alone, whose bound is near. A

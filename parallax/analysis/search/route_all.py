@@ -30,9 +30,9 @@ from parallax.analysis.search.problem import Problem
 from parallax.analysis.timing.pricing import Pricing, RouteOption
 from parallax.analysis.timing.step_time import given_of
 from parallax.analysis.timing.topology import Topology, fabric_of
+from parallax.base.errors import PlanError
 from parallax.cluster.plan_inputs import PlanInputs
 from parallax.cluster.profiles import ClusterProfile
-from parallax.errors import PlanError
 from parallax.plans.plan import ALLTOALL, PS, Layout, PlanConstraints
 
 SERVERS_COMPARED = 2000

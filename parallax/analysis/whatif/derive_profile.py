@@ -14,8 +14,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from parallax.base.errors import PlanError
 from parallax.cluster.profiles import AlphaBeta, ClusterProfile, HostProfile
-from parallax.errors import PlanError
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from parallax.analysis.whatif.balance import balances_of
+from parallax.base.errors import PlanError
 from parallax.cluster.plan_inputs import PlanInputs
 from parallax.cluster.profiles import (
     CLUSTER_PROFILE_VERSION,
@@ -25,7 +26,6 @@ from parallax.cluster.profiles import (
     ModelProfile,
     TableProfile,
 )
-from parallax.errors import PlanError
 from parallax.graph.spec import GraphSpec, Part, VariableSpec
 from parallax.plans.plan import NO_ROUTE, Layout, Plan, PlanConstraints
 from parallax.plans.what_if import Simulation, Size, WhatIf

@@ -11,11 +11,11 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from parallax.base.types import Array, Value
 from parallax.functions.batches.shares import RaggedRows, Share
 from parallax.functions.tracing.step_graph import GraphStep
 from parallax.graph.batches import are_elements, are_row_ends, batch_of, place_of_share
 from parallax.plans.micro_batches import MicroBatches
-from parallax.types import Array, Value
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
+from parallax.base.types import Array
 from parallax.functions.batches.shared_arrays import SharedArrays
-from parallax.types import Array
 
 
 class NumberedRows:

@@ -14,9 +14,9 @@ import numpy as np
 import tensorflow as tf
 from tensorflow.python.framework import op_def_registry
 
+from parallax.base.types import Array, ConcreteFunction, GraphDef, NodeDef, Tensor, TensorLike, TypeSpec
 from parallax.functions.batches.shares import Share
 from parallax.functions.tracing.served_graph import PYTHON_OPS
-from parallax.types import Array, ConcreteFunction, GraphDef, NodeDef, Tensor, TensorLike, TypeSpec
 
 _AT_ONCE = 16
 """How many rows are worked on at the same time."""

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from parallax.types import Array, Comm
+from parallax.base.types import Array, Comm
 
 _ALIGNMENT = 64
 """TensorFlow takes an array that begins at such an address without a copy."""

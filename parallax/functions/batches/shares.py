@@ -13,10 +13,10 @@ from dataclasses import dataclass
 import numpy as np
 import tensorflow as tf
 
-from parallax.errors import SessionError
+from parallax.base.errors import SessionError
+from parallax.base.types import Array, DType, Nest, RaggedTensor, TensorLike
 from parallax.functions.batches.numbered_rows import NumberedRows
 from parallax.graph.batches import place_of_share
-from parallax.types import Array, DType, Nest, RaggedTensor, TensorLike
 
 _UNEQUAL = (
     "The parts of this batch have different numbers of rows: {lengths}. Each worker gets its rows of every part, so "

@@ -7,9 +7,9 @@ from typing import Protocol
 
 import numpy as np
 
+from parallax.base.types import Array
 from parallax.functions.remote.request_queue import RequestNote
 from parallax.functions.remote.serve_driver import StepResults
-from parallax.types import Array
 
 
 class _NotedRequest(Protocol):

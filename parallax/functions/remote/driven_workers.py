@@ -9,10 +9,10 @@ from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import NamedTuple
 
+from parallax.base.errors import ParallaxError
 from parallax.base.status_line import clear_status, show_status
 from parallax.entry import call as calls
 from parallax.entry.job_beside import CallPlans, JobBeside, JobNeeds, PlannedMessage
-from parallax.errors import ParallaxError
 from parallax.functions.remote.heard_requests import END
 from parallax.functions.remote.remote_steps import RemoteSteps
 from parallax.functions.remote.request_queue import RequestQueue

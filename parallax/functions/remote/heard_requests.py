@@ -11,10 +11,10 @@ from typing import NamedTuple
 
 import numpy as np
 
+from parallax.base.types import Comm, Picklable
 from parallax.runtime.driver_channel import ChannelClosed, DriverConnection
 from parallax.runtime.worker.barrier import wait_for
 from parallax.runtime.worker.ranks import bytes_of_rank_0
-from parallax.types import Comm, Picklable
 
 _LETTER_BYTES = 2048
 """What is longer takes a second message among workers."""

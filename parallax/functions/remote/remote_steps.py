@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from parallax.base.types import Array, ArrayOnWorker0, Operation, Picklable, Tensor, TensorLike, Value, Variable
 from parallax.functions.batches.numbered_rows import NumberedRows
 from parallax.functions.batches.row_pipeline import RawRows, RowPipeline, RunningPipeline
 from parallax.functions.batches.shared_arrays import SharedArrays
@@ -24,7 +25,6 @@ from parallax.functions.tracing.traced_values import InFile, bytes_of
 from parallax.report.logger import log
 from parallax.report.text import bytes_text
 from parallax.runtime.checkpoint.files.stored_tensors import groups
-from parallax.types import Array, ArrayOnWorker0, Operation, Picklable, Tensor, TensorLike, Value, Variable
 
 _RULES = ("mean", "rows", "same", "whole")
 """In the order of `WantedResults`."""

@@ -16,11 +16,11 @@ from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Protocol
 
-from parallax.errors import SessionError
+from parallax.base.errors import SessionError
+from parallax.base.types import Picklable
 from parallax.functions.remote.heard_requests import DriverRequest
 from parallax.functions.remote.serve_driver import ReadyWorkers
 from parallax.runtime.driver_channel import ChannelClosed, DriverConnection, deferred_interrupts
-from parallax.types import Picklable
 
 Restore = Callable[[], tuple[DriverConnection, ReadyWorkers]]
 """Waits for the next job's workers and opens the session there; raises ChannelClosed when there will be none."""

@@ -19,9 +19,10 @@ from typing import NamedTuple
 import numpy as np
 from tensorflow.errors import OpError
 
+from parallax.base.errors import SessionError
+from parallax.base.types import Array, Comm, Picklable, Tensor
 from parallax.entry import call as calls
 from parallax.entry.job_beside import PlannedMessage
-from parallax.errors import SessionError
 from parallax.functions.batches.micro_batches import StepCut
 from parallax.functions.batches.numbered_rows import NumberedArrays
 from parallax.functions.batches.row_pipeline import RowPipeline, RunningPipeline
@@ -37,7 +38,6 @@ from parallax.runtime.worker.heartbeat import current_heartbeat
 from parallax.runtime.worker.ranks import ProcessGroup, current_process_group
 from parallax.runtime.worker.without_keras import keras_left_out
 from parallax.settings.config import Config
-from parallax.types import Array, Comm, Picklable, Tensor
 
 _NOT_THE_SAME = (
     "A value that the step returns as 'same' differs between workers. Declare it as a 'mean' over the batch, a 'sum' "

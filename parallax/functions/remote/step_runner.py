@@ -7,13 +7,13 @@ from pathlib import Path
 
 import numpy as np
 
+from parallax.base.types import ArrayOnWorker0, Comm, Fetch, Operation, Session, Tensor, Value, Variable
 from parallax.functions.batches.micro_batches import StepCut
 from parallax.functions.batches.shares import Share
 from parallax.functions.tracing.step_graph import GraphStep, LoopVariables, StepGraph
 from parallax.functions.tracing.traced_values import InFile, source_of
 from parallax.runtime.worker.barrier import barrier
 from parallax.runtime.worker.session.accumulation import MicroBatchRun
-from parallax.types import ArrayOnWorker0, Comm, Fetch, Operation, Session, Tensor, Value, Variable
 
 INITIAL = "initial"
 """A value's place: in the initial value that was traced, of which nothing is made yet."""

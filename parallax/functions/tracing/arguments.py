@@ -14,8 +14,8 @@ import numpy as np
 import tensorflow as tf
 from tensorflow.python.util import nest
 
-from parallax.errors import ConfigError, GraphError
-from parallax.types import Argument, Nest, Tensor, TensorLike, TypeSpec
+from parallax.base.errors import ConfigError, GraphError
+from parallax.base.types import Argument, Nest, Tensor, TensorLike, TypeSpec
 
 _NO_SIGNATURE = (
     "input_signature must be a list or tuple of tf.TensorSpec or tf.RaggedTensorSpec, one for each argument of the "

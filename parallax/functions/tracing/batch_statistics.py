@@ -12,8 +12,8 @@ from unittest import mock
 
 import tensorflow as tf
 
+from parallax.base.types import KerasModel, Tensor
 from parallax.graph.own_batch import mark_statistics, own_mean, own_normalizations, own_sum
-from parallax.types import KerasModel, Tensor
 
 OWN = "own"
 _wanted: list[str] = []

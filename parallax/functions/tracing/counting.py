@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from parallax.errors import GraphError
+from parallax.base.errors import GraphError
+from parallax.base.types import ConcreteFunction, Handle, Operation, Tensor, Variable
 from parallax.functions.tracing.traced_values import handle_of
-from parallax.types import ConcreteFunction, Handle, Operation, Tensor, Variable
 
 _RETURNED = (
     "The step returns a value computed from {name!r}, of which each worker holds only a part. Do not return it, and "

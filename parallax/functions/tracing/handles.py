@@ -19,8 +19,8 @@ from tensorflow.python.framework import op_def_registry
 from tensorflow.python.framework.auto_control_deps_utils import READ_ONLY_RESOURCE_INPUTS_ATTR as _READ_ONLY
 from tensorflow.python.framework.auto_control_deps_utils import RESOURCE_READ_OPS
 
-from parallax.errors import SessionError
-from parallax.types import Argument, Handle, Nest
+from parallax.base.errors import SessionError
+from parallax.base.types import Argument, Handle, Nest
 
 _LOOKS = ("VarIsInitializedOp", "DestroyResourceOp", "DisableCopyOnRead")
 """Ops that neither read nor write a value."""

@@ -16,7 +16,16 @@ import keras
 import tensorflow as tf
 from keras.src.backend.tensorflow import numpy
 
-from parallax.types import Gradient, KerasOptimizer, KerasVariable, LearningRate, Nest, Tensor, TensorLike, Variable
+from parallax.base.types import (
+    Gradient,
+    KerasOptimizer,
+    KerasVariable,
+    LearningRate,
+    Nest,
+    Tensor,
+    TensorLike,
+    Variable,
+)
 
 
 @contextmanager

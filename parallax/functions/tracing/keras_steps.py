@@ -14,10 +14,10 @@ from keras.src import backend
 from keras.src.backend.common.variables import Variable as BackendVariable
 from keras.src.optimizers.base_optimizer import BaseOptimizer
 
+from parallax.base.types import Argument, Gradient, KerasOptimizer, KerasVariable, TensorLike, Variable
 from parallax.functions.tracing.batch_statistics import normalizations_of_keras
 from parallax.functions.tracing.keras_optimizers import merged_rows, rows_apart, taken_by_row
 from parallax.functions.tracing.libraries import LibraryVariable
-from parallax.types import Argument, Gradient, KerasOptimizer, KerasVariable, TensorLike, Variable
 
 
 @contextmanager

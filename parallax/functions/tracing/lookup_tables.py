@@ -15,9 +15,9 @@ from tensorflow.python.eager import context
 from tensorflow.python.ops import lookup_ops
 from tensorflow.python.trackable.resource import CapturableResource
 
-from parallax.errors import GraphError
+from parallax.base.errors import GraphError
+from parallax.base.types import Array, DType, Handle, Tensor
 from parallax.report.text import bytes_text
-from parallax.types import Array, DType, Handle, Tensor
 
 _LARGEST_BYTES = 512 << 20
 """Of one table's keys and values: TensorFlow sends no graph of 2 GB and more."""

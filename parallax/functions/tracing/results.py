@@ -14,9 +14,9 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
-from parallax.errors import ConfigError, GraphError
+from parallax.base.errors import ConfigError, GraphError
+from parallax.base.types import Graph, Nest, Tensor
 from parallax.graph.batches import ADDED, ROWS, SAME, VALUE, WHOLE, mark_reported
-from parallax.types import Graph, Nest, Tensor
 
 RULES = ("mean", "sum", "rows", "same")
 _KIND_OF_RULE = {"sum": ADDED, "rows": ROWS, "whole": WHOLE, "same": SAME}

@@ -16,10 +16,10 @@ from tensorflow.python.framework.meta_graph import import_scoped_meta_graph
 from tensorflow.python.ops import script_ops
 
 from parallax.analysis.reading.construction.digests import are_alike
+from parallax.base.types import Fetch, Graph, GraphDef
 from parallax.functions.tracing.step_graph import GraphStep, LoopVariables, StepGraph
 from parallax.runtime.worker.function_package import pickle_for_workers
 from parallax.runtime.worker.reports.graph_files import meta_graph
-from parallax.types import Fetch, Graph, GraphDef
 
 PYTHON_OPS = ("PyFuncStateless", "PyFunc")
 

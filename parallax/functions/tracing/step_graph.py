@@ -18,13 +18,13 @@ import numpy as np
 import tensorflow as tf
 from tensorflow.core.framework import attr_value_pb2
 
-from parallax.errors import GraphError
+from parallax.base.errors import GraphError
+from parallax.base.types import ConcreteFunction, Graph, Nest, Operation, Tensor, TensorShape, TypeSpec, Variable
 from parallax.functions.tracing.lookup_tables import table_in_graph
 from parallax.functions.tracing.traced_values import handle_of, initial_of
 from parallax.graph.batches import mark_batch, mark_elements, mark_full, mark_length, mark_part, mark_row_ends
 from parallax.graph.view import EXAMPLES
 from parallax.report.logger import log
-from parallax.types import ConcreteFunction, Graph, Nest, Operation, Tensor, TensorShape, TypeSpec, Variable
 
 _LARGEST_CONSTANT_BYTES = 1 << 20
 _UNKNOWN = (

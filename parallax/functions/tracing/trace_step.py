@@ -9,7 +9,8 @@ from dataclasses import dataclass
 import tensorflow as tf
 from tensorflow.python.ops.resource_variable_ops import BaseResourceVariable
 
-from parallax.errors import GraphError
+from parallax.base.errors import GraphError
+from parallax.base.types import ConcreteFunction, Handle, Nest, Tensor, TypeSpec, Variable
 from parallax.functions.tracing.arguments import Arguments, with_tensors
 from parallax.functions.tracing.batch_statistics import fused_normalizations
 from parallax.functions.tracing.counting import check_returned, check_sums
@@ -17,7 +18,6 @@ from parallax.functions.tracing.libraries import LibraryVariable, record_library
 from parallax.functions.tracing.results import mark_means
 from parallax.functions.tracing.step_graph import StepVariable, unique_name
 from parallax.functions.tracing.traced_values import handle_of
-from parallax.types import ConcreteFunction, Handle, Nest, Tensor, TypeSpec, Variable
 
 
 @dataclass(frozen=True, slots=True)

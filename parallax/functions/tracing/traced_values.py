@@ -17,13 +17,13 @@ import tensorflow as tf
 from tensorflow.python.eager.polymorphic_function.concrete_function import ConcreteFunction
 from tensorflow.python.ops.resource_variable_ops import UninitializedVariable
 
-from parallax.errors import SessionError
+from parallax.base.errors import SessionError
+from parallax.base.types import Argument, Array, Handle, PortableValue, Value, Variable
 from parallax.functions.tracing.handles import HandleWatch, watch_handle
 from parallax.report.text import bytes_text
 from parallax.runtime.checkpoint.files.bundle import Bundle
 from parallax.runtime.checkpoint.files.writer import run
 from parallax.transform.row_range import range_of_rows
-from parallax.types import Argument, Array, Handle, PortableValue, Value, Variable
 
 _TOO_LARGE = (
     "One process makes at most {limit} of large variables whole (TableConfig.whole_bytes), and with {name}, which has "

@@ -1,7 +1,7 @@
 // The elementwise operations of update programs: their names, and what each computes of elements x, y (and z).
 //
 // Each gives what TensorFlow's op of that name gives, bit for bit. TensorFlow's packages are compiled for AVX, without
-// fused products and sums, and so is this (parallax/setup/libraries.py).
+// fused products and sums, and so is this (parallax/base/setup/libraries.py).
 #ifndef PARALLAX_NATIVE_ROWS_OPERATIONS_H_
 #define PARALLAX_NATIVE_ROWS_OPERATIONS_H_
 

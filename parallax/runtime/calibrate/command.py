@@ -16,10 +16,11 @@ from typing import Any
 import msgspec
 from tqdm import tqdm
 
+from parallax.base.errors import ConfigError, LaunchError
 from parallax.base.strict import Amount, Count
+from parallax.base.types import JsonObject
 from parallax.cluster.machines import Cluster
 from parallax.cluster.profiles import ClusterProfile
-from parallax.errors import ConfigError, LaunchError
 from parallax.report.show import show
 from parallax.runtime.calibrate.least_squares import Measurements, TimedPoint, profile_of
 from parallax.runtime.calibrate.points import Point
@@ -31,7 +32,6 @@ from parallax.runtime.supervisor.control import MARK, DamagedMessage
 from parallax.runtime.supervisor.sealed_files import value_of
 from parallax.runtime.worker.job_message import JobMessage
 from parallax.settings.environment import python_path_with, with_defaults
-from parallax.types import JsonObject
 
 _RANKS = "parallax.runtime.calibrate.ranks"
 _RANK_0 = b"[0] "

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from parallax.analysis.whatif.derive_profile import NewHost, derive_profile
+from parallax.base.errors import ConfigError
 from parallax.cluster.machines import local_cluster
 from parallax.cluster.profiles import ClusterProfile
 from parallax.cluster.resource_file import parse_resource_file
-from parallax.errors import ConfigError
 from parallax.report.show import show
 from parallax.runtime.calibrate.command import check_writable, write
 from parallax.runtime.calibrate.table import profile_table

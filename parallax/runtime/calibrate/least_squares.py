@@ -19,9 +19,9 @@ from typing import Any
 
 import numpy as np
 
+from parallax.base.types import Array
 from parallax.cluster.profiles import CLUSTER_PROFILE_VERSION, OPERATIONS, AlphaBeta, ClusterProfile, HostProfile
 from parallax.runtime.calibrate.points import ACROSS, WITHIN, Point
-from parallax.types import Array
 
 _ALIKE = 1.15
 """All hosts at once are as fast as one alone when they take no more than this times as long: noise of the measure."""

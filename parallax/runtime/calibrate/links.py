@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from parallax.types import Comm, MpiDatatype, MpiRequest
+from parallax.base.types import Comm, MpiDatatype, MpiRequest
 
 _DATA, _END, _STOP = 1, 2, 3  # tags
 _CHUNK_BYTES = 1 << 16

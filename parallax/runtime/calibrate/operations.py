@@ -19,6 +19,7 @@ from collections.abc import Callable
 import numpy as np
 import tensorflow as tf
 
+from parallax.base.types import Array, Comm, ConfigProto, Operation, Session, Tensor, Variable
 from parallax.graph.ownership import Ownership
 from parallax.runtime.calibrate.points import ROW_WIDTH, SERVER_ROWS, Group, Point
 from parallax.runtime.worker.ranks import SERVER_TASK, WORKER_TASK
@@ -31,7 +32,6 @@ from parallax.transform.building.reduce_and_broadcast import QueueReducer, devic
 from parallax.transform.building.transports import Pushers, ServerTransport, TableRows
 from parallax.transform.building.wire import Wire
 from parallax.transform.passes import gradients_to_servers
-from parallax.types import Array, Comm, ConfigProto, Operation, Session, Tensor, Variable
 
 _CHAIN = {"allreduce": 3, "alltoall": 3, "allgather": 3, "pull": 2, "push": 2}
 _SCOPE = "parallax/calibrate"

@@ -20,13 +20,13 @@ from typing import Any
 
 import numpy as np
 
+from parallax.base.types import Comm
 from parallax.runtime.calibrate.links import link_rates
 from parallax.runtime.calibrate.operations import Operations, operations_in_a_run
 from parallax.runtime.calibrate.points import ACROSS, Group, Point, groups_of, leads_of, points_of
 from parallax.runtime.supervisor.sealed_files import sealed_value
 from parallax.runtime.worker.barrier import wait_for_all
 from parallax.runtime.worker.ranks import ProcessGroup, current_process_group
-from parallax.types import Comm
 
 QUICK = "--quick"
 

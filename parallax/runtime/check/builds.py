@@ -10,9 +10,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from parallax.errors import GraphError
+from parallax.base.errors import GraphError
+from parallax.base.types import Graph, GraphDef
 from parallax.settings.environment import Role, Settings, environment_with
-from parallax.types import Graph, GraphDef
 
 _GRAPH_FILE, _SAID_FILE = "graph.pb", "stderr"
 _SHOWN = 5

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 
 from parallax.analysis.reading.batches.batch_sources import BatchSource, batch_sources
 from parallax.analysis.stages import AnalysedGraph
-from parallax.errors import ParallaxError
+from parallax.base.errors import ParallaxError
+from parallax.base.types import Graph
 from parallax.graph.view import GraphView
 from parallax.plans.plan import Plan
 from parallax.runtime.check.builds import SecondBuild, differing_values, structural_difference
-from parallax.types import Graph
 
 _REFUSED, _SUSPICIOUS, _NOTE = "refused", "suspicious", "note"
 

@@ -13,13 +13,13 @@ from dataclasses import dataclass, field, replace
 
 import tensorflow as tf
 
-from parallax.errors import CheckpointError
+from parallax.base.errors import CheckpointError
+from parallax.base.types import Comm, Session
 from parallax.runtime.checkpoint.checkpoint_io import Storage
 from parallax.runtime.checkpoint.collective_write import CheckpointResult, check_one_step, write_contents
 from parallax.runtime.checkpoint.files.links import Header
 from parallax.runtime.checkpoint.rows.freeze import CannotFreeze, Freezer, Image, freezer
 from parallax.runtime.supervisor.control import tell_saved
-from parallax.types import Comm, Session
 
 _LOOK_S = 0.5  # how often the copied memory is counted, which takes some milliseconds
 

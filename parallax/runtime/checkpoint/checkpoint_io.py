@@ -16,7 +16,8 @@ from functools import partial
 
 import tensorflow as tf
 
-from parallax.errors import CheckpointError
+from parallax.base.errors import CheckpointError
+from parallax.base.types import Comm, Session
 from parallax.runtime.checkpoint.collective_write import CheckpointResult, check_one_step, on_worker_0, write_contents
 from parallax.runtime.checkpoint.files.bundle import Bundle
 from parallax.runtime.checkpoint.files.chain import States
@@ -31,7 +32,6 @@ from parallax.runtime.checkpoint.files.writer import Writer
 from parallax.runtime.checkpoint.rows.touched_tables import Marks
 from parallax.runtime.checkpoint.rows.variable_rows import RowsOnServers, StoredVariable
 from parallax.runtime.worker.barrier import barrier
-from parallax.types import Comm, Session
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,8 @@ from dataclasses import dataclass, field, replace
 
 import tensorflow as tf
 
-from parallax.errors import ConfigError
+from parallax.base.errors import ConfigError
+from parallax.base.types import Comm, Graph, Session, Tensor
 from parallax.graph.batches import is_of_front_end
 from parallax.report.logger import log
 from parallax.report.show import show
@@ -26,7 +27,6 @@ from parallax.runtime.checkpoint.rows.touched_tables import Marks, Succession, h
 from parallax.runtime.supervisor.control import tell_saved
 from parallax.settings.parts import CheckPointConfig
 from parallax.transform.passes.touched_rows import NO_ROW_MEMORY, RowMemory
-from parallax.types import Comm, Graph, Session, Tensor
 
 v1 = tf.compat.v1
 _LOG = logging.getLogger("parallax.checkpoint")

@@ -15,7 +15,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from parallax.errors import CheckpointError
+from parallax.base.errors import CheckpointError
+from parallax.base.types import Comm, Session
 from parallax.runtime.checkpoint.files.chain import delete_others, delete_strays
 from parallax.runtime.checkpoint.files.folder import NotWritten, file_errors, is_full, list_prefixes, reason
 from parallax.runtime.checkpoint.files.folder_owner import FolderInUse
@@ -24,7 +25,6 @@ from parallax.runtime.checkpoint.files.writer import Writer
 from parallax.runtime.checkpoint.rows.contents import Content, Contents
 from parallax.runtime.checkpoint.rows.freeze import Loss
 from parallax.runtime.worker.barrier import barrier
-from parallax.types import Comm, Session
 
 
 class ImageLost(NotWritten):

@@ -26,6 +26,7 @@ from typing import ClassVar, NoReturn
 
 import tensorflow as tf
 
+from parallax.base.types import Comm, Coordinator, RunContext, RunValues, Session
 from parallax.report.logger import log
 from parallax.report.text import bytes_text
 from parallax.runtime.checkpoint.checkpoints import Checkpoints
@@ -37,7 +38,6 @@ from parallax.runtime.supervisor.control import tell_saved
 from parallax.runtime.worker.barrier import barrier
 from parallax.runtime.worker.preemption import Preemption
 from parallax.runtime.worker.session.run_context import WorkerContext
-from parallax.types import Comm, Coordinator, RunContext, RunValues, Session
 
 v1 = tf.compat.v1
 _CALL_POLL_S = 0.02

@@ -16,7 +16,8 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from parallax.errors import CheckpointError
+from parallax.base.errors import CheckpointError
+from parallax.base.types import Array, Comm, Operation, Session, Tensor
 from parallax.graph.ownership import Ownership
 from parallax.report.text import first_named
 from parallax.runtime.checkpoint.files.chain import States, state_of
@@ -31,7 +32,6 @@ from parallax.runtime.checkpoint.rows.variable_rows import StoredVariable
 from parallax.runtime.worker.session.positions import InputPositions, IteratorPosition
 from parallax.transform.passes.inputs import Maker
 from parallax.transform.pipeline import WorkerGraph
-from parallax.types import Array, Comm, Operation, Session, Tensor
 
 WORKERS, NAMES = f"{OWN_KEYS}positions/workers", f"{OWN_KEYS}positions/names"
 _OF_JOB, _OF_STREAM, _OF_OWN, _OF_SHARES = range(4)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from parallax.base.types import Comm
 from parallax.graph.ops import PASSES_ON
 from parallax.graph.view import GraphView, split_tensor
 from parallax.runtime.worker.session.names import Names
 from parallax.runtime.worker.session.run_context import WorkerContext
-from parallax.types import Comm
 
 _WRITES = ("Assign", "Scatter", "ResourceScatter", "CountUpTo", "ResourceCountUpTo")
 _TAKES_ALONG = ("If", "StatelessIf", "While", "StatelessWhile", "Case", "PartitionedCall", "StatefulPartitionedCall")

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import tensorflow as tf
 
+from parallax.base.types import ArrayOnWorker0, Comm, Graph
 from parallax.runtime.checkpoint.checkpoint_io import Storage
 from parallax.runtime.checkpoint.files.folder import absolute
 from parallax.runtime.checkpoint.files.folder_owner import claim_of
@@ -21,7 +22,6 @@ from parallax.runtime.checkpoint.rows.access_to_rows import hold
 from parallax.runtime.checkpoint.rows.row_places import Places
 from parallax.runtime.checkpoint.rows.variable_rows import StoredVariable, WholeVariable, whole_of
 from parallax.runtime.worker.session.run_context import WorkerContext
-from parallax.types import ArrayOnWorker0, Comm, Graph
 
 
 @dataclass(frozen=True, slots=True)

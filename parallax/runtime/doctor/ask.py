@@ -18,6 +18,7 @@ from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
 
 from parallax.base.strict import shown
+from parallax.base.types import JsonObject
 from parallax.cluster.machines import Cluster, Host
 from parallax.report.text import bytes_text
 from parallax.runtime.doctor import probe
@@ -25,7 +26,6 @@ from parallax.runtime.doctor.findings import Answer, facts_from
 from parallax.runtime.launcher.reach import NOTICE_S, argv_on, waiting_text
 from parallax.runtime.trace.clocks import Ping, best_offset
 from parallax.settings.config import HOST_TIMEOUT_S
-from parallax.types import JsonObject
 
 MOST_BYTES = 1 << 20
 """How much a host may send, login banners included; an answer has a few kB."""

@@ -10,10 +10,11 @@ from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 
+from parallax.base.errors import LaunchError
 from parallax.base.strict import Amount, shown
+from parallax.base.types import JsonObject
 from parallax.cluster.machines import Cluster
 from parallax.cluster.plan_inputs import PlanInputs, read_measured
-from parallax.errors import LaunchError
 from parallax.report.show import show, write_file
 from parallax.report.text import align, pluralize
 from parallax.runtime.doctor import probe
@@ -38,7 +39,6 @@ from parallax.runtime.supervisor.limits import Limits
 from parallax.runtime.supervisor.sealed_files import value_of
 from parallax.settings.config import HOST_TIMEOUT_S
 from parallax.settings.environment import python_path_with
-from parallax.types import JsonObject
 
 LIBRARIES = tuple(f"libparallax_{name}.so" for name in ("exchange", "frozen", "preload", "rows"))
 """The native libraries that `parallax setup` builds; a job may need each of them."""

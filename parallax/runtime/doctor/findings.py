@@ -11,13 +11,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from parallax.base.strict import Count, Positive, Text, checked_value, read_json
+from parallax.base.types import JsonObject
 from parallax.cluster.machines import Cluster, Host
 from parallax.report.text import bytes_text
 from parallax.runtime.doctor.probe import NOT_NATIVE
 from parallax.runtime.launcher.reach import argv_on
 from parallax.runtime.supervisor.host_checks import SEGMENT_BYTES, SESSION_BYTES
 from parallax.runtime.trace.clocks import Offset
-from parallax.types import JsonObject
 
 REACHED, PYTHON, PACKAGES, MPI, PROJECT, CORES, MEMORY, DISK, FILES, PORTS, CLOCK, LINK = CHECKS = (
     *("reached", "python", "packages", "mpi", "project", "cores"),

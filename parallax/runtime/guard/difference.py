@@ -13,9 +13,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from parallax.base.types import Array, Comm, Value
 from parallax.report.text import name_ranks
 from parallax.runtime.guard.watched_variables import WatchedVariable
-from parallax.types import Array, Comm, Value
 
 ROUNDINGS = 32
 """Of so many operations of a step may two processors round each otherwise; from step to step that is a random walk."""

@@ -28,7 +28,8 @@ from typing import NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from parallax.errors import GuardError
+from parallax.base.errors import GuardError
+from parallax.base.types import Array, Comm, Tensor, Value
 from parallax.graph.view import GraphView
 from parallax.report.logger import log
 from parallax.report.text import pluralize
@@ -50,7 +51,6 @@ from parallax.runtime.worker.session.run_context import TrainingRuns, WorkerCont
 from parallax.runtime.worker.session.runs import Runs
 from parallax.transform.pipeline import WorkerGraph
 from parallax.transform.swap import VARIABLES
-from parallax.types import Array, Comm, Tensor, Value
 
 _NAN = -1
 _CPU_INFO = Path("/proc/cpuinfo")

@@ -7,9 +7,10 @@ import re
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from parallax.base.errors import ConfigError
+from parallax.base.types import Buffer
 from parallax.cluster.machines import Cluster, local_cluster
 from parallax.cluster.resource_file import parse_resource_file
-from parallax.errors import ConfigError
 from parallax.plans.plan import Layout
 from parallax.runtime.supervisor.control import CONTROL_FD, HOST_ADDRESS, PREEMPTION_FD
 from parallax.runtime.supervisor.limits import LIMITS, Limits
@@ -27,7 +28,6 @@ from parallax.settings.environment import (
     visible_gpus,
     with_defaults,
 )
-from parallax.types import Buffer
 
 # Open MPI's libopen-pal and TensorFlow's libtensorflow_framework both export hwloc's functions. A call that is bound
 # late, at MPI_Finalize, may reach TensorFlow's copy and crash; bound when the library is loaded, it cannot.

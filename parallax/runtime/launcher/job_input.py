@@ -14,7 +14,7 @@ import threading
 from collections.abc import Iterable
 from typing import BinaryIO
 
-from parallax.types import Buffer
+from parallax.base.types import Buffer
 
 
 class JobInput:

@@ -16,9 +16,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from parallax.base.errors import LaunchError
 from parallax.cluster.all_reduce import halves
 from parallax.cluster.machines import Cluster, Host
-from parallax.errors import LaunchError
 from parallax.runtime.launcher.job import BIND_NOW, Job
 from parallax.runtime.launcher.open_mpi import MCA, PASSED_ON, kept_variables, launch_parameters, parameters_of
 from parallax.runtime.supervisor.control import CONTROL_FD, PREEMPTION_FD

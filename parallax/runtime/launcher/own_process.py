@@ -6,7 +6,7 @@ import os
 import resource
 from pathlib import Path
 
-from parallax.errors import LaunchError
+from parallax.base.errors import LaunchError
 from parallax.report.text import bytes_text
 from parallax.runtime.supervisor.host_checks import SEGMENT_BYTES, SESSION_BYTES
 

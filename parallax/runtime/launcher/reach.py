@@ -15,8 +15,8 @@ import time
 from collections.abc import Callable, Sequence
 from typing import IO, NamedTuple
 
+from parallax.base.errors import LaunchError
 from parallax.cluster.machines import Host, Ssh
-from parallax.errors import LaunchError
 from parallax.runtime.launcher.job import Job
 from parallax.runtime.launcher.mpirun import Launcher, may_use_ssh
 

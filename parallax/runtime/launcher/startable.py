@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 import resource
 
+from parallax.base.errors import LaunchError
 from parallax.cluster.machines import Cluster
-from parallax.errors import LaunchError
 from parallax.runtime.launcher.job import Job
 from parallax.runtime.launcher.mpirun import Launcher, may_use_ssh
 from parallax.runtime.launcher.open_mpi import MCA, PASSED_ON, parameters_of

@@ -15,13 +15,13 @@ from pathlib import Path
 
 import tensorflow as tf
 
-from parallax.errors import GraphError
+from parallax.base.errors import GraphError
+from parallax.base.types import Session, Value
 from parallax.report.text import bytes_text
 from parallax.runtime.measure.inputs import Inputs, open_session
 from parallax.runtime.measure.memory import free_bytes, peak_bytes, reset_peak, variable_bytes
 from parallax.settings.config import Config
 from parallax.transform.building.editor import Worker
-from parallax.types import Session, Value
 
 _UNTIMED, _TIMED = 3, 10
 """The first steps make memory and kernels ready, once; of the others the median counts."""

@@ -27,9 +27,10 @@ from parallax.analysis.measuring.ids import (
 )
 from parallax.analysis.stages import AnalysedGraph
 from parallax.analysis.timing.intervals import length
+from parallax.base.errors import ConfigError
+from parallax.base.types import Comm, Coordinator, RunArgs, RunContext, RunValues, Session, StepStats
 from parallax.cluster.profile_files import write_model_profile
 from parallax.cluster.profiles import MODEL_PROFILE_VERSION, ModelProfile
-from parallax.errors import ConfigError
 from parallax.graph.view import split_tensor
 from parallax.report.profile_table import profile_table
 from parallax.report.show import show
@@ -39,7 +40,6 @@ from parallax.runtime.trace.ops import COMPUTE, read_step
 from parallax.runtime.worker.barrier import barrier
 from parallax.runtime.worker.ranks import ProcessGroup
 from parallax.runtime.worker.session.run_context import TrainingRuns, WorkerContext
-from parallax.types import Comm, Coordinator, RunArgs, RunContext, RunValues, Session, StepStats
 
 v1 = tf.compat.v1
 _LOG = logging.getLogger("parallax.measure")

@@ -13,13 +13,13 @@ from dataclasses import dataclass
 import tensorflow as tf
 
 from parallax.analysis.reading.capture import CapturedGraph, initialization_phases
-from parallax.errors import ConfigError, GraphError
+from parallax.base.errors import ConfigError, GraphError
+from parallax.base.types import ConfigProto, Graph, GraphDef, QueueRunnerDef, Session, Value
 from parallax.graph.view import split_tensor
 from parallax.runtime.worker.session.feeds import placeholders_in
 from parallax.transform.building.editor import Worker
 from parallax.transform.passes.seeds import set_seeds
 from parallax.transform.passes.shard_numbers import set_shards
-from parallax.types import ConfigProto, Graph, GraphDef, QueueRunnerDef, Session, Value
 
 _ITERATORS = ("IteratorV2", "Iterator")
 _SHAPES, _BESIDE = "_output_shapes", "_class"

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import tensorflow as tf
 
-from parallax.types import NodeDef
+from parallax.base.types import NodeDef
 
 _STATUS, _CLEAR, _MACHINE = Path("/proc/self/status"), Path("/proc/self/clear_refs"), Path("/proc/meminfo")
 _RESET_PEAK = "5"  # proc(5): sets the peak to what is held now

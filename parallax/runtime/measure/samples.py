@@ -22,9 +22,10 @@ from parallax.analysis.measuring.ids import (
     trained_on,
 )
 from parallax.analysis.stages import AnalysedGraph, plan_for, rewrites_of
+from parallax.base.errors import ConfigError, GraphError
+from parallax.base.types import Graph, Value
 from parallax.cluster.profile_files import check_writable, default_path, write_model_profile
 from parallax.cluster.profiles import MODEL_PROFILE_VERSION, ModelProfile
-from parallax.errors import ConfigError, GraphError
 from parallax.plans.plan import one_host
 from parallax.report.profile_table import profile_table
 from parallax.report.show import show
@@ -35,7 +36,6 @@ from parallax.runtime.worker.session.feeds import Feeds, missing_feeds, named_ba
 from parallax.settings.config import Config
 from parallax.settings.environment import Settings
 from parallax.transform.building.editor import Worker
-from parallax.types import Graph, Value
 
 SAMPLE_BATCHES = "sample batches"
 

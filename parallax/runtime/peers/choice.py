@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from parallax.errors import CheckpointError
+from parallax.base.errors import CheckpointError
 from parallax.report.text import name_ranks
 from parallax.runtime.peers.part_files import COMMON
 

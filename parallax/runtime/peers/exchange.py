@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from parallax.types import Array, Buffer, Comm
+from parallax.base.types import Array, Buffer, Comm
 
 PIECE_BYTES = 16 * 2**20
 _DATA, _END = 1, 2

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 import tensorflow as tf
 
+from parallax.base.types import Coordinator, Graph, RunContext, RunValues, Session
 from parallax.report.logger import log
 from parallax.report.show import show
 from parallax.report.text import bytes_text, first_named
@@ -28,7 +29,6 @@ from parallax.runtime.peers.store import PeerStore
 from parallax.runtime.supervisor.control import tell_saved
 from parallax.runtime.worker.preemption import Preemption
 from parallax.runtime.worker.session.run_context import WorkerContext
-from parallax.types import Coordinator, Graph, RunContext, RunValues, Session
 
 _TELL_S = 1.0  # between two words to the launcher on how far the state is
 

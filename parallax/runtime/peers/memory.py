@@ -6,9 +6,10 @@ import socket
 from collections.abc import Collection
 from pathlib import Path
 
+from parallax.base.errors import CheckpointError, ConfigError, SessionError
 from parallax.base.private_files import make_own_folder
 from parallax.base.strict import shown
-from parallax.errors import CheckpointError, ConfigError, SessionError
+from parallax.base.types import Comm, Graph
 from parallax.graph.spec import GraphSpec
 from parallax.report.logger import log
 from parallax.runtime.checkpoint.checkpoints import step_tensor
@@ -27,7 +28,6 @@ from parallax.runtime.worker.ranks import ProcessGroup
 from parallax.settings.environment import settings
 from parallax.settings.parts import CheckPointConfig
 from parallax.transform.passes.touched_rows import RowMemory
-from parallax.types import Comm, Graph
 
 
 def memory_folder(config: CheckPointConfig) -> Path:

@@ -32,7 +32,8 @@ from typing import Any
 
 import numpy as np
 
-from parallax.errors import CheckpointError
+from parallax.base.errors import CheckpointError
+from parallax.base.types import Array, Buffer
 from parallax.report.logger import log
 from parallax.runtime.peers.part_records import (
     RECORD,
@@ -46,7 +47,6 @@ from parallax.runtime.peers.part_records import (
     read_value,
 )
 from parallax.runtime.supervisor.control import checksum, seal
-from parallax.types import Array, Buffer
 
 COMMON = -1
 """The number of the part that all workers have alike; the others have the rank of their owner, or `lone` of it."""

@@ -12,10 +12,10 @@ from typing import Annotated, Any, BinaryIO, TypeVar
 import numpy as np
 from msgspec import Meta
 
+from parallax.base.errors import CheckpointError
 from parallax.base.strict import Count, Text, checked_value, shown
-from parallax.errors import CheckpointError
+from parallax.base.types import Array, Buffer
 from parallax.runtime.supervisor.control import DamagedMessage, checksum, read_sealed, seal
-from parallax.types import Array, Buffer
 
 RECORD = "record-"
 """Begins the name of a record's file; its number follows."""

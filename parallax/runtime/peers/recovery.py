@@ -16,7 +16,8 @@ import numpy as np
 import tensorflow as tf
 from tensorflow.core.framework.tensor_pb2 import TensorProto
 
-from parallax.errors import CheckpointError
+from parallax.base.errors import CheckpointError
+from parallax.base.types import Array, ArrayOnWorker0, Comm, Picklable, Session, Value
 from parallax.graph.ownership import Ownership
 from parallax.runtime.checkpoint.files.stored_tensors import CHUNK_BYTES, CheckpointEntry, chunks
 from parallax.runtime.checkpoint.positions import NAMES, WORKERS, StoredPositions
@@ -25,7 +26,6 @@ from parallax.runtime.peers.choice import ChosenSet, choose_set, newest_generati
 from parallax.runtime.peers.part_files import COMMON, PartView, lone
 from parallax.runtime.peers.store import part_folder, parts_in
 from parallax.runtime.worker.barrier import barrier
-from parallax.types import Array, ArrayOnWorker0, Comm, Picklable, Session, Value
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,8 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from parallax.errors import CheckpointError
+from parallax.base.errors import CheckpointError
+from parallax.base.types import Comm, Handle, Operation, Session, Tensor, Value
 from parallax.runtime.checkpoint.files.stored_tensors import chunks
 from parallax.runtime.checkpoint.rows.row_ops import RowOps
 from parallax.runtime.checkpoint.rows.touched_tables import Marks
@@ -27,7 +28,6 @@ from parallax.runtime.checkpoint.rows.variable_rows import (
 from parallax.runtime.peers.part_files import COMMON, lone
 from parallax.runtime.peers.part_records import PartHead, PartVariable, SetRecord
 from parallax.runtime.peers.store import BASE_BYTES, BaseRows
-from parallax.types import Comm, Handle, Operation, Session, Tensor, Value
 
 v1 = tf.compat.v1
 

@@ -20,7 +20,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from parallax.errors import CheckpointError
+from parallax.base.errors import CheckpointError
+from parallax.base.types import Array, Buffer, Comm, MpiRequest
 from parallax.report.logger import log
 from parallax.runtime.peers.choice import PartFound
 from parallax.runtime.peers.exchange import PIECE_BYTES, Ring, cut, exchange
@@ -37,7 +38,6 @@ from parallax.runtime.peers.part_files import (
 )
 from parallax.runtime.peers.part_records import PartHead, SetRecord
 from parallax.runtime.worker.barrier import barrier, wait_for
-from parallax.types import Array, Buffer, Comm, MpiRequest
 
 _PLACE = struct.Struct("<qq")
 BaseRows = Iterable[tuple[int, int, Array]]

@@ -20,7 +20,8 @@ from dataclasses import dataclass
 import tensorflow as tf
 
 from parallax.analysis.stages import AnalysedGraph, rewrites_of
-from parallax.errors import ParallaxError
+from parallax.base.errors import ParallaxError
+from parallax.base.types import Graph, GraphDef
 from parallax.plans.plan import Plan
 from parallax.runtime.checkpoint.checkpoints import Checkpoints
 from parallax.runtime.checkpoint.files.stored_tensors import CheckpointEntry
@@ -35,7 +36,6 @@ from parallax.runtime.worker.session.run_context import WorkerContext
 from parallax.transform.building import editor
 from parallax.transform.pipeline import WorkerGraph, transform
 from parallax.transform.swap import SwappedGraph, beside, outside
-from parallax.types import Graph, GraphDef
 
 
 @dataclass(frozen=True, slots=True)

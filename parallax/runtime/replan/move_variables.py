@@ -10,13 +10,13 @@ from dataclasses import dataclass
 
 import tensorflow as tf
 
+from parallax.base.types import Comm, Operation, Session, Tensor, Value
 from parallax.graph.view import GraphView
 from parallax.runtime.checkpoint.files.stored_tensors import CHUNK_BYTES, CheckpointEntry, chunks
 from parallax.runtime.checkpoint.rows.access_to_rows import hold
 from parallax.runtime.checkpoint.rows.row_places import Places
 from parallax.runtime.checkpoint.rows.variable_rows import StoredVariable
 from parallax.transform.swap import VARIABLES
-from parallax.types import Comm, Operation, Session, Tensor, Value
 
 v1 = tf.compat.v1
 

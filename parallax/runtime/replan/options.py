@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from parallax.errors import ConfigError
+from parallax.base.errors import ConfigError
 from parallax.settings.config import Config
 from parallax.settings.environment import Settings
 from parallax.settings.parts import OFF, ReplanConfig

@@ -14,9 +14,9 @@ from pathlib import Path
 
 from parallax.analysis.search.predict_plan import step_seconds
 from parallax.analysis.stages import AnalysedGraph, feasible
+from parallax.base.errors import ParallaxError
 from parallax.cluster.plan_inputs import PlanInputs
 from parallax.cluster.profiles import ModelProfile, cluster_profile_from_json
-from parallax.errors import ParallaxError
 from parallax.plans.plan import Layout, Plan, PlanConstraints, plan_from_json
 from parallax.report.show import show
 from parallax.report.text import bytes_text, pluralize

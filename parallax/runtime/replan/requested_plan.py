@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from parallax.errors import PlanError
+from parallax.base.errors import PlanError
+from parallax.base.types import Comm
 from parallax.graph.spec import GraphSpec
 from parallax.plans.plan import Layout, Plan, plan_from_json, read_plan
 from parallax.runtime.replan.change_over import ChangeOver
 from parallax.runtime.replan.replan import change_text
 from parallax.runtime.worker.session.run_context import TrainingRuns, WorkerContext
-from parallax.types import Comm
 
 
 @dataclass

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from parallax.errors import LaunchError
+from parallax.base.errors import LaunchError
 from parallax.runtime.supervisor.control import DamagedMessage, read_sealed, seal
 
 _Value = TypeVar("_Value")

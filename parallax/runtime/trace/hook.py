@@ -15,6 +15,7 @@ from pathlib import Path
 
 import tensorflow as tf
 
+from parallax.base.types import Comm, Coordinator, RunArgs, RunContext, RunValues, Session, StepStats
 from parallax.graph.view import GraphView
 from parallax.report.show import show
 from parallax.runtime.trace.chrome import trace_text
@@ -31,7 +32,6 @@ from parallax.runtime.worker.ranks import ProcessGroup
 from parallax.runtime.worker.session.run_context import TrainingRuns, WorkerContext
 from parallax.transform.building.all_to_all import ALL_TO_ALL, HOST
 from parallax.transform.swap import as_planned
-from parallax.types import Comm, Coordinator, RunArgs, RunContext, RunValues, Session, StepStats
 
 v1 = tf.compat.v1
 _LOG = logging.getLogger("parallax.trace")

@@ -8,10 +8,10 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
+from parallax.base.types import NodeDef, StepStats
 from parallax.transform.building.all_to_all import ALL_REDUCE as ALL_REDUCE_OP
 from parallax.transform.building.all_to_all import ALL_TO_ALL
 from parallax.transform.swap import as_planned
-from parallax.types import NodeDef, StepStats
 
 PULL, COMPUTE, PUSH, ALL_REDUCE, WAITING = "pull", "compute", "push", "all-reduce", "waiting"
 KINDS = (PULL, COMPUTE, PUSH, ALL_REDUCE, WAITING)

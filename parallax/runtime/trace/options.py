@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from parallax.errors import ConfigError
+from parallax.base.errors import ConfigError
 
 DEFAULT_STEPS = (10, 14)
 """After what the first runs do once: memory, connections, Horovod's cache."""

@@ -18,13 +18,13 @@ from parallax.analysis.planner import part_routes, placements
 from parallax.analysis.propagation.propagate import walk_graph
 from parallax.analysis.propagation.walk import Walk
 from parallax.analysis.stages import AnalysedGraph
-from parallax.errors import ConfigError
+from parallax.base.errors import ConfigError
+from parallax.base.types import Graph, RunArgs, RunContext, RunValues, Value
 from parallax.plans.plan import Plan
 from parallax.runtime.supervisor.sealed_files import read_file_value, write_value
 from parallax.runtime.verify.claims import Claims, find_watched
 from parallax.runtime.verify.draws import kept_draws
 from parallax.runtime.worker.session.run_context import TrainingRuns
-from parallax.types import Graph, RunArgs, RunContext, RunValues, Value
 
 v1 = tf.compat.v1
 

@@ -29,10 +29,10 @@ import numpy as np
 import tensorflow as tf
 
 from parallax.analysis.propagation.walk import Walk
+from parallax.base.types import Array, Value
 from parallax.graph.control_flow import branches_of
 from parallax.graph.view import GraphView, split_tensor
 from parallax.plans.layouts import Layout, LengthValue, Partial, Replicated, Sharded
-from parallax.types import Array, Value
 
 Values = Mapping[str, Value]
 """Tensor -> its value in one run."""

@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from parallax.analysis.stages import AnalysedGraph
+from parallax.base.types import Graph
 from parallax.graph.spec import VariableClass
 from parallax.plans.plan import Plan
 from parallax.runtime.launcher.job import Job
@@ -35,7 +36,6 @@ from parallax.runtime.verify.table import status, table_text, verdict_text
 from parallax.runtime.verify.trials import Trials
 from parallax.runtime.worker.session.feeds import named_batch, train_op
 from parallax.settings.environment import Role, Settings, environment_with
-from parallax.types import Graph
 
 
 def check_feeds(graph: Graph, num_workers: int, wanted: Settings) -> None:

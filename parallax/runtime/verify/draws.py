@@ -16,9 +16,9 @@ import numpy as np
 from parallax.analysis.propagation.visit_node import is_random
 from parallax.analysis.propagation.walk import Walk
 from parallax.analysis.reading.lowering.function_bodies import functions_of
+from parallax.base.types import Array
 from parallax.graph.control_flow import branches_of
 from parallax.runtime.supervisor.sealed_files import read_file_value, write_value
-from parallax.types import Array
 
 DRAWS_FILE = "draws.json"
 _SHOWN = 3

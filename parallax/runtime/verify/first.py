@@ -15,7 +15,8 @@ import numpy as np
 from parallax.analysis.reading.batches.batch_sources import data_ops, random_ops
 from parallax.analysis.reading.gradients import training_updates
 from parallax.analysis.stages import AnalysedGraph
-from parallax.errors import ConfigError, GraphError
+from parallax.base.errors import ConfigError, GraphError
+from parallax.base.types import Value
 from parallax.plans.plan import Plan
 from parallax.report.show import show
 from parallax.runtime.verify.judging import OTHERS, OWN, ArrayVerdict, judge, measure
@@ -27,7 +28,6 @@ from parallax.runtime.worker.ranks import ProcessGroup
 from parallax.runtime.worker.session.fetches import Request
 from parallax.runtime.worker.session.run_context import PlainSession, TrainingRuns, WorkerContext
 from parallax.settings.environment import Settings
-from parallax.types import Value
 
 _SHOWN = 3
 _TOLD = "the first steps, in one process"

@@ -26,7 +26,7 @@ from enum import Enum
 
 import numpy as np
 
-from parallax.types import Array, Value
+from parallax.base.types import Array, Value
 
 MARGIN = 32.0
 """Both are sums of roundings, drawn once and a few times: the error was at most 2 times the noise where many elements

@@ -16,6 +16,7 @@ import numpy as np
 
 from parallax.analysis.reading.construction.launcher_graph import hold_like, pack_graph
 from parallax.analysis.stages import analyse
+from parallax.base.types import Fetch, Graph, Value
 from parallax.graph.row_updates import UPDATES_OF_ROWS
 from parallax.graph.view import GraphView
 from parallax.plans.half_precision import ROUNDING
@@ -37,7 +38,6 @@ from parallax.runtime.worker.session.feeds import (
 )
 from parallax.runtime.worker.session.worker_session import Session
 from parallax.settings.environment import Settings
-from parallax.types import Fetch, Graph, Value
 
 STEPS = 5
 TOLERANCE = 1e-5

@@ -13,13 +13,13 @@ from parallax.analysis.reading.capture import initialization_phases
 from parallax.analysis.reading.construction.digests import SHAPES
 from parallax.analysis.reading.construction.launcher_graph import export_graph
 from parallax.analysis.stages import AnalysedGraph
-from parallax.errors import ConfigError, GraphError
+from parallax.base.errors import ConfigError, GraphError
+from parallax.base.types import Array, Graph, GraphDef, Operation, Session, Value, Variable
 from parallax.graph.spec import VariableClass
 from parallax.runtime.verify.judging import OTHERS, OWN, VARIABLES
 from parallax.runtime.worker.session.bfloat16 import options_with
 from parallax.transform.building.editor import Worker
 from parallax.transform.passes.seeds import set_seeds
-from parallax.types import Array, Graph, GraphDef, Operation, Session, Value, Variable
 
 v1 = tf.compat.v1
 

@@ -14,13 +14,13 @@ from pathlib import Path
 
 import numpy as np
 
+from parallax.base.types import Array, Graph, Value
 from parallax.report.text import in_columns, pluralize
 from parallax.runtime.supervisor.sealed_files import read_file_value, write_value
 from parallax.runtime.verify.claim_records import KEPT_FILE, RESULT_FILE, START_FILE, ClaimGroups, save
 from parallax.runtime.verify.claims import Claims, false_claim
 from parallax.runtime.verify.single import STARTS, OneProcess
 from parallax.runtime.worker.session.one_graph import place_of
-from parallax.types import Array, Graph, Value
 
 CLAIM_TOLERANCE = 1e-3
 """Of a tensor's size, or of the size of a sum's terms: what is small because terms cancel is less exact than a

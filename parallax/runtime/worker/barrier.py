@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from parallax.types import Comm, MpiRequest
+from parallax.base.types import Comm, MpiRequest
 
 _RARE_PAUSE_S = 0.02
 _FIRST_PAUSE_S, _LAST_PAUSE_S = 5e-5, 2e-3  # short beside a small variable, and beside a chunk

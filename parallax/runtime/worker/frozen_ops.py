@@ -14,8 +14,8 @@ from pathlib import Path
 
 import tensorflow as tf
 
-from parallax.errors import CheckpointError
-from parallax.types import OpLibrary
+from parallax.base.errors import CheckpointError
+from parallax.base.types import OpLibrary
 
 
 @functools.cache

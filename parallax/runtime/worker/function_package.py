@@ -13,8 +13,8 @@ from collections.abc import Callable
 
 import cloudpickle
 
-from parallax.errors import ConfigError
-from parallax.types import Buffer
+from parallax.base.errors import ConfigError
+from parallax.base.types import Buffer
 
 
 def packed_function(function: Callable[[], object]) -> bytes:

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import NamedTuple
 
-from parallax.errors import SessionError
+from parallax.base.errors import SessionError
 from parallax.runtime.supervisor.control import BEAT, send
 from parallax.runtime.supervisor.limits import LIMITS
 

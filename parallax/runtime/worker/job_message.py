@@ -14,10 +14,10 @@ from typing import Any, BinaryIO, get_type_hints
 
 import msgspec
 
+from parallax.base.errors import LaunchError
 from parallax.base.strict import Count
-from parallax.errors import LaunchError
+from parallax.base.types import Buffer
 from parallax.runtime.supervisor.control import checksum
-from parallax.types import Buffer
 
 VERSION = 3
 """Of the message on the wire; what is written otherwise needs another number."""

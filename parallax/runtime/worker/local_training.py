@@ -18,9 +18,9 @@ from types import FrameType
 from typing import Any
 
 from parallax.base.after_import import after_import
-from parallax.errors import ConfigError
+from parallax.base.errors import ConfigError
+from parallax.base.types import Fetches, Graph, Operation
 from parallax.settings.environment import Role
-from parallax.types import Fetches, Graph, Operation
 
 _BARE_FIT = (
     "Under `parallax run` a Keras model is trained by all workers, for which the script says `import parallax.keras`, "

@@ -20,9 +20,9 @@ from __future__ import annotations
 
 from typing import NoReturn
 
+from parallax.base.types import Comm, MpiRequest
 from parallax.runtime.supervisor.control import is_preempted, send
 from parallax.runtime.worker.barrier import barrier
-from parallax.types import Comm, MpiRequest
 
 
 class Preempted(BaseException):

@@ -12,7 +12,7 @@ import secrets
 from collections.abc import Callable
 from types import ModuleType
 
-from parallax.types import Argument
+from parallax.base.types import Argument
 
 _LARGEST = 2**32  # NumPy's seeds are below
 

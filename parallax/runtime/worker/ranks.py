@@ -16,14 +16,14 @@ from contextvars import ContextVar
 from dataclasses import replace
 from typing import Any
 
-from parallax.errors import LaunchError, SessionError
+from parallax.base.errors import LaunchError, SessionError
+from parallax.base.types import Buffer, Comm, ConfigProto
 from parallax.runtime.supervisor.control import host_address
 from parallax.runtime.supervisor.preload import listening_on, prove_to
 from parallax.runtime.worker.job_message import JobMessage, read_parcel
 from parallax.runtime.worker.standing_by import stand_by
 from parallax.runtime.worker.worker_folders import WorkerFolders
 from parallax.settings.environment import reach_directly, settings
-from parallax.types import Buffer, Comm, ConfigProto
 
 WORKER_TASK, SERVER_TASK = "worker", "ps"
 """Job names in the TensorFlow cluster."""

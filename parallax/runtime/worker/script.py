@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
 
-from parallax.errors import ConfigError, IdError, OtherGraphError, ParallaxError
+from parallax.base.errors import ConfigError, IdError, OtherGraphError, ParallaxError
 from parallax.runtime.supervisor.framework_log import join_deprecations, quiet_import, write_lines_once
 from parallax.runtime.worker.random_state import AlikeUntilBuilt
 from parallax.settings.environment import framework_level, settings

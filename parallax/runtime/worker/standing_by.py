@@ -16,8 +16,8 @@ from collections.abc import Callable, Sequence
 from importlib import import_module
 from pathlib import Path
 
+from parallax.base.types import Comm
 from parallax.runtime.supervisor.control import READY, send
-from parallax.types import Comm
 
 # Beside a busy process it gets a tenth of a core, and has imported all in a minute or two; at 19 it would take ten.
 _LOW, _USUAL = 10, 0

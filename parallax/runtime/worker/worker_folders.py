@@ -18,7 +18,7 @@ from functools import wraps
 from pathlib import Path
 from typing import Any
 
-from parallax.types import Comm, Hook
+from parallax.base.types import Comm, Hook
 
 _FOLDERS = ("_output_dir", "_checkpoint_dir")
 _FILES = ("_save_path", "_output_file")

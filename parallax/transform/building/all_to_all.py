@@ -16,8 +16,8 @@ from pathlib import Path
 
 import tensorflow as tf
 
-from parallax.errors import TransformError
-from parallax.types import DType, OpLibrary, Tensor
+from parallax.base.errors import TransformError
+from parallax.base.types import DType, OpLibrary, Tensor
 
 ALL_TO_ALL, ALL_REDUCE = "ParallaxAllToAll", "ParallaxAllReduce"
 WORKERS, HOST = "workers", "host"

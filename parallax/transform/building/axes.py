@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
-from parallax.types import Tensor
+from parallax.base.types import Tensor
 
 
 def add_to_numbers(numbers: Tensor, first: Tensor, columns: int = 1) -> Tensor:

@@ -16,8 +16,8 @@ from typing import Any
 
 import tensorflow as tf
 
+from parallax.base.types import Tensor
 from parallax.transform.building.all_to_all import native_ops
-from parallax.types import Tensor
 
 _WIRE_BITS = {
     tf.bfloat16: tf.int16,

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import tensorflow as tf
 
-from parallax.types import DType, Graph, NodeDef, Tensor, TensorShape
+from parallax.base.types import DType, Graph, NodeDef, Tensor, TensorShape
 
 _GIVEN = "given"
 

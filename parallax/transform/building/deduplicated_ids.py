@@ -22,10 +22,10 @@ from dataclasses import dataclass
 
 import tensorflow as tf
 
+from parallax.base.types import Tensor
 from parallax.transform.building.all_to_all import Hop, LookupIds
 from parallax.transform.building.collectives import open_end
 from parallax.transform.building.transports import TableRows, Transport, table_of
-from parallax.types import Tensor
 
 INT32_ROWS = 2**31
 

@@ -12,7 +12,8 @@ from dataclasses import dataclass, field
 
 import tensorflow as tf
 
-from parallax.errors import TransformError
+from parallax.base.errors import TransformError
+from parallax.base.types import Array, AttrValue, Graph, GraphDef, Handle, NodeDef, Operation, Tensor
 from parallax.graph.view import Edge, GraphView, split_tensor
 from parallax.plans.gradient_rows import GradientPiece
 from parallax.plans.rewrites import TrainingMode
@@ -28,7 +29,6 @@ from parallax.transform.building.node_edits import (
 from parallax.transform.building.reduce_and_broadcast import HorovodReducer, NoReducer, QueueReducer, Reducer
 from parallax.transform.building.shares import BatchShare
 from parallax.transform.building.wire import Wire
-from parallax.types import Array, AttrValue, Graph, GraphDef, Handle, NodeDef, Operation, Tensor
 
 SCOPE = "parallax"
 """All nodes that the transform adds are under this name."""

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from parallax.base.types import GraphDef, NodeDef
 from parallax.graph.control_flow import branches_of
 from parallax.graph.view import GraphView, split_tensor, tensor_name
-from parallax.types import GraphDef, NodeDef
 
 _ENTERS, _EXITS = ("Enter", "RefEnter"), ("Exit", "RefExit")
 

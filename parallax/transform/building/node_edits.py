@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tensorflow as tf
 
-from parallax.types import Array, GraphDef, NodeDef, Operation, Tensor
+from parallax.base.types import Array, GraphDef, NodeDef, Operation, Tensor
 
 _SHAPES = "_output_shapes"
 

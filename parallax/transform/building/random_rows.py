@@ -11,9 +11,9 @@ from dataclasses import dataclass
 
 import tensorflow as tf
 
+from parallax.base.types import DType, Tensor
 from parallax.graph.ownership import Ownership
 from parallax.transform.building.all_to_all import native_ops
-from parallax.types import DType, Tensor
 
 UNIFORM, NORMAL, TRUNCATED_NORMAL, UNIFORM_INT = "uniform", "normal", "truncated_normal", "uniform_int"
 TYPES = ("float16", "bfloat16", "float32", "float64", "int32", "int64")

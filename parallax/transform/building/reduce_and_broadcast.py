@@ -13,9 +13,9 @@ from typing import Protocol
 
 import tensorflow as tf
 
+from parallax.base.types import DType, Operation, Tensor, TensorShape
 from parallax.transform.building import collectives
 from parallax.transform.building.wire import GRADIENTS, Wire
-from parallax.types import DType, Operation, Tensor, TensorShape
 
 MEETINGS = "parallax/meet"
 

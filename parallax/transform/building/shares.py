@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import tensorflow as tf
 
-from parallax.types import Tensor
+from parallax.base.types import Tensor
 
 _OF_OTHERS = (
     "The number of an example of {!r}, times its entries, plus an offset, must be an entry of the worker's examples, "

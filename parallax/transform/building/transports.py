@@ -20,11 +20,11 @@ from typing import ClassVar
 
 import tensorflow as tf
 
+from parallax.base.types import DType, Operation, Tensor
 from parallax.graph.ownership import Ownership
 from parallax.plans.plan import ALLTOALL, PS
 from parallax.transform.building.all_to_all import WORKERS, Hop, LookupIds, all_to_all, leg
 from parallax.transform.building.wire import GRADIENTS, ROWS, Wire
-from parallax.types import DType, Operation, Tensor
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 
 import tensorflow as tf
 
+from parallax.base.types import DType, Operation, Tensor
 from parallax.plans.half_precision import rows_travel_as, sums_travel_as
-from parallax.types import DType, Operation, Tensor
 
 ROWS, GRADIENTS = "rows", "gradients"
 

@@ -14,12 +14,12 @@ from dataclasses import dataclass
 
 import tensorflow as tf
 
+from parallax.base.types import Tensor
 from parallax.plans.gradient_rows import AccumulateGradient
 from parallax.plans.rewrites import Rewrites
 from parallax.transform.building.editor import SCOPE, Editor, GradientAccumulation
 from parallax.transform.building.shares import BatchShare
 from parallax.transform.passes.micro_shares import weigh
-from parallax.types import Tensor
 
 
 def keep_gradients(editor: Editor, rewrites: Rewrites) -> None:

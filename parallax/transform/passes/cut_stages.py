@@ -12,7 +12,8 @@ from dataclasses import dataclass
 
 import tensorflow as tf
 
-from parallax.errors import TransformError
+from parallax.base.errors import TransformError
+from parallax.base.types import GraphDef, NodeDef
 from parallax.graph.cut.everywhere import find_everywhere
 from parallax.graph.cut.graph_to_cut import graph_to_cut
 from parallax.graph.cut.messages import StageMessage, find_messages, messages_within
@@ -21,7 +22,6 @@ from parallax.graph.view import GraphView, split_tensor, tensor_name
 from parallax.plans.model_stages import StageCut
 from parallax.transform.building.all_to_all import native_ops
 from parallax.transform.passes.packed_messages import find_packs, pack
-from parallax.types import GraphDef, NodeDef
 
 SEND, RECEIVE = "ParallaxSend", "ParallaxReceive"
 _SCOPE = "parallax/stage"

@@ -7,6 +7,7 @@ from functools import partial
 
 import tensorflow as tf
 
+from parallax.base.types import Operation, Tensor
 from parallax.graph.view import split_tensor
 from parallax.plans.gradient_rows import GradientPiece, SharedRows
 from parallax.plans.plan import ALLGATHER
@@ -18,7 +19,6 @@ from parallax.transform.building.editor import SCOPE, Counter, Editor
 from parallax.transform.building.reduce_and_broadcast import Reducer
 from parallax.transform.building.shares import mask_uncounted
 from parallax.transform.building.wire import GRADIENTS
-from parallax.types import Operation, Tensor
 
 
 def reduce_gradients(editor: Editor, rewrites: Rewrites) -> None:

@@ -16,6 +16,7 @@ from functools import partial
 
 import tensorflow as tf
 
+from parallax.base.types import Operation, Tensor
 from parallax.graph.batches import is_of_script
 from parallax.graph.view import Edge
 from parallax.plans.plan import server_proxies
@@ -46,7 +47,6 @@ from parallax.transform.building.transports import (
 from parallax.transform.passes.dense_and_gathered import add_counter
 from parallax.transform.passes.gradients_to_servers import push_rows
 from parallax.transform.passes.ids_from_end import ids_before
-from parallax.types import Operation, Tensor
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,9 +16,9 @@ from dataclasses import dataclass
 import tensorflow as tf
 from tensorflow.core.framework.tensor_shape_pb2 import TensorShapeProto
 
+from parallax.base.types import DType, GraphDef, NodeDef, Value
 from parallax.graph.batches import batch_of, full_length, length_of_batch, place_of_share
 from parallax.transform.building.editor import Worker
-from parallax.types import DType, GraphDef, NodeDef, Value
 
 
 @dataclass(frozen=True, slots=True)

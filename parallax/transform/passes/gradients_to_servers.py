@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import tensorflow as tf
 
+from parallax.base.types import Operation, Tensor
 from parallax.graph.view import Edge
 from parallax.plans.rewrites import Rewrites, Scatter
 from parallax.transform.building.deduplicated_ids import merge_equal_rows
@@ -17,7 +18,6 @@ from parallax.transform.building.editor import SCOPE, Editor
 from parallax.transform.building.reduce_and_broadcast import device_of
 from parallax.transform.building.transports import Pushers
 from parallax.transform.passes.server_partitions import cut_rows
-from parallax.types import Operation, Tensor
 
 ALL_GIVE, FRONTS_GIVE = f"{SCOPE}/accumulate", f"{SCOPE}/front"
 """Where the nodes are by which gradient rows are given: by all workers alike, or by the front of each server."""

@@ -18,6 +18,7 @@ import numpy as np
 import tensorflow as tf
 from tensorflow.python.framework import ops, tensor_util
 
+from parallax.base.types import Array, Operation, Tensor
 from parallax.graph.ownership import Ownership
 from parallax.graph.view import Edge, split_tensor
 from parallax.plans.rewrites import Rewrites
@@ -33,7 +34,6 @@ from parallax.transform.building.random_rows import (
 )
 from parallax.transform.passes.seeds import seeds_of
 from parallax.transform.passes.server_partitions import rows_of
-from parallax.types import Array, Operation, Tensor
 
 _ELEMENTWISE = frozenset("Abs Add AddV2 Cast Identity Maximum Minimum Mul Neg RealDiv Square StopGradient Sub".split())
 _STATEFUL = {

@@ -3,7 +3,7 @@
 Before the op that begins an iterator comes a skip, whose count is fed where a job goes on from a checkpoint. For that
 the dataset must give the same elements again: shuffles without a seed get one from the job's.
 
-A dataset that is sharded (parallax/compat/shard.py) is cut into as many shares as the job had workers when it first
+A dataset that is sharded (parallax/graph/shard.py) is cut into as many shares as the job had workers when it first
 began, for good. The one sequence takes an element of each share in turn, and the workers of this start take turns with
 its elements. Where they are as many as the shares, and each is in its own, a worker reads its share alone; else each
 reads all shares and leaves what is the others'. A dataset that is not sharded is each worker's own.
@@ -17,13 +17,13 @@ from typing import Any
 
 import tensorflow as tf
 
-from parallax.compat.shard import NUM_SHARDS, SHARD_ID, mark_of
+from parallax.base.types import FunctionDef, GraphDef, NodeDef
 from parallax.graph.control_flow import branches_of
 from parallax.graph.ops import op_definition
+from parallax.graph.shard import NUM_SHARDS, SHARD_ID, mark_of
 from parallax.graph.view import GraphView, split_tensor, tensor_name
 from parallax.transform.building.editor import Worker
 from parallax.transform.passes.seeds import mix_seed
-from parallax.types import FunctionDef, GraphDef, NodeDef
 
 INPUTS = "parallax_inputs"
 """The scope of what is added: unlike what is under `parallax/`, it is the same by every plan of a job."""

@@ -7,7 +7,8 @@ from typing import NamedTuple
 
 import tensorflow as tf
 
-from parallax.errors import TransformError
+from parallax.base.errors import TransformError
+from parallax.base.types import Tensor
 from parallax.graph.lengths import Length
 from parallax.graph.view import Edge, split_tensor
 from parallax.plans.layouts import (
@@ -32,7 +33,6 @@ from parallax.transform.building.axes import add_to_numbers, slice_axis, with_ax
 from parallax.transform.building.collectives import open_end
 from parallax.transform.building.editor import SCOPE, Editor
 from parallax.transform.building.shares import mask_uncounted
-from parallax.types import Tensor
 
 _MEASURES = ("Shape", "ShapeN", "Size")
 _NO_ENTRIES = (

@@ -12,13 +12,13 @@ import numpy as np
 import tensorflow as tf
 from tensorflow.core.framework import attr_value_pb2
 
+from parallax.base.types import Tensor
 from parallax.graph.ownership import Ownership
 from parallax.plans.rewrites import Rewrites, Table
 from parallax.transform.building.collectives import all_gather, open_end
 from parallax.transform.building.editor import SCOPE, Editor
 from parallax.transform.passes.initial_rows import OwnRows
 from parallax.transform.passes.server_partitions import row_places
-from parallax.types import Tensor
 
 
 def spread_tables(editor: Editor, rewrites: Rewrites) -> None:

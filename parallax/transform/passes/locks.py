@@ -14,12 +14,12 @@ from collections.abc import Callable
 
 import tensorflow as tf
 
-from parallax.errors import TransformError
+from parallax.base.errors import TransformError
+from parallax.base.types import Operation, Tensor
 from parallax.graph.view import Edge, split_tensor
 from parallax.plans.rewrites import Owned, Rewrites
 from parallax.transform.building.editor import SCOPE, Editor
 from parallax.transform.building.reduce_and_broadcast import device_of
-from parallax.types import Operation, Tensor
 
 
 class Locks:

@@ -8,10 +8,10 @@ from __future__ import annotations
 import numpy as np
 import tensorflow as tf
 
+from parallax.base.types import Tensor
 from parallax.graph.view import split_tensor
 from parallax.plans.rewrites import Rewrites
 from parallax.transform.building.editor import SCOPE, Editor
-from parallax.types import Tensor
 
 
 def weigh_micro_batches(editor: Editor, rewrites: Rewrites) -> None:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import tensorflow as tf
 from tensorflow.python.framework import ops
 
+from parallax.base.types import Operation, Tensor, TensorShape
 from parallax.graph.ownership import Ownership
 from parallax.graph.view import Edge, split_tensor
 from parallax.plans.rewrites import AllReduce, GatherRows, Owned, Rewrites, Table
@@ -20,7 +21,6 @@ from parallax.transform.building.reduce_and_broadcast import device_of
 from parallax.transform.passes.initial_rows import OwnRows
 from parallax.transform.passes.locks import Locks
 from parallax.transform.passes.server_partitions import partition_name, put_together, whole_of
-from parallax.types import Operation, Tensor, TensorShape
 
 _READS = ("Identity", "ReadVariableOp")
 

@@ -11,10 +11,10 @@ from dataclasses import dataclass
 
 import tensorflow as tf
 
+from parallax.base.types import GraphDef
 from parallax.graph.cut.graph_to_cut import size_bytes
 from parallax.graph.cut.messages import StageMessage
 from parallax.graph.view import GraphView, tensor_name
-from parallax.types import GraphDef
 
 SMALL_BYTES = 1024
 """Up to which a tensor is packed with others."""

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import tensorflow as tf
 
+from parallax.base.types import Tensor
 from parallax.graph.view import Edge
 from parallax.plans.rewrites import Rewrites
 from parallax.transform.building.editor import SCOPE, Editor
-from parallax.types import Tensor
 
 
 def fill_rows_alike(editor: Editor, rewrites: Rewrites) -> None:

@@ -12,12 +12,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from parallax.errors import TransformError
+from parallax.base.errors import TransformError
+from parallax.base.types import GraphDef, NodeDef
 from parallax.graph.ops import PASSES_ON, source_of, state_op
 from parallax.graph.row_updates import BRING_UP_TO_DATE, GATHER_ROWS, READ_ROWS, UPDATE_ROWS, row_update_ops, states_of
 from parallax.graph.view import split_tensor, tensor_name
 from parallax.transform.building.editor import SCOPE, Editor
-from parallax.types import GraphDef, NodeDef
 
 _LEAVES_VALUES_ALONE = ("VarIsInitializedOp", "VariableShape", "DestroyResourceOp", BRING_UP_TO_DATE, UPDATE_ROWS)
 

@@ -14,9 +14,9 @@ from typing import Any
 import tensorflow as tf
 from tensorflow.core.framework import types_pb2
 
+from parallax.base.types import GraphDef, NodeDef
 from parallax.graph.ops import seed_slots, takes_functions
 from parallax.transform.building.editor import SCOPE, Worker
-from parallax.types import GraphDef, NodeDef
 
 
 def set_seeds(graph_def: GraphDef, initial: frozenset[str], worker: Worker) -> None:

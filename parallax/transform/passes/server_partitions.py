@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import tensorflow as tf
 
+from parallax.base.types import Tensor, TensorShape
 from parallax.graph.ownership import Ownership
 from parallax.plans.rewrites import Rewrites, Table
 from parallax.transform.building.editor import SCOPE, Editor
 from parallax.transform.building.reduce_and_broadcast import device_of
-from parallax.types import Tensor, TensorShape
 
 
 def place_tables(editor: Editor, rewrites: Rewrites) -> None:

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import tensorflow as tf
 
-from parallax.compat.shard import MARK, NUM_SHARDS, mark_of
+from parallax.base.types import GraphDef
+from parallax.graph.shard import MARK, NUM_SHARDS, mark_of
 from parallax.transform.building.editor import Worker
-from parallax.types import GraphDef
 
 
 def set_shards(graph_def: GraphDef, worker: Worker) -> None:
-    """Sets the nodes that are marked (parallax/compat/shard.py), also in functions, as those of one-shot iterators.
+    """Sets the nodes that are marked (parallax/graph/shard.py), also in functions, as those of one-shot iterators.
 
     Args:
         graph_def: changed in place.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tensorflow as tf
 
+from parallax.base.types import Tensor
 from parallax.graph.batches import is_opened
 from parallax.graph.view import split_tensor
 from parallax.plans.layouts import FedLength
@@ -11,7 +12,6 @@ from parallax.plans.rewrites import Rewrites
 from parallax.plans.uneven_batches import UnevenBatch
 from parallax.transform.building.editor import SCOPE, Editor
 from parallax.transform.building.shares import BatchShare
-from parallax.types import Tensor
 
 
 def share_batches(editor: Editor, rewrites: Rewrites) -> None:

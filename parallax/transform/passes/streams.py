@@ -15,11 +15,11 @@ from dataclasses import dataclass
 import tensorflow as tf
 from tensorflow.core.framework import types_pb2
 
+from parallax.base.types import DType, GraphDef, NodeDef
 from parallax.graph.control_flow import branches_of
 from parallax.graph.ops import op_definition
 from parallax.graph.view import GraphView
 from parallax.transform.building.all_to_all import native_ops
-from parallax.types import DType, GraphDef, NodeDef
 
 STREAMS = "parallax_streams"
 """The scope of these variables: unlike what is under `parallax/`, they are the same by every plan of a job."""

@@ -13,13 +13,13 @@ from dataclasses import dataclass
 
 from tensorflow.core.framework import types_pb2
 
-from parallax.errors import TransformError
+from parallax.base.errors import TransformError
+from parallax.base.types import GraphDef, NodeDef
 from parallax.graph.ops import CONTROL_FLOW, READS, source_of, state_op
 from parallax.graph.row_updates import UPDATE_ROWS
 from parallax.graph.view import GraphView, split_tensor, tensor_name
 from parallax.plans.rewrites import Rewrites
 from parallax.transform.building.editor import SCOPE, Editor
-from parallax.types import GraphDef, NodeDef
 
 _PASSES_ON = ("Identity", "RefIdentity", "Switch", "RefSwitch")
 _VARIABLES = ("VarHandleOp", "VariableV2", "Variable")

@@ -17,11 +17,11 @@ from typing import Any
 
 import tensorflow as tf
 
+from parallax.base.types import GraphDef, NodeDef
 from parallax.graph.control_flow import branches_of
 from parallax.graph.ops import op_definition
 from parallax.graph.view import GraphView, split_tensor
 from parallax.transform.building.all_to_all import native_ops
-from parallax.types import GraphDef, NodeDef
 
 GATE = "ParallaxGate"
 SCOPE = "parallax/turn"

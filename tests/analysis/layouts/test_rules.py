@@ -10,7 +10,7 @@ from parallax.analysis.layouts.training_graph import TrainingGraph
 from parallax.analysis.propagation import visit_node
 from parallax.analysis.reading.capture import capture
 from parallax.analysis.reading.lowering.function_bodies import functions_of
-from parallax.errors import GraphError
+from parallax.base.errors import GraphError
 from parallax.graph.batches import mark_batch
 from parallax.graph.lengths import Length
 from parallax.plans.layouts import UNEVEN, LengthValue, Partial, Replicated, Sharded, ShardedAxis

@@ -12,7 +12,7 @@ from parallax.analysis.reading.capture import capture
 from parallax.analysis.reading.construction import record
 from parallax.analysis.reading.gradients import find_gradients
 from parallax.analysis.stages import analyse, analysed_as, plan_for, rewrites_of
-from parallax.errors import GraphError
+from parallax.base.errors import GraphError
 from parallax.graph.spec import GraphSpec, VariableClass
 from parallax.plans.plan import one_host
 from parallax.settings.config import Config

@@ -5,7 +5,7 @@ import tensorflow as tf
 
 from parallax.analysis.reading.construction import record
 from parallax.analysis.stages import analyse, feasible
-from parallax.errors import GraphError
+from parallax.base.errors import GraphError
 from parallax.plans.plan import PlanConstraints, one_host
 from tests.equality.models import ROWS, WIDTH, dense, ids, table
 

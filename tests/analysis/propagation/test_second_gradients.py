@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from parallax.analysis.reading.construction import record
 from parallax.analysis.stages import analyse, feasible, rewrites_of
-from parallax.errors import GraphError
+from parallax.base.errors import GraphError
 from parallax.plans.plan import PlanConstraints, one_host
 from tests.equality import gradient_models
 

@@ -9,7 +9,7 @@ import pytest
 import tensorflow as tf
 
 from parallax.analysis.stages import AnalysedGraph, analyse, plan_for, rewrites_of
-from parallax.errors import GraphError
+from parallax.base.errors import GraphError
 from parallax.graph.spec import VariableClass
 from parallax.plans.plan import one_host
 from parallax.settings.config import Config

@@ -14,7 +14,7 @@ from parallax.analysis.propagation.classify import classify
 from parallax.analysis.reading.capture import CapturedGraph, capture
 from parallax.analysis.reading.construction import record
 from parallax.analysis.reading.gradients import find_gradients
-from parallax.errors import GraphError
+from parallax.base.errors import GraphError
 from parallax.graph.spec import OPEN_SHAPE
 from tests.equality import gradient_models, models
 

@@ -18,7 +18,7 @@ from parallax.analysis.reading.construction.launcher_graph import (
     pack_graph,
     unpack_graph,
 )
-from parallax.errors import OtherGraphError
+from parallax.base.errors import OtherGraphError
 from parallax.graph.view import EXAMPLES
 from parallax.runtime.worker.session.one_graph import launchers_graph, place_of
 

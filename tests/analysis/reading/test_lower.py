@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from parallax.analysis.reading.capture import capture
 from parallax.analysis.reading.construction import record
-from parallax.types import Graph, GraphDef
+from parallax.base.types import Graph, GraphDef
 
 v1 = tf.compat.v1
 record.install()

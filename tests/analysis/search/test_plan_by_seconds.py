@@ -14,8 +14,8 @@ from parallax.analysis.routes.owners import all_slots, equal_shares, kinds_of, s
 from parallax.analysis.search import flips as flips_module
 from parallax.analysis.search import milp
 from parallax.analysis.search.route_all import problem_of, setting_of
+from parallax.base.errors import PlanError
 from parallax.cluster.plan_inputs import PlanInputs, read_measured
-from parallax.errors import PlanError
 from parallax.graph.spec import GraphSpec, Slot
 from parallax.plans.plan import Layout, Plan, PlanConstraints, one_host, plan_from_json
 from parallax.plans.prediction import LINK, Flip

@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 
 from parallax.analysis.whatif.derive_profile import NewHost, derive_profile
+from parallax.base.errors import PlanError
 from parallax.cluster.profiles import AlphaBeta, ClusterProfile
-from parallax.errors import PlanError
 from tests.analysis.measured import MB, equal_hosts, host
 
 NAMES = ("a", "b", "c")

@@ -12,9 +12,9 @@ import pytest
 from parallax.analysis.planner import make_plan
 from parallax.analysis.whatif.balance import ALL_LAYERS, balance_point
 from parallax.analysis.whatif.simulate import HostKind, changed_spec, changed_table, simulate
+from parallax.base.errors import ConfigError, PlanError
 from parallax.cluster.plan_inputs import PlanInputs
 from parallax.cluster.profiles import AlphaBeta, TableProfile
-from parallax.errors import ConfigError, PlanError
 from parallax.plans.plan import Layout, PlanConstraints
 from parallax.plans.what_if import WhatIf, what_if_from
 from parallax.report.html.simulation_page import simulation_text

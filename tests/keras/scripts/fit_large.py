@@ -9,7 +9,7 @@ import tensorflow as tf
 
 import parallax.keras
 from parallax import Config, TableConfig
-from parallax.errors import SessionError
+from parallax.base.errors import SessionError
 
 ROWS, folder = 101, sys.argv[1]
 plain = "plain" in sys.argv

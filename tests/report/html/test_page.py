@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from parallax import cli
 from parallax.analysis.planner import make_plan
+from parallax.entry import cli
 from parallax.plans.plan import Layout, Plan
 from parallax.plans.prediction import HostLoad
 from parallax.report.html import page as page_module

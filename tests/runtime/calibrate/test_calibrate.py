@@ -5,9 +5,9 @@ import json
 import numpy as np
 import pytest
 
-from parallax.cli import main
+from parallax.base.errors import LaunchError
 from parallax.cluster.profiles import OPERATIONS, ClusterProfile, HostProfile, cluster_profile_from_json
-from parallax.errors import LaunchError
+from parallax.entry.cli import main
 from parallax.runtime.calibrate.command import _RankOutput
 from parallax.runtime.calibrate.least_squares import Measurements, TimedPoint, errors_of, fit_line, profile_of
 from parallax.runtime.calibrate.points import ACROSS, SERVER_ROWS, WITHIN, Group, Point, groups_of, points_of

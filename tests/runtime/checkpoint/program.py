@@ -40,7 +40,7 @@ from ops.exactness.session import as_written  # noqa: E402
 from parallax.analysis.planner import make_plan  # noqa: E402
 from parallax.analysis.reading.capture import initialization_phases  # noqa: E402
 from parallax.analysis.stages import analyse, rewrites_of  # noqa: E402
-from parallax.errors import CheckpointError, PlanError  # noqa: E402
+from parallax.base.errors import CheckpointError, PlanError  # noqa: E402
 from parallax.plans.plan import PlanConstraints, one_host  # noqa: E402
 from parallax.runtime.checkpoint.beside_training import _InProgress, beside_training  # noqa: E402
 from parallax.runtime.checkpoint.checkpoint_io import Storage  # noqa: E402

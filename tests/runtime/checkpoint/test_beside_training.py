@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from parallax.errors import CheckpointError
+from parallax.base.errors import CheckpointError
 from parallax.runtime.checkpoint.beside_training import BesideTraining
 from parallax.runtime.checkpoint.checkpoint_io import Storage
 from parallax.runtime.checkpoint.checkpoints import Checkpoints

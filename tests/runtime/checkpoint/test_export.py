@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from parallax import cli
-from parallax.errors import CheckpointError
+from parallax.base.errors import CheckpointError
+from parallax.entry import cli
 from parallax.graph.view import GraphView
 from parallax.runtime.checkpoint.commands.export import export_model, export_plain
 from parallax.runtime.checkpoint.commands.forward import forward_graph, output_candidates

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from parallax.errors import ConfigError
+from parallax.base.errors import ConfigError
 from parallax.graph.batches import mark_batch
 from parallax.graph.view import GraphView
 from parallax.runtime.checkpoint.checkpoints import check_global_step

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from parallax import cli
-from parallax.errors import CheckpointError
+from parallax.base.errors import CheckpointError
+from parallax.entry import cli
 from parallax.runtime.checkpoint.checkpoint_io import Storage
 from parallax.runtime.checkpoint.checkpoints import Checkpoints
 from parallax.runtime.checkpoint.collective_write import CheckpointResult

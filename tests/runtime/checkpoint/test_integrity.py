@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from parallax.errors import CheckpointError
+from parallax.base.errors import CheckpointError
 from parallax.runtime.checkpoint.files import bundle as bundle_module
 from parallax.runtime.checkpoint.files.bundle import Bundle
 from parallax.runtime.checkpoint.files.checksum import BLOCK_BYTES, crc32c, join_checksums, mask

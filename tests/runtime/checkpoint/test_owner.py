@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from parallax.errors import CheckpointError
+from parallax.base.errors import CheckpointError
 from parallax.runtime.checkpoint.checkpoints import Checkpoints
 from parallax.runtime.checkpoint.files import folder_owner
 from parallax.runtime.checkpoint.files.folder_owner import OWNER, FolderClaim, FolderInUse, OwnerLimits, claim_of

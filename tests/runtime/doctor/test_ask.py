@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
+from parallax.base.errors import LaunchError
 from parallax.base.strict import shown
 from parallax.cluster.machines import Cluster, Host, Ssh, local_cluster
-from parallax.errors import LaunchError
 from parallax.runtime.doctor import ask, probe
 from parallax.runtime.doctor.ask import ask_all
 from parallax.runtime.doctor.command import LIBRARIES, doctor, questions, table_text
@@ -171,7 +171,7 @@ def test_a_package_that_is_missing_here_too_is_a_problem(monkeypatch, capsys):
 
 
 def test_the_libraries_are_those_that_are_installed():
-    text = (Path(__file__).parents[3] / "parallax" / "setup" / "libraries.py").read_text()
+    text = (Path(__file__).parents[3] / "parallax" / "base" / "setup" / "libraries.py").read_text()
     assert {*LIBRARIES} == {*re.findall(r"libparallax_\w+\.so", text)}
 
 

@@ -30,7 +30,7 @@ from parallax.analysis.planner import make_plan  # noqa: E402
 from parallax.analysis.reading.capture import initialization_phases  # noqa: E402
 from parallax.analysis.reading.gradients import training_updates  # noqa: E402
 from parallax.analysis.stages import analyse, rewrites_of  # noqa: E402
-from parallax.errors import GuardError  # noqa: E402
+from parallax.base.errors import GuardError  # noqa: E402
 from parallax.plans.plan import one_host  # noqa: E402
 from parallax.runtime.guard.guard import Guard  # noqa: E402
 from parallax.runtime.worker.heartbeat import Heartbeat  # noqa: E402

@@ -8,8 +8,8 @@ import threading
 
 import pytest
 
+from parallax.base.errors import LaunchError
 from parallax.cluster.machines import Cluster, Host, Ssh
-from parallax.errors import LaunchError
 from parallax.runtime.launcher.restarts import answering
 from parallax.runtime.launcher.restarts.answering import _hears, driver_address
 

@@ -2,8 +2,8 @@ import math
 
 import pytest
 
+from parallax.base.errors import ConfigError
 from parallax.cluster.machines import Cluster, Host, local_cluster
-from parallax.errors import ConfigError
 from parallax.runtime.launcher import job as job_module
 from parallax.runtime.launcher.job import Job, layout_of
 

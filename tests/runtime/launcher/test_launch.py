@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from parallax.base.errors import LaunchError
 from parallax.cluster.machines import local_cluster
-from parallax.errors import LaunchError
 from parallax.runtime.launcher.job import Job
 from parallax.runtime.launcher.launch import EXIT_STALLED, has_written
 from parallax.runtime.launcher.mpirun import find_mpirun

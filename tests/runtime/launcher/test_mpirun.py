@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from parallax.base.errors import LaunchError
 from parallax.cluster.machines import Cluster, Host, Network, Ssh, local_cluster
-from parallax.errors import LaunchError
 from parallax.runtime.launcher import mpirun
 from parallax.runtime.launcher.dry_run import dry_run_text
 from parallax.runtime.launcher.job import Job, layout_of

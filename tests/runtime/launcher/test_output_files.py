@@ -4,7 +4,7 @@ import io
 
 import pytest
 
-from parallax.errors import LaunchError
+from parallax.base.errors import LaunchError
 from parallax.runtime.launcher.output.output_files import OutputFiles
 from parallax.runtime.launcher.output.relay import Relay
 

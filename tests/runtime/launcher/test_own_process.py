@@ -6,11 +6,11 @@ import sys
 
 import pytest
 
-from parallax import cli
-from parallax.errors import LaunchError
+from parallax.base.errors import LaunchError
+from parallax.entry import cli
 from parallax.runtime.launcher.own_process import check_own_process, check_surroundings
 
-COMMAND = [sys.executable, "-m", "parallax.cli"]
+COMMAND = [sys.executable, "-m", "parallax.entry.cli"]
 
 
 @pytest.mark.parametrize("script", ["train.py", "/jobs/train.py"])

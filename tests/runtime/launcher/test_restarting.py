@@ -11,8 +11,8 @@ from dataclasses import dataclass, field, replace
 
 import pytest
 
+from parallax.base.errors import LaunchError, PlanError
 from parallax.cluster.machines import Cluster, Host, Ssh, local_cluster
-from parallax.errors import LaunchError, PlanError
 from parallax.runtime.launcher.ending import cause
 from parallax.runtime.launcher.ending.cause import EndCause, Progress
 from parallax.runtime.launcher.job import Job

@@ -11,7 +11,7 @@ import tensorflow as tf
 from parallax import shard
 from parallax.analysis.reading.construction import record
 from parallax.analysis.stages import analyse
-from parallax.errors import ConfigError, GraphError
+from parallax.base.errors import ConfigError, GraphError
 from parallax.runtime.measure import compute
 from parallax.runtime.measure.memory import free_bytes, peak_bytes, reset_peak
 from parallax.runtime.measure.options import measure_options

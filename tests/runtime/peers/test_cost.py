@@ -5,8 +5,8 @@ from dataclasses import replace
 import pytest
 
 from parallax.analysis.routes.peer_memory import peer_memory_cost
+from parallax.base.errors import ConfigError, PlanError
 from parallax.cluster.machines import local_cluster
-from parallax.errors import ConfigError, PlanError
 from parallax.graph.spec import GraphSpec, Slot, VariableClass, VariableSpec
 from parallax.plans.plan import ALLREDUCE, ALLTOALL, PLAN_VERSION, Plan, RouteCost, VariablePlan
 from parallax.runtime.planned_job import check_restarts

@@ -5,7 +5,7 @@ import random
 import numpy as np
 import pytest
 
-from parallax.errors import CheckpointError
+from parallax.base.errors import CheckpointError
 from parallax.runtime.peers.choice import PartFound, choose_set
 from parallax.runtime.peers.exchange import Ring, cut, ring
 from parallax.runtime.peers.part_files import (

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from parallax.errors import ConfigError
+from parallax.base.errors import ConfigError
 from parallax.runtime.replan import options
 from parallax.runtime.replan.options import ReplanOptions, check_possible
 from parallax.runtime.worker.job_message import JobMessage, read_parcel

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from parallax.analysis.planner import make_plan
-from parallax.errors import PlanError
+from parallax.base.errors import PlanError
 from parallax.graph.spec import GraphSpec
 from parallax.plans.plan import Layout, Plan, PlanConstraints
 from parallax.runtime.replan.change_over import PlanChangeResult

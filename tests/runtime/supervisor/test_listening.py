@@ -6,12 +6,12 @@ import sys
 
 import pytest
 
+from parallax.base.setup.libraries import preload_argv
 from parallax.runtime.launcher.mpirun import Launcher
 from parallax.runtime.supervisor import agent, host_checks
 from parallax.runtime.supervisor.host_checks import listening_variables
 from parallax.runtime.supervisor.preload import CannotListen, listening_on
 from parallax.settings.environment import reach_directly
-from parallax.setup.libraries import preload_argv
 
 LIBRARY = __file__  # any file that exists
 

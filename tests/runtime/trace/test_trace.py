@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from parallax.analysis.timing.intervals import union
-from parallax.errors import ConfigError
+from parallax.base.errors import ConfigError
 from parallax.runtime.trace.chrome import trace_text
 from parallax.runtime.trace.clocks import SAME_CLOCK, Offset, Ping, best_offset, offset_at
 from parallax.runtime.trace.offsets import Bounds, offset_between, server_bounds

@@ -10,7 +10,7 @@ from parallax.analysis.planner import make_plan
 from parallax.analysis.propagation.states import SAME, Rows, Values
 from parallax.analysis.reading.construction import record
 from parallax.analysis.stages import analyse
-from parallax.errors import ConfigError
+from parallax.base.errors import ConfigError
 from parallax.graph.view import GraphView
 from parallax.plans.plan import PlanConstraints, one_host
 from parallax.plans.rewrites import AllReduce, Scale, Table

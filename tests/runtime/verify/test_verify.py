@@ -7,7 +7,7 @@ import tensorflow as tf
 from parallax.analysis.planner import make_plan
 from parallax.analysis.reading.construction import record
 from parallax.analysis.stages import analyse
-from parallax.errors import ConfigError, GraphError, ParallaxError
+from parallax.base.errors import ConfigError, GraphError, ParallaxError
 from parallax.plans.plan import PlanConstraints, one_host
 from parallax.runtime.verify.first import check_comparable
 from parallax.runtime.verify.judging import MARGIN, OTHERS, VARIABLES, Verdict, judge, measure

@@ -4,7 +4,7 @@ import threading
 
 import pytest
 
-from parallax.errors import ConfigError
+from parallax.base.errors import ConfigError
 from parallax.runtime.worker.function_package import packed_function, unpacked_function
 
 

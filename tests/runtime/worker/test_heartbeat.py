@@ -3,7 +3,7 @@ import time
 
 import pytest
 
-from parallax.errors import SessionError
+from parallax.base.errors import SessionError
 from parallax.runtime.supervisor.control import CONTROL_FD, check_message, read_sealed
 from parallax.runtime.worker import heartbeat
 from parallax.runtime.worker.heartbeat import Heartbeat

@@ -3,7 +3,7 @@ import secrets
 
 import pytest
 
-from parallax.errors import LaunchError
+from parallax.base.errors import LaunchError
 from parallax.runtime.worker.job_message import JobMessage, read_parcel
 from parallax.runtime.worker.ranks import hold_port
 

@@ -5,8 +5,8 @@ import sys
 import pytest
 import tensorflow.compat.v1 as tf
 
-from parallax import cli
-from parallax.errors import ConfigError, OtherGraphError, PlanError
+from parallax.base.errors import ConfigError, OtherGraphError, PlanError
+from parallax.entry import cli
 from parallax.runtime.worker.script import (
     error_text,
     run_script,

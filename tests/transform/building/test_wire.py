@@ -10,7 +10,7 @@ import pytest
 import tensorflow as tf
 
 from parallax.analysis.stages import analyse, plan_for
-from parallax.errors import PlanError
+from parallax.base.errors import PlanError
 from parallax.plans.plan import one_host
 from parallax.settings.config import Config
 from parallax.transform.building.all_to_all import ALL_REDUCE, ALL_TO_ALL

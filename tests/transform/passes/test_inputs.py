@@ -11,7 +11,7 @@ import tensorflow as tf
 from parallax.analysis.planner import make_plan
 from parallax.analysis.reading.construction import record
 from parallax.analysis.stages import AnalysedGraph, analyse, rewrites_of
-from parallax.compat import shard
+from parallax.graph import shard
 from parallax.plans.plan import PlanConstraints, one_host
 from parallax.transform.building.editor import Worker
 from parallax.transform.passes.inputs import IteratorsOfGraph

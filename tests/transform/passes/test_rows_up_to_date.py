@@ -5,7 +5,7 @@ import pytest
 import tensorflow as tf
 
 from parallax.analysis.reading.capture import capture
-from parallax.errors import SessionError, TransformError
+from parallax.base.errors import SessionError, TransformError
 from parallax.graph.row_updates import BRING_UP_TO_DATE, GATHER_ROWS, UPDATE_ROWS, states_of
 from parallax.graph.view import GraphView, split_tensor
 from parallax.runtime.worker.reports.id_errors import id_error

@@ -45,9 +45,9 @@ from parallax.analysis.reading.batches.open_lengths import (
     fixed_shape,
 )
 from parallax.analysis.reading.construction.measured_tensors import MeasuredTensor
+from parallax.base.types import Array, GraphDef, NodeDef
 from parallax.graph.control_flow import branches_of
 from parallax.graph.view import GraphView, split_tensor
-from parallax.types import Array, GraphDef, NodeDef
 
 _CONTRACTS = ("MatMul", "BatchMatMul", "BatchMatMulV2", "BatchMatMulV3", "Einsum")
 _MEASURED = re.compile(r"(^|/)(Shape|Size|shape|size|shape_as_tensor)(_\d+)?$")

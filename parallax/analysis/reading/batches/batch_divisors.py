@@ -15,8 +15,8 @@ from parallax.analysis.reading.batches.batch_degrees import BatchDegrees, Delive
 from parallax.analysis.reading.batches.batch_lengths import add_length
 from parallax.analysis.reading.batches.batch_numbers import BatchNumbers
 from parallax.analysis.reading.batches.left_constants import DIVIDES, MULTIPLIES
+from parallax.base.types import GraphDef
 from parallax.graph.view import GraphView
-from parallax.types import GraphDef
 
 _NONE: Mapping[str, DeliveredGradient] = MappingProxyType({})
 

@@ -9,8 +9,8 @@ import numpy as np
 import tensorflow as tf
 
 from parallax.analysis.reading.construction.measured_tensors import MeasuredTensor
+from parallax.base.types import Array, GraphDef
 from parallax.graph.view import split_tensor, tensor_name
-from parallax.types import Array, GraphDef
 
 Dims = tuple[int, ...]
 

@@ -9,8 +9,8 @@ import numpy as np
 
 from parallax.analysis.reading.batches.open_batches import SOURCES
 from parallax.analysis.reading.batches.open_lengths import OpenLengths
+from parallax.base.types import Array
 from parallax.graph.view import GraphView
-from parallax.types import Array
 
 _TOO_LONG = 2**31
 _READS = ("ReadVariableOp", "VariableV2", "Variable")

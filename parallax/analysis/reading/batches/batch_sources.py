@@ -10,10 +10,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
-from parallax.compat.shard import mark_of
+from parallax.base.types import NodeDef
 from parallax.graph.control_flow import branches_of
+from parallax.graph.shard import mark_of
 from parallax.graph.view import GraphView
-from parallax.types import NodeDef
 
 _ITERATOR_GETS = ("IteratorGetNext", "IteratorGetNextSync", "IteratorGetNextAsOptional")
 _QUEUE_GETS = ("QueueDequeue", "ReaderRead")

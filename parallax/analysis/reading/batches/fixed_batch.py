@@ -26,9 +26,9 @@ from parallax.analysis.reading.batches.replaced_gradients import replace_gradien
 from parallax.analysis.reading.construction.measured_tensors import MeasuredTensor
 from parallax.analysis.reading.construction.old_contexts import Contexts, import_with_contexts, in_style_of, is_whole
 from parallax.analysis.reading.construction.recorded_gradients import Record, losses_of, records_in
+from parallax.base.types import Graph, GraphDef
 from parallax.graph.batches import mark_opened
 from parallax.graph.view import GraphView, split_tensor
-from parallax.types import Graph, GraphDef
 
 SCOPE = "parallax_opened"
 _MOST_PASSES, _MOST_LETTERS = 12, 120

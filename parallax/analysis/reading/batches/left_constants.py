@@ -11,8 +11,8 @@ from tensorflow.python.framework import op_def_registry
 from parallax.analysis.reading.batches.batch_degrees import BatchDegrees
 from parallax.analysis.reading.batches.batch_numbers import BatchNumbers
 from parallax.analysis.reading.batches.open_lengths import find_open_axis
+from parallax.base.types import NodeDef
 from parallax.graph.view import GraphView, split_tensor
-from parallax.types import NodeDef
 
 SHAPE_SLOT = {
     "Fill": 0,

@@ -20,9 +20,9 @@ from parallax.analysis.reading.batches.batch_numbers import BatchNumbers
 from parallax.analysis.reading.batches.left_constants import LISTS
 from parallax.analysis.reading.lowering.functional_control_flow import LOOPS
 from parallax.analysis.reading.lowering.inline import knowing
+from parallax.base.types import FunctionDef, GraphDef, NameAttrList, NodeDef
 from parallax.graph.ops import takes_functions
 from parallax.graph.view import GraphView, Shape, split_tensor, tensor_name
-from parallax.types import FunctionDef, GraphDef, NameAttrList, NodeDef
 
 CONDITIONALS = ("If", "StatelessIf", "Case", "StatelessCase")
 _SHAPES = "_output_shapes"

@@ -6,9 +6,9 @@ from collections.abc import Iterable, Mapping, Sequence, Set
 
 import tensorflow as tf
 
+from parallax.base.types import GraphDef, NodeDef
 from parallax.graph.batches import is_opened
 from parallax.graph.view import split_tensor, tensor_name
-from parallax.types import GraphDef, NodeDef
 
 _SHAPES = "_output_shapes"
 

@@ -14,10 +14,10 @@ from dataclasses import dataclass
 
 import tensorflow as tf
 
+from parallax.base.types import AttrValue, FunctionDef, GraphDef, NameAttrList, NodeDef
 from parallax.graph.batches import FULL
 from parallax.graph.ops import takes_functions
 from parallax.graph.view import EXAMPLES
-from parallax.types import AttrValue, FunctionDef, GraphDef, NameAttrList, NodeDef
 
 SEEDS = ("seed", "seed2")
 _OWN_NAMES = ("_gradient_op_type", FULL, EXAMPLES)

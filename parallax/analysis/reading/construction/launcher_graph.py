@@ -20,7 +20,7 @@ from parallax.analysis.reading.construction.digests import (
     has_value,
     value_digest,
 )
-from parallax.types import Graph, GraphDef, TensorProto
+from parallax.base.types import Graph, GraphDef, TensorProto
 
 _ATTRIBUTE = "_parallax_launcher_graph"
 _DIGEST = "_parallax_value"

@@ -10,7 +10,7 @@ import functools
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
-from parallax.types import Argument, Graph, Tensor
+from parallax.base.types import Argument, Graph, Tensor
 
 _ATTRIBUTE = "_parallax_measured_tensors"
 _MEASURES = {"shape_internal": "shape", "size_internal": "size", "zeros_like_impl": "", "ones_like_impl": ""}

@@ -12,8 +12,8 @@ from typing import Any
 
 import tensorflow as tf
 
+from parallax.base.types import Graph, GraphDef, NodeDef, Operation
 from parallax.graph.view import split_tensor, tensor_name
-from parallax.types import Graph, GraphDef, NodeDef, Operation
 
 _KEYS = (tf.compat.v1.GraphKeys.WHILE_CONTEXT, tf.compat.v1.GraphKeys.COND_CONTEXT)
 _LEAVES = ("Exit", "RefExit")

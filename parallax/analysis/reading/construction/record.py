@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from parallax.analysis.reading.construction.measured_tensors import install_measures
-from parallax.types import (
+from parallax.base.types import (
     Argument,
     FuncGraph,
     Gradient,

@@ -15,10 +15,10 @@ import tensorflow as tf
 from parallax.analysis.reading.construction import record
 from parallax.analysis.reading.construction.launcher_graph import functions_meant
 from parallax.analysis.reading.lowering.inline import InlinedCall
-from parallax.errors import GraphError
+from parallax.base.errors import GraphError
+from parallax.base.types import FuncGraph, FunctionDef, Graph, NodeDef, Operation
 from parallax.graph.ops import state_op, takes_functions
 from parallax.graph.view import GraphView, split_tensor
-from parallax.types import FuncGraph, FunctionDef, Graph, NodeDef, Operation
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,8 +7,8 @@ import tensorflow as tf
 
 from parallax.analysis.reading.lazy.handles import input_name
 from parallax.analysis.reading.lazy.row_terms import Gates, Powers
+from parallax.base.types import Array, DType, GraphDef, NodeDef
 from parallax.graph.view import GraphView, Shape
-from parallax.types import Array, DType, GraphDef, NodeDef
 
 _SHAPES = "_output_shapes"
 

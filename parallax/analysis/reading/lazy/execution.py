@@ -28,8 +28,8 @@ from parallax.analysis.reading.lazy.expressions import (
 from parallax.analysis.reading.lazy.group import SUM_OF_ROWS, NotLazyError, UpdatedTogether, source_of, takes_rows
 from parallax.analysis.reading.lazy.handles import LOOKUP, READ, WRITES_ROWS, Handles, node_of
 from parallax.analysis.reading.lazy.order import Order
+from parallax.base.types import Array
 from parallax.graph.view import GraphView, Shape, split_tensor
-from parallax.types import Array
 
 _BOOL = 10  # types.proto
 _NO_NUMBERS = ("div", "rsqrt", "reciprocal", "sqrt", "pow", "log")

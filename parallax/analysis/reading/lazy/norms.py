@@ -13,8 +13,8 @@ from parallax.analysis.reading.lazy.added_nodes import tell_shapes
 from parallax.analysis.reading.lazy.elementwise import PASSES
 from parallax.analysis.reading.lazy.group import source_of
 from parallax.analysis.reading.lazy.handles import input_name, node_of
+from parallax.base.types import GraphDef
 from parallax.graph.view import Edge, GraphView, Shape
-from parallax.types import GraphDef
 
 _SUMS = ("Sum", "L2Loss")
 _ONE_OPERAND = ("Square", "Abs", "Neg", "Sign", "Cast", *PASSES)

@@ -42,9 +42,9 @@ from parallax.analysis.reading.lazy.row_terms import (
     is_single,
     led_from,
 )
+from parallax.base.types import GraphDef
 from parallax.graph.batches import length_by_step
 from parallax.graph.view import Edge, GraphView
-from parallax.types import GraphDef
 
 _MOST_FUNCTIONS = 4
 """Of a gradient row, that are worth one message."""

@@ -32,10 +32,10 @@ from parallax.analysis.reading.lazy.missed_updates import missed_updates
 from parallax.analysis.reading.lazy.order import Order
 from parallax.analysis.reading.lazy.program import program_text, scalars_of
 from parallax.analysis.reading.lazy.references import SCATTERS, reference_tables
+from parallax.base.types import GraphDef
 from parallax.graph.batches import length_by_step
 from parallax.graph.row_updates import UPDATE_ONLY_ROWS, UPDATE_ROWS
 from parallax.graph.view import GraphView
-from parallax.types import GraphDef
 
 _FOR_UPDATES = frozenset({*ELEMENTWISE, "Identity", SUM_OF_ROWS, "Unique", "StridedSlice", "Shape", "Split", "Reshape"})
 

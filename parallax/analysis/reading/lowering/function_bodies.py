@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from parallax.base.types import FunctionDef, FunctionLibrary, NodeDef
 from parallax.graph.ops import op_definition, state_op, takes_functions
 from parallax.graph.view import GraphView
-from parallax.types import FunctionDef, FunctionLibrary, NodeDef
 
 
 class Functions:

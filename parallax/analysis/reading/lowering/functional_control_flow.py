@@ -17,9 +17,9 @@ import tensorflow as tf
 from tensorflow.core.framework import graph_pb2
 
 from parallax.analysis.reading.lowering.function_bodies import Functions
+from parallax.base.types import FunctionDef, GraphDef, NameAttrList, NodeDef
 from parallax.graph.control_flow import Branches, branches_of
 from parallax.graph.view import GraphView, split_tensor
-from parallax.types import FunctionDef, GraphDef, NameAttrList, NodeDef
 
 _CASES = ("Case", "StatelessCase")
 _CONDITIONALS = ("If", "StatelessIf", *_CASES)

@@ -15,8 +15,8 @@ import tensorflow as tf
 from tensorflow.core.framework import graph_pb2
 from tensorflow.python.framework.function_def_to_graph import function_def_to_graph_def
 
+from parallax.base.types import FunctionDef, FunctionLibrary, GraphDef, NodeDef
 from parallax.graph.view import split_tensor, tensor_name
-from parallax.types import FunctionDef, FunctionLibrary, GraphDef, NodeDef
 
 _CALLS = ("PartitionedCall", "StatefulPartitionedCall")
 _MAX_DEPTH = 50

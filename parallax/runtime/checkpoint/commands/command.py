@@ -12,8 +12,9 @@ from collections.abc import Iterator, Sequence
 
 import tensorflow as tf
 
+from parallax.base.errors import CheckpointError
 from parallax.base.strict import shown
-from parallax.errors import CheckpointError
+from parallax.base.types import Graph
 from parallax.report.text import bytes_text, pluralize
 from parallax.runtime.checkpoint.commands.export import export_model, export_plain
 from parallax.runtime.checkpoint.files.bundle import Bundle
@@ -25,7 +26,6 @@ from parallax.runtime.checkpoint.files.sorted_string_table import DamagedCheckpo
 from parallax.runtime.checkpoint.files.stored_rows import copy, stored_parts
 from parallax.runtime.checkpoint.files.stored_tensors import CHUNK_BYTES
 from parallax.runtime.checkpoint.files.writer import Writer
-from parallax.types import Graph
 
 
 def list_checkpoints(folder: str) -> Iterator[str]:

@@ -15,8 +15,9 @@ import tensorflow as tf
 from tensorflow.core.framework.variable_pb2 import SaveSliceInfoDef, VariableDef
 from tensorflow.core.protobuf.saved_model_pb2 import SavedModel
 
+from parallax.base.errors import CheckpointError
 from parallax.base.strict import shown
-from parallax.errors import CheckpointError
+from parallax.base.types import Graph, Variable
 from parallax.runtime.checkpoint.commands.forward import ForwardGraph, forward_graph
 from parallax.runtime.checkpoint.files.chain import States, is_increment, state_of
 from parallax.runtime.checkpoint.files.folder import NAME, absolute, file_errors, settle
@@ -29,7 +30,6 @@ from parallax.runtime.checkpoint.files.stored_tensors import (
     variable_op,
 )
 from parallax.runtime.checkpoint.files.writer import Writer
-from parallax.types import Graph, Variable
 
 v1 = tf.compat.v1
 _SCOPE = "parallax_export"

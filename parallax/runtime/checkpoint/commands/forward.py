@@ -13,11 +13,11 @@ from dataclasses import dataclass
 
 import tensorflow as tf
 
+from parallax.base.errors import CheckpointError
 from parallax.base.strict import shown
-from parallax.errors import CheckpointError
+from parallax.base.types import FunctionDef, Graph, GraphDef, NodeDef
 from parallax.graph.ops import state_op
 from parallax.graph.view import GraphView, split_tensor, tensor_name
-from parallax.types import FunctionDef, Graph, GraphDef, NodeDef
 
 _REFERENCES = ("Variable", "VariableV2")
 _VARIABLES = (*_REFERENCES, "VarHandleOp")

@@ -17,10 +17,10 @@ import tensorflow as tf
 from google.protobuf.message import DecodeError
 from tensorflow.core.protobuf import tensor_bundle_pb2
 
+from parallax.base.types import Array, BundleEntry, DType
 from parallax.runtime.checkpoint.files.checksum import BLOCK_BYTES, crc32c, join_checksums, mask
 from parallax.runtime.checkpoint.files.sorted_string_table import make_damage_error, table, varint
 from parallax.runtime.checkpoint.files.stored_tensors import chunks
-from parallax.types import Array, BundleEntry, DType
 
 _FULL = -1  # TensorFlow's length of a slice that takes all of a dimension
 _STRING, _UNREAD = "string", ("variant", "resource")

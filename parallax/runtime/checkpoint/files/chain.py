@@ -16,7 +16,8 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from parallax.errors import CheckpointError
+from parallax.base.errors import CheckpointError
+from parallax.base.types import Array
 from parallax.runtime.checkpoint.files.bundle import Bundle, Tensor
 from parallax.runtime.checkpoint.files.folder import INCREMENT, candidates, delete
 from parallax.runtime.checkpoint.files.links import (
@@ -31,7 +32,6 @@ from parallax.runtime.checkpoint.files.links import (
 )
 from parallax.runtime.checkpoint.files.sorted_string_table import DamagedCheckpoint, make_damage_error
 from parallax.runtime.checkpoint.files.stored_tensors import OWN_KEYS
-from parallax.types import Array
 
 
 @dataclass

@@ -17,8 +17,8 @@ from pathlib import Path
 
 import tensorflow as tf
 
+from parallax.base.errors import CheckpointError
 from parallax.base.strict import shown
-from parallax.errors import CheckpointError
 
 NAME, INCREMENT = "model.ckpt", "increment"
 UNFINISHED = ".unfinished"

@@ -26,8 +26,8 @@ from pathlib import Path
 
 import tensorflow as tf
 
+from parallax.base.errors import CheckpointError
 from parallax.base.strict import shown
-from parallax.errors import CheckpointError
 from parallax.report.logger import log
 from parallax.settings.environment import settings
 

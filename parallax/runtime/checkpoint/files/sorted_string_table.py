@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from parallax.base.errors import CheckpointError
 from parallax.base.strict import shown
-from parallax.errors import CheckpointError
 from parallax.runtime.checkpoint.files.checksum import crc32c, mask
 
 _FOOTER_BYTES = 48

@@ -6,12 +6,12 @@ from collections.abc import Iterator, Sequence
 
 import tensorflow as tf
 
-from parallax.errors import CheckpointError
+from parallax.base.errors import CheckpointError
+from parallax.base.types import Array
 from parallax.runtime.checkpoint.files.bundle import Bundle, Tensor
 from parallax.runtime.checkpoint.files.chain import Chain
 from parallax.runtime.checkpoint.files.stored_tensors import CheckpointEntry
 from parallax.runtime.checkpoint.files.writer import Writer
-from parallax.types import Array
 
 Readable = Bundle | Chain
 """An open checkpoint."""

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import tensorflow as tf
 
-from parallax.types import Graph, Variable
+from parallax.base.types import Graph, Variable
 
 CHUNK_BYTES = 16 * 2**20
 """The most that is written, read or sent at once; rows are never cut. Worker 0 holds about five times so much: rows as

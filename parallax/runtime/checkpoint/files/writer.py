@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 
 import tensorflow as tf
 
+from parallax.base.types import FeedDict, Fetches, Value
 from parallax.runtime.checkpoint.files.folder import (
     INCREMENT,
     NAME,
@@ -30,7 +31,6 @@ from parallax.runtime.checkpoint.files.folder import (
 )
 from parallax.runtime.checkpoint.files.folder_owner import FolderClaim
 from parallax.runtime.checkpoint.files.folder_watch import FolderWatch
-from parallax.types import FeedDict, Fetches, Value
 
 
 def run(fetch: Fetches, feeds: FeedDict | None = None) -> Value:

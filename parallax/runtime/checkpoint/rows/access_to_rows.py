@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tensorflow as tf
 
+from parallax.base.types import Comm, Tensor
 from parallax.runtime.checkpoint.files.stored_tensors import CheckpointEntry
 from parallax.runtime.checkpoint.rows.row_ops import row_ops, variable_of, whole_access
 from parallax.runtime.checkpoint.rows.row_places import Places
@@ -16,7 +17,6 @@ from parallax.runtime.checkpoint.rows.variable_rows import (
     StoredVariable,
     ValueOnServer,
 )
-from parallax.types import Comm, Tensor
 
 _SCOPE = "parallax/storage/"
 

@@ -13,10 +13,10 @@ from typing import Protocol
 import numpy as np
 import tensorflow as tf
 
+from parallax.base.types import Array, Comm, Session
 from parallax.graph.ownership import Ownership
 from parallax.runtime.checkpoint.files.stored_tensors import CheckpointEntry
 from parallax.runtime.worker.barrier import barrier
-from parallax.types import Array, Comm, Session
 
 _SMALL = 16  # what has no more than this part of a chunk is not split: each slice costs an entry, and a read later
 

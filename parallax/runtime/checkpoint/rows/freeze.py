@@ -18,7 +18,19 @@ from pathlib import Path
 import numpy as np
 import tensorflow as tf
 
-from parallax.errors import CheckpointError
+from parallax.base.errors import CheckpointError
+from parallax.base.types import (
+    Array,
+    ArrayOnWorker0,
+    Comm,
+    ConfigProto,
+    FeedDict,
+    Graph,
+    Operation,
+    Session,
+    Tensor,
+    Value,
+)
 from parallax.runtime.checkpoint.files.folder import reason
 from parallax.runtime.checkpoint.files.stored_tensors import CheckpointEntry
 from parallax.runtime.checkpoint.rows.row_ops import RowOps
@@ -32,7 +44,6 @@ from parallax.runtime.checkpoint.rows.variable_rows import (
     ValueOnServer,
 )
 from parallax.runtime.worker.frozen_ops import frozen_ops
-from parallax.types import Array, ArrayOnWorker0, Comm, ConfigProto, FeedDict, Graph, Operation, Session, Tensor, Value
 
 v1 = tf.compat.v1
 _SILENT_S = 20  # in which a process that holds an image gives no byte: many times what a chunk takes under load

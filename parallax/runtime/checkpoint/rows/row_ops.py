@@ -12,10 +12,10 @@ from typing import Protocol
 import numpy as np
 import tensorflow as tf
 
+from parallax.base.types import Array, DType, Handle, Operation, Session, Tensor, Value
 from parallax.graph.ownership import Ownership
 from parallax.graph.row_updates import row_update_ops
 from parallax.runtime.checkpoint.files.stored_tensors import CheckpointEntry
-from parallax.types import Array, DType, Handle, Operation, Session, Tensor, Value
 
 
 @dataclass(frozen=True, slots=True)

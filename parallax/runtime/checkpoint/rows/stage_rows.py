@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
+from parallax.base.types import Array, ArrayOnWorker0, Comm, Session
 from parallax.runtime.checkpoint.files.stored_tensors import CheckpointEntry
 from parallax.runtime.worker.barrier import barrier
-from parallax.types import Array, ArrayOnWorker0, Comm, Session
 
 
 class RowsHere(Protocol):

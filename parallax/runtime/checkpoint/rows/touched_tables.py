@@ -6,6 +6,7 @@ import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from parallax.base.types import Comm, Session
 from parallax.runtime.checkpoint.files.links import Header
 from parallax.runtime.checkpoint.files.stored_tensors import CheckpointEntry
 from parallax.runtime.checkpoint.rows.access_to_rows import hold
@@ -13,7 +14,6 @@ from parallax.runtime.checkpoint.rows.contents import Contents, TouchedTable
 from parallax.runtime.checkpoint.rows.row_places import Places
 from parallax.runtime.checkpoint.rows.variable_rows import ReadableVariable, StoredVariable
 from parallax.transform.passes.touched_rows import RowMemory
-from parallax.types import Comm, Session
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,6 +18,7 @@ from typing import Generic, Protocol, TypeVar
 
 import numpy as np
 
+from parallax.base.types import Array, ArrayOnWorker0, Comm, Session, Value
 from parallax.graph.ownership import Ownership
 from parallax.runtime.checkpoint.files.stored_tensors import CheckpointEntry
 from parallax.runtime.checkpoint.rows.dealing import DealtRows, bytes_of, deal, empty
@@ -28,7 +29,6 @@ from parallax.runtime.checkpoint.rows.row_ops import (
     WholeAccess,
 )
 from parallax.runtime.worker.barrier import barrier
-from parallax.types import Array, ArrayOnWorker0, Comm, Session, Value
 
 
 class ReadableVariable(Protocol):

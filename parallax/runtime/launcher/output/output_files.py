@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import BinaryIO
 
-from parallax.errors import LaunchError
+from parallax.base.errors import LaunchError
 
 STREAMS = ("stdout", "stderr")
 

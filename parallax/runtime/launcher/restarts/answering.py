@@ -14,8 +14,8 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
+from parallax.base.errors import LaunchError
 from parallax.cluster.machines import Cluster, Host
-from parallax.errors import LaunchError
 from parallax.runtime.launcher.reach import argv_on
 
 LIMIT_S = 8.0

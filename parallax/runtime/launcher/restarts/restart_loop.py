@@ -17,8 +17,8 @@ from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from parallax.base.errors import LaunchError, ParallaxError
 from parallax.cluster.machines import Cluster
-from parallax.errors import LaunchError, ParallaxError
 from parallax.report.text import bytes_text
 from parallax.runtime.launcher.ending.cause import BROKEN, HOST_LOST, STOPPED, WELL, YIELDED, EndCause
 from parallax.runtime.launcher.ending.ending_signals import caught_signals

@@ -8,13 +8,13 @@ from pathlib import Path
 
 import tensorflow as tf
 
-from parallax.errors import ConfigError
+from parallax.base.errors import ConfigError
+from parallax.base.types import Graph, MetaGraphDef
 from parallax.graph.view import GraphView
 from parallax.plans.plan import Plan
 from parallax.plans.rewrites import Rewrites
 from parallax.transform.building.editor import Worker
 from parallax.transform.pipeline import WorkerGraph, transform
-from parallax.types import Graph, MetaGraphDef
 
 
 def write_planned(view: GraphView, rewrites: Rewrites, plan: Plan, seed: int, folder: Path) -> None:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import re
 
-from parallax.errors import IdError
+from parallax.base.errors import IdError
+from parallax.base.types import OpError
 from parallax.graph.ops import PASSES_ON
 from parallax.graph.row_updates import GATHER_ROWS
 from parallax.graph.view import GraphView, split_tensor
 from parallax.report.text import pluralize
 from parallax.transform.swap import as_planned
-from parallax.types import OpError
 
 # The kernel of a gather says the first; the check before a pull (parallax/native/leg.cc) the second.
 _OF_GATHER = re.compile(r"indices\[[\d,]*\] = (-?\d+) is not in \[0, (\d+)\)")

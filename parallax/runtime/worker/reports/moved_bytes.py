@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from parallax.base.types import Value
 from parallax.plans.plan import ALLGATHER, ALLTOALL, PS, Plan
 from parallax.report.diff import places_text
 from parallax.report.text import bytes_text, ms_text
@@ -15,7 +16,6 @@ from parallax.runtime.worker.ranks import current_process_group
 from parallax.runtime.worker.reports.run_log import StepTimes
 from parallax.transform.building.editor import Counter
 from parallax.transform.building.wire import GRADIENTS, ROWS, Rounding
-from parallax.types import Value
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,10 +11,10 @@ from collections.abc import Callable, Sequence
 
 import tensorflow as tf
 
+from parallax.base.types import Comm, MpiRequest, Value
 from parallax.graph.view import GraphView
 from parallax.report.logger import log
 from parallax.runtime.worker.barrier import barrier, wait_for
-from parallax.types import Comm, MpiRequest, Value
 
 _LOOK_EVERY = 64
 """Steps after which worker 0 looks for messages of others: a look takes a microsecond."""

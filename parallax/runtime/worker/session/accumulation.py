@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 
 from tensorflow.python.framework import op_def_registry
 
-from parallax.errors import SessionError
+from parallax.base.errors import SessionError
 from parallax.graph.ops import source_of, state_op
 from parallax.graph.view import GraphView, split_tensor
 from parallax.transform.pipeline import WorkerGraph

@@ -21,12 +21,12 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from parallax.analysis.reading.batches.batch_sources import BatchSource, batch_sources
+from parallax.base.types import Array, Comm, MpiRequest, Value
 from parallax.graph.view import GraphView, split_tensor
 from parallax.report.logger import log
 from parallax.report.text import name_ranks, pluralize
 from parallax.runtime.worker.barrier import wait_for
 from parallax.runtime.worker.session.fetches import Request
-from parallax.types import Array, Comm, MpiRequest, Value
 
 STEPS = 8
 """How many steps are compared: enough to tell data from what is constant, few enough to be noticed early."""

@@ -17,11 +17,11 @@ from pathlib import Path
 import tensorflow as tf
 from tensorflow.core.protobuf import rewriter_config_pb2
 
+from parallax.base.types import ConfigProto, GraphDef, RunArgs, RunContext, RunValues
 from parallax.report.logger import log
 from parallax.runtime.worker.ranks import ProcessGroup
 from parallax.runtime.worker.session.run_context import TrainingRuns
 from parallax.settings.environment import onednn_is_off, set_defaults
-from parallax.types import ConfigProto, GraphDef, RunArgs, RunContext, RunValues
 
 v1 = tf.compat.v1
 

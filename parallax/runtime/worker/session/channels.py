@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import ctypes
 
+from parallax.base.types import Comm, GraphDef, NodeDef
 from parallax.transform.building.all_to_all import ALL_REDUCE, ALL_TO_ALL, HOST, library
-from parallax.types import Comm, GraphDef, NodeDef
 
 
 def open_channels(graph_def: GraphDef, workers: Comm, host_workers: Comm = None) -> None:

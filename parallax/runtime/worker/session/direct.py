@@ -12,9 +12,9 @@ from typing import Protocol, runtime_checkable
 import numpy as np
 from tensorflow.core.protobuf import config_pb2
 
+from parallax.base.types import Graph, Hook, Session, TensorShape, Value
 from parallax.runtime.worker.session.overlapping import MOST_ON_THEIR_WAY, Overlapping
 from parallax.runtime.worker.session.stage_failures import StageFailures
-from parallax.types import Graph, Hook, Session, TensorShape, Value
 
 
 @runtime_checkable

@@ -11,10 +11,10 @@ from types import ModuleType
 import numpy as np
 
 from parallax.analysis.reading.train_ops import last_of, train_ops
+from parallax.base.errors import ConfigError
 from parallax.base.strict import shown
-from parallax.errors import ConfigError
+from parallax.base.types import Graph, Operation, Tensor, Value
 from parallax.graph.view import GraphView
-from parallax.types import Graph, Operation, Tensor, Value
 
 _SHOWN = 8
 """Ops that a message names."""

@@ -15,8 +15,8 @@ import tensorflow as tf
 from tensorflow.python.framework.indexed_slices import IndexedSlicesValue
 
 from parallax.analysis.reading.lazy.updates import LazyTable
-from parallax.errors import SessionError
-from parallax.types import FeedDict, Fetch, Fetches, Graph, Nest, Operation, Tensor, Value
+from parallax.base.errors import SessionError
+from parallax.base.types import FeedDict, Fetch, Fetches, Graph, Nest, Operation, Tensor, Value
 
 REPLICAS = 1
 """Replicas a worker: one process trains on one device."""

@@ -16,7 +16,8 @@ from functools import cached_property
 
 import numpy as np
 
-from parallax.errors import SessionError
+from parallax.base.errors import SessionError
+from parallax.base.types import Value
 from parallax.graph.view import GraphView, split_tensor
 from parallax.runtime.worker.session.accumulation import Gather, KeptGradients, MicroBatchRun
 from parallax.runtime.worker.session.resolved_run import ResolvedRun
@@ -27,7 +28,6 @@ from parallax.transform.passes.gradients_to_servers import FRONTS_GIVE
 from parallax.transform.passes.joined_messages import view_apart
 from parallax.transform.pipeline import WorkerGraph
 from parallax.transform.swap import as_planned, renamed_tensor
-from parallax.types import Value
 
 _READS = ("Identity", "ReadVariableOp")
 _GIVES = ("AccumulatorApplyGradient", "SparseAccumulatorApplyGradient")

@@ -19,10 +19,10 @@ from parallax.analysis.reading.construction.digests import (
     values_differ,
 )
 from parallax.analysis.reading.construction.launcher_graph import LauncherGraph, hold, unpack_graph
-from parallax.errors import OtherGraphError
+from parallax.base.errors import OtherGraphError
+from parallax.base.types import Comm, Graph, NodeDef, Operation, TensorProto
 from parallax.report.logger import log
 from parallax.report.text import pluralize
-from parallax.types import Comm, Graph, NodeDef, Operation, TensorProto
 
 _LIBRARIES = ("tensorflow", "keras", "tf_keras", "parallax")
 _NAMED = 3  # ops that a message lists

@@ -27,7 +27,8 @@ import numpy as np
 import tensorflow as tf
 from tensorflow.core.protobuf import config_pb2
 
-from parallax.errors import SessionError
+from parallax.base.errors import SessionError
+from parallax.base.types import Operation, Session, Value
 from parallax.graph.control_flow import branches_of
 from parallax.graph.view import GraphView, split_tensor
 from parallax.report.logger import log
@@ -35,7 +36,6 @@ from parallax.runtime.worker.session.stage_failures import StageFailures
 from parallax.transform.building.all_to_all import ALL_REDUCE, ALL_TO_ALL, library, native_ops
 from parallax.transform.passes.cut_stages import RECEIVE, SEND
 from parallax.transform.passes.turns import GATE, RUN_NUMBER, SCOPE, find_ungated, passes_on
-from parallax.types import Operation, Session, Value
 
 MOST_ON_THEIR_WAY = 2
 _numbers = itertools.count(1)

@@ -12,11 +12,11 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from parallax.base.types import Value
 from parallax.graph.view import split_tensor
 from parallax.runtime.worker.session.accumulation import Gather
 from parallax.runtime.worker.session.names import Names
 from parallax.transform.passes.inputs import InputIterator, Maker
-from parallax.types import Value
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,11 +16,11 @@ from pathlib import Path
 import tensorflow as tf
 from tensorflow.python.client.timeline import Timeline
 
-from parallax.errors import ConfigError
+from parallax.base.errors import ConfigError
+from parallax.base.types import Coordinator, RunArgs, RunContext, RunValues, Session
 from parallax.runtime.worker.reports.graph_files import meta_graph
 from parallax.runtime.worker.session.run_context import TrainingRuns, WorkerContext
 from parallax.settings.parts import ProfileConfig
-from parallax.types import Coordinator, RunArgs, RunContext, RunValues, Session
 
 v1 = tf.compat.v1
 

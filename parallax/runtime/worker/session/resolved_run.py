@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from parallax.base.types import Value
 from parallax.transform.passes.full_batches import FullBatch, led_to_full
-from parallax.types import Value
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,8 @@ import tensorflow as tf
 from tensorflow.python.client.session import SessionInterface  # what Saver asks of a session
 
 from parallax.analysis.stages import AnalysedGraph
-from parallax.errors import SessionError
+from parallax.base.errors import SessionError
+from parallax.base.types import FeedDict, Fetches, Graph, Nest, RunContext, RunMetadata, RunOptions, Session, Value
 from parallax.plans.plan import Plan
 from parallax.runtime.worker.heartbeat import Heartbeat
 from parallax.runtime.worker.reports.nan_report import NanReport
@@ -33,7 +34,6 @@ from parallax.runtime.worker.session.stage_values import StageValues
 from parallax.transform.building.editor import Counter
 from parallax.transform.building.wire import Rounding
 from parallax.transform.pipeline import WorkerGraph
-from parallax.types import FeedDict, Fetches, Graph, Nest, RunContext, RunMetadata, RunOptions, Session, Value
 
 v1 = tf.compat.v1
 NOT_CHIEFS = (

@@ -13,10 +13,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from parallax.base.types import Value
 from parallax.graph.view import GraphView, split_tensor
 from parallax.runtime.worker.session.accumulation import Gather
 from parallax.runtime.worker.session.names import Names, fetch_text
-from parallax.types import Value
 
 _REMEMBERED = 256  # runs between two comparisons whose fetches a message can name
 

@@ -13,10 +13,10 @@ from typing import Any
 
 import tensorflow as tf
 
-from parallax.errors import SessionError
+from parallax.base.errors import SessionError
+from parallax.base.types import Session
 from parallax.transform.building.all_to_all import library
 from parallax.transform.passes.cut_stages import StageGraph, send_name
-from parallax.types import Session
 
 _UNKNOWN = 2  # error_codes.proto
 Promise = Mapping[int, int]

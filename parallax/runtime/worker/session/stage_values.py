@@ -11,8 +11,8 @@ from contextlib import contextmanager, suppress
 
 import tensorflow as tf
 
+from parallax.base.types import Comm, Value
 from parallax.runtime.worker.session.resolved_run import ResolvedRun
-from parallax.types import Comm, Value
 
 _UNKNOWN = 2  # error_codes.proto
 

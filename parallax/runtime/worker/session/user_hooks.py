@@ -12,12 +12,12 @@ from typing import Any
 
 import tensorflow as tf
 
-from parallax.errors import SessionError
+from parallax.base.errors import SessionError
+from parallax.base.types import Coordinator, Graph, Hook, RunArgs, RunContext, RunValues, Session
 from parallax.runtime.worker.session.fetches import Request
 from parallax.runtime.worker.session.names import fetch_text
 from parallax.runtime.worker.session.resolved_run import ResolvedRun
 from parallax.runtime.worker.session.run_context import NOT_CHIEFS, PlainSession, Run, WorkerContext
-from parallax.types import Coordinator, Graph, Hook, RunArgs, RunContext, RunValues, Session
 
 v1 = tf.compat.v1
 

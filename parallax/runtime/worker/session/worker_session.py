@@ -18,18 +18,8 @@ from typing import Any, Protocol
 import tensorflow as tf
 from tensorflow.python.framework.stack import default_session  # what tf.Session enters
 
-from parallax.errors import SessionError
-from parallax.plans.plan import Plan
-from parallax.report.logger import log
-from parallax.report.show import show
-from parallax.runtime.worker.reports.id_errors import id_error
-from parallax.runtime.worker.reports.moved_bytes import ExchangeReport, exchange_report, measured_step, rounding_report
-from parallax.runtime.worker.session.accumulation import Gather, MicroBatchRun
-from parallax.runtime.worker.session.direct import DirectRuns
-from parallax.runtime.worker.session.fetches import Request
-from parallax.runtime.worker.session.names import fetch_text
-from parallax.runtime.worker.session.run_context import DefaultSession, PlainSession, Run, WorkerContext
-from parallax.types import (
+from parallax.base.errors import SessionError
+from parallax.base.types import (
     ArrayOnWorker0,
     Comm,
     FeedDict,
@@ -40,6 +30,16 @@ from parallax.types import (
     RunOptions,
     Value,
 )
+from parallax.plans.plan import Plan
+from parallax.report.logger import log
+from parallax.report.show import show
+from parallax.runtime.worker.reports.id_errors import id_error
+from parallax.runtime.worker.reports.moved_bytes import ExchangeReport, exchange_report, measured_step, rounding_report
+from parallax.runtime.worker.session.accumulation import Gather, MicroBatchRun
+from parallax.runtime.worker.session.direct import DirectRuns
+from parallax.runtime.worker.session.fetches import Request
+from parallax.runtime.worker.session.names import fetch_text
+from parallax.runtime.worker.session.run_context import DefaultSession, PlainSession, Run, WorkerContext
 
 _GOOD_ENDS = (tf.errors.OutOfRangeError, StopIteration)
 """Errors that only say that the data has ended."""

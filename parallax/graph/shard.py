@@ -10,8 +10,8 @@ import tensorflow as tf
 from tensorflow.core.framework import attr_value_pb2
 from tensorflow.python.data.ops import dataset_ops
 
-from parallax.errors import GraphError
-from parallax.types import Dataset, NodeDef, Operation, Tensor
+from parallax.base.errors import GraphError
+from parallax.base.types import Dataset, NodeDef, Operation, Tensor
 
 MARK = "_parallax_shard"
 """The node attribute that says which of the two a node is."""

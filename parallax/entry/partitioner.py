@@ -6,7 +6,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from parallax.errors import ConfigError
+from parallax.base.errors import ConfigError
 from parallax.settings import checks
 
 

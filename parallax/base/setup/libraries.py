@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
 
-NATIVE = Path(__file__).resolve().parent.parent / "native"
+NATIVE = Path(__file__).resolve().parents[2] / "native"
 HOROVOD = "horovod==0.28.1"
 _KERNELS = "-l:libtensorflow_cc.so.2"
 

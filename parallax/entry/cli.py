@@ -12,11 +12,11 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from parallax.base.errors import ConfigError, ParallaxError
 from parallax.base.strict import shown
 from parallax.cluster.plan_inputs import file_text
 from parallax.cluster.profiles import cluster_profile_from_json
 from parallax.entry.command_line import command_parser, complete
-from parallax.errors import ConfigError, ParallaxError
 from parallax.plans.plan import read_plan
 from parallax.plans.what_if import WhatIf
 from parallax.report.show import write_file
@@ -97,7 +97,7 @@ def _complete(arguments: argparse.Namespace) -> int:
 
 
 def _set_up(_: argparse.Namespace) -> int:
-    from parallax.setup.command import set_up
+    from parallax.base.setup.command import set_up
 
     return set_up()
 

@@ -10,8 +10,8 @@ import time
 from importlib.util import find_spec
 from pathlib import Path
 
-from parallax.errors import LaunchError
-from parallax.setup.libraries import build_libraries, horovod_argv, horovod_environment, run
+from parallax.base.errors import LaunchError
+from parallax.base.setup.libraries import build_libraries, horovod_argv, horovod_environment, run
 
 _TOOLS = ("cc", "g++", "make")
 _HAS_NO_TENSORFLOW = (
