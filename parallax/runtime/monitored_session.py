@@ -127,6 +127,8 @@ def monitored_session(
                 worker.raw, waits_for, worker_graph.overlaps, repeats=has_values, most=most, failures=failures
             )
             members.at_end.append(direct.settle)
+            if worker.stages is not None:
+                worker.stages.settle = direct.settle
         if stages is not None:
             members.at_end.append(close_stages)
         return monitored, direct, saved, memory, values

@@ -180,9 +180,9 @@ def transform(
     cleared = [name for one in touched.tables for name in (one.clear, *one.clear_partitions) if name]
     stages, counters, elsewhere = None, tuple(editor.counters), frozenset[str]()
     initializers = (*editor.counter_initializers, *(r.initializer for r in editor.wire.roundings), *cleared)
-    for cut in rewrites.stages:
+    for places in rewrites.stages:
         check(changed, rewrites, worker)
-        changed, stages = cut_stages(changed, cut, worker.stage)
+        changed, stages = cut_stages(changed, places, worker.stage)
         counters = tuple(one for one in counters if stages.is_here(split_tensor(one.tensor)[0]))
         initializers = tuple(one for one in initializers if stages.is_here(one))
         elsewhere = stages.variables_elsewhere(view)

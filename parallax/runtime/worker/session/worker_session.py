@@ -146,8 +146,6 @@ class Session(PlainSession):
         super().__init__(worker)
         self._monitored = monitored
         self._direct = direct
-        if worker.stages is not None and direct is not None:
-            worker.stages.settle = direct.settle
         self._afterwards = list(afterwards)  # one after the other
         self._guard = guard
         self.values = values
