@@ -267,12 +267,16 @@ class OddStep(OwnStep):
 @pytest.mark.parametrize(
     "odd, message",
     [
-        ("loss", "gradients must add up.*a sum or a mean over the batch cannot be told, for what AddV2"),
-        ("metric", "additions to variables must add up.*for what Exp"),
-        ("late metric", "what AssignVariableOp .* writes is computed of the batch when variables are updated already"),
-        ("late", "the result .* is computed of the batch when variables are updated already.*Compute it before"),
-        ("both", "is made of the gradients of all of them and of .*, which is of one. Return them apart"),
-        ("columns", "must be a number of the batch or have a row for each example"),
+        (
+            "loss",
+            "gradients of a step's micro-batches must add up.*cannot be determined whether .* a sum or a mean "
+            ".*because of AddV2",
+        ),
+        ("metric", "additions to variables of a step's micro-batches must add up.*because of Exp"),
+        ("late metric", "what AssignVariableOp .* writes is computed from the batch after the update"),
+        ("late", "the result .* is computed from the batch after the update.*Compute it before"),
+        ("both", "is computed from the gradients and .*. Return the two separately"),
+        ("columns", "must return values of the whole batch, or one row per example"),
     ],
 )
 def test_what_does_not_add_up_is_refused(odd, message):

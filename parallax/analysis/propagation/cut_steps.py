@@ -27,8 +27,8 @@ _ADDS = ("Add", "AddN", "AddV2", "Sub")
 _PASS_ON = ("Identity", "Reshape", "StopGradient")
 _REMEDY = "Leave accumulate_steps at 1."
 _NOT_TOLD = (
-    "accumulate_steps cuts the batch of a step into micro-batches, whose {what} must add up to the step's. Whether "
-    "{tensor!r} is a sum or a mean over the batch cannot be told{why}. {remedy} " + _REMEDY
+    "With accumulate_steps the {what} of a step's micro-batches must add up to those of the step, but it cannot be "
+    "determined whether {tensor!r} is a sum or a mean over the batch{why}. {remedy} " + _REMEDY
 )
 
 
@@ -52,9 +52,8 @@ def cut_step(
 
 
 _LATER = (
-    "accumulate_steps cuts the batch of a step into micro-batches, and updates with the last of them, and {what} is "
-    "computed of the batch when variables are updated already. Compute it before the update, or leave accumulate_steps "
-    "at 1."
+    "With accumulate_steps a step is cut into micro-batches and updates variables after the last of them, but {what} "
+    "is computed from the batch after the update. Compute it before the update, or leave accumulate_steps at 1."
 )
 
 
@@ -139,12 +138,14 @@ class _MicroBatchCut:
         degree = self.growth.find_loss_degree(gradient)
         if degree is None:
             losses = self.growth.losses_of(gradient)
-            raise self._not_told("gradients", losses[0] if losses else gradient, "Divide sums by how many are added.")
+            raise self._not_told(
+                "gradients", losses[0] if losses else gradient, "Divide sums by the number of their terms."
+            )
         return degree
 
     def _not_told(self, what: str, tensor: str, remedy: str) -> GraphError:
         cause = self.growth.find_cause(tensor)
-        why = f", for what {self.view.op(cause)} {cause!r} makes of the batch" if cause else ""
+        why = f", because of {self.view.op(cause)} {cause!r}" if cause else ""
         return GraphError(_NOT_TOLD.format(what=what, tensor=tensor, why=why, remedy=remedy))
 
     def _weigh_additions(
@@ -179,7 +180,7 @@ class _MicroBatchCut:
     def _power_of(self, tensor: str, what: str) -> float:
         degree = self.growth.find_degree(tensor) if self.growth.is_of_batch(tensor) else 0.0
         if degree is None or (degree != 1.0 and self.view.dtype(tensor) not in FLOATS):
-            raise self._not_told(what, tensor, "Add up what each example gives, as a float where it is a mean.")
+            raise self._not_told(what, tensor, "Sum what each example gives, as a float where it is a mean.")
         return 1.0 - degree
 
     def _find_later(self, batch_writes: Sequence[str], after: set[str]) -> set[str]:
@@ -208,9 +209,9 @@ class _MicroBatchCut:
             return None
         if self.growth.has_axis(view.inputs(node)[0]):
             raise GraphError(
-                f"accumulate_steps cuts the batch of a step into micro-batches, and what it returns must be a number "
-                f"of the batch or have a row for each example in order: {tensor!r} has examples along another axis, or "
-                f"in another order. Return it otherwise, or leave accumulate_steps at 1."
+                "With accumulate_steps a step must return values of the whole batch, or one row per example in order, "
+                f"but {tensor!r} has examples along another axis or in another order. Return it in another form, or "
+                "leave accumulate_steps at 1."
             )
         return AddedResult(tensor, self._power_of(view.inputs(node)[0], "results"), tuple(self._list_copies(tensor)))
 
@@ -230,9 +231,9 @@ class _MicroBatchCut:
                 before = split_tensor(taken)[0]
                 if before in batches and before not in after and Edge(node, slot) not in delivered:
                     raise GraphError(
-                        f"accumulate_steps cuts the batch of a step into micro-batches, and {tensor!r}, which the step "
-                        f"returns, is made of the gradients of all of them and of {taken!r}, which is of one. Return "
-                        "them apart, or leave accumulate_steps at 1."
+                        "With accumulate_steps a result must not combine the gradients of all micro-batches with a "
+                        f"value of only one, but {tensor!r}, which the step returns, is computed from the gradients "
+                        f"and {taken!r}. Return the two separately, or leave accumulate_steps at 1."
                     )
 
 

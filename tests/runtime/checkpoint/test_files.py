@@ -130,5 +130,5 @@ def test_what_writes_the_global_step_is_known(use_resource: bool) -> None:
         check_global_step(tf.Graph(), CheckPointConfig("here", 5))
     with tf.Graph().as_default() as graph:
         mark_batch(v1.placeholder(tf.float32, [None]), "train")
-    with pytest.raises(ConfigError, match="train_on_batch.*CheckpointManager.*Leave ckpt_config out"):
+    with pytest.raises(ConfigError, match="train_on_batch.*CheckpointManager.*Remove ckpt_config"):
         check_global_step(graph, CheckPointConfig("here", 5))

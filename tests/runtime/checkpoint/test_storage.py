@@ -111,7 +111,7 @@ def test_a_damaged_checkpoint_is_skipped_and_the_one_before_it_taken(tmp_path: P
             assert loaded_step(storage) == 1
         file.unlink()
         moved = storage.load(None)
-        assert moved is not None and f"{file}: a checkpoint's file must be as" in moved.notes[0]
+        assert moved is not None and f"{file}: cannot read the checkpoint file: " in moved.notes[0]
         file.write_bytes(content)
     assert loaded_step(storage) == 2
 

@@ -87,7 +87,7 @@ def test_a_clock_is_off_when_that_is_certain(offset_us, which):
 
 def test_a_link_is_compared_with_what_is_known_of_it():
     slow = Links(((9e7, 9e7), (9e7, 5e7)))
-    words = "its link sends and receives 720 Mbit/s and 400 Mbit/s, and 800 Mbit/s were expected"
+    words = "its link sends and receives 720 Mbit/s and 400 Mbit/s, but 800 Mbit/s were expected"
     assert wrong(links=slow) == [("b", "link", words)]
     assert wrong(links=slow, against=replace(AGAINST, expected=())) == []
     assert wrong(links=Links(why="mpirun said no")) == [("a", "link", "mpirun said no")]

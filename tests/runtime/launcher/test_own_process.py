@@ -51,7 +51,9 @@ def test_a_limit_on_the_size_of_files_is_refused_where_it_is_too_small(monkeypat
         check_surroundings()
     limited(4096)
     check_surroundings()
-    with pytest.raises(LaunchError, match="Open MPI's files .* may have 4.1 kB. Raise .*: ulimit -f unlimited, or at"):
+    with pytest.raises(
+        LaunchError, match="Open MPI's files .* may have at most 4.1 kB. Raise .*: ulimit -f unlimited, or at"
+    ):
         check_own_process()
     limited(12 << 20)
     check_own_process()

@@ -191,7 +191,7 @@ def test_a_reader_that_no_rule_is_for_is_refused():
     made, _ = model.by_row()
     odd = made.node.add(name="odd", op="ResourceGatherNd", input=["table", "ids"])
     odd.attr["dtype"].type = tf.float32.as_datatype_enum
-    with pytest.raises(TransformError, match=r"ResourceGatherNd 'odd' takes 'table' in another way"):
+    with pytest.raises(TransformError, match=r"ResourceGatherNd 'odd' uses 'table' in another way"):
         keep_up_to_date(made, [("table", "speed")])
 
 

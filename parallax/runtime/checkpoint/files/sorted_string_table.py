@@ -24,7 +24,7 @@ class DamagedCheckpoint(CheckpointError):
 
 def make_damage_error(path: str, what: str) -> DamagedCheckpoint:
     """What is said of a file that is not as it was written."""
-    return DamagedCheckpoint(f"{shown(path)}: the checkpoint file is not as TensorFlow wrote it: {shown(what)}")
+    return DamagedCheckpoint(f"{shown(path)}: cannot read the checkpoint file: {shown(what)}")
 
 
 def table(content: bytes, path: str) -> dict[bytes, bytes]:
