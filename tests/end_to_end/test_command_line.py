@@ -170,7 +170,7 @@ def test_the_first_steps_of_a_job_are_held_against_one_process_and_a_difference_
     said = [line for line in done.lines(0) if line.startswith("Step ")]
     begin = "Step 1 of 3 that are verified: 2 workers and one process are equal after 1 step: largest error "
     assert len(said) == 1 and said[0].startswith(begin), str(done)
-    assert "and in step 2 of this job it was not." in done.stderr, str(done)
+    assert "In step 2 of this job the workers did not train what one process trains" in done.stderr, str(done)
     wrong = [line.split()[0] for line in done.stderr.splitlines() if line.endswith("NOT equal (worker 1)")]
     assert "weights" in wrong and "[1] worker 1 of" not in done.stdout, str(done)
 

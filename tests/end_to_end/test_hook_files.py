@@ -131,7 +131,7 @@ def test_a_hook_for_the_chief_alone_that_needs_all_workers_is_refused(run, tmp_p
     done = run(CHIEF, kind, tmp_path / "out")
     assert done.status == 1 and "stall" not in done.stderr, done
     assert "A hook in Config.chief_only_hooks can fetch only what worker 0 computes on its own" in done.stderr, done
-    assert "take part for emb" in done.stderr and "Config.hooks" in done.stderr, done
+    assert "take part in emb" in done.stderr and "Config.hooks" in done.stderr, done
 
 
 def test_what_is_discarded_is_never_on_a_disk(tmp_path, monkeypatch):

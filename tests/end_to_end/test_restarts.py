@@ -143,4 +143,4 @@ def test_restarts_without_checkpoints_are_refused_before_anything_is_started(run
         "parallax.parallel_run(graph, parallax_config=parallax.Config(restart=parallax.RestartConfig(3)))\n"
     )
     assert done.status == 1, str(done)
-    assert "parallax: max_restarts needs checkpoints" in done.stderr and "is 3 without ckpt_config" in done.stderr
+    assert "parallax: max_restarts=3 needs checkpoints" in done.stderr and "ckpt_config is not set" in done.stderr

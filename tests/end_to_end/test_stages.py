@@ -124,7 +124,7 @@ REFUSED = [
     (["--stages", "add_5,add_2,add_3"], "must be in the order of the forward pass"),
     (["--stages", "loss"], "The last stage must have an op"),
     (["--stages", "add_2,add_2"], "must have each name once"),
-    (["--stages", "0"], "must be a whole number from 1"),
+    (["--stages", "0"], "must be an integer of at least 1"),
     (["--stages", "2", "--micro-batches", "4", "--accumulate-steps", "2"], "Give micro_batches alone"),
 ]
 

@@ -145,7 +145,7 @@ def a_resource_file_must_parse():
     file.write_text("hosts: 3\n")
     refused(parallax.ResourceFileError, f"{file}:1: hosts: expected", run(resource=file))
     file.write_text("localhost\nfar_away\n")
-    refused(parallax.ConfigError, "not far_away", run(resource=file))
+    refused(parallax.ConfigError, "got 'far_away'", run(resource=file))
     refused(parallax.ConfigError, "resource", run(resource=3))
 
 
