@@ -113,7 +113,10 @@ def find_layouts(graph: TrainingGraph) -> Layouts:
     while program.steps is not None and (results := find_results(program, step)).followed:
         graph = replace(graph, steps=(graph.steps or set()) | (graph.view.ancestors(results.followed) - graph.initial))
         program = find_step(graph)
-        layouts, step = _find_layouts(program)
+        try:
+            layouts, step = _find_layouts(program)
+        except GraphError:  # as old gradients for a fixed batch, which nothing runs: such results stay a worker's own
+            break
     return layouts
 
 
