@@ -87,7 +87,8 @@ def test_state_is_written_from_the_global_batch(case: str) -> None:
 def test_state_that_a_loop_over_the_batch_writes_is_refused() -> None:
     found = outcome_of("rows in a loop")
     assert found.kind == "refused"
-    assert "ResourceScatterSub" in found.message and "writes 'centers' in a loop" in found.message
+    assert "depend on 'centers'" in found.message
+    assert "ResourceScatterSub" in found.message and "writes it in a loop" in found.message
 
 
 @pytest.mark.parametrize("control_flow_v2", [True, False])
