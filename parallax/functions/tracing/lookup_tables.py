@@ -26,7 +26,7 @@ _LOOK_UP_BEFORE = "Or look up in the input pipeline (tf.data's map), which runs 
 _MUTABLE = (
     "{step} uses a lookup table whose contents can change (a MutableHashTable or DenseHashTable), and each worker "
     "would have its own copy. Make it static: "
-    "tf.lookup.StaticHashTable(tf.lookup.KeyValueTensorInitializer(*table.export()), default_value). {_LOOK_UP_BEFORE}"
+    "tf.lookup.StaticHashTable(tf.lookup.KeyValueTensorInitializer(*table.export()), default_value). "
 ) + _LOOK_UP_BEFORE
 _EMPTY = (
     "{step} uses a lookup table that is empty. Fill it first: a layer with `adapt` or a vocabulary, a table with its "
