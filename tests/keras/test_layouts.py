@@ -334,7 +334,9 @@ def test_gathers_above_a_limit_are_refused_by_the_op():
 
     limit = 8 * 4 * 4  # the predictions of 8 examples
     assert plan(limit).notes == plan(None).notes
-    with pytest.raises(PlanError, match=r"gather_limit is 127 bytes, .* 128 bytes .* MatMul .* \(128 B\).* gather_limit"):
+    with pytest.raises(
+        PlanError, match=r"gather_limit is 127 bytes, .* 128 bytes .* MatMul .* \(128 B\).* gather_limit"
+    ):
         plan(limit - 1)
 
 
