@@ -313,6 +313,7 @@ class LayoutRewrites:
         told: tensor in a loop -> its value, or its elements, of those of `lengths` that the lengths of batches tell.
         of_worker_0: the tensors of which all workers take worker 0's, for each computes another.
         fed: the numbers that are fed for lengths of batches.
+        refused: node that no update needs, and that takes something of the global batch -> why it cannot be run.
     """
 
     changes: tuple[Change, ...] = ()
@@ -329,3 +330,4 @@ class LayoutRewrites:
     told: Mapping[str, tuple[Length, ...] | Length] = field(default_factory=dict, hash=False)
     of_worker_0: tuple[str, ...] = ()
     fed: tuple[FedLength, ...] = ()
+    refused: Mapping[str, str] = field(default_factory=dict, hash=False)

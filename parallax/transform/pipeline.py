@@ -5,8 +5,8 @@ The finished graph is looked at besides (invariants.py).
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 
 import tensorflow as tf
 
@@ -104,6 +104,7 @@ class WorkerGraph:
         full: where batches are fed that are as long as most.
         stages: what it is a stage of; None where it is all of a model.
         elsewhere: variable ops that other stages hold, and this worker does not.
+        refused: node of the user's graph that cannot be run -> why.
     """
 
     graph_def: GraphDef
@@ -134,6 +135,7 @@ class WorkerGraph:
     full: tuple[FullBatch, ...] = ()
     stages: StageGraph | None = None
     elsewhere: frozenset[str] = frozenset()
+    refused: Mapping[str, str] = field(default_factory=dict)
 
 
 def _keep_fetchable(editor: Editor) -> None:
@@ -223,4 +225,5 @@ def transform(
         full=full,
         stages=stages,
         elsewhere=elsewhere,
+        refused={node: why for one in rewrites.layouts for node, why in one.refused.items()},
     )

@@ -115,8 +115,9 @@ def find_layouts(graph: TrainingGraph) -> Layouts:
         program = find_step(graph)
         try:
             layouts, step = _find_layouts(program)
-        except GraphError:  # as old gradients for a fixed batch, which nothing runs: such results stay a worker's own
-            break
+        except GraphError as error:  # a script that does not fetch these trains all the same
+            refused = dict.fromkeys(results.followed, str(error))
+            return replace(layouts, rewrites=replace(layouts.rewrites, refused=refused))
     return layouts
 
 

@@ -12,6 +12,7 @@ from typing import NamedTuple
 from parallax.analysis.layouts.facts import REPLICATED, Fact
 from parallax.analysis.layouts.step_walk import StepWalk, is_partial
 from parallax.analysis.layouts.training_graph import VisitedGraph
+from parallax.analysis.reading.lowering.functional_control_flow import conditional_of
 from parallax.graph.view import Edge
 from parallax.plans.layouts import Partial, Sharded
 
@@ -42,7 +43,7 @@ def find_results(program: VisitedGraph, step: StepWalk) -> FetchedResults:
         inputs, outputs = view.inputs(node), view.outputs(node)
         takes = not of_all.isdisjoint(inputs) or any(Edge(node, slot) in changed for slot in range(len(inputs)))
         if not outputs or outputs[0] not in facts:
-            if takes and node not in steps:
+            if takes and node not in steps and conditional_of(node) not in program.replaced:
                 results.followed.append(node)
                 of_all.update(outputs)
             continue

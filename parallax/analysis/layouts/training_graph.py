@@ -40,6 +40,7 @@ class TrainingGraph:
         steps: nodes that steps need, of a script's graph: what else it has, as an evaluation, a worker may run alone,
             of what it has itself; None where all is of steps.
         autodiff: nodes that autodiff made.
+        replaced: nodes that autodiff made for a fixed batch that was opened.
     """
 
     view: GraphView
@@ -51,6 +52,7 @@ class TrainingGraph:
     draws: Callable[[str], bool]
     steps: Set[str] | None = None
     autodiff: Set[str] = frozenset()
+    replaced: Set[str] = frozenset()
 
     def is_of_step(self, node: str) -> bool:
         """Whether a node is one that all workers run together."""

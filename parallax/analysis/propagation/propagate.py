@@ -139,8 +139,8 @@ def _find_layouts_once(captured: CapturedGraph, sources: tuple[GradientSource, .
         initial = view.ancestors({v.initializer for v in variables.values() if v.initializer})
         steps = _find_steps(captured, initial) if is_of_script(view) else None
         autodiff = frozenset[str]().union(*(record.ops for record in captured.records))
-        random = visit_node.is_random
-        graph = TrainingGraph(view, variables, sources, initial, functions, differs, random, steps, autodiff)
+        random, replaced = visit_node.is_random, captured.replaced
+        graph = TrainingGraph(view, variables, sources, initial, functions, differs, random, steps, autodiff, replaced)
         try:
             captured.remembered[sources] = find_layouts(graph) if captured.synchronous else layouts_of_one(graph)
         except GraphError as error:

@@ -100,6 +100,7 @@ class CapturedGraph:
         fixed: the graph with the fixed batch that it was built for, where that was opened (fixed_batch.py).
         sums: table -> how many functions of its gradient rows are added up, if several.
         gradients: tensor of an opened graph that autodiff delivered -> that of the script's graph.
+        replaced: nodes that autodiff made for the fixed batch; what is left of them trains nothing.
         remembered: what was decided of this graph, and as these variables and records say, by what was asked.
     """
 
@@ -116,6 +117,7 @@ class CapturedGraph:
     means: str = ""
     sums: Mapping[str, int] = field(default_factory=dict)
     gradients: Mapping[str, str] = field(default_factory=dict)
+    replaced: frozenset[str] = frozenset()
     remembered: dict[Any, Any] = field(init=False, default_factory=dict, repr=False, compare=False)
 
     @property
@@ -194,6 +196,7 @@ def capture(
     variables = _variables(graph, view, is_open)
     fixed: GraphView | None = None
     gradients: Mapping[str, str] = {}
+    replaced = frozenset[str]()
     if synchronous and by_layouts is not False and is_of_script(view):
         initial = view.ancestors(v.initializer for v in variables.values() if v.initializer)
         by_layouts = _mark_batches(view, initial, records)
@@ -205,7 +208,7 @@ def capture(
             else open_fixed_batch(view, records, initial, contexts_of(graph), measured_in(graph))
         )
         if isinstance(opened, OpenedGraph):
-            fixed, gradients = view, opened.gradients
+            fixed, gradients, replaced = view, opened.gradients, replaced.union(*(record.ops for record in records))
             view, records = _lower_control_flow(opened.view, opened.records)
             by_layouts = _mark_batches(view, initial, records)
         means = opened if isinstance(opened, str) else means
@@ -225,6 +228,7 @@ def capture(
         means=means if by_layouts is False else "",
         sums=sums,
         gradients=gradients,
+        replaced=replaced,
     )
 
 

@@ -1,9 +1,11 @@
 """Which of what is fetched has all workers meet, and by which op of the user's graph."""
 
+import pytest
 import tensorflow as tf
 
 from parallax.analysis.reading.construction import record
 from parallax.analysis.stages import analyse, plan_for, rewrites_of
+from parallax.base.errors import SessionError
 from parallax.plans.plan import one_host
 from parallax.runtime.worker.session.names import Names
 from parallax.settings.config import Config
@@ -52,3 +54,19 @@ def test_a_variable_is_fetched_by_a_read_that_comes_after_no_step():
     names = Names(analysed.captured.view, transform(analysed.captured.view, rewrites, Worker(0, 2, 7)))
     (read,) = names.resolve(("other:0",), ()).tensors
     assert names.run_view.ancestors([read.partition(":")[0]]).isdisjoint({"ids", "train"})
+
+
+def test_a_measure_of_the_global_batch_that_has_no_layout_is_refused_where_it_is_fetched():
+    graph = tf.Graph()
+    with graph.as_default():
+        x = v1.placeholder(tf.float32, [None, 4], name="x")
+        scores = tf.matmul(x @ v1.get_variable("w", [4, 3]), x @ v1.get_variable("v", [4, 3]), transpose_b=True)
+        each = tf.nn.sparse_softmax_cross_entropy_with_logits(labels=tf.range(tf.shape(x)[0]), logits=scores)
+        train = v1.train.GradientDescentOptimizer(0.1).minimize(tf.reduce_mean(each), name="train")
+        tf.reduce_mean(tf.reshape(scores, [16], name="flat"), name="measure")
+    analysed = analyse(graph)
+    rewrites = rewrites_of(analysed, plan_for(analysed, one_host(2), Config()))
+    names = Names(analysed.captured.view, transform(analysed.captured.view, rewrites, Worker(0, 2, 7)))
+    assert rewrites.layouts and names.resolve((train.name,), ("x:0",)).tensors == (train.name,)
+    with pytest.raises(SessionError, match=r"measure.* cannot be fetched: .*Reshape 'flat' .* dimension at -1"):
+        names.resolve((train.name, "measure:0"), ("x:0",))

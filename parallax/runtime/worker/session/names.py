@@ -144,6 +144,7 @@ class Names:
         idle = [cut for cut in self._worker_graph.cuts if not needed & set(cut.needed_by)]
         stops = cut_off | {cut.tensor for cut in idle}  # a fed cut runs nothing behind it
         runs = self._worker_view.ancestors({_node(t) for t in tensors if t not in cut_off}, stops)
+        self._check_runs(names, runs)
         taken = {tensor for node in runs for tensor in self._worker_view.inputs(node)}
         empty = {cut.tensor: np.zeros(cut.shape, cut.dtype) for cut in idle if cut.tensor in taken}
         empty |= self._parts_not_needed(runs)
@@ -208,6 +209,14 @@ class Names:
         if self._kept is None:
             self._kept = KeptGradients(self._view, self._worker_view, self._worker_graph, self.here)
         return self._kept
+
+    def _check_runs(self, names: tuple[str, ...], runs: set[str]) -> None:
+        for node, why in self._worker_graph.refused.items():
+            if self.here(node) in runs:
+                raise SessionError(
+                    f"{fetch_text(names, ())} cannot be fetched: it needs {self._view.op(node)} {node!r}, which takes "
+                    f"tensors of the global batch. {why}"
+                )
 
     def _check_feed(self, name: str) -> None:
         is_whole = name in self._worker_graph.whole and self._view.op(_node(name)) in _READS
