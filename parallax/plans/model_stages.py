@@ -20,7 +20,7 @@ class StagePlan:
     Attributes:
         ends: ops of the forward pass that it ends with: it has these, and all that they are computed of and no stage
             before has. None for the last stage, which has the rest.
-        begins: the tensors that it takes of stages before.
+        begins: the tensors that it receives from earlier stages.
         variables: names of the variables that it trains.
         parameters: elements of these.
         held_bytes: of all variables that it holds, slots too, and of the gradients that it keeps between batches.

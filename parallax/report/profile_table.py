@@ -7,7 +7,7 @@ from parallax.report.text import bytes_text, in_columns, pluralize
 
 
 def profile_table(profile: ModelProfile, notes: tuple[str, ...] = ()) -> str:
-    """A model profile as it is printed: rows are means of a worker's step, or of a step of some workers together."""
+    """The printed table of a model profile: mean rows per step, of one worker and of several."""
     sizes = [k for k, _ in profile.tables[0].joined_rows] if profile.tables else []
     header = ("table", "ids", *(f"rows of {k}" for k in sizes), "busiest owner")
     lines = [

@@ -72,8 +72,8 @@ def _stage_texts(plan: Plan) -> list[str]:
     batches = f"{plan.accumulate_steps} micro-batch{'es' if plan.accumulate_steps > 1 else ''}"
     return [
         *align(_STAGE_COLUMNS, rows),
-        f"{members}: consecutive workers are a replica. With {batches} an update a stage is idle {idle:.0f} % of it. "
-        "Bytes are of an example where the batch is open, else of a micro-batch.",
+        f"{members}; consecutive workers form a replica. With {batches} per update, each stage is idle {idle:.0f} % of "
+        "the time. Bytes are per example if the batch is open, else per micro-batch.",
     ]
 
 

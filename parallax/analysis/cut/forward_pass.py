@@ -121,7 +121,7 @@ def _merge(one: Mapping[str, str], other: Mapping[str, str]) -> dict[str, str]:
 
 
 def _components(takes: Mapping[str, Collection[str]]) -> Iterator[list[str]]:
-    """What takes of each other, together, and each after what it takes of (Tarjan's algorithm, without recursion)."""
+    """Strongly connected components in topological order (Tarjan's algorithm, without recursion)."""
     number: dict[str, int] = {}
     lowest: dict[str, int] = {}
     open_names: list[str] = []

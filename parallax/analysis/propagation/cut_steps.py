@@ -193,7 +193,7 @@ class _MicroBatchCut:
         return view.descendants(writes, waits=True) | after
 
     def _find_result(self, node: str, after: set[str], later: set[str]) -> AddedResult | None:
-        """How a result is put together; None for rows of examples, and for what the update gives."""
+        """How a result is aggregated; None for rows of examples and for results of the update."""
         view, tensor = self.view, f"{node}:0"
         if node in after:
             self._check_after(tensor, after)
@@ -216,7 +216,7 @@ class _MicroBatchCut:
         return AddedResult(tensor, self._power_of(view.inputs(node)[0], "results"), tuple(self._list_copies(tensor)))
 
     def _list_copies(self, tensor: str) -> list[str]:
-        """A tensor, and what is handed on of it as it is."""
+        """A tensor and its unchanged copies."""
         found = [tensor]
         for one in found:
             found += [f"{edge.node}:0" for edge in self.view.consumers(one) if self.view.op(edge.node) == "Identity"]

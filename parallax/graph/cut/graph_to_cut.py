@@ -17,7 +17,7 @@ class GraphToCut:
     """A graph as the cut sees it.
 
     Attributes:
-        order: its nodes, each after what it takes.
+        order: its nodes, each after its inputs.
         inputs: node -> the tensors that it takes.
         controls: node -> the nodes that it waits for.
         everywhere: nodes that each stage has for itself.
@@ -37,7 +37,7 @@ class GraphToCut:
         return self.blocks.get(node, node)
 
     def sent_inputs(self, node: str) -> Iterator[str]:
-        """The tensors that a node takes of nodes with a place."""
+        """The inputs of a node that are computed by nodes with a place."""
         return (tensor for tensor in self.inputs[node] if split_tensor(tensor)[0] not in self.everywhere)
 
 
@@ -47,7 +47,7 @@ def graph_to_cut(view: GraphView, everywhere: frozenset[str], order: Sequence[st
     Args:
         view: the graph.
         everywhere: nodes that each stage has for itself.
-        order: the nodes, each after what it takes.
+        order: the nodes, each after its inputs.
     """
     return GraphToCut(
         order=tuple(order),

@@ -1,7 +1,7 @@
 /* Which code is Open MPI's, how long its threads may sleep, and when the kernel wakes a reader of a connection of its.
  *
- * A message comes in pieces, each of which would wake who waits for the whole. What is known to be missing of it is told
- * the kernel (SO_RCVLOWAT), up to MOST_MISSING bytes, which Open MPI takes at once while the rest is on its way.
+ * A message arrives in pieces, and each piece would wake a reader that waits for all of it. The kernel is given the number
+ * of missing bytes (SO_RCVLOWAT), up to MOST_MISSING, which Open MPI reads at once while the rest is in flight.
  */
 #define _GNU_SOURCE
 #include "open_mpi.h"

@@ -45,7 +45,7 @@ class StepRuns:
             resolved = known.resolve(names, fed)
             cut_off = frozenset(known.here(name) for name in fed)
             nodes = known.run_view.ancestors(
-                {split_tensor(t)[0] if ":" in t else t for t in resolved.asked if t not in cut_off}, cut_off
+                {split_tensor(t)[0] if ":" in t else t for t in resolved.targets if t not in cut_off}, cut_off
             )
             is_joint = bool(resolved.collectives) or self.comm.Get_size() == 1
             self._trains[names, fed] = is_joint and bool(nodes & self._step_writers)

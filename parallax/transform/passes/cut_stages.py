@@ -100,7 +100,7 @@ def cut_stages(graph_def: GraphDef, cut: StageCut, stage: int) -> tuple[GraphDef
         for changed in (graph_def, view.graph_def):
             pack(changed, packs)
         view = GraphView(view.graph_def)
-        places |= {one.packed: one.source for one in packs} | {one.parts: one.target for one in packs}
+        places |= {one.pack: one.source for one in packs} | {one.parts: one.target for one in packs}
         messages = find_messages(graph_to_cut(view, everywhere, view.topological_order()), places)
     packed = frozenset(tensor for one in packs for tensor in one.tensors)
     made = StageGraph(cut.count, stage, graph_def, places, messages, packed)

@@ -44,7 +44,7 @@ class PackedTensors:
     number: int
 
     @property
-    def packed(self) -> str:
+    def pack(self) -> str:
         """The node that packs them."""
         return f"{_SCOPE}/packed_{self.number}"
 
@@ -80,8 +80,8 @@ def pack(graph_def: GraphDef, packs: Sequence[PackedTensors]) -> None:
     nodes = {node.name: node for node in graph_def.node}
     for one in packs:
         count = len(one.tensors)
-        packed = graph_def.node.add(op="Pack", name=one.packed, input=one.tensors)
-        parts = graph_def.node.add(op="Unpack", name=one.parts, input=[one.packed])
+        packed = graph_def.node.add(op="Pack", name=one.pack, input=one.tensors)
+        parts = graph_def.node.add(op="Unpack", name=one.parts, input=[one.pack])
         for node, number in ((packed, "N"), (parts, "num")):
             node.attr["T"].type = one.dtype
             node.attr["axis"].i = 0

@@ -87,7 +87,7 @@ def test_a_plan_keeps_its_stages(analysed):
     assert (plan.num_workers, plan.num_replicas, plan.accumulate_steps) == (6, 2, 2)
     assert plan_from_json(plan.to_json()) == plan
     table = plan_table(plan)
-    assert "2 replicas of 3 stages" in table and "idle 50 % of it" in table
+    assert "2 replicas of 3 stages" in table and "idle 50 % of the time" in table
 
 
 def test_one_stage_is_none(analysed):

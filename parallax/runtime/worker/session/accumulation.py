@@ -77,7 +77,7 @@ class Accumulation:
         return max(self.batches.values(), default=0)
 
     def text_of_rest(self) -> str:
-        """What is told when a loop ends between two updates."""
+        """The message when a loop ends between two updates."""
         return (
             f"The gradients of the last {self.pending} batches were not applied: an update needs those of {self.steps}."
         )

@@ -5,9 +5,9 @@ the next run begins: whatever reads a variable waits for the update of that vari
 (parallax/native/turns.cc), so every value is the one that runs one after the other would read. Two runs are on their
 way at most; of a model in stages as many as there are stages from a worker's own on, so that the runs of micro-batches
 follow each other forward and back. Anything else that the session is asked to do, whoever asks, waits until none is. A
-run that fails after it has given back its values has the next one fail, with its own error; the end of the data is told
-by the run that meets it, as a run also waits until it has taken its input, and has done whatever else keeps state
-before the workers meet.
+run that fails after it has returned its values makes the next run fail, with the same error; the end of the data is
+raised by the run that reaches it, as a run also waits until it has taken its input, and has done whatever else keeps
+state before the workers meet.
 """
 
 from __future__ import annotations

@@ -126,7 +126,7 @@ class InputPositions:
         if not self.inputs:
             return _Does(trains, (), ())
         cut_off = frozenset(names.here(name) for name in fed)
-        tensors = [tensor for tensor in names.resolve(fetched, fed, gather).asked if tensor not in cut_off]
+        tensors = [tensor for tensor in names.resolve(fetched, fed, gather).targets if tensor not in cut_off]
         runs = names.run_view.ancestors({split_tensor(t)[0] if ":" in t else t for t in tensors}, cut_off)
         takes = tuple((n, sum(names.here(op) in runs for op in one.takes)) for n, one in self.inputs.items())
         begins = tuple((n, m.op) for n, one in self.inputs.items() for m in one.makers if names.here(m.op) in runs)

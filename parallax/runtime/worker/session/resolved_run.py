@@ -15,7 +15,7 @@ class ResolvedRun:
 
     Attributes:
         tensors: names in the worker's graph: one for each name asked for that can be had, then what is run besides.
-        empty: what is fed with nothing.
+        empty: placeholders fed with empty tensors, as the run does not need their values.
         collectives: digest of the collectives that the run takes part in; empty when it takes part in none.
         fed: tensor of the user's graph -> tensor to feed, of those that have another name on this worker.
         had: for each name asked for whether it can be had; what comes with an update only cannot between updates.
@@ -36,8 +36,8 @@ class ResolvedRun:
     stages: Mapping[int, int] = field(default_factory=dict)
 
     @property
-    def asked(self) -> tuple[str, ...]:
-        """What all workers of a replica together run for this, in the graph that they have together."""
+    def targets(self) -> tuple[str, ...]:
+        """The tensors and ops that all workers of a replica run, in the uncut graph."""
         return self.whole or self.tensors
 
     def feeds(self, given: Mapping[str, Value]) -> dict[str, Value]:

@@ -177,7 +177,7 @@ class WorkerContext:
         return self.names.has(name)
 
     def sharing(self, resolved: ResolvedRun) -> AbstractContextManager[None]:
-        """Within it a run is made, of which other stages of the model are told if it fails."""
+        """A context for a run; other stages of the model fail with it."""
         return nullcontext() if self.stages is None else self.stages.sharing(resolved)
 
     def bring_values(self, resolved: ResolvedRun, found: Sequence[Value]) -> Sequence[Value]:

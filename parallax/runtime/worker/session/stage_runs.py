@@ -49,7 +49,7 @@ def of_stage(run: ResolvedRun, stages: StageGraph, runs: set[str], feeds: Mappin
 
 
 def _stage_of(stages: StageGraph, name: str, fed: frozenset[str]) -> int | None:
-    """The one stage that has a tensor or op; None where each has it, as what is fed."""
+    """The one stage that has a tensor or op; None where every stage has it, as a fed tensor."""
     return None if name in fed else stages.places.get(_node(name))
 
 

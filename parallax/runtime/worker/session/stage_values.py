@@ -34,7 +34,7 @@ class StageValues:
 
     @contextmanager
     def sharing(self, run: ResolvedRun) -> Iterator[None]:
-        """Within it a run is made, and its values are brought; where it fails the others are told."""
+        """A context for a run whose values are sent to all stages; all of them fail if one fails."""
         self._owed = [run]
         try:
             yield
@@ -43,7 +43,7 @@ class StageValues:
                 with suppress(tf.errors.OpError):
                     self._exchange(owed, [None] * len(owed.had), error)
             self._owed = []
-            with suppress(Exception):  # what is still on its way fails with the same, which is told once
+            with suppress(Exception):  # runs in flight fail with the same error, reported once
                 self.settle()
             raise
 
