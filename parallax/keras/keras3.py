@@ -97,7 +97,7 @@ def optimizer_variables(model: KerasModel) -> list[KerasVariable]:
 
 
 def build_optimizer(model: KerasModel) -> None:
-    """Makes the slots of a built model's optimizer, where Keras's own step will apply it to the model's variables."""
+    """Builds the optimizer of a built model before Keras's own step is traced, so that one trace is enough."""
     optimizer, is_own = getattr(model, "optimizer", None), type(model).train_step is not TRAINER.train_step
     if model.built and optimizer is not None and not optimizer.built and not is_own:
         optimizer.build(model.trainable_variables)
