@@ -1,8 +1,8 @@
-"""Results of a script's steps: what it may fetch, that no update needs, or that is a part of a sum over the workers.
+"""Finds what a script may fetch alongside its steps that depends on the global batch.
 
-A worker's own batch gives what is computed of its examples alone. What a step computes of the global batch, as a count
-of it or a matrix of scores of all pairs, is the one process's: what the script computes of that is followed as the step
-is, and a part of a reduction that has such in it is completed where it is fetched.
+A result of one worker's examples alone stays that worker's: a mean loss, an accuracy. A result that depends on the
+global batch, such as a measure of scores of all pairs or a sum divided by a global count, is analysed as the step is.
+Partial sums among such results are all-reduced where they are fetched.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from parallax.plans.layouts import Partial, Sharded
 
 
 class FetchedResults(NamedTuple):
-    """Of a walk over a script's steps.
+    """Results of a script's steps that depend on the global batch.
 
     Attributes:
-        followed: nodes that no update needs, and that take something of the global batch.
-        partial: tensors of the forward pass that are parts of reductions, and have something of the global batch.
+        followed: nodes that no update needs.
+        partial: partial tensors of the forward pass.
     """
 
     followed: list[str]
@@ -30,7 +30,7 @@ class FetchedResults(NamedTuple):
 
 
 def find_results(program: VisitedGraph, step: StepWalk) -> FetchedResults:
-    """What takes, or is, something of the global batch.
+    """Finds the results that depend on the global batch.
 
     Args:
         program: a script's graph.
@@ -59,7 +59,7 @@ def find_results(program: VisitedGraph, step: StepWalk) -> FetchedResults:
 
 
 def _find_changed(program: VisitedGraph, step: StepWalk) -> set[Edge]:
-    """The edges by which something is taken that a worker has not by itself, examples apart."""
+    """The edges whose values depend on other workers, other than by gathered examples."""
     found = {edge for mean in step.means for edge in program.takers(f"{mean.node}:0")}
     for (tensor, after), edges in step.changes.items():
         before = step.facts[tensor]
@@ -69,6 +69,6 @@ def _find_changed(program: VisitedGraph, step: StepWalk) -> set[Edge]:
 
 
 def _has_all_examples(step: StepWalk, fact: Fact) -> bool:
-    """Whether an axis of a tensor is the examples of all workers."""
+    """Whether a tensor has the examples of the global batch along an axis."""
     axes = enumerate(fact.dims or ())
     return not fact.is_lengths and any(step.has_batch(length) for axis, length in axes if axis != fact.axis)
