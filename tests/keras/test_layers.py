@@ -158,7 +158,7 @@ def test_moving_statistics_are_those_of_the_global_batch() -> None:
     given = x @ hidden.kernel.numpy()
     job = KerasJob(model, (x, y))
     [note] = job.plan(2).notes
-    assert "2 all-reduces of 24 B" in note
+    assert "2 all-reduces totalling 24 B" in note
     for cuts in (EVEN, UNEVEN, EMPTY):
         (values,) = job.run(cuts, [(x, y)])
         for one in values:

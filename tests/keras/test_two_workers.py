@@ -8,7 +8,7 @@ import pytest
 import tensorflow as tf
 import tf_keras
 
-from parallax.runtime.worker.session import names
+from parallax.runtime.worker.session import resolved_run
 from parallax.transform.passes.full_batches import led_to_full
 from tests.keras.here import difference, fit_merged, fit_plainly, outcome
 from tests.keras.two_here import fit_by_two, plain_fit_of, plan_of_fit
@@ -35,7 +35,7 @@ def test_full_batches_are_fed_where_their_length_is_known_and_ids_may_count_from
         model.compile("sgd", "mse", metrics=["mae"])
         return model, train(model, IDS - 7, Y, validation_data=(IDS[:4] - 12, Y[:4]), **OPTIONS).history
 
-    with mock.patch.object(names, "led_to_full", wraps=names.led_to_full) as led:
+    with mock.patch.object(resolved_run, "led_to_full", wraps=led_to_full) as led:
         check(make)
     full = [call for call in led.call_args_list if call.args[1]]
     lengths = [[len(value) for value in call.args[0].values() if np.ndim(value)] for call in full]
