@@ -11,7 +11,7 @@ import parallax
 from parallax.analysis.stages import analyse, plan_for
 from parallax.entry import api
 from parallax.plans.plan import one_host, plan_from_json
-from parallax.report.text import plan_table
+from parallax.report.plan_table import plan_table
 from parallax.settings.environment import Role
 
 

@@ -31,8 +31,8 @@ from parallax.entry.planned_call import (
 from parallax.plans.plan import Plan
 from parallax.plans.what_if import what_if_from
 from parallax.report.memory import memory_table
+from parallax.report.plan_table import PrintedPlan, explanation, plan_table
 from parallax.report.show import write_file
-from parallax.report.text import PrintedPlan, explanation, plan_table
 from parallax.runtime.before_launch import check_launching
 from parallax.runtime.launcher.job import Job, servers_by_host
 from parallax.runtime.launcher.launch import JobEnd, launch

@@ -19,8 +19,8 @@ from parallax.cluster.profiles import cluster_profile_from_json
 from parallax.entry.command_line import command_parser, complete
 from parallax.plans.plan import read_plan
 from parallax.plans.what_if import WhatIf
+from parallax.report.plan_table import explanation, plan_table
 from parallax.report.show import write_file
-from parallax.report.text import explanation, plan_table
 from parallax.runtime.check.builds import SecondBuild, second_build
 from parallax.runtime.launcher.early_server import end_early_server, start_early_server
 from parallax.runtime.launcher.job import cluster_named

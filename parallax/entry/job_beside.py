@@ -17,7 +17,7 @@ from parallax.cluster.machines import Cluster
 from parallax.entry.api import JobEnded
 from parallax.entry.planned_call import check_outputs, checked_call, checked_cluster, plan_call, plan_on, show_plan
 from parallax.plans.plan import Plan
-from parallax.report.text import plan_table
+from parallax.report.plan_table import plan_table
 from parallax.runtime.before_launch import check_launching
 from parallax.runtime.launcher.ending.ending_signals import add_sigterm_to
 from parallax.runtime.launcher.job import Job

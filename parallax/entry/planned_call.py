@@ -16,7 +16,7 @@ from parallax.cluster.machines import Cluster
 from parallax.cluster.profile_files import check_writable
 from parallax.plans.plan import Plan
 from parallax.report.logger import log
-from parallax.report.text import plan_table
+from parallax.report.plan_table import plan_table
 from parallax.runtime.launcher.job import layout_of
 from parallax.runtime.make_job import check_profile, cluster_of
 from parallax.runtime.measure.options import measure_options

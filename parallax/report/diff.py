@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
 from parallax.plans.plan import Plan, RouteCost, VariablePlan
 from parallax.plans.prediction import Prediction
-from parallax.report.text import align, bytes_text, flip_texts, held_by, members_texts, ms_text, pluralize
+from parallax.report.plan_table import flip_texts, held_by, members_texts
+from parallax.report.text import align, bytes_text, hosts_text, ms_text, pluralize
 
 _SHOWN = 60
 """Letters of a value that has no words of its own."""
@@ -84,8 +86,8 @@ def _of_plans(first: Plan, second: Plan) -> Iterator[PlanDifference]:
     if sent[0] != sent[1]:
         yield PlanDifference("", "sent by a worker in a step", *_format_change(sent, bytes_text))
     shown: dict[str, Callable[[Plan], str]] = {
-        "hosts": lambda p: ", ".join(members_texts(p)) if len(p.hosts) <= 4 else f"{len(p.hosts)} hosts",
-        "servers": lambda p: ", ".join(f"{p.servers.count(h)} on host {h}" for h in dict.fromkeys(p.servers)),
+        "hosts": lambda p: ", ".join(members_texts(p)),
+        "servers": lambda p: hosts_text(Counter(p.servers)),
         "profiles": lambda p: ", ".join(f"{u.kind} {u.name} {u.fingerprint[:12]}" for u in p.profiles),
         "notes": lambda p: "; ".join(p.notes),
     }

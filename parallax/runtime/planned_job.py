@@ -8,7 +8,7 @@ from collections.abc import Callable
 from parallax.base.errors import ConfigError
 from parallax.cluster.machines import Cluster
 from parallax.plans.plan import Plan
-from parallax.report.text import plan_table
+from parallax.report.plan_table import plan_table
 from parallax.runtime.launcher.host_memory import host_memory
 from parallax.runtime.launcher.job import Job
 from parallax.runtime.launcher.launch import JobEnd

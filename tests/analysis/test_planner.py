@@ -14,7 +14,7 @@ from parallax.analysis.planner import terms_of
 from parallax.base.errors import PlanError
 from parallax.graph.spec import GraphSpec, Part, VariableClass, VariableSpec
 from parallax.plans.plan import Plan, PlanConstraints, RouteCost, one_host, plan_from_json
-from parallax.report.text import explanation, plan_table
+from parallax.report.plan_table import explanation, plan_table
 from tests.analysis.specs import dense, sparse, spec
 
 

@@ -13,7 +13,7 @@ from parallax.base.errors import PlanError
 from parallax.graph.spec import GraphSpec, Part, VariableClass, VariableSpec
 from parallax.plans.plan import Layout, PlanConstraints, RouteCost, one_host, plan_from_json
 from parallax.plans.rewrites import Placement, TrainingMode
-from parallax.report.text import explanation, plan_table
+from parallax.report.plan_table import explanation, plan_table
 from tests.analysis.specs import dense, sparse, spec
 
 TWO_HOSTS = Layout((2, 2), (0, 1))

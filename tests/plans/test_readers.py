@@ -18,8 +18,8 @@ from parallax.cluster.resource_file import parse_resource_text
 from parallax.plans.plan import Layout, Plan, plan_from_json
 from parallax.report.diff import difference_text, differences
 from parallax.report.html.page import plan_page
+from parallax.report.plan_table import explanation, plan_table
 from parallax.report.profile_table import profile_table
-from parallax.report.text import explanation, plan_table
 from tests.mutations import for_all, mutated_bytes, mutated_json
 from tests.report.html.plans import language_model, measured, timed, untimed, with_flips
 

@@ -17,7 +17,7 @@ from parallax.analysis.stages import AnalysedGraph, analyse, plan_for, rewrites_
 from parallax.base.errors import PlanError
 from parallax.graph.ownership import Ownership
 from parallax.plans.plan import Plan, PlanConstraints, one_host, plan_from_json
-from parallax.report.text import explanation, plan_table
+from parallax.report.plan_table import explanation, plan_table
 from parallax.settings.config import Config
 from parallax.transform.building.all_to_all import ALL_TO_ALL
 from parallax.transform.building.editor import Worker

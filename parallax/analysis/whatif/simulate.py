@@ -29,7 +29,8 @@ from parallax.cluster.profiles import (
 from parallax.graph.spec import GraphSpec, Part, VariableSpec
 from parallax.plans.plan import NO_ROUTE, Layout, Plan, PlanConstraints
 from parallax.plans.what_if import Simulation, Size, WhatIf
-from parallax.report.text import held_by, pluralize
+from parallax.report.plan_table import held_by
+from parallax.report.text import pluralize
 
 SHOWN_CHANGES = 20
 """So many changes against the size before are named; of more, how many there are."""

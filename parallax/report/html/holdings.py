@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from parallax.plans.plan import NO_ROUTE, Plan, VariablePlan
-from parallax.report.text import value_bytes
+from parallax.report.plan_table import value_bytes
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,7 +23,8 @@ from parallax.report.html.pictures import (
 )
 from parallax.report.html.svg import NONE
 from parallax.report.html.table import make_list, table
-from parallax.report.text import bytes_text, members_texts, ms_text, pluralize, step_texts
+from parallax.report.plan_table import members_texts, step_texts
+from parallax.report.text import bytes_text, ms_text, pluralize
 
 
 def plan_page(plan: Plan) -> str:

@@ -26,7 +26,8 @@ from parallax.report.html.svg import (
     text,
     ticks,
 )
-from parallax.report.text import bytes_text, flip_texts, ms_text, pluralize
+from parallax.report.plan_table import flip_texts
+from parallax.report.text import bytes_text, ms_text, pluralize
 
 WIDTH = 1100.0
 SHOWN_HOSTS = 24

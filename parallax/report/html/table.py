@@ -9,7 +9,8 @@ from markupsafe import Markup
 from parallax.plans.plan import NO_ROUTE, Plan, RouteCost, VariablePlan
 from parallax.plans.prediction import CostTerm
 from parallax.report.html.svg import COLOUR_BY_ROUTE, NONE
-from parallax.report.text import bytes_text, flip_texts, held_by, ms_text, pluralize, shape_text, value_bytes
+from parallax.report.plan_table import flip_texts, held_by, shape_text, value_bytes
+from parallax.report.text import bytes_text, ms_text, pluralize
 
 COLUMNS = (
     ("variable", "variable", ""),

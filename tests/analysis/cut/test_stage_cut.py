@@ -9,7 +9,7 @@ from parallax.analysis.cut.plan_stages import graph_cut_of, layout_of_replicas
 from parallax.analysis.stages import analyse, plan_for, rewrites_of
 from parallax.base.errors import PlanError
 from parallax.plans.plan import Layout, one_host, plan_from_json
-from parallax.report.text import plan_table
+from parallax.report.plan_table import plan_table
 from parallax.settings.config import Config
 from parallax.settings.parts import CheckPointConfig, ReplanConfig
 from parallax.transform.building.editor import Worker

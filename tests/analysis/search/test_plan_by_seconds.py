@@ -19,7 +19,7 @@ from parallax.cluster.plan_inputs import PlanInputs, read_measured
 from parallax.graph.spec import GraphSpec, Slot
 from parallax.plans.plan import Layout, Plan, PlanConstraints, one_host, plan_from_json
 from parallax.plans.prediction import LINK, Flip
-from parallax.report.text import explanation, plan_table
+from parallax.report.plan_table import explanation, plan_table
 from tests.analysis.measured import COLLECTIVES, MB, cluster, drawn, equal_hosts, host, model, scaled, table
 from tests.analysis.specs import dense, sparse, spec
 

@@ -9,7 +9,7 @@ from parallax.analysis.timing.step_time import given_of
 from parallax.cluster.plan_inputs import PlanInputs
 from parallax.cluster.profiles import AlphaBeta, ClusterProfile
 from parallax.plans.plan import Layout, PlanConstraints
-from parallax.report.text import step_texts
+from parallax.report.plan_table import step_texts
 from tests.analysis.measured import MB, equal_hosts, host, model
 from tests.analysis.specs import dense, sparse, spec
 

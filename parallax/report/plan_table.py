@@ -1,0 +1,326 @@
+"""The plan as a person reads it: a table of all variables, and one variable explained."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import Counter
+from dataclasses import fields
+
+from parallax.graph.spec import OPEN_SHAPE, VariableClass
+from parallax.plans.model_stages import idle_share
+from parallax.plans.plan import NO_ROUTE, PS, Plan, RouteCost, VariablePlan
+from parallax.plans.prediction import COMPUTE, LINK, SESSION, Flip
+from parallax.report.text import align, bytes_text, first_named, hosts_text, ms_text, pluralize
+
+_SHOWN_PARTITIONS = 8
+_SHOWN_NAMES = 3
+_IDS_WORDS = "IDS: how many ids of the table one worker looks up in a batch, at most"
+_COLUMNS = ("variable", "class", "shape", "touched", "route", "rows held by", "sent/step", "reason")
+_STAGE_COLUMNS = ("stage", "from", "variables", "parameters", "holds", "of the operations", "sends")
+_TIMED_COLUMNS = (*_COLUMNS[:-1], "ms/step", "next best", "another route", "reason")
+
+
+def plan_table(plan: Plan, shows_all: bool = False) -> str:
+    """The table that `parallax plan` prints; its bytes are what one worker sends per step, and it receives as many.
+
+    Args:
+        plan: what is printed.
+        shows_all: whether variables without a route have a row each; else a line stands for those that are alike, and
+            what each worker keeps for itself, as what a metric counts, is left out.
+    """
+    trained = [v for v in plan.variables if v.route != NO_ROUTE]
+    rest = [v for v in plan.variables if v.route == NO_ROUTE and (shows_all or v.cls is not VariableClass.LOCAL)]
+    folded = [] if shows_all else _fold(rest)
+    alone = [v for v in rest if not any(v in alike for alike in folded)]
+    step_s = plan.prediction.step_s
+    columns = _COLUMNS if step_s is None else _TIMED_COLUMNS
+    lines = [f"Plan for {', '.join(members_texts(plan))}, graph {plan.fingerprint[:12]}"]
+    stage_of = {name: f"stage {number}" for number, stage in enumerate(plan.stages) for name in stage.variables}
+    lines += align(columns, [_row(v, step_s, stage_of.get(v.name, "")) for v in (*trained, *alone)])
+    lines += [_folded_text(alike) for alike in folded]
+    on_servers = [v for v in plan.variables if v.route == PS]
+    lines += [
+        *_touched_setting(trained),
+        *_by_route(trained),
+        _total(_of_busiest_stage(plan, trained)),
+        *(_server_total(plan, on_servers, server) for server in range(len(plan.servers))),
+    ]
+    lines += _stage_texts(plan)
+    lines += step_texts(plan)
+    lines.extend(f"note: {note}" for note in plan.notes)
+    return "\n".join(lines) + "\n"
+
+
+def _of_busiest_stage(plan: Plan, trained: list[VariablePlan]) -> list[VariablePlan]:
+    """The variables of which a worker sends gradients: all, or those of the stage that sends most."""
+    by_stage = [[v for v in trained if v.name in stage.variables] for stage in plan.stages]
+    return max(by_stage, key=lambda some: sum(v.cost.sent_bytes or 0 for v in some), default=trained)
+
+
+def _stage_texts(plan: Plan) -> list[str]:
+    """A line for each stage of the model, what they hold and send, and how long they wait; nothing without stages."""
+    if not plan.stages:
+        return []
+    rows = []
+    for number, stage in enumerate(plan.stages):
+        begins = first_named(stage.begins, 1) or "the batch"
+        holds, sends = bytes_text(stage.held_bytes), bytes_text(stage.sent_bytes)
+        numbers = f"{len(stage.variables)}", f"{stage.parameters}", holds, f"{100 * stage.cost_share:.0f} %"
+        rows.append((f"{number}", begins, *numbers, sends))
+    idle = 100 * idle_share(len(plan.stages), plan.accumulate_steps)
+    members = f"{pluralize(plan.num_replicas, 'replica')} of {len(plan.stages)} stages"
+    batches = f"{plan.accumulate_steps} micro-batch{'es' if plan.accumulate_steps > 1 else ''}"
+    return [
+        *align(_STAGE_COLUMNS, rows),
+        f"{members}; consecutive workers form a replica. With {batches} per update, each stage is idle {idle:.0f} % of "
+        "the time. Bytes are per example if the batch is open, else per micro-batch.",
+    ]
+
+
+class PrintedPlan(Plan):
+    """A plan whose text is its table."""
+
+    __slots__ = ()
+
+    @classmethod
+    def of(cls, plan: Plan) -> PrintedPlan:
+        """The plan with a text."""
+        return cls(**{field.name: getattr(plan, field.name) for field in fields(plan)})
+
+    def __str__(self) -> str:
+        return plan_table(self).rstrip("\n")
+
+
+def _fold(rest: list[VariablePlan]) -> list[list[VariablePlan]]:
+    """The variables without a route that are alike, two or more each."""
+    by_kind: dict[tuple[str, str], list[VariablePlan]] = {}
+    for variable in rest:
+        by_kind.setdefault((variable.cls.value, variable.reason), []).append(variable)
+    return [alike for alike in by_kind.values() if len(alike) > 1]
+
+
+def _folded_text(alike: list[VariablePlan]) -> str:
+    names = ", ".join(variable.name for variable in alike[:_SHOWN_NAMES])
+    more = f" and {len(alike) - _SHOWN_NAMES} more, which --all shows" if len(alike) > _SHOWN_NAMES else ""
+    return f"{len(alike)} {alike[0].cls.value} variables ({alike[0].reason}): {names}{more}."
+
+
+def _by_route(trained: list[VariablePlan]) -> list[str]:
+    """How many variables take each route, and their bytes; nothing where that is each row's own, or the total."""
+    by_route: dict[str, list[VariablePlan]] = {}
+    for variable in trained:
+        by_route.setdefault(variable.route, []).append(variable)
+    if not 1 < len(by_route) < len(trained):
+        return []
+    found = []
+    for route, alike in sorted(by_route.items()):
+        sizes = [v.cost.sent_bytes for v in alike if v.cost.sent_bytes is not None]
+        size = f", {bytes_text(sum(sizes))}{_unknown(alike)}" if sizes else " of unknown size"
+        found.append(f"{route} {pluralize(len(alike), 'variable')}{size}")
+    return [f"By route: {'; '.join(found)}."]
+
+
+def _touched_setting(trained: list[VariablePlan]) -> list[str]:
+    """The setting that says what a plan does not know of tables; it stays to fill in how many ids a batch has."""
+    unknown = [v.name for v in trained if v.cost.sent_bytes is None]
+    if not unknown:
+        return []
+    entries = ", ".join(f'"{name}": IDS' for name in unknown)
+    return [f"To set what is unknown: parallax.Config(touched_rows={{{entries}}})  # {_IDS_WORDS}"]
+
+
+def explanation(plan: Plan, name: str) -> str:
+    """Everything the plan knows of one variable.
+
+    Raises:
+        PlanError: when the plan has no variable of that name.
+    """
+    variable = plan.variable(name)
+    lines = [f"{name}: {variable.cls.value}, {list(variable.shape)} {variable.dtype}"]
+    lines += [f"  because {line}" for line in variable.evidence]
+    if variable.slots:
+        lines.append(f"  slots {', '.join(variable.slots)}")
+    sent = f"{_format_sent(variable.cost)} per worker and step, {_rounds(variable.cost)}"
+    lines.append(f"route {variable.route}: {sent}; {variable.reason}")
+    if variable.touched_rows is not None:
+        most = "about" if variable.touched_is_measured else "at most"
+        lines.append(f"  {most} {variable.touched_rows} of {variable.shape[0]} rows touched by a worker in a step")
+    lines += [*_terms(variable.cost), *(f"  {line}" for line in flip_texts(variable.flips))]
+    lines += _owners(plan, variable)
+    for r in variable.rejected:
+        lines.append(f"not {r.route}: {_format_sent(r)}, {_rounds(r)}{f'; {r.note}' if r.note else ''}")
+        lines += _terms(r)
+    return "\n".join(lines) + "\n"
+
+
+def flip_texts(flips: tuple[Flip, ...]) -> tuple[str, ...]:
+    """Where the choice would change, each in words: `allreduce above 1.97 Gbit/s`."""
+    found = []
+    for flip in flips:
+        value = f"{8 * flip.value / 1e9:.3g} Gbit/s" if flip.quantity == LINK else f"{flip.value:.0f} touched rows"
+        if flip.quantity == LINK and flip.value < 1.25e8:
+            value = f"{8 * flip.value / 1e6:.3g} Mbit/s"
+        found.append(f"{flip.route} {'above' if flip.above else 'below'} {value}")
+    return tuple(found)
+
+
+def step_texts(plan: Plan) -> list[str]:
+    """What is predicted of a step, and how far from the best it may be; nothing without a cluster profile."""
+    known = plan.prediction
+    if known.step_s is None:
+        return [known.unknown] if known.unknown and plan.profiles else []
+    what = "A step takes" if known.has_compute else "The exchanges of a step (compute was not measured) take"
+    lines = [f"{what} {ms_text(known.step_s)}, as predicted: {_phases(plan)}.", *_describe_hidden(plan)]
+    if known.lower_bound_s is not None and known.gap is not None:
+        proof = "proven" if known.gap == 0 else f"at most {100 * known.gap:.2g} % from the best"
+        lines.append(f"No choice takes less than {ms_text(known.lower_bound_s)} ({proof}; of {known.bound_of}).")
+    used = (f"{p.kind} profile {p.name or p.fingerprint[:12]}" for p in plan.profiles)
+    return [*lines, f"Predicted from {' and '.join(used)}."]
+
+
+def _phases(plan: Plan) -> str:
+    return (
+        ", ".join(f"{phase.name} {ms_text(phase.end_s - phase.start_s)}" for phase in plan.prediction.phases) or "none"
+    )
+
+
+def _describe_hidden(plan: Plan) -> list[str]:
+    """How much of the predicted exchanges lies beside compute, and how much could, where both are known."""
+    computing = [(phase.start_s, phase.end_s) for phase in plan.prediction.phases if phase.name == COMPUTE]
+    exchanges = [phase for phase in plan.prediction.phases if phase.name not in (COMPUTE, SESSION)]
+    computed_s = sum(end_s - start_s for start_s, end_s in computing)
+    exchanged_s = sum(phase.end_s - phase.start_s for phase in exchanges)
+    if not computed_s or not exchanged_s:
+        return []
+    hidden_s = sum(
+        max(0.0, min(phase.end_s, end_s) - max(phase.start_s, start_s))
+        for phase in exchanges
+        for start_s, end_s in computing
+    )
+    possible = min(1.0, computed_s / exchanged_s)
+    return [
+        f"Communication hidden: {100 * hidden_s / exchanged_s:.0f} % of at most {100 * possible:.0f} %; no step is "
+        f"shorter than the longer of exchanges and compute, {ms_text(max(computed_s, exchanged_s))}."
+    ]
+
+
+def _terms(cost: RouteCost) -> list[str]:
+    """The seconds of a route, term by term."""
+    if cost.seconds is None:
+        return []
+    lines = [f"  adds {ms_text(cost.seconds)} to the step; by itself, it would take"]
+    for term in cost.terms:
+        carried = f" ({bytes_text(term.link_bytes)})" if term.link_bytes else ""
+        what = {"rounds": "rounds", "link": f"on the busiest link{carried}", "beside": f"copies and checks{carried}"}
+        lines.append(f"    {ms_text(term.seconds)} {term.phase}: {what[term.what]}")
+    return lines if cost.terms else lines[:-1] + [f"  adds {ms_text(cost.seconds)} to the step"]
+
+
+def _row(variable: VariablePlan, step_s: float | None, stage: str) -> tuple[str, ...]:
+    shape = shape_text(variable)
+    touched = "" if variable.touched_rows is None else f"<= {variable.touched_rows}"
+    touched = touched.removeprefix("<= ") if variable.touched_is_measured else touched
+    sent = "" if variable.route == NO_ROUTE else _format_sent(variable.cost)
+    held = stage or held_by(variable)
+    row = (variable.name, variable.cls.value, shape, touched, variable.route, held, sent)
+    if step_s is None:
+        return (*row, variable.reason)
+    seconds = "" if variable.route == NO_ROUTE else ms_text(variable.cost.seconds).removesuffix(" ms")
+    second = variable.runner_up
+    percent = 100 * second.more_s / step_s if second is not None and step_s > 0 else 0.0
+    following = "" if second is None else f"+{percent:.2g} % {second.route}"
+    return (*row, seconds, following, "; ".join(flip_texts(variable.flips)), variable.reason)
+
+
+def held_by(variable: VariablePlan) -> str:
+    """Who holds a variable's rows, in words."""
+    if variable.servers:
+        partitions = [server for part in variable.servers for server in part]
+        return f"{pluralize(len(partitions), 'partition')} on {pluralize(len(set(partitions)), 'server')}"
+    owners = sum(rows > 0 for rows in variable.owner_rows)
+    return pluralize(owners, "owner") if variable.owner_rows else "every worker"
+
+
+def members_texts(plan: Plan) -> list[str]:
+    """The workers and servers of a plan, with their hosts where there are several."""
+    members = [pluralize(plan.num_workers, "worker")]
+    if plan.servers:
+        members.append(pluralize(len(plan.servers), "server"))
+    if len(plan.hosts) > 1:
+        members[0] += f" ({hosts_text(dict(enumerate(plan.hosts)))})"
+        if plan.servers:
+            members[1] += f" ({hosts_text(Counter(plan.servers))})"
+    return members
+
+
+def _owners(plan: Plan, variable: VariablePlan) -> list[str]:
+    """Who holds which rows, one line each: rows and bytes of the variable itself, without what follows it."""
+    row_bytes = value_bytes(variable) // max(variable.shape[0], 1) if variable.shape else value_bytes(variable)
+    partitions = [server for part in variable.servers for server in part]
+    lines = []
+    for owner, rows in enumerate(variable.owner_rows):
+        line = f"{pluralize(rows, 'row')}, {bytes_text(rows * row_bytes)}"
+        if not partitions:
+            lines.append(f"  worker {owner} owns {line}")
+            continue
+        if not rows:
+            continue
+        numbers = [str(number) for number, server in enumerate(partitions) if server == owner]
+        more = f", ... ({len(numbers)} of {len(partitions)})" if len(numbers) > _SHOWN_PARTITIONS else ""
+        which = f": partition{'s' if len(numbers) != 1 else ''} {', '.join(numbers[:_SHOWN_PARTITIONS])}{more}"
+        host = f" on host {plan.servers[owner]}" if len(plan.hosts) > 1 else ""
+        lines.append(f"  server {owner}{host} holds {line}{which}")
+    return lines
+
+
+def shape_text(variable: VariablePlan) -> str:
+    """The shape of a variable, as `11x4`."""
+    return "unknown" if variable.shape == OPEN_SHAPE else "x".join(str(d) for d in variable.shape) or "scalar"
+
+
+def value_bytes(variable: VariablePlan) -> int:
+    """Bytes of the whole value; the names of element types end in their bits, but for bool."""
+    bits = re.search(r"\d+$", variable.dtype)
+    return math.prod(variable.shape) * (int(bits[0]) // 8 if bits else 1)
+
+
+def _format_sent(cost: RouteCost) -> str:
+    return bytes_text(cost.sent_bytes)
+
+
+def _rounds(cost: RouteCost) -> str:
+    return pluralize(cost.rounds, "round")
+
+
+def _total(trained: list[VariablePlan]) -> str:
+    """What one worker moves in a step; the bytes of `ps` are those of both directions."""
+    among = [v for v in trained if v.route != PS]
+    served = [v for v in trained if v.route == PS]
+    sent, moved = (bytes_text(sum(v.cost.sent_bytes or 0 for v in some)) for some in (among, served))
+    text = f"A worker sends at most {sent} per step{_unknown(among)}, and receives as much." if among else ""
+    if served:
+        text += (
+            f"{' ' if text else ''}A worker and the servers send each other at most {moved} per step{_unknown(served)}."
+        )
+    return text
+
+
+def _server_total(plan: Plan, variables: list[VariablePlan], server: int) -> str:
+    """What a server holds, and moves in a step for all workers."""
+    held = sent = 0
+    for variable in variables:
+        rows = sum(variable.owner_rows) or 1
+        held += value_bytes(variable) * variable.owner_rows[server] // rows
+        sent += plan.num_workers * (variable.cost.sent_bytes or 0) * variable.owner_rows[server] // rows
+    host = f" on host {plan.servers[server]}" if len(plan.hosts) > 1 else ""
+    more = _unknown([v for v in variables if v.owner_rows[server]])
+    return (
+        f"Server {server}{host} holds {bytes_text(held)} of variables, and it and the workers send each other at most "
+        f"{bytes_text(sent)} per step{more}."
+    )
+
+
+def _unknown(variables: list[VariablePlan]) -> str:
+    unknown = sum(v.cost.sent_bytes is None for v in variables)
+    return f", and {pluralize(unknown, 'variable')} of unknown size" if unknown else ""
