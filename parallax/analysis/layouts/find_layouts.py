@@ -11,11 +11,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 
-from parallax.analysis.layouts.facts import COUNTED, LENGTHS, REPLICATED, SUM, Fact
-from parallax.analysis.layouts.ragged import check_fed_ends
 from parallax.analysis.layouts.results import find_results
-from parallax.analysis.layouts.sparse_tensors import find_counted_lengths
-from parallax.analysis.layouts.step_walk import REMEDY, StepWalk, is_partial
+from parallax.analysis.layouts.rules.facts import COUNTED, LENGTHS, REPLICATED, SUM, Fact
+from parallax.analysis.layouts.rules.ragged import check_fed_ends
+from parallax.analysis.layouts.rules.sparse_tensors import find_counted_lengths
+from parallax.analysis.layouts.rules.step_walk import REMEDY, StepWalk, is_partial
 from parallax.analysis.layouts.training_graph import (
     TrainingGraph,
     VisitedGraph,

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from parallax.analysis.layouts.facts import REPLICATED
 from parallax.analysis.layouts.gathers import GatheredTensor, find_gathered
+from parallax.analysis.layouts.rules.facts import REPLICATED
 from parallax.base.errors import PlanError
 from parallax.graph.batches import reported_as
 from parallax.graph.own_batch import is_statistic

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from parallax.analysis.layouts.facts import REPLICATED, Fact
-from parallax.analysis.layouts.step_walk import StepWalk, is_partial
+from parallax.analysis.layouts.rules.facts import REPLICATED, Fact
+from parallax.analysis.layouts.rules.step_walk import StepWalk, is_partial
 from parallax.analysis.layouts.training_graph import VisitedGraph
 from parallax.analysis.reading.lowering.functional_control_flow import conditional_of
 from parallax.graph.view import Edge

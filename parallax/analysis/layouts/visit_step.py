@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 
-from parallax.analysis.layouts.along import plain
-from parallax.analysis.layouts.facts import COUNTED, LENGTHS, REPLICATED, Fact
-from parallax.analysis.layouts.frame_walk import visit_frame
-from parallax.analysis.layouts.op_rules import RULES, TAKEN
-from parallax.analysis.layouts.sparse_tensors import visit_sparse_feed
-from parallax.analysis.layouts.step_walk import REMEDY, StepWalk, is_partial
+from parallax.analysis.layouts.rules.along import plain
+from parallax.analysis.layouts.rules.facts import COUNTED, LENGTHS, REPLICATED, Fact
+from parallax.analysis.layouts.rules.frame_walk import visit_frame
+from parallax.analysis.layouts.rules.op_rules import RULES, TAKEN
+from parallax.analysis.layouts.rules.sparse_tensors import visit_sparse_feed
+from parallax.analysis.layouts.rules.step_walk import REMEDY, StepWalk, is_partial
+from parallax.analysis.layouts.rules.values import constant_value
 from parallax.analysis.layouts.training_graph import NO_ARRAYS, VisitedGraph
-from parallax.analysis.layouts.values import constant_value
 from parallax.analysis.reading.capture import VARIABLES, variable_of_tensor
 from parallax.base.errors import GraphError
 from parallax.graph.batches import ROWS, WHOLE, batch_tensors, reported_as

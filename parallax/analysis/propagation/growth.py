@@ -9,8 +9,8 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from parallax.analysis.layouts.facts import Fact
 from parallax.analysis.layouts.find_layouts import Layouts
+from parallax.analysis.layouts.rules.facts import Fact
 from parallax.analysis.reading.batches.batch_degrees import (
     AS_FIRST,
     AS_MOST,

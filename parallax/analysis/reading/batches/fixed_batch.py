@@ -97,7 +97,9 @@ def open_fixed_batch(
     sources = [t for t in sources if (view.shape(t) or (None,))[0] == length and not is_assigned(view, t)]
     try:
         opened = _with_open_sources(view, sources, length, initial)
-        needed = _find_part_of_losses(view, sources, losses, autodiff) if contexts.are_none else view.nodes.keys()
+        needed = (
+            _find_part_of_losses(view, sources, losses, autodiff, measured) if contexts.are_none else view.nodes.keys()
+        )
         numbers = BatchNumbers(view, forward, length)
         names = {tensor: f"{SCOPE}_{number}:0" for number, tensor in enumerate(sources)}
         measured = {
@@ -188,10 +190,22 @@ def _import_graph(opened: GraphDef, beside: Set[str], contexts: Contexts) -> Gra
     return graph
 
 
-def _find_part_of_losses(view: GraphView, sources: Sequence[str], losses: Set[str], autodiff: Set[str]) -> set[str]:
-    """What losses need, and what is computed of batches outside of autodiff, with what that needs."""
+def _find_part_of_losses(
+    view: GraphView,
+    sources: Sequence[str],
+    losses: Set[str],
+    autodiff: Set[str],
+    measured: Mapping[str, MeasuredTensor],
+) -> set[str]:
+    """The nodes that losses need or that are computed of batches outside of autodiff, with all that they depend on.
+
+    A constant depends on the tensor whose length it is.
+    """
     begin = {split_tensor(tensor)[0] for tensor in sources}
-    return view.ancestors(losses | view.reach(begin, view.nodes.keys() - autodiff))
+    found = view.ancestors(losses | view.reach(begin, view.nodes.keys() - autodiff))
+    while more := {split_tensor(one.tensor)[0] for constant, one in measured.items() if constant in found} - found:
+        found |= view.ancestors(more)
+    return found
 
 
 def _without(opened: GraphDef, beside: Set[str]) -> GraphDef:

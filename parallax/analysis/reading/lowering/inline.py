@@ -7,7 +7,7 @@ conditionals stay where they are.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 
@@ -47,7 +47,7 @@ class InlinedCall:
 
 
 def inline_calls(graph_def: GraphDef) -> tuple[GraphDef, tuple[InlinedCall, ...]]:
-    """A copy of the graph without PartitionedCall and StatefulPartitionedCall nodes at its top level, and the calls.
+    """A copy of the graph without function calls at its top level, and the calls.
 
     The graph is returned itself when it holds none. A function that calls itself is left alone below a depth of 50.
     Calls within a function come after the call of that function.
@@ -70,7 +70,16 @@ def knowing(library: FunctionLibrary) -> Iterator[None]:
 
 
 def _has_calls(graph_def: GraphDef) -> bool:
-    return any(node.op in _CALLS for node in graph_def.node)
+    functions = {f.signature.name for f in graph_def.library.function if not f.signature.attr}
+    return any(node.op in _CALLS or node.op in functions for node in graph_def.node)
+
+
+def _find_callee(node: NodeDef, functions: Mapping[str, FunctionDef]) -> FunctionDef | None:
+    """The function that a node calls, by a call op or under the function's own name as a Defun does."""
+    if node.op in _CALLS:
+        return functions.get(node.attr["f"].func.name)
+    function = functions.get(node.op)
+    return None if function is None or function.signature.attr else function  # types by attribute: not expanded
 
 
 def _led_to_results(graph_def: GraphDef, calls: list[InlinedCall]) -> tuple[InlinedCall, ...]:
@@ -87,8 +96,8 @@ def _inline_once(graph_def: GraphDef, calls: list[InlinedCall]) -> GraphDef:
     functions = {f.signature.name: f for f in graph_def.library.function}
     out = graph_pb2.GraphDef(versions=graph_def.versions, library=graph_def.library)
     for node in graph_def.node:
-        if node.op in _CALLS and node.attr["f"].func.name in functions:
-            calls.append(_expand(out, node, functions[node.attr["f"].func.name]))
+        if (function := _find_callee(node, functions)) is not None:
+            calls.append(_expand(out, node, function))
         else:
             out.node.append(node)
     return out
@@ -122,28 +131,29 @@ def _expand(out: GraphDef, call: NodeDef, function: FunctionDef) -> InlinedCall:
             copy.device = call.device
     results = [outer(flat_names[function.ret[arg.name]]) for arg in function.signature.output_arg]
     effects = [f"^{call.name}/{function.control_ret[name]}" for name in function.signature.control_output]
-    given = _results(out, call, results, [*effects, *controls])
+    types = [arg.type for arg in function.signature.output_arg]
+    given = _results(out, call, zip(results, types, strict=True), [*effects, *controls])
     end = out.node.add()
     end.name = call.name
     end.op = "IdentityN" if results else "NoOp"
     end.input.extend(_inputs(list(given), [*effects, *controls]))
     if results:
-        end.attr["T"].list.type.extend(call.attr["Tout"].list.type)
+        end.attr["T"].list.type.extend(types)
     if len(call.attr[_SHAPES].list.shape):
         end.attr[_SHAPES].CopyFrom(call.attr[_SHAPES])
     body_names = tuple(node.name for node in function.node_def)
     return InlinedCall(call.name, function.signature.name, tuple(data), body_names, given)
 
 
-def _results(out: GraphDef, call: NodeDef, results: list[str], controls: list[str]) -> tuple[str, ...]:
+def _results(out: GraphDef, call: NodeDef, results: Iterable[tuple[str, int]], controls: list[str]) -> tuple[str, ...]:
     """Appends an Identity for each result, which waits for all that the call does."""
     names = []
-    for number, result in enumerate(results):
+    for number, (result, dtype) in enumerate(results):
         node = out.node.add()
         node.name = f"{call.name}/result_of_call_{number}"
         node.op = "Identity"
         node.input.extend(_inputs([result], controls))
-        node.attr["T"].type = call.attr["Tout"].list.type[number]
+        node.attr["T"].type = dtype
         if number < len(call.attr[_SHAPES].list.shape):
             node.attr[_SHAPES].list.shape.add().CopyFrom(call.attr[_SHAPES].list.shape[number])
         names.append(node.name)

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from parallax.analysis.layouts.along import add_by_segment, lookup, scatter_rows
-from parallax.analysis.layouts.elementwise import align
-from parallax.analysis.layouts.facts import REPLICATED, SUM, Fact
-from parallax.analysis.layouts.joins import are_zeros
-from parallax.analysis.layouts.step_walk import StepWalk
+from parallax.analysis.layouts.rules.along import add_by_segment, lookup
+from parallax.analysis.layouts.rules.facts import REPLICATED, SUM, Fact
+from parallax.analysis.layouts.rules.joins import are_zeros
+from parallax.analysis.layouts.rules.step_walk import StepWalk
 from parallax.graph.batches import sparse_feeds
 from parallax.graph.lengths import ONE, Length
 from parallax.graph.view import Edge, split_tensor
@@ -36,6 +35,9 @@ def look_up_nested(step: StepWalk, node: str) -> list[Fact] | None:
     params, indices = step.inputs(node)
     if params.part is None and indices.part is None:
         return None
+    if params.part is not None and params.axis is not None and indices.is_same and indices.rank is not None:
+        window = params.axis - (count_components(indices) or params.axis + 1)  # an axis behind those that are indexed
+        return step.all_outputs(node, Sharded(indices.rank - 1 + window, params.part)) if window >= 0 else None
     if indices.part is None or indices.rank is None or indices.axis == indices.rank - 1:
         return None
     if params.is_same:
@@ -46,22 +48,6 @@ def look_up_nested(step: StepWalk, node: str) -> list[Fact] | None:
         return None
     step.take(node, 1, numbers)
     return step.all_outputs(node, Sharded(0, indices.part))
-
-
-def scatter_nested(step: StepWalk, node: str) -> list[Fact] | None:
-    """ScatterNd: into each example's own rows, or a partial sum."""
-    places, rows, shape = step.inputs(node)
-    dims, part = shape.values(), places.part
-    is_own = part and dims and dims[0] == part.length and rows.part == part == ShardedAxis(part.batch)
-    is_own = is_own and rows.axis == 0
-    numbers = find_first_numbers(step, node, 0, part) if part is not None else None
-    if part is None or dims is None or not is_own or numbers is None:
-        return scatter_rows(step, node)
-    step.take(node, 0, numbers)
-    align(step, node, 1, rows, 0, part)
-    step.localize(node, 2, 0, dims)
-    known = tuple(length for length in dims if length is not None)
-    return step.all_outputs(node, Sharded(0, part), known if len(known) == len(dims) else None)
 
 
 def add_by_number(step: StepWalk, node: str) -> list[Fact] | None:
@@ -191,6 +177,11 @@ def look_up(step: StepWalk, node: str) -> list[Fact] | None:
     return step.all_outputs(node, Sharded(0, indices.part), dims)
 
 
+def count_components(indices: Fact) -> int | None:
+    """How many axes of a tensor the last axis of indices selects from; None if unknown."""
+    return indices.dims[-1].number if indices.dims else None
+
+
 def find_first_numbers(step: StepWalk, node: str, slot: int, part: ShardedAxis) -> ExampleNumbers | None:
     """The first of an input's numbers, along its last axis, if these are the entries' of an axis."""
     view, tensor = step.view, step.view.inputs(node)[slot]
@@ -278,8 +269,11 @@ def _find_counter(step: StepWalk, tensor: str, part: ShardedAxis, is_first: bool
             tensor = inputs[1]
         elif op == "Maximum" and any(are_zeros(view, one) for one in inputs):  # numbers are no less
             tensor = next((one for one in inputs if not are_zeros(view, one)), inputs[0])
-        elif op == "Mul" and any(_is_of_ones(step, one) for one in inputs):
-            tensor = next((one for one in inputs if not _is_of_ones(step, one)), inputs[0])
+        elif op == "Mul" and any(_is_of_ones(step, one, is_first) for one in inputs):
+            tensor = next((one for one in inputs if not _is_of_ones(step, one, is_first)), inputs[0])
+            is_first = is_first and (step.facts[tensor].dims or (ONE,))[-1] != ONE  # one number for all places
+        elif op in ("Add", "AddV2") and is_first and any(_begin_with_zero(step, one) for one in inputs):
+            tensor = next((one for one in inputs if not _begin_with_zero(step, one)), inputs[0])
         else:
             return None
 
@@ -323,9 +317,31 @@ def _is_zero_alone(step: StepWalk, node: str, part: ShardedAxis) -> bool:
     return length == part.length and one == ONE
 
 
-def _is_of_ones(step: StepWalk, tensor: str) -> bool:
+def _is_of_ones(step: StepWalk, tensor: str, is_first: bool) -> bool:
+    """Whether a tensor is 1 everywhere, or at least at the first place along its last axis."""
     node = split_tensor(step.view.source(tensor))[0]
     if step.view.op(node) == "OnesLike":
         return True
-    value = step.view.constant(step.view.inputs(node)[1]) if step.view.op(node) == "Fill" else None
-    return value is not None and bool((value == 1).all())
+    value = (
+        step.view.constant(step.view.inputs(node)[1]) if step.view.op(node) == "Fill" else step.view.constant(tensor)
+    )
+    if value is None or not value.size:
+        return False
+    return bool(((value[..., 0] if is_first and value.ndim else value) == 1).all())
+
+
+def _begin_with_zero(step: StepWalk, tensor: str) -> bool:
+    """Whether a tensor is 0 at the first place along its last axis, of which it has several."""
+    view, fact = step.view, step.facts[tensor]
+    node = split_tensor(tensor)[0]
+    while view.op(node) in ("Identity", "Tile", "BroadcastTo", "ExpandDims", "Reshape"):
+        tensor = view.inputs(node)[0]
+        if (step.facts[tensor].dims or ())[-1:] != (fact.dims or (ONE,))[-1:]:
+            return False
+        node = split_tensor(tensor)[0]
+    rank = step.facts[tensor].rank
+    if view.op(node) not in ("ConcatV2", "Pack") or rank is None or not _is_along_last(step, node, rank):
+        return False
+    first = view.inputs(node)[0]
+    value = view.constant(first)
+    return are_zeros(view, first) or (value is not None and not value.any())

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from parallax.analysis.layouts.facts import COUNTED, LENGTHS, REPLICATED, SUM, Dims, Fact
-from parallax.analysis.layouts.step_walk import StepWalk, is_partial
-from parallax.analysis.layouts.values import compute_value
+from parallax.analysis.layouts.rules.facts import COUNTED, LENGTHS, REPLICATED, SUM, Dims, Fact
+from parallax.analysis.layouts.rules.step_walk import StepWalk, is_partial
+from parallax.analysis.layouts.rules.values import compute_value
 from parallax.graph.lengths import ONE, Length, broadcast
 from parallax.plans.layouts import Layout, RowEnds, Sharded, ShardedAxis
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from parallax.analysis.layouts.facts import BLANK, COUNTED, LENGTHS, REPLICATED, SUM, Dims, Fact
-from parallax.analysis.layouts.step_walk import StepWalk
+from parallax.analysis.layouts.rules.facts import BLANK, COUNTED, LENGTHS, REPLICATED, SUM, Dims, Fact
+from parallax.analysis.layouts.rules.step_walk import StepWalk
 from parallax.graph.control_flow import branches_at, branches_of
 from parallax.graph.lengths import Length
 from parallax.graph.view import GraphView, split_tensor

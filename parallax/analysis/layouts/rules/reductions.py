@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from parallax.analysis.layouts.facts import COUNTED, LENGTHS, REPLICATED, SUM, Dims, Fact
-from parallax.analysis.layouts.step_walk import StepWalk, is_partial
-from parallax.analysis.layouts.values import compute_value, summed_axes
+from parallax.analysis.layouts.rules.facts import COUNTED, LENGTHS, REPLICATED, SUM, Dims, Fact
+from parallax.analysis.layouts.rules.step_walk import StepWalk, is_partial
+from parallax.analysis.layouts.rules.values import compute_value, summed_axes
 from parallax.graph.lengths import ONE, Length
 from parallax.graph.view import split_tensor
 from parallax.plans.layouts import Partial, ScaledMean, Sharded, ShardedAxis

@@ -7,11 +7,11 @@ from dataclasses import replace
 
 import tensorflow as tf
 
-from parallax.analysis.layouts.cuts import slice_strided
-from parallax.analysis.layouts.facts import REPLICATED, Fact
-from parallax.analysis.layouts.gather_nd import find_numbers
-from parallax.analysis.layouts.reductions import reduce_axes
-from parallax.analysis.layouts.step_walk import StepWalk
+from parallax.analysis.layouts.rules.cuts import slice_strided
+from parallax.analysis.layouts.rules.facts import REPLICATED, Fact
+from parallax.analysis.layouts.rules.gather_nd import find_numbers
+from parallax.analysis.layouts.rules.reductions import reduce_axes
+from parallax.analysis.layouts.rules.step_walk import StepWalk
 from parallax.base.errors import GraphError
 from parallax.graph.lengths import Length
 from parallax.graph.view import GraphView, split_tensor

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from parallax.analysis.layouts.elementwise import add_up, align
-from parallax.analysis.layouts.facts import LENGTHS, REPLICATED, Dims, Fact
-from parallax.analysis.layouts.step_walk import StepWalk, is_partial
-from parallax.analysis.layouts.values import compute_value, flatten_matrix
+from parallax.analysis.layouts.rules.elementwise import add_up, align
+from parallax.analysis.layouts.rules.facts import LENGTHS, REPLICATED, Dims, Fact
+from parallax.analysis.layouts.rules.step_walk import StepWalk, is_partial
+from parallax.analysis.layouts.rules.values import compute_value, flatten_matrix
 from parallax.base.errors import GraphError
 from parallax.graph.lengths import ONE, Length, multiply
 from parallax.plans.layouts import Pieces, Sharded, ShardedAxis
@@ -13,7 +13,7 @@ from parallax.plans.layouts import Pieces, Sharded, ShardedAxis
 _JOINS = ("Pack", "ConcatV2")
 
 
-def keep_plain(step: StepWalk, node: str, facts: list[Fact]) -> list[Fact] | None:
+def keep_plain(step: StepWalk, node: str, facts: list[Fact], dims: Dims | None = None) -> list[Fact] | None:
     """The result where no input is sharded or partial; None where one is."""
     if not all(f.is_same or f.is_lengths for f in facts):
         return None
@@ -21,7 +21,7 @@ def keep_plain(step: StepWalk, node: str, facts: list[Fact]) -> list[Fact] | Non
     layout = LENGTHS if is_length else REPLICATED
     if not is_length:  # what all workers have is cut, or made, by the lengths of the global batch
         step.replicate(node)
-    return step.all_outputs(node, layout, None, compute_value(step.view, node, facts))
+    return step.all_outputs(node, layout, dims, compute_value(step.view, node, facts))
 
 
 def reshape(step: StepWalk, node: str) -> list[Fact] | None:
@@ -202,13 +202,15 @@ def _find_dims_of_concat(tensors: list[Fact], along: int) -> Dims | None:
 def pack(step: StepWalk, node: str) -> list[Fact] | None:
     """A new axis along which tensors are stacked."""
     facts = step.inputs(node)
+    dims, known = None, facts[0].dims
+    at = step.view.nodes[node].attr["axis"].i
+    if known is not None:
+        at %= len(known) + 1
+        dims = (*known[:at], Length.of(len(facts)), *known[at:])
     if all(f.is_same or f.is_lengths for f in facts):
-        return keep_plain(step, node, facts)
+        return keep_plain(step, node, facts, dims)
     if any(f.rank is None for f in facts):
         return None
-    at = step.view.nodes[node].attr["axis"].i % ((facts[0].rank or 0) + 1)
-    known = facts[0].dims or ()
-    dims = (*known[:at], Length.of(len(facts)), *known[at:])
     sharded = [f for f in facts if f.part is not None]
     if not sharded:
         if not all(f.is_sum or f.is_same or f.is_lengths for f in facts):
@@ -302,6 +304,21 @@ def fill(step: StepWalk, node: str) -> list[Fact] | None:
         return step.all_outputs(node, value.layout, dims)
     layout = REPLICATED if value.is_same and shape.is_same else LENGTHS
     return step.all_outputs(node, layout, dims, compute_value(step.view, node, [shape, value]))
+
+
+def make_empty(step: StepWalk, node: str) -> list[Fact] | None:
+    """Empty: along the batch's length it is sharded."""
+    shape = step.inputs(node)[0]
+    lengths = shape.values()
+    if lengths is None or None in lengths:
+        return keep_plain(step, node, [shape]) if shape.is_same else None
+    dims = tuple(length for length in lengths if length is not None)
+    axis, part = next(((a, p) for a, n in enumerate(dims) if (p := step.part_of(n)) is not None), (0, None))
+    if part is None:
+        step.replicate(node)
+        return step.all_outputs(node, REPLICATED, dims)
+    step.localize(node, 0, axis, dims)
+    return step.all_outputs(node, Sharded(axis, part), dims)
 
 
 def _make_for_examples(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from parallax.analysis.layouts import (
+from parallax.analysis.layouts.rules import (
     along,
     by_example,
     concatenation,
@@ -16,12 +16,13 @@ from parallax.analysis.layouts import (
     moves,
     ragged,
     reductions,
+    scatters,
     sparse_tensors,
     stacks,
 )
-from parallax.analysis.layouts.elementwise import elementwise
-from parallax.analysis.layouts.facts import Fact
-from parallax.analysis.layouts.step_walk import StepWalk
+from parallax.analysis.layouts.rules.elementwise import elementwise
+from parallax.analysis.layouts.rules.facts import Fact
+from parallax.analysis.layouts.rules.step_walk import StepWalk
 from parallax.graph.ops import ELEMENTWISE, SEGMENT_LOOKUPS
 from parallax.plans.layouts import Concatenated, Distinct, Layout, Positions, RowEnds
 
@@ -54,6 +55,8 @@ _DRAWS = """
 _BAG_GRADIENTS = tuple(f"SparseSegment{how}Grad{form}" for how in ("Sum", "Mean", "SqrtN") for form in ("", "V2"))
 _SAMPLERS = ("LogUniformCandidateSampler", "UniformCandidateSampler", "FixedUnigramCandidateSampler")
 
+_SCATTERS_INTO = tuple(f"TensorScatter{how}" for how in ("Add", "Max", "Min", "Sub", "Update"))
+
 _OF_MATRICES = """
     MatrixBandPart MatrixInverse Cholesky FFT2D IFFT2D RFFT2D IRFFT2D MatrixDiagPart MatrixDiagPartV2 MatrixDiagPartV3
     """.split()
@@ -78,7 +81,8 @@ _OF_SHARDED: dict[str, Rule] = {
     **dict.fromkeys(("LookupTableFind", "LookupTableFindV2"), along.find_in_table),
     "DenseBincount": along.count_values,
     "GatherNd": gather_nd.look_up_nested,
-    "ScatterNd": gather_nd.scatter_nested,
+    "ScatterNd": scatters.scatter,
+    **dict.fromkeys(_SCATTERS_INTO, scatters.scatter_into),
     **dict.fromkeys(
         ("Conv2DBackpropFilter", "Conv3DBackpropFilterV2", "DepthwiseConv2dNativeBackpropFilter"),
         by_example.by_axes({0: 0, 2: 0}, (None,)),
@@ -141,6 +145,7 @@ RULES: dict[str, Rule] = {
     "Tile": moves.tile,
     "BroadcastTo": moves.broadcast_to,
     "Fill": moves.fill,
+    "Empty": moves.make_empty,
     "ResourceGather": along.look_up_variable,
     "ResourceGatherNd": gather_nd.look_up_nested,
     **dict.fromkeys(("UnsortedSegmentSum", "UnsortedSegmentMax", "UnsortedSegmentMin"), gather_nd.add_by_number),

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from parallax.analysis.layouts.facts import BLANK, COUNTED, LENGTHS, REPLICATED, SUM, Fact
-from parallax.analysis.layouts.step_walk import StepWalk
-from parallax.analysis.layouts.values import flatten_matrix
+from parallax.analysis.layouts.rules.facts import BLANK, COUNTED, LENGTHS, REPLICATED, SUM, Fact
+from parallax.analysis.layouts.rules.step_walk import StepWalk
+from parallax.analysis.layouts.rules.values import flatten_matrix
 from parallax.graph.lengths import Length, multiply
 from parallax.plans.layouts import Concatenated, Layout, Sharded
 

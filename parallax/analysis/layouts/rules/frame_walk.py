@@ -11,10 +11,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Set
 from dataclasses import replace
 
-from parallax.analysis.layouts.facts import COUNTED, LENGTHS, REPLICATED, SUM, Fact
-from parallax.analysis.layouts.joins import are_zeros, join_turns
-from parallax.analysis.layouts.stacks import hold
-from parallax.analysis.layouts.step_walk import REMEDY, StepWalk, is_partial
+from parallax.analysis.layouts.rules.facts import COUNTED, LENGTHS, REPLICATED, SUM, Fact
+from parallax.analysis.layouts.rules.joins import are_zeros, join_turns
+from parallax.analysis.layouts.rules.stacks import hold
+from parallax.analysis.layouts.rules.step_walk import REMEDY, StepWalk, is_partial
 from parallax.base.errors import GraphError
 from parallax.graph.control_flow import LoopFrame, Unit
 from parallax.graph.lengths import Length

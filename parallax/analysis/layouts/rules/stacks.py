@@ -6,9 +6,9 @@ layout; where a tensor is put in that has another, the store holds whole tensors
 
 from __future__ import annotations
 
-from parallax.analysis.layouts.facts import LENGTHS, REPLICATED, Dims, Fact
-from parallax.analysis.layouts.joins import join_facts
-from parallax.analysis.layouts.step_walk import REMEDY, StepWalk
+from parallax.analysis.layouts.rules.facts import LENGTHS, REPLICATED, Dims, Fact
+from parallax.analysis.layouts.rules.joins import join_facts
+from parallax.analysis.layouts.rules.step_walk import REMEDY, StepWalk
 from parallax.base.errors import GraphError
 from parallax.graph.tensor_stores import store_of
 from parallax.plans.layouts import Sharded

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from parallax.analysis.layouts.elementwise import elementwise
-from parallax.analysis.layouts.facts import BLANK, LENGTHS, REPLICATED, Dims, Fact, Value
-from parallax.analysis.layouts.joins import are_zeros
-from parallax.analysis.layouts.step_walk import StepWalk
+from parallax.analysis.layouts.rules.elementwise import elementwise
+from parallax.analysis.layouts.rules.facts import BLANK, LENGTHS, REPLICATED, Dims, Fact, Value
+from parallax.analysis.layouts.rules.joins import are_zeros
+from parallax.analysis.layouts.rules.step_walk import StepWalk
 from parallax.graph.lengths import Length
 from parallax.plans.layouts import Layout, Partial, Sharded
 

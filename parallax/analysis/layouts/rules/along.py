@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from parallax.analysis.layouts.elementwise import align
-from parallax.analysis.layouts.facts import LENGTHS, REPLICATED, SUM, Fact
-from parallax.analysis.layouts.step_walk import StepWalk, is_partial
-from parallax.analysis.layouts.values import compute_value, computes_value, reduced_axes
+from parallax.analysis.layouts.rules.elementwise import align
+from parallax.analysis.layouts.rules.facts import LENGTHS, REPLICATED, SUM, Fact
+from parallax.analysis.layouts.rules.step_walk import StepWalk, is_partial
+from parallax.analysis.layouts.rules.values import compute_value, computes_value, reduced_axes
 from parallax.graph.lengths import ONE, Length, multiply
 from parallax.graph.view import GraphView, split_tensor
 from parallax.plans.layouts import OffsetRange, Partial, RowEnds, Sharded, ShardedAxis
@@ -128,20 +128,23 @@ def lookup(step: StepWalk, node: str) -> list[Fact] | None:
         if params.axis == indices.axis == 0 and params.part == indices.part:
             return step.all_outputs(node, params.layout)
         return None
+    dims = None
+    if params.dims is not None and indices.dims is not None:
+        dims = (*params.dims[:along], *indices.dims, *params.dims[along + 1 :])
     if indices.axis is not None and indices.part is not None:
         if params.part is not None:
             step.mixing[node] = [view.inputs(node)[0]]  # any example may look up any other's rows
         step.take(node, 0, REPLICATED)
-        return step.all_outputs(node, Sharded(along + indices.axis, indices.part))
+        return step.all_outputs(node, Sharded(along + indices.axis, indices.part), dims)
     if is_partial(indices):
         return None
     step.take(node, 1, REPLICATED)
     if params.is_sum:
-        return step.all_outputs(node, params.layout)
+        return step.all_outputs(node, params.layout, dims)
     if params.axis is None or params.part is None or params.axis == along:
         return None
     axis = params.axis if params.axis < along else params.axis + (indices.rank or 0) - 1
-    return step.all_outputs(node, Sharded(axis, params.part))
+    return step.all_outputs(node, Sharded(axis, params.part), dims)
 
 
 def find_in_table(step: StepWalk, node: str) -> list[Fact] | None:
@@ -189,17 +192,6 @@ def add_by_segment(step: StepWalk, node: str) -> list[Fact] | None:
     if not isinstance(count.value, Length) or data.dims is None or segments.rank is None:
         return step.all_outputs(node, Partial(kind))
     return step.all_outputs(node, Partial(kind), (count.value, *data.dims[segments.rank :]))
-
-
-def scatter_rows(step: StepWalk, node: str) -> list[Fact] | None:
-    """ScatterNd: a partial sum, where rows and their places are sharded alike."""
-    places, rows, shape = step.inputs(node)
-    if places.axis != 0 or places.part is None:
-        return None
-    step.take(node, 2, REPLICATED)
-    if align(step, node, 1, rows, 0, places.part).part is None:
-        return None
-    return step.all_outputs(node, SUM)
 
 
 def count_values(step: StepWalk, node: str) -> list[Fact] | None:

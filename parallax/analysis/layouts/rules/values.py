@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from parallax.analysis.layouts.facts import Fact, Value
-from parallax.analysis.layouts.step_walk import StepWalk
+from parallax.analysis.layouts.rules.facts import Fact, Value
+from parallax.analysis.layouts.rules.step_walk import StepWalk
 from parallax.graph.lengths import ONE, Length, broadcast, multiply
 from parallax.graph.view import GraphView, split_tensor
 

@@ -10,11 +10,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from parallax.analysis.layouts.elementwise import ADDS, COPIES, is_linear
-from parallax.analysis.layouts.facts import COUNTED, LENGTHS, REPLICATED, SUM, Fact
-from parallax.analysis.layouts.gather_nd import PARSE, find_first_numbers, find_numbers
-from parallax.analysis.layouts.reductions import without_axes
-from parallax.analysis.layouts.step_walk import StepWalk
+from parallax.analysis.layouts.rules.elementwise import ADDS, COPIES, is_linear
+from parallax.analysis.layouts.rules.facts import COUNTED, LENGTHS, REPLICATED, SUM, Fact
+from parallax.analysis.layouts.rules.gather_nd import PARSE, find_first_numbers, find_numbers
+from parallax.analysis.layouts.rules.reductions import without_axes
+from parallax.analysis.layouts.rules.step_walk import StepWalk
 from parallax.base.errors import GraphError
 from parallax.graph.batches import SparseFeed, sparse_feeds
 from parallax.graph.lengths import ONE, Length

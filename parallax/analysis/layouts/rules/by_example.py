@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from parallax.analysis.layouts.elementwise import align
-from parallax.analysis.layouts.facts import REPLICATED, SUM, Dims, Fact
-from parallax.analysis.layouts.step_walk import StepWalk
+from parallax.analysis.layouts.rules.elementwise import align
+from parallax.analysis.layouts.rules.facts import REPLICATED, SUM, Dims, Fact
+from parallax.analysis.layouts.rules.step_walk import StepWalk
 from parallax.plans.layouts import Layout, Sharded
 
 Rule = Callable[[StepWalk, str], list[Fact] | None]
