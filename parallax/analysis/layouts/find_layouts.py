@@ -11,8 +11,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 
+from parallax.analysis.layouts.applied_gradients import find_pairs, find_pieces, finish_step
 from parallax.analysis.layouts.results import find_results
-from parallax.analysis.layouts.rules.facts import COUNTED, LENGTHS, REPLICATED, SUM, Fact
+from parallax.analysis.layouts.rules.facts import COUNTED, LENGTHS, REPLICATED, Fact
 from parallax.analysis.layouts.rules.ragged import check_fed_ends
 from parallax.analysis.layouts.rules.sparse_tensors import find_counted_lengths
 from parallax.analysis.layouts.rules.step_walk import REMEDY, StepWalk, is_partial
@@ -20,27 +21,22 @@ from parallax.analysis.layouts.training_graph import (
     TrainingGraph,
     VisitedGraph,
     after_gradients,
-    edges_outside,
     find_step,
 )
 from parallax.analysis.layouts.visit_step import visit_all
-from parallax.analysis.reading.capture import variable_of_tensor
 from parallax.base.errors import GraphError
 from parallax.graph.batches import ADDED, ROWS, VALUE, WHOLE, batch_by_node, is_part, reported_as
 from parallax.graph.control_flow import branches_of, units_of
 from parallax.graph.grown_rows import find_grown_rows
 from parallax.graph.lengths import Length
-from parallax.graph.ops import state_op
 from parallax.graph.spec import GradientSource
 from parallax.graph.view import Edge, GraphView, split_tensor
 from parallax.plans.layouts import (
     Change,
     Concatenated,
-    Distinct,
     FedLength,
     Layout,
     LayoutRewrites,
-    Pieces,
     ReportedSum,
     RowEnds,
     Sharded,
@@ -62,6 +58,7 @@ class Layouts:
         alike: random ops that draw the same on all workers.
         mixing: node that mixes examples, or has no rule -> the sharded tensors that it takes whole.
         padded: ragged rows that are filled up to the longest of all workers'.
+        added_once: edges that add values of applied gradients to metrics, for one worker alone: all must have the same.
     """
 
     facts: Mapping[str, Fact]
@@ -70,6 +67,7 @@ class Layouts:
     alike: tuple[str, ...]
     mixing: Mapping[str, Sequence[str]]
     padded: tuple[PaddedRows, ...] = ()
+    added_once: Set[Edge] = frozenset()
 
     def leaves_counted(self, gradient: str) -> bool:
         """Whether a worker without examples has nothing of a dense gradient, or what all workers have."""
@@ -125,8 +123,8 @@ def _find_layouts(program: VisitedGraph) -> tuple[Layouts, StepWalk]:
     view, sources, variables = program.view, program.sources, program.variables
     if program.steps is not None:
         check_fed_ends(view, program.batches)
-    pieces = frozenset(t for source in sources for t in _find_pieces(view, source))
-    grown = find_grown_rows(view, (pair for source in sources for pair in _find_pairs(view, source)))
+    pieces = frozenset(t for source in sources for t in find_pieces(view, source))
+    grown = find_grown_rows(view, (pair for source in sources for pair in find_pairs(view, source)))
     completed: dict[str, Layout] = {}
     gathered: set[str] = set()
     adjacent: set[str] = set()
@@ -141,7 +139,7 @@ def _find_layouts(program: VisitedGraph) -> tuple[Layouts, StepWalk]:
         step.fed_numbers, step.fed_lengths = fed_numbers, dict(fed_lengths)
         step.is_script = program.steps is not None
         visit_all(program, step, units)
-        _finish(program, step)
+        finish_step(program, step)
         needed = [
             t for (t, to), edges in step.changes.items() if edges and to == REPLICATED and is_partial(step.facts[t])
         ]
@@ -195,115 +193,6 @@ def _find_fixed_length(fact: Fact, layout: Layout) -> int | None:
     return None if number == 1 else number
 
 
-def _finish(program: VisitedGraph, step: StepWalk) -> None:
-    """Has gradients leave autodiff as sums over the workers, and everything else that their updates take be alike."""
-    view = program.view
-    delivered = set[Edge]()
-    for source in program.sources:
-        delivered.update(edges_outside(view, source))
-        if source.indices is None:
-            _finish_dense(step, source)
-        else:
-            _finish_rows(view, step, source, source.indices)
-    for node in sorted(filter(program.is_of_step, program.after)):
-        if view.op(node) == "IdentityN" and not any(map(view.consumers, view.outputs(node))):
-            continue  # the name of a call, whose results are taken by themselves
-        for slot, tensor in enumerate(view.inputs(node)):
-            if tensor in step.facts and Edge(node, slot) not in delivered and not step.facts[tensor].is_same:
-                step.take(node, slot, REPLICATED)
-        written = state_op(view.op(node), len(view.inputs(node)))
-        for slot in written.state if written is not None else ():
-            if variable_of_tensor(view, program.variables, view.inputs(node)[slot]) in step.part_variables:
-                raise GraphError(
-                    f"{view.op(node)} {node!r} accumulates a metric from gradients, which is not supported. {REMEDY}"
-                )
-
-
-def _finish_dense(step: StepWalk, source: GradientSource) -> None:
-    fact = step.facts[source.values]
-    if fact.is_same or fact.is_sum:
-        return
-    for edge in step.view.consumers(source.values):
-        if edge.node in source.outside:
-            step.take(edge.node, edge.slot, REPLICATED)
-
-
-def _find_pieces(view: GraphView, source: GradientSource) -> list[str]:
-    """The rows and the row numbers of a sparse gradient, where both are put together of as many pieces."""
-    if source.indices is None:
-        return []
-    nodes = [split_tensor(tensor)[0] for tensor in source.tensors]
-    counts = [len(view.inputs(node)) if view.op(node) == "ConcatV2" else 0 for node in nodes]
-    return [source.values, source.indices] if counts[0] == counts[1] > 0 else []
-
-
-def _find_pairs(view: GraphView, source: GradientSource) -> list[tuple[str, str]]:
-    """The rows and the row numbers of a sparse gradient, or of its pieces."""
-    if source.indices is None:
-        return []
-    pieces = _find_pieces(view, source)
-    if not pieces:
-        return [(source.values, source.indices)]
-    rows, numbers = (view.inputs(split_tensor(tensor)[0])[:-1] for tensor in pieces)
-    return list(zip(rows, numbers, strict=True))
-
-
-def _finish_rows(view: GraphView, step: StepWalk, source: GradientSource, indices: str) -> None:
-    """Each piece of a sparse gradient is a part of a sum: rows sharded as their numbers are, or else partial rows."""
-    pairs = _find_pairs(view, source)
-    if pairs[0] != (source.values, indices):
-        nodes = [split_tensor(tensor)[0] for tensor in (source.values, indices)]
-        for slot, pair in enumerate(pairs):
-            _finish_piece(step, pair, ([Edge(nodes[0], slot)], [Edge(nodes[1], slot)]))
-        return
-    found = [
-        [edge for edge in view.consumers(tensor) if edge.node in source.outside] for tensor in (source.values, indices)
-    ]
-    _finish_piece(step, pairs[0], (found[0], found[1]))
-
-
-def _finish_by_piece(step: StepWalk, values: Layout, numbers: Layout, edges: list[Edge]) -> bool:
-    """Whether the pieces of rows agree with those of their numbers: sharded as these are, or else partial rows."""
-    if not isinstance(values, Concatenated) or not isinstance(numbers, Concatenated):
-        return False
-    if len(values.pieces) != len(numbers.pieces):
-        return False
-    pairs = zip(values.pieces, numbers.pieces, strict=True)
-    for (length, rows), (other, by) in pairs:
-        is_part = rows == by if isinstance(by, Sharded) else by == REPLICATED and rows in (SUM, COUNTED)
-        if length != other or not is_part:
-            return False
-    counted = Concatenated(tuple((length, COUNTED if rows == SUM else rows) for length, rows in values.pieces))
-    for edge in edges:
-        step.take(edge.node, edge.slot, counted)
-    return True
-
-
-def _finish_piece(step: StepWalk, pair: tuple[str, str], edges: tuple[list[Edge], list[Edge]]) -> None:
-    rows, numbers = (step.facts[tensor] for tensor in pair)
-    indices = pair[1]
-    if isinstance(rows.layout, Pieces) and isinstance(numbers.layout, Pieces):
-        return  # turns of a loop have put them together: they were looked at there
-    values = [step.facts[step.view.inputs(edge.node)[edge.slot]].layout for edge in edges[0]]
-    if any(isinstance(layout, Concatenated) for layout in (numbers.layout, *values)):
-        if not all(_finish_by_piece(step, layout, numbers.layout, edges[0]) for layout in values):
-            for edge in (*edges[0], *edges[1]):
-                step.take(edge.node, edge.slot, REPLICATED)
-        return
-    if isinstance(numbers.layout, Distinct) and rows.layout == Distinct(numbers.layout.of, is_sum=True):
-        return  # added up by id where they are exchanged
-    if numbers.axis == 0 and numbers.part is not None:
-        wanted: Sharded | None = Sharded(0, numbers.part)
-    elif numbers.is_same or numbers.is_lengths or is_partial(numbers) or isinstance(numbers.layout, Distinct):
-        for edge in edges[1]:
-            step.take(edge.node, edge.slot, REPLICATED)
-        wanted = None
-    else:
-        raise GraphError(f"Cannot determine which workers hold the row indices {indices!r} of a gradient. {REMEDY}")
-    for edge in edges[0]:
-        step.take(edge.node, edge.slot, wanted or COUNTED)
-
-
 def _find_told(program: VisitedGraph, step: StepWalk, tensor: str) -> Length | tuple[Length, ...] | None:
     """The value of lengths that a turn of a loop may have from another one; None where batches do not tell it."""
     fact, branches = step.facts[tensor], branches_of(program.view)[split_tensor(tensor)[0]]
@@ -328,6 +217,7 @@ def _make_layouts(program: VisitedGraph, step: StepWalk) -> Layouts:
         edges = tuple(step.changes[tensor, layout])
         is_whole = is_reduced and program.steps is None
         changes.append(Change(tensor, before, layout, edges, is_whole, batches.get(split_tensor(tensor)[0], "")))
+    changes += [Change(tensor, REPLICATED, COUNTED, tuple(edges)) for tensor, edges in step.added_once.items()]
     for tensor in find_results(program, step).partial if program.steps is not None else ():
         batch = batches.get(split_tensor(tensor)[0], "")
         changes.append(Change(tensor, step.facts[tensor].layout, REPLICATED, (), True, batch))
@@ -368,4 +258,6 @@ def _make_layouts(program: VisitedGraph, step: StepWalk) -> Layouts:
     )
     whole = {(change.tensor, edge.node) for change in changes if change.after == REPLICATED for edge in change.edges}
     padded = tuple(map(PaddedRows, step.padded))
-    return Layouts(step.facts, whole, rewrites, tuple(step.alike), step.mixing, padded)
+    alike = tuple(step.alike)
+    added = frozenset(edge for edges in step.added_once.values() for edge in edges)
+    return Layouts(step.facts, whole, rewrites, alike, step.mixing, padded, added)

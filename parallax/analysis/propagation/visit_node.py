@@ -21,6 +21,7 @@ from parallax.analysis.propagation.states import BATCH, LOCAL, SAME, Fed, Handle
 from parallax.analysis.propagation.walk import Merge, NoRule, Walk, part_of, set_handle
 from parallax.analysis.reading.capture import CapturedGraph, variable_of_tensor
 from parallax.analysis.reading.lowering.function_bodies import is_stateful
+from parallax.base.errors import GraphError
 from parallax.graph.batches import batch_of, is_of_script, is_part
 from parallax.graph.control_flow import MERGES, Branches, branches_at, is_loop_merge
 from parallax.graph.ops import seed_slots, state_op
@@ -136,6 +137,7 @@ def visit(walk: Walk, node: str) -> None:
         _inherit(walk, node, op)
     if walk.known.layouts is not None:
         _take_layouts(walk, node, walk.known.layouts)
+        _check_added_once(walk, node, walk.known.layouts)
     _all_reduce_gradient(walk, node)
 
 
@@ -149,6 +151,20 @@ def _take_layouts(walk: Walk, node: str, layouts: Layouts) -> None:
         for edge in walk.view.consumers(tensor):
             if (tensor, edge.node) in layouts.whole:
                 walk.marked.setdefault((tensor, edge.node), SAME)
+
+
+def _check_added_once(walk: Walk, node: str, layouts: Layouts) -> None:
+    """Checks that all workers have the same of what one worker adds to a metric.
+
+    Raises:
+        GraphError: they have not.
+    """
+    for slot, tensor in enumerate(walk.view.inputs(node)):
+        if Edge(node, slot) in layouts.added_once and walk.state_at(node, slot) != SAME:
+            raise GraphError(
+                f"{walk.view.op(node)} {node!r} adds {tensor!r}, computed from gradients, to a metric, but workers "
+                "have different values of it. Compute the metric from dense gradients, or outside of the step."
+            )
 
 
 def _is_fed(view: GraphView, tensor: str) -> bool:

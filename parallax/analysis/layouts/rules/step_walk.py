@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -64,6 +65,7 @@ class StepWalk:
         is_script: whether each worker's script feeds its batches.
         stored: stack or array of tensors -> what is known of those that it holds.
         stored_before: the same, at the end of a loop's last turn.
+        added_once: tensors computed of applied gradients -> the edges by which metrics add them up.
     """
 
     view: GraphView
@@ -94,6 +96,7 @@ class StepWalk:
     is_script: bool = False
     stored: dict[str, Fact] = field(default_factory=dict)
     stored_before: Mapping[str, Fact] = field(default_factory=dict)
+    added_once: defaultdict[str, list[Edge]] = field(default_factory=lambda: defaultdict(list))
 
     @cached_property
     def lengths(self) -> frozenset[str]:

@@ -1,0 +1,85 @@
+"""Metrics that a `train_step` makes of gradients or of updated weights: all workers compute them, and one adds them."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from keras import layers
+
+from tests.keras.here import difference, fit_plainly, outcome
+from tests.keras.two_here import fit_by_two
+
+ROWS = 12
+X = np.random.RandomState(0).randn(ROWS, 6).astype("float32")
+IDS = np.random.RandomState(1).randint(0, 9, (ROWS, 6))
+Y = np.random.RandomState(2).randn(ROWS, 1).astype("float32")
+
+
+class Observed(keras.Model):
+    """Logs what `observe` makes of the gradients and the weights after the update."""
+
+    def __init__(self, observe, kind, **kwargs):
+        super().__init__(**kwargs)
+        self.observe, self.observed = observe, kind(name="observed")
+
+    def train_step(self, data):
+        x, y = data
+        with tf.GradientTape() as tape:
+            loss = self.compute_loss(x, y, self(x, training=True))
+        gradients = tape.gradient(loss, self.trainable_variables)
+        self.optimizer.apply_gradients(zip(gradients, self.trainable_variables, strict=True))
+        self.observed.update_state(self.observe(gradients, self.trainable_variables))
+        return {"loss": loss, "observed": self.observed.result()}
+
+    @property
+    def metrics(self):
+        return [self.observed]
+
+
+def fit(observe, kind=keras.metrics.Mean, ids=False):
+    def make(train):
+        inputs = keras.Input((6,), dtype="int32" if ids else "float32")
+        hidden = layers.Flatten()(layers.Embedding(9, 3)(inputs)) if ids else inputs
+        outputs = layers.Dense(1)(layers.Dense(4, "tanh")(hidden))
+        model = Observed(observe, kind, inputs=inputs, outputs=outputs)
+        model.compile(keras.optimizers.Adam(0.05), "mse")
+        return model, train(model, IDS if ids else X, Y, batch_size=5, epochs=2, verbose=0).history
+
+    here, expected = outcome(fit_by_two, make), outcome(fit_plainly, make)
+    return max(difference(here[name], expected[name]) for name in expected)
+
+
+OBSERVATIONS = {
+    "norm of gradients": lambda gradients, weights: tf.linalg.global_norm(gradients),
+    "largest entry": lambda gradients, weights: tf.reduce_max([tf.reduce_max(tf.abs(g)) for g in gradients]),
+    "norm of updated weights": lambda gradients, weights: tf.linalg.global_norm([w.value for w in weights]),
+    "all norms": lambda gradients, weights: tf.stack([tf.norm(g) for g in gradients]),
+}
+
+
+@pytest.mark.parametrize("kind", [keras.metrics.Mean, keras.metrics.Sum])
+@pytest.mark.parametrize("what", OBSERVATIONS)
+def test_metrics_of_dense_gradients_are_one_process_s(what, kind):
+    assert fit(OBSERVATIONS[what], kind) <= 1e-6
+
+
+@pytest.mark.parametrize("what", ["norm of gradients"])
+def test_metrics_of_table_gradients_are_one_process_s(what):
+    assert fit(OBSERVATIONS[what], ids=True) <= 1e-6
+
+
+class Largest(keras.metrics.Metric):
+    def __init__(self, name="observed"):
+        super().__init__(name=name)
+        self.largest = self.add_variable((), "zeros", name="largest")
+
+    def update_state(self, value):
+        self.largest.assign(tf.maximum(self.largest, value))
+
+    def result(self):
+        return self.largest
+
+
+def test_a_metric_that_keeps_the_largest_of_gradients_is_refused_by_name():
+    with pytest.raises(Exception, match="largest|adds up|adding"):
+        fit(OBSERVATIONS["norm of gradients"], Largest)
