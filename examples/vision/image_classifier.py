@@ -1,8 +1,9 @@
-"""Image classifiers: ResNet-50, Inception-v3 and a small ResNet, written for one device.
+"""Image classifiers: ResNet-50, Inception-v3, a ResNet of 1,001 layers and a small one, written for one device.
 
-They are the networks of "Deep Residual Learning for Image Recognition" (He et al. 2016) and "Rethinking the Inception
-Architecture for Computer Vision" (Szegedy et al. 2016), trained as in "Accurate, Large Minibatch SGD" (Goyal et al.
-2017). All variables are dense: every gradient is all-reduced, and no servers are started.
+They are the networks of "Deep Residual Learning for Image Recognition" (He et al. 2016), "Identity Mappings in Deep
+Residual Networks" (He et al. 2016) and "Rethinking the Inception Architecture for Computer Vision" (Szegedy et al.
+2016), trained as in "Accurate, Large Minibatch SGD" (Goyal et al. 2017). All variables are dense: every gradient is
+all-reduced, and no servers are started.
 
     parallax run --workers 2 examples/vision/image_classifier.py
     python examples/vision/image_classifier.py --workers 2
@@ -14,8 +15,15 @@ as ImageNet is usually kept; each worker reads its share of the files:
     python examples/vision/image_classifier.py -r cluster.yaml --model resnet50 --steps 75000 \
         --data 'imagenet/train-*-of-01024' --heldout 'imagenet/validation-*-of-00128'
 
-That is the published training, 90 epochs, on 48 workers: 48 x 32 images a step. To measure throughput, or to see the
-plan, no data are needed:
+That is the published training, 90 epochs, on 48 workers: 48 x 32 images a step. Files whose names end with `.bin` are
+of CIFAR-10's binary layout: a byte for the class, then 32 x 32 pixels of red, green and blue. The ResNet of 1,001
+layers is for those, in one piece or cut into stages:
+
+    python examples/vision/image_classifier.py --model resnet1001 --data 'cifar-10-batches-bin/data_batch_*.bin' \
+        --heldout cifar-10-batches-bin/test_batch.bin --classes 10
+    parallax plan --workers 4 --stages 4 examples/vision/image_classifier.py --model resnet1001 --synthetic
+
+To measure throughput, or to see the plan, no data are needed:
 
     python examples/vision/image_classifier.py -r cluster.yaml --model inception3 --synthetic --steps 100
     parallax plan -r cluster.yaml examples/vision/image_classifier.py --model resnet50 --synthetic
@@ -51,6 +59,8 @@ DROPS = (30 / 90, 60 / 90, 80 / 90)  # after these parts of the steps the rate i
 MOMENTUM, MOVING_MOMENTUM = 0.9, 0.9  # of the optimizer, and of batch norm's moving averages
 EPSILON = 1e-5  # added to a variance
 GROUP = 8  # channels that group norm takes together
+CIFAR_SIZE, CIFAR_PADDING = 32, 4  # pixels each way; those around an image of which a part is cut
+CIFAR_RECORD = 1 + 3 * CIFAR_SIZE**2  # bytes of an image and its class
 COLOUR_MEAN, COLOUR_DEVIATION = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # of ImageNet, from 0 to 1
 PADDING = -1  # the label of what fills a held-out batch up
 
@@ -61,8 +71,8 @@ def parse_flags(argv: Sequence[str] | None = None) -> argparse.Namespace:
     add("-r", "--resource", metavar="FILE", help="the machines; without it, this one")
     add("--workers", type=int, help="workers on this machine, when there is no resource file")
     add("--model", choices=NETWORKS, default="resnet8")
-    add("--data", metavar="PATTERN", help="TFRecord files to train on")
-    add("--heldout", metavar="PATTERN", help="TFRecord files to evaluate on")
+    add("--data", metavar="PATTERN", help="TFRecord files, or .bin files of CIFAR-10's layout, to train on")
+    add("--heldout", metavar="PATTERN", help="such files to evaluate on")
     add("--synthetic", action="store_true", help="train on one batch of noise, over and over")
     add("--classes", type=int, help="default: 1000, of the digits 10")
     add("--image-size", type=int, help="pixels each way; default: as published, of the digits 8")
@@ -89,6 +99,8 @@ def parse_flags(argv: Sequence[str] | None = None) -> argparse.Namespace:
         "warmup": flags.steps // 18,  # published: 5 of 90 epochs
     }
     vars(flags).update({name: value for name, value in defaults.items() if getattr(flags, name) is None})
+    if any(is_cifar(pattern) for pattern in (flags.data, flags.heldout) if pattern) and flags.image_size != CIFAR_SIZE:
+        parser.error(f"--image-size must be {CIFAR_SIZE} for .bin files of CIFAR-10's layout; got {flags.image_size}")
     if min(flags.batch, flags.steps, flags.classes) < 1:
         parser.error("--batch, --steps and --classes must be 1 or more")
     if flags.image_size < network.least_size:
@@ -265,6 +277,39 @@ def resnet50(norm: Norm, x: tf.Tensor) -> tf.Tensor:
     return tf.reduce_mean(x, axis=[1, 2])
 
 
+def resnet1001(norm: Norm, x: tf.Tensor) -> tf.Tensor:
+    """Images to features [batch, 256]: 3 x 111 blocks of 3 convolutions (He et al. 2016, "Identity Mappings")."""
+    with tf.variable_scope("stem"):
+        x = plain_conv(x, 16, 3)
+    for stage, width in enumerate([16, 32, 64]):
+        for block in range(111):
+            stride = 2 if stage and not block else 1
+            x = preactivated(norm, f"stage{stage}_block{block}", x, [(width, 1), (width, 3), (4 * width, 1)], stride)
+    with tf.variable_scope("last"):
+        return tf.reduce_mean(tf.nn.relu(normalize(norm, x, scale=1.0)), axis=[1, 2])
+
+
+def preactivated(norm: Norm, name: str, x: tf.Tensor, layers: list[tuple[int, int]], stride: int) -> tf.Tensor:
+    """Normalizations, each before its convolution (channels, size); the first of a stage brings x to the same shape."""
+    inner = x
+    with tf.variable_scope(name):
+        for i, (channels, size) in enumerate(layers):
+            with tf.variable_scope(f"conv{i}"):
+                inner = tf.nn.relu(normalize(norm, inner, scale=1.0))
+                if not i and int(x.shape[3]) != layers[-1][0]:
+                    with tf.variable_scope("beside"):
+                        x = plain_conv(inner, layers[-1][0], 1, stride)
+                inner = plain_conv(inner, channels, size, stride if size == 3 else 1)
+    return x + inner
+
+
+def plain_conv(x: tf.Tensor, channels: int, size: int, stride: int = 1) -> tf.Tensor:
+    """A convolution without bias or normalization, with weights of the scope's name."""
+    shape = [size, size, int(x.shape[3]), channels]
+    weights = tf.get_variable("weights", shape, initializer=tf.variance_scaling_initializer(2.0, "fan_out"))
+    return tf.nn.conv2d(x, weights, stride, "SAME")
+
+
 def resnet8(norm: Norm, x: tf.Tensor) -> tf.Tensor:
     """Images to features [batch, 64]: the smallest of the networks for small images (He et al. 2016, 4.2)."""
     x = conv(norm, "stem", x, 16, 3)
@@ -336,6 +381,7 @@ class Network(NamedTuple):
 
 NETWORKS = {
     "resnet8": Network(resnet8, 32, 4, "group", 0.8),
+    "resnet1001": Network(resnet1001, CIFAR_SIZE, 8, "batch", 0.2),
     "resnet50": Network(resnet50, 224, 32, "batch", 0.1),
     "inception3": Network(inception3, 299, 75, "batch", 0.1),
 }
@@ -449,10 +495,14 @@ def read_files(flags: argparse.Namespace, pattern: str, training: bool) -> tf.da
     names = tf.data.Dataset.from_tensor_slices(files)
     if training:
         names = names.shuffle(len(files))
-    records = names.interleave(tf.data.TFRecordDataset, cycle_length=16, num_parallel_calls=tf.data.AUTOTUNE)
+    of_cifar = is_cifar(pattern)
+    open_file = (
+        partial(tf.data.FixedLengthRecordDataset, record_bytes=CIFAR_RECORD) if of_cifar else tf.data.TFRecordDataset
+    )
+    records = names.interleave(open_file, cycle_length=16, num_parallel_calls=tf.data.AUTOTUNE)
     if training:
         records = records.shuffle(8192).repeat()
-    read = partial(read_record, flags, training)
+    read = partial(read_cifar if of_cifar else read_record, flags, training)
     return records.map(read, num_parallel_calls=tf.data.AUTOTUNE)
 
 
@@ -474,6 +524,25 @@ def read_record(flags: argparse.Namespace, training: bool, record: tf.Tensor) ->
     encoded, size = found["image/encoded"], flags.image_size
     image = random_crop(encoded, size, flags.seed) if training else central_crop(encoded, size)
     return (image / 255.0 - COLOUR_MEAN) / COLOUR_DEVIATION, label
+
+
+def is_cifar(pattern: str) -> bool:
+    """Whether files are of CIFAR-10's binary layout."""
+    return pattern.endswith(".bin")
+
+
+def read_cifar(flags: argparse.Namespace, training: bool, record: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+    """The image [32, 32, 3] and the label of one record; for training a part of the padded image, perhaps mirrored."""
+    values = tf.io.decode_raw(record, tf.uint8)
+    label = tf.cast(values[0], tf.int32)
+    check = tf.debugging.assert_less(label, flags.classes, message=f"a class must be below --classes {flags.classes}")
+    with tf.control_dependencies([check]):
+        image = tf.transpose(tf.reshape(values[1:], [3, CIFAR_SIZE, CIFAR_SIZE]), [1, 2, 0])
+    if training:
+        around = [[CIFAR_PADDING, CIFAR_PADDING], [CIFAR_PADDING, CIFAR_PADDING], [0, 0]]
+        image = tf.image.random_crop(tf.pad(image, around), [CIFAR_SIZE, CIFAR_SIZE, 3], flags.seed)
+        image = tf.image.random_flip_left_right(image, flags.seed)
+    return (tf.cast(image, tf.float32) / 255.0 - COLOUR_MEAN) / COLOUR_DEVIATION, label
 
 
 def random_crop(encoded: tf.Tensor, size: int, seed: int) -> tf.Tensor:

@@ -57,6 +57,7 @@ def taken(dataset, count, num_shards=1, shard_id=0):
         (["--image-size", "16"], "for other images give --data or --synthetic"),
         (["--model", "inception3", "--synthetic", "--image-size", "74"], "must be 75 or more for inception3; got 74"),
         (["--steps", "0"], "must be 1 or more"),
+        (["--model", "resnet50", "--data", "data_*.bin"], "must be 32 for .bin files of CIFAR-10's layout; got 224"),
     ],
 )
 def test_flags_that_do_not_go_together_are_refused(example, capsys, argv, message):
@@ -80,6 +81,9 @@ def test_the_help_says_what_workers_mean_for_batch_norm(example, capsys):
         ("resnet50", "batch", 25_557_032, 2048),
         ("resnet50", "group", 25_557_032, 2048),
         ("inception3", "batch", 23_834_568, 2048),
+        # 3 * 16 * 9 weights; of a stage of width w after c channels c * w + 13 * w * w + 4 * c * w and 110 * 17 * w * w
+        # weights, scale and offset of c + 2 * w and 110 * 6 * w channels, and of 256; 10.3 M with 10 classes
+        ("resnet1001", "batch", 10_325_136 + 257 * 1000, 256),
         # 9 * (3 * 16 + 2 * 16 * 16 + 16 * 32 + 32 * 32 + 32 * 64 + 64 * 64) + 16 * 32 + 32 * 64 weights, scale and
         # offset of 3 * (16 + 32 + 64) channels, and 64 * 1000 + 1000
         ("resnet8", "group", 142_392, 64),
@@ -295,6 +299,34 @@ def test_evaluation_sees_the_middle_of_an_image_and_training_parts_of_it(example
     np.testing.assert_allclose(middle[0], np.broadcast_to(normalized(example, 10), [8, 8, 3]), atol=0.1)
     parts = np.concatenate([pixels for pixels, _ in taken(images.train, 4)])
     assert len(np.unique(parts.round(2).reshape(16, -1), axis=0)) > 8  # no two alike, but for those within one colour
+
+
+def write_cifar(path, images):
+    """Writes (image [32, 32, 3], class) in CIFAR-10's binary layout."""
+    path.write_bytes(b"".join(bytes([label]) + image.transpose(2, 0, 1).tobytes() for image, label in images))
+
+
+def test_files_of_cifar_have_their_class_first_and_the_colours_one_after_the_other(example, graph, tmp_path):
+    images = np.random.default_rng(1).integers(0, 256, [3, 32, 32, 3], dtype=np.uint8)
+    write_cifar(tmp_path / "data_1.bin", zip(images, [3, 0, 9], strict=True))
+    files = f"{tmp_path}/data_*.bin"
+    flags = example.parse_flags(
+        ["--model", "resnet8", "--classes", "10", "--batch", "4", "--data", files, "--heldout", files]
+    )
+    opened = example.open_images(flags)
+    ((pixels, labels),) = taken(opened.heldout, 1)
+    assert labels.tolist() == [3, 0, 9, example.PADDING]
+    expected = (images / 255.0 - example.COLOUR_MEAN) / example.COLOUR_DEVIATION
+    np.testing.assert_allclose(pixels[:3], expected, atol=1e-5)
+    parts = np.concatenate([batch for batch, _ in taken(opened.train, 6)])
+    assert parts.shape == (24, 32, 32, 3) and len(np.unique(parts.reshape(24, -1), axis=0)) > 6
+
+
+def test_a_class_of_cifar_outside_the_classes_is_refused(example, graph, tmp_path):
+    write_cifar(tmp_path / "test.bin", [(np.zeros([32, 32, 3], np.uint8), 10)])
+    flags = example.parse_flags(f"--model resnet8 --classes 10 --data {tmp_path}/test.bin".split())
+    with pytest.raises(tf.errors.InvalidArgumentError, match="a class must be below --classes 10"):
+        taken(example.open_images(flags).train, 1)
 
 
 @pytest.mark.parametrize("label", [0, 11])
