@@ -14,6 +14,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from enum import Enum
+from functools import cached_property
 
 from parallax.base.errors import GraphError
 from parallax.base.strict import checked_value, read_json
@@ -174,7 +175,7 @@ class VariableSpec:
         return None if self.ids_per_step is None else min(self.rows, self.ids_per_step)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class GraphSpec:
     """All variables of a graph, sorted by name, and what identifies the graph.
 
@@ -194,10 +195,11 @@ class GraphSpec:
 
     def variable(self, name: str) -> VariableSpec:
         """The variable of that name; KeyError when there is none."""
-        for variable in self.variables:
-            if variable.name == name:
-                return variable
-        raise KeyError(name)
+        return self._by_name[name]
+
+    @cached_property
+    def _by_name(self) -> dict[str, VariableSpec]:
+        return {variable.name: variable for variable in self.variables}
 
 
 def model_key(variables: Sequence[VariableSpec]) -> str:

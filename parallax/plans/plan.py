@@ -10,6 +10,7 @@ import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Annotated
 
@@ -187,7 +188,7 @@ class VariablePlan:
     flips: tuple[Flip, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Plan:
     """The routes of all variables of one graph for a number of workers and servers.
 
@@ -238,15 +239,18 @@ class Plan:
         """What the plan was made for, with the servers that it uses."""
         return Layout(self.hosts, self.servers)
 
+    @cached_property
+    def _by_name(self) -> dict[str, VariablePlan]:
+        return {variable.name: variable for variable in self.variables}
+
     def variable(self, name: str) -> VariablePlan:
         """The plan of one variable.
 
         Raises:
             PlanError: when there is none of that name.
         """
-        for variable in self.variables:
-            if variable.name == name:
-                return variable
+        if name in self._by_name:
+            return self._by_name[name]
         known = ", ".join(v.name for v in self.variables)
         raise PlanError(f"The graph has no variable {name!r}. Its variables: {known}.")
 
