@@ -1,1 +1,1 @@
-"""Reads a graph: capture, classification, propagation of states, and the choice of a plan."""
+"""Analyses a graph: capture, classification, propagation of layouts and states, and the choice of a plan."""

@@ -1,4 +1,4 @@
-"""What the launching process has decided of a graph, for workers that have the graph from it alone."""
+"""Packs the launcher's decisions about a graph, for workers that receive the graph from the launcher alone."""
 
 from __future__ import annotations
 

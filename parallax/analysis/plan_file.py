@@ -1,4 +1,4 @@
-"""A plan that a file gives: read, and compared with graph, job and settings."""
+"""Reads a plan from a file and checks it against the graph, the job and the settings."""
 
 from __future__ import annotations
 

@@ -1,9 +1,10 @@
-"""Chooses a route for every variable: the one place that answers "which plan".
+"""Chooses a route for every variable; no other module decides on a plan.
 
-With a cluster profile by predicted seconds (parallax/analysis/search/route_all.py). Without one, by rule, from bytes:
-dense gradients are all-reduced; sparse ones take the route with the fewest bytes, and of equal ones that with the
-fewest rounds; a table of which every row may be touched is all-reduced where that costs no more. Where the touched rows
-are unknown, rows go to their owners, if they can. No time is predicted then.
+With a cluster profile the planner minimizes predicted seconds (parallax/analysis/search/route_all.py). Without one it
+applies rules to bytes. Dense gradients are all-reduced. A sparse gradient takes the route with the fewest bytes and,
+among equal ones, the fewest rounds. A table of which every row may be touched is all-reduced where that costs no more.
+Where the number of touched rows is unknown, rows go to their owners if the table can be sharded. No time is predicted
+without a profile.
 """
 
 from __future__ import annotations

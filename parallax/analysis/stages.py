@@ -1,7 +1,7 @@
-"""From a graph to its plan and decisions: the one path that launcher, workers and command line share.
+"""From a graph to its plan and rewrites: the one path that launcher, workers and command line share.
 
-`analyse` reads and classifies a graph, `plan_for` gives a plan that can be carried out, and `rewrites_of` lists what
-must be changed in the graph. The launcher goes through all three, which shows that the plan can be carried out. Each
+`analyse` reads and classifies a graph, `plan_for` returns a plan that can be executed, and `rewrites_of` lists the
+changes that the graph needs. The launcher goes through all three, which proves that the plan can be executed. Each
 worker goes through `analyse` and `rewrites_of` with the launcher's plan, and then transforms the graph for its rank.
 """
 

@@ -1,1 +1,1 @@
-"""Which layout has every tensor of a step: one table of rules of ops, and a walk that applies it."""
+"""Finds the layout of every tensor of a step, from one table of op rules and a traversal that applies it."""

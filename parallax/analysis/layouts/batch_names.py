@@ -1,8 +1,8 @@
-"""Names a batch by what gives it: a step of a script that takes some of its sources must not wait for the others.
+"""Names each batch by its sources, so that a step which reads only some sources never waits for the others.
 
-Sources that one op combines have one length, and are one batch to the rules. What a run computes of some of them takes
-its share from these alone, and finds them of one length: a placeholder that the run does not feed, or a queue that it
-does not read, is left alone.
+Sources that one op combines have the same length, and the layout rules treat them as one batch. A run that reads only
+some of these sources takes its share of examples from those sources alone, and checks that their lengths are equal. A
+placeholder that the run does not feed, or a queue that it does not read, is left untouched.
 """
 
 from __future__ import annotations

@@ -1,9 +1,10 @@
-"""Finds the layout of every tensor of a step, up to where gradients leave autodiff, and what must be changed for it.
+"""Finds the layout of every tensor of a step, up to where autodiff delivers gradients, and the layout changes.
 
-One walk in topological order: each rule (op_rules.py) gives the layouts of an op from those of its inputs, and
-says in which layout it takes an input. A partial tensor that some op needs whole is reduced once, where it is computed,
-and every op takes it whole: the walk goes again with what it found of that kind, until it finds no more. From where a
-gradient leaves autodiff to its update, rows of tables have states of their own (analysis/propagation).
+The graph is traversed in topological order. Each rule (op_rules.py) maps the layouts of an op's inputs to those of its
+results, and states the layout in which the op requires each input. A partial tensor that some op requires complete is
+reduced once, where it is computed, and every consumer reads the reduced tensor. The traversal repeats with these
+reductions until it finds no more. From the point where a gradient leaves autodiff to its update, rows of tables have
+states instead of layouts (analysis/propagation).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a step gathers of all workers because an op needs the global batch, and its bytes."""
+"""Lists the tensors that a step all-gathers because an op needs the global batch, with their bytes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a plan says of layouts: which ops mix examples of the global batch, and therefore take tensors whole."""
+"""Plan notes on layouts: the ops that mix examples of the global batch and therefore read gathered inputs."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Finds what a script may fetch alongside its steps that depends on the global batch.
+"""Finds results that a script may fetch alongside its steps and that depend on the global batch.
 
-A result of one worker's examples alone stays that worker's: a mean loss, an accuracy. A result that depends on the
-global batch, such as a measure of scores of all pairs or a sum divided by a global count, is analysed as the step is.
-Partial sums among such results are all-reduced where they are fetched.
+A result that depends on one worker's examples alone stays per-worker: a mean loss, an accuracy. A result that depends
+on the global batch, such as a metric over the scores of all pairs or a sum divided by a global count, is analysed as
+the step is. Partial sums among such results are all-reduced where they are fetched.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A graph whose batches are marked, and what of it a walk over a step visits."""
+"""A graph with marked batches, and the part of it that the traversal of a step visits."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Gives each node of a step's graph the layouts of its results."""
+"""Assigns layouts to the results of each node of a step's graph."""
 
 from __future__ import annotations
 

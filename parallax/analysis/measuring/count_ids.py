@@ -1,4 +1,4 @@
-"""From the ids that workers look up, step by step, to what a step does to a table: pure counting."""
+"""Computes a table's touched rows per step from the ids that workers look up: pure counting."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where the ids of a graph's lookups are: for each variable looked up by row, the tensors that say which rows."""
+"""Finds the id tensors of a graph's lookups: for each variable looked up by row, the tensors that select its rows."""
 
 from __future__ import annotations
 

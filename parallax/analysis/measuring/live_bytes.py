@@ -1,10 +1,10 @@
-"""Estimates which bytes a training step holds at once: tensors from the op that makes them to the last that takes them.
+"""Estimates the bytes that a training step holds at once, each tensor from its producer to its last consumer.
 
-Sizes are of static shapes, and states say whose they are: what grows with the batch, rows of tables, which are at their
-owners alone, gradients that an exchange keeps twice, and all else. Of TensorFlow it is known here that it copies the
-value of a resource variable that is taken by row whenever that is read or assigned as a whole, and that its allocator
-keeps what is freed. Simplified: what other kernels need for themselves, and what loops keep for the backward pass, is
-not counted.
+Sizes come from static shapes, and states classify them: bytes that grow with the batch, rows of tables, which only
+their owners store, gradients that an exchange holds twice, and all others. Two facts about TensorFlow are modelled: it
+copies the value of a resource variable that is updated row-wise whenever the whole variable is read or assigned, and
+its allocator never returns freed memory. Simplified: the workspace of other kernels, and what loops store for the
+backward pass, are not counted.
 """
 
 from __future__ import annotations

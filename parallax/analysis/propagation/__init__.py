@@ -1,1 +1,1 @@
-"""Follows what each worker has of every tensor, from the batch to the updates: classes and rewrites."""
+"""Propagates the state of every tensor on a worker from the batch to the updates, and derives classes and rewrites."""

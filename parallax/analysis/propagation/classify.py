@@ -1,9 +1,9 @@
-"""Classifies the variables of a captured graph by what its ops do, keeping the ops as evidence.
+"""Classifies the variables of a captured graph by the ops that read and write them, and records these ops as evidence.
 
-Whether a sparse variable can be spread is not guessed: propagation is tried with all of them spread. A variable that
-meets an op without a rule goes down a ladder of routes (`alltoall`, `allgather`, raw: every row is sent to everybody,
-unmerged), with that op as the reason, and the walk starts again. A variable without a route left is an error that names
-the op. The classes are those of parallax.graph.spec.VariableClass.
+Whether a sparse variable can be sharded is not guessed: propagation is tried with all sparse variables sharded. A
+variable that reaches an op without a rule falls back to the next route of `alltoall`, `allgather` and raw (every row is
+sent to every worker, not coalesced), with that op as the reason, and the traversal restarts. A variable without a
+remaining route is an error that names the op. The classes are those of parallax.graph.spec.VariableClass.
 """
 
 from __future__ import annotations

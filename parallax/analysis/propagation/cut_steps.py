@@ -1,8 +1,9 @@
-"""Finds how a front end's step is cut into micro-batches, so that it updates as if it had its batch at once.
+"""Decides how a front end's step is split into micro-batches so that its update equals that of the whole batch.
 
-Gradients of the micro-batches add up to the step's, weighed by their shares of its examples (plans/micro_batches.py);
-so do results, and what is added to variables. What is added to a sum over the batch and is of no batch, as a penalty
-on weights, would count once for each micro-batch, and is weighed where it is added.
+Gradients of the micro-batches add up to the step's, each weighted by its share of the step's examples
+(plans/micro_batches.py). Results, and values added to variables, add up in the same way. A term that is added to a sum
+over the batch and does not depend on the batch, such as a weight penalty, would count once per micro-batch; it is
+weighted where it is added.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Proves that row numbers are distinct because they were made of ids that the forward pass had merged.
+"""Proves that row numbers are distinct because they derive from ids that the forward pass deduplicated.
 
-Of merged ids the one process has each once, over the global batch, while two workers may each have it. An op keeps that
-if distinct ids stay distinct (they are then the key by which rows of several workers are the same). An op that may give
-equal numbers for distinct ids keeps it with the ids before it as key.
+One process has each deduplicated id once over the global batch, while two workers may each have it. An op preserves
+this fact if it maps distinct ids to distinct ids, which then identify equal rows of several workers. An op that may map
+distinct ids to equal numbers preserves it with its input ids as the key.
 """
 
 from __future__ import annotations

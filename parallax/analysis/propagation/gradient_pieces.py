@@ -1,13 +1,13 @@
-"""Says what a gradient is for those who take it out of autodiff, before the walk begins.
+"""Classifies the pieces of each gradient, as its consumers outside autodiff see them, before the traversal begins.
 
-The rows of IndexedSlices come in pieces, one for each lookup, and what the one process would have depends on the ids:
-- `joined`: ids of the batch; the one process has all workers' rows, one after the other.
-- `unique`: ids that the forward pass had merged, as embedding_lookup_sparse does (distinct_ids.py); the one process has
-  every row once, so rows of several workers are merged before anything else, such as a clip, sees them (`touched`).
-- `shared`: the same ids on all workers whatever the batch (positions, equal samples); the one process has these rows
-  once, each worker a part of their sum, which the last worker keeps.
-- `unknown`: it cannot be seen how many rows a larger batch has of some merged ids. The graph is refused where such
-  rows are looked at before the update.
+The rows of IndexedSlices come in pieces, one for each lookup. The rows that one process would have depend on the ids:
+- `joined`: ids of the batch; one process has the rows of all workers, concatenated.
+- `unique`: ids that the forward pass deduplicated, as embedding_lookup_sparse does (distinct_ids.py); one process has
+  every row once, so rows of several workers are coalesced before any other op, such as a clip, reads them (`touched`).
+- `shared`: the same ids on all workers whatever the batch (positions, shared samples); one process has these rows once.
+  Each worker has a part of their sum, which the last worker keeps.
+- `unknown`: the analysis cannot tell how many rows a larger batch has of some deduplicated ids. The graph is refused if
+  an op reads such rows before the update.
 """
 
 from __future__ import annotations

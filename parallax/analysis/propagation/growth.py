@@ -1,7 +1,8 @@
-"""Tells by which power of the batch's length a front end's tensors grow, from the axes and lengths of their layouts.
+"""Finds the power of the batch length by which a front end's tensors grow, from their layouts' axes and lengths.
 
-Unlike BatchDegrees, which completes a graph of a fixed batch, this guesses nothing: what is unknown is refused by those
-who ask. A sum over the batch has degree 1, a mean 0. What is added to a sum and is of no batch does not count.
+Unlike BatchDegrees, which completes a graph of a fixed batch, this module guesses nothing: its callers refuse what is
+unknown. A sum over the batch has degree 1, a mean has degree 0. A term that is added to a sum and does not depend on
+the batch is ignored.
 """
 
 from __future__ import annotations

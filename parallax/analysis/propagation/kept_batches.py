@@ -1,7 +1,8 @@
-"""Says whether gradients of several batches can be kept for one update, in a graph whose tensors have layouts.
+"""Checks that gradients of several batches can be accumulated for one update, in a graph whose tensors have layouts.
 
-A batch is then what one process would compute of by itself: its statistics, and the share of its loss. What is computed
-of one batch alone must not meet the update, which is of all of them; what writes it elsewhere does so with every batch.
+Each batch is then computed independently, as one process would: with its own statistics and its share of the loss. A
+value computed from one batch alone must not reach the update, which covers all batches. An op that writes such a value
+elsewhere runs with every batch.
 """
 
 from __future__ import annotations

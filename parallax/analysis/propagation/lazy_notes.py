@@ -1,4 +1,4 @@
-"""What a plan says of tables whose updates go through all rows: which are made by row, and why others are not."""
+"""Plan notes on tables whose updates write all rows: those converted to row-wise updates, and why others are not."""
 
 from __future__ import annotations
 

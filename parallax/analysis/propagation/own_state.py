@@ -1,8 +1,8 @@
-"""Finds untrained variables that every worker writes from its own batch while training reads them.
+"""Finds untrained variables that every worker writes from its per-worker batch while training reads them.
 
-Workers then train with values that differ, and that one process, which writes them from all batches, would not have.
-rules_state.py refuses such a write; of what is left (rows of each worker's own examples) the plan says so. What is
-written during training only, as the counts of a metric, changes no result.
+Workers would then train with differing values, none of which one process would have, as it writes them from all
+batches. rules_state.py refuses such a write. The plan notes the remaining cases (rows of each worker's own examples). A
+variable that training only writes, such as the count of a metric, changes no result.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""Asks of every tensor how a worker holds it, and so decides what must be changed in the graph for given routes.
+"""Finds the state of every tensor on a worker, and from the states the rewrites that the given routes need.
 
-One walk in topological order over the user's graph; the rules for single ops are in visit_node.py and in the files that
-visit_node.py names. A newly found slot variable, a variable found to be each worker's own, or another kind of gradient
-pieces starts the walk again; the rewrites follow from the last walk (rewrites_found.py). They name nodes and edges only
-(parallax/plans/rewrites.py) and need neither Horovod nor a cluster.
+The traversal visits the user's graph in topological order. The rules of single ops are in visit_node.py and in the
+modules that it names. A newly found slot variable, a variable found to be per-worker, or a changed kind of gradient
+pieces restarts the traversal. The rewrites follow from the last traversal (rewrites_found.py). They name nodes and
+edges only (parallax/plans/rewrites.py), and need neither Horovod nor a cluster.
 """
 
 from __future__ import annotations

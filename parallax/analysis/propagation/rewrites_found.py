@@ -1,7 +1,7 @@
-"""Makes the rewrites of a graph from what the last walk over it found.
+"""Builds the rewrites of a graph from the results of its last traversal.
 
-What rules found edge by edge is brought together here: a push or a collection for each merge, worker 0's value for all
-that is fed, and the gathers of whatever a user may fetch.
+The findings of the rules, edge by edge, are combined here: a push or a collection for each merge, worker 0's value for
+whatever is fed, and gathers for whatever a user may fetch.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Which rule an op has for tensors along rows: the table from op to rule.
+"""The table from op to its rule for tensors along rows.
 
-The rules stand in rules_rows.py, and those for lookups and merges in rules_exchange.py, for conditionals in
-rules_branches.py. An op that is not in the table, nor elementwise (graph/ops.py), has none: what visit_node.py does
-then is told there. A rule that says False does not apply to these inputs.
+The rules are in rules_rows.py, those of lookups and merges in rules_exchange.py, those of conditionals in
+rules_branches.py. An op that is neither in the table nor elementwise (graph/ops.py) has no rule; visit_node.py
+describes that case. A rule that returns False does not apply to the given inputs.
 """
 
 from __future__ import annotations

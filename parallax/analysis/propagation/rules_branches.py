@@ -1,11 +1,11 @@
-"""Rules for conditionals and loops: what goes into a branch and comes out of it.
+"""State rules of conditionals and loops: values that enter a branch and values that leave it.
 
-A conditional of the old style, or one that functional_control_flow.py has made of an If, passes gradient rows and
-variables through its Switch and Merge; what a Merge gives is as the predicate besides. All workers must enter the
-branch or none, wherever something is exchanged or shared state is written there: the predicate must be `same` (made of
-gradients, variables, counters) or `fed`, else the graph is refused, and so is such a write in a loop. Around initial
-values a conditional asks `the variable if it is initialized, else its initial value`; its branches keep the rows, but
-not those of a table on servers.
+A TensorFlow 1 conditional, or one that functional_control_flow.py has lowered from an If, passes gradient rows and
+variables through its Switch and Merge. The result of a Merge also inherits the predicate's state. All workers must
+enter the same branch wherever the branch exchanges tensors or writes shared state. The predicate must therefore be
+`same` (made of gradients, variables, counters) or `fed`, else the graph is refused; such a write in a loop is refused
+too. Around initial values a conditional selects `the variable if it is initialized, else its initial value`; its
+branches keep the rows, except those of a table on servers.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
-"""Rules for the places where rows are exchanged: lookups, and the merging of equal gradient rows before an update.
+"""State rules of the ops where rows are exchanged: lookups, and the summing of equal gradient rows before an update.
 
-- A gather of `rows` is a pull: by ids the result is as the ids are, by `indices` it is `values`. By `touched_indices`
-  the gather is local and gives `touched`. A lookup in a branch or loop is never pulled.
-- SparseSegmentSum, Mean and SqrtN of `rows` are a pull, and the op stays, on the rows pulled.
-- Unique of `indices` is the place of the push; its results are `touched_indices` and `map`.
-- UnsortedSegmentSum of `values` by `map` gives `touched`; by `indices`, which makes the gradient dense, it is an
-  all-reduced sum. Of `touched` by `touched_indices` it is the dense gradient at the owners: `rows`, as many as an
-  owner holds.
+- A gather of `rows` is a pull: with plain ids the result has the state of the ids, with `indices` it is `values`. With
+  `touched_indices` the gather is local and returns `touched`. A lookup in a branch or loop is never pulled.
+- SparseSegmentSum, Mean and SqrtN of `rows` are a pull, and the op itself runs on the pulled rows.
+- Unique of `indices` marks the position of the push; its results are `touched_indices` and `map`.
+- UnsortedSegmentSum of `values` by `map` returns `touched`; by `indices`, which densifies the gradient, it is an
+  all-reduced sum. Of `touched` by `touched_indices` it is the dense gradient at the owners: `rows`, as many as an owner
+  stores.
 """
 
 from __future__ import annotations

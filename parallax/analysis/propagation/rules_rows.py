@@ -1,11 +1,11 @@
-"""Rules for tensors along rows: what keeps joined gradient rows, or rows at their owner, and what sums over them.
+"""State rules of tensors along rows: ops that preserve gradient rows or owned rows, and ops that sum over them.
 
-An elementwise op keeps the state where all other operands are `same` and no wider than a row; a whole value that meets
-`rows` is cut to the local rows. A reduction or L2Loss over the rows gives a part of the one process's result: it is
-all-reduced, and then `same`. Over other axes a reduction keeps the state. The size of `values` or `indices` is an
-all-reduced sum. What computes shapes, fills, or folds within a row keeps track of the rows; the shape of a table
-becomes a constant, the whole shape. A rule returns True when it has given the node's outputs their states. What no rule
-takes is decided in visit_node.py.
+An elementwise op preserves the state where all other operands are `same` and no wider than a row. A full value that is
+combined with `rows` is sliced to the local rows. A reduction or L2Loss over the rows returns a part of one process's
+result; it is all-reduced, and then `same`. A reduction over other axes preserves the state. The size of `values` or
+`indices` is an all-reduced sum. Ops that compute shapes, fill, or fold within a row keep track of the rows; the shape
+of a table becomes a constant, the full shape. A rule returns True when it has set the states of the node's outputs.
+visit_node.py decides on nodes that no rule accepts.
 """
 
 from __future__ import annotations

@@ -1,11 +1,12 @@
-"""Rules for ops that write state: what may be written to what, and what shared state must never take.
+"""State rules of ops that write variables: the values that each kind of variable may receive.
 
-Shared state (trained variables and their slots) takes only what is equal on all workers, or the local rows of a table
-it is spread with. An update of a table takes `touched` rows as they are; joined rows are pushed there, and its other
-variables become slots of the table. A whole value that is assigned to a table is cut. For any other variable joined
-rows are collected, and an assigned value that is fed and not made of the old one becomes worker 0's. Any other writer
-makes an untrained variable each worker's own, and is refused for a trained one. An untrained variable that gradients
-depend on takes only what the global batch gives, or rows of each worker's own examples.
+Shared state (trained variables and their slots) accepts only values that are equal on all workers, or the local rows of
+a table that it is sharded with. An update of a table accepts `touched` rows unchanged; gradient rows of the global
+batch (`joined`) are pushed there, and the update's other variables become slots of the table. A full value assigned to
+a table is sliced. For any other variable, gradient rows are collected from all workers. An assigned value that is fed
+and not computed from the old value becomes worker 0's. Any other writer makes an untrained variable per-worker, and is
+refused for a trained one. An untrained variable that gradients depend on accepts only values of the global batch, or
+rows of each worker's own examples.
 """
 
 from __future__ import annotations

@@ -1,14 +1,14 @@
-"""Which nodes run on servers: those that hold, compute or write the rows of a table whose owners are servers.
+"""Finds the nodes that run on servers: those that store, compute or write rows of a table whose owners are servers.
 
-They run where the partitions are, once for each partition. Lookups do not, nor do reads of a copy. A variable that is
-not looked up by row is mirrored: whoever reads the variable in the worker has the whole value (`same`), and only what
-writes the variable works on `rows`. A dense gradient of a mirrored variable is scattered where it leaves autodiff; all
-later ops see `rows` and run at the owners.
+These nodes run where the partitions are, once for each partition. Lookups, and reads of a copy, do not. A variable that
+is not looked up by row is mirrored: its readers in a worker get the full value (`same`), and only its writers operate
+on `rows`. A dense gradient of a mirrored variable is scattered where it leaves autodiff; all later ops see `rows` and
+run at the owners.
 
-What servers hold must be written anew only when all workers have read what was there before. Worker 0 alone drives the
-writes of a table on servers, and the others read when it has told them. A write comes after their reads where it
-depends on what all workers make of these, as on a gradient. Where it waits for worker 0's alone, as a decay of weights
-before the update, another worker may read too late: such a table cannot be on servers.
+State on servers must be overwritten only after all workers have read its previous value. Worker 0 alone drives the
+writes of a table on servers, and the other workers read after it has signalled them. A write follows their reads where
+it depends on a value that all workers contribute to, such as a gradient. Where a write waits for worker 0's reads
+alone, as a weight decay before the update, another worker may read too late: such a table cannot be on servers.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Says of what is reduced or sent in a step of which batch it is: a worker without examples counts for nothing there.
+"""Finds the batch of each reduction and message of a step, so that a worker without examples contributes nothing.
 
-Such a worker computes on a stand-in, an example of another worker (batches/shares.py): no op is run on an empty
-batch, which many kernels do not take. It is left out of sums and extremes, and sends no gradient rows.
+Such a worker computes on a stand-in, an example of another worker (batches/shares.py), so no op runs on an empty batch,
+which many kernels reject. The worker is excluded from sums and extremes, and sends no gradient rows.
 """
 
 from __future__ import annotations

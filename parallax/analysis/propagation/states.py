@@ -1,9 +1,10 @@
-"""How a worker holds a tensor, compared with the one process that would train on the global batch.
+"""States: how a worker's tensor relates to that of one process that trains on the global batch.
 
 Plain states, from best to worst; a result is as bad as its worst input: `Same`, `Fed`, `Batch`, `Local`, `Opaque`.
-States along rows: `Values` and `Indices` of joined gradient rows, `Rows` of a table at their owners, and, of gradient
-rows merged at their owners, `TouchedRows`, `TouchedIndices` and `PlaceMap`. An `Extent` is a shape or count of one of
-these, and a `Handle` a variable itself. States are equal when they are of one class and of the same things.
+States along rows: `Values` and `Indices` of gradient rows of all lookups, `Rows` of a table at their owners, and, for
+gradient rows aggregated at their owners, `TouchedRows`, `TouchedIndices` and `PlaceMap`. An `Extent` is a shape or
+count of one of these, and a `Handle` a variable itself. States are equal when they have one class and refer to the same
+objects.
 """
 
 from __future__ import annotations

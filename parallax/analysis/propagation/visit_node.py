@@ -1,10 +1,10 @@
-"""The walk's rules for single ops: which one applies, and the plain ones (how results inherit from inputs).
+"""Selects the state rule of each node, and has the plain rules, by which results inherit from inputs.
 
-A result of plain inputs is as bad as its worst input. What a random op, a dataset, a queue or a file gives is `local`;
-an op that calls functions is as its inputs, and `local` where a body draws or reads (function_bodies.py). The table
-of ops and their rules for tensors along rows is in rule_of_op.py; those for what writes state are in rules_state.py.
-Where none of them applies, a table is read whole outside the training step and refused inside the step, and gradient
-rows become `opaque`.
+A result of plain inputs is as bad as its worst input. The result of a random op, a dataset, a queue or a file is
+`local`. An op that calls functions has the state of its inputs, and is `local` where a body draws or reads
+(function_bodies.py). The table of ops and their rules for tensors along rows is in rule_of_op.py; the rules of ops that
+write variables are in rules_state.py. Where none applies, a table is gathered outside the training step and refused
+inside the step, and gradient rows become `opaque`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The working state of one walk over a graph, which the rules read and extend (propagate.py drives it)."""
+"""The working state of one traversal of a graph, which the rules read and extend (propagate.py drives it)."""
 
 from __future__ import annotations
 

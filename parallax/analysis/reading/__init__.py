@@ -1,1 +1,1 @@
-"""Reads a `tf.Graph`: its variables, their gradients and updates, as one process has them (`CapturedGraph`)."""
+"""Reads a `tf.Graph`: its variables, their gradients and updates, as in one process (`CapturedGraph`)."""

@@ -1,10 +1,10 @@
-"""Takes a tf.Graph as it stands: its nodes with shapes, its variables, and the gradients that autodiff delivered.
+"""Captures a tf.Graph: its nodes with shapes, its variables, and the gradients that autodiff delivered.
 
-The capture holds names, numbers and protos only; the user's graph is neither changed nor kept.
+The capture stores names, integers and protos only; the user's graph is neither changed nor referenced.
 
-Calls of functions are inlined; a call keeps its name. A variable that was built with an open shape has the shape of its
-initial value. Where that shape is open too, nothing of the variable is counted, and every worker holds the whole
-variable.
+Function calls are inlined; a call keeps its name. A variable that was built with an open shape gets the shape of its
+initial value. Where that shape is open too, the variable is left out of every byte count, and every worker stores all
+of it.
 """
 
 from __future__ import annotations

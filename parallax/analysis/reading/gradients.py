@@ -1,8 +1,8 @@
-"""Finds where autodiff delivers each variable's gradient: from the record, or, without one, from the graph itself.
+"""Finds where autodiff delivers each variable's gradient: from the record, or from the graph where there is none.
 
-Without a record (a graph loaded from a file, or built before Parallax was imported) the names that `tf.gradients` gives
-its ops tell autodiff from the user's post-processing; where even those are missing, the gradient is taken at the update
-op. Each source says how it was found, and the plan notes what was not recorded.
+Without a record (a graph loaded from a file, or built before Parallax was imported) autodiff is told from the user's
+post-processing by the names that `tf.gradients` gives its ops; where even those are missing, the gradient is read at
+the update op. Each source states how it was found, and the plan notes sources that were not recorded.
 """
 
 from __future__ import annotations

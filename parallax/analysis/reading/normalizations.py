@@ -1,8 +1,8 @@
-"""Batch normalizations as the means and products that they are made of, so that their statistics may be global.
+"""Expands batch normalizations into means and products, so that their statistics can cover the global batch.
 
-A FusedBatchNorm computes mean and variance of what a worker has, in one kernel. The IdentityN that takes its name, and
-that of its gradient, gives the same results from ops that have rules. What it keeps for the gradient is mean and
-variance; the gradient is of these alone.
+A FusedBatchNorm computes mean and variance of the per-worker batch in one kernel. The IdentityN that replaces it, and
+the one that replaces its gradient, return the same results from ops that have rules. The values that it stores for the
+gradient are mean and variance; the gradient is computed from these alone.
 """
 
 from __future__ import annotations

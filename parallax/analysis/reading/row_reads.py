@@ -1,8 +1,8 @@
-"""Has rows taken from a variable itself where a graph reads the variable whole and takes rows of that.
+"""Gathers rows directly from a variable where a graph reads the whole variable and gathers rows of the result.
 
-So Keras looks rows up, with a cast of the whole between in mixed precision; rows are cast instead. A read of the whole
-is a copy of it once the variable was written by row. What waited for the read, as a write does, then waits for the
-rows; a read that nobody takes is waited for no longer. The reads keep their names, for fetches.
+Keras looks rows up this way, and in mixed precision casts the whole table first; the rows are cast instead. A read of a
+whole variable copies it once the variable has been written row-wise. Ops that waited for the read, such as a write,
+then wait for the rows; a read without consumers is no longer waited for. The reads keep their names, for fetches.
 """
 
 from __future__ import annotations

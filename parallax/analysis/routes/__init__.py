@@ -1,1 +1,1 @@
-"""Which routes a variable may take, with their bytes, owners and memory."""
+"""Lists the routes that a variable may take, with their bytes, owners and memory."""

@@ -1,4 +1,4 @@
-"""A variable with its routes, and what a plan says of it once one is chosen."""
+"""A variable with its candidate routes, and its entry in a plan once one of them is chosen."""
 
 from __future__ import annotations
 

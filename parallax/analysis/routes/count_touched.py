@@ -1,4 +1,4 @@
-"""How many rows of a variable the workers of a step touch: as the user says, as measured, or at most."""
+"""Counts the rows of a variable that the workers of a step touch: as the user states, as measured, or a bound."""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
-"""The memory of every process, and that hosts have enough of it.
+"""Computes the memory of every process, and checks that hosts have enough.
 
-Simplified: the buffers of all exchanges are in use at once. What a step computes is not here (live_bytes.py).
+Simplified: the buffers of all exchanges are in use at once. The memory that a step's ops need is not included
+(live_bytes.py).
 """
 
 from __future__ import annotations

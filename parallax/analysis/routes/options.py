@@ -1,11 +1,12 @@
-"""The routes of a variable: what each would send, and which are possible at all.
+"""Lists the routes of a variable: the bytes that each would send, and whether it is possible at all.
 
-A route that is asked for by name goes before the run option, but MPI refuses `ps`. HYBRID never takes `ps` for its
-bytes; where there are hosts with servers and without workers, variables looked up by row go to servers. PS puts every
-variable with a gradient on servers that can be there, and sums over workers go through the servers too. Asynchronous
-training puts all of them there, by any option but MPI, and what is only counted up with them, as the global step is; a
-variable that cannot be there is an error. Impossible on servers are what propagation refused, the class `not
-shardable`, and, in synchronous training, types without accumulators (all but float16, float32, float64).
+A route that is requested by name takes precedence over the run option, but MPI refuses `ps`. HYBRID never chooses `ps`
+by bytes; where some hosts have servers and no workers, variables looked up by row go to servers. PS puts every variable
+with a gradient that can be on servers there, and sums over workers go through the servers too. Asynchronous training
+puts all of them there, by any option but MPI, and also variables that are only incremented with them, such as the
+global step; a variable that cannot be there is an error. Servers are impossible for variables that propagation refused,
+for the class `not shardable` and, in synchronous training, for types without accumulators (all but float16, float32,
+float64).
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
-"""Which worker owns how many rows of a table that is spread over the workers.
+"""Assigns the rows of a table that is sharded over the workers to owners.
 
-Equal shares, unless links differ by more than the fit of their measurement: then workers behind a slow link own fewer.
-Shares are whole slots of a short pattern, so that row r belongs to worker pattern[r % len(pattern)].
+Shares are equal, unless links differ by more than the fit error of their measurement: then workers behind a slow link
+own fewer rows. Shares are whole slots of a short pattern, so that row r belongs to worker pattern[r % len(pattern)].
 
 With the share s of the rows and U_h touched rows, host h needs max((1 - s) U_h, s (the others' U)) row_bytes / rate for
-a phase: what it asks for, or what it is asked for. So s = U_h / sum(U) is best whatever the rate: a slow host gains
-nothing by owning fewer rows, as it has to fetch those that it gives away. Unequal shares pay for a slow sending
-direction, and for hosts whose touched rows differ.
+a phase: the bytes that it requests, or those requested from it. So s = U_h / sum(U) is best whatever the rate: a slow
+host gains nothing by owning fewer rows, as it has to fetch the rows that it cedes. Unequal shares pay off for a slow
+send direction, and for hosts whose touched rows differ.
 """
 
 from __future__ import annotations

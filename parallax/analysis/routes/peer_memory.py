@@ -1,10 +1,10 @@
-"""What the state in the memory of hosts costs, for each set: bytes to another host, seconds of its link, memory.
+"""The cost of state in the memory of other hosts, for each set: bytes to another host, seconds of its link, memory.
 
 W workers, u touched rows of a worker's batch, k steps from one set to the next, d bytes of a row with its slots. Owners
-send what was touched of their rows: at most k u of them each, as W batches touch W u rows that W owners share, and 8
+send the touched rows among their own: at most k u of them each, as W batches touch W u rows that W owners share, and 8
 bytes for the number of each. Of a table whose untouched rows change too, or of which u is unknown, they send at most
-all of their rows. A host keeps its own owners' rows and those of the host before it, and what all have alike; of what
-sets have, the last two, and a third while it is written.
+all of their rows. A host stores the rows of its own owners and of the preceding host, and the replicated state. Of
+sets, it stores the last two, and a third while that is written.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""On how many partitions servers hold a variable, and which server holds which.
+"""Chooses a variable's number of partitions on servers, and the server of each partition.
 
-A partition is a share of the rows, so that large variables use the links of all servers and small ones need one
-request. Partitions go, the heaviest first by the bytes that a step moves through them, to the server with the fewest
-partitions of that variable, and then with the least to carry. A plan without a variable on servers has no servers.
+A partition is a share of the rows, so large variables use the links of all servers and small ones need one request.
+Partitions are placed in descending order of the bytes that a step moves through them. Each goes to the server with the
+fewest partitions of that variable, and then with the lowest load. A plan without a variable on servers has no servers.
 """
 
 from __future__ import annotations

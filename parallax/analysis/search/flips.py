@@ -1,9 +1,9 @@
-"""Where the choice of a variable's route would change: with faster or slower links, with more or fewer touched rows.
+"""Finds where the choice of a variable's route changes: at which link rates, and at which counts of touched rows.
 
-Found from predicted steps, not from a list of values that were tried. Of two plans, each the best at one end of a
-range, the costs are equal somewhere between; if nothing is better there, that is where the choice changes, else the
-plan that is better divides the range (Eisner and Severance 1976). Where costs are not straight lines (the busiest link
-changes) a plan that is best in the middle alone, between two ranges of one and the same plan, is not seen.
+The crossing points follow from predicted steps, not from a list of sampled values. Of two plans, each the best at one
+end of a range, the costs are equal somewhere between. If no other plan is better there, the choice changes at that
+point; else the better plan divides the range (Eisner and Severance 1976). Where costs are not linear (the busiest link
+changes), a plan that is best only in the middle, between two ranges of one and the same plan, is missed.
 """
 
 from __future__ import annotations

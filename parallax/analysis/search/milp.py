@@ -1,21 +1,21 @@
 """Chooses one option for every variable, so that the predicted step is the shortest that fits into memory.
 
-Options that make any step longer than one that is known are left out first. What then remains is looked at choice by
-choice where it is small, else it is a mixed-integer program, solved by HiGHS (Huangfu and Hall 2018), in which
-variables that cost the same are one class.
+Options that make any step longer than a known step are removed first. The remaining choices are enumerated if they are
+few; otherwise they form a mixed-integer program, solved by HiGHS (Huangfu and Hall 2018), in which variables of equal
+cost are one class.
 
     n[c, o]  how many variables of class c take option o: whole, their sum over o the variables of c
     z[k]     1 when charge k is paid: n[c, o] <= |c| z[k] for each charge k of an option
     B[p]     seconds of phase p at its busiest end: at least the loads of every end
-    F[p]     seconds that somebody waits in phase p: at least the rounds and charges of each who waits
-    B'[p]    and F'[p]: the same of what is left of them (step_time.py)
+    F[p]     longest wait in phase p, in seconds: at least the rounds and charges of each process that waits
+    B'[p]    and F'[p]: the remainders of these after overlap (step_time.py)
     T[p]     seconds of phase p: at least F'[p] + B[p], and at least F[p] + B'[p]
-    E        seconds after compute: at least those of the phases there, less what compute hides
-    memory   of every host that limits: at most what is free
+    E        seconds after compute: at least those of its phases, less the part that compute hides
+    memory   of every host with a limit: at most its free memory
     minimise T over all phases before compute and after the update, + E
 
-The objective is the predicted step less what no choice changes, so its bound is one of the step. What the solver leaves
-open, where options tie, is decided afterwards variable by variable, in the order of their names.
+The objective is the predicted step less the part that no choice changes, so its bound is one of the step. Ties that the
+solver leaves open are broken afterwards variable by variable, in the order of their names.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The plan by predicted seconds: what was chosen, what each route would cost, and what the step looks like."""
+"""The plan by predicted seconds: the choice, the cost of each route, and the breakdown of the step."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the cost model predicts of a plan as it is, with profiles that it was not made with."""
+"""Predicts the cost of an existing plan with profiles other than those it was made from."""
 
 from __future__ import annotations
 

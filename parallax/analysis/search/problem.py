@@ -1,6 +1,6 @@
-"""What is to be chosen: the options of every variable, and what a choice of them gives.
+"""The optimization problem: the options of every variable, and the cost of a choice of them.
 
-Of a small problem all choices can be tried, with their predicted steps.
+All choices of a small problem can be enumerated, with their predicted steps.
 """
 
 from __future__ import annotations

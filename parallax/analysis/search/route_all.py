@@ -1,7 +1,7 @@
-"""Routes, partitions and owners by measured cost: which choices there are, and the one with the shortest step.
+"""Chooses routes, partitions and owners by measured cost: enumerates the options and returns the shortest step.
 
-Exactly for the model as a whole where it is small. Where it is large, or hosts are of many kinds, part of the choice is
-made by rule or by search; the bound that the plan prints says which choices it is a bound of.
+For a small model the choice is exact as a whole. Where the model is large, or hosts are of many kinds, part of the
+choice is made by rules or by search; the bound that the plan prints states which choices it covers.
 """
 
 from __future__ import annotations

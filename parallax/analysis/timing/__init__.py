@@ -1,1 +1,1 @@
-"""The seconds of a route and of a step on a cluster and a model that were measured."""
+"""The cost model: seconds of a route and of a step, from measurements of a cluster and a model."""

@@ -1,4 +1,4 @@
-"""Stretches of time: what several cover together, and how much of some lies beside others."""
+"""Time intervals: the union of several, and the overlap between sets of them."""
 
 from __future__ import annotations
 

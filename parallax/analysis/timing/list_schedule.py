@@ -1,9 +1,9 @@
-"""Schedules of a step's activities that can be kept: whatever is free takes the most urgent of what can begin.
+"""Feasible schedules of a step's activities: each free resource starts the most urgent activity that can begin.
 
-Most urgent is what the longest path leads away from (list scheduling; Graham 1966, "Bounds for certain multiprocessing
-anomalies"). Steps that overlap are carried out one into the other, two at most at one time, by two rules: earlier steps
-first, and the longest path over all steps first; the rule with the shorter period is taken. Its period is taken in the
-middle of some steps, so that it is measured, and not proven: a schedule may do in one stretch what it has put off.
+The most urgent activity is the one at the head of the longest path (list scheduling; Graham 1966, "Bounds for certain
+multiprocessing anomalies"). Overlapping steps are pipelined, two at most at one time, by two rules: earlier steps
+first, and the longest path over all steps first; the rule with the shorter period wins. The period is measured in the
+middle of several steps, not proven: a schedule may catch up in one interval on work that it has deferred.
 """
 
 from __future__ import annotations

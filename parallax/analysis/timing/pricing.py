@@ -1,22 +1,22 @@
-"""The seconds of one variable by one route, from measured lines: bytes on every link by phase, and rounds.
+"""Prices one variable's route in seconds, from measured lines: bytes on every link by phase, and rounds.
 
 W workers, u touched rows, width d, e bytes an element, i bytes an id, w bytes the variable. A phase of the step costs
-what its busiest end (a link's direction) carries, plus the rounds of whoever waits longest, less what of the two passes
-at once (step_time.py). Both add up over the variables, so here is what each adds. An operation's line
-(`parallax.cluster.profiles.Line`) gives
+what its busiest end (a link's direction) carries, plus the rounds of the process that waits longest, less the overlap
+of the two (step_time.py). Both add up over the variables, so this module computes each variable's contribution. An
+operation's line (`parallax.cluster.profiles.Line`) yields
 
     base_s + per_peer_s * (members - 1)    a round, paid once by all who share it: a *charge*
     byte_s * bytes + bytes / rate          of an end: a *load*
 
-Of a round, and of time on a link, the part `overlap` passes beside the other where that is longer. So both are kept
-twice: FULL, and what is LEFT, which is (1 - overlap) of it.
+The fraction `overlap` of a round, and of time on a link, is hidden where the other is longer. So both are stored twice:
+FULL, and the remainder LEFT, which is (1 - overlap) of it.
 
-Simplified: lines were fitted with one member a host, and a worker's round to all others is taken to cost a member's,
-however many of them share a host. Exchanges of rows are all at one level: lookups whose ids come from another lookup's
+Simplified: lines were fitted with one member a host, and a worker's round to all others is assumed to cost a member's,
+however many workers share a host. Exchanges of rows are all at one level: lookups whose ids come from another lookup's
 rows wait once more. All gradients of Horovod's are ready at once and fit its fusion buffer. In one of its cycles the
-workers agree on all that is ready (Sergeev and Del Balso 2018), and that agreement is what a measured round mostly is:
-all its collectives together wait for one, and what each adds is its bytes. What half precision on the wire takes to
-round, before and after, is left out.
+workers negotiate all tensors that are ready (Sergeev and Del Balso 2018), and that negotiation dominates a measured
+round: all collectives of a cycle share one negotiation, and each adds its bytes. The time to round to half precision on
+the wire, and back, is left out.
 """
 
 from __future__ import annotations

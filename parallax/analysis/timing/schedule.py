@@ -1,23 +1,23 @@
-"""How short a step can be: bounds that no schedule of its activities is below.
+"""Lower bounds on the length of a step, which hold for every schedule of its activities.
 
-An activity takes seconds of one resource (a device, a link), which carries out one activity at a time, or of none. It
-begins when all that it needs are over. Where steps overlap, an activity of a step may also need one of the step before:
-such a pair crosses the *border*.
+An activity takes seconds of one resource (a device, a link), which executes one activity at a time, or of none. It
+begins when all its predecessors have ended. Where steps overlap, an activity may also depend on one of the preceding
+step: such a pair crosses the *border*.
 
 One step alone. The head of an activity is the time before which it cannot begin, its tail the time that must pass after
-it. Both are longest paths, made longer by what must go through one resource: all of what comes before an activity is
-over when it begins, so that its head is not below the earliest head of those on one resource plus their seconds. On
-each resource the bound is the length of Jackson's preemptive schedule of heads, seconds and tails (Carlier 1982, "The
-one-machine sequencing problem"), which is found exactly; it holds for schedules that interrupt activities or share a
-resource too.
+it. Both are longest paths, lengthened by contention for one resource: all predecessors of an activity have ended when
+it begins, so its head is at least the earliest head of those on one resource plus their seconds. On each resource the
+bound is the length of Jackson's preemptive schedule of heads, seconds and tails (Carlier 1982, "The one-machine
+sequencing problem"), which is computed exactly; it also holds for schedules that interrupt activities or share a
+resource.
 
-Steps that overlap. Their period is not below the seconds of any resource, nor below the largest ratio of seconds to
-borders over the cycles through borders: what is bound to itself over n steps takes its seconds once in n periods
-(Reiter 1968, "Scheduling parallel computations"). Between two borders the seconds are those of a longest path, or those
-of what lies between on one resource, with the earliest head and the shortest tail. The largest ratio is found by Karp's
-theorem (1978, "A characterization of the minimum cycle mean in a digraph").
-Nor is the period below the bound of one step alone for what lies, over the border, between the beginning of an activity
-and that of the same in the next step.
+Steps that overlap. Their period is at least the seconds of any resource, and at least the largest ratio of seconds to
+borders over the cycles through borders: an activity that depends on itself over n steps takes the cycle's seconds once
+in n periods (Reiter 1968, "Scheduling parallel computations"). Between two borders the seconds are those of a longest
+path, or those of the activities between them on one resource, with the earliest head and the shortest tail. The largest
+ratio is found by Karp's theorem (1978, "A characterization of the minimum cycle mean in a digraph"). The period is also
+at least the bound of one step alone for the activities that lie, across the border, between the start of an activity
+and the start of the same activity in the next step.
 """
 
 from __future__ import annotations

@@ -1,20 +1,20 @@
-"""One step in time: what each phase lasts with the routes chosen, and how phases follow each other.
+"""Predicts the time of one step: the length of each phase by the chosen routes, and the sequence of phases.
 
     pull (ids merged within hosts, ids to owners, rows back) -> compute -> gradients merged within hosts -> gradients
     to owners and to all -> new values from servers
 
-A phase begins when the one before has ended, on all hosts: every exchange waits for everybody. Within a phase the bytes
-of all exchanges share each link, so a link is busy for the sum, and the busiest end binds; rounds wait side by side.
-With F the longest wait of a phase, B its busiest end, and F', B' the same of what is LEFT of rounds and of time on
-links (pricing.py), it lasts
+A phase begins when the preceding one has ended on all hosts: every exchange synchronizes all of them. Within a phase
+the bytes of all exchanges share each link, so a link is busy for the sum, and the busiest end dominates; rounds wait
+concurrently. With F the longest wait of a phase, B its busiest end, and F', B' the same of the remainders LEFT of
+rounds and of time on links (pricing.py), it lasts
 
     max(F' + B, F + B')
 
 which for one operation is its line, latency + byte_s * bytes + on_link - overlap * min(latency, on_link), and without
 overlap F + B: an upper bound, as bytes of one exchange may flow while another waits. Where operations of several lines
-meet, each is taken to hide its own part behind whatever is longer in all. What compute hides (`ModelProfile.overlap_s`)
-is taken off the exchange of gradients. The update is counted as compute, and drawn there, before the exchange that it
-follows.
+share a phase, each is assumed to hide its part behind the longer of the totals. The seconds that compute hides
+(`ModelProfile.overlap_s`) are subtracted from the exchange of gradients. The update is counted as compute, and drawn
+there, before the exchange that it follows.
 """
 
 from __future__ import annotations

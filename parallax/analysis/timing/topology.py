@@ -1,8 +1,8 @@
-"""Who exchanges with whom, over which links, as measured: what the seconds of a route are computed from.
+"""The communicating units and their links, as measured: the input of a route's cost in seconds.
 
 On several hosts a *unit* is a host with its link, and lines are those across hosts. On one host a unit is a process,
-without a link, and lines are those within a host. Of units that are alike only the one with the slowest link in a
-direction can bind, so the others are left out: a phase lasts as long as its busiest end.
+without a link, and lines are those within a host. Among identical units only the one with the slowest link in a
+direction can dominate, so the others are left out: a phase lasts as long as its busiest end.
 """
 
 from __future__ import annotations

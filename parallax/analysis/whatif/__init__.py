@@ -1,1 +1,1 @@
-"""Reckons with other clusters, batches and sizes than those at hand."""
+"""Predictions for hypothetical clusters, batches and sizes."""

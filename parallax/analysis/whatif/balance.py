@@ -1,4 +1,4 @@
-"""The balance point of dense layers: from how many workers on their gradients cost more than their compute.
+"""The balance point of dense layers: the number of workers from which their gradients cost more than their compute.
 
 After Das et al. 2016 (arXiv 1602.06709), who compare for each layer of a data-parallel network the time to compute it
 with the time to send its gradients, which can be hidden as long as it is the smaller. Here the second is that of our
@@ -6,16 +6,16 @@ all-reduce, by the measured line. For W workers and a layer of w bytes on links 
 
     T(W) = base_s + per_peer_s (W - 1) + 2 (W-1)/W w (1/r + byte_s)
 
-rises in W without an end where a further member costs anything, and to base_s + 2 w (1/r + byte_s) where none does.
-With p = per_peer_s, v = 2 w (1/r + byte_s) and c the seconds of the layer's compute, T(W) = c is
+grows without bound in W where an additional member costs anything, and tends to base_s + 2 w (1/r + byte_s) where none
+does. With p = per_peer_s, v = 2 w (1/r + byte_s) and c the seconds of the layer's compute, T(W) = c is
 
     p W^2 + q W - v = 0,  q = base_s - p + v - c
 
 whose positive root is the balance point, rounded up.
 
 Simplified: c is the layer's share of the worker's measured compute by its number of elements, as in layers that
-multiply each example by a matrix; a convolution uses its elements many times, so its point is further out. Tables are
-taken to compute nothing. A layer pays a whole round alone, although all share one.
+multiply each example by a matrix; a convolution uses its elements many times, so its balance point is higher. Tables
+are assumed to compute nothing. A layer is charged a whole round, although all layers share one.
 """
 
 from __future__ import annotations

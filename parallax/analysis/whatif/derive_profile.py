@@ -1,11 +1,12 @@
-"""A cluster profile of hosts that were not measured, from calibrations of others: other links, more hosts.
+"""Derives the cluster profile of hosts that were not measured from calibrations of others: other links, more hosts.
 
-Hosts are copies of the calibrated ones, in turn. What links do not say (rounds, copies, how far the two overlap) comes
-from the calibration of about the same link rate; between two, linearly in the seconds that a byte takes on the link:
+Hosts are copies of the calibrated ones, in turn. Costs that do not follow from links (rounds, copies, the overlap of
+the two) come from the calibration of about the same link rate; between two, linearly in the seconds of a byte on the
+link:
 
     t = (1/r - 1/r1) / (1/r2 - 1/r1),    value = (1 - t) value1 + t value2
 
-Simplified: outside what was calibrated the nearest calibration holds, and a round among more members than were
+Simplified: outside the calibrated range the nearest calibration holds, and a round among more members than were
 calibrated follows its line, base_s + per_peer_s (n - 1).
 """
 

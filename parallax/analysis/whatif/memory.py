@@ -1,8 +1,8 @@
-"""The memory of every process of a plan, against what hosts have, and the largest batch that fits.
+"""Compares the memory of every process of a plan with that of its host, and finds the largest batch that fits.
 
-A process holds its values and slots, the buffers of exchanges, and what a step computes while each of its ops runs
-(live_bytes.py). All but the first grow with the batch in a straight line, or not at all. So at each op a host has room
-for one number of examples, and the least of these is the largest batch: nothing is tried.
+A process stores its values and slots, the buffers of exchanges, and the tensors that are live while each op of a step
+runs (live_bytes.py). All but the first grow linearly with the batch, or not at all. So at each op a host has room for a
+certain number of examples, and the minimum over the ops is the largest batch: no batch is tried.
 """
 
 from __future__ import annotations

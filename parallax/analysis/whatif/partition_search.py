@@ -1,13 +1,13 @@
-"""How many partitions tables on servers shall have, from the steps of a running job: which to try, and what they say.
+"""Chooses the number of partitions of tables on servers from measured steps of a running job.
 
 After Parallax 2019 (Kim et al., EuroSys 2019, section 3.2): the count is doubled while steps get shorter, then halved
-from the first; a step of P partitions is taken to last
+from the first; the model of a step with P partitions is
 
     t(P) = a / P + b * P + c
 
-for the work in a partition is shared by P, and each of them costs its own requests. The three are fitted to the samples
-by least squares; the best P lies between the least and the most that were tried. One count is tried for all tables
-together, at most the rows of each.
+for the work in a partition is divided by P, and each partition costs its own requests. The three are fitted to the
+samples by least squares; the best P lies between the smallest and the largest that were tried. One count is tried for
+all tables together, at most the rows of each.
 """
 
 from __future__ import annotations

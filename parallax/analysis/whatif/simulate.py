@@ -1,7 +1,7 @@
-"""Predicts a job on clusters that are not there: more hosts, other links, another batch, vocabulary or width.
+"""Predicts a job on hypothetical clusters: more hosts, other links, another batch, vocabulary or width.
 
-Every size is planned anew, so its figures are those of the best plan there. Hosts are copies of the measured ones. All
-factors change what was measured, by the formulas of `changed_spec`, `changed_table` and `changed_model`; the rest is as
+Every size is planned again, so its figures are those of the best plan there. Hosts are copies of the measured ones. All
+factors scale the measurements, by the formulas of `changed_spec`, `changed_table` and `changed_model`; the rest is as
 for any plan (parallax/analysis/timing/pricing.py, step_time.py).
 """
 

@@ -1,4 +1,4 @@
-"""Rules of ops that work along some axes and leave the others apart, of lookups, scatters, and random numbers."""
+"""Layout rules of ops that act along some axes and treat the others independently, of lookups, scatters, random ops."""
 
 from __future__ import annotations
 

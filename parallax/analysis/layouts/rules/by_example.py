@@ -1,4 +1,4 @@
-"""Rules of ops that treat each example by itself, whichever axis their inputs and results have for the examples."""
+"""Layout rules of ops that treat each example independently, whichever axis of an input or result has the examples."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Rules of tensors one behind the other along the first axis, such as the labels of a batch and samples for all of it.
+"""Layout rules of tensors concatenated along the first axis, such as the labels of a batch and shared negative samples.
 
-A lookup of both at once, the slices that take its rows apart again, and the gradients of all that keep each piece in a
-layout of its own. Any other op takes a concatenated tensor replicated.
+Each piece keeps its own layout through a lookup of the concatenated ids, through the slices that split the rows again,
+and through the gradients of these ops. Any other op requires a concatenated tensor to be replicated.
 """
 
 from __future__ import annotations

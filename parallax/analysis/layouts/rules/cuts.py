@@ -1,4 +1,4 @@
-"""Rules of ops that cut tensors: they keep the sharded axis whole, or a block of it, or take the tensor whole."""
+"""Layout rules of ops that slice tensors: the sharded axis or a block of it stays intact, or the input is gathered."""
 
 from __future__ import annotations
 

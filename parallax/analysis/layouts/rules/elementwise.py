@@ -1,4 +1,4 @@
-"""Rules of ops whose result has, in each place, a function of what their inputs have there, with broadcasting."""
+"""Layout rules of elementwise ops, with broadcasting."""
 
 from __future__ import annotations
 

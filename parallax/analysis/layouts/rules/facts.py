@@ -1,4 +1,4 @@
-"""What is known of a tensor: its layout, the lengths of its axes, and, of small integer tensors, their values."""
+"""Facts about a tensor: its layout, the lengths of its axes and, for small integer tensors, their values."""
 
 from __future__ import annotations
 

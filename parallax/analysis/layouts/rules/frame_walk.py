@@ -1,9 +1,10 @@
-"""Walks over loops, whose ops stand in the graph between Enter and Exit.
+"""Finds the layouts of loops, whose ops lie in the graph between Enter and Exit.
 
-A loop is one unit: its variables have the layouts that a turn gives back for them, found by turns over its nodes until
-they change no more. What a worker changes alone, it changes in the turn. What else a turn would need in another layout
-is brought into it before the loop, where it is a length or a part of a reduction; for all else the loop takes its
-inputs whole, and what it keeps for a loop of the gradient it keeps whole.
+A loop is one unit. Each loop variable has the layout that an iteration returns for it; the traversal iterates over the
+loop body until the layouts reach a fixed point. Layout changes that need no communication happen inside the iteration.
+Where an iteration needs a tensor in another layout, the change is made before the loop if the tensor is a length or an
+operand of a reduction. Otherwise the loop reads its inputs replicated, and the tensors that it stores for the
+gradient's loop are replicated too.
 """
 
 from __future__ import annotations

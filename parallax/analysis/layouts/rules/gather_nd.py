@@ -1,4 +1,4 @@
-"""Rules of gathers and scatters by several indices, of which the first may be the number of the example itself."""
+"""Layout rules of gathers and scatters with several indices, of which the first may be the example's index."""
 
 from __future__ import annotations
 

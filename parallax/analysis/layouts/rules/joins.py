@@ -1,4 +1,4 @@
-"""What a tensor is that is one or another: of branches, which all workers take alike, and of turns of a loop."""
+"""Layouts at control-flow joins: of conditionals, whose branch all workers agree on, and of loop iterations."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rules of ops on lists of tensors, as loops keep them; a list has the layout of the stack of its tensors."""
+"""Layout rules of ops on tensor lists, as loops store them; a list has the layout of its stacked tensors."""
 
 from __future__ import annotations
 

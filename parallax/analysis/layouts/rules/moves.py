@@ -1,4 +1,4 @@
-"""Rules of ops that move elements: they follow the sharded axis, or take the tensor whole where it is cut."""
+"""Layout rules of ops that move elements: the sharded axis is followed, or the input gathered where it would split."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The rule of each op of TensorFlow, once; an op that is not here takes its inputs whole on every worker."""
+"""The table from TensorFlow op to layout rule; an op without an entry reads replicated inputs on every worker."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rules of ops that take where the rows of a ragged batch end."""
+"""Layout rules of ops that read the row splits of a ragged batch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rules of ops that reduce along axes, or contract them."""
+"""Layout rules of ops that reduce along axes, or contract them."""
 
 from __future__ import annotations
 

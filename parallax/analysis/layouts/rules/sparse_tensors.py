@@ -1,9 +1,10 @@
-"""Rules of sparse tensors: places of a batch's entries, bags of rows, and what each worker has once of equal ids.
+"""Layout rules of sparse tensors: indices of a batch's entries, bags of rows, and ids deduplicated on each worker.
 
-The places that Where gives begin with the number of the example, so that rows added up by these numbers are the
-examples' (`find_numbers` of gather_nd.py). tf.unique over ids of a batch gives each worker its own distinct ones, of
-which the one process has each once, too: rows of them are looked up by their positions, and their gradients are parts
-of a sum, which the exchange of rows completes by value. Any other op has tf.unique take the ids of all workers.
+The indices that Where returns begin with the example's index, so segment sums by these indices produce one row for each
+example (`find_numbers` of gather_nd.py). tf.unique over ids of a batch gives each worker its own distinct ids; one
+process, too, has each of these ids once. Rows of distinct ids are looked up by their positions. The gradients of these
+rows are partial sums, which the exchange of rows completes by id. For any other op, tf.unique reads the ids of all
+workers.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Rules of ops on stacks and arrays of tensors, as loops of the old style keep them.
+"""Layout rules of ops on stacks and TensorArrays, as TensorFlow 1 loops use them.
 
-What a store holds is not in its handle: the walk keeps what is known of the tensors of each store. They have one
-layout; where a tensor is put in that has another, the store holds whole tensors.
+The contents of a stack or TensorArray are not in its handle, so the traversal records what is known of the tensors of
+each. All of them have one layout; if a tensor of another layout is written, the container stores replicated tensors.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The working state of the walk over a step, which rules of ops read and extend (propagate.py drives the walk)."""
+"""The working state of the traversal of a step, which op rules read and extend (find_layouts.py drives it)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What ops compute of lengths: the values of small integer tensors, as polynomials over symbols."""
+"""Evaluates ops on lengths: the values of small integer tensors, as polynomials over symbols."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Batches of a graph: which there are, and graphs for a fixed one opened, so that it may have any length."""
+"""Finds the batches of a graph, and rebuilds a graph for a fixed batch length so that it accepts any length."""

@@ -1,9 +1,9 @@
-"""Tells which constants of a graph for a fixed batch lie along the batch, by what they meet, and makes them as long.
+"""Finds the constants of a graph for a fixed batch that lie along the batch, and resizes them to its length.
 
-A tensor whose rows are alike along an axis (zeros, ones, a fill) lies along the batch where it meets a tensor whose
-batch is open, axis by axis; where no variable has an axis of the batch's length, whatever it meets. So it is with a
-multiple of that length that some open axis had, and no other axis beside one. A number in the shape of a Reshape is the
-batch's where as many elements lie before it. Of constants that divide see batch_divisors.py.
+A tensor whose rows are equal along an axis (zeros, ones, a fill) lies along the batch if an op combines it with a
+tensor whose batch axis is open, axis by axis. Where no variable has an axis of the batch's length, any combination
+counts. The same holds for a multiple of that length that exactly one open axis had. An element in the shape of a
+Reshape is the batch's if equally many elements lie before it. For constants that divide, see batch_divisors.py.
 """
 
 from __future__ import annotations

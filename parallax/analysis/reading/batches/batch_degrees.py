@@ -1,4 +1,4 @@
-"""Tells how tensors of an opened graph grow with the batch: a sum of its examples by degree 1, a mean by degree 0."""
+"""Finds how tensors of an opened graph grow with the batch: a sum over examples has degree 1, a mean degree 0."""
 
 from __future__ import annotations
 

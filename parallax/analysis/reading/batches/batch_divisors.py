@@ -1,7 +1,7 @@
-"""Finds the constants by which sums over a fixed batch are divided, and which are its length.
+"""Finds the constants by which sums over a fixed batch are divided, and decides which are the batch length.
 
-What divides a sum over the batch, and is as large as its length, is taken for that: a trained loss is a mean of its
-examples. What divides a mean over the batch is a number of its own. So it is with the gradients of a sum, or of a mean.
+A divisor of a sum over the batch that equals the batch length is taken to be that length: a trained loss is a mean over
+examples. A divisor of a mean over the batch is an unrelated constant. The same holds for gradients of a sum or a mean.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Adds ops to a graph that compute what a constant was for a fixed batch, of the length of an open one.
+"""Adds ops to a graph that compute from an open batch's length what was a constant for a fixed batch.
 
 The length is that of the first open axis of a tensor, or a scalar.
 """

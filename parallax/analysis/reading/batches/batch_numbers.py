@@ -1,4 +1,4 @@
-"""Tells which numbers of a graph for a fixed batch may be, or can but be, multiples of its length."""
+"""Finds the integers in a graph for a fixed batch that may be, or must be, multiples of the batch length."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Finds the ops that give a step its batches where nobody feeds them, and says whether workers share these out.
+"""Finds the ops that produce a step's batches where they are not fed, and whether workers shard them.
 
-A batch comes from an iterator, a queue, a reader, or Python code without inputs. What fills the resource behind such an
-op (the dataset of the op that begins an iterator, what is put into a queue) is followed too, into functions as well. An
-input is sharded when that depends on the numbers of `parallax.shard`.
+A batch comes from an iterator, a queue, a reader, or Python code without inputs. The producers behind the op's resource
+(the dataset of the op that initializes an iterator, the values enqueued into a queue) are followed too, into functions
+as well. An input is sharded if these depend on the shard numbers of `parallax.shard`.
 """
 
 from __future__ import annotations

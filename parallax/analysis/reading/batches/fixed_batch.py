@@ -1,10 +1,10 @@
-"""Opens the batch of a script's graph that was built for a fixed one, and has TensorFlow derive its gradients again.
+"""Opens the batch of a graph that was built for a fixed batch length, and has TensorFlow derive its gradients again.
 
-Autodiff folds a fixed batch into constants, which nothing tells from widths. So what gives batches is seen with an open
-first dimension, constants of the forward pass that lie along it are made as long as the batch, and `tf.gradients` is
-asked again for what the script asked, which gives Shape and Size ops in place of constants. What the script built on
-the old gradients takes the new ones. Where anything of this cannot be told there is no such graph, and the reason is
-given: losses are then taken for means of each worker's batch.
+Autodiff folds a fixed batch length into constants, which cannot be told from widths. So batch sources get an open first
+dimension, constants of the forward pass that lie along the batch are resized to its length, and `tf.gradients` runs
+again for the gradients that the script requested; it then emits Shape and Size ops instead of constants. The consumers
+of the old gradients read the new ones. Where any of these steps is undecidable there is no opened graph, and the reason
+is reported: losses are then taken to be means over each per-worker batch.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Finds the constants of an opened graph that are as long as its fixed batch was, or have that length in them."""
+"""Finds the constants of an opened graph that still have the length of its fixed batch, as their size or in a value."""
 
 from __future__ import annotations
 

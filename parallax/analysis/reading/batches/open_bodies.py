@@ -1,8 +1,8 @@
-"""Opens the functions that loops and conditionals of a graph for a fixed batch run, by the shapes of what they take.
+"""Opens the function bodies of loops and conditionals in a graph for a fixed batch, by the shapes of their arguments.
 
-A body is a graph, and its constants are opened by the rules of the outer graph; but the batch's length enters a body by
-its arguments alone. A loop variable is open if it begins open or if a turn opens it, and a result of a conditional is
-open if any branch opens it.
+A body is a graph, and its constants are opened by the rules of the outer graph, but the batch length enters a body
+through its arguments alone. A loop variable is open if it is open at the start or if an iteration opens it. A result of
+a conditional is open if any branch opens it.
 """
 
 from __future__ import annotations

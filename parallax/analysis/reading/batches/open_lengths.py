@@ -1,4 +1,4 @@
-"""Finds which lengths in a graph for a fixed batch are multiples of it, by the axes that an open batch opens."""
+"""Finds the lengths in a graph for a fixed batch that are multiples of it, from the axes that an open batch opens."""
 
 from __future__ import annotations
 

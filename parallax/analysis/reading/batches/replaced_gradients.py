@@ -1,4 +1,4 @@
-"""Puts gradients that were derived again in the place of the old ones."""
+"""Replaces gradients with those that were derived again."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""What is recorded while a script constructs its graph, and what workers get of it."""
+"""Records the construction of a graph by the script, and transfers the record to workers."""

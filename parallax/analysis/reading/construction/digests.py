@@ -1,8 +1,8 @@
-"""What two graphs must have in common: names and structure. Values may differ.
+"""Digests of what two graphs must have in common: names and structure. Values may differ.
 
 Structure is each node's name, op, inputs, control inputs, device, static shapes and attributes, and the bodies of the
-functions that it calls. Values are those of constants and the seeds of random ops. Names of functions, and of what they
-capture, count what the process has made before, and names with a UUID are drawn anew in every one: these are neither.
+functions that it calls. Values are those of constants, and the seeds of random ops. Names of functions and of their
+captures contain counters of the process, and names with a UUID differ in every process: these are neither.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""The launcher's graph in the workers: packed by the launcher, held by each worker beside the graph that it built.
+"""The launcher's graph in the workers: packed by the launcher, stored by each worker next to the graph that it built.
 
-Whoever reads a worker's graph reads it by `export_graph`: the launcher's nodes and functions, with the launcher's
-values, and after them what was added to the graph since. Large constants do not travel: a worker that built the same
-value takes its own.
+All readers of a worker's graph use `export_graph`: it returns the launcher's nodes and functions, with the launcher's
+values, followed by nodes added to the graph since. Large constants are not sent: a worker that built an equal value
+uses its local one.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Remembers of which tensors TensorFlow made constants, while a script builds its graph.
+"""Records the tensors whose shapes TensorFlow turned into constants while a script builds its graph.
 
-Where a tensor's shape is known, `tf.shape`, `tf.size`, `tf.zeros_like` and `tf.ones_like` give constants, in which
-nothing tells a batch's length from a width. Which tensor each was made of is kept by the graph; no op is added.
+Where a tensor's shape is known, `tf.shape`, `tf.size`, `tf.zeros_like` and `tf.ones_like` return constants, in which a
+batch length cannot be told from a width. The graph stores the tensor behind each constant; no op is added.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""What autodiff needs to know of loops and conditionals of the old style, which a GraphDef does not say.
+"""Restores the TensorFlow 1 loop and conditional contexts that autodiff needs and that a GraphDef lacks.
 
-TensorFlow keeps it in two collections of the graph, and a MetaGraphDef has these.
+TensorFlow stores them in two collections of the graph, which a MetaGraphDef includes.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
-"""Remembers where autodiff delivered gradients, while the user's script builds its graph.
+"""Records where autodiff delivers gradients while the user's script builds its graph.
 
 `install()` wraps the two functions that every gradient of TensorFlow goes through: `tf.gradients` (and with it
-`Optimizer.compute_gradients`) and `GradientTape.gradient`. A record names the targets, the tensors delivered and the
-ops made meanwhile, which is what separates autodiff from the user's post-processing. Where autodiff goes back through
-a gradient that was delivered before, the record also names what arrives there. Of which op an op of autodiff is the
-gradient TensorFlow notes for `tf.gradients`; for tapes `install()` wraps the function that calls the gradient functions
-of ops. Recording adds no op to the graph.
+`Optimizer.compute_gradients`) and `GradientTape.gradient`. A record names the targets, the delivered tensors and the
+ops created meanwhile, which separates autodiff from the user's post-processing. Where autodiff differentiates through a
+gradient that was delivered before, the record also names the gradient that arrives there. For `tf.gradients`,
+TensorFlow notes which forward op each autodiff op belongs to; for tapes `install()` wraps the function that calls the
+gradient functions of ops. Recording adds no op to the graph.
 """
 
 from __future__ import annotations

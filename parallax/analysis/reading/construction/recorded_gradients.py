@@ -1,8 +1,8 @@
-"""Says in the names of a captured graph what autodiff delivered while the graph was built.
+"""Translates the records of autodiff to the names of the captured graph.
 
-Records are kept by the graph in which autodiff ran (record.py), which may be that of a `tf.function`. Its ops are in
-the captured graph once for every call that was inlined, under the call's name. Gradients in the bodies of loops and
-conditionals are not in it; they are listed by the node that runs them.
+Records are stored by the graph in which autodiff ran (record.py), which may be that of a `tf.function`. Its ops are in
+the captured graph once for every inlined call, under the call's name. Gradients in the bodies of loops and conditionals
+are not in it; they are listed by the node that runs them.
 """
 
 from __future__ import annotations

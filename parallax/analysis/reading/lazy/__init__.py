@@ -1,1 +1,1 @@
-"""Updates of whole tables whose untouched rows have a gradient of zero, made updates by row (`lazy_updates`)."""
+"""Converts updates of whole tables whose untouched rows have a zero gradient to row-wise updates (`lazy_updates`)."""

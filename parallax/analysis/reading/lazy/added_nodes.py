@@ -1,4 +1,4 @@
-"""Nodes that are added to a graph with their shapes, so that nothing needs to be inferred anew."""
+"""Nodes that are added to a graph together with their shapes, so that no shape inference is needed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The ops of TensorFlow that compute each element by itself, as program texts call them."""
+"""TensorFlow's elementwise ops, with their names in update programs."""
 
 from __future__ import annotations
 

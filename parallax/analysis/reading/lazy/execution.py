@@ -1,9 +1,8 @@
-"""What the writes of an update make of an element of the table and its slots, as expressions.
+"""Symbolically executes the writes of an update, as expressions of an element of the table and its slots.
 
-Every write is followed in the order in which it runs; a read has the value that the writes before it have left.
+Every write is followed in the order in which it runs; a read returns the value that the preceding writes left.
 
-Rows of a gradient may be some columns of wider rows: `row_sums.py` puts several functions of a gradient beside each
-other.
+Gradient rows may be a range of columns of wider rows: `row_sums.py` concatenates several functions of a gradient.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What an update does to an element of its states, as expressions that are made once each.
+"""The expressions by which an update changes an element of its states; equal expressions are one object.
 
 Leaves are the states before the update, the element of the gradient, scalars (tensors of the graph) and constants.
 Boolean values are 0 and 1.

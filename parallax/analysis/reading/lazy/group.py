@@ -1,6 +1,6 @@
-"""The variables that an update of a table writes together: the table and its slots, and the writes of each.
+"""Groups the variables that an update of a table writes together: the table and its slots, and the writes of each.
 
-An update that is left as it is raises the reason (NotLazyError).
+An update that must stay unchanged raises NotLazyError with the reason.
 """
 
 from __future__ import annotations

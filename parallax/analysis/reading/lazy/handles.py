@@ -1,4 +1,4 @@
-"""Which nodes take the handle of which variable."""
+"""Maps variables to the nodes that read their handles."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A graph in which updates of whole tables are one node a table that is given rows."""
+"""A graph in which the update of each whole table is one node that reads gradient rows."""
 
 from __future__ import annotations
 

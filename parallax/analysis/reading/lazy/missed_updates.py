@@ -1,9 +1,9 @@
-"""What updates without a gradient do to the states of a row, where that is simple enough to be cut short.
+"""Derives how updates without a gradient change the states of a row, where a closed-form cut-off exists.
 
-A state *decays* where it is multiplied by a factor that depends on scalars alone. A state *moves* where, besides, a
-term is added that is made of decaying states: then later terms are bounded by the powers of the factors. The degrees
-of a term say by which powers it follows its leaves: with leaf x multiplied by a <= 1, a term with degrees (lo, hi) in x
-is multiplied by a^lo at most.
+A state *decays* if it is multiplied by a factor that depends on scalars alone. A state *moves* if, in addition, a term
+made of decaying states is added: later terms are then bounded by the powers of the factors. The degrees of a term are
+the powers by which it follows its leaves: with leaf x multiplied by a <= 1, a term with degrees (lo, hi) in x is
+multiplied by a^lo at most.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Has norms of a dense gradient that is zero but for some rows taken of these rows.
+"""Computes norms of a densified sparse gradient from its rows.
 
-A gradient of rows that come once each, made dense, is mostly zeros; clipping takes the sum of its squares. The zeros
-add nothing, and without such reductions nobody makes the dense gradient. The sum may be rounded in another order.
+A gradient of distinct rows is mostly zeros once it is dense; clipping sums its squares. The zeros add nothing, and
+without such reductions no op needs the dense gradient. The sum may be rounded in another order.
 """
 
 from __future__ import annotations

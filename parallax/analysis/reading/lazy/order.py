@@ -1,4 +1,4 @@
-"""Which of some nodes run before which others, and which of them a run may have together."""
+"""Determines the execution order of given nodes, and which of them one run may execute together."""
 
 from __future__ import annotations
 

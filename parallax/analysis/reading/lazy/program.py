@@ -1,4 +1,4 @@
-"""The program of a table's update, as text: a line an op, registers that are written once.
+"""The program of a table's update as text: one op a line, registers that are written once.
 
     states 2
     scalars 1
@@ -10,8 +10,8 @@
     set s1 r1
 
 `sI` is state I before the update, `g` the element of the gradient, or `gI` that of gradient I of several, `hI` scalar
-I, `c:` a constant. All sets take effect together. After them come what missed updates do, if it is known: `decay` and
-`move` (`missed`).
+I, `c:` a constant. All sets take effect together. The effects of missed updates follow where they are known: `decay`
+and `move` (`missed`).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Names the tables whose updates could be made by row if they were not references to variables."""
+"""Lists the tables whose updates could be row-wise if they were resource variables instead of reference variables."""
 
 from __future__ import annotations
 

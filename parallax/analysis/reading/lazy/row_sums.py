@@ -1,9 +1,9 @@
-"""Adds equal gradient rows up once, where an update takes several sums of functions of them.
+"""Sums equal gradient rows once, where an update reads several sums of functions of them.
 
-Keras leaves equal rows of a sparse gradient apart. Its Adam takes, for each row of the table, the sum of g and the sum
-of g * g over all gradient rows g with that number. What is done with sums is linear in functions of single rows of the
-gradient (row_terms.py); so these functions are put beside each other, equal rows are added up once, at the worker and
-at the owner, and what the update takes is computed of the sums. They travel in one message:
+Keras leaves equal rows of a sparse gradient uncoalesced. For each row of the table, its Adam reads the sum of g and the
+sum of g * g over all gradient rows g with that row number. The ops on these sums are linear in functions of single
+gradient rows (row_terms.py). So these functions are concatenated, equal rows are summed once, at the worker and at the
+owner, and the update's inputs are computed from the sums. They travel in one message:
 
     UnsortedSegmentSum(g, ids), UnsortedSegmentSum(g * g, ids)
         ids', places = Unique(ids)

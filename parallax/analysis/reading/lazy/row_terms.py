@@ -1,4 +1,4 @@
-"""Takes what an update adds to rows apart: functions of single gradient rows, times factors that equal rows share.
+"""Factors the values that an update adds to rows into functions of single gradient rows and shared row factors.
 
 lr * g / root[row]      is    (g) times lr / root[row]
 (c[row] * g)^2          is    (g^2) times c[row] * c[row]

@@ -1,12 +1,12 @@
-"""Recognizes updates of whole tables whose untouched rows have a gradient of zero, and makes them updates by row.
+"""Recognizes updates of whole tables whose untouched rows have a zero gradient, and converts them to row-wise updates.
 
-Adam, momentum and the like change every row in each update, though a gradient has a few. What such an update does to a
-row is one function of the row's states, its gradient and some scalars; so a row that no gradient touched can be brought
-up to date later, by the same function, with the scalars of the updates that it missed. All writes of such an update
-become one node, `ParallaxUpdateRows`, which is given the gradient's rows and the function's text.
+Adam, momentum and similar optimizers change every row in each update, though a gradient has only a few. Such an update
+is one function of a row's states, its gradient and some scalars. So an untouched row can be brought up to date later,
+by the same function, with the scalars of the updates that it missed. All writes of such an update become one node,
+`ParallaxUpdateRows`, which reads the gradient's rows and the function's text.
 
-An update of rows alone, as Keras's Adagrad makes of a sparse gradient, becomes one node too in the graphs of front
-ends, `ParallaxUpdateOnlyRows`: nobody but the update takes what it computes between.
+In the graphs of front ends, an update that already writes rows alone, as Keras's Adagrad makes of a sparse gradient,
+also becomes one node, `ParallaxUpdateOnlyRows`: only the update consumes its intermediate values.
 """
 
 from __future__ import annotations

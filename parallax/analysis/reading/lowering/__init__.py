@@ -1,1 +1,1 @@
-"""Functions, conditionals and loops as ops of the graph itself."""
+"""Lowers functions, conditionals and loops to ops of the graph itself."""

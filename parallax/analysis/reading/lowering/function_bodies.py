@@ -1,8 +1,7 @@
-"""What the bodies of functions do that their callers cannot see: which arguments they write, and whether they draw.
+"""Finds effects of function bodies that are invisible to their callers: arguments that they write, and random draws.
 
-Calls at the top level are inlined (inline.py) and conditionals that write variables are lowered
-(functional_control_flow.py); what is left are loops, conditionals that compute only, and functions that datasets and
-maps take.
+Calls at the top level are inlined (inline.py), and conditionals that write variables are lowered
+(functional_control_flow.py). Loops, conditionals that only compute, and the functions of datasets and maps remain.
 """
 
 from __future__ import annotations

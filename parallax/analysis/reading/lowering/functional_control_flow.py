@@ -1,11 +1,12 @@
-"""Turns conditionals into Switch and Merge, and loops into frames, as TensorFlow does when it runs them.
+"""Lowers conditionals to Switch and Merge, and loops to frames, as TensorFlow does when it runs them.
 
-What is in a branch of an `If` or a `Case` is then an op of the graph like any other, for the old and the new kind of
-conditional alike: an update, an initial value, or what is changed so that tensors have their layouts. The branches
-become calls, which are inlined. The conditional keeps its name, and runs in the same order.
+The contents of a branch of an `If` or a `Case` are then ops of the graph like any others, in old and new conditionals
+alike: an update, an initial value, or a layout change. The branches become calls, which are inlined. The conditional
+keeps its name and its place in the execution order.
 
-Functional loops become frames of Enter, Merge, Switch and Exit. What is in a loop is then an op of the graph like any
-other, for the old and the new kind of loop alike. What a turn gives back as it takes it comes in once.
+Functional loops become frames of Enter, Merge, Switch and Exit. The contents of a loop are then ops of the graph like
+any others, in old and new loops alike. A loop variable that an iteration returns unchanged becomes a constant of the
+frame.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Inlines function calls of a GraphDef, so that lookups and gradients inside `tf.function` are seen as ops.
 
-Each result of a call becomes an Identity, which its readers take: one result may be a worker's and another a server's.
-The call keeps its name as an IdentityN over these, so that fetches by name go on working. Bodies of loops and
-conditionals stay where they are.
+Each result of a call becomes an Identity that its consumers read, as one result may be on a worker and another on a
+server. The call's name remains as an IdentityN over these, so that fetches by name still work. Bodies of loops and
+conditionals stay in place.
 """
 
 from __future__ import annotations
