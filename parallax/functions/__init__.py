@@ -1,1 +1,1 @@
-"""Functions as the way in: a step that TensorFlow traces becomes a graph like any other."""
+"""The functions front end: a step that TensorFlow traces becomes a graph like any other."""

@@ -1,8 +1,8 @@
-"""Training steps of custom loops: a function that one process calls with whole batches is carried out by all workers.
+"""Training steps of custom loops: a function that one process calls with global batches is executed by all workers.
 
-`function` gives a step that is called like the original. Its first call traces it, and has workers open a session on
-its graph (loop.py); later calls have them carry it out, each worker on its rows of the batch. Other arguments and
-another object trace it again, as those of a `tf.function` do.
+`function` returns a step that is called like the original. Its first call traces it, and has workers open a session on
+its graph (loop.py). In later calls the workers execute it, each on its rows of the batch. Other arguments or another
+object trace it again, as with a `tf.function`.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""The session in which workers carry out the steps that a script's own loop calls.
+"""The session in which workers execute the steps that a script's own loop calls.
 
-It stays open from step to step. When a step is called for the first time, it is opened anew with that step too, and
-when another call has needed the workers in between, with the steps so far: each time from the values that the script's
-variables have. So any number of steps, of functions and of models, trains the same variables. Steps that nobody can
-call any more are left out then.
+It stays open from step to step. It is opened again when a step is called for the first time, to include that step, and
+when another call has used the workers in between, with all steps so far. Each time it starts from the values of the
+script's variables. So any number of steps, of functions and of models, trains the same variables. Steps that can no
+longer be called are left out then.
 """
 
 from __future__ import annotations

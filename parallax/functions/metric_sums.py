@@ -1,7 +1,7 @@
-"""The sums of metrics over all workers.
+"""Sums the variables of metrics over all workers.
 
-The variables of a metric are sums over examples (Keras's own `aggregation="sum"`): each worker adds up its own, and the
-sum over the workers is the one process's.
+The variables of a metric are sums over examples (Keras's own `aggregation="sum"`): each worker adds up its own
+examples, and the sum over the workers is that of one process.
 """
 
 from __future__ import annotations

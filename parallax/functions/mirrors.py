@@ -1,9 +1,9 @@
-"""The script's own variables, kept in agreement with those that a session trains.
+"""Keeps the script's own variables consistent with those that a session trains.
 
-Training happens in a session's graph; whoever reads `variable.numpy()` or assigns a value in the script means what is
-trained. A mirrored variable fetches its value when it is read for the first time after a step, and remembers that it
-was written, so that the next step begins with what was written. Ops and functions that the script runs eagerly are
-seen by the handle that they take (tracing/handles.py), whichever method or library runs them.
+Training happens in a session's graph; a script that reads `variable.numpy()` or assigns a value refers to the trained
+variable. A mirrored variable fetches its value when it is first read after a step, and records writes, so that the next
+step begins with the written value. Ops and functions that the script runs eagerly are observed through the handles that
+they read (tracing/handles.py), whichever method or library runs them.
 """
 
 from __future__ import annotations

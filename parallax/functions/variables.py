@@ -1,7 +1,7 @@
-"""The variables of a script while workers train them: read as the one process would read them, written likewise.
+"""The variables of a script while workers train them: reads and writes behave as in one process.
 
-Each worker has a part of the variables of metrics, from zero on, and their value is the sum of what the script last
-wrote and all parts. The value of all others is the workers'.
+Each worker has a part of the variables of metrics, which starts at zero; their value is the sum of the script's last
+write and all parts. The value of any other variable is that of the workers.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""What a graph is: nodes, TensorFlow's ops, variables, and who owns which rows."""
+"""Graphs: nodes, TensorFlow's ops, variables, and the ownership of rows."""

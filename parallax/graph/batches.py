@@ -1,11 +1,11 @@
-"""Marks by which a graph says what is the batch of a step, and what a step reports of it.
+"""Marks by which a graph designates the batch of a step, and the values that a step reports of it.
 
-A batch that is so marked may have another length on each worker, none too: what a worker computes as a mean over its
-batch then counts by its share of all workers' examples. Marks are attributes of nodes, which stay where functions are
-called, inlined and imported. A graph without them has batches of equal length.
+A batch that is so marked may have another length on each worker, including zero: a worker's mean over its batch then
+counts by its share of all workers' examples. Marks are attributes of nodes, which survive calls, inlining and import of
+functions. A graph without marks has batches of equal length.
 
-The length of all workers' batches together is a sum over the workers, which nobody needs to wait for where the graph
-has a tensor for it that is fed.
+The length of the global batch is a sum over the workers. Where the graph has a fed tensor for it, no op waits for that
+sum.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""Conditionals and loops of the old style (Switch and Merge, Enter and Exit): which a node is inside of, and frames.
+"""TensorFlow 1 conditionals and loops (Switch and Merge, Enter and Exit): the contexts of each node, and frames.
 
-A node runs only if the branches that it is in are taken: through the tensors that it takes, or through a control input,
-as constants of a branch have it. TensorFlow's own rule is the same: what takes a dead value is dead.
+A node runs only if the branches that it is in are taken: through the tensors that it reads, or through a control input,
+as for constants of a branch. TensorFlow's own rule is the same: a node with a dead input is dead.
 
-A loop is a unit of a graph: entries, heads of variables, and what each turn carries out.
+A loop is a unit of a graph: its entries, the heads of its variables, and the nodes that each iteration executes.
 """
 
 from __future__ import annotations

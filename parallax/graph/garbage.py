@@ -1,7 +1,8 @@
-"""Puts off Python's search for reference cycles while a graph is read or made.
+"""Suspends Python's cyclic garbage collector while a graph is read or built.
 
-The search begins whenever many objects were made, and goes through all of them, the user's graph too: of a large graph,
-whose nodes stay, it finds nothing and takes a fifth of the time. Whatever is not part of a cycle is freed as ever.
+A collection starts whenever many objects were created, and traverses all of them, the user's graph too. The nodes of a
+large graph stay alive, so a collection finds nothing and takes a fifth of the time. Objects outside of cycles are freed
+as usual.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Rows of gradients to which each turn of a loop of the old style adds more, as autodiff has a lookup in a loop do."""
+"""Gradient rows to which each iteration of a TensorFlow 1 loop adds more, as autodiff makes of a lookup in a loop."""
 
 from __future__ import annotations
 

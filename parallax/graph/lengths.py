@@ -1,7 +1,7 @@
-"""Lengths of axes as polynomials over symbols, such as 2 * batch * time + 1, and what ops compute of them.
+"""Lengths of axes as polynomials over symbols, such as 2 * batch * time + 1, and the arithmetic of ops on them.
 
-A symbol stands for the length of an axis in the one process's program. Lengths are compared to tell which axis of a
-result is which axis of an input; a length is computed from a polynomial where a loop has it from another turn alone.
+A symbol represents the length of an axis in the program of one process. Comparing lengths shows which axis of a result
+is which axis of an input. A length is computed from its polynomial only where a loop reads it from another iteration.
 """
 
 from __future__ import annotations

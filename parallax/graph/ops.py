@@ -1,7 +1,7 @@
-"""What TensorFlow's state-writing ops do with their inputs, read from the registered op definitions.
+"""Describes the inputs of TensorFlow's state-writing ops, from the registered op definitions.
 
-One description serves resource and reference variables: which inputs are state, which one carries the gradient or the
-value, which one the row indices, and which are scalars that must be the same on all workers.
+One description serves resource and reference variables: the inputs that are state, the one with the gradient or the
+value, the one with the row indices, and the scalars that must be the same on all workers.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Sums and means over what a worker has of a batch, which stay its own; and marks of normalizations' statistics.
+"""Sums and means over a worker's per-worker batch, which are not reduced over workers; marks of batch-norm statistics.
 
-A sum over the worker's own batch is given to each example of it: so it is sharded as the batch is, whatever is computed
-of it needs nothing of other workers, and its gradient is such a sum again. Marks are attributes of nodes, which stay
-where functions are called, inlined and imported.
+The sum over the per-worker batch is given to each of its examples. So it is sharded as the batch is, values computed
+from it need no communication, and its gradient is again such a sum. Marks are attributes of nodes, which survive calls,
+inlining and import of functions.
 """
 
 from __future__ import annotations

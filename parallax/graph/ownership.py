@@ -1,12 +1,12 @@
-"""Who holds which row of a table, and as which of its local rows: the one map that everything goes by.
+"""Maps each row of a table to its owner and its local row; every module uses this one map.
 
-Rows are dealt out in turns of P. Slot `r % P` of the pattern says who holds row r, so that a vocabulary sorted by
-frequency is balanced whatever the shares. Of a turn a holder has as many rows as it has slots, its *share*:
+Rows are dealt out in rounds of P. Slot `r % P` of the pattern names the owner of row r, so that a vocabulary sorted by
+frequency is balanced whatever the shares. In a round an owner has as many rows as it has slots, its *share*:
 
-    local row of r = (r // P) * share + place,    place = slots before `r % P` that belong to the same holder
+    local row of r = (r // P) * share + place,    place = slots before `r % P` that belong to the same owner
 
-The local rows of a holder are 0, 1, 2, ... without a gap, in the order of the rows of the table. Where every holder has
-one slot, in order, row r is held by `r % P` as local row `r // P`.
+The local rows of an owner are 0, 1, 2, ... without a gap, in the order of the rows of the table. Where every owner has
+one slot, in order, row r is owned by `r % P` as local row `r // P`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Each worker's share of a dataset, as in Parallax 2019: `shard.shard(dataset)`.
+"""Each worker's shard of a dataset, as in Parallax 2019: `shard.shard(dataset)`.
 
-The number of shards and the number of this one are two tensors of the user's graph, equal in all processes (one shard,
-number 0). They carry a mark, by which the transform finds them and puts in each worker's own.
+The number of shards and the index of this process's shard are two tensors of the user's graph, equal in all processes
+(one shard, index 0). They carry a mark, by which the transform finds them and inserts each worker's values.
 """
 
 from __future__ import annotations

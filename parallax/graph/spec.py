@@ -1,9 +1,10 @@
-"""What a graph is, seen from training: its variables with their classes, gradients, lookups, updates and evidence.
+"""Describes a graph for training: its variables with their classes, gradients, lookups, updates and evidence.
 
-Plain frozen values: a GraphSpec can be printed, compared and stored, and a plan can be made from it without TensorFlow.
+All values are frozen: a GraphSpec can be printed, compared and stored, and a plan can be made from it without
+TensorFlow.
 
-A graph's spec and the sources of its gradients reach the workers from the launcher as JSON.
-Whoever reads is of the version that wrote; no file holds it.
+The launcher sends a graph's spec and the sources of its gradients to the workers as JSON. The reader always has the
+version of the writer; no file stores this format.
 """
 
 from __future__ import annotations

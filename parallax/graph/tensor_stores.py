@@ -1,4 +1,4 @@
-"""Which stack or array of tensors a handle stands for: such a store is filled in one place and read in another."""
+"""Resolves handles to stacks and TensorArrays, which are written in one place of a graph and read in another."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""A read-only index over a GraphDef: who produces a tensor, who consumes it, in which order, with which shape.
+"""A read-only index over a GraphDef: the producer and consumers of a tensor, topological order, and shapes.
 
-Tensors are named as TensorFlow names them, always with the output number (`emb/read:0`). An *edge* is the place where
-a node takes a tensor: (node, input number). Both stay plain strings and numbers, so that what is decided about a graph
-can be printed and compared.
+Tensors are named as TensorFlow names them, always with the output number (`emb/read:0`). An *edge* is an input of a
+node: (node, input number). Both remain plain strings and integers, so that decisions about a graph can be printed and
+compared.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Optimizers of other semantics than TensorFlow's and Keras's, by name: what touches rows leaves all others alone.
+"""Optimizers whose semantics differ from TensorFlow's and Keras's, by name: row-wise, with other rows unchanged.
 
-Those whose names end in Optimizer are `tf.compat.v1.train.Optimizer`s, the others Keras's. Names are imported when they
-are first used, so that who trains by the former loads no Keras.
+Those whose names end in Optimizer are `tf.compat.v1.train.Optimizer`s, the others Keras's. Names are imported on first
+use, so that scripts with the former load no Keras.
 """
 
 from __future__ import annotations

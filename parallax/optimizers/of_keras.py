@@ -1,6 +1,6 @@
-"""The optimizers in Keras's manner, for models of its TensorFlow backend.
+"""Keras optimizers, for models of the TensorFlow backend.
 
-They update sparse gradients by row themselves (`update_rows`), in plain Keras too, where equal rows are added up first.
+They update sparse gradients row-wise (`update_rows`), in plain Keras too, where equal rows are summed first.
 """
 
 from __future__ import annotations

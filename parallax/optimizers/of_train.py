@@ -1,4 +1,4 @@
-"""The optimizers in the manner of `tf.compat.v1.train`: they minimize in a graph that a session runs."""
+"""`tf.compat.v1.train` optimizers: they minimize in a graph that a session runs."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""What optimizers that work by row make of rows: new values and slots from a gradient, formula by formula.
+"""Update rules of row-wise optimizers: formulas for new values and slots of rows from a gradient.
 
-A rule sees some rows, `[n, ...]`: those that a sparse gradient touches, merged, or all of a dense one. It is made of
-elementwise ops and of means within a row, so that whoever owns the rows computes what one process would.
+A rule sees some rows, `[n, ...]`: those that a sparse gradient touches, coalesced, or all rows of a dense one. It
+consists of elementwise ops and of means within a row, so that the owner of the rows computes what one process would.
 """
 
 from __future__ import annotations

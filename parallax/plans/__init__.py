@@ -1,1 +1,1 @@
-"""What is decided: the plan, what it predicts, and the rewrites that follow from it."""
+"""The decisions: the plan, its predictions, and the rewrites that follow from it."""

@@ -1,4 +1,4 @@
-"""Gradient rows where they leave autodiff, and gradients that are kept: a part of parallax/plans/rewrites.py."""
+"""Rewrites of gradient rows where they leave autodiff, and of accumulation: a part of parallax/plans/rewrites.py."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from parallax.graph.view import Edge
 
 @dataclass(frozen=True, slots=True)
 class Dealt:
-    """Which elements of a vector that was dealt out to the parts of a table are counted.
+    """The elements of a vector that were dealt out to one part of a table.
 
     Attributes:
-        numbers: the tensor that says to which part an element goes.
+        numbers: the tensor of each element's part number.
         part: the part.
-        before: tensors whose elements come before, in `numbers`.
+        before: tensors whose elements precede these, in `numbers`.
     """
 
     numbers: str
@@ -24,15 +24,15 @@ class Dealt:
 
 @dataclass(frozen=True, slots=True)
 class GradientPiece:
-    """Rows of one lookup among joined gradient rows.
+    """The rows of one lookup among the gradient rows of a variable.
 
     Attributes:
-        ids: the tensor that counts them.
+        ids: the tensor whose elements count the rows.
         kind: `joined`, `unique`, `shared` or `unknown` (propagation/gradient_pieces.py).
-        of: for `unique` the tensor of distinct ids that says which rows are the same, where the row numbers do not;
-            for `unknown` the op at which it cannot be told.
-        merged: for `unique` the op that merged the ids; no other piece is of the same.
-        dealt: where not all of the ids are meant, but those that went to one part of a table.
+        of: for `unique` the tensor of distinct ids that identifies equal rows, where the row numbers do not; for
+            `unknown` the op at which the analysis stops.
+        merged: for `unique` the op that deduplicated the ids; no other piece has the same one.
+        dealt: set where the piece has only those ids that were dealt out to one part of a table.
     """
 
     ids: str
@@ -44,23 +44,24 @@ class GradientPiece:
 
 @dataclass(frozen=True, slots=True)
 class AccumulateGradient:
-    """A gradient leaves autodiff here: it is kept until as many batches are together as one update takes.
+    """Accumulates a gradient where it leaves autodiff, until all batches of one update have run.
 
-    The edges then see the mean over those batches: a dense gradient's sum, or the rows of all of them one after the
-    other, each piece by itself, divided by their number. Where a `batch` is named, each counts by its examples. Where a
-    front end's step is cut into micro-batches, the edges see their sum, each times a power of its share.
+    The edges then see the mean over those batches: a dense gradient's sum, or the rows of all of them concatenated
+    piece by piece, divided by the number of batches. Where a `batch` is named, each batch counts by its examples. Where
+    a front end's step is split into micro-batches, the edges see the sum, each micro-batch weighted by a power of its
+    share.
 
     Attributes:
         values: the gradient, or the values of its rows.
-        value_edges: that take it outside of autodiff.
-        indices: of its rows; empty where it is dense.
-        index_edges: that take these.
-        pieces: of its rows, in order.
-        constant: for each piece whether its ids are the same in every batch, so that its rows are added up.
+        value_edges: the inputs outside autodiff that read it.
+        indices: the indices of its rows; empty for a dense gradient.
+        index_edges: the inputs that read these.
+        pieces: the pieces of its rows, in order.
+        constant: for each piece whether its ids are the same in every batch, so that its rows are summed.
         batch: the placeholder whose first dimension is the per-worker batch, where batches have layouts.
-        is_counted: whether a worker without examples has what counts for nothing already, if the gradient is dense.
-        power: of a micro-batch's share; None where no step is cut.
-        shape: of the variable, where one is.
+        is_counted: whether a worker without examples already has a neutral value, if the gradient is dense.
+        power: of a micro-batch's share; None where no step is split.
+        shape: of the variable, if there is one.
     """
 
     values: str
@@ -77,7 +78,7 @@ class AccumulateGradient:
 
 @dataclass(frozen=True, slots=True)
 class AlikeRows:
-    """A constant of equal rows, as many as a batch has at `like`: where more are kept, the edge takes as many."""
+    """A constant of equal rows, as many as the batch at `like` has: the edge reads as many rows as were accumulated."""
 
     edge: Edge
     like: Edge
@@ -85,9 +86,9 @@ class AlikeRows:
 
 @dataclass(frozen=True, slots=True)
 class SharedRows:
-    """Joined gradient rows some of which belong to the same ids on all workers.
+    """Gradient rows of the global batch, some of which belong to the same ids on all workers.
 
-    Those are summed over the workers; the last worker holds the sum and the others hold zeros.
+    Those are summed over the workers; the last worker stores the sum and the others store zeros.
     """
 
     tensor: str

@@ -1,8 +1,8 @@
-"""How the workers hold the tensors of the program that one process runs on the global batch, and changes of layout.
+"""Layouts: how workers hold the tensors of the program that one process runs on the global batch; layout changes.
 
-A layout compares what a worker has with the one process's tensor: `Replicated`, `Sharded` along an axis, `Partial`
-(a reduction over the workers gives the tensor), or `LengthValue` (computed of lengths of a batch alone: the per-worker
-value serves as a shape, the global value as a scalar).
+A layout relates a worker's tensor to that of one process: `Replicated`, `Sharded` along an axis, `Partial` (a reduction
+over the workers returns the tensor), or `LengthValue` (computed from batch lengths alone: the per-worker value serves
+as a shape, the global value as a scalar).
 """
 
 from __future__ import annotations
@@ -14,19 +14,19 @@ from parallax.graph.lengths import ONE, Length
 from parallax.graph.view import Edge
 
 UNEVEN = " (uneven)"
-"""At the end of a symbol that is no factor of each worker's examples alike."""
+"""Suffix of a symbol that is not the same multiple of each worker's examples."""
 DISTINCT = " (distinct)"
-"""At the end of a symbol that stands, on each worker, for how many distinct ids it has."""
+"""Suffix of a symbol for the number of distinct ids on each worker."""
 
 
 @dataclass(frozen=True, slots=True)
 class ShardedAxis:
-    """How an axis is shared by the workers: `blocks` one after the other, of each of which a worker has its piece.
+    """How workers shard an axis: it has consecutive `blocks`, and a worker has its piece of each block.
 
     Attributes:
         batch: the placeholder whose first dimension is the per-worker batch; the pieces are in rank order.
-        factor: entries of the axis for each example of the batch and block.
-        blocks: how many batches lie one behind the other along the axis.
+        factor: entries of the axis for each example of a block.
+        blocks: how many batches are concatenated along the axis.
     """
 
     batch: str
@@ -35,12 +35,12 @@ class ShardedAxis:
 
     @property
     def length(self) -> Length:
-        """The length of the axis in the one process's program."""
+        """The length of the axis in the program of one process."""
         return Length.of(self.batch) * self.factor * Length.of(self.blocks)
 
     @property
     def is_even(self) -> bool:
-        """Whether every example has as many entries; not so where entries are dealt out by what is in them."""
+        """Whether every example has the same number of entries; false where entries are dealt out by their values."""
         return not any(symbol.endswith(UNEVEN) for product, _ in self.factor.terms for symbol in product)
 
 
@@ -55,7 +55,7 @@ class Sharded:
 
     Attributes:
         axis: which one, from 0.
-        part: how the axis is shared.
+        part: the sharding of the axis.
     """
 
     axis: int
@@ -64,13 +64,13 @@ class Sharded:
 
 @dataclass(frozen=True, slots=True)
 class Partial:
-    """Every worker has a tensor of the full shape; a reduction over the workers gives the one process's.
+    """Every worker has a tensor of the full shape; a reduction over the workers returns the tensor of one process.
 
     A worker without examples computes on a stand-in, another worker's example, which must not be counted.
 
     Attributes:
         kind: `sum`, `min` or `max`; of booleans `min` is all and `max` any.
-        is_counted: whether such a worker has what counts for nothing already.
+        is_counted: whether such a worker already has the neutral value of the reduction.
     """
 
     kind: str = "sum"
@@ -79,25 +79,25 @@ class Partial:
 
 @dataclass(frozen=True, slots=True)
 class LengthValue:
-    """A per-worker value that is computed of lengths of batches, and otherwise of what all workers have alike."""
+    """A per-worker value that is computed from batch lengths and otherwise from replicated values."""
 
 
 @dataclass(frozen=True, slots=True)
 class Pieces:
-    """Pieces one behind the other along the first axis, each of a layout of its own, as rows of a sparse gradient."""
+    """Pieces concatenated along the first axis, each with its own layout, such as rows of a sparse gradient."""
 
 
 @dataclass(frozen=True, slots=True)
 class Blank:
-    """A list of tensors in which none is set: it is in whichever layout is asked for."""
+    """A list of tensors without elements: it adapts to whichever layout is required."""
 
 
 @dataclass(frozen=True, slots=True)
 class RowEnds:
-    """Where the elements of each row begin, and the last ones end: of a worker's rows, among its own elements.
+    """Row splits of a worker's rows among its own elements: the beginning of each row, and the end of the last one.
 
     Attributes:
-        rows: the batch that has an entry for each row; there is one entry more.
+        rows: the batch with one entry for each row; there is one additional entry.
         elements: the batch of all elements.
     """
 
@@ -107,13 +107,14 @@ class RowEnds:
 
 @dataclass(frozen=True, slots=True)
 class ExampleNumbers:
-    """As sharded along the first axis; the first number along the last one is an example's, from the worker's first.
+    """Sharded along the first axis; the first number along the last axis is an example's index, counted per worker.
 
     Attributes:
-        part: how the axis is shared of which they are numbers.
-        of: the node that has counted them.
-        times: the scalar by which the example's number is multiplied, where another number is added to the product: all
-            numbers are then of entries, and a run checks that these are the worker's. Empty where there is none.
+        part: the sharding of the axis that the numbers index.
+        of: the node that numbered the examples.
+        times: the scalar by which the example's index is multiplied, where another number is added to the product: the
+            results are then indices of entries, and a run checks that they belong to the worker. Empty where there is
+            none.
     """
 
     part: ShardedAxis
@@ -123,14 +124,14 @@ class ExampleNumbers:
 
 @dataclass(frozen=True, slots=True)
 class Distinct:
-    """Rows along the first axis of which a worker has one for each distinct id of its piece of a vector.
+    """Rows along the first axis, one on each worker for each distinct id of its piece of a vector.
 
-    The one process has one for each distinct id of the whole vector: no reduction of the tensor gives that. Gradients
-    of such rows are added up by id where they are exchanged.
+    One process has one row for each distinct id of the whole vector; no reduction of the tensor yields that. Gradients
+    of such rows are summed by id where they are exchanged.
 
     Attributes:
-        of: the node that made the ids distinct.
-        is_sum: whether rows are parts, of which those of equal ids are to be added up.
+        of: the node that deduplicated the ids.
+        is_sum: whether rows are partial sums, of which those of equal ids must be added.
     """
 
     of: str
@@ -139,11 +140,11 @@ class Distinct:
 
 @dataclass(frozen=True, slots=True)
 class Positions:
-    """As sharded along the first axis; the numbers are positions among the distinct ids that a worker has.
+    """Sharded along the first axis; the numbers are positions among the distinct ids of a worker.
 
     Attributes:
-        of: the node that made the ids distinct.
-        part: how the axis is shared.
+        of: the node that deduplicated the ids.
+        part: the sharding of the axis.
     """
 
     of: str
@@ -152,19 +153,19 @@ class Positions:
 
 @dataclass(frozen=True, slots=True)
 class Concatenated:
-    """Tensors one behind the other along the first axis, each in a layout of its own.
+    """Tensors concatenated along the first axis, each with its own layout.
 
-    A worker has its piece of those that are sharded, and all of the others; zeros are in no layout (`Blank`).
+    A worker has its piece of the sharded ones, and all of the others; zeros have no layout (`Blank`).
 
     Attributes:
-        pieces: the length of each in the one process's program, and its layout.
+        pieces: the length of each in the program of one process, and its layout.
     """
 
     pieces: tuple[tuple[Length, Layout], ...]
 
     @property
     def length(self) -> Length:
-        """The length of the first axis in the one process's program."""
+        """The length of the first axis in the program of one process."""
         total = Length()
         for length, _ in self.pieces:
             total = total + length
@@ -177,15 +178,15 @@ Layout = _OfOneTensor | RowEnds | ExampleNumbers | Distinct | Positions | Concat
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """The `edges` take `tensor` in another layout than the one in which it is computed.
+    """The `edges` read `tensor` in another layout than the one in which it is computed.
 
     Attributes:
         tensor: of the user's graph.
-        before: how the workers hold it.
-        after: how the edges take it.
+        before: the layout in which it is computed.
+        after: the layout in which the edges read it.
         edges: inputs of nodes.
-        is_whole: whether a fetch of the tensor gets the changed one, too.
-        batch: of which a partial tensor is computed.
+        is_whole: whether a fetch of the tensor returns the changed one, too.
+        batch: the batch from which a partial tensor is computed.
     """
 
     tensor: str
@@ -198,13 +199,13 @@ class Change:
 
 @dataclass(frozen=True, slots=True)
 class ScaledMean:
-    """`node` is a mean over a sharded axis: its value counts by the worker's share of the batch, and is a partial sum.
+    """`node` is a mean over a sharded axis: it is weighted by the worker's share of the batch, and is a partial sum.
 
     Attributes:
         node: of the user's graph.
-        batch: whose share.
-        edges: take the partial sum.
-        dealt: how the axis is shared, where examples have unequally many entries: these are counted then.
+        batch: the batch whose share is the weight.
+        edges: the inputs that read the partial sum.
+        dealt: the sharding of the axis, where examples have unequally many entries: these are counted then.
     """
 
     node: str
@@ -215,16 +216,16 @@ class ScaledMean:
 
 @dataclass(frozen=True, slots=True)
 class OffsetRange:
-    """`node` counts the entries of a sharded axis from 0: a worker's numbers begin where its piece does.
+    """`node` numbers the entries of a sharded axis from 0: a worker's numbers begin at the offset of its piece.
 
     Attributes:
-        node: a Range, or what else numbers entries.
-        part: how the axis is shared.
-        edges: take the worker's numbers.
-        along: a tensor that has the axis as its first one, where `node` has it not.
-        output: which of the node's results has the numbers.
-        columns: how many numbers along the last axis are of the axis' entries, from the first one on.
-        shape: a tensor with the shape of the sparse tensor whose places the numbers are, or empty.
+        node: a Range, or another op that numbers entries.
+        part: the sharding of the axis.
+        edges: the inputs that read the worker's numbers.
+        along: a tensor with the axis as its first one, where `node` has none.
+        output: the index of the node's result that has the numbers.
+        columns: how many numbers along the last axis index the axis' entries, from the first one on.
+        shape: a tensor with the shape of the sparse tensor whose indices the numbers are, or empty.
     """
 
     node: str
@@ -238,12 +239,12 @@ class OffsetRange:
 
 @dataclass(frozen=True, slots=True)
 class FedLength:
-    """A number that each worker is fed, which is the length of its batch.
+    """A scalar that is fed to each worker and equals the length of its batch.
 
     Attributes:
         tensor: the placeholder.
         batch: the batch.
-        edges: take the number.
+        edges: the inputs that read it.
     """
 
     tensor: str
@@ -253,12 +254,12 @@ class FedLength:
 
 @dataclass(frozen=True, slots=True)
 class LocalShape:
-    """`edge` takes a shape of which one axis alone is the worker's; other lengths are those of the global batch.
+    """`edge` reads a shape of which one axis alone is per-worker; other lengths are those of the global batch.
 
     Attributes:
-        edge: takes the shape, which is made of lengths, or as all workers have it.
-        axis: the worker's.
-        batch: along whose examples the axis is sharded.
+        edge: the input that reads the shape, which is made of lengths or replicated.
+        axis: the per-worker axis.
+        batch: the batch along whose examples the axis is sharded.
     """
 
     edge: Edge
@@ -268,11 +269,11 @@ class LocalShape:
 
 @dataclass(frozen=True, slots=True)
 class ReportedSum:
-    """`tensor` is a partial sum that a step reports, and of which the mean over the workers is taken.
+    """`tensor` is a partial sum that a step reports as the mean over the workers.
 
     Attributes:
         tensor: of the user's graph.
-        batch: of which it is computed, where workers without examples must count for nothing; else empty.
+        batch: from which it is computed, where workers without examples must contribute nothing; else empty.
     """
 
     tensor: str
@@ -281,12 +282,12 @@ class ReportedSum:
 
 @dataclass(frozen=True, slots=True)
 class FilledRows:
-    """`node` gives a row for each example up to the last that has entries: rows of zeros follow for the others.
+    """`node` returns a row for each example up to the last that has entries; rows of zeros are appended for the others.
 
     Attributes:
         node: of the user's graph.
-        batch: of which the rows are the examples.
-        edges: take the rows.
+        batch: the batch whose examples are the rows.
+        edges: the inputs that read the rows.
     """
 
     node: str
@@ -296,24 +297,24 @@ class FilledRows:
 
 @dataclass(frozen=True, slots=True)
 class LayoutRewrites:
-    """What must be changed so that every tensor of a step has its layout.
+    """The changes by which every tensor of a step gets its layout.
 
     Attributes:
         changes: changes of layout.
         means: means over sharded axes.
         ranges: numbers along sharded axes.
-        filled: rows of bags, to be as many as a worker has examples.
-        shapes: shapes of which one axis is the worker's.
+        filled: rows of bags, to be padded to the number of a worker's examples.
+        shapes: shapes with one per-worker axis.
         reported: partial sums that are reported as means over the workers.
-        whole_results: what is reported and no worker's own: every worker has that of the global batch.
-        sharded: tensor -> its layout, of those whose shapes are asked for.
-        ends: tensor -> its layout, of those that have where rows end.
-        concatenated: tensor -> its layout, of those whose pieces have layouts of their own.
+        whole_results: reported values that are not per-worker: every worker has that of the global batch.
+        sharded: tensor -> its layout, for tensors whose shapes are read.
+        ends: tensor -> its layout, for row splits.
+        concatenated: tensor -> its layout, for tensors whose pieces have their own layouts.
         lengths: the tensors of layout LengthValue.
-        told: tensor in a loop -> its value, or its elements, of those of `lengths` that the lengths of batches tell.
-        of_worker_0: the tensors of which all workers take worker 0's, for each computes another.
-        fed: the numbers that are fed for lengths of batches.
-        refused: node that no update needs, and that takes something of the global batch -> why it cannot be run.
+        told: tensor in a loop -> its value, or its elements, for those of `lengths` that follow from batch lengths.
+        of_worker_0: the tensors of which all workers use worker 0's value, as each computes another.
+        fed: the scalars that are fed for batch lengths.
+        refused: node that no update needs, and that reads a value of the global batch -> why it cannot be run.
     """
 
     changes: tuple[Change, ...] = ()

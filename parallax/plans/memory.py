@@ -1,8 +1,8 @@
-"""What a plan says of memory: what each process of a job holds, what hosts have, and the largest batch that fits.
+"""The memory section of a plan: the memory of each process of a job, that of hosts, and the largest batch that fits.
 
 Frozen values of plain numbers, in bytes.
 
-It follows from what a worker's training step holds while each of its ops runs (`LiveBytes`): plain arrays.
+They follow from the bytes that are live while each op of a worker's training step runs (`LiveBytes`): plain arrays.
 """
 
 from __future__ import annotations
@@ -15,21 +15,21 @@ import numpy as np
 from numpy.typing import NDArray
 
 MACHINE, PROFILE, RESOURCE_FILE = "this machine", "the cluster profile", "the resource file"
-"""Who says what a host has."""
+"""The sources of a host's memory size."""
 
 
 @dataclass(frozen=True, slots=True)
 class ProcessUse:
-    """What a process holds where its step holds the most.
+    """The memory of a process at the peak of its step.
 
     Attributes:
         kind: `worker`, `server` or `launcher`.
-        number: its rank among the workers, or its number among the servers; 0 of the launcher.
+        number: its rank among the workers, or its number among the servers; 0 for the launcher.
         host: the number of its host.
         values_bytes: of variables.
         slots_bytes: of optimizer state.
         buffer_bytes: of dense gradients and of the exchanges' buffers.
-        moved_bytes: of rows on their way to a checkpoint or from one.
+        moved_bytes: of rows in transfer to or from a checkpoint.
         activation_bytes: of all other tensors of a step.
         base_bytes: of interpreter, frameworks, graph and script.
     """
@@ -46,20 +46,20 @@ class ProcessUse:
 
     @property
     def total_bytes(self) -> int:
-        """All together."""
+        """The total."""
         variables = self.values_bytes + self.slots_bytes
         return variables + self.buffer_bytes + self.moved_bytes + self.activation_bytes + self.base_bytes
 
 
 @dataclass(frozen=True, slots=True)
 class HostUse:
-    """What the processes of a host hold together.
+    """The memory that the processes of a host use together.
 
     Attributes:
-        name: as people know it.
+        name: as users know it.
         needs_bytes: of all its processes.
         has_bytes: its memory.
-        says: who says that: MACHINE, PROFILE or RESOURCE_FILE.
+        says: the source of that size: MACHINE, PROFILE or RESOURCE_FILE.
     """
 
     name: str
@@ -69,13 +69,13 @@ class HostUse:
 
     @property
     def fits(self) -> bool:
-        """Whether there is enough."""
+        """Whether the memory suffices."""
         return self.needs_bytes <= self.has_bytes
 
 
 @dataclass(frozen=True, slots=True)
 class LargePart:
-    """A part of what the largest process holds: `what` it is, and its bytes."""
+    """A part of the largest process's memory: `what` it is, and its bytes."""
 
     what: str
     held_bytes: int
@@ -86,12 +86,12 @@ class MemoryPlan:
     """The memory of a plan.
 
     Attributes:
-        processes: workers first, then servers, then the launcher where it is on a host of the job.
+        processes: workers first, then servers, then the launcher if it is on a host of the job.
         hosts: those with processes, by number.
-        dominating: the largest parts of the process with the most, the largest first.
+        dominating: the largest parts of the largest process, in descending order.
         examples: of a worker's batch; 0 where the graph leaves it open.
-        largest_batch: examples of the largest batch of a worker with which every host has enough; 0 where none fits;
-            None where nothing grows with the batch, or the batch is unknown.
+        largest_batch: examples of the largest per-worker batch for which every host has enough memory; 0 where none
+            fits; None where nothing grows with the batch, or the batch is unknown.
         notes: what is estimated, and what is not counted.
     """
 
@@ -103,7 +103,7 @@ class MemoryPlan:
     notes: tuple[str, ...] = ()
 
     def to_json(self) -> str:
-        """As `parallax plan --memory --json` writes it."""
+        """The JSON text that `parallax plan --memory --json` writes."""
         found = asdict(self)
         for one, use in zip(found["processes"], self.processes, strict=True):
             one["total_bytes"] = use.total_bytes
@@ -118,16 +118,17 @@ FIXED, BATCH, GRADIENTS = "fixed", "batch", "gradients"
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LiveBytes:
-    """What a step holds while each of its ops runs; all arrays are `[ops]`, in bytes.
+    """The bytes that are live while each op of a step runs; all arrays are `[ops]`, in bytes.
 
     Attributes:
-        fixed: whatever the batch.
-        of_batch: of the batch as built; they grow with the examples.
-        gradients: of dense gradients, as `gradient_bytes` says of each.
-        of_rows: table op -> of all its rows; an owner has its share.
-        examples: of a worker's batch; 0 where the graph does not say it.
-        largest_of: of each kind, or table op, the largest buffer. Freed memory is kept in pieces, and small tensors
-            take some of it, so that as much as the largest buffer fits nowhere and is taken anew.
+        fixed: bytes that are independent of the batch.
+        of_batch: bytes at the batch length as built; they grow with the examples.
+        gradients: bytes of dense gradients, each as in `gradient_bytes`.
+        of_rows: table op -> bytes of all its rows; an owner has its share.
+        examples: of a per-worker batch; 0 where the graph leaves it open.
+        largest_of: of each kind, or table op, the largest buffer. The allocator keeps freed memory in fragments of
+            which small tensors occupy some, so a buffer as large as the largest one fits into no fragment and is
+            allocated anew.
         largest: the largest tensor of the batch, and its bytes; empty where there is none.
         notes: what is not counted.
     """

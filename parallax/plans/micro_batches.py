@@ -1,7 +1,7 @@
-"""What must be changed so that a front end's step may be cut into micro-batches: a part of parallax/plans/rewrites.py.
+"""Rewrites by which a front end's step can be split into micro-batches: a part of parallax/plans/rewrites.py.
 
-Micro-batches are weighed by their share of the step's examples. What grows with the batch by degree d, as a sum by 1
-and a mean by 0, adds up to that of the whole step when each micro-batch's counts by `share ** (1 - d)`.
+Micro-batches are weighted by their share of the step's examples. A value that grows with the batch by degree d (1 for a
+sum, 0 for a mean) adds up to that of the whole step when each micro-batch's value is weighted by `share ** (1 - d)`.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from parallax.graph.view import Edge
 
 @dataclass(frozen=True, slots=True)
 class WeighedEdge:
-    """An input that is to be taken times a power of the micro-batch's share.
+    """An input that must be multiplied by a power of the micro-batch's share.
 
     Attributes:
-        edge: takes it.
+        edge: the input.
         power: of the share.
     """
 
@@ -26,11 +26,11 @@ class WeighedEdge:
 
 @dataclass(frozen=True, slots=True)
 class AddedResult:
-    """What a step returns of its batch, which is the sum over the micro-batches.
+    """A result of a step that depends on its batch and is the sum over the micro-batches.
 
     Attributes:
         tensor: of the user's graph.
-        power: of the share by which each micro-batch's is multiplied.
+        power: of the share by which each micro-batch's value is multiplied.
         copies: the names by which it may be fetched.
     """
 
@@ -41,14 +41,14 @@ class AddedResult:
 
 @dataclass(frozen=True, slots=True)
 class MicroBatches:
-    """How steps are cut.
+    """How steps are split into micro-batches.
 
     Attributes:
-        steps: the names of those that train; others are run as they are.
-        weighed: what is added to sums over the batch and is none, and what is added to variables.
-        results: what steps return of their batches, rows of examples apart.
-        replaced: variables that each micro-batch replaces by what it makes of them, as moving averages.
-        uneven: nodes that count, or average over, what examples have unequally many of.
+        steps: the names of training steps; other steps run undivided.
+        weighed: terms of sums over the batch that do not depend on the batch, and values that are added to variables.
+        results: results of steps that depend on their batches, except rows of examples.
+        replaced: variables that each micro-batch overwrites with a function of their value, such as moving averages.
+        uneven: nodes that count, or average over, entries of which examples have unequally many.
         updates: nodes that count steps in variables of which each worker has a part.
     """
 

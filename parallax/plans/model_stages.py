@@ -1,4 +1,4 @@
-"""The stages of a model in a plan, and where they have the nodes of its graph."""
+"""The stages of a model in a plan, and the assignment of its graph's nodes to them."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ class StagePlan:
     """One stage of a model, which one worker of each replica computes.
 
     Attributes:
-        ends: ops of the forward pass that it ends with: it has these, and all that they are computed of and no stage
-            before has. None for the last stage, which has the rest.
+        ends: ops of the forward pass at its end: the stage has these, and all their ancestors that no earlier stage
+            has. None for the last stage, which has the rest.
         begins: the tensors that it receives from earlier stages.
         variables: names of the variables that it trains.
         parameters: elements of these.
-        held_bytes: of all variables that it holds, slots too, and of the gradients that it keeps between batches.
+        held_bytes: of all variables that it stores, including slots, and of the gradients that it accumulates.
         cost_share: its share of the operations of the forward pass.
-        sent_bytes: what it sends to other stages, and they to it, of each example where the graph leaves the batch
-            open, else of each micro-batch.
+        sent_bytes: bytes exchanged with other stages in both directions, for each example where the graph leaves the
+            batch open, else for each micro-batch.
     """
 
     ends: tuple[Text, ...]
@@ -40,11 +40,11 @@ class StagePlan:
 
 @dataclass(frozen=True, slots=True)
 class StageCut:
-    """Where the nodes of a user's graph are.
+    """The assignment of a user's graph to stages.
 
     Attributes:
         count: how many stages there are.
-        places: node -> stage, of the forward pass, of what autodiff made of it, and of the variables that it reads.
+        places: node -> stage, for the forward pass, its gradient nodes, and the variables that it reads.
     """
 
     count: int
@@ -52,5 +52,5 @@ class StageCut:
 
 
 def idle_share(stages: int, micro_batches: int) -> float:
-    """The share of a step in which a stage has nothing to do, as the first micro-batch must come to the last one."""
+    """The idle share of a stage in a step, as the first micro-batch must reach the last stage (the pipeline bubble)."""
     return (stages - 1) / (micro_batches + stages - 1)

@@ -1,7 +1,7 @@
-"""The plan: for every variable its route, owners, predicted cost, the reason, and what was rejected.
+"""The plan: for every variable its route, owners, predicted cost, the reason, and the rejected routes.
 
-A frozen value with JSON both ways. The same graph, layout, wishes and profiles give the same plan, byte for byte, on
-every rank. What is predicted of a step as a whole is in parallax/plans/prediction.py.
+A frozen value with JSON both ways. The same graph, layout, requests and profiles give the same plan, byte for byte, on
+every rank. Predictions for a step as a whole are in parallax/plans/prediction.py.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ RUN_OPTIONS = ("HYBRID", "PS", "MPI")
 """Dense by all-reduce and sparse by owners; all trained variables on servers; no servers."""
 
 MOST_WORKERS, MOST_ELEMENTS = 2**17, 2**60
-"""The bounds of a plan that is read from a file: of a job's workers and hosts, and of a variable's elements."""
+"""The limits of a plan that is read from a file: of a job's workers and hosts, and of a variable's elements."""
 
 Counts = tuple[Count, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """What a plan is made for: how many workers and servers there are, and where.
+    """The layout of a job for which a plan is made: the number of workers and servers, and their hosts.
 
     Attributes:
-        hosts: how many workers each host has, in the order of the ranks.
+        hosts: the number of workers on each host, in the order of the ranks.
         servers: for each server that may be started, the number of its host.
     """
 
@@ -63,18 +63,19 @@ class Layout:
 
 
 def server_proxies(hosts: Sequence[int], servers: Sequence[int]) -> tuple[int, ...]:
-    """For each server its *front*: the one worker that asks it for all of them, as it is on the same host.
+    """For each server its *front*: the one worker that sends requests to it for all workers, as it is on the same host.
 
-    A worker then has W messages a hop with other hosts and one request to its own; W workers that each ask S servers
-    make W S requests. On eight emulated hosts a step of `embed` takes 83 to 86 ms with fronts and 146 ms without.
+    A worker then has W messages a hop with other hosts and one request to its own; W workers that each send to S
+    servers make W S requests. On eight emulated hosts a step of `embed` takes 83 to 86 ms with fronts and 146 ms
+    without.
 
     Args:
         hosts: the number of each worker's host.
         servers: the number of each server's host.
 
     Returns:
-        A rank for each server. Empty where every worker asks by itself: on one host, where a host has several workers
-        (which merge what they ask for), and where a server's host has none.
+        A rank for each server. Empty where every worker sends its own requests: on one host, where a host has several
+        workers (which merge their requests), and where a server's host has none.
     """
     if len(hosts) < 2 or len(set(hosts)) < len(hosts) or not set(servers) <= set(hosts):
         return ()
@@ -82,27 +83,27 @@ def server_proxies(hosts: Sequence[int], servers: Sequence[int]) -> tuple[int, .
 
 
 def one_host(workers: int, servers: int = 1) -> Layout:
-    """The layout of one machine."""
+    """The layout of a single host."""
     return Layout((workers,), (0,) * servers)
 
 
 @dataclass(frozen=True, slots=True)
 class PlanConstraints:
-    """What the user wants of a plan.
+    """The user's requirements of a plan.
 
     Attributes:
         run_option: one of RUN_OPTIONS.
-        synchronous: whether every step takes the gradients of all workers.
+        synchronous: whether every step uses the gradients of all workers.
         average_sparse: whether sparse gradients are the mean over the workers; else their sum.
         routes: variable name -> route.
         touched_rows: variable name -> distinct rows a worker reads in a step, where the graph's static shapes do not
             tell.
-        partitions: variable name -> on how many partitions servers hold it.
-        refused: variable name -> why servers cannot hold it; found by propagation.
-        merges_in_host: whether the workers of a host merge what they ask for, where several hosts have several.
-        memory_bytes: what the processes of a host may take together, where a profile does not say it or says more.
+        partitions: variable name -> number of its partitions on servers.
+        refused: variable name -> why servers cannot store it; found by propagation.
+        merges_in_host: whether the workers of a host merge their requests, where several hosts have several workers.
+        memory_bytes: memory available to the processes of a host together, where a profile states none or more.
         wire_dtype: the element type in which float32 travels, one of half_precision.WIRE_DTYPES; None for its own.
-        accumulate_steps: of how many batches a worker keeps the gradients before they travel.
+        accumulate_steps: the number of batches whose gradients a worker accumulates before they are sent.
     """
 
     run_option: str = "HYBRID"
@@ -120,18 +121,18 @@ class PlanConstraints:
 
 @dataclass(frozen=True, slots=True)
 class RouteCost:
-    """What a route would send.
+    """The cost of a route.
 
     Attributes:
         route: its name.
-        sent_bytes: bytes that one worker sends per step, and receives as many; None when the touched rows are unknown.
-            A step is an update, with all batches that it takes.
-        rounds: collectives that wait for each other, per step.
-        note: why it was not taken, or cannot be.
-        seconds: what the predicted step takes longer by this variable on this route, all others as planned, than if it
-            sent nothing; None when times or touched rows are unknown.
-        terms: what the route costs by itself, as if nothing else were on its way. What it shares with others (rounds,
-            a link that is not the busiest, time that compute hides) makes `seconds` less than their sum.
+        sent_bytes: bytes that one worker sends per step, and also receives; None when the touched rows are unknown. A
+            step is an update, with all its batches.
+        rounds: sequential collectives per step.
+        note: why it was not chosen, or is impossible.
+        seconds: the increase of the predicted step by this variable on this route, all others as planned, over sending
+            nothing; None when times or touched rows are unknown.
+        terms: the cost of the route in isolation, without other traffic. Costs that it shares with others (rounds, a
+            link that is not the busiest, time that compute hides) make `seconds` less than their sum.
     """
 
     route: Route
@@ -149,24 +150,25 @@ class VariablePlan:
     Attributes:
         name: the user's name.
         cls: its class.
-        shape: whole shape.
+        shape: full shape.
         dtype: element type.
         route: how its gradients travel; `none` for untrained and local variables.
         owner_rows: for `alltoall` the rows that each worker owns, by rank, for `ps` those of each server; empty where
-            every worker holds all rows.
-        owner_pattern: for `alltoall`, who owns rows in turns: row r belongs to worker `owner_pattern[r % P]` of P slots
-            (parallax/graph/ownership.py); a worker may have several slots, or none. Empty where all have one, in order.
+            every worker stores all rows.
+        owner_pattern: for `alltoall`, the owners of rows in turn: row r belongs to worker `owner_pattern[r % P]` of P
+            slots (parallax/graph/ownership.py); a worker may have several slots, or none. Empty where all have one, in
+            order.
         touched_rows: distinct rows that a worker is expected to read of a batch: a mean as measured, rounded up, else
             an upper bound; None when unknown.
         touched_is_measured: whether they are a measured mean.
-        cost: what the route sends.
-        reason: why this route.
+        cost: of the route.
+        reason: why this route was chosen.
         rejected: the other routes.
         slots: names of the state that follows it.
-        evidence: the ops that make its class.
-        servers: for `ps`, for each TensorFlow variable it is made of, the server of each partition.
+        evidence: the ops that determine its class.
+        servers: for `ps`, for each TensorFlow variable of which it consists, the server of each partition.
         runner_up: the best of the other routes; None where there is no other, or times are unknown.
-        flips: what would have to be different for another route to be chosen.
+        flips: the changes of conditions at which another route is chosen.
     """
 
     name: Text
@@ -195,18 +197,19 @@ class Plan:
     Attributes:
         version: of this format.
         fingerprint: of the graph.
-        hosts: how many workers each host has.
+        hosts: the number of workers on each host.
         servers: the host of each server that is started; empty when no variable needs one.
         run_option: one of RUN_OPTIONS.
-        synchronous: whether every step takes the gradients of all workers.
+        synchronous: whether every step uses the gradients of all workers.
         average_sparse: whether sparse gradients are the mean over the workers; else their sum.
         variables: sorted by name.
-        notes: what the user should know.
-        prediction: of one step, and of the memory of every process.
-        profiles: what was measured and used.
+        notes: information for the user.
+        prediction: for one step, and for the memory of every process.
+        profiles: the measurements that were used.
         wire_dtype: the element type in which float32 travels between processes; None for its own.
-        accumulate_steps: of how many batches a worker keeps the gradients before they travel; a step takes so many.
-        stages: of the model, each of which one worker of a replica computes; none where each worker has all of it.
+        accumulate_steps: the number of batches whose gradients a worker accumulates before they are sent; a step has
+            that many.
+        stages: of the model, each computed by one worker of a replica; none where each worker has the whole model.
     """
 
     version: int
@@ -226,17 +229,17 @@ class Plan:
 
     @property
     def num_workers(self) -> int:
-        """W."""
+        """The number of workers, W."""
         return sum(self.hosts)
 
     @property
     def num_replicas(self) -> int:
-        """How many times the model is there: W, or of a model in stages W by their number."""
+        """The number of model replicas: W, or W divided by the number of stages."""
         return self.num_workers // max(1, len(self.stages))
 
     @property
     def layout(self) -> Layout:
-        """What the plan was made for, with the servers that it uses."""
+        """The layout that the plan was made for, with the servers that it uses."""
         return Layout(self.hosts, self.servers)
 
     @cached_property
@@ -247,7 +250,7 @@ class Plan:
         """The plan of one variable.
 
         Raises:
-            PlanError: when there is none of that name.
+            PlanError: when no variable has that name.
         """
         if name in self._by_name:
             return self._by_name[name]
@@ -262,7 +265,7 @@ class Plan:
         return json.dumps(fields, indent=1) + "\n"
 
     def check_belongs_to(self, spec: GraphSpec, layout: Layout) -> None:
-        """Raises PlanError when this plan was made for another graph, or other workers or servers."""
+        """Raises PlanError when this plan was made for another graph, or for other workers or servers."""
         if self.fingerprint != spec.fingerprint:
             raise PlanError(
                 f"The plan was made for another graph: it is for graph {self.fingerprint[:12]}, and the script built "
@@ -289,7 +292,7 @@ def plan_from_json(text: str, name: str = "plan") -> Plan:
         name: the file's name, for messages.
 
     Raises:
-        PlanError: when it is no plan, or one of another version.
+        PlanError: when it is not a plan, or has another version.
     """
     raw = read_json(text, PlanError, name, "a plan file")
     version = raw.get("version")
@@ -313,7 +316,7 @@ def read_plan(file: Path | str) -> Plan:
     """Reads a plan from its file.
 
     Raises:
-        PlanError: when it cannot be read, or is no plan.
+        PlanError: when it cannot be read, or is not a plan.
     """
     path = Path(file)
     try:
@@ -331,10 +334,10 @@ def read_plan(file: Path | str) -> Plan:
 
 
 def _check_places(plan: Plan) -> None:
-    """Checks what one field says of another: hosts, workers, servers and owners must be there.
+    """Checks the fields against each other: the hosts, workers, servers and owners that they name must exist.
 
     Raises:
-        ValueError: says which are not.
+        ValueError: names those that do not exist.
     """
     if not 1 <= plan.num_workers <= MOST_WORKERS or len(plan.hosts) > MOST_WORKERS:
         raise ValueError(f"workers must be between 1 and {MOST_WORKERS}, got {plan.num_workers}")

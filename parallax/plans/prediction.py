@@ -1,6 +1,6 @@
-"""What a plan predicts of one step: its phases in time, what each link carries, and the memory of every process.
+"""A plan's predictions for one step: its phases in time, the load of each link, and the memory of every process.
 
-Frozen values. Seconds come from a cluster profile and from nothing else; without one there are bytes alone.
+Frozen values. Seconds come from a cluster profile alone; without one there are only bytes.
 """
 
 from __future__ import annotations
@@ -13,24 +13,26 @@ from msgspec import Meta
 from parallax.base.strict import Amount, Count, Finite, Text
 
 Route = Annotated[str, Meta(pattern="^(allreduce|allgather|alltoall|ps|none)$")]
-"""One of plan.py's names of routes."""
+"""The names of routes in plan.py."""
 
 SESSION, COMPUTE = "session", "compute"
-"""Names of the phases that are no exchange."""
+"""Names of the phases that are not exchanges."""
 
 LINK, TOUCHED = "link", "touched_rows"
-"""What a choice of route may hinge on: the rate of all links, scaled alike; the touched rows of the variable."""
+"""The quantities on which a choice of route may depend: the rate of all links, scaled equally; the variable's touched
+rows.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class CostTerm:
-    """A part of what a route costs one variable.
+    """One term of a route's cost for one variable.
 
     Attributes:
         phase: the phase of the step that it is in.
-        what: `rounds` that wait, or bytes on a `link`, or bytes `beside` it (copies, checks).
+        what: `rounds` of latency, or bytes on a `link`, or bytes `beside` it (copies, checks).
         seconds: of this part.
-        link_bytes: those that the term is made of; 0 for rounds.
+        link_bytes: the bytes behind the term; 0 for rounds.
     """
 
     phase: Text
@@ -41,11 +43,11 @@ class CostTerm:
 
 @dataclass(frozen=True, slots=True)
 class RunnerUp:
-    """The best of the routes that were not taken, all other variables as planned.
+    """The best of the routes that were not chosen, all other variables as planned.
 
     Attributes:
         route: its name.
-        more_s: by how many seconds the predicted step would be longer.
+        more_s: seconds by which the predicted step would be longer.
     """
 
     route: Route
@@ -54,9 +56,9 @@ class RunnerUp:
 
 @dataclass(frozen=True, slots=True)
 class Flip:
-    """Where the planner would give a variable another route.
+    """A value at which the planner would give a variable another route.
 
-    In a small model the whole plan is made anew at the value; in a large one all other variables stay as planned.
+    In a small model the whole plan is computed again at the value; in a large one all other variables stay as planned.
 
     Attributes:
         quantity: LINK or TOUCHED.
@@ -74,13 +76,13 @@ class Flip:
 
 @dataclass(frozen=True, slots=True)
 class Phase:
-    """A stretch of the predicted step.
+    """A phase of the predicted step.
 
     Attributes:
-        name: what happens.
-        start_s: from the begin of the step.
+        name: what happens in it.
+        start_s: seconds from the start of the step.
         end_s: its end.
-        host: the host whose link binds, by number; None when no link does.
+        host: the number of the host whose link is the bottleneck; None when no link is.
     """
 
     name: Text
@@ -91,7 +93,7 @@ class Phase:
 
 @dataclass(frozen=True, slots=True)
 class HostLoad:
-    """What the processes of one host send to other hosts in a step, and receive from them.
+    """The bytes that the processes of one host send to other hosts in a step, and receive from them.
 
     Attributes:
         host: its number.
@@ -106,7 +108,7 @@ class HostLoad:
 
 @dataclass(frozen=True, slots=True)
 class ProcessMemory:
-    """What a process holds.
+    """The memory of a process.
 
     Attributes:
         kind: `worker` or `server`.
@@ -114,7 +116,7 @@ class ProcessMemory:
         host: the number of its host.
         values_bytes: of variables and slots.
         exchange_bytes: of buffers of the exchanges of a step, at most.
-        model_bytes: of all else, as measured; 0 when it was not.
+        model_bytes: all other memory, as measured; 0 when it was not measured.
     """
 
     kind: Text
@@ -127,18 +129,18 @@ class ProcessMemory:
 
 @dataclass(frozen=True, slots=True)
 class Prediction:
-    """What is expected of a plan.
+    """The predictions for a plan.
 
     Attributes:
         step_s: seconds of a step; None when they are unknown.
-        unknown: why they are, and what to do about it; empty when they are known.
-        has_compute: whether `step_s` holds the time to compute; else it is that of the exchanges alone.
+        unknown: why they are unknown, and the remedy; empty when they are known.
+        has_compute: whether `step_s` includes the compute time; else it is the time of the exchanges alone.
         phases: of a step, in the order of their start; empty when times are unknown.
         loads: by host; empty when times are unknown.
         memory: of every process, workers first; buffers are left out where touched rows are unknown.
-        lower_bound_s: no choice of routes, partitions and owners has a predicted step below it.
-        gap: (step_s - lower_bound_s) / step_s; 0 when the plan is proven to be the best.
-        bound_of: which choices the bound is of: all there are, or those left by a rule or a search.
+        lower_bound_s: no choice of routes, partitions and owners has a shorter predicted step.
+        gap: (step_s - lower_bound_s) / step_s; 0 when the plan is proven optimal.
+        bound_of: the choices that the bound covers: all, or those left by a rule or a search.
     """
 
     step_s: Amount | None = None
@@ -154,7 +156,7 @@ class Prediction:
 
 @dataclass(frozen=True, slots=True)
 class ProfileUsed:
-    """A profile that a plan was made with.
+    """A profile from which a plan was made.
 
     Attributes:
         kind: `cluster` or `model`.

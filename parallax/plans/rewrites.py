@@ -1,4 +1,4 @@
-"""What shall be changed in a graph for a plan, by nodes and tensors of the user's graph; alike on all ranks."""
+"""The changes of a graph that a plan requires, by nodes and tensors of the user's graph; equal on all ranks."""
 
 from __future__ import annotations
 
@@ -15,14 +15,15 @@ from parallax.plans.uneven_batches import PaddedRows, UnevenBatch
 
 @dataclass(frozen=True, slots=True)
 class TrainingMode:
-    """On what terms the workers train together.
+    """The mode in which the workers train.
 
     Attributes:
-        synchronous: every step takes all workers' gradients; else each worker updates what servers hold by itself.
+        synchronous: every step uses all workers' gradients; else each worker updates the variables on servers by
+            itself.
         average_sparse: whether sparse gradients are the mean over the workers; else their sum.
-        sums: who adds up what workers have parts of: `collectives` or `servers`.
+        sums: the means of reductions over workers: `collectives` or `servers`.
         wire_dtype: the element type in which float32 rows and gradients travel; None for its own.
-        accumulate_steps: of how many batches a worker keeps the gradients before they travel.
+        accumulate_steps: the number of batches whose gradients a worker accumulates before they are sent.
     """
 
     synchronous: bool = True
@@ -34,7 +35,7 @@ class TrainingMode:
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """Where the rows of a variable are, when equal shares of the workers do not say it; the fields are Table's."""
+    """The placement of a variable's rows, when it is not equal shares of the workers; the fields are Table's."""
 
     servers: tuple[int, ...] = ()
     replicated: bool = False
@@ -43,19 +44,19 @@ class Placement:
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """Rows with owners: each row is held by a worker, or by a partition on a server (parallax/graph/ownership.py).
+    """A table with owners: each row is stored by a worker, or in a partition on a server (parallax/graph/ownership.py).
 
     Attributes:
-        op: the variable op whose rows are meant.
-        rows: rows of the whole table.
+        op: the table's variable op.
+        rows: rows of the full table.
         row_shape: shape of one row.
         dtype: TensorFlow's name of the element type.
-        members: the variable ops of this shape that are spread alike: the table and its slot variables.
+        members: the variable ops of this shape that are sharded alike: the table and its slot variables.
         variable: the user's name of the logical variable.
-        servers: for each partition the server that holds it; empty where the workers do.
-        replicated: whether every worker also has a copy of `op`, for a graph that reads it whole.
+        servers: the server of each partition; empty where workers own the rows.
+        replicated: whether every worker also has a copy of `op`, for a graph that reads it in full.
         is_scalar: whether the variable has no rows; it is then one partition of one row.
-        pattern: where the workers hold it, the owner of each slot; empty where each has one, in order.
+        pattern: where workers own the rows, the owner of each slot; empty where each has one, in order.
     """
 
     op: str
@@ -71,17 +72,17 @@ class Table:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """The whole shape."""
+        """The full shape."""
         return () if self.is_scalar else (self.rows, *self.row_shape)
 
     def ownership(self, workers: int) -> Ownership:
-        """Who of so many workers, or which partition on servers, holds which row."""
+        """The map from rows to owners, for a number of workers, or for the partitions on servers."""
         if self.servers or not self.pattern:
             return Ownership.even(len(self.servers) or workers)
         return Ownership(self.pattern, workers)
 
     def local_shape(self, holder: int, workers: int) -> tuple[int, ...]:
-        """The shape of what one of so many workers, or a partition on servers, holds."""
+        """The shape of the rows of one worker, or of a partition on a server."""
         if self.is_scalar:
             return ()
         return (self.ownership(workers).count(holder, self.rows), *self.row_shape)
@@ -89,12 +90,12 @@ class Table:
 
 @dataclass(frozen=True, slots=True)
 class AllReduce:
-    """`tensor` is each worker's part of a sum: the `edges` shall see the sum of all.
+    """`tensor` is each worker's part of a sum: the `edges` must see the reduced value.
 
     `kind` is `sum`, `mean` (of a gradient: sum divided by the number of workers), `min`, `max`, `rows_mean` (a mean
     over rows, weighted by those of `weight`, which was averaged), or `gradient` (a gradient's sum). `table` names the
     table on servers whose owners have the parts; else the workers have them. A worker without rows of a named `batch`
-    is left out.
+    is excluded.
     """
 
     tensor: str
@@ -107,7 +108,7 @@ class AllReduce:
 
 @dataclass(frozen=True, slots=True)
 class Scatter:
-    """A dense gradient leaves autodiff here: the `edges` shall see that of all workers, by row at the table's owners.
+    """A dense gradient leaves autodiff here: the `edges` must see the reduced gradient, by row at the table's owners.
 
     `kind` is `mean` or `gradient`, and `batch` counts, as in AllReduce.
     """
@@ -121,13 +122,13 @@ class Scatter:
 
 @dataclass(frozen=True, slots=True)
 class Owned:
-    """A node that runs where a table's partitions are, once for each.
+    """A node that runs on the servers of a table's partitions, once for each.
 
     Attributes:
         node: the node of the user's graph.
         table: the table op.
         writes: whether it writes the table or a slot.
-        initial: whether initial values need it.
+        initial: whether initial values depend on it.
     """
 
     node: str
@@ -138,9 +139,9 @@ class Owned:
 
 @dataclass(frozen=True, slots=True)
 class Scale:
-    """Joined gradient rows leave autodiff here: multiplied by 1/W, so that they are the global batch's rows.
+    """Gradient rows of the global batch leave autodiff here: multiplied by 1/W, so they equal those of one process.
 
-    By layouts they are the global batch's, and are multiplied by W where sums over the workers are asked for.
+    With layouts they are already equal, and are multiplied by W where sums over the workers are requested.
     """
 
     tensor: str
@@ -149,7 +150,7 @@ class Scale:
 
 @dataclass(frozen=True, slots=True)
 class Broadcast:
-    """What is fed for shared state: all workers take worker 0's value of `tensor` at `edges`."""
+    """A value that is fed for shared state: all workers use worker 0's value of `tensor` at `edges`."""
 
     tensor: str
     edges: tuple[Edge, ...]
@@ -162,9 +163,9 @@ class Lookup:
     Attributes:
         node: the gather.
         table: the table op.
-        ids_slot: which input of the node carries the ids.
-        combines: whether the node also adds rows up by segment (SparseSegmentSum and its like): it then stays, on the
-            rows pulled.
+        ids_slot: the input number of the ids.
+        combines: whether the node also sums rows by segment (SparseSegmentSum and similar): it then remains, on the
+            pulled rows.
         row_shape: of one row: the table's, or that of the slot that is looked up.
     """
 
@@ -177,17 +178,17 @@ class Lookup:
 
 @dataclass(frozen=True, slots=True)
 class Push:
-    """Joined gradient rows meet the update here: they go to the rows' owners.
+    """Gradient rows of the global batch reach the update here: they are sent to the rows' owners.
 
     Attributes:
         table: the table op.
-        values: edges that take the values; they will see the values that arrive at the owner.
-        indices: edges that take the indices; they will see local row numbers.
-        lookups: the gathers whose ids the indices are, one after the other.
-        searched: for each lookup the tensor of its piece of the indices where these are its ids merged and sorted, else
-            an empty name.
-        merge: whether equal rows must be merged again at the owner because the update does not.
-        batch: where one is named, workers that have none of its rows send no gradient rows.
+        values: edges that read the values; they will see the values that arrive at the owner.
+        indices: edges that read the indices; they will see local row numbers.
+        lookups: the gathers whose ids are the indices, in order.
+        searched: for each lookup the tensor of its piece of the indices where these are its ids deduplicated and
+            sorted, else an empty name.
+        merge: whether equal rows must be summed again at the owner because the update does not do so.
+        batch: where one is named, workers without rows of it send no gradient rows.
     """
 
     table: str
@@ -201,12 +202,12 @@ class Push:
 
 @dataclass(frozen=True, slots=True)
 class Collect:
-    """Sparse gradient of a variable that every worker holds: all workers shall see all touched rows.
+    """The sparse gradient of a replicated variable: all workers must see all touched rows.
 
     `route` is `allgather` (deduplicated rows gathered), `allreduce` (densified and summed; only the union of touched
-    rows reaches the update) or `raw` (every row gathered unmerged, where the post-processing has no rule). `merge` says
-    whether equal rows of several workers must be merged because the update does not; `pieces` are the lookups that the
-    rows of route `raw` come from. Workers that have no rows of `batch`, where one is named, send nothing.
+    rows reaches the update) or `raw` (every row gathered uncoalesced, where the post-processing has no rule). `merge`
+    says whether equal rows of several workers must be summed because the update does not do so; `pieces` are the
+    lookups that the rows of route `raw` come from. Workers without rows of `batch`, where one is named, send nothing.
     """
 
     variable: str
@@ -222,7 +223,7 @@ class Collect:
 
 @dataclass(frozen=True, slots=True)
 class SliceRows:
-    """A whole value meets rows of `table`: the edges see the local rows of it."""
+    """A full value is combined with rows of `table`: the edges see its local rows."""
 
     tensor: str
     edges: tuple[Edge, ...]
@@ -231,7 +232,7 @@ class SliceRows:
 
 @dataclass(frozen=True, slots=True)
 class GatherRows:
-    """Local rows of `table` are read whole, in the user's order: by the `edges`, and by whoever fetches `tensor`."""
+    """Local rows of `table` are read in full, in the user's order: by the `edges`, and by fetches of `tensor`."""
 
     tensor: str
     edges: tuple[Edge, ...]
@@ -240,7 +241,7 @@ class GatherRows:
 
 @dataclass(frozen=True, slots=True)
 class WholeShape:
-    """The shape of a table, or of one of its slots, is asked for: `node` becomes the constant whole shape."""
+    """The shape of a table, or of one of its slots, is read: `node` becomes the constant full shape."""
 
     node: str
     table: str
@@ -249,7 +250,7 @@ class WholeShape:
 
 @dataclass(frozen=True, slots=True)
 class CountRows:
-    """A number of rows of `table` is asked for, where its owners make rows: `edge` takes how many the owner holds."""
+    """A number of rows of `table` is read, where owners create rows: `edge` reads the number of the owner's rows."""
 
     edge: Edge
     table: str
@@ -257,26 +258,26 @@ class CountRows:
 
 @dataclass(frozen=True, slots=True)
 class Rewrites:
-    """All that shall be changed; pipeline.py has the order in which it is carried out.
+    """All rewrites of a graph; pipeline.py has the order in which they are applied.
 
     Attributes:
-        tables: what has owners.
-        held_by_row: tensors of the user's graph that hold local rows only and cannot be fetched.
-        equal_random_ops: random ops that draw the same on all workers: of initial values, and noise on gradients.
-        initial_random_ops: random ops that give initial values.
-        local_variables: variable ops that each worker keeps for itself.
-        batch_writes: nodes that write what a batch gives, with every batch of an update; others write with the update.
+        tables: the variables with owners.
+        held_by_row: tensors of the user's graph that contain local rows only and cannot be fetched.
+        equal_random_ops: random ops that draw equal values on all workers: of initial values, and noise on gradients.
+        initial_random_ops: random ops of initial values.
+        local_variables: per-worker variable ops.
+        batch_writes: nodes that write values of a batch, with every batch of an update; others write with the update.
         scatters: dense gradients of tables.
         owned: nodes that run on servers, in topological order.
-        terms: on what terms the workers train together.
-        keeps: gradients that are kept, where updates take several batches.
-        alike_rows: constants that meet kept rows.
-        batches: those that workers may have of unequal length; one of a step.
-        padded: ragged rows that are filled up.
+        terms: the mode of training.
+        keeps: accumulated gradients, where updates have several batches.
+        alike_rows: constants that are combined with accumulated rows.
+        batches: batches of possibly unequal length; one of a step.
+        padded: ragged rows that are padded.
         layouts: changes of layout, once, if tensors have layouts.
-        micro_batches: how a front end's steps are cut, once, where updates take several micro-batches.
-        notes: what a plan says of how losses are taken, a sentence each.
-        stages: where the model is cut, once, if it is.
+        micro_batches: how a front end's steps are split, once, where updates have several micro-batches.
+        notes: the plan's notes on the interpretation of losses, a sentence each.
+        stages: the cut of the model into stages, once, if there is one.
     """
 
     tables: tuple[Table, ...] = ()

@@ -1,4 +1,4 @@
-"""A job on clusters of other sizes, as predicted: what was asked, and what came out.
+"""Predictions for a job on clusters of other sizes: the requested sizes, and the results.
 
 Frozen values; parallax/analysis/whatif/simulate.py computes them.
 """
@@ -16,16 +16,16 @@ from parallax.plans.prediction import Phase, ProfileUsed
 
 @dataclass(frozen=True, slots=True)
 class WhatIf:
-    """What is to be different from what was measured.
+    """The differences of a hypothetical job from the measured one.
 
     Attributes:
-        hosts: the numbers of hosts to look at, rising.
-        workers_per_host: None for as many as the resource file says, or one.
-        link_bytes_per_s: the rate of every link, both ways; None for the measured rates.
-        links: all rates times this.
-        batch: examples of a worker in a step, times this.
-        vocabulary: rows of every variable that is looked up by row, times this.
-        width: elements of each of these rows, times this.
+        hosts: the numbers of hosts to predict, ascending.
+        workers_per_host: None for the number in the resource file, or one.
+        link_bytes_per_s: the rate of every link, in both directions; None for the measured rates.
+        links: factor of all rates.
+        batch: factor of a worker's examples in a step.
+        vocabulary: factor of the rows of every variable that is looked up by row.
+        width: factor of the elements of each of these rows.
 
     Raises:
         ConfigError: when a value breaks a rule.
@@ -61,10 +61,10 @@ class WhatIf:
 
 
 def what_if_from(text: str) -> WhatIf:
-    """Reads what `WhatIf.to_text` wrote.
+    """Parses the output of `WhatIf.to_text`.
 
     Raises:
-        ConfigError: when it is something else.
+        ConfigError: when the text has another format.
     """
     try:
         raw = json.loads(text)
@@ -75,20 +75,20 @@ def what_if_from(text: str) -> WhatIf:
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """One number of hosts.
+    """The prediction for one number of hosts.
 
     Attributes:
-        hosts: how many.
-        workers: of all of them.
+        hosts: the number of hosts.
+        workers: the number of workers on all of them.
         step_s: predicted step; None when it is unknown.
         throughput: batches a second of all workers, a batch being what one worker had in a step when it was measured;
             None when compute was not measured.
-        efficiency: throughput of a worker here, divided by that of a worker at the smallest size; None likewise, and
-            beyond the smallest size where no links were measured.
-        memory_bytes: of the processes of the fullest host.
+        efficiency: throughput of a worker at this size, divided by that of a worker at the smallest size; None
+            likewise, and beyond the smallest size where no links were measured.
+        memory_bytes: of the processes of the host with the largest use.
         sent_bytes: that a worker sends in a step.
-        routes: (route, how many variables), of those with one.
-        changes: what is planned otherwise than at the size before, one sentence each.
+        routes: (route, number of variables), of those with one.
+        changes: differences of the plan from that of the preceding size, one sentence each.
         phases: of the step.
         gap: as in `Prediction`.
         unknown: why the step is unknown; empty when it is not.
@@ -110,14 +110,14 @@ class Size:
 
 @dataclass(frozen=True, slots=True)
 class Balance:
-    """From how many workers on the exchange of a layer's gradients takes longer than its compute.
+    """The number of workers from which the exchange of a layer's gradients takes longer than its compute.
 
     Attributes:
         name: of the variable.
         value_bytes: of it.
         compute_s: its share of a worker's compute.
         exchange_s: seconds of an all-reduce of its gradient alone, at the largest size.
-        workers: the balance point: as many workers or more; None when no number of workers reaches it.
+        workers: the balance point: at this number of workers or more; None when no number of workers reaches it.
     """
 
     name: str
@@ -129,14 +129,14 @@ class Balance:
 
 @dataclass(frozen=True, slots=True)
 class Simulation:
-    """What is predicted of a graph on clusters of several sizes.
+    """The predictions for a graph on clusters of several sizes.
 
     Attributes:
         graph: fingerprint.
-        what_if: what was asked.
+        what_if: the request.
         sizes: in the order of the hosts.
         balances: of the dense layers, the largest first; empty when compute was not measured.
-        assumptions: what the figures rest on, one sentence each.
+        assumptions: the assumptions behind the figures, one sentence each.
         profiles: that were used.
     """
 

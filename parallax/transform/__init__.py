@@ -1,1 +1,1 @@
-"""Carries out decisions on a graph: the passes, one file each, and what must hold after each."""
+"""Applies decisions to a graph: the passes, one module each, and the invariants after each."""

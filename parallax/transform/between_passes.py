@@ -1,8 +1,8 @@
-"""What must hold after each pass, checked before the next one begins: a break names the pass, the op and the rule.
+"""Checks invariants after each pass, before the next one begins: a violation names the pass, the op and the rule.
 
-After every pass: what was changed is in the user's graph, no node has become two things, and nobody takes a tensor of a
-node that gives none any more. Besides, a pass must have done the whole of its own work list (`_LEFT`). Only names are
-looked up, so the check always runs; what the finished graph must be is looked at in invariants.py.
+After every pass: the changed nodes are in the user's graph, no node has two roles, and no node reads an output of a
+node that no longer has outputs. In addition, a pass must have completed its work list (`_LEFT`). Only names are looked
+up, so the check always runs; invariants.py checks the finished graph.
 """
 
 from __future__ import annotations

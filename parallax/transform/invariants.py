@@ -1,13 +1,13 @@
-"""What must hold after each pass, checked on the finished graph; a break names the offending op.
+"""Checks the invariants of the finished graph; a violation names the offending op.
 
-- tables: every table and slot variable has the local shape; no gather of whole rows is left.
-- gradients: what leaves autodiff for the update goes through an exchange: no edge that was to be led elsewhere still
-  takes the raw tensor.
-- state: an update of a trained variable takes no raw gradient of one worker.
+- tables: every table and slot variable has the local shape; no gather of full rows remains.
+- gradients: gradients pass from autodiff to the update through an exchange: no redirected edge still reads the raw
+  tensor.
+- state: an update of a trained variable reads no raw gradient of one worker.
 - seeds: no random op is unseeded.
 
-Besides, every lookup of a table is a pull, and no op of the worker's own writes what servers hold: such a node is a
-NoOp or an Identity.
+In addition, every lookup of a table is a pull, and no op on the worker itself writes variables that servers store: such
+a node is a NoOp or an Identity.
 """
 
 from __future__ import annotations

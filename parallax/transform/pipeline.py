@@ -1,6 +1,6 @@
-"""From a captured graph and decisions to one worker's graph: the passes in order, and a check after each.
+"""Transforms a captured graph into one worker's graph by its decisions: the passes in order, with a check after each.
 
-The finished graph is looked at besides (invariants.py).
+The finished graph is checked as well (invariants.py).
 """
 
 from __future__ import annotations

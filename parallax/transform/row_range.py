@@ -1,6 +1,6 @@
-"""Rows of a value that a graph gives, made without its other rows where the graph's ops allow.
+"""Computes a range of rows of a value in a graph without its other rows, where the graph's ops allow.
 
-The same rules make them by which owners make theirs (passes/initial_rows.py); here they are those of a range.
+The rules are those by which owners compute their initial rows (passes/initial_rows.py), applied to a range.
 """
 
 from __future__ import annotations

@@ -1,16 +1,16 @@
-"""The graph of another plan beside the one that runs, in one session: what both have alike is there once.
+"""Adds the graph of another plan to the running session's graph; nodes that both plans share exist once.
 
-What a session keeps between runs hangs on its nodes: the position of a dataset's iterator, the contents of queues and
-word tables, the counters of random ops, variables. So another plan's graph is not opened in a session of its own. Its
-nodes that are as they were, with all that they need, are those which run already; all others are added under
-`parallax/plan_NUMBER/`, and take what they share from there. What is added is
+State that a session keeps between runs is bound to its nodes: the position of a dataset's iterator, the contents of
+queues and lookup tables, the counters of random ops, variables. So another plan's graph does not get a session of its
+own. Its unchanged nodes, with all their inputs, are those already running; all others are added under
+`parallax/plan_NUMBER/`, and read shared tensors from the running nodes. Added nodes are
 
-- a variable that a plan holds in other places than the one before, for its rows are to be moved,
-- what the transform made, so that collectives have the same names on all workers, whatever is alike on one of them;
-  but gates, whose key says all about them (passes/turns.py),
-- what differs in any attribute or input,
+- a variable that the new plan stores elsewhere, for its rows must be moved,
+- nodes that the transform made, so that collectives have the same names on all workers, even where they are equal on
+  one of them; except gates, which their key describes in full (passes/turns.py),
+- nodes that differ in any attribute or input,
 
-and whatever takes something of these or waits for it.
+and all nodes that read one of these or wait for it.
 """
 
 from __future__ import annotations

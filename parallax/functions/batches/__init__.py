@@ -1,1 +1,1 @@
-"""Global batches cut into shares: arrays in shared memory, numbered rows, and what pipelines do to a row."""
+"""Splits global batches into shares: arrays in shared memory, numbered rows, and row-wise input pipelines."""

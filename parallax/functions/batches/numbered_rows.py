@@ -1,4 +1,4 @@
-"""Arrays whose rows are known by their numbers: a worker takes those that it needs, and nobody makes whole batches."""
+"""Arrays addressed by row number: a worker reads only the rows that it needs, and no process builds whole batches."""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
-"""What an input pipeline does to each row, as a graph: workers on other machines do it to their own rows.
+"""An input pipeline's function of each row, as a graph that workers on other hosts run on their own rows.
 
-The script's process then reads and sends what the rows are made of (a path, a serialized example), and no pictures.
+The script's process then reads and sends only the source of each row (a path, a serialized example), not decoded
+images.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
-"""Arrays that processes of one machine share: each has them mapped, and the machine has them once.
+"""Arrays that processes of one host share: each process maps them, and the host stores them once.
 
-They lie in a file of memory without a name (memfd_create), of which nothing is left when the last process has ended,
-and which no limit of /dev/shm concerns. Another process opens it by the process and the descriptor that have it.
+They are in an anonymous memory file (memfd_create), which disappears with the last process that has it open, and to
+which no limit of /dev/shm applies. Another process opens it by the pid and the descriptor of a process that has it
+open.
 """
 
 from __future__ import annotations

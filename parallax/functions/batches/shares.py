@@ -1,8 +1,8 @@
-"""Cuts a global batch into the workers' shares.
+"""Splits a global batch into the workers' shares.
 
-One after the other, the shares are the batch of one process. A batch that has fewer rows than there are workers
-leaves some without: these compute on a stand-in, a row of another worker, which counts for nothing
-(transform/building/shares.py). So no op is run on an empty batch, which many kernels do not take.
+Concatenated, the shares are the batch of one process. A batch with fewer rows than workers leaves some workers without
+examples: these compute on a stand-in, a row of another worker, which contributes nothing
+(transform/building/shares.py). So no op runs on an empty batch, which many kernels reject.
 """
 
 from __future__ import annotations

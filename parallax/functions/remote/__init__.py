@@ -1,1 +1,1 @@
-"""The steps of a graph carried out by workers of another process: requests, and what serves them."""
+"""Executes the steps of a graph on workers of another process: requests, and the worker that serves them."""

@@ -1,4 +1,4 @@
-"""Sums of per-worker parts that go on when workers are replaced, whose own parts begin at zero then."""
+"""Sums of per-worker parts that continue when workers are replaced, whose parts then restart at zero."""
 
 from __future__ import annotations
 

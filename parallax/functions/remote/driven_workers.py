@@ -1,4 +1,4 @@
-"""The workers that this process drives: it starts them before their plan is known, and keeps them between calls."""
+"""The workers that this process drives: it starts them before their plan is known, and reuses them between calls."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Requests of the process that drives workers, as the workers hear them: worker 0 first, who tells the others."""
+"""Receives the requests of the process that drives workers: worker 0 reads each one and broadcasts it to the others."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The steps of a graph as the process that drives workers sees them: like those of one worker that has it all."""
+"""The steps of a graph from the view of the process that drives workers: like those of a single local worker."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Requests of the process that drives workers, in order; they are sent again to workers that replace failed ones.
+"""The ordered requests of the process that drives workers; they are sent again to workers that replace failed ones.
 
-What workers have is what the requests so far have made of it. So a queue that can be restored keeps them, from the last
-point on at which the workers' variables are known: those of a checkpoint, or values that this process has read. After a
-failure the workers' next job opens the session again, gets these values, and the requests since then.
+The state of the workers is the result of the requests so far. So a recoverable queue stores the requests since the last
+point at which the workers' variables are known: those of a checkpoint, or values that this process has read. After a
+failure the workers' next job opens the session again, and receives these values and the requests since then.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""A worker that serves the process which drives it: it gets the graph of the steps, and never runs a script.
+"""A worker that serves the process that drives it: it receives the graph of the steps, and never runs a script.
 
-A session is opened for each graph; between two calls the worker waits with the last one. Worker 0 hears the driver and
-tells the others. All carry out what it asks for, each on its share of a batch, and worker 0 answers with what one
-process would have computed.
+A session is opened for each graph; between two calls the worker waits with the last one. Worker 0 receives the driver's
+requests and broadcasts them. All workers execute each request, each on its share of a batch, and worker 0 answers with
+the result that one process would have computed.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""The arguments of a call of a step, read as `tf.function` reads them.
+"""The arguments of a call of a step, interpreted as `tf.function` interprets them.
 
 An argument is a tensor, whose first dimension is the batch, a scalar tensor, or any other Python value, which is a
-constant of the trace. What has a spec in an input signature is a tensor.
+constant of the trace. An argument with a spec in an input signature is a tensor.
 """
 
 from __future__ import annotations

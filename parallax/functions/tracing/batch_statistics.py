@@ -1,7 +1,7 @@
-"""Of which batch normalizations take statistics, while steps are traced: of the global one, or of a worker's own.
+"""Selects the statistics of batch normalizations while steps are traced: of the global batch, or per worker.
 
-Own statistics normalize what a worker has. Moving averages take their mean over all examples, which is the mean over
-the workers of what each has found, by its share of the batch.
+Per-worker statistics normalize the per-worker batch. Moving averages use their mean over all examples, which is the
+mean of the workers' statistics, weighted by their shares of the batch.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Whether a metric's state is a sum over examples, which workers' states can be put together of, and stays inside."""
+"""Checks that a metric's state is a sum over examples, which adds up over workers, and that no step returns it."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Watches the handles of variables: every op that the script runs eagerly, and that takes one, is seen.
+"""Observes the handles of variables: every op that the script runs eagerly and that reads a handle is seen.
 
 A variable has dozens of methods, and TensorFlow hundreds of ops and functions that read or write it by its handle. All
-of them reach the runtime through three entries, so these are watched, and no method. What is not registered with
-TensorFlow as an op that only reads counts as an op that writes.
+of them reach the runtime through three entry points, so these are wrapped instead of any method. An op counts as a
+write unless TensorFlow registers it as one that only reads.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""What Keras's optimizers do with sparse gradients, made the dense gradient's result while a step is traced.
+"""Gives Keras's optimizers coalesced sparse gradients while a step is traced; results equal those of dense gradients.
 
-Keras leaves equal rows of a gradient apart, so squares and moments are of parts and not of the sum, and what it makes
-of slices is now and then not what it makes of a dense gradient. Here equal rows are merged before the update, which is
-also where an owner takes the rows of several workers together, and the update sees a dense gradient: zeros but for
-those rows. SGD and Adagrad, which leave rows with zeros as they are, and optimizers that say that they update by row
-see the rows alone.
+Keras leaves equal rows of a gradient uncoalesced, so squares and moments are of parts and not of the sum, and its
+results for slices sometimes differ from those for a dense gradient. Here equal rows are summed before the update, which
+is also where an owner combines the rows of several workers, and the update sees a dense gradient: zeros except in those
+rows. SGD and Adagrad, which leave rows with zeros unchanged, and optimizers that declare row-wise updates see the rows
+alone.
 """
 
 from __future__ import annotations

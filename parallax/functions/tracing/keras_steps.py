@@ -1,7 +1,7 @@
-"""What a step that uses Keras 3 needs while it is traced: its optimizers see merged rows, and its variables are named.
+"""Prepares the trace of a step that uses Keras 3: its optimizers see coalesced rows, and its variables are named.
 
-Optimizers are met in the step itself, wherever it has them from, when they are first applied. A variable goes by the
-path that Keras gives it, and a slot below its variable.
+Optimizers are found in the step itself, whatever their origin, when they are first applied. A variable is named by the
+path that Keras gives it, and a slot by a path below its variable.
 """
 
 from __future__ import annotations

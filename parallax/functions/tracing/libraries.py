@@ -1,4 +1,4 @@
-"""Which libraries' objects a traced step may use, of those that the script has imported.
+"""Lists the imported libraries whose objects a traced step may use.
 
 Each has a module here with `record_use(merges_rows)`, a context around the trace.
 """

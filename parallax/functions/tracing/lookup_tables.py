@@ -1,8 +1,8 @@
-"""Lookup tables that a traced step takes: the contents of static ones travel with the graph.
+"""Lookup tables that a traced step reads: the contents of static ones are sent with the graph.
 
-A table that was made eagerly, as a `StringLookup` layer makes one, lives in the process of the script. The graph of the
-step has a table of its own in its place, filled with the same keys and values, sorted by key, as a table lists them in
-another order in each process.
+A table that was created eagerly, as by a `StringLookup` layer, is in the process of the script. The graph of the step
+has its own table instead, with the same keys and values, sorted by key, as a table lists them in another order in each
+process.
 """
 
 from __future__ import annotations

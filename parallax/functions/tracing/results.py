@@ -1,11 +1,12 @@
-"""What a step returns, of all workers: what one process returns.
+"""Combines the results of a step over all workers into those that one process returns.
 
 Each worker has the result of its rows, and serve_driver.py combines these: floating scalars are averaged, tensors with
 an open first dimension are concatenated, and the layout engine replicates everything else within the step. `returns` of
-parallax.function overrides that. Results are marked during the trace and in the graph of the step, so that
-the layout engine knows which form is combined.
+parallax.function overrides that. Results are marked during the trace and in the graph of the step, so that the layout
+engine knows which form is combined.
 
-What a step logs of the batch itself is marked too (`reported_value`), so that workers' logs are one process's.
+Values that a step logs about the batch itself are marked too (`reported_value`), so that workers' logs equal those of
+one process.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""One graph made of traced functions: each is called in it once, on variables that the graph has of its own.
+"""One graph of traced functions: it calls each function once, on the graph's own variables.
 
-A step that was written for eager execution, once traced, is a function that takes handles of variables as arguments.
-The graph has a variable in the place of each, which starts at zero: whoever opens a session gives it the value. One
-whose initial value was traced (traced_values.py) starts at that, so that owners make their rows. Calls
-are inlined by capture as those of any `tf.function`, and gradients are remembered by the function's own graph, so
-nothing behind capture knows where such a graph came from.
+A step that was written for eager execution is, once traced, a function whose arguments include handles of variables.
+The graph has a variable for each handle, which starts at zero; the code that opens a session assigns its value. A
+variable whose initial value was traced (traced_values.py) starts at that value, so that owners compute their rows.
+Capture inlines the calls like those of any `tf.function`, and the function's own graph records the gradients, so no
+later stage depends on the origin of such a graph.
 """
 
 from __future__ import annotations

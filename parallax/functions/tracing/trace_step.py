@@ -1,4 +1,4 @@
-"""Traces a step of the script for batches of any length, and names each variable that the step takes."""
+"""Traces a step of the script for batches of any length, and names each variable that the step reads."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Large variables that are made when somebody reads them; until then they are the graph of a value, or are in files.
+"""Large variables that are materialized on first read; until then they are the graph of a value, or are in files.
 
-A process that builds a model needs no value of a table whose rows their owners make. Such a variable has a handle and
-no memory. Whoever reads it eagerly gets what it would always have had, as its value is made then, up to a limit of
-bytes that one process makes whole. Traces and graphs take the handle alone.
+A process that builds a model does not need the value of a table whose rows their owners compute. Such a variable has a
+handle and no memory. An eager read returns the value that it would always have had, as it is computed then, up to a
+limit of bytes that one process materializes. Traces and graphs use the handle alone.
 """
 
 from __future__ import annotations

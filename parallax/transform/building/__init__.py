@@ -1,1 +1,1 @@
-"""How new ops are put into a graph: the editor, collectives, exchanges."""
+"""Builds new ops into a graph: the editor, collectives, exchanges."""

@@ -1,9 +1,9 @@
-"""The library of ops (parallax/native), and those by which workers exchange rows.
+"""Loads the op library (parallax/native), and builds the ops by which workers exchange rows.
 
-Every node of the exchange has a communicator and a thread of its own, so a worker's messages leave as soon as its rows
-are there, and several exchanges are on the wire at once, in any order. Horovod has all workers agree on every tensor
-first, once a cycle, and takes one after the other. How many rows come from whom is asked in the first all-to-all of a
-pull only. The op is stateful, so TensorFlow neither folds it nor merges two of them.
+Every node of the exchange has its own communicator and thread. So a worker's messages leave as soon as its rows are
+ready, and several exchanges are in flight at once, in any order. Horovod, in contrast, negotiates every tensor among
+all workers, once a cycle, and processes one after another. The row counts of each peer are exchanged only in the first
+all-to-all of a pull. The op is stateful, so TensorFlow neither folds it nor merges two of them.
 """
 
 from __future__ import annotations

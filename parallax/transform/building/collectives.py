@@ -1,13 +1,13 @@
-"""Collectives as graph ops: the only place that builds them. The exchange of rows is in all_to_all.py.
+"""Collectives as graph ops: the only module that builds them. The exchange of rows is in all_to_all.py.
 
-All-reduces, which every step has, are an op of the project's own (parallax/native/all_reduce.cc): what travels is known
-when the graph is built, so nobody has to agree on it in a step. Gathering to all and broadcasts are Horovod's.
+All-reduces, which every step has, are an op of the project's own (parallax/native/all_reduce.cc): their messages are
+fixed when the graph is built, so no negotiation takes place in a step. All-gathers and broadcasts are Horovod's.
 
 Horovod declares its ops stateless, so TensorFlow may fold one whose inputs are constant, or merge two with equal
 inputs. Inputs therefore pass through `open_end`, which is never folded. The node's name is the name on the wire: all
-workers build the same nodes in the same order, else they wait for each other for ever.
+workers must build the same nodes in the same order, else they deadlock.
 
-Before each of those an op wakes Horovod's thread, which sleeps while there is nothing to do (parallax/native).
+Horovod's thread sleeps while it is idle; an op before each of these collectives wakes it (parallax/native).
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Subgraphs that are built once and then copied: the collective of a dense gradient is the same for each of them.
+"""Subgraphs that are built once and then copied, as the collective of every dense gradient has the same structure.
 
-TensorFlow takes some 100 us to build an op, a copy of a node some 5 us, and a large graph has a collective or two for
-each variable. The first of its kind is built in a graph of its own; each is copied from there as nodes, under the names
-and at the place in the order of nodes that they would have had, had TensorFlow built them.
+TensorFlow takes some 100 us to build an op and some 5 us to copy a node, and a large graph has one or two collectives
+for each variable. The first of its kind is built in a separate graph. Each further one is copied from there as nodes,
+under the names and at the position in the order of nodes that TensorFlow would have given them.
 """
 
 from __future__ import annotations

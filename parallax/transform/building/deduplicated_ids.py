@@ -1,18 +1,18 @@
-"""What lookups ask owners for: the ids of all lookups of an exchange, equal ones merged, in the order they are sent.
+"""Deduplicates the ids that a worker requests from owners: the ids of all lookups of an exchange, in send order.
 
-What a worker asks for travels in hops (transports.py). In each hop equal keys are merged and ordered by where they go
-next; rows come back the same way, and gradient rows go forward on it, equal ones added up before each hop. A pattern
-of P slots says who owns a row, and as which local row (parallax/graph/ownership.py). Tables of equal width, type and
-pattern whose owners are workers share one exchange: their row numbers are laid one after the other, each table
-starting at a multiple of P, so that one map holds for all of them together.
+Requests travel in hops (transports.py). In each hop equal keys are deduplicated and ordered by their next destination.
+Rows return on the same route, and gradient rows are sent forward on it, with equal ones summed before each hop. A
+pattern of P slots maps each row to its owner and its local row (parallax/graph/ownership.py). Tables of equal width,
+type and pattern whose owners are workers share one exchange: their row numbers are concatenated, each table starting at
+a multiple of P, so that one map holds for all of them together.
 
-Bytes between workers are those of analysis/routes/cost.py: the push needs no ids, because the owner remembers them from
-the pull. Where gradients are kept over several batches (passes/accumulate.py) the push names its own rows, and sends
+Bytes between workers are those of analysis/routes/cost.py: the push sends no ids, because the owner stores those of the
+pull. Where gradients are accumulated over several batches (passes/accumulate.py) the push has its own rows, and sends
 their ids.
 
-Equal gradient rows are added up at the worker that sends them, and at the owner who gets them of several.
-Without the second an optimizer that does not merge rows by itself would take two half updates for one
-(rewrites.Push.merge), and Adagrad, say, would come to another row than one process.
+Equal gradient rows are summed at the worker that sends them, and at the owner that receives them from several workers.
+Without the latter, an optimizer that does not coalesce rows itself would apply two partial updates instead of one
+(rewrites.Push.merge), and Adagrad, for example, would compute another row than one process.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""The graph under change: new ops are built beside the user's graph, and edges are led to them.
+"""The graph editor: new ops are built next to the user's graph, and edges are redirected to them.
 
-New ops are built in a scratch tf.Graph, where a placeholder of the same shape and type stands for every tensor of the
-user's graph that they take; leading an edge elsewhere is bookkeeping. `finish` writes both into one GraphDef and puts
-the user's tensors in place of the placeholders.
+New ops are built in a scratch tf.Graph, where a placeholder of the same shape and type represents every tensor of the
+user's graph that they read; redirecting an edge is bookkeeping. `finish` writes both into one GraphDef and replaces the
+placeholders with the user's tensors.
 """
 
 from __future__ import annotations

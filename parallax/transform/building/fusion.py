@@ -1,13 +1,12 @@
 """Decides which lookups share one pull and which pushes share one exchange.
 
-Each exchange costs three rounds that wait for each other. Lookups of equal width, type and owners are fused when none
-can depend on another: they are at the same *level* (how many exchanges must be done before), wait for the same nodes,
-and are pushed through by the same pushes. A lookup whose ids come from the rows of another has the next level. Pushes
-at one level, one for each table, travel together as a *site*. A table on servers shares a pull with no other, as
-nothing is gained. What a fetch does not need of a fused exchange is fed with nothing (editor.Cut), so fusing never asks
-for more feeds.
+Each exchange costs three sequential rounds. Lookups of equal width, type and owners are fused when none can depend on
+another: they have the same *level* (the number of exchanges that must precede them), wait for the same nodes, and have
+the same pushes. A lookup whose ids come from the rows of another has the next level. Pushes at one level, one for each
+table, travel together as a *site*. A table on servers shares a pull with no other, as nothing is gained. Parts of a
+fused exchange that a fetch does not need are fed empty tensors (editor.Cut), so fusing never requires additional feeds.
 
-Of the workers on a host one asks each owner, for all of them (`requesters`).
+Of the workers on a host, one requests rows from each owner on behalf of all (`requesters`).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Brings what a loop takes from outside into it, where new ops of a turn take it."""
+"""Adds loop entries for outside tensors that new ops inside an iteration read."""
 
 from __future__ import annotations
 

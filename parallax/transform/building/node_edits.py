@@ -1,4 +1,4 @@
-"""How a node of a GraphDef becomes another one, in place: other inputs, an identity, a constant, or no op at all."""
+"""Replaces nodes of a GraphDef in place: with other inputs, an identity, a constant, or a no-op."""
 
 from __future__ import annotations
 

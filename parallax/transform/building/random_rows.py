@@ -1,7 +1,7 @@
-"""Rows of random tensors, drawn by their owner alone (parallax/native/random_rows.cc).
+"""Rows of random tensors, each drawn by its owner alone (parallax/native/random_rows.cc).
 
-TensorFlow draws a value from the two seeds and the value's place in the tensor, so the op enters the stream at the
-groups of the wanted rows. Like the user's op it keeps how often it has run: each run draws other numbers.
+TensorFlow draws a value from the two seeds and the value's position in the tensor, so the op enters the stream at the
+groups of the requested rows. Like the user's op it counts its runs: each run draws other values.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""How workers put together what each has a part of: by Horovod's collectives, through queues on servers, or not at all.
+"""Combines per-worker values: by Horovod's collectives, through queues on servers, or not at all.
 
-Through servers (run option PS), worker 0 takes what the others send, puts it together in the order of the ranks, and
-sends the result back, or a token when it has written: each value has a queue of length 1 for each receiver. As with
-collectives, all workers must run the same exchanges, else they wait for each other for ever; their nodes are under
-`parallax/meet/NUMBER`, numbered alike on all.
+Through servers (run option PS), worker 0 receives the other workers' values, combines them in rank order, and sends the
+result back, or a token after a write: each value has a queue of length 1 for each receiver. As with collectives, all
+workers must run the same exchanges, else they deadlock; their nodes are under `parallax/meet/NUMBER`, with equal
+numbers on all workers.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Each worker's share of the examples of a step, where workers' batches may be of unequal length.
+"""Each worker's share of the examples of a step, where per-worker batches may have unequal lengths.
 
 Shares add up to 1 over the workers. A worker without examples computes on a stand-in (batches/shares.py), which
-counts for nothing: a product with a share of 0 is 0, whatever the other factor; sums and extremes over the workers
-leave the worker out; and it sends no gradient rows.
+contributes nothing: a product with a share of 0 is 0, whatever the other factor; sums and extremes over the workers
+exclude the worker; and it sends no gradient rows.
 """
 
 from __future__ import annotations

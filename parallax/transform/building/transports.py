@@ -1,13 +1,13 @@
-"""The ways from a worker to the owners of rows: to partitions in the workers, or to those on servers.
+"""Transports from a worker to the owners of rows: to partitions in the workers, or to those on servers.
 
-Both may begin with a hop to a meeting of workers, where each key goes to one of them, who merges what the others ask
-for and asks the owners once for all of them. Workers of one host meet so that what leaves it are their union's rows.
-Where every host has one worker, all meet for tables on servers: each server is asked by the worker on its host, its
-*front*, and by nobody else. Rows then cross between hosts in messages of workers, one to each other, not in requests of
-every worker to every server.
+Both may begin with a hop among a group of workers, where each key goes to one member, which deduplicates the requests
+of the others and requests rows from the owners once for all of them. The workers of one host form a group, so that only
+the union of their rows leaves the host. Where every host has one worker, all workers form a group for tables on
+servers: each server is reached through the worker on its host, its *front*, alone. Rows then cross between hosts in one
+message for each pair of workers, not in requests of every worker to every server.
 
-Half precision is for the hop that leaves hosts alone: to the owners, or to fronts. A worker's own rows are rounded like
-those of others, so that all workers read the same.
+Half precision applies only to the hop that leaves hosts: to the owners, or to fronts. A worker rounds its local rows
+like those of others, so that all workers read the same values.
 """
 
 from __future__ import annotations

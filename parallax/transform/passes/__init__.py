@@ -1,1 +1,1 @@
-"""What is rewritten: one pass, one file."""
+"""The rewrites of a graph: one pass, one module."""

@@ -1,11 +1,11 @@
-"""Pass: gradients are kept where they leave autodiff, until the batches of one update are together.
+"""Pass: accumulates gradients where they leave autodiff, until all batches of one update have run.
 
-Each batch's run has the worker keep what it finds (`GradientAccumulation.begin`, `GradientAccumulation.add`), and no
-gradient travels. The last batch's run reads what was kept, and everything outside of autodiff sees the mean over all
-batches, as if the worker had had them in one. Nothing needs to be cleared: the first batch of the next update takes
-the place of what was kept. Where batches have layouts, each counts by the examples that all workers have of it, and of
-a worker without examples nothing is kept. Where a front end's step is cut into micro-batches, these add up to the step,
-each weighed by a power of its share.
+The run of each batch stores its gradients in the worker (`GradientAccumulation.begin`, `GradientAccumulation.add`), and
+sends none. The run of the last batch reads the accumulated gradients, and all ops outside autodiff see the mean over
+all batches, as if they were one per-worker batch. Nothing is cleared: the first batch of the next update overwrites the
+accumulators. Where batches have layouts, each counts by the number of its examples on all workers, and a worker without
+examples accumulates nothing. Where a front end's step is split into micro-batches, these add up to the step, each
+weighted by a power of its share.
 """
 
 from __future__ import annotations

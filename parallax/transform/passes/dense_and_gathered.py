@@ -1,4 +1,4 @@
-"""Passes for gradients of what every worker holds: scaling, all-reduce, broadcast, and sparse rows sent to all."""
+"""Passes for gradients of replicated variables: scaling, all-reduce, broadcast, and all-gather of sparse rows."""
 
 from __future__ import annotations
 

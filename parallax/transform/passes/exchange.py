@@ -1,10 +1,10 @@
-"""Pass: lookups of tables become pulls, and joined gradients that meet their updates become pushes.
+"""Pass: replaces lookups of tables with pulls, and gradient rows at updates of tables with pushes.
 
-A pull checks the ids (one outside its table ends the run here, before anything is sent), merges equal ones, orders the
-rest by where they go, and brings the rows back. A push reuses the order of its pull, and needs the ids of the pull
-alone: rows that nobody takes, as in a step whose gradient does not depend on them, are not sent back. Equal gradient
-rows are added up before they go. Rows of several workers can be equal: the owner merges them a second time, by the
-optimizer's own Unique where it has one, else by building/deduplicated_ids.py (rewrites.Push.merge).
+A pull checks the ids (one outside its table ends the run here, before anything is sent), deduplicates them, orders them
+by destination, and returns the rows. A push reuses the order of its pull, and depends on the ids of the pull alone:
+rows without a consumer, as in a step whose gradient does not depend on them, are not sent back. Equal gradient rows are
+summed before they are sent. Rows of several workers can be equal: the owner sums them again, by the optimizer's own
+Unique where it has one, else by building/deduplicated_ids.py (rewrites.Push.merge).
 """
 
 from __future__ import annotations

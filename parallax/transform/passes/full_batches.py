@@ -1,11 +1,11 @@
-"""Pass: a run of a full batch has its length as a constant, and not the ops that find it out.
+"""Pass: makes the batch length a constant in runs of a full batch, in place of the ops that compute it.
 
-A graph of batches of any length computes shapes in every run: of gradients, of what is summed and exchanged. Where a
-graph says how long its batches are but for the last of an epoch, a batch that is so long is fed elsewhere: to a
-placeholder whose shape is known, from which the batch's own takes it. TensorFlow prepares a graph for each set of feeds
-anew, so in that of full batches it folds all that depends on lengths alone. Both compute the same, but all workers must
-run the same one: a collective of lengths may be folded in one and not in the other, and a share may be as long in a
-shorter batch as in a full one. So the length of the global batch decides.
+A graph of batches of any length computes shapes in every run: of gradients, of sums and of exchanges. Where a graph
+states the length of all its batches but the last of an epoch, a batch of that length is fed to another placeholder, of
+known shape, from which the batch's own placeholder reads. TensorFlow optimizes a graph for each set of feeds, so in
+that of full batches it folds everything that depends on lengths alone. Both variants compute the same values, but all
+workers must run the same variant: a collective of lengths may be folded in one and not in the other, and a share of a
+shorter batch may be as long as that of a full one. So the length of the global batch selects the variant.
 """
 
 from __future__ import annotations

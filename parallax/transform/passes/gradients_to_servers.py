@@ -1,9 +1,9 @@
-"""Gradients on their way to servers: through accumulators that wait for all workers, or directly from one worker.
+"""Sends gradients to servers: through accumulators that wait for all workers, or directly from one worker.
 
-Each partition of a push or scatter has an accumulator. Each giver gives once a step: all workers, or, of rows, each
-server's front alone. Worker 0 takes the sum when all have given, and multiplies a dense sum of which the mean is wanted
-by 1/W; rows were scaled where they left autodiff. No worker gives a second time before the first sum is taken, as its
-step ends only after the update.
+Each partition of a push or scatter has an accumulator. Each contributor adds one gradient a step: all workers, or, for
+rows, each server's front alone. Worker 0 reads the sum when all have contributed, and multiplies a dense sum by 1/W if
+the mean is wanted; rows were scaled where they left autodiff. No worker contributes again before the first sum is read,
+as its step ends only after the update.
 """
 
 from __future__ import annotations

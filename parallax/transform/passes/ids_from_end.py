@@ -1,7 +1,7 @@
-"""Ids that a graph counts from the end of a table where they are below zero, as Keras does: a pull does it itself.
+"""Pass: lets a pull resolve negative ids, which a graph counts from the end of a table, as Keras does.
 
-`where(id < 0, id + rows, id)` is three small ops for each lookup. The op that makes ids ready to be sent looks at every
-id anyway.
+`where(id < 0, id + rows, id)` is three small ops for each lookup. The op that prepares ids for sending reads every id
+anyway.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
-"""One holder's rows of a whole value, made without the whole where its ops allow.
+"""Computes one owner's rows of a full value without the full value, where its ops allow.
 
-The cut to a holder's rows goes up through the ops that make the value. An elementwise op works on the rows of its
-operands; a fill makes fewer rows; a random op draws those rows from the same place of its stream (random_rows.py). Each
-gives bit for bit the rows that it would have given whole, so ops whose last bit may depend on where a value lies in a
-vector (exp, tanh) are not among them. What has no rule here is made whole, and then cut.
+The slice to an owner's rows is propagated up through the ops that produce the value. An elementwise op runs on the rows
+of its operands; a fill creates fewer rows; a random op draws these rows from the same position of its stream
+(random_rows.py). Each op returns bit for bit the rows of the full value, so ops whose last bit may depend on a value's
+position in a vector (exp, tanh) are excluded. A value without a rule is computed in full and then sliced.
 
-Slots go this way too, and so do partitions on servers: what makes their rows is placed beside them, and worker 0 has
-none of these rows.
+Slots are handled in the same way, and so are partitions on servers: the ops that produce their rows are placed on their
+server, and worker 0 stores none of these rows.
 """
 
 from __future__ import annotations

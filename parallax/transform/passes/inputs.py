@@ -1,12 +1,13 @@
-"""Pass: iterators of datasets in the graph can be begun at any element of the sequence that all workers read.
+"""Pass: lets dataset iterators in the graph start at any element of the sequence that all workers read.
 
-Before the op that begins an iterator comes a skip, whose count is fed where a job goes on from a checkpoint. For that
-the dataset must give the same elements again: shuffles without a seed get one from the job's.
+A skip is inserted before the op that initializes an iterator; its count is fed when a job resumes from a checkpoint.
+The dataset must then return the same elements again: shuffles without a seed get one from the job's seed.
 
-A dataset that is sharded (parallax/graph/shard.py) is cut into as many shares as the job had workers when it first
-began, for good. The one sequence takes an element of each share in turn, and the workers of this start take turns with
-its elements. Where they are as many as the shares, and each is in its own, a worker reads its share alone; else each
-reads all shares and leaves what is the others'. A dataset that is not sharded is each worker's own.
+A sharded dataset (parallax/graph/shard.py) is permanently split into as many shards as the job had workers when it
+first started. The global sequence interleaves the elements of the shards, and the workers of the current start
+alternate over its elements. Where the number of workers equals the number of shards, and each worker is at its own
+shard, a worker reads that shard alone; else each worker reads all shards and skips the elements of the others. A
+dataset that is not sharded is per-worker.
 """
 
 from __future__ import annotations

@@ -1,14 +1,14 @@
-"""All-reduces that can begin at about the same time travel as one message.
+"""Pass: fuses all-reduces that can begin at about the same time into one message.
 
-Every message costs rounds that wait for each other, so small tensors go together, in the order in which the graph gives
-them, until they make a message; large ones go alone, as soon as they are there. What is joined is fixed here, the same
-on all workers, so nothing is agreed on in a step, and sums have one order in every run. Only such are joined as no path
-leads from one to another: their *level*, the number of all-reduces before them one after the other, is the same. The
-graph stays without circles, as every path from an all-reduce leads to higher levels.
+Every message costs rounds of latency. So small tensors are fused, in the order of the graph, until they fill a message;
+large ones are sent alone, as soon as they are ready. The fusion is fixed here, the same on all workers, so nothing is
+negotiated in a step, and sums have one order in every run. Only all-reduces without a path between them are fused:
+their *level*, the number of all-reduces on the path before them, is the same. The graph remains acyclic, as every path
+from an all-reduce leads to higher levels.
 
-Each that was joined stays as an Identity, under its name, of its part of the result. A run that needs some of them only
-feeds the parts of the others with nothing: `view_apart` is the graph in which each still depends on its own part alone,
-by which it is told what a run needs.
+Each fused all-reduce remains, under its name, as an Identity of its part of the result. A run that needs only some of
+them feeds empty tensors for the parts of the others: `view_apart` is the graph in which each still depends on its own
+part alone, from which the dependencies of a run are computed.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Pass: tensors of a step are brought into the layouts in which ops take them (parallax/plans/layouts.py)."""
+"""Pass: converts tensors of a step to the layouts in which ops require them (parallax/plans/layouts.py)."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Passes for tables: local shapes, whole values cut to local rows, and local rows put together whole.
+"""Passes for tables: local shapes, full values sliced to local rows, and local rows gathered to full values.
 
-The row-local view: a table and its slot variables hold the rows that this worker owns; row-wise update ops then stay
-as the user wrote them.
+In the row-local view, a table and its slot variables store the rows that this worker owns; row-wise update ops then
+remain as the user wrote them.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
-"""Asynchronous updates, one worker at a time for each partition.
+"""Pass: serializes asynchronous updates, one worker at a time for each partition.
 
 TensorFlow's update ops are not atomic among workers: scatter-adds share a lock, and Adam on sparse rows is several ops.
-So all ops that update a partition from one gradient run under a mutex on its server. It is taken when everything that
-they need has arrived there, so no worker holds it while another place is slow.
+So all ops that update a partition from one gradient run under a mutex on its server. The mutex is acquired when all
+their inputs have arrived there, so no worker holds it while another process is slow.
 
-Pulls and refreshed copies take no mutex. An update that needs from elsewhere what it reads under its own lock is
-refused.
+Pulls and refreshed copies acquire no mutex. An update that needs a value from elsewhere that was read under the
+update's own lock is refused.
 """
 
 from __future__ import annotations

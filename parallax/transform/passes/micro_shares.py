@@ -1,6 +1,6 @@
-"""Pass: a front end's run takes its micro-batch's share of the step's examples, and weighs by it what adds up.
+"""Pass: gives a front end's run its micro-batch's share of the step's examples, as the weight of values that add up.
 
-Whoever cuts a step feeds the share; a run that is fed none has its whole batch, and a share of 1.
+The caller that splits a step feeds the share; a run without a fed share has its whole batch, and a share of 1.
 """
 
 from __future__ import annotations

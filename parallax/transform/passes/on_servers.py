@@ -1,10 +1,11 @@
-"""Pass: what runs on servers. Partitions of tables, the nodes that compute or write them, and how workers take part.
+"""Pass: moves nodes to servers: partitions of tables, the nodes that compute or write them, and the workers' protocol.
 
-Every node that holds, computes or writes rows of a table on servers (rewrites.Owned) is built anew for each partition,
-beside it on its server. In synchronous training worker 0's graph has all of them. It takes the gradients of all workers
-from accumulators, applies them once, and tells the others through queues. Their graphs have the nodes that only read;
-where worker 0 writes, they give their gradients and wait. In asynchronous training every worker has all nodes and
-applies its own gradients at once, one worker at a time for each partition (locks.py); initial values are worker 0's.
+Every node that stores, computes or writes rows of a table on servers (rewrites.Owned) is built again for each
+partition, on the partition's server. In synchronous training worker 0's graph has all of them. It takes the gradients
+of all workers from accumulators, applies them once, and signals the others through queues. The other workers' graphs
+have the nodes that only read; where worker 0 writes, they contribute their gradients and wait. In asynchronous training
+every worker has all nodes and applies its own gradients at once, one worker at a time for each partition (locks.py);
+initial values are worker 0's.
 """
 
 from __future__ import annotations

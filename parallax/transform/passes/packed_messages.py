@@ -1,7 +1,7 @@
-"""Small tensors that one node of another stage takes travel as one message, as the norms of gradients for their sum.
+"""Pass: packs small tensors that one node of another stage reads into one message, such as the norms of gradients.
 
-The sender packs them, and the receiver takes them apart: of one type and shape each, with the same takers, so that no
-run needs some of them alone, and nothing waits for what it did not wait for.
+The sender packs them, and the receiver unpacks them. All have one type and shape and the same consumers, so no run
+needs only some of them, and no op gains a dependency.
 """
 
 from __future__ import annotations

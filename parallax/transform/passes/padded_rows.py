@@ -1,4 +1,4 @@
-"""Pass: ragged rows are filled up to the longest of all workers' rows, as one process fills them up."""
+"""Pass: pads ragged rows to the longest row of all workers, as one process pads them."""
 
 from __future__ import annotations
 

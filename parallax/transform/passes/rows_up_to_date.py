@@ -1,10 +1,10 @@
-"""Pass: rows of lazily updated tables are brought up to date where somebody reads or overwrites them.
+"""Pass: brings rows of lazily updated tables up to date where an op reads or overwrites them.
 
-A table whose update touches only the rows of a batch (parallax/analysis/reading/lazy) keeps rows that lack updates. Its
-members, the table first and then its slots, are what the update takes; partitions on servers are members of their own
-tables there, and a worker that only reads them finds no update in its graph. Whoever takes rows of the table, or reads
-it or a slot whole, gets them up to date; who writes one of them by other means waits until all rows are. A handle that
-comes through a Switch or Enter has others of its kind beside it.
+A table whose update touches only the rows of a batch (parallax/analysis/reading/lazy) has rows that lack updates. Its
+members, the table first and then its slots, are the variables of the update; partitions on servers are members of their
+own tables there, and a worker that only reads them has no update in its graph. Ops that gather rows of the table, or
+read it or a slot in full, get up-to-date rows; other writers of one of them wait until all rows are up to date. A
+handle that passes through a Switch or Enter has the other members' handles alongside it.
 """
 
 from __future__ import annotations

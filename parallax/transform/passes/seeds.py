@@ -1,7 +1,7 @@
-"""Pass: random ops draw other numbers on every worker, repeatably from one seed; initial values the same on all.
+"""Pass: makes random ops draw other numbers on every worker, reproducibly from one seed; initial values are equal.
 
-Worker 0 keeps the user's own seeds, so one worker draws what a single process would. What a stateless op draws by is
-computed in the graph and equal on all workers: other workers have their number folded into it. All stateless ops have
+Worker 0 keeps the user's own seeds, so a single worker draws the numbers of a single process. The seed of a stateless
+op is computed in the graph and equal on all workers: other workers fold their number into it. All stateless ops have
 the same number folded in, as some draw again what another has drawn by the same seed.
 """
 

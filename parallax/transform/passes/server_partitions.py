@@ -1,8 +1,9 @@
-"""Partitions of tables on servers: the variables themselves, whole values cut into them and put together from them.
+"""Partitions of tables on servers: the variables, and full values sliced into them and concatenated from them.
 
-A partition is named `parallax/server/NAME/part_K` and has the device of its server. Worker 0 cuts whole values that are
-assigned; of initial values each server makes its rows where it can (initial_rows.py). A whole read takes all partitions
-and puts the rows in order: each worker does that by itself, unless the read takes what worker 0 alone computes.
+A partition is named `parallax/server/NAME/part_K` and has the device of its server. Worker 0 slices full values that
+are assigned; for initial values each server computes its own rows where it can (initial_rows.py). A full read reads all
+partitions and restores the order of rows: each worker does so itself, unless an op that worker 0 alone computes
+consumes the read.
 """
 
 from __future__ import annotations

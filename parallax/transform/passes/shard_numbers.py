@@ -1,6 +1,6 @@
-"""Pass: the number of shards and the number of this worker's shard become constants of this worker.
+"""Pass: replaces the number of shards and the index of this worker's shard with constants.
 
-Both are placeholders with defaults that carry a mark, so that all processes build one graph though their shares differ.
+Both are placeholders with defaults that carry a mark, so that all processes build one graph though their shards differ.
 Marks in functions count too: a one-shot iterator copies its dataset into one.
 """
 

@@ -1,4 +1,4 @@
-"""Pass: each worker has its share of the batches that may be of unequal length."""
+"""Pass: computes each worker's share of batches that may have unequal lengths."""
 
 from __future__ import annotations
 

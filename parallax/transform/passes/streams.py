@@ -1,10 +1,10 @@
-"""Pass: random ops keep where their streams are in variables, so that a checkpoint can hold it.
+"""Pass: makes random ops store the positions of their streams in variables, so that a checkpoint can include them.
 
-TensorFlow's random ops count what they have drawn inside their kernels, and the count ends with the process. Each has a
-counterpart that takes its generator from a variable `[3]` (count, seed2, seed) and moves it on by as much. With the
+TensorFlow's random ops count their draws inside their kernels, and the count ends with the process. Each has a
+counterpart that reads its generator from a variable `[3]` (count, seed2, seed) and advances it by as much. With the
 op's two seeds in that variable it draws the same numbers bit for bit, whatever its shape and however often it runs.
 
-What draws inside of loops and functions, for initial values, or has no such counterpart stays as it is.
+Draws inside loops and functions, draws for initial values, and ops without a counterpart stay unchanged.
 """
 
 from __future__ import annotations

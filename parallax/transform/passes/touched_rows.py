@@ -1,9 +1,10 @@
-"""Pass: beside a table it is remembered which rows its updates have touched, for checkpoints of these rows alone.
+"""Pass: tracks the rows of each table that updates have touched, for checkpoints of these rows alone.
 
-A bool for each local row, true from the update on until it is cleared. Who writes rows by number sets their bools
-first, in the same run; who writes a variable whole sets all. Variables that take the same row numbers, as a
-table and its slots do, share their bools. Left out is a variable that an op may write in another way: one that is
-updated by row later (rows_up_to_date.py), whose other rows change too; one that goes into a loop or a function.
+The pass adds a bool for each local row, true from an update until it is cleared. An op that writes rows by number sets
+their bools first, in the same run; an op that writes a whole variable sets all. Variables that are written at the same
+row numbers, as a table and its slots are, share their bools. Excluded are variables that an op may write in another
+way: those that are updated lazily (rows_up_to_date.py), whose other rows change too, and those that are passed into a
+loop or a function.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""Gates before all that keeps state, at which runs that overlap take turns (parallax/native/turns.cc).
+"""Pass: places gates before all ops with state, at which overlapping runs are serialized (parallax/native/turns.cc).
 
-A gate stands before whatever takes the handle of a variable, a table or an iterator, and before ops that keep state in
-themselves: random ops, exchanges, all-reduces. Its key is the same for all that share the state. In a run by itself,
-whose number is 0, gates wait for nothing. A node inside a loop of the old style cannot wait for one outside; its handle
-has come through the loop's entry, which does. Runs in which something keeps state and has no gate do not overlap
+A gate precedes every op that reads the handle of a variable, a table or an iterator, and ops with internal state:
+random ops, exchanges, all-reduces. Its key is the same for all ops that share the state. In a run by itself, whose
+number is 0, gates do not wait. A node inside a TensorFlow 1 loop cannot wait for one outside; its handle has come
+through the loop's entry, which does. Runs that contain an op with state but without a gate do not overlap
 (`find_ungated`).
 """
 
