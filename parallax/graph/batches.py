@@ -22,19 +22,20 @@ _BATCH, _LENGTH, _ELEMENTS = "_parallax_batch", "_parallax_length", "_parallax_e
 _ROW_ENDS = "_parallax_row_ends"
 _SPARSE = "_parallax_sparse"
 _OPENED, _SCRIPT = "_parallax_opened", "script/"
-"""How steps of scripts begin: they are what the analysis takes for one, and no front end has named them."""
+"""Prefixes of step names in scripts' graphs: steps that the analysis infers, as no front end has named them."""
 _REPORTED, _PART = "_parallax_reported", "_parallax_part"
 FULL = "_parallax_full"
 _MARKS = frozenset([_BATCH, _LENGTH, _ELEMENTS, _ROW_ENDS, _REPORTED, _PART])
-"""How long batches will be: a graph is the same whatever it says."""
+"""Marks of batch lengths, which do not affect the identity of a graph."""
 _SPARSE_ROLES = ("places", "values", "shape")
 VALUE, ADDED, ROWS, WHOLE, SAME = "value", "added", "rows", "whole", "same"
-"""What a step reports: a scalar of which the workers' mean, or sum, is taken; rows in order; what every worker gets, or
-has already."""
+"""The kinds of a reported result: a scalar that is averaged, or summed, over the workers; rows that are concatenated; a
+value that every worker receives, or already has.
+"""
 
 
 def mark_batch(placeholder: Tensor, step: str) -> None:
-    """Says that the first dimension of a placeholder is a batch's length, which workers may have unequal.
+    """Marks the first dimension of a placeholder as a batch's length, which may differ among workers.
 
     Args:
         placeholder: a tensor that is fed, of rank 1 or more.
@@ -44,44 +45,44 @@ def mark_batch(placeholder: Tensor, step: str) -> None:
 
 
 def mark_batch_of_script(view: GraphView, node: str, number: int) -> None:
-    """Says of a node of a captured graph that its results of open length are batches, of which workers have shares.
+    """Marks the results of open length of a captured graph's node as batches, which workers share.
 
     Args:
-        view: the captured graph, which is its own.
-        node: a placeholder, or what takes elements from an iterator or a queue.
-        number: which step; batches of one step have one length on a worker.
+        view: the captured graph, which is modified.
+        node: a placeholder, or an op that reads elements from an iterator or a queue.
+        number: of the step; batches of one step have one length on a worker.
     """
     view.nodes[node].attr[_BATCH].s = f"{_SCRIPT}{number}".encode()
     view.remembered.clear()
 
 
 def mark_opened(node: NodeDef, examples: int) -> None:
-    """Says of a node that it gives a batch of so many examples, whose length the graph leaves open."""
+    """Marks a node as the source of a batch of `examples` examples, whose length the graph leaves open."""
     node.attr[_OPENED].i = node.attr[EXAMPLES].i = examples
 
 
 def is_opened(node: NodeDef) -> bool:
-    """Whether a node gives a batch of fixed length whose length the graph leaves open."""
+    """Whether a node is the source of a batch of fixed length whose length the graph leaves open."""
     return _OPENED in node.attr
 
 
 def fixed_length(node: NodeDef) -> int:
-    """How many examples such a batch has on each worker; 0 for any other node."""
+    """The number of examples of such a batch on each worker; 0 for any other node."""
     return int(node.attr[_OPENED].i) if _OPENED in node.attr else 0
 
 
 def mark_full(placeholder: Tensor, examples: int) -> None:
-    """Says how many examples all workers' batches have together, but for some, as the last of an epoch.
+    """Marks a placeholder with the usual length of the global batch; some batches may differ, as the last of an epoch.
 
     Args:
         placeholder: a tensor that is marked as a batch.
-        examples: how many.
+        examples: the number of examples.
     """
     placeholder.op._set_attr(FULL, attr_value_pb2.AttrValue(i=examples))
 
 
 def full_length(node: NodeDef) -> int:
-    """How many examples most batches have that are fed to a node, all workers' together; 0 where it is not known."""
+    """The usual length of the global batch that is fed to a node; 0 where it is unknown."""
     return int(node.attr[FULL].i) if FULL in node.attr else 0
 
 
@@ -91,17 +92,17 @@ def place_of_share(rows: int, rank: int, size: int) -> tuple[int, int]:
 
 
 def mark_elements(placeholder: Tensor, name: str) -> None:
-    """Says that a batch has another number of elements there than of examples, as ragged rows have of values.
+    """Marks a placeholder whose number of elements differs from that of examples, such as the values of ragged rows.
 
     Args:
         placeholder: a tensor that is marked as a batch.
-        name: of the elements, by which `mark_row_ends` tells them from others of the step.
+        name: of the elements, by which `mark_row_ends` distinguishes them from others of the step.
     """
     _set(placeholder.op, _ELEMENTS, name)
 
 
 def mark_row_ends(placeholder: Tensor, name: str) -> None:
-    """Says that a placeholder has where each row's elements begin, and where the last ones end: one entry more.
+    """Marks a placeholder as row splits: the beginning of each row and the end of the last one, one more than rows.
 
     Args:
         placeholder: a tensor that is marked as a batch.
@@ -116,12 +117,12 @@ def are_elements(node: NodeDef) -> bool:
 
 
 def are_row_ends(node: NodeDef) -> bool:
-    """Whether a node is a placeholder of where rows' elements begin and end."""
+    """Whether a node is a placeholder of row splits."""
     return bool(_mark(node, _ROW_ENDS))
 
 
 def elements_of_rows(view: GraphView) -> dict[str, str]:
-    """Placeholder of where rows end -> the tensor that has their elements."""
+    """Placeholder of row splits -> the tensor of their elements."""
     marked = {node: view.nodes[node] for node in marked_nodes(view)}
     by_name = {(batch_of(n), _mark(n, _ELEMENTS)): f"{node}:0" for node, n in marked.items() if are_elements(n)}
     ends = {node: (batch_of(n), _mark(n, _ROW_ENDS)) for node, n in marked.items() if _mark(n, _ROW_ENDS)}
@@ -130,10 +131,10 @@ def elements_of_rows(view: GraphView) -> dict[str, str]:
 
 @dataclass(frozen=True, slots=True)
 class SparseFeed:
-    """The placeholders of a sparse tensor that is fed, with a row for each example of a batch.
+    """The placeholders of a fed sparse tensor, with a row for each example of a batch.
 
     Attributes:
-        places: node of `[entries, rank]`: the number of the example first.
+        places: node of `[entries, rank]`: the example's index first.
         values: node of `[entries]`.
         shape: node of `[rank]`: the number of examples first.
     """
@@ -144,7 +145,7 @@ class SparseFeed:
 
 
 def mark_sparse_feed(places: Operation, values: Operation, shape: Operation) -> None:
-    """Says that three placeholders of a script's graph are fed as one sparse tensor.
+    """Marks three placeholders of a script's graph as the parts of one fed sparse tensor.
 
     Args:
         places: of its entries.
@@ -157,7 +158,7 @@ def mark_sparse_feed(places: Operation, values: Operation, shape: Operation) -> 
 
 @once_per_view
 def sparse_feeds(view: GraphView) -> dict[str, SparseFeed]:
-    """Placeholder -> the sparse tensor of which it is a part, of those that are fed."""
+    """Placeholder -> the fed sparse tensor of which it is a part."""
     found: dict[str, dict[str, str]] = {}
     for name, node in view.nodes.items():
         if _SPARSE in node.attr:
@@ -168,10 +169,10 @@ def sparse_feeds(view: GraphView) -> dict[str, SparseFeed]:
 
 
 def mark_length(length: Tensor, step: str) -> None:
-    """Says that a tensor is the length of a step's batch; workers have there that of all their batches together.
+    """Marks a tensor as the length of a step's batch; on workers it becomes the length of the global batch.
 
     Args:
-        length: a PlaceholderWithDefault of int64, whose default is the number of a worker's examples; what it is fed
+        length: a PlaceholderWithDefault of int64, whose default is the number of a worker's examples; the fed value
             must be the length of the global batch.
         step: as the batch is marked.
     """
@@ -179,7 +180,7 @@ def mark_length(length: Tensor, step: str) -> None:
 
 
 def mark_reported(identity: Tensor, kind: str) -> None:
-    """Says that a tensor is reported; who takes it then has what the workers' mean, sum or rows must be taken of.
+    """Marks a tensor as reported; its reader then has the value of which the workers' mean, sum or rows must be formed.
 
     Args:
         identity: the result of an Identity.
@@ -189,7 +190,7 @@ def mark_reported(identity: Tensor, kind: str) -> None:
 
 
 def mark_part(variable: Variable) -> None:
-    """Says that each worker has a part of a variable's value, which is the sum of all, as a metric's count.
+    """Marks a variable as partial: its value is the sum of all workers' parts, as for a metric's count.
 
     Args:
         variable: a resource variable.
@@ -204,7 +205,7 @@ def is_part(node: NodeDef) -> bool:
 
 @once_per_view
 def marked_nodes(view: GraphView) -> tuple[str, ...]:
-    """The nodes with a mark of this file, in the order of the graph."""
+    """The nodes with a mark of this module, in the order of the graph."""
     return tuple([name for name, node in view.nodes.items() if not _MARKS.isdisjoint(node.attr)])
 
 
@@ -214,7 +215,7 @@ def batch_of(node: NodeDef) -> str:
 
 
 def is_of_front_end(graph: Graph) -> bool:
-    """Whether a front end made a graph of traced steps: their batches are marked."""
+    """Whether a graph was made by a front end from traced steps: their batches are marked."""
     return any(_is_marked(op) for op in graph.get_operations() if op.type == "Placeholder")
 
 
@@ -226,7 +227,7 @@ def _is_marked(op: Operation) -> bool:
 
 
 def is_of_script(view: GraphView) -> bool:
-    """Whether no front end made a graph: each worker's script says what it fetches and feeds."""
+    """Whether a graph was made by no front end: each worker's script chooses its fetches and feeds."""
     steps = (batch_of(view.nodes[node]) for node in marked_nodes(view))
     return not any(step and not step.startswith(_SCRIPT) for step in steps)
 
@@ -238,7 +239,7 @@ def batch_tensors(view: GraphView, node: str) -> list[str]:
 
 
 def first_batches(view: GraphView) -> dict[str, str]:
-    """Step -> the batch whose length is that of the step's: one of an entry for each example, where there is one."""
+    """Step -> the batch that defines the step's batch length: one with an entry for each example, if there is one."""
     marked = [node for node in marked_nodes(view) if batch_of(view.nodes[node])]
     has_more = {n: bool(are_elements(view.nodes[n]) or _mark(view.nodes[n], _ROW_ENDS)) for n in marked}
     found: dict[str, str] = {}
@@ -250,7 +251,7 @@ def first_batches(view: GraphView) -> dict[str, str]:
 
 @once_per_view
 def batch_by_node(view: GraphView) -> dict[str, str]:
-    """Node -> the placeholder whose length is that of the batch which the node's results are computed of."""
+    """Node -> the placeholder whose length is that of the batch from which the node's results are computed."""
     first = first_batches(view)
     found = {node: first[step] for node in marked_nodes(view) if (step := batch_of(view.nodes[node]))}
     if not found:
@@ -265,18 +266,18 @@ def batch_by_node(view: GraphView) -> dict[str, str]:
                 if (before := split_tensor(tensor)[0]) in found:
                     found[node] = found[before]
                     break
-        if not has_loops(view):  # what a turn of a loop gives, the next one takes
+        if not has_loops(view):  # an iteration reads the results of the preceding one
             break
     return found
 
 
 def has_loops(view: GraphView) -> bool:
-    """Whether a graph has loops of the old style."""
+    """Whether a graph has TensorFlow 1 loops."""
     return view.has_op(NEXT_ITERATIONS)
 
 
 def length_of_batch(nodes: Mapping[str, NodeDef], batch: NodeDef) -> str:
-    """The node that is the length of the global batch of a step; empty where it has none.
+    """The node that is the length of the global batch of a step; empty where there is none.
 
     Args:
         nodes: of the graph, by name.
@@ -287,12 +288,12 @@ def length_of_batch(nodes: Mapping[str, NodeDef], batch: NodeDef) -> str:
 
 
 def length_by_step(view: GraphView) -> dict[str, str]:
-    """Step -> the node that is the length of its batch, of the steps that have one."""
+    """Step -> the node that is the length of its batch, for the steps that have one."""
     return {step: node for node in marked_nodes(view) if (step := _mark(view.nodes[node], _LENGTH))}
 
 
 def reported_as(node: NodeDef) -> str:
-    """What a node reports: VALUE, ADDED, ROWS, WHOLE, SAME, or empty."""
+    """The kind in which a node reports: VALUE, ADDED, ROWS, WHOLE, SAME, or empty."""
     return _mark(node, _REPORTED)
 
 

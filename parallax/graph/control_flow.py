@@ -27,7 +27,7 @@ class Branch(NamedTuple):
     """A branch of a conditional, or a loop.
 
     Attributes:
-        predicate: the tensor that decides; for a loop the name of its frame.
+        predicate: the tensor of the decision; for a loop the name of its frame.
         taken: the value of the predicate with which the branch is taken, 0 or 1; -1 for a loop.
     """
 
@@ -46,7 +46,7 @@ Branches = tuple[Branch, ...]
 
 @once_per_view
 def branches_of(view: GraphView) -> dict[str, Branches]:
-    """For every node the branches and loops that it is inside of."""
+    """For every node the branches and loops that contain it."""
     if not view.has_op((*SWITCHES, *_ENTERS)):
         return dict.fromkeys(view.nodes, ())
     found: dict[str, Branches] = {}
@@ -67,7 +67,7 @@ def branches_of(view: GraphView) -> dict[str, Branches]:
 
 
 def branches_at(view: GraphView, tensor: str) -> Branches:
-    """The branches and loops in which a tensor is there; also those that a Switch begins."""
+    """The branches and loops in which a tensor exists, including one that a Switch begins."""
     return _at(view, branches_of(view), tensor)
 
 
@@ -77,7 +77,7 @@ def is_loop_merge(view: GraphView, node: str) -> bool:
 
 
 def predicate_of(view: GraphView, switch: str) -> str:
-    """The tensor that decides a Switch, behind copies."""
+    """The predicate tensor of a Switch, behind copies."""
     tensor = view.inputs(switch)[1]
     while view.op(split_tensor(tensor)[0]) == "Identity":
         tensor = view.inputs(split_tensor(tensor)[0])[0]
@@ -85,7 +85,7 @@ def predicate_of(view: GraphView, switch: str) -> str:
 
 
 def _at(view: GraphView, found: dict[str, Branches], tensor: str) -> Branches:
-    """The branches in which a tensor is there: those of its node, and one more behind a Switch."""
+    """The branches in which a tensor exists: those of its node, and one more behind a Switch."""
     node, number = split_tensor(tensor)
     if view.op(node) not in SWITCHES:
         return found[node]
@@ -96,7 +96,7 @@ def _at(view: GraphView, found: dict[str, Branches], tensor: str) -> Branches:
 
 
 def _common(inputs: list[Branches]) -> Branches:
-    """What all have from the outside on."""
+    """The common prefix of all, from the outermost on."""
     common = inputs[0] if inputs else ()
     for other in inputs[1:]:
         same = [a == b for a, b in zip(common, other, strict=False)]
@@ -106,14 +106,14 @@ def _common(inputs: list[Branches]) -> Branches:
 
 @dataclass(frozen=True, slots=True)
 class LoopFrame:
-    """A loop of the old style.
+    """A TensorFlow 1 loop.
 
     Attributes:
-        name: TensorFlow's of the frame.
-        enters: the ops by which tensors come in.
-        heads: the Merges of the loop's variables, each of what comes in and of what the last turn gives.
-        units: what each turn carries out, in topological order; a loop inside is one of them.
-        nodes: all of its nodes, those of loops inside too.
+        name: TensorFlow's name of the frame.
+        enters: the ops by which tensors enter.
+        heads: the Merges of the loop's variables, each of the initial value and the result of the last iteration.
+        units: the nodes that each iteration executes, in topological order; an inner loop is one of them.
+        nodes: all of its nodes, including those of inner loops.
     """
 
     name: str

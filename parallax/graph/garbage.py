@@ -17,7 +17,7 @@ _Found = TypeVar("_Found")
 
 
 def cycles_wait(function: Callable[_Given, _Found]) -> Callable[_Given, _Found]:
-    """A function during which no reference cycles are searched for; afterwards they are, if they were before."""
+    """Decorates a function so that the cyclic garbage collector is off while it runs, and restored afterwards."""
 
     @wraps(function)
     def waiting(*args: _Given.args, **kwargs: _Given.kwargs) -> _Found:

@@ -11,15 +11,15 @@ _EXITS, _SWITCHES = ("Exit", "RefExit"), ("Switch", "RefSwitch")
 
 
 def find_grown_rows(view: GraphView, pairs: Iterable[tuple[str, str]]) -> Mapping[str, tuple[str, str]]:
-    """What each turn adds to rows and their numbers.
+    """Finds the rows and row numbers that each iteration appends.
 
     Args:
         view: the graph.
-        pairs: rows and their numbers, as a gradient has them.
+        pairs: rows and their numbers, as in a gradient.
 
     Returns:
-        The loop's variable of the rows, and that of the numbers -> (rows, numbers) that a turn puts behind them. Both
-        may be what a loop inside has added up, of which there is an entry, too.
+        The loop variables of the rows and of their numbers -> (rows, numbers) that an iteration appends to them. Both
+        may be accumulated by an inner loop, which has its own entry.
     """
     found: dict[str, tuple[str, str]] = {}
     waiting = list(pairs)
@@ -33,7 +33,7 @@ def find_grown_rows(view: GraphView, pairs: Iterable[tuple[str, str]]) -> Mappin
 
 
 def _find_added(view: GraphView, tensor: str) -> tuple[str, str] | None:
-    """A loop's variable, and what each turn puts behind it; None where a tensor is no such variable's last value."""
+    """A loop variable, and the tensor that each iteration appends to it; None where `tensor` is no such last value."""
     end = _node(view, tensor)
     switch = _node(view, view.inputs(end)[0]) if view.op(end) in _EXITS else end
     head = _node(view, view.inputs(switch)[0]) if view.op(switch) in _SWITCHES else switch

@@ -24,14 +24,14 @@ class Length:
 
     @staticmethod
     def of(value: int | str) -> Length:
-        """A number, or a symbol."""
+        """An integer, or a symbol."""
         if isinstance(value, str):
             return Length((((value,), 1),))
         return Length((((), int(value)),)) if value else Length()
 
     @property
     def number(self) -> int | None:
-        """The number that it is; None where a symbol is in it."""
+        """The value as an integer; None where it contains a symbol."""
         if not self.terms:
             return 0
         return self.terms[0][1] if len(self.terms) == 1 and not self.terms[0][0] else None
@@ -46,7 +46,7 @@ class Length:
         return _collect((tuple(sorted(a + b)), m * n) for a, m in self.terms for b, n in other.terms)
 
     def divide(self, other: Length) -> Length | None:
-        """The quotient, where the division is known to leave no remainder; else None."""
+        """The quotient, where the division is known to be exact; else None."""
         if self == other and self.terms:
             return Length.of(1)
         if len(other.terms) != 1:
@@ -76,7 +76,7 @@ ONE = Length.of(1)
 
 
 def multiply(lengths: Iterable[Length]) -> Length:
-    """The product of some lengths; 1 of none."""
+    """The product of some lengths; 1 for none."""
     product = ONE
     for length in lengths:
         product = product * length
@@ -84,12 +84,12 @@ def multiply(lengths: Iterable[Length]) -> Length:
 
 
 def broadcast(one: Length, other: Length) -> Length | None:
-    """The length of an axis that two axes are broadcast to; None where it cannot be told."""
+    """The length of an axis to which two axes are broadcast; None where it is undecidable."""
     if one == other or other == ONE:
         return one
     if one == ONE:
         return other
-    if one.number is not None:  # a length other than 1 is what the other axis has, or is broadcast to
+    if one.number is not None:  # the other axis has a length other than 1, or is broadcast to it
         return one
     return other if other.number is not None else None
 

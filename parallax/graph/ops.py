@@ -33,11 +33,11 @@ _ASSIGN = {
     "AssignSubVariableOp": "delta",
 }
 ADDITIVE_SCATTERS = ("ScatterAdd", "ScatterSub", "ResourceScatterAdd", "ResourceScatterSub")
-"""Updates for which equal rows may come more than once and in parts."""
+"""Updates that allow equal rows to appear repeatedly and in parts."""
 SEGMENT_LOOKUPS = tuple(
     f"SparseSegment{how}{form}" for how in ("Sum", "Mean", "SqrtN") for form in ("", "WithNumSegments")
 )
-"""Ops that gather rows by number and add them up by segment."""
+"""Ops that gather rows by number and sum them by segment."""
 LOOKUPS = ("ResourceGather", "GatherV2", "Gather", "ResourceGatherNd", "GatherNd", *SEGMENT_LOOKUPS)
 """Ops that gather rows of their first input by the numbers in their second."""
 ELEMENTWISE = frozenset(
@@ -55,24 +55,25 @@ ELEMENTWISE = frozenset(
     Xlogy ZerosLike
     """.split()
 )
-"""An element of the result is a function of the elements in its place, with broadcasting from the right, and of nothing
-else. `Select` with a condition of lower rank than its branches broadcasts from the left."""
+"""An element of the result is a function of the elements at its position, with broadcasting from the right, and of
+nothing else. `Select` with a condition of lower rank than its branches broadcasts from the left.
+"""
 READS = frozenset(
     """
     ReadVariableOp ResourceGather ResourceGatherNd VarIsInitializedOp IsVariableInitialized VariableShape
     DestroyResourceOp
     """.split()
 )
-"""Ops that take a handle or reference and leave its value alone."""
+"""Ops that read a handle or reference and leave its value unchanged."""
 PASSES_ON = ("Enter", "Identity", "RefEnter", "RefIdentity", "RefSwitch", "Switch")
-"""Ops that give the handle or reference which they take."""
+"""Ops that return the handle or reference that they read."""
 CONTROL_FLOW = frozenset(
     """
     If StatelessIf While StatelessWhile Case StatelessCase PartitionedCall StatefulPartitionedCall Switch RefSwitch
     Enter RefEnter Merge RefMerge IdentityN
     """.split()
 )
-"""Ops that pass a handle on to somewhere else."""
+"""Ops that pass a handle on to another place."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +96,7 @@ class StateOp:
 
 
 def source_of(name: str, nodes: Mapping[str, NodeDef]) -> str:
-    """The variable op that a handle or reference comes from; of any other tensor, the node that makes it."""
+    """The variable op that a handle or reference comes from; for any other tensor, its producer."""
     node = split_tensor(tensor_name(name))[0]
     while node in nodes and nodes[node].op in PASSES_ON:
         node = split_tensor(tensor_name(nodes[node].input[0]))[0]
@@ -107,7 +108,7 @@ def state_op(op: str, input_count: int) -> StateOp | None:
 
     Args:
         op: op type.
-        input_count: how many tensors the node takes.
+        input_count: the number of the node's inputs.
     """
     return _describe(op, input_count)
 
@@ -122,9 +123,9 @@ def takes_state(op: str, slot: int) -> bool:
 
 @cache
 def seed_slots(op: str) -> tuple[int, ...]:
-    """The numbers of the inputs that say what a stateless random op draws: its seed, or key and counter.
+    """The input numbers that determine a stateless random op's draw: its seed, or key and counter.
 
-    Empty for every other op, also for those that only make keys of seeds.
+    Empty for every other op, including those that only make keys of seeds.
     """
     definition = op_definition(op)
     if definition is None or not _STATELESS_DRAW.match(op):
@@ -140,7 +141,7 @@ def op_definition(op: str) -> OpDef | None:
 
 @cache
 def takes_functions(op: str) -> bool:
-    """Whether ops of this type have functions among their attributes; of an op that is not registered it may be so."""
+    """Whether ops of this type have functions among their attributes; true for an op that is not registered."""
     definition = op_definition(op)
     return definition is None or any(attr.type in ("func", "list(func)") for attr in definition.attr)
 

@@ -19,12 +19,12 @@ _OWN, _STATISTICS, _NORMALIZES_OWN = "_parallax_own", "_parallax_statistics", "_
 
 
 def own_sum(x: Tensor, axes: Sequence[int]) -> Tensor:
-    """The sum over some axes, the examples' among them, of what the worker has, in the shape of `x`."""
+    """The per-worker sum over some axes, including that of the examples, in the shape of `x`."""
     return _over_own(tf.reduce_sum, x, tuple(axes))
 
 
 def own_mean(x: Tensor, axes: Sequence[int]) -> Tensor:
-    """The mean over some axes, the examples' among them, of what the worker has, in the shape of `x`."""
+    """The per-worker mean over some axes, including that of the examples, in the shape of `x`."""
     return _over_own(tf.reduce_mean, x, tuple(axes))
 
 
@@ -40,13 +40,13 @@ def _over_own(reduce: Callable[..., Tensor], x: Tensor, axes: tuple[int, ...]) -
 
 
 def is_of_own_batch(node: NodeDef) -> bool:
-    """Whether a node computes a sum or mean over the worker's own batch."""
+    """Whether a node computes a sum or mean over the per-worker batch."""
     return _OWN in node.attr
 
 
 @contextmanager
 def mark_statistics() -> Iterator[None]:
-    """Within it, ops compute statistics of a batch, by which it is normalized."""
+    """A context in which ops compute the statistics by which a batch is normalized."""
     with _mark(_STATISTICS):
         yield
 
@@ -58,13 +58,13 @@ def is_statistic(node: NodeDef) -> bool:
 
 @contextmanager
 def own_normalizations() -> Iterator[None]:
-    """Within it, fused normalizations take statistics of the worker's own batch; of other ops nothing is said."""
+    """A context in which fused normalizations use per-worker statistics; other ops are not affected."""
     with _mark(_NORMALIZES_OWN):
         yield
 
 
 def is_normalized_apart(node: NodeDef) -> bool:
-    """Whether a fused normalization takes statistics of the worker's own batch."""
+    """Whether a fused normalization uses statistics of the per-worker batch."""
     return _NORMALIZES_OWN in node.attr
 
 

@@ -17,11 +17,11 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Ownership:
-    """The map from rows to holders: the workers of a table, or its partitions on servers.
+    """The map from rows to owners: the workers of a table, or its partitions on servers.
 
     Attributes:
-        pattern: the holder of each slot.
-        holders: how many there are; one without a slot holds no rows.
+        pattern: the owner of each slot.
+        holders: the number of owners; one without a slot owns no rows.
     """
 
     pattern: tuple[int, ...]
@@ -38,56 +38,57 @@ class Ownership:
 
     @property
     def slots(self) -> int:
-        """P, the rows of a turn."""
+        """P, the rows of a round."""
         return len(self.pattern)
 
     @property
     def shares(self) -> tuple[int, ...]:
-        """By holder, how many slots it has."""
+        """The number of slots of each owner."""
         return tuple(self.pattern.count(holder) for holder in range(self.holders))
 
     @property
     def places(self) -> tuple[int, ...]:
-        """By slot, how many slots before it belong to the same holder."""
+        """For each slot, the number of preceding slots of the same owner."""
         return tuple(self.pattern[:slot].count(holder) for slot, holder in enumerate(self.pattern))
 
     def slots_of(self, holder: int) -> tuple[int, ...]:
-        """The slots of a holder, ascending."""
+        """The slots of an owner, ascending."""
         return tuple(slot for slot, other in enumerate(self.pattern) if other == holder)
 
     def holder(self, row: int) -> int:
-        """Who holds a row."""
+        """The owner of a row."""
         return self.pattern[row % self.slots]
 
     def local_row(self, row: int) -> int:
-        """Which of its holder's local rows a row is."""
+        """The local row of a row at its owner."""
         turn, slot = divmod(row, self.slots)
         return turn * self.shares[self.pattern[slot]] + self.places[slot]
 
     def row(self, holder: int, local: int) -> int:
-        """The row that a holder has as local row `local`."""
+        """The row that an owner stores as local row `local`."""
         slots = self.slots_of(holder)
         turn, place = divmod(local, len(slots))
         return turn * self.slots + slots[place]
 
     def count(self, holder: int, rows: int) -> int:
-        """How many of rows 0, ..., rows - 1 a holder has; also its first local row from row `rows` on."""
+        """An owner's number of rows among 0, ..., rows - 1; also its first local row from row `rows` on."""
         turns, rest = divmod(rows, self.slots)
         return turns * self.pattern.count(holder) + self.pattern[:rest].count(holder)
 
     def counts(self, rows: int) -> tuple[int, ...]:
-        """How many of rows 0, ..., rows - 1 each holder has."""
+        """Each owner's number of rows among 0, ..., rows - 1."""
         return tuple(self.count(holder, rows) for holder in range(self.holders))
 
     def local_range(self, holder: int, first: int, count: int) -> tuple[int, int]:
-        """The local rows of a holder among rows first, ..., first + count - 1: from, up to."""
+        """The local rows of an owner among rows first, ..., first + count - 1: from, up to."""
         return self.count(holder, first), self.count(holder, first + count)
 
     def pieces(self, holder: int, first: int) -> Iterator[tuple[slice, slice]]:
-        """Where the rows of a holder are in a range of rows that begins at `first`.
+        """The positions of an owner's rows in a range of rows that begins at `first`.
 
         Yields:
-            For each of its slots that slot's rows in the range, and the same rows among the holder's own of the range.
+            For each of the owner's slots, that slot's rows in the range, and the same rows among the owner's rows of
+            the range.
         """
         slots, low = self.slots_of(holder), self.count(holder, first)
         for place, slot in enumerate(slots):

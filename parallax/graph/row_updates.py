@@ -50,17 +50,19 @@ READ_ROWS, BRING_UP_TO_DATE = "ParallaxReadRows", "ParallaxBringUpToDate"
 ROW_UPDATE_OPS = (UPDATE_ROWS, UPDATE_ONLY_ROWS, GATHER_ROWS, READ_ROWS, BRING_UP_TO_DATE)
 UPDATES_OF_ROWS = frozenset({UPDATE_ROWS, UPDATE_ONLY_ROWS})
 FIRST_STATE = 3
-"""Of the inputs of an update: values, indices and scalars, then the handles of the table and of its slots."""
+"""The input number of the first state of an update: values, indices and scalars, then the handles of the table and of
+its slots.
+"""
 
 
 def row_update_library() -> Path:
-    """Where the set-up has put the library: in the environment that this interpreter belongs to."""
+    """The path where the setup installs the library: in the environment of this interpreter."""
     return Path(sys.executable).parent.parent / "lib" / "libparallax_rows.so"
 
 
 @functools.cache
 def row_update_ops() -> OpLibrary:
-    """The ops, as `parallax_update_rows`, registered once loaded.
+    """The ops, as `parallax_update_rows`, registered when loaded.
 
     Raises:
         TransformError: the library has not been built.
@@ -79,5 +81,5 @@ def row_update_ops() -> OpLibrary:
 
 
 def states_of(update: NodeDef) -> list[str]:
-    """The handles that an update takes, the table's first."""
+    """The handles that an update reads, the table's first."""
     return [name for name in update.input if not name.startswith("^")][FIRST_STATE:]

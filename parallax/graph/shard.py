@@ -14,7 +14,7 @@ from parallax.base.errors import GraphError
 from parallax.base.types import Dataset, NodeDef, Operation, Tensor
 
 MARK = "_parallax_shard"
-"""The node attribute that says which of the two a node is."""
+"""The node attribute that identifies which of the two a node is."""
 NUM_SHARDS, SHARD_ID = b"num_shards", b"shard_id"
 
 _COLLECTION = "parallax_shards"
@@ -25,7 +25,7 @@ _ONE_FOR_ONE = frozenset(
     MaxIntraOpParallelismDataset PrivateThreadPoolDataset
     """.split()
 )
-"""Datasets that make one element of each, in order: every second of theirs is made of every second of their input's."""
+"""Datasets with one element for each input element, in order: every second element derives from every second input."""
 _PASSED = _ONE_FOR_ONE | frozenset(
     """
     FilterDataset IgnoreErrorsDataset
@@ -33,7 +33,7 @@ _PASSED = _ONE_FOR_ONE | frozenset(
     BatchDataset BatchDatasetV2 ParallelBatchDataset PaddedBatchDataset PaddedBatchDatasetV2 MapAndBatchDataset
     """.split()
 )
-"""Datasets before which a share may be taken: all shares together then still give each element once."""
+"""Datasets before which a shard may be taken: all shards together still have each element once."""
 _CACHES = ("CacheDataset", "CacheDatasetV2")
 _FLAT = frozenset(
     """
@@ -41,24 +41,24 @@ _FLAT = frozenset(
     ParallelInterleaveDatasetV4 LegacyParallelInterleaveDatasetV2 UnbatchDataset
     """.split()
 )
-"""Datasets that make many elements of one: lines or records of a file."""
+"""Datasets that expand one element into many: lines or records of a file."""
 
 
 def mark_of(node: NodeDef) -> bytes:
-    """Which of the two tensors a node is: NUM_SHARDS, SHARD_ID, or empty when it is neither."""
+    """The mark of a node: NUM_SHARDS, SHARD_ID, or empty for a node that is neither."""
     return bytes(node.attr[MARK].s) if MARK in node.attr else b""
 
 
 def create_num_shards_and_shard_id() -> tuple[Tensor, Tensor]:
     """The number of workers and this worker's rank, as scalar int64 tensors of the default graph.
 
-    They are 1 and 0 where the graph runs without Parallax. All calls for one graph give the same two tensors, which may
-    be used anywhere, inside functions of datasets too.
+    They are 1 and 0 where the graph runs without Parallax. All calls for one graph return the same two tensors, which
+    may be used anywhere, including functions of datasets.
 
     Raises:
         GraphError: when TensorFlow executes eagerly, so that there is no graph.
     """
-    with tf.init_scope():  # out of functions, where the analysis would not see which tensors differ between workers
+    with tf.init_scope():  # outside functions, where the analysis would not see which tensors differ between workers
         if tf.executing_eagerly():
             raise GraphError(
                 "Sharding must be called while the graph for parallel_run is being built, but TensorFlow is executing "
@@ -75,19 +75,19 @@ def create_num_shards_and_shard_id() -> tuple[Tensor, Tensor]:
 
 
 def shard(dataset: Dataset) -> Dataset:
-    """This worker's share of a dataset: every element goes to exactly one worker.
+    """This worker's shard of a dataset: every element goes to exactly one worker.
 
-    The share is taken as early as possible, so that no worker reads or computes what others train on:
+    The shard is taken as early as possible, so that no worker reads or computes elements of the others:
 
-    - before maps, filters, batches, shuffles, repeats, prefetches and caches in memory that the dataset ends with;
+    - before maps, filters, batches, shuffles, repeats, prefetches and in-memory caches at the end of the dataset;
     - of the files, when the dataset reads at least as many as there are workers; else of their lines or records;
     - of each part of a zip, before its maps.
 
-    Not before anything else (take, skip, concatenate, windows, a cache in a file): there the share is taken of what
-    comes out, and a shuffle before must be seeded, else each worker shuffles otherwise. Shares differ in size when the
-    workers do not divide the number of elements, when files differ, or when a filter drops more of one; `repeat` the
-    dataset, or train a number of steps that all workers have.
-    Changed: 2019 read all elements on every worker and dropped those of others, and counted them after a shuffle.
+    It is not taken before anything else (take, skip, concatenate, windows, a cache in a file): there the results are
+    sharded, and a preceding shuffle must be seeded, else each worker shuffles otherwise. Shards differ in size when the
+    number of elements is no multiple of the workers, when files differ, or when a filter drops more of one; `repeat`
+    the dataset, or train a number of steps that all workers have. Changed: 2019 read all elements on every worker,
+    dropped those of others, and sharded after a shuffle.
 
     Args:
         dataset: a `tf.data.Dataset` built in the default graph.
@@ -117,7 +117,7 @@ def shard(dataset: Dataset) -> Dataset:
 
 
 def _mark(name: str, value: int, mark: bytes) -> Tensor:
-    """A tensor that no shape inference takes for the constant that it is before the transform."""
+    """A tensor that shape inference does not fold into the constant that it is before the transform."""
     constant = tf.constant(value, tf.int64, name=f"{name}/default")
     tensor = tf.raw_ops.PlaceholderWithDefault(input=constant, shape=[], name=name)
     tensor.op._set_attr(MARK, attr_value_pb2.AttrValue(s=mark))
@@ -125,7 +125,7 @@ def _mark(name: str, value: int, mark: bytes) -> Tensor:
 
 
 def _path(tensor: Tensor) -> tuple[Tensor, list[list[Operation]]]:
-    """Where a share may be taken first, and the dataset ops after it, cut where it may be taken again."""
+    """The earliest tensor that can be sharded, and the dataset ops after it, split where sharding is possible again."""
     runs: list[list[Operation]] = [[]]
     while tensor.op.type in _PASSED or tensor.op.type in _FLAT or _is_cache_in_memory(tensor.op):
         if tensor.op.type in _FLAT:
@@ -143,7 +143,7 @@ def _is_cache_in_memory(op: Operation) -> bool:
 
 
 def _is_enough(tensor: Tensor, num_shards: Tensor) -> Tensor:
-    """Whether a dataset has an element for every worker; one that does not know its number has many."""
+    """Whether a dataset has an element for every worker; one of unknown length is taken to have enough."""
     number = tf.raw_ops.DatasetCardinality(input_dataset=tensor)
     return (number < 0) | (number >= num_shards)
 
@@ -167,7 +167,7 @@ def _share(tensor: Tensor, num_shards: Tensor, shard_id: Tensor) -> Tensor:
 
 
 def _rebuilt(op: Operation, datasets: list[Tensor]) -> Tensor:
-    """A dataset op anew, on other datasets than its own, which come first among its inputs."""
+    """Rebuilds a dataset op on other input datasets, which come first among its inputs."""
     inputs = [*datasets, *op.inputs[len(datasets) :]]
     made = op.graph.create_op(
         op.type, inputs, [o.dtype for o in op.outputs], attrs=dict(op.node_def.attr), op_def=op.op_def
@@ -176,7 +176,7 @@ def _rebuilt(op: Operation, datasets: list[Tensor]) -> Tensor:
 
 
 def _check_not_sharded(op: Operation) -> None:
-    """A share of a share would leave most elements to nobody."""
+    """Refuses to shard a shard, which would leave most elements to no worker."""
     waiting, seen = [op], set()
     while waiting:
         op = waiting.pop()

@@ -21,19 +21,19 @@ from parallax.base.errors import GraphError
 from parallax.base.strict import checked_value, read_json
 
 OPEN_SHAPE = (0,)
-"""Stands for a shape that is unknown until the program runs: such a variable has no bytes in a plan."""
+"""Represents a shape that is unknown until the program runs: such a variable has no bytes in a plan."""
 
 
 class VariableClass(str, Enum):
-    """What the ops of the graph make of a variable.
+    """The class of a variable, by the ops of the graph.
 
-    - `sparse`: the gradient reaches the update as (values, indices), and propagation can spread the rows.
-    - `not shardable`: the gradient reaches the update in that form too, but an op stopped the walk; that op is the
-      reason.
+    - `sparse`: the gradient reaches the update as (values, indices), and propagation can shard the rows.
+    - `not shardable`: the gradient reaches the update in that form too, but an op stopped the propagation; that op is
+      the reason.
     - `mixed`: looked up by row, and the gradient is a tensor when it reaches the update.
     - `dense`: no lookup outside loops, and the gradient is a tensor.
-    - `local`: no gradient, and written with what differs between workers. A value that is fed whole and assigned is no
-      such write: it takes worker 0's value.
+    - `local`: no gradient, and written with values that differ between workers. An assignment of a fed value does not
+      count as such: it uses worker 0's value.
     - `untrained`: no gradient, all others.
     """
 
@@ -47,7 +47,7 @@ class VariableClass(str, Enum):
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """One TensorFlow variable; a partitioned variable has several. `row_offset` is its first row in the whole."""
+    """One TensorFlow variable; a partitioned variable has several. `row_offset` is its first row in the full one."""
 
     op: str
     shape: tuple[int, ...]
@@ -65,8 +65,9 @@ class Slot:
 
     Attributes:
         name: the user's name.
-        ops: one TensorFlow variable a part of the variable.
-        width: its elements for each row of the variable: as many as the variable has, or fewer, as one a row.
+        ops: one TensorFlow variable for each part of the variable.
+        width: its elements for each row of the variable: the same number as the variable, or fewer, such as one per
+            row.
         dtype_bytes: bytes an element.
     """
 
@@ -84,7 +85,7 @@ class GradientSource:
         part: the variable op.
         values: the tensor of a dense gradient, or the values of IndexedSlices `[n, width...]`.
         indices: the indices of IndexedSlices `[n]`, or None for a dense gradient.
-        outside: the nodes that take the gradient out of autodiff: the user's post-processing or the update.
+        outside: the nodes that read the gradient outside autodiff: the user's post-processing or the update.
         found_by: `recorded` when tf.gradients or a tape ran, `name scope` or `update op` for graphs loaded from a file
             or built before Parallax was imported.
     """
@@ -97,7 +98,7 @@ class GradientSource:
 
     @property
     def tensors(self) -> tuple[str, ...]:
-        """The values, and the indices where there are such."""
+        """The values, and the indices if there are any."""
         return (self.values,) if self.indices is None else (self.values, self.indices)
 
 
@@ -107,23 +108,23 @@ class VariableSpec:
 
     Attributes:
         name: the user's name.
-        shape: whole shape; the first dimension counts rows.
+        shape: full shape; the first dimension counts rows.
         dtype: TensorFlow's name of the element type (`float32`).
         dtype_bytes: bytes an element.
-        parts: the TensorFlow variables it is made of, by row.
-        trainable: whether the user declared it so.
+        parts: the TensorFlow variables of which it consists, by row.
+        trainable: whether the user declared it trainable.
         cls: its class.
-        evidence: the ops that make it so, one sentence each.
+        evidence: the ops that determine its class, one sentence each.
         reason: for `not shardable`, the op that needs all rows at once.
         gradients: the autodiff sources, by part.
         lookups: the row gathers that a training step runs.
         updates: the ops that write it from gradients.
         slots: the state that follows it.
-        unmerged: whether its gradient rows must travel unmerged, because the post-processing has no rule for them.
+        unmerged: whether its gradient rows must travel uncoalesced, because the post-processing has no rule for them.
         ids_per_step: upper bound of the ids a worker looks up in a step, from static shapes; None when unknown.
         is_counter: whether it has no gradient and a constant is added to it, as to a global step.
-        is_open: whether it was built with an open shape, so that every worker holds it whole.
-        sums: how many functions of its gradient rows are added up, which travel beside each other.
+        is_open: whether it was built with an open shape, so that every worker stores all of it.
+        sums: the number of functions of its gradient rows that are summed and travel concatenated.
     """
 
     name: str
@@ -157,7 +158,7 @@ class VariableSpec:
 
     @property
     def value_bytes(self) -> int:
-        """Bytes of the whole value."""
+        """Bytes of the full value."""
         return math.prod(self.shape) * self.dtype_bytes
 
     @property
@@ -172,20 +173,20 @@ class VariableSpec:
 
     @property
     def touched_rows_bound(self) -> int | None:
-        """At most this many distinct rows are read by a worker in a step; None when the batch is not static."""
+        """An upper bound of the distinct rows that a worker reads in a step; None when the batch is not static."""
         return None if self.ids_per_step is None else min(self.rows, self.ids_per_step)
 
 
 @dataclass(frozen=True)
 class GraphSpec:
-    """All variables of a graph, sorted by name, and what identifies the graph.
+    """All variables of a graph, sorted by name, and the identity of the graph.
 
     Attributes:
         fingerprint: SHA-256 over the structure of all nodes and functions.
         variables: every logical variable; slots are listed under the variable that they follow.
-        notes: what the user should know (for example gradients found by a fallback).
-        model_key: what a model profile belongs to, by `model_key`; empty when there is none.
-        layouts: whether losses are followed by the layouts of tensors; None where that depends on the plan.
+        notes: information for the user (for example gradients found by a fallback).
+        model_key: the key of a model profile, by `model_key`; empty when there is none.
+        layouts: whether losses are analysed by the layouts of tensors; None where that depends on the plan.
     """
 
     fingerprint: str
@@ -204,9 +205,9 @@ class GraphSpec:
 
 
 def model_key(variables: Sequence[VariableSpec]) -> str:
-    """SHA-256 over what the steps of a model are measured by: trained variables, lookups and how many ids they take.
+    """SHA-256 over the properties that identify a model's measurements: trained variables, lookups and their id counts.
 
-    Two graphs with one key touch rows alike, whatever else is in them: a schedule, a summary, another constant.
+    Two graphs with one key touch the same rows, whatever else they contain: a schedule, a summary, another constant.
     """
     seen = [
         (v.name, v.shape, v.dtype, v.cls.value, v.lookups, v.ids_per_step)
@@ -223,15 +224,15 @@ class _SpecAndSources:
 
 
 def spec_to_json(spec: GraphSpec, sources: Sequence[GradientSource]) -> str:
-    """A spec, and all sources in their order."""
+    """Serializes a spec, and all sources in their order."""
     return json.dumps({"spec": asdict(spec), "sources": [asdict(source) for source in sources]})
 
 
 def spec_from_json(text: str) -> tuple[GraphSpec, tuple[GradientSource, ...]]:
-    """What `spec_to_json` was given.
+    """Parses the output of `spec_to_json`.
 
     Raises:
-        GraphError: when it is something else.
+        GraphError: when the text has another format.
     """
     raw = read_json(text, GraphError, "the job's message", "a graph's spec")
     try:

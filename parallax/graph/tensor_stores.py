@@ -11,11 +11,11 @@ _GRADIENTS = ("TensorArrayGradV3", "TensorArrayGradWithShape")
 
 
 def store_of(view: GraphView, handle: str) -> str:
-    """The name of the store that a tensor is a handle of; that of a gradient follows from what it is the gradient of.
+    """The name of the stack or TensorArray behind a handle; that of a gradient derives from the forward one.
 
     Args:
         view: the graph.
-        handle: the tensor. A handle may have been kept on a stack itself, as those of loops inside loops are.
+        handle: the tensor. A handle may itself have been pushed onto a stack, as those of nested loops are.
     """
     return _follow(view, handle, _find_pushed(view))
 
@@ -36,10 +36,10 @@ def _follow(view: GraphView, handle: str, pushed: Mapping[str, str]) -> str:
 
 @once_per_view
 def _find_pushed(view: GraphView) -> dict[str, str]:
-    """Stack -> what is pushed on it."""
+    """Stack -> the tensor that is pushed onto it."""
     pushes = [view.inputs(node) for node in view.nodes if view.op(node) == "StackPushV2"]
     found: dict[str, str] = {}
-    while True:  # the handle that a push takes may come from another stack
+    while True:  # the handle that a push reads may come from another stack
         more = {_follow(view, inputs[0], found): inputs[1] for inputs in pushes}
         if more.keys() == found.keys():
             return found

@@ -19,13 +19,13 @@ Shape = tuple[int | None, ...] | None
 
 
 NEXT_ITERATIONS = ("NextIteration", "RefNextIteration")
-"""What comes around to the Merge at the head of a while loop of the old style."""
+"""The back edges to the Merge at the head of a TensorFlow 1 loop."""
 
 EXAMPLES = "_parallax_examples"
-"""The attribute of a placeholder that says how many examples a worker's batch will have, where its shape is open."""
+"""The attribute of a placeholder with the number of examples of a per-worker batch, where its shape is open."""
 _REFERENCE = 100  # TensorFlow numbers the reference to a type 100 above the type
 _SPLIT_NAMES = 1 << 18
-"""How many names of tensors are kept split: more than graphs have, as splitting is what walks do most."""
+"""Cache size for split tensor names: larger than graphs, as splitting is the most frequent operation of traversals."""
 _Found = TypeVar("_Found")
 
 
@@ -37,16 +37,16 @@ class Edge(NamedTuple):
 
 
 class GraphView:
-    """Looks things up in a GraphDef that carries `_output_shapes`; never changes it.
+    """An index over a GraphDef with `_output_shapes`; it never changes the graph.
 
     Args:
         graph_def: the graph.
-        instead: node -> the tensors that it shall be seen to take in place of those that it takes.
+        instead: node -> the tensors that it is seen to read in place of its inputs.
 
     Attributes:
         graph_def: the graph.
         nodes: its nodes, by name.
-        remembered: what was found out about the graph and is asked for again (`once_per_view`).
+        remembered: cached results of functions of the graph (`once_per_view`).
     """
 
     def __init__(self, graph_def: GraphDef, instead: Mapping[str, tuple[str, ...]] | None = None) -> None:
@@ -131,44 +131,44 @@ class GraphView:
         return sorted((node for nodes in found for node in nodes), key=self._position.__getitem__)
 
     def flag(self, node: str, attribute: str) -> bool:
-        """Whether a node has an attribute that is true, or a number and not 0.
+        """Whether a node has an attribute that is true, or a number other than 0.
 
-        To look an attribute up that the node has not, by its name in the node itself, would add it to the node.
+        Looking up a missing attribute by name in the node itself would add it to the node.
         """
         found = self.nodes[node].attr
         return attribute in found and bool(found[attribute].b or found[attribute].i)
 
     def inputs(self, node: str) -> tuple[str, ...]:
-        """The tensors a node takes, in order."""
+        """The input tensors of a node, in order."""
         return self._inputs[node]
 
     def controls(self, node: str) -> tuple[str, ...]:
-        """The nodes that must run before a node without giving it a tensor."""
+        """The control inputs of a node."""
         return self._controls[node]
 
     def nodes_before(self, node: str) -> list[str]:
-        """The nodes that a node takes tensors of or waits for, as it names them: one may come more than once."""
+        """The nodes of a node's data and control inputs, as it names them, with repetition."""
         return self._before[node]
 
     def consumers(self, tensor: str) -> list[Edge]:
-        """The edges that take a tensor, in the order of the graph."""
+        """The edges that read a tensor, in the order of the graph."""
         return self._consumers.get(tensor, [])
 
     def takers(self, tensor: str) -> list[Edge]:
-        """The edges that take a tensor as it is, or a copy of it, as what a call gives is (lowering/inline.py)."""
+        """The edges that read a tensor directly or through copies, as of the results of a call (lowering/inline.py)."""
         found = []
         for edge in self.consumers(tensor):
             found += [edge, *(self.takers(f"{edge.node}:0") if self.op(edge.node) == "Identity" else ())]
         return found
 
     def source(self, tensor: str) -> str:
-        """The tensor that a copy is of."""
+        """The tensor behind copies."""
         while self.op(split_tensor(tensor)[0]) == "Identity":
             tensor = self.inputs(split_tensor(tensor)[0])[0]
         return tensor
 
     def users(self, node: str) -> Iterator[str]:
-        """The nodes that take any output of a node, or wait for it; a node may come more than once."""
+        """The nodes that read any output of a node, or wait for it, with repetition."""
         for tensor in self.outputs(node):
             for edge in self.consumers(tensor):
                 yield edge.node
@@ -195,7 +195,7 @@ class GraphView:
         return tuple(None if dim.size < 0 else int(dim.size) for dim in shapes[number].dim)
 
     def _infer(self, node: str) -> Sequence[Any]:
-        """The shapes of a node's outputs as TensorFlow has inferred them."""
+        """The shapes of a node's outputs as inferred by TensorFlow."""
         attributes = self.nodes[node].attr
         return attributes["_output_shapes"].list.shape if "_output_shapes" in attributes else ()
 
@@ -231,7 +231,7 @@ class GraphView:
         return str(dtypes.as_dtype(self.dtype(tensor)).name)
 
     def constant(self, tensor: str) -> Value | None:
-        """The value of a tensor (a numpy array) when a Const gives it, seen through Identity and Cast; else None."""
+        """The value of a tensor (a numpy array) if it is a Const, seen through Identity and Cast; else None."""
         from tensorflow import as_dtype
         from tensorflow.python.framework import tensor_util  # TensorFlow's own reader of constant protos
 
@@ -244,7 +244,7 @@ class GraphView:
         return value if value.dtype == object else value.astype(as_dtype(self.dtype(tensor)).as_numpy_dtype, copy=False)
 
     def ancestors(self, nodes: Iterable[str], fed: frozenset[str] = frozenset()) -> set[str]:
-        """The nodes and everything they need, through tensors and control inputs; fed tensors need nothing."""
+        """The nodes and all their ancestors, through tensors and control inputs; fed tensors have none."""
         found = set(nodes)
         waiting = list(found)
         before = self._before
@@ -257,11 +257,11 @@ class GraphView:
         return found
 
     def _find_needed(self, node: str, fed: frozenset[str]) -> list[str]:
-        """The nodes that a node needs where some tensors are fed."""
+        """The nodes on which a node depends where some tensors are fed."""
         return [*[split_tensor(t)[0] for t in self._inputs[node] if t not in fed], *self._controls[node]]
 
     def computed_of(self, nodes: Iterable[str]) -> set[str]:
-        """The nodes, and all that their inputs are computed of; what they only come after is not among it."""
+        """The nodes and all ancestors through tensors; nodes connected by control inputs alone are excluded."""
         found = set(nodes)
         waiting = list(found)
         while waiting:
@@ -272,12 +272,12 @@ class GraphView:
         return found
 
     def descendants(self, nodes: Iterable[str], stops: Set[str] = frozenset(), waits: bool = False) -> set[str]:
-        """The nodes and all that is computed of what they give, but for `stops`.
+        """The nodes and all nodes computed from their outputs, except `stops`.
 
         Args:
-            nodes: where to begin.
-            stops: what is not gone through.
-            waits: whether what only comes after them counts, too.
+            nodes: the starting nodes.
+            stops: the nodes where the search stops.
+            waits: whether nodes connected by control inputs alone count, too.
         """
         found, takers = set(nodes) - stops, _takers_by_node(self)
         waiting = list(found)
@@ -291,7 +291,7 @@ class GraphView:
         return found
 
     def reach(self, nodes: Iterable[str], within: Set[str]) -> set[str]:
-        """Some nodes, and those of `within` that are computed of them; not by what comes around to another turn."""
+        """The given nodes, and those of `within` that are computed from them, without the back edges of loops."""
         found, takers = set(nodes), _takers_by_node(self)
         waiting = list(found)
         while waiting:
@@ -303,9 +303,9 @@ class GraphView:
         return found
 
     def topological_order(self) -> list[str]:
-        """Every node after all that it needs; ties in the order of the graph.
+        """Every node after all its predecessors; ties in the order of the graph.
 
-        The back edges of old-style while loops (`NextIteration`) are left out.
+        The back edges of TensorFlow 1 loops (`NextIteration`) are left out.
         """
         if self._order:
             return self._order
@@ -313,7 +313,7 @@ class GraphView:
         state: dict[str, int] = {}
         for root, before in self._before.items():
             if state.get(root) is None and all([needed in state for needed in before]):
-                state[root] = 2  # between roots nothing waits: what has a state is done
+                state[root] = 2  # roots do not wait for each other: a node with a state is done
                 order.append(root)
                 continue
             stack = [root]
@@ -334,7 +334,7 @@ class GraphView:
         return order
 
     def predecessors(self, node: str) -> list[str]:
-        """The nodes that a node takes tensors of or waits for; not what comes around to the Merge of a loop."""
+        """The nodes of a node's data and control inputs, without the back edge to the Merge of a loop."""
         if node not in self._inputs:
             raise GraphError(f"The graph names node {node!r} as an input and does not hold it.")
         needed = self._before[node]
@@ -344,7 +344,7 @@ class GraphView:
 
 
 def once_per_view(function: Callable[[GraphView], _Found]) -> Callable[[GraphView], _Found]:
-    """A function of a view alone, whose result is kept with the view: it must not be changed."""
+    """Decorates a function of a view alone: its result is cached with the view, and must not be modified."""
 
     @wraps(function)
     def remember(view: GraphView) -> _Found:
@@ -358,7 +358,7 @@ def once_per_view(function: Callable[[GraphView], _Found]) -> Callable[[GraphVie
 
 @once_per_view
 def _takers_by_node(view: GraphView) -> dict[str, list[str]]:
-    """Node -> the nodes that take something of it; also where no shapes of outputs are known."""
+    """Node -> the nodes that read its outputs or wait for it; also where the shapes of outputs are unknown."""
     found: dict[str, list[str]] = {}
     for node in view.nodes:
         for tensor in view.inputs(node):
@@ -371,7 +371,7 @@ def _takers_by_node(view: GraphView) -> dict[str, list[str]]:
 
 
 def tensor_name(name: str) -> str:
-    """`op` and `op:0` are one tensor; gives the form with the number."""
+    """Normalizes `op` and `op:0`, which are one tensor, to the form with the number."""
     return name if ":" in name else f"{name}:0"
 
 
