@@ -82,29 +82,30 @@ def function(
     name: str | None = None,
     **others: object,
 ) -> Any:
-    """A training step of a custom loop, carried out by all workers; also usable as a decorator, of a method too.
+    """A training step of a custom loop that all workers execute; also usable as a decorator, including of methods.
 
-    It takes the batch of one process, tensors or arrays whose first dimension is the batch; each worker takes its rows
-    of every one of them. Scalar tensors go to all, and other Python values are constants of the step.
+    It reads the global batch, as one process does: tensors or arrays whose first dimension is the batch. Each worker
+    uses its rows of every one of them. Scalar tensors go to all workers, and other Python values are constants of the
+    step.
 
-    It returns what one process returns for the whole batch; `returns` says what else the workers' values come to.
-    Keras's metrics that it updates have the sums of all workers when they are asked outside.
+    It returns the results of one process for the global batch; `returns` sets another combination of the workers'
+    values. Keras metrics that the step updates have the sums of all workers when they are read outside the step.
 
     Variables of the script have the trained values when they are read.
 
     Args:
         step: a function, or a `tf.function`, that trains variables: with a tape, and an optimizer of Keras or TF1. A
-            `tf.function` brings its own settings of those below.
-        resource_info: a resource file; None for workers on this machine.
+            `tf.function` has its own settings for those below.
+        resource_info: a resource file; None for workers on this host.
         parallax_config: settings.
         returns: "mean", "sum", "rows" or "same", or a structure of them like that of what the step returns.
-        merge_rows: whether Keras's optimizers see equal rows of a sparse gradient added up, and so do what they do with
-            a dense gradient; without it they do what they do in plain Keras.
+        merge_rows: whether Keras's optimizers see equal rows of a sparse gradient summed, so that results equal those
+            for a dense gradient; without it the results are those of plain Keras.
         input_signature: specs of the arguments, as for `tf.function`; the first dimension of a batch is open anyway.
-        autograph: whether Python's control flow on tensors becomes TensorFlow's.
-        experimental_autograph_options: for that.
-        jit_compile: left out, with a warning where it is True: the step has collectives.
-        reduce_retracing: accepted; one trace is for batches of any length.
+        autograph: whether Python control flow on tensors is converted to TensorFlow's.
+        experimental_autograph_options: options of that conversion.
+        jit_compile: ignored, with a warning where it is True: the step has collectives.
+        reduce_retracing: accepted; one trace serves batches of any length.
         name: of the step in its graph; None for the function's own.
         others: refused.
 
@@ -132,7 +133,7 @@ def function(
 
 
 def _settings_of(step: Callable[..., Nest], tracing: Tracing) -> Tracing:
-    """How a step is traced: a `tf.function` as it says itself, where nothing else is said."""
+    """The trace settings of a step: those of a `tf.function`, unless others are passed."""
     if not isinstance(step, PolymorphicFunction):
         return tracing
     return Tracing(
@@ -144,12 +145,12 @@ def _settings_of(step: Callable[..., Nest], tracing: Tracing) -> Tracing:
 
 @dataclass(frozen=True, slots=True)
 class _Variant:
-    """A step as it was traced for some arguments.
+    """A step traced for particular arguments.
 
     Attributes:
-        owner: gives the object whose method it is, None when that is no more; None for a function.
+        owner: returns the object whose method it is, None once that is gone; None for a function.
         arguments: of its first call.
-        step: of the script's loop.
+        step: the step in the script's loop.
     """
 
     owner: Callable[[], object] | None
@@ -158,35 +159,35 @@ class _Variant:
 
     @property
     def can_be_called(self) -> bool:
-        """Whether it is a function's, or there still is the object whose method it is."""
+        """Whether it is a function, or the object whose method it is still exists."""
         return self.owner is None or self.owner() is not None
 
     def takes(self, given: Arguments) -> bool:
-        """Whether it was traced for such arguments, and for such as have one length but for those given whole."""
+        """Whether it was traced for such arguments, with equal lengths of all batches except those passed in full."""
         parts = [one for number, one in enumerate(given.tensors) if number not in self.step.whole]
         return are_alike(self.arguments, given) and len(lengths_of(parts)) <= 1
 
     def is_of(self, owner: tuple[object, ...]) -> bool:
-        """Whether it is a method of an object, or, of none, a function."""
+        """Whether it is a method of the given object or, if none is given, a function."""
         return not owner if self.owner is None else bool(owner) and self.owner() is owner[0]
 
 
 def _reference(owner: tuple[object, ...]) -> Callable[[], object] | None:
-    """What gives the object of a method as long as there is one."""
+    """Returns a function that returns a method's object while it exists."""
     if not owner:
         return None
     try:
         return ref(owner[0])
-    except TypeError:  # of a class that has no place for it
+    except TypeError:  # of a class without weak references
         return lambda: owner[0]
 
 
 class DistributedStep:
-    """What `function` gives; calls are those of the original step.
+    """The result of `function`; it is called like the original step.
 
     Attributes:
         python_function: the original step.
-        input_signature: specs of its arguments; None where there is none.
+        input_signature: specs of its arguments; None without a signature.
     """
 
     def __init__(
@@ -209,25 +210,25 @@ class DistributedStep:
         self._name = found if found.isidentifier() else "step"
 
     def __get__(self, instance: object, owner: type | None = None) -> DistributedStep | MethodStep:
-        """The step as a method of an object; of the class, the step itself."""
+        """The step as a method of an object; accessed through the class, the step itself."""
         return self if instance is None else MethodStep(self, instance)
 
     @property
     def worker_id(self) -> int:
-        """The number of this process among those that run the script: 0, for workers do not run it."""
+        """The index of this process among those that run the script: 0, as workers do not run it."""
         return 0
 
     def graph_of(self, *args: Argument, **kwargs: Argument) -> tf.Graph:
-        """The graph that a call with these arguments trains, for `parallax.plan`; nothing is started."""
+        """The graph that a call with these arguments trains, for `parallax.plan`; no job is started."""
         return self.graph_for((), args, kwargs)
 
     def refresh_variables(self) -> None:
-        """Gives this process the trained values of all variables; those that are read have them without it."""
+        """Copies the trained values of all variables to this process; reads refresh variables without it."""
         if self._variants:
             self._loop().refresh_variables()
 
     def get_concrete_function(self, *args: Argument, **kwargs: Argument) -> NoReturn:
-        """Refused: there is none.
+        """Always raises: a distributed step has no concrete function.
 
         Raises:
             GraphError: always.
@@ -235,21 +236,21 @@ class DistributedStep:
         raise GraphError(_NO_CONCRETE_FUNCTION.format(name=self._name))
 
     def __call__(self, *args: Argument, **kwargs: Argument) -> Nest:
-        """Carries out a step.
+        """Executes a step.
 
         Raises:
-            JobEnded: at the first call, in a process that does something else than to train, as `parallax plan`.
-            JobFailed: the workers have failed, and have said why.
+            JobEnded: at the first call, in a process with a purpose other than training, such as `parallax plan`.
+            JobFailed: the workers have failed, and have reported why.
             ParallaxError: as `parallel_run`.
         """
         return self.call((), args, kwargs)
 
     def call(self, owner: tuple[object, ...], args: tuple[Argument, ...], kwargs: dict[str, Argument]) -> Nest:
-        """Carries out a step, as `__call__`.
+        """Executes a step, as `__call__` does.
 
         Args:
-            owner: the object whose method it is, alone; empty for a function.
-            args: by position, without it.
+            owner: the object whose method it is, as the only element; empty for a function.
+            args: by position, without the object.
             kwargs: by name.
         """
         if not tf.executing_eagerly():
@@ -270,7 +271,7 @@ class DistributedStep:
         return tf.nest.map_structure(lambda one: None if one is None else tf.convert_to_tensor(next(waiting)), results)
 
     def graph_for(self, owner: tuple[object, ...], args: tuple[Argument, ...], kwargs: dict[str, Argument]) -> tf.Graph:
-        """As `graph_of`; arguments are those of `call`."""
+        """As `graph_of`, with the arguments of `call`."""
         return graph_of([self._trace(owner, args, kwargs)]).graph
 
     def _loop(self) -> ScriptLoop:
@@ -321,7 +322,7 @@ class MethodStep:
 
     @property
     def python_function(self) -> Callable[..., Nest]:
-        """The original method, of the object."""
+        """The original method, bound to the object."""
         return functools.partial(self.step.python_function, self.owner)
 
     def graph_of(self, *args: Argument, **kwargs: Argument) -> tf.Graph:

@@ -36,17 +36,17 @@ from parallax.settings.merge import merge_settings
 
 @dataclass(frozen=True, eq=False)
 class LoopStep:
-    """A step that a script's loop calls, as TensorFlow traced it.
+    """A step that a script's loop calls, as traced by TensorFlow.
 
     Attributes:
         name: its scope in a graph.
-        concrete: gives (results, values of the variables of metrics).
-        variables: that it takes, by names that are unique in it.
+        concrete: returns (results, values of the variables of metrics).
+        variables: the variables that it reads, by names that are unique in it.
         metrics: the tf.Variables of metrics, in order.
-        examples: how many a worker has of a batch, of each of its tensors; 0 if unknown.
-        full: how many most global batches have; 0 if unknown.
+        examples: the number of a worker's examples of each tensor of a batch; 0 if unknown.
+        full: the usual length of the global batch; 0 if unknown.
         rules: how the workers' values of each result are combined, flat (tracing/results.py).
-        whole: numbers of its arguments, flat, that have another length than the batch, and are given whole.
+        whole: indices of its flat arguments whose length differs from the batch's, and which are passed in full.
     """
 
     name: str
@@ -60,12 +60,12 @@ class LoopStep:
 
 
 class OpenLoop(NamedTuple):
-    """A session that is open.
+    """An open session.
 
     Attributes:
         running: its steps.
         variables: the script's.
-        steps: in the graph.
+        steps: the steps in the graph.
         rules: how the workers' values of each of their results are combined, flat.
     """
 
@@ -80,7 +80,7 @@ class ScriptLoop:
 
     Args:
         config: settings.
-        resource: a resource file; None for workers on this machine.
+        resource: a resource file; None for workers on this host.
     """
 
     def __init__(self, config: Config, resource: str | Path | None) -> None:
@@ -91,15 +91,15 @@ class ScriptLoop:
         self._open: OpenLoop | None = None
 
     def add(self, trace: Callable[[], LoopStep], instead_of: Collection[LoopStep] = ()) -> LoopStep:
-        """Adds a step, and has the workers open a session with all; meanwhile they start, where there are none.
+        """Adds a step, and has the workers open a session with all steps; missing workers start concurrently.
 
         Args:
-            trace: gives the step.
-            instead_of: steps that are called no more.
+            trace: returns the step.
+            instead_of: steps that are no longer called.
 
         Raises:
-            JobEnded: in a process that does something else than to train, as `parallax plan`.
-            JobFailed: the workers have failed, and have said why.
+            JobEnded: in a process with a purpose other than training, such as `parallax plan`.
+            JobFailed: the workers have failed, and have reported why.
             ParallaxError: before anything is opened, as `parallel_run`.
         """
         with status_line(True), ExitStack() as stack:
@@ -122,10 +122,10 @@ class ScriptLoop:
         return step
 
     def session(self) -> OpenLoop:
-        """The session, opened again if another call has ended it.
+        """The session, which is opened again if another call has ended it.
 
         Raises:
-            JobFailed: the workers have failed, and have said why.
+            JobFailed: the workers have failed, and have reported why.
             ParallaxError: before anything is opened, as `parallel_run`.
         """
         if self._open is None:
@@ -135,17 +135,17 @@ class ScriptLoop:
         return self._open
 
     def run(self, step: LoopStep, batch: Nest) -> tuple[Nest, list[Value]]:
-        """Has the workers carry out a step on a global batch.
+        """Has the workers execute a step on a global batch.
 
         Args:
-            step: of `add`.
+            step: returned by `add`.
             batch: its flat arguments.
 
         Returns:
             The structure of its results, tensors of the graph, and the value of each, flat.
 
         Raises:
-            JobFailed: the workers have failed, and have said why.
+            JobFailed: the workers have failed, and have reported why.
         """
         opened = self.session()
         running, variables, made = opened.running, opened.variables, opened.steps[step]
@@ -167,16 +167,16 @@ class ScriptLoop:
         return results, found
 
     def refresh_variables(self) -> None:
-        """Gives the script's variables the trained values."""
+        """Copies the trained values to the script's variables."""
         if self._open is not None:
             self._open.variables.mirrors.refresh_all()
 
     @contextmanager
     def guard(self) -> Iterator[None]:
-        """Within it workers are asked for something; their failure ends the session.
+        """A context for requests to workers; a failure of the workers ends the session.
 
         Raises:
-            JobFailed: the workers have failed, and have said why.
+            JobFailed: the workers have failed, and have reported why.
         """
         try:
             yield
@@ -189,13 +189,13 @@ class ScriptLoop:
             raise
 
     def end(self, is_last: bool = False) -> None:
-        """Ends the session, if it is open; the script's variables get its values.
+        """Ends the session, if it is open, and copies its values to the script's variables.
 
         Args:
-            is_last: whether nobody will read them.
+            is_last: whether the variables will not be read again.
 
         Raises:
-            JobFailed: the workers have failed, and have said why.
+            JobFailed: the workers have failed, and have reported why.
         """
         opened = self._open
         if opened is None:
@@ -210,14 +210,14 @@ class ScriptLoop:
         self._stack.pop_all().close()
 
     def _callable_steps(self) -> list[LoopStep]:
-        """The steps that somebody still has."""
+        """The steps that can still be called."""
         return [step for one in self._steps if (step := one()) is not None]
 
     def _reserve(self, stack: ExitStack) -> ReservedWorkers:
         return stack.enter_context(reserved_workers(self._number, self._config, self._resource))
 
     def _open_session(self, reserved: ReservedWorkers, stack: ExitStack) -> None:
-        """Opens a session on all steps, which `stack` closes until it is open."""
+        """Opens a session on all steps; `stack` closes it if opening fails."""
         graph, steps, rules = _graph_of(self._callable_steps())
         names = {id(one.variable): one.name for one in graph.list_variables()}
         metrics = {one.name: one.metrics for one in steps}
@@ -251,7 +251,7 @@ def _graph_of(
 
 
 def _merged_variables(steps: Sequence[LoopStep]) -> list[StepVariable]:
-    """The variables of all steps, each with one name of its own."""
+    """The variables of all steps, each with a unique name."""
     found: dict[int, StepVariable] = {}
     names: set[str] = set()
     for one in (variable for step in steps for variable in step.variables):
@@ -266,7 +266,7 @@ def _merged_variables(steps: Sequence[LoopStep]) -> list[StepVariable]:
 
 
 _loops: dict[tuple[str, str], ScriptLoop] = {}
-"""By their settings and machines."""
+"""Loops by their settings and resource file."""
 
 
 def loop_for(config: Config, resource: str | Path | None) -> ScriptLoop:

@@ -15,17 +15,17 @@ import numpy as np
 from parallax.base.types import Value, Variable
 
 StepValues = tuple[Sequence[Value], dict[str, Value]]
-"""What a step has given: the sums of its metrics' variables, and logs beside metrics."""
+"""The results of a step: the sums of its metrics' variables, and logs other than metrics."""
 
 
 class StepSums:
-    """The sums of one process after a step; the workers' answer is awaited at the first access.
+    """The sums of one process after a step; the first access waits for the workers' answer.
 
     Args:
-        base: the values at which the workers' own parts began, by variable.
-        numbers: of the variables whose sums the step gives.
-        before: the sums after the step before; None where all parts begin at zero.
-        wait: gives the step's values; None where there was no step.
+        base: the values at which the workers' parts began, by variable.
+        numbers: indices of the variables whose sums the step returns.
+        before: the sums after the preceding step; None where all parts begin at zero.
+        wait: returns the step's values; None where there was no step.
     """
 
     def __init__(
@@ -58,19 +58,19 @@ class StepSums:
 
     @property
     def others(self) -> dict[str, Value]:
-        """What the step logged beside metrics, of all workers."""
+        """The step's logs other than metrics, of all workers."""
         return self._values[1]
 
 
 class MetricSums:
     """The sums of metrics over all workers, since each was last written.
 
-    A step's sums are on their way until somebody asks for them, or the next step has been made.
+    A step's sums are fetched asynchronously until they are read, or until the next step has run.
 
     Attributes:
         variables: the tf.Variables of metrics, in order.
         latest: the sums after the last step.
-        ahead: how many steps may be on their way, the latest among them.
+        ahead: the number of steps whose sums may be pending, including the latest.
     """
 
     def __init__(self, variables: Sequence[Variable]) -> None:
@@ -82,27 +82,27 @@ class MetricSums:
 
     @property
     def sums(self) -> list[Value]:
-        """What the one process would have, arrays of the variables' types."""
+        """The values of one process, arrays of the variables' types."""
         return self.latest.sums
 
     @property
     def others(self) -> dict[str, Value]:
-        """What the last step logged beside metrics, of all workers."""
+        """The last step's logs other than metrics, of all workers."""
         return self.latest.others
 
     def begin_at(self, values: dict[int, Value]) -> None:
-        """Some variables begin anew, by their numbers, at these values; the workers' own parts of all begin at zero."""
+        """Restarts some variables, by their indices, at these values; the workers' parts of all restart at zero."""
         self._base = list(self.sums)
         for number, value in values.items():
             self._base[number] = np.asarray(value, self._base[number].dtype)
         self.latest = StepSums(self._base)
 
     def follow(self, numbers: Sequence[int], wait: Callable[[], StepValues]) -> None:
-        """Records a step; waits for earlier ones, until no more than `ahead` are on their way.
+        """Records a step; waits for earlier ones, until no more than `ahead` are pending.
 
         Args:
-            numbers: of the variables whose sums it gives.
-            wait: gives these sums, and its logs beside metrics.
+            numbers: indices of the variables whose sums it returns.
+            wait: returns these sums, and its logs other than metrics.
         """
         self._on_their_way.append(self.latest)
         self.latest = StepSums(self._base, numbers, self.latest, wait)

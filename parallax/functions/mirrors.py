@@ -32,15 +32,15 @@ class Mirrors:
 
     Attributes:
         stale: names of variables whose value is older than the session's.
-        written: names of variables that were written since the session had their value.
+        written: names of variables that were written after the session last had their value.
     """
 
     def __init__(self, variables: Iterable[tuple[str, Variable]], fetch: Callable[[str], Value]) -> None:
-        """Begins to mirror.
+        """Starts mirroring.
 
         Args:
             variables: (name, tf.Variable) pairs.
-            fetch: gives the session's value by name, an array.
+            fetch: returns the session's value by name, an array.
 
         Raises:
             SessionError: another session trains one of them.
@@ -65,30 +65,30 @@ class Mirrors:
         return self._variables[name]
 
     def outdate(self, names: Iterable[str]) -> None:
-        """Says that the session has other values now."""
+        """Marks values as changed by the session."""
         found = set(names)
         self.stale |= found
         self._changed |= found
 
     def refresh(self, name: str) -> None:
-        """Gives a variable the session's value, if it has an older one."""
+        """Updates a variable from the session, if its value is older."""
         if name in self.stale:
             check_whole(self._variables[name])
             self.stale.discard(name)
             self.put(name, self._fetch(name))
 
     def refresh_if_changed(self, name: str) -> None:
-        """Gives a variable the session's value, if a step may have changed it since."""
+        """Updates a variable from the session, if a step may have changed it since."""
         if name in self._changed:
             self.refresh(name)
 
     def refresh_all(self) -> None:
-        """Gives all variables the session's values."""
+        """Updates all variables from the session."""
         for name in self._variables:
             self.refresh(name)
 
     def put(self, name: str, value: Value) -> None:
-        """Gives a variable a value that the session has too."""
+        """Assigns a value to a variable that the session has too."""
         with self.pause_watch(name):
             self._variables[name].assign(value)
         self.stale.discard(name)
@@ -96,7 +96,7 @@ class Mirrors:
 
     @contextmanager
     def pause_watch(self, name: str) -> Iterator[None]:
-        """Within it a variable is neither refreshed where it is read nor noted where it is written."""
+        """A context in which reads of a variable do not refresh it and writes are not recorded."""
         is_first = name not in self._quiet
         self._quiet.add(name)
         try:
@@ -106,7 +106,7 @@ class Mirrors:
                 self._quiet.discard(name)
 
     def release(self) -> None:
-        """Ends mirroring; variables keep the values that they have."""
+        """Ends mirroring; variables keep their current values."""
         for end in self._watches:
             end()
         for variable in self._variables.values():
@@ -114,7 +114,7 @@ class Mirrors:
             del variable._parallax_mirror
 
     def note_written(self, name: str) -> None:
-        """Says that the script has written a variable, which has its value here now."""
+        """Records that the script has written a variable, whose current value is now here."""
         if name not in self._quiet:
             self.stale.discard(name)
             self._changed.discard(name)
@@ -133,10 +133,10 @@ class Mirrors:
 
 
 class _MirroredVariable:
-    """What is put before the class of a mirrored variable.
+    """A mixin placed before the class of a mirrored variable.
 
-    Whatever reads a variable eagerly asks it for its handle: its own methods, and ops that are given the variable,
-    which the runtime reads without calling one.
+    Every eager read of a variable goes through its handle: its own methods, and ops that are passed the variable, whose
+    value the runtime reads without calling a method.
     """
 
     _parallax_mirror: tuple[Mirrors, str]
@@ -153,7 +153,7 @@ class _MirroredVariable:
 
 
 def _assign(self: Variable, value: TensorLike, *args: Argument, **kwargs: Argument) -> object:
-    """As that of any variable; the session's value is not brought for it."""
+    """Assigns as for any variable; the session's value is not fetched for it."""
     mirrors, name = self._parallax_mirror
     assign = super(type(self), self).assign
     if not tf.executing_eagerly() or name in mirrors._quiet:
@@ -167,5 +167,5 @@ def _assign(self: Variable, value: TensorLike, *args: Argument, **kwargs: Argume
 
 @cache
 def _make_mirror_class(kind: type[Variable]) -> type:
-    """A class of mirrored variables, which come before their own class in the order of methods."""
+    """Creates a class of mirrored variables, whose mixin precedes their own class in the method resolution order."""
     return type(f"Mirrored{kind.__name__}", (_MirroredVariable, kind), {"assign": _assign})

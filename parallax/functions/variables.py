@@ -35,10 +35,10 @@ class TrainedVariables:
     """The variables that workers train for the script.
 
     Attributes:
-        by_name: the script's tf.Variables, those of metrics too.
-        mirrors: the same, kept in agreement with the workers'.
+        by_name: the script's tf.Variables, including those of metrics.
+        mirrors: the same, kept consistent with the workers'.
         sums: those of metrics.
-        numbers: by step, which of `sums` it gives, in its order.
+        numbers: by step, the indices of the `sums` that it returns, in its order.
         is_released: whether it has ended.
     """
 
@@ -50,14 +50,14 @@ class TrainedVariables:
         reset: Operation,
         guard: Callable[[], AbstractContextManager[object]] = nullcontext,
     ) -> None:
-        """Gives the workers the script's values, and mirrors its variables.
+        """Sends the script's values to the workers, and mirrors its variables.
 
         Args:
             running: the steps.
-            metrics: by step, the tf.Variables of metrics whose sums it gives.
+            metrics: by step, the tf.Variables of metrics whose sums it returns.
             names: id of a tf.Variable -> its name in the graph.
-            reset: op of the graph that sets the workers' parts of metrics to zero.
-            guard: a context in which workers are asked for values that are read.
+            reset: op of the graph that resets the workers' parts of metrics to zero.
+            guard: a context for requests of values to workers.
         """
         self._running, self._reset, self._guard = running, reset, guard
         self.is_released = False
@@ -82,17 +82,17 @@ class TrainedVariables:
             running.reset(reset)
 
     def outdate(self, are_trained: bool) -> None:
-        """Says that a step has run.
+        """Records that a step has run.
 
         Args:
-            are_trained: whether it may have changed others than those of metrics.
+            are_trained: whether it may have changed variables other than those of metrics.
         """
         self.mirrors.outdate(self._number_of)
         if are_trained:
             self.mirrors.outdate(self._trained)
 
     def flush(self) -> None:
-        """Gives the workers what the script has written."""
+        """Sends the script's writes to the workers."""
         written, self.mirrors.written = sorted(self.mirrors.written), set()
         if not written:
             return
@@ -104,14 +104,14 @@ class TrainedVariables:
             self.sums.begin_at(metrics)
 
     def values(self, tables: TableConfig) -> dict[str, PortableValue]:
-        """The values of all variables by name; the large ones are written to files where that is said.
+        """The values of all variables by name; large ones are written to files if requested.
 
         Args:
-            tables: what is done with large variables.
+            tables: the settings for large variables.
 
         Raises:
             CheckpointError: the files cannot be written.
-            ConfigError: no folder is named for them.
+            ConfigError: no folder is set for them.
         """
         self.flush()
         self.sums.latest.arrive()
@@ -131,20 +131,20 @@ class TrainedVariables:
         """Writes a checkpoint of the variables, without those of metrics.
 
         Args:
-            folder: on worker 0's machine.
-            step: its number; None for the one that comes after those of the folder.
+            folder: on worker 0's host.
+            step: its number; None for the number after those in the folder.
 
         Returns:
-            Where each variable is, by name.
+            The place of each variable, by name.
 
         Raises:
-            CheckpointError: it cannot be written.
+            CheckpointError: writing fails.
         """
         self.flush()
         return self._running.store(folder, self._trained, step)
 
     def fall_back(self) -> None:
-        """Gives the script's variables the values that the workers had when all were read last, as they have failed."""
+        """Sets the script's variables to the values of the last read from the workers, which have failed."""
         if not self.mirrors.stale:
             return
         backup = self._running.backup
@@ -157,12 +157,12 @@ class TrainedVariables:
         log.warning(_BACKUP.format(steps=steps, seconds=time.monotonic() - backup.read_s))
 
     def refresh_sums(self) -> None:
-        """Gives the script's variables of metrics the sums over all workers."""
+        """Sets the script's variables of metrics to the sums over all workers."""
         for name in self._number_of:
             self.mirrors.refresh(name)
 
     def release(self) -> None:
-        """Ends it; the variables keep the values that they have."""
+        """Ends the training; the variables keep their current values."""
         self.is_released = True
         self.mirrors.release()
 
@@ -174,16 +174,16 @@ class TrainedVariables:
 
 
 def find_large_variables(variables: Mapping[str, Variable], tables: TableConfig) -> list[str]:
-    """The names of traced variables, where they are more together than one process makes whole; else none."""
+    """The names of traced variables, if together they exceed the limit of one process; else none."""
     traced = {name: bytes_of(one) for name, one in variables.items() if initial_of(one) is not None}
     return list(traced) if sum(traced.values()) > tables.whole_bytes else []
 
 
 def check_folder(variables: Mapping[str, Variable], tables: TableConfig) -> None:
-    """Refuses to train what could not be stored.
+    """Refuses to train variables that could not be stored.
 
     Raises:
-        ConfigError: large variables are not to be sent back, and no folder was named for them.
+        ConfigError: large variables are not to be sent back, and no folder is set for them.
     """
     large = find_large_variables(variables, tables)
     if large and tables.tables_dir is None:

@@ -149,7 +149,7 @@ def _is_enough(tensor: Tensor, num_shards: Tensor) -> Tensor:
 
 
 def _share(tensor: Tensor, num_shards: Tensor, shard_id: Tensor) -> Tensor:
-    """Every `num_shards`-th element from number `shard_id` on; taken before what only makes one element of each."""
+    """Every `num_shards`-th element from number `shard_id` on, taken before ops that map elements one to one."""
     if tensor.op.type == "ZipDataset" or tensor.op.type in _ONE_FOR_ONE or _is_cache_in_memory(tensor.op):
         parts = tensor.op.inputs if tensor.op.type == "ZipDataset" else tensor.op.inputs[:1]
         return _rebuilt(tensor.op, [_share(part, num_shards, shard_id) for part in parts])

@@ -218,7 +218,7 @@ class GraphView:
         return types[number] % _REFERENCE
 
     def gives_reference(self, node: str) -> bool:
-        """Whether an op gives a reference to a variable, as `VariableV2` and what assigns one do."""
+        """Whether an op returns a reference to a variable, as `VariableV2` and ops that assign one do."""
         from tensorflow.python.framework import op_def_registry
 
         definition = op_def_registry.get(self.nodes[node].op)

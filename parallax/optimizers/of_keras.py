@@ -25,7 +25,7 @@ _PACKAGE = "parallax"
 
 
 class _ByRow(keras.optimizers.Optimizer):  # type: ignore[misc]
-    """Trains by a rule. `settings` are the rule's numbers by the names of the class's arguments."""
+    """Trains by a rule. `settings` are the rule's scalars by the names of the class's arguments."""
 
     def __init__(
         self, rule: RowRule, learning_rate: LearningRate, settings: dict[str, float], more: dict[str, Argument]
@@ -40,7 +40,7 @@ class _ByRow(keras.optimizers.Optimizer):  # type: ignore[misc]
         self._rule, self._settings = rule, settings
 
     def build(self, variables: Sequence[KerasVariable]) -> None:
-        """Makes the slots."""
+        """Creates the slots."""
         if self.built:
             return
         super().build(variables)
@@ -71,11 +71,11 @@ class _ByRow(keras.optimizers.Optimizer):  # type: ignore[misc]
             one.assign(whole)
 
     def update_rows(self, values: Tensor, rows: Tensor, variable: Variable, learning_rate: LearningRate) -> None:
-        """Updates some rows and leaves all others alone; Parallax calls it in place of `update_step`.
+        """Updates some rows and leaves all others unchanged; Parallax calls it instead of `update_step`.
 
         Args:
             values: the gradient of these rows, `[n, ...]`.
-            rows: their numbers, `[n]`, each once.
+            rows: their numbers, `[n]`, distinct.
             variable: the tf.Variable.
             learning_rate: a scalar.
         """
@@ -99,7 +99,7 @@ class _ByRow(keras.optimizers.Optimizer):  # type: ignore[misc]
         slots: Sequence[Tensor | Variable],
         learning_rate: LearningRate,
     ) -> tuple[Tensor, list[Tensor]]:
-        """What the rule gives, of whole variables or of rows."""
+        """The results of the rule, for full variables or for rows."""
         held = [tf.convert_to_tensor(one) for one in slots]
         dtype = held[0].dtype
         step = tf.cast(tf.convert_to_tensor(self.iterations) + 1, dtype)
@@ -108,7 +108,7 @@ class _ByRow(keras.optimizers.Optimizer):  # type: ignore[misc]
         return self._rule.update(tf.cast(gradient, dtype), old, held, tf.cast(learning_rate, dtype), powers)
 
     def get_config(self) -> dict[str, object]:
-        """What makes an equal optimizer."""
+        """The configuration that recreates an equal optimizer."""
         return {**super().get_config(), **self._settings}
 
 
@@ -149,12 +149,12 @@ class RowWiseAdagrad(_ByRow):
 
 @keras.saving.register_keras_serializable(_PACKAGE)
 class LazyAdam(_ByRow):
-    """Adam that leaves rows without a gradient alone; see `LazyAdamRule`.
+    """Adam that leaves rows without a gradient unchanged; see `LazyAdamRule`.
 
     Args:
         learning_rate: a number or a schedule.
         beta_1: decay of the first moments.
-        beta_2: of the second.
+        beta_2: decay of the second moments.
         epsilon: added to the root.
         more: as of Keras's optimizers, but for `gradient_accumulation_steps`.
 
@@ -176,19 +176,19 @@ class LazyAdam(_ByRow):
 
 @keras.saving.register_keras_serializable(_PACKAGE)
 class AdmittedFtrl(_ByRow):
-    """FTRL-Proximal for rows that were seen often enough; see `AdmittedFtrlRule`.
+    """FTRL-Proximal for rows that occurred often enough; see `AdmittedFtrlRule`.
 
     Args:
         learning_rate: alpha: a number or a schedule.
         beta: added to the root.
-        l1: keeps small coordinates at 0.
-        l2: shrinks all.
-        admit_after: a row is trained from the step on that sees it for the so-manieth time; 1 for at once.
-        admit_probability: or each step that sees it admits it with this probability.
+        l1: sets small coordinates to 0.
+        l2: shrinks all coordinates.
+        admit_after: a row is trained from the step of its occurrence number `admit_after` on; 1 for at once.
+        admit_probability: alternatively, each step in which it occurs admits it with this probability.
         more: as of Keras's optimizers, but for `gradient_accumulation_steps`.
 
     Raises:
-        ConfigError: a number is out of range, rows are to be admitted by both, or gradients are to be accumulated by
+        ConfigError: a number is out of range, both kinds of admission are set, or gradients are to be accumulated by
             Keras.
     """
 

@@ -20,7 +20,7 @@ v1 = tf.compat.v1
 
 
 class _TrainsByRow(tf.compat.v1.train.Optimizer):  # type: ignore[misc]
-    """Trains by a rule; equal rows of a gradient are added up first, as the base class does for rules of this kind."""
+    """Trains by a rule; equal rows of a gradient are summed first, as the base class does for rules of this kind."""
 
     def __init__(self, rule: RowRule, learning_rate: LearningRate, use_locking: bool, name: str) -> None:
         super().__init__(use_locking, name)
@@ -71,7 +71,7 @@ class _TrainsByRow(tf.compat.v1.train.Optimizer):  # type: ignore[misc]
         return self._resource_apply_sparse(grad.values, var, grad.indices)
 
     def _resource_apply_sparse(self, grad: Tensor, handle: Variable, indices: Tensor) -> Operation:
-        """The rows of `indices`, each once; what is written is computed of what was read before."""
+        """Updates the rows of `indices`, which are distinct; written values are computed from values read before."""
         kept, write = self._list_stored(handle), v1.scatter_update if self._rule.replaces else v1.scatter_sub
         value = tf.gather(handle, indices) if self._rule.replaces else None
         change, slots = self._apply_rule(grad, value, [tf.gather(one, indices) for one in kept])
@@ -101,7 +101,7 @@ class RowWiseAdagradOptimizer(_TrainsByRow):
     """Adagrad with one accumulator a row, `[rows]`; see `RowWiseAdagradRule`.
 
     Args:
-        learning_rate: a number, a tensor, or a callable that gives one.
+        learning_rate: a number, a tensor, or a callable that returns one.
         initial_accumulator_value: of every row.
         epsilon: added to the root.
         use_locking: as of TensorFlow's optimizers.
@@ -123,12 +123,12 @@ class RowWiseAdagradOptimizer(_TrainsByRow):
 
 
 class LazyAdamOptimizer(_TrainsByRow):
-    """Adam that leaves rows without a gradient alone; see `LazyAdamRule`.
+    """Adam that leaves rows without a gradient unchanged; see `LazyAdamRule`.
 
     Args:
-        learning_rate: a number, a tensor, or a callable that gives one.
+        learning_rate: a number, a tensor, or a callable that returns one.
         beta1: decay of the first moments.
-        beta2: of the second.
+        beta2: decay of the second moments.
         epsilon: added to the root.
         use_locking: as of TensorFlow's optimizers.
         name: likewise.
@@ -150,20 +150,20 @@ class LazyAdamOptimizer(_TrainsByRow):
 
 
 class AdmittedFtrlOptimizer(_TrainsByRow):
-    """FTRL-Proximal for rows that were seen often enough; see `AdmittedFtrlRule`.
+    """FTRL-Proximal for rows that occurred often enough; see `AdmittedFtrlRule`.
 
     Args:
-        learning_rate: alpha: a number, a tensor, or a callable that gives one.
+        learning_rate: alpha: a number, a tensor, or a callable that returns one.
         beta: added to the root.
-        l1: keeps small coordinates at 0.
-        l2: shrinks all.
-        admit_after: a row is trained from the step on that sees it for the so-manieth time; 1 for at once.
-        admit_probability: or each step that sees it admits it with this probability.
+        l1: sets small coordinates to 0.
+        l2: shrinks all coordinates.
+        admit_after: a row is trained from the step of its occurrence number `admit_after` on; 1 for at once.
+        admit_probability: alternatively, each step in which it occurs admits it with this probability.
         use_locking: as of TensorFlow's optimizers.
         name: likewise.
 
     Raises:
-        ConfigError: a number is out of range, or rows are to be admitted by both.
+        ConfigError: a number is out of range, or both kinds of admission are set.
     """
 
     def __init__(

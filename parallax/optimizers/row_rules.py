@@ -17,13 +17,13 @@ from parallax.base.errors import ConfigError
 from parallax.base.types import DType, Tensor
 
 MOST_SIGHTINGS = float(1 << 24)
-"""What float32 counts to."""
+"""The largest count that float32 represents exactly."""
 
 
 class RowSlot(NamedTuple):
-    """A slot: its name, whether it has one number a row, and the constant that it begins with.
+    """A slot: its name, whether it has one scalar a row, and its constant initial value.
 
-    Where `odds` is not 0 it begins with what `sightings_until` draws.
+    Where `odds` is not 0 the initial value is a draw of `sightings_until`.
     """
 
     name: str
@@ -32,36 +32,36 @@ class RowSlot(NamedTuple):
     odds: float = 0.0
 
     def shape(self, of: Sequence[int]) -> list[int]:
-        """Its shape for a variable of a shape."""
+        """The slot's shape for a variable's shape."""
         return list(of[:1]) if self.by_row else list(of)
 
 
 class RowRule(Protocol):
-    """How rows are updated.
+    """An update rule for rows.
 
     Attributes:
-        replaces: whether it gives new values, made of the old ones; else what is to be subtracted from them.
+        replaces: whether it returns new values, computed from the old ones; else the values to subtract from them.
     """
 
     replaces: ClassVar[bool]
 
     @property
     def slots(self) -> tuple[RowSlot, ...]:
-        """The state that it keeps."""
+        """The slots of the rule."""
 
     @property
     def decays(self) -> tuple[float, ...]:
-        """The numbers of which it takes the power by the step, from 1."""
+        """The scalars that are raised to the power of the step, which starts at 1."""
 
     def update(
         self, gradient: Tensor, value: Tensor, slots: Sequence[Tensor], rate: Tensor, powers: Sequence[Tensor]
     ) -> tuple[Tensor, list[Tensor]]:
-        """New values, or what they change by, and new slots.
+        """New values, or the values to subtract, and new slots.
 
         Args:
             gradient: `[n, ...]`.
-            value: of the same rows; None where `replaces` is False.
-            slots: of the same rows, `[n, ...]` or `[n]`.
+            value: values of the same rows; None where `replaces` is False.
+            slots: slots of the same rows, `[n, ...]` or `[n]`.
             rate: the learning rate, a scalar.
             powers: of `decays`, scalars.
         """
@@ -86,13 +86,13 @@ class RowWiseAdagradRule:
 
     @property
     def slots(self) -> tuple[RowSlot, ...]:
-        """As RowRule."""
+        """See `RowRule`."""
         return (RowSlot("accumulator", True, self.initial_accumulator),)
 
     def update(
         self, gradient: Tensor, value: Tensor, slots: Sequence[Tensor], rate: Tensor, powers: Sequence[Tensor]
     ) -> tuple[Tensor, list[Tensor]]:
-        """As RowRule."""
+        """See `RowRule`."""
         squares = tf.square(gradient)
         within = list(range(1, gradient.shape.rank))
         accumulator = slots[0] + (tf.reduce_mean(squares, within) if within else squares)
@@ -122,18 +122,18 @@ class LazyAdamRule:
 
     @property
     def slots(self) -> tuple[RowSlot, ...]:
-        """As RowRule."""
+        """See `RowRule`."""
         return RowSlot("m", False), RowSlot("v", False)
 
     @property
     def decays(self) -> tuple[float, ...]:
-        """As RowRule."""
+        """See `RowRule`."""
         return self.beta1, self.beta2
 
     def update(
         self, gradient: Tensor, value: Tensor, slots: Sequence[Tensor], rate: Tensor, powers: Sequence[Tensor]
     ) -> tuple[Tensor, list[Tensor]]:
-        """As RowRule."""
+        """See `RowRule`."""
         m = self.beta1 * slots[0] + (1.0 - self.beta1) * gradient
         v = self.beta2 * slots[1] + (1.0 - self.beta2) * tf.square(gradient)
         corrected = rate * tf.sqrt(1.0 - powers[1]) / (1.0 - powers[0])
@@ -142,13 +142,13 @@ class LazyAdamRule:
 
 @dataclass(frozen=True, slots=True)
 class AdmittedFtrlRule:
-    """FTRL-Proximal (McMahan et al. 2013, algorithm 1) for rows that were seen often enough (section 3.1 there).
+    """FTRL-Proximal (McMahan et al. 2013, algorithm 1) for rows that occurred often enough (section 3.1 there).
 
     s = (sqrt(n + g²) - sqrt(n)) / rate, z += g - s · w, n += g²; w is 0 where |z| <= l1, else -(z - sign(z) · l1) /
-    ((beta + sqrt(n)) / rate + l2). A row is trained from the step on in which it is seen for the `after`-th time, in a
-    gradient, once a step; before it keeps its value and has no state but `waits`, how many times are left. By
-    probability, each of these times admits it with `odds` ("Poisson inclusion"): `waits` then begins with how many
-    that takes, which is geometric and drawn for all rows before the first step.
+    ((beta + sqrt(n)) / rate + l2). A row is trained from the step on in which it occurs in a gradient for the
+    `after`-th time, once a step. Before, its value is unchanged and its only state is `waits`, the number of remaining
+    occurrences. With a probability instead, each occurrence admits it with `odds` ("Poisson inclusion"): `waits` then
+    begins with the number of occurrences needed, which is geometric and drawn for all rows before the first step.
     """
 
     beta: float
@@ -174,14 +174,14 @@ class AdmittedFtrlRule:
 
     @property
     def slots(self) -> tuple[RowSlot, ...]:
-        """As RowRule."""
+        """See `RowRule`."""
         waits = RowSlot("waits", True, float(self.after), self.odds if self.odds < 1 else 0.0)
         return RowSlot("n", False), RowSlot("z", False), waits
 
     def update(
         self, gradient: Tensor, value: Tensor, slots: Sequence[Tensor], rate: Tensor, powers: Sequence[Tensor]
     ) -> tuple[Tensor, list[Tensor]]:
-        """As RowRule."""
+        """See `RowRule`."""
         waits = slots[2] - 1.0
         admitted = _beside(waits, gradient) <= 0.0
         taken = tf.where(admitted, gradient, tf.zeros_like(gradient))
@@ -193,17 +193,17 @@ class AdmittedFtrlRule:
 
 
 def sightings_until(odds: float, uniform: Tensor) -> Tensor:
-    """How many sightings it takes until one admits, each with `odds`: geometric, from 1, by inversion.
+    """The number of occurrences until one admits, each with `odds`: geometric, from 1, by inversion.
 
     Args:
         odds: above 0 and below 1.
-        uniform: numbers from 0 to below 1, `[rows]`.
+        uniform: values from 0 to below 1, `[rows]`.
     """
     return tf.maximum(1.0, tf.math.ceil(tf.math.log1p(-uniform) / math.log1p(-odds)))
 
 
 def initial_slot(slot: RowSlot, shape: Sequence[int], dtype: DType) -> Tensor:
-    """The first value of a slot of a shape; random numbers are those of the graph's, or of TensorFlow's, seed."""
+    """The initial value of a slot of a shape; random values depend on the graph's seed, or TensorFlow's."""
     if slot.odds:
         return tf.cast(sightings_until(slot.odds, tf.random.uniform(shape)), dtype)
     return tf.fill(shape, tf.constant(slot.initial, dtype))
@@ -213,14 +213,14 @@ def at_least(name: str, value: float, least: float = 0.0) -> None:
     """Refuses a number that is too small.
 
     Raises:
-        ConfigError: it is.
+        ConfigError: the number is too small.
     """
     if not value >= least:
         raise ConfigError(f"{name} must be at least {least:g}, got {value!r}.")
 
 
 def _beside(by_row: Tensor, gradient: Tensor) -> Tensor:
-    """Numbers of rows `[n]` as `[n, 1, ...]`, beside rows `[n, ...]`."""
+    """Reshapes scalars of rows `[n]` to `[n, 1, ...]`, to broadcast over rows `[n, ...]`."""
     for _ in range(1, gradient.shape.rank):
         by_row = tf.expand_dims(by_row, -1)
     return by_row

@@ -9,29 +9,29 @@ from parallax.functions.batches.shared_arrays import SharedArrays
 
 
 class NumberedRows:
-    """Rows of an array, which are taken when they are asked for.
+    """Rows of an array, read on demand.
 
     Attributes:
-        source: of which arrays they are.
-        array: the one of them, [n, ...].
-        numbers: theirs in it.
-        shape: theirs.
+        source: the arrays that contain it.
+        array: the array, [n, ...].
+        numbers: row numbers in the array.
+        shape: of the rows.
     """
 
     def __init__(self, source: SharedArrays, array: Array, numbers: Array, first: int | None) -> None:
-        """Remembers which rows they are.
+        """Stores which rows they are.
 
         Args:
-            source: of which arrays they are.
-            array: the one of them, [n, ...].
-            numbers: of the rows, [m], whole numbers.
-            first: the first of them where they follow one another, else None.
+            source: the arrays that contain it.
+            array: the array, [n, ...].
+            numbers: of the rows, [m], integers.
+            first: the first row number if the rows are consecutive, else None.
         """
         self.source, self.array, self.numbers, self._first = source, array, numbers, first
         self.shape: tuple[int, ...] = (len(numbers), *array.shape[1:])
 
     def __getitem__(self, part: slice) -> Array:
-        """Some of the rows: a view of the array where they follow one another, else a copy."""
+        """Some of the rows: a view of the array if they are consecutive, else a copy."""
         if self._first is None:
             return self.array[self.numbers[part]]
         begin, end, _ = part.indices(len(self.numbers))
@@ -39,10 +39,10 @@ class NumberedRows:
 
 
 class NumberedArrays:
-    """The arrays of one input; a batch is the numbers of its rows.
+    """The arrays of one input; a batch is a list of row numbers.
 
     Args:
-        shared: equally long, and changed by nobody.
+        shared: arrays of equal length that are never modified.
     """
 
     def __init__(self, shared: SharedArrays) -> None:

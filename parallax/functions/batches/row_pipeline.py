@@ -20,25 +20,25 @@ from parallax.functions.batches.shares import Share
 from parallax.functions.tracing.served_graph import PYTHON_OPS
 
 _AT_ONCE = 16
-"""How many rows are worked on at the same time."""
+"""Rows that are processed concurrently."""
 _OTHER_DRAWS = 7919
-"""By which the seeds of two workers differ."""
+"""The difference between the seeds of two workers."""
 _HARMLESS = frozenset(
     """
     StatefulPartitionedCall PartitionedCall If StatelessIf While StatelessWhile Case StatelessCase
     Assert Print PrintV2 Placeholder _Arg _Retval
     """.split()
 )
-"""Stateful by their definition, or for what they call, which is looked at by itself."""
+"""Ops that are registered as stateful, or because of their functions, which are checked separately."""
 
 
 @dataclass(frozen=True, eq=False)
 class RowPipeline:
-    """The functions that are called one after the other for each row.
+    """The functions that are applied in sequence to each row.
 
     Attributes:
         graph: a serialized GraphDef.
-        feeds: names of placeholders, [n, ...]: what rows are made of, flat.
+        feeds: names of placeholders, [n, ...]: the source elements of rows, flat.
         results: names of tensors, [n, ...]: the rows, flat.
         draws: whether a function draws random numbers.
     """
@@ -52,12 +52,12 @@ class RowPipeline:
     def of(
         functions: Sequence[ConcreteFunction], elements: Sequence[TypeSpec], rows: Sequence[TypeSpec]
     ) -> RowPipeline:
-        """The pipeline of functions, the first of which takes elements.
+        """The pipeline of functions, the first of which reads elements.
 
         Args:
             functions: traced by tf.data; `can_move` is true of each.
-            elements: tf.TensorSpecs of what the first one takes, flat.
-            rows: tf.TensorSpecs of what the last one gives, flat.
+            elements: tf.TensorSpecs of the first one's inputs, flat.
+            rows: tf.TensorSpecs of the last one's results, flat.
         """
 
         def each(parts: Sequence[Tensor]) -> tuple[Tensor, ...]:
@@ -75,18 +75,18 @@ class RowPipeline:
         return RowPipeline(whole.SerializeToString(), *names, any(map(_has_seeds, _nodes(whole))))
 
     def is_like(self, found: Sequence[Array], expected: Sequence[Array]) -> bool:
-        """Whether rows that two processes have made of the same elements are alike."""
+        """Whether the rows that two processes computed from the same elements are alike."""
         if self.draws:
             return [one.shape for one in found] == [one.shape for one in expected]
         return all(map(_are_alike, found, expected))
 
 
 class RawRows:
-    """One part of what the rows of a batch are made of.
+    """One component of the source elements of a batch's rows.
 
     Attributes:
         array: [n, ...].
-        pipeline: by which the rows are made.
+        pipeline: the pipeline that computes the rows.
         shape: of the array.
     """
 
@@ -96,11 +96,11 @@ class RawRows:
 
 
 class RunningPipeline:
-    """A pipeline in this process, which makes rows in a thread.
+    """A pipeline in this process, which computes rows in a thread.
 
     Args:
         pipeline: the pipeline.
-        rank: of this worker, by which its random numbers are others than those of the next one.
+        rank: of this worker; random numbers differ among ranks.
     """
 
     def __init__(self, pipeline: RowPipeline, rank: int = 0) -> None:
@@ -115,22 +115,22 @@ class RunningPipeline:
         self._thread = ThreadPoolExecutor(1, "rows")
 
     def make(self, elements: Sequence[Array]) -> list[Array]:
-        """The rows that are made of elements, flat, [n, ...] each."""
+        """The rows computed from elements, flat, [n, ...] each."""
         found = self._session.run(list(self._pipeline.results), dict(zip(self._pipeline.feeds, elements, strict=True)))
         return [np.asarray(one) for one in found]
 
     def start(self, share: Share) -> Future[Share]:
-        """Begins to make the rows of a share of elements."""
+        """Starts to compute the rows of a share of elements."""
         return self._thread.submit(lambda: Share(tuple(self.make(share.arrays)), share.rows, share.total))
 
     def close(self) -> None:
-        """Ends it, when it has made what it has begun."""
+        """Ends the pipeline after pending rows are computed."""
         self._thread.shutdown()
         self._session.close()
 
 
 def can_move(function: ConcreteFunction) -> bool:
-    """Whether a function that tf.data has traced may be called in another process: it has no state but of draws."""
+    """Whether a function traced by tf.data may be called in another process: it has no state except random draws."""
     if any(one.dtype in (tf.resource, tf.variant) for one in (*function.graph.inputs, *function.graph.outputs)):
         return False
     definition = function.graph.as_graph_def()
@@ -146,17 +146,17 @@ def _is_movable(node: NodeDef) -> bool:
 
 
 def _has_seeds(node: NodeDef) -> bool:
-    """Whether a node draws numbers from seeds; those without any draw others in each process."""
+    """Whether a node draws numbers from seeds; a node without seeds draws others in each process."""
     return "seed2" in node.attr and bool(node.attr["seed"].i or node.attr["seed2"].i)
 
 
 def _nodes(definition: GraphDef) -> Iterator[NodeDef]:
-    """All nodes of a GraphDef, those of its functions too."""
+    """All nodes of a GraphDef, including those of its functions."""
     return chain(definition.node, *(one.node_def for one in definition.library.function))
 
 
 def _call(function: ConcreteFunction, arguments: Sequence[Tensor]) -> list[Tensor]:
-    """What a function gives in the current graph, flat; what it captures becomes constants."""
+    """The flat results of a function in the current graph; captured tensors become constants."""
     graph = function.graph
     captured = [tf.constant(np.asarray(one)) for one in function.captured_inputs]
     given = {one.name: value for one, value in zip(graph.inputs, [*arguments, *captured], strict=True)}

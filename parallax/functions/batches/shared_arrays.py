@@ -19,17 +19,17 @@ import numpy as np
 from parallax.base.types import Array, Comm
 
 _ALIGNMENT = 64
-"""TensorFlow takes an array that begins at such an address without a copy."""
+"""The alignment at which TensorFlow uses an array without a copy."""
 _PIECE_BYTES = 1 << 30
-"""MPI counts to 2**31."""
+"""Largest message; MPI counts are limited to 2**31."""
 
 
 @dataclass(frozen=True, slots=True)
 class ArrayKind:
-    """What is known of an array without its values.
+    """The shape and type of an array.
 
     Attributes:
-        shape: of it.
+        shape: of the array.
         dtype: NumPy's name of its type.
     """
 
@@ -43,17 +43,17 @@ class ArrayKind:
 
     @property
     def num_bytes(self) -> int:
-        """Of its values."""
+        """Bytes of the values."""
         return int(np.prod(self.shape, dtype=np.int64)) * np.dtype(self.dtype).itemsize
 
 
 @dataclass(frozen=True, slots=True)
 class MemoryPlace:
-    """Where other processes of the machine find a file of memory.
+    """The place where other processes of the host find a memory file.
 
     Attributes:
-        process: that has it open.
-        descriptor: its number there.
+        process: the pid of a process that has it open.
+        descriptor: its descriptor there. 52.device, inode| of the file, which identify it.
         device, inode: of the file, by which it is known.
     """
 
@@ -68,18 +68,18 @@ class SharedArrays:
 
     Attributes:
         kinds: of the arrays.
-        bytes: of all of them, and what is between two.
-        arrays: the arrays; those of `open` cannot be written.
-        place: where other processes find them, as long as whoever has allocated them has not sealed them.
+        bytes: of all of them, including padding.
+        arrays: the arrays; those of `open` are read-only.
+        place: where other processes find them, until the allocating process seals them.
     """
 
     def __init__(self, descriptor: int, kinds: Sequence[ArrayKind], place: MemoryPlace | None = None) -> None:
-        """Maps a file of memory; `allocate` and `open` are the ways to one.
+        """Maps a memory file; call `allocate` or `open` instead.
 
         Args:
             descriptor: of the file.
             kinds: of the arrays in it.
-            place: of another process that has it, which alone writes it; None for this process.
+            place: of another process that has it and alone writes it; None for this process.
         """
         self.kinds = tuple(kinds)
         self.place = _place_of(descriptor) if place is None else place
@@ -93,10 +93,10 @@ class SharedArrays:
 
     @staticmethod
     def allocate(kinds: Sequence[ArrayKind]) -> SharedArrays:
-        """Makes arrays of these kinds, of zeros.
+        """Allocates arrays of these kinds, filled with zeros.
 
         Raises:
-            OSError: this process cannot have so much memory.
+            OSError: this process cannot allocate that much memory.
         """
         descriptor = os.memfd_create("parallax-arrays", os.MFD_CLOEXEC)
         try:
@@ -108,7 +108,7 @@ class SharedArrays:
 
     @staticmethod
     def copy_of(arrays: Sequence[Array], dtypes: Sequence[np.dtype] | None = None) -> SharedArrays:
-        """Copies arrays, which are converted to other types where these are given."""
+        """Copies arrays, converted to other types where these are passed."""
         types = [one.dtype for one in arrays] if dtypes is None else dtypes
         kinds = [ArrayKind(one.shape, np.dtype(own).str) for one, own in zip(arrays, types, strict=True)]
         shared = SharedArrays.allocate(kinds)
@@ -118,10 +118,10 @@ class SharedArrays:
 
     @staticmethod
     def open(place: MemoryPlace, kinds: Sequence[ArrayKind]) -> SharedArrays:
-        """Maps the arrays that another process of this machine has.
+        """Maps the arrays of another process on this host.
 
         Raises:
-            OSError: that process is gone, or is none of this machine's and user's.
+            OSError: that process has ended, or belongs to another host or user.
         """
         descriptor = os.open(f"/proc/{place.process}/fd/{place.descriptor}", os.O_RDONLY | os.O_CLOEXEC)
         try:
@@ -133,7 +133,7 @@ class SharedArrays:
             os.close(descriptor)
 
     def seal(self) -> None:
-        """Lets no other process open them from now on; who has them mapped keeps them, this process too."""
+        """Prevents other processes from opening them from now on; existing mappings remain, also in this process."""
         descriptor, self._descriptor = self._descriptor, None
         if descriptor is not None:
             os.close(descriptor)
@@ -144,7 +144,7 @@ class SharedArrays:
 
 
 def can_open(place: MemoryPlace, kinds: Sequence[ArrayKind]) -> bool:
-    """Whether this process can map what another one has."""
+    """Whether this process can map the arrays of another one."""
     try:
         SharedArrays.open(place, kinds)
     except OSError:
@@ -153,16 +153,16 @@ def can_open(place: MemoryPlace, kinds: Sequence[ArrayKind]) -> bool:
 
 
 def share_among_workers(kinds: Sequence[ArrayKind], own: SharedArrays | None, workers: Comm, host: str) -> SharedArrays:
-    """Brings worker 0's arrays to all workers, once to each host; all workers call it.
+    """Distributes worker 0's arrays to all workers, once to each host; all workers call it.
 
     Args:
         kinds: of the arrays.
         own: the arrays; None on other workers than worker 0.
         workers: communicator of the workers.
-        host: that this worker runs on.
+        host: the host of this worker.
 
     Raises:
-        OSError: this worker cannot have so much memory.
+        OSError: this worker cannot allocate that much memory.
     """
     rank = workers.Get_rank()
     hosts = workers.allgather(host)
@@ -172,17 +172,17 @@ def share_among_workers(kinds: Sequence[ArrayKind], own: SharedArrays | None, wo
     if own is None:
         with suppress(OSError):
             own = SharedArrays.open(places[leader], kinds)
-    shared = _broadcast(own, kinds, own is None, workers)  # to workers that see no process of their host's leader
+    shared = _broadcast(own, kinds, own is None, workers)  # to workers that cannot see their host's leader process
     assert shared is not None, "a worker either maps the arrays or gets them"
     if rank == leader:
-        shared.seal()  # all that wanted to open it have
+        shared.seal()  # all processes that need it have opened it
     return shared
 
 
 def _broadcast(
     own: SharedArrays | None, kinds: Sequence[ArrayKind], is_taken: bool, workers: Comm
 ) -> SharedArrays | None:
-    """Brings worker 0's arrays to the workers that take them, and gives each worker what it has then."""
+    """Broadcasts worker 0's arrays to the workers that need them, and returns each worker's arrays."""
     takes = is_taken or workers.Get_rank() == 0
     takers = workers.Split(int(not takes), workers.Get_rank())
     if takes and takers.Get_size() > 1:
@@ -194,13 +194,13 @@ def _broadcast(
 
 
 def _place_of(descriptor: int) -> MemoryPlace:
-    """Where other processes find a file that this one has open."""
+    """The place where other processes find a file that this one has open."""
     status = os.fstat(descriptor)
     return MemoryPlace(os.getpid(), descriptor, status.st_dev, status.st_ino)
 
 
 def _beginnings(kinds: Sequence[ArrayKind]) -> Iterator[int]:
-    """Where each array begins, in bytes."""
+    """The offset of each array, in bytes."""
     first = 0
     for kind in kinds:
         yield first
@@ -208,5 +208,5 @@ def _beginnings(kinds: Sequence[ArrayKind]) -> Iterator[int]:
 
 
 def _length_of(kinds: Sequence[ArrayKind]) -> int:
-    """Of the file, in bytes; no file is empty, as none such can be mapped."""
+    """Bytes of the file, which is never empty, as empty files cannot be mapped."""
     return max(sum(-(-kind.num_bytes // _ALIGNMENT) * _ALIGNMENT for kind in kinds), _ALIGNMENT)

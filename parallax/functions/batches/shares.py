@@ -27,12 +27,12 @@ _UNEQUAL = (
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """What a worker takes of a global batch.
+    """A worker's share of a global batch.
 
     Attributes:
         arrays: the flat arguments of a step.
-        rows: how many rows this worker has; 0 where `arrays` hold a stand-in.
-        total: how many rows the batch has; 0 where no argument has rows.
+        rows: the number of this worker's rows; 0 where `arrays` contain a stand-in.
+        total: the number of rows of the batch; 0 where no argument has rows.
     """
 
     arrays: tuple[Array, ...]
@@ -41,16 +41,16 @@ class Share:
 
     @property
     def is_stand_in(self) -> bool:
-        """Whether the worker has no rows of a batch that has some."""
+        """Whether the worker has no rows of a non-empty batch."""
         return self.rows == 0 < self.total
 
 
 class WholePart:
-    """A part of a batch that all workers get whole, as it has another length than the batch.
+    """A part of a batch that all workers get in full, as its length differs from the batch's.
 
     Attributes:
-        array: it.
-        shape: that of what has no rows.
+        array: the part.
+        shape: the shape of a part without rows.
     """
 
     def __init__(self, array: Array) -> None:
@@ -62,12 +62,12 @@ class WholePart:
 
 
 class RaggedRows:
-    """The rows of a ragged tensor as arrays, which can be sent and cut without TensorFlow.
+    """The rows of a ragged tensor as arrays, which can be sent and sliced without TensorFlow.
 
     Attributes:
         values: flat, [n, ...].
-        splits: of each level, the outermost first: where its rows begin and end in the next one's.
-        shape: rows, and nothing that is known of them.
+        splits: for each level, the outermost first: the row splits of the next level.
+        shape: the number of rows, and open dimensions.
     """
 
     def __init__(self, values: Array, splits: Sequence[Array]) -> None:
@@ -76,7 +76,7 @@ class RaggedRows:
 
     @staticmethod
     def of(ragged: RaggedTensor) -> RaggedRows:
-        """The rows of a tf.RaggedTensor with a value."""
+        """The rows of an eager tf.RaggedTensor."""
         values, *splits = (np.asarray(part) for part in tf.nest.flatten(ragged, expand_composites=True))
         return RaggedRows(values, splits)
 
@@ -90,12 +90,12 @@ class RaggedRows:
         return RaggedRows(self.values[first:end], splits)
 
     def parts(self) -> list[Array]:
-        """Its arrays as `tf.nest` flattens a ragged tensor."""
+        """Its arrays in the order in which `tf.nest` flattens a ragged tensor."""
         return [self.values, *self.splits]
 
 
 def portable_batch(batch: Nest) -> list[Array | RaggedRows | WholePart]:
-    """The flat parts of a batch, without those that are None, in a form that can be sent."""
+    """The flat parts of a batch, without None, in a form that can be sent."""
     return [_portable(one) for one in tf.nest.flatten(batch) if one is not None]
 
 
@@ -106,9 +106,9 @@ def _portable(part: TensorLike) -> Array | RaggedRows | WholePart:
 
 
 def whole_parts(parts: Sequence[TensorLike]) -> frozenset[int]:
-    """The numbers of the parts of a batch that all workers get whole: those of other lengths than most of the batch.
+    """The indices of the parts of a batch that all workers get in full: those whose length differs from the batch's.
 
-    The batch is of the length that parts with the most elements have. One that has a ragged part has no such parts.
+    The batch has the length of the parts with the most elements. A batch with a ragged part has no such parts.
 
     Args:
         parts: flat, of a first batch: arrays, tensors, or specs whose shapes are known.
@@ -124,22 +124,22 @@ def whole_parts(parts: Sequence[TensorLike]) -> frozenset[int]:
 
 
 def check_lengths(parts: Sequence[TensorLike | NumberedRows | RaggedRows | WholePart]) -> None:
-    """Refuses a batch whose parts, those apart that all workers get whole, have unequally many rows.
+    """Refuses a batch whose parts have unequal numbers of rows, except those that all workers get in full.
 
     Raises:
-        SessionError: they have.
+        SessionError: they have unequal numbers.
     """
     if len(lengths := lengths_of(parts)) > 1:
         raise SessionError(_UNEQUAL.format(lengths=", ".join(map(str, lengths))))
 
 
 def lengths_of(parts: Sequence[TensorLike | NumberedRows | RaggedRows | WholePart]) -> list[int]:
-    """The lengths that parts of a batch have, each once, those apart that all workers get whole."""
+    """The distinct lengths of the parts of a batch, except those that all workers get in full."""
     return sorted({rows_of([one]) for one in parts if _has_rows(one)})
 
 
 def rows_of(batch: Nest) -> int:
-    """The length of a batch, by the first of its parts that has rows; 0 where none has."""
+    """The length of a batch, by its first part with rows; 0 where none has any."""
     first = next((one for one in tf.nest.flatten(batch) if _has_rows(one)), None)
     if first is None:
         return 0
@@ -147,10 +147,10 @@ def rows_of(batch: Nest) -> int:
 
 
 def examples_of(batch: Nest, size: int) -> list[int]:
-    """How many rows of each flat argument of a step a worker takes; of the values of ragged rows a worker's mean.
+    """A worker's number of rows of each flat argument of a step; for the values of ragged rows, the mean over workers.
 
     Args:
-        batch: of all workers.
+        batch: the global batch.
         size: number of workers.
     """
     flat = tf.nest.flatten(batch, expand_composites=True)
@@ -158,10 +158,10 @@ def examples_of(batch: Nest, size: int) -> list[int]:
 
 
 def share_of(batch: Nest, rank: int, size: int) -> Share:
-    """A worker's rows of a batch; those of all ranks, in order, are the batch. Scalars go to all workers.
+    """A worker's rows of a batch; concatenated in rank order, they are the batch. Scalars go to all workers.
 
     Args:
-        batch: arrays, tensors, and rows of the types of this package; where none has rows, all workers get all of it.
+        batch: arrays, tensors, and rows of the types of this package; a batch without rows goes to all workers in full.
         rank: of the worker.
         size: number of workers.
     """
@@ -177,7 +177,7 @@ def share_of(batch: Nest, rank: int, size: int) -> Share:
             arrays += ragged[taken].parts()
         elif isinstance(one, NumberedRows):
             arrays.append(one[taken])
-        elif one is not None:  # cut by NumPy, a tenth of what an op takes
+        elif one is not None:  # sliced by NumPy, in a tenth of the time of an op
             arrays.append(np.asarray(one)[taken] if _has_rows(one) else np.asarray(one))
     return Share(tuple(arrays), end - first, total)
 

@@ -13,7 +13,7 @@ from parallax.functions.remote.serve_driver import StepResults
 
 
 class _NotedRequest(Protocol):
-    """A request with what its sender knows of it."""
+    """A request with its sender's note."""
 
     note: RequestNote | None
 
@@ -22,11 +22,11 @@ class RunSums:
     """The sums of one run of a step.
 
     Attributes:
-        totals: by variable, once the workers have answered: of those that there are now, and of those before them.
+        totals: by variable, once the workers have answered: the sums of the current workers and of their predecessors.
 
     Args:
         names: of the variables, in the order of the step's sums.
-        carried: what workers before have added up, by variable.
+        carried: the sums of preceding workers, by variable.
     """
 
     def __init__(self, names: Sequence[str], carried: Mapping[str, Array]) -> None:
@@ -34,7 +34,7 @@ class RunSums:
         self.totals: Mapping[str, Array] = {}
 
     def on_answer(self, answer: StepResults) -> None:
-        """Adds up what workers have now and had before."""
+        """Adds the sums of the current and of preceding workers."""
         self.totals = {
             name: (part + self.carried[name]).astype(part.dtype) if name in self.carried else part
             for name, part in zip(self._names, map(np.asarray, answer.sums), strict=True)
@@ -42,35 +42,35 @@ class RunSums:
 
 
 class _Reset:
-    """The variables begin at zero."""
+    """A reset of the variables to zero."""
 
     def on_answer(self, answer: StepResults) -> None:
-        """There is none."""
+        """Does nothing: a reset has no answer."""
 
 
 class CarriedSums:
-    """Follows which sums the next workers would have to begin with.
+    """Tracks the sums with which the next workers would have to begin.
 
     Attributes:
-        names: by step, those of its sums.
+        names: by step, the names of its sums.
     """
 
     def __init__(self) -> None:
         self.names: Mapping[str, Sequence[str]] = {}
         self._base: dict[str, Array] = {}  # of the next workers
-        self._carried: Mapping[str, Array] = {}  # of those that there are now
+        self._carried: Mapping[str, Array] = {}  # of the current workers
 
     def note_run(self, step: str) -> RunSums:
         """The note of a request that runs a step."""
         return RunSums(self.names.get(step, ()), self._carried)
 
     def note_reset(self) -> RequestNote:
-        """The note of a request after which all of them begin at zero."""
+        """The note of a request that resets all variables to zero."""
         self._carried = {}
         return _Reset()
 
     def on_forget(self, requests: Iterable[_NotedRequest]) -> None:
-        """Takes requests whose effect the next workers begin with."""
+        """Records requests whose effect the next workers begin with."""
         for request in requests:
             if isinstance(request.note, _Reset):
                 self._base = {}
@@ -78,7 +78,7 @@ class CarriedSums:
                 self._base |= request.note.totals
 
     def on_restore(self, requests: Iterable[_NotedRequest]) -> None:
-        """Takes requests that other workers carry out now."""
+        """Records requests that other workers execute now."""
         carried: Mapping[str, Array] = dict(self._base)
         for request in requests:
             if isinstance(request.note, _Reset):

@@ -30,27 +30,27 @@ from parallax.runtime.worker.function_package import packed_function, pickle_for
 from parallax.settings.config import Config
 
 IDLE_S = 600.0
-"""How long idle workers are kept."""
+"""Seconds after which idle workers are ended."""
 _PATIENCE_S = 5.0
-"""How long workers may take to finish a call after an error in this process."""
+"""Seconds that workers may take to finish a call after an error in this process."""
 
 
 class DrivenWorkers:
     """The workers of one job, which open a session for each graph.
 
     Args:
-        needs: the machines and settings.
-        number: of the call that they are started for (`call.next_call`).
-        plans: of a call with servers, which its job starts; None for one without.
+        needs: the resource file and settings.
+        number: the number of the call that they are started for (`call.next_call`).
+        plans: the plans of a call with servers, which its job starts; None for one without.
 
     Raises:
-        LaunchError: before anything is started, when this machine or process cannot start a job.
+        LaunchError: before anything is started, when this host or process cannot start a job.
     """
 
     def __init__(self, needs: JobNeeds, number: int, plans: CallPlans | None = None) -> None:
         self.needs = needs
         self.servers = () if plans is None else plans.on_all().message.servers
-        self._hosts: tuple[str, ...] = ()  # of the job that the channel leads to
+        self._hosts: tuple[str, ...] = ()  # of the job behind the channel
         self._is_sound = True
         self._open: _OpenGraph | None = None
         self._requests: RequestQueue | None = None  # of the last call
@@ -70,11 +70,11 @@ class DrivenWorkers:
 
     @property
     def is_sound(self) -> bool:
-        """Whether nothing is known to have failed."""
+        """Whether no failure is known."""
         return self._is_sound and self._job.is_alive
 
     def are_there(self) -> bool:
-        """Whether all workers still answer; those that have never opened a session are not asked."""
+        """Whether all workers still answer; workers that have never opened a session are not queried."""
         if self._channel is not None and self.is_sound:
             self._is_sound = False
             with suppress(ChannelClosed):
@@ -83,12 +83,12 @@ class DrivenWorkers:
         return self.is_sound
 
     def has_open(self, served: ServedGraph) -> bool:
-        """Whether their session is one on this graph."""
+        """Whether their session has this graph."""
         return self._open is not None and self._open.served.is_like(served)
 
     def close_session(self) -> None:
-        """Has workers close the session that they have open, if any, while this process goes on."""
-        with suppress(ChannelClosed), deferred_interrupts():  # whoever needs them next finds out
+        """Has workers close their open session, if any, asynchronously."""
+        with suppress(ChannelClosed), deferred_interrupts():  # the next caller that needs them detects the failure
             if self._channel is not None and self._open is not None:
                 self._open = None
                 RequestQueue(self._channel).tell("close")
@@ -100,13 +100,13 @@ class DrivenWorkers:
         """The workers' session for one call.
 
         Args:
-            plans: for it, where they have no session open; None for the session that they have open.
+            plans: plans for the call, where no session is open; None to use the open session.
             graph: of the steps.
-            served: the same for the workers.
+            served: the same graph in the form that is sent to workers.
             config: settings.
 
         Raises:
-            JobFailed: the job has failed, and has said why.
+            JobFailed: the job has failed, and has reported why.
         """
         self._is_sound = False  # until they have settled
         try:
@@ -138,21 +138,21 @@ class DrivenWorkers:
             self._job.fail()
 
     def _whole_results(self) -> frozenset[str] | None:
-        """As for `RemoteSteps`, by the plan of the session that is open."""
+        """As for `RemoteSteps`, by the plan of the open session."""
         if self.needs.cluster.num_workers == 1 or self._open is None:
             return None
         layouts = self._open.plans.on_all().decisions.rewrites.layouts
         return frozenset(name for one in layouts for name in one.whole_results)
 
     def _is_restart_wanted(self) -> bool:
-        """Whether workers that fail now shall be replaced: those of a call that goes on, and those of the first."""
+        """Whether workers that fail now are to be replaced: those of a call in progress and of the first call."""
         return self._requests is None or not self._requests.has_given_up
 
     def _restore(self) -> tuple[DriverConnection, ReadyWorkers]:
-        """Waits for the workers of a job that was started again, which open the session.
+        """Waits for the workers of a restarted job, which open the session.
 
         Raises:
-            ChannelClosed: it is not started again.
+            ChannelClosed: it is not restarted.
         """
         assert self._open is not None, "a session was opened"
         while True:
@@ -164,7 +164,7 @@ class DrivenWorkers:
                 return channel, RequestQueue(channel).open("open", *self._open.request(self._hosts))()
 
     def _settles(self, requests: RequestQueue, seconds: float = math.inf) -> bool:
-        """Has workers finish a call; False where they take longer than `seconds`."""
+        """Has workers finish a call; returns False where they take longer than `seconds`."""
         try:
             if not requests.ask("settle")(seconds):
                 self._open = None
@@ -173,7 +173,7 @@ class DrivenWorkers:
         return True
 
     def close(self) -> None:
-        """Ends the workers, and waits for that; a second call changes nothing."""
+        """Ends the workers and waits for their end; a second call has no effect."""
         self._listening.close()
         if self._channel is None:
             self._job.cancel()
@@ -196,10 +196,10 @@ class DrivenWorkers:
 
 
 def _address_for(needs: JobNeeds) -> str | None:
-    """This machine's address for worker 0; None where worker 0 is on this machine.
+    """This host's address for worker 0; None where worker 0 is on this host.
 
     Raises:
-        LaunchError: no network leads to worker 0's host.
+        LaunchError: no network route leads to worker 0's host.
     """
     hosts = [needs.cluster.leader]
     if needs.config.restart.min_hosts is not None:  # worker 0 may move
@@ -209,10 +209,10 @@ def _address_for(needs: JobNeeds) -> str | None:
 
 
 class _OpenGraph(NamedTuple):
-    """What a session was opened on.
+    """The graph on which a session was opened.
 
     Attributes:
-        plans: for it.
+        plans: the session's plans.
         served: the graph of the steps.
         config: settings, with hooks of the script, pickled.
     """
@@ -222,20 +222,20 @@ class _OpenGraph(NamedTuple):
     config: bytes
 
     def request(self, hosts: tuple[str, ...]) -> tuple[PlannedMessage, ServedGraph, bytes]:
-        """The arguments of the request that has workers on these hosts, by their addresses, open it."""
+        """The arguments of the request by which workers on these hosts, given by their addresses, open it."""
         return self.plans.on(hosts), self.served, self.config
 
 
 class ReservedWorkers:
-    """The workers that one call has for itself.
+    """Workers reserved for one call.
 
     Args:
         number: of the call (`call.next_call`).
         config: settings.
-        resource: a resource file; None for workers on this machine.
+        resource: a resource file; None for workers on this host.
 
     Raises:
-        ParallaxError: before anything is started, when configuration, resource file or machine break a rule.
+        ParallaxError: before anything is started, when configuration, resource file or host break a rule.
     """
 
     def __init__(self, number: int, config: Config, resource: str | Path | None) -> None:
@@ -253,15 +253,15 @@ class ReservedWorkers:
 
     @contextmanager
     def session(self, graph: StepGraph, steps: Mapping[str, GraphStep], config: Config) -> Iterator[RemoteSteps]:
-        """Plans a graph, prints the plan, and has a session opened on it; or goes on with that of an equal graph.
+        """Plans a graph, prints the plan, and opens a session on it, or continues with the session of an equal graph.
 
         Args:
             graph: of the steps.
             steps: by name.
-            config: settings, which differ from those of the workers in the folder of checkpoints alone.
+            config: settings, which may differ from those of the workers in the checkpoint folder alone.
 
         Raises:
-            JobFailed: the job has failed, and has said why.
+            JobFailed: the job has failed, and has reported why.
             ParallaxError: before anything is opened, as `parallel_run`.
         """
         served, plans = ServedGraph.of(graph, steps), None
@@ -269,7 +269,7 @@ class ReservedWorkers:
         if has_values and self._workers.has_open(served):
             log.info("The steps are those of the call before, whose plan and workers go on.")
         else:
-            self._workers.close_session()  # meanwhile
+            self._workers.close_session()  # concurrently
             show_status(f"planning {len(graph.graph.get_operations()):,} ops")
             plans = CallPlans(self._number, graph.graph, config, self._resource)
             servers = plans.on_all().message.servers
@@ -281,7 +281,7 @@ class ReservedWorkers:
         calls.count_job()
 
     def release(self) -> None:
-        """Has the workers wait for the next call; a job with servers ends, as these keep the variables of sessions."""
+        """Lets the workers wait for the next call; a job with servers ends, as these store variables of sessions."""
         if self._workers.is_sound and not self._workers.servers:
             let_wait(self._workers, IDLE_S)
         else:
@@ -294,16 +294,16 @@ def start_workers(number: int, config: Config, resource: str | Path | None = Non
     Args:
         number: of the call.
         config: its settings.
-        resource: its resource file; None for workers on this machine.
+        resource: its resource file; None for workers on this host.
 
     Raises:
-        ParallaxError: before anything is started, when configuration, resource file or machine break a rule.
+        ParallaxError: before anything is started, when configuration, resource file or host break a rule.
     """
     let_wait(DrivenWorkers(JobNeeds.of(config, resource), number), IDLE_S)
 
 
 def leave_gpus_to_workers(config: Config | None = None, resource: str | Path | None = None) -> bool:
-    """Has this process use no GPU that the workers of a call with these settings use; says whether there are such."""
+    """Keeps this process off GPUs that the workers of a call with these settings use; returns whether there are any."""
     with suppress(ParallaxError):  # which the call raises
         return leave_gpus(JobNeeds.of(config, resource).cluster)
     return False
@@ -311,7 +311,7 @@ def leave_gpus_to_workers(config: Config | None = None, resource: str | Path | N
 
 @contextmanager
 def reserved_workers(number: int, config: Config, resource: str | Path | None = None) -> Iterator[ReservedWorkers]:
-    """Reserves workers for a call, which start while this process goes on; arguments are those of `ReservedWorkers`."""
+    """Reserves workers for a call, which start concurrently; arguments are those of `ReservedWorkers`."""
     reserved = ReservedWorkers(number, config, resource)
     try:
         yield reserved

@@ -17,18 +17,18 @@ from parallax.runtime.worker.barrier import wait_for
 from parallax.runtime.worker.ranks import bytes_of_rank_0
 
 _LETTER_BYTES = 2048
-"""What is longer takes a second message among workers."""
+"""Longer requests take a second message among workers."""
 _WATCH_S = 5e-4
-"""How long a worker looks for the next request before it sleeps in between."""
+"""Seconds for which a worker polls for the next request before it sleeps between polls."""
 
 
 class DriverRequest(NamedTuple):
-    """What the driver asks for.
+    """A request of the driver.
 
     Attributes:
         kind: a method of the workers' service (serve_driver.py).
-        arguments: which all workers get.
-        has_more: whether a message follows that is for worker 0 alone.
+        arguments: broadcast to all workers.
+        has_more: whether another message follows for worker 0 alone.
     """
 
     kind: str
@@ -40,13 +40,13 @@ END = DriverRequest("end")
 
 
 class HeardRequests:
-    """Requests in their order, which is the same on all workers.
+    """The sequence of requests, which is the same on all workers.
 
     Args:
         channel: worker 0's to the driver; None on other workers.
         workers: a communicator of the workers, who all make the same calls.
-        prepare: takes a request and what worker 0 alone has of it as soon as they are there, and gives what is taken
-            in the place of the latter.
+        prepare: receives a request and worker 0's message for it as soon as they arrive, and returns a replacement for
+            the latter.
     """
 
     def __init__(
@@ -59,11 +59,11 @@ class HeardRequests:
         self._ahead: deque[tuple[DriverRequest, Picklable]] = deque()
 
     def take(self) -> tuple[DriverRequest, Picklable]:
-        """The next request, and what was prepared for it; waits for it. The last one is `END`."""
+        """Waits for the next request, and returns it with the result of `prepare`. The last one is `END`."""
         return self._ahead.popleft() if self._ahead else self._hear()
 
     def look_ahead(self) -> None:
-        """Hears the request after the one that is carried out, if it has come, so that it is prepared meanwhile."""
+        """Receives the request after the current one, if it has arrived, so that it is prepared concurrently."""
         if self._ahead:
             return
         has_come = self._channel is not None and self._channel.has_come()
@@ -87,12 +87,12 @@ class HeardRequests:
 
 
 def _from_worker_0(data: bytes, workers: Comm) -> bytes:
-    """Worker 0's bytes on all workers; who waits for them leaves its core to others, and worker 0 waits for nobody."""
+    """Worker 0's bytes on all workers; waiting workers yield their core, and worker 0 does not wait."""
     letter = np.zeros(_LETTER_BYTES, np.uint8)
     if workers.Get_rank() == 0:
         letter[:8].view(np.int64)[0] = len(data)
         letter[8 : 8 + len(data)] = np.frombuffer(data[: _LETTER_BYTES - 8], np.uint8)
-        sent = [workers.Isend(letter, other) for other in range(1, workers.Get_size())]  # small: they are on their way
+        sent = [workers.Isend(letter, other) for other in range(1, workers.Get_size())]  # small: they are sent eagerly
         for one in sent:
             one.Wait()
     else:

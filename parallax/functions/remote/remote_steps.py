@@ -27,15 +27,15 @@ from parallax.report.text import bytes_text
 from parallax.runtime.checkpoint.files.stored_tensors import groups
 
 _RULES = ("mean", "rows", "same", "whole")
-"""In the order of `WantedResults`."""
+"""The combination rules, in the order of `WantedResults`."""
 _KEPT_BYTES = 1 << 30
-"""Of requests, and of values, that are kept for workers that replace failed ones."""
+"""Limit for the bytes of requests, and of values, that are stored for workers that replace failed ones."""
 _BASE_S, _BASE_COSTS = 10.0, 50
-"""How long workers compute at least between two readings of all values, and how many times as long as one takes."""
+"""Minimum seconds of compute between two reads of all values, and the minimum ratio to the time of one read."""
 _COSTS_AT_END = 200
-"""The same number where no workers replace failed ones, and a failure ends the training."""
+"""The same ratio where no workers replace failed ones, and a failure ends the training."""
 _READ_PER_S = 5e8
-"""Bytes: by them the first reading of all values is estimated."""
+"""Bytes a second from which the first read of all values is estimated."""
 _TOO_MUCH = (
     "More than {size} of {what} would be kept for workers that replace failed ones, so a failure will end the "
     "training. {remedy}, or leave max_restarts out."
@@ -51,9 +51,9 @@ class _SentPipeline(NamedTuple):
     """A pipeline that the workers have.
 
     Attributes:
-        number: by which they know it.
-        pipeline: it, held, so that no other is taken for it.
-        here: it in this process, where some worker makes other rows or none.
+        number: its number on the workers.
+        pipeline: the pipeline, referenced so that its id is not reused.
+        here: the pipeline in this process, where some worker computes other rows or none.
     """
 
     number: int
@@ -62,12 +62,12 @@ class _SentPipeline(NamedTuple):
 
 
 class ValueBackup(NamedTuple):
-    """The values of all variables but those of metrics, at one time.
+    """The values of all variables except those of metrics, at one time.
 
     Attributes:
         values: by name.
-        runs: how many steps the session had run.
-        read_s: when that was, by the monotonic clock.
+        runs: the number of steps that the session had run.
+        read_s: the time of the read, by the monotonic clock.
     """
 
     values: Mapping[str, Value]
@@ -79,10 +79,10 @@ class RemoteSteps:
     """Steps that workers run for this process.
 
     Attributes:
-        is_spread: whether a worker is on another machine.
+        is_spread: whether a worker is on another host.
         resumed_step: as in `RunningSteps`.
         steps: as in `RunningSteps`.
-        backup: what the variables were when all were read last; None before.
+        backup: the values of the variables when all were last read; None before.
     """
 
     def __init__(
@@ -98,9 +98,9 @@ class RemoteSteps:
         Args:
             graph: with its steps.
             requests: to the workers.
-            ready: what they have answered.
-            whole: the results that layouts bring to every worker; None where there is one worker.
-            is_spread: whether a worker is on another machine.
+            ready: their answer.
+            whole: the results that layouts replicate to every worker; None where there is one worker.
+            is_spread: whether a worker is on another host.
         """
         self._whole, self.is_spread = whole, is_spread
         self._graph, self._requests = graph, requests
@@ -121,20 +121,21 @@ class RemoteSteps:
 
     @property
     def examples_per_s(self) -> float:
-        """How many examples of batches there were in a second, since the session is there."""
+        """Examples of batches per second since the session was opened."""
         return max(self._examples, 1) / (time.monotonic() - self._began_s)
 
     def variables(self) -> dict[str, Variable]:
-        """The script's variables that the graph's steps take, by name."""
+        """The script's variables that the graph's steps read, by name."""
         return {one.name: one.variable for one in self._graph.list_variables()}
 
     def begin(self, parts: Mapping[str, Sequence[str]]) -> None:
-        """Gives the workers the script's values, unless they have those of a checkpoint.
+        """Sends the script's values to the workers, unless they have those of a checkpoint.
 
-        What starts at its traced initial value has it, and what is in files is read by its owners.
+        Variables that start at their traced initial value already have it, and values in files are read by their
+        owners.
 
         Args:
-            parts: by step, the names of the variables of which each worker keeps its own part of a sum, from zero on.
+            parts: by step, the names of the variables of which each worker has its own part of a sum, starting at zero.
         """
         self._sums.names = parts
         if self.resumed_step is not None:
@@ -155,14 +156,14 @@ class RemoteSteps:
             self._requests.rebase()
 
     def share_of(self, batch: Sequence[TensorLike], whole: Collection[int] = ()) -> Share:
-        """All of a batch, which is cut when it is sent.
+        """The whole batch as a share, which is split when it is sent.
 
         Args:
             batch: its parts, flat.
-            whole: numbers of the parts that all workers get whole.
+            whole: indices of the parts that all workers get in full.
 
         Raises:
-            SessionError: the others have unequally many rows.
+            SessionError: the others have unequal numbers of rows.
         """
         parts: list[Any] = [WholePart(one) if number in whole else one for number, one in enumerate(batch)]
         check_lengths(parts)
@@ -182,13 +183,13 @@ class RemoteSteps:
         Args:
             step: one of the graph's.
             share: the global batch.
-            fetches: what is wanted of it, tensors of the graph.
-            parts: what is wanted before that: tensors of which each worker has a part of a sum.
-            rules: by which each of `fetches` is combined: "mean", "rows", "same" or "whole"; None for the default
+            fetches: the requested results, tensors of the graph.
+            parts: results that precede these: tensors of which each worker has a part of a sum.
+            rules: the rules by which `fetches` are combined: "mean", "rows", "same" or "whole"; None for the default
                 rules (tracing/results.py).
 
         Returns:
-            What waits for the values of parts and fetches, of the global batch.
+            A function that waits for the values of parts and fetches, of the global batch.
         """
         rules = list(map(default_rule, fetches)) if rules is None else rules
         rules = [self._checked_rule(rule, one.name) for rule, one in zip(rules, fetches, strict=True)]
@@ -214,50 +215,50 @@ class RemoteSteps:
         return wait
 
     def read_epoch(self) -> tuple[int, int, int]:
-        """As that of `RunningSteps`."""
+        """See `RunningSteps`."""
         found: tuple[int, int, int] = self._requests.ask("read_epoch")()
         return found
 
     def note_epoch(self, epoch: int, step: int, batches: int | None) -> None:
-        """As that of `RunningSteps`."""
+        """See `RunningSteps`."""
         self._requests.tell("note_epoch", epoch, step, batches)
 
     def read(self, names: Sequence[str]) -> dict[str, ArrayOnWorker0]:
-        """Variables' values by name."""
+        """The values of variables by name."""
         variables, found = self.variables(), {}
         for group in groups({name: bytes_of(variables[name]) for name in names}):
             found.update(self._requests.ask("read", group)())
         return found
 
     def write(self, values: Mapping[str, ArrayOnWorker0]) -> None:
-        """Gives variables values, by name."""
+        """Writes values of variables, by name."""
         arrays = {name: np.asarray(value) for name, value in values.items()}
         for group in groups({name: array.nbytes for name, array in arrays.items()}):
             self._requests.tell("write", group, payload=[arrays[name] for name in group])
 
     def store(self, folder: Path, names: Sequence[str], step: int | None = None) -> dict[str, InFile]:
-        """As that of `RunningSteps`."""
+        """See `RunningSteps`."""
         found: dict[str, InFile] = self._requests.ask("store", folder, list(names), step)()
         return found
 
     def reset(self, op: Operation) -> None:
-        """As that of `RunningSteps`."""
+        """See `RunningSteps`."""
         self._requests.tell("reset", op.name, note=self._sums.note_reset())
 
     def _checked_rule(self, rule: str, name: str) -> str:
-        """The rule, or, for a result without a layout, which must be equal on all workers, one that checks this."""
+        """The rule, or one that checks equality, for a result without a layout, which must be equal on all workers."""
         return "same" if rule == "whole" and self._whole is not None and name not in self._whole else rule
 
     def _shared_names(self) -> list[str]:
-        """The names of variables of which workers have no parts of their own."""
+        """The names of variables of which workers have no parts."""
         parts = {name for names in self._sums.names.values() for name in names}
         return [name for name in self.variables() if name not in parts]
 
     def back_up(self, least_s: float = 0.0) -> None:
-        """Reads all variables, where the last reading was long ago beside what one costs.
+        """Reads all variables, if the time since the last read is long compared to the cost of one.
 
         Args:
-            least_s: how long ago at least.
+            least_s: minimum seconds since the last read.
         """
         costs = _BASE_COSTS if self._begins_at_backup else _COSTS_AT_END
         if time.monotonic() - self._base_s > max(least_s, costs * self._base_cost_s):
@@ -265,11 +266,11 @@ class RemoteSteps:
 
     @property
     def _begins_at_backup(self) -> bool:
-        """Whether workers that replace failed ones begin with the values that were read last."""
+        """Whether workers that replace failed ones begin with the values of the last read."""
         return self._requests.is_restorable and self._graph.loop is None  # else with a checkpoint's
 
     def _bound_requests(self) -> None:
-        """Keeps few requests for workers that replace failed ones, and little for them to do again."""
+        """Bounds the requests that are stored for workers that replace failed ones, and the work to repeat."""
         requests = self._requests
         if self._begins_at_backup and requests.kept_bytes > _KEPT_BYTES:
             self._take_backup()
@@ -283,7 +284,7 @@ class RemoteSteps:
             self._give_up("batches", _SAVE if self._begins_at_backup else _SAVE_MORE_OFTEN)
 
     def _take_backup(self) -> None:
-        """Reads all variables, where this process may have them; from now on restored workers begin with these."""
+        """Reads all variables, if this process may store them; from now on restored workers begin with these values."""
         began_s, variables = time.monotonic(), self.variables()
         names = self._shared_names()
         if sum(bytes_of(variables[name]) for name in names) > _KEPT_BYTES:
@@ -304,7 +305,7 @@ class RemoteSteps:
         log.warning(_TOO_MUCH.format(size=bytes_text(_KEPT_BYTES), what=what, remedy=remedy))
 
     def _send_batch(self, wanted: int, batch: Share, run: RunSums, counts: bool) -> Callable[..., Picklable]:
-        """Sends row numbers of arrays, which the workers get once, or their shares of a batch; gives what waits."""
+        """Sends row numbers of arrays, which are sent once, or shares of a batch; returns a function that waits."""
         ask = partial(self._requests.ask, resend=Resend.SINCE_BASE, note=run, counts=counts)
         raw = [part for part in batch.arrays if isinstance(part, RawRows)]
         if raw:
@@ -323,26 +324,26 @@ class RemoteSteps:
             return ask("batch", wanted, payload=rows)
         shared = numbered[0].source
         if id(shared) not in self._sent:
-            self._sent[id(shared)] = len(self._sent), shared  # held, so that no others are taken for them
+            self._sent[id(shared)] = len(self._sent), shared  # referenced, so that its id is not reused
             self._send_arrays(self._sent[id(shared)][0], shared)
         return ask("rows", wanted, self._sent[id(shared)][0], numbered[0].numbers)
 
     def _send_arrays(self, number: int, shared: SharedArrays) -> None:
-        """Has the workers take arrays: mapped on this machine, where no worker 0 is on another one, else sent."""
+        """Passes arrays to the workers: mapped on this host, if worker 0 is never on another one, else sent."""
         requests = self._requests
         is_mapped = requests.is_on_this_machine and requests.ask("can_open", shared.place, shared.kinds)()
         place, payload = (shared.place, None) if is_mapped else (None, shared.arrays)
         requests.tell("arrays", number, shared.kinds, place, payload=payload, resend=Resend.ALWAYS)
 
     def _say_bytes(self, parts: Sequence[Array | RaggedRows | WholePart], what: str) -> None:
-        """Says once what a batch sends to other machines."""
+        """Logs once the bytes that a batch sends to other hosts."""
         if self.is_spread and not self._has_said_bytes:
             self._has_said_bytes = True
             size = sum(array.nbytes for one in parts for array in _arrays_of(one))
             log.info(f"This process reads the input and sends {bytes_text(size)} of {what} per batch to worker 0.")
 
     def _send_pipeline(self, pipeline: RowPipeline, elements: Sequence[Array]) -> _SentPipeline:
-        """Has the workers take a pipeline, once, if they all make of a first row what this process makes of it."""
+        """Sends the workers a pipeline, once, if all compute from a first row what this process computes."""
         if id(pipeline) in self._pipelines:
             return self._pipelines[id(pipeline)]
         number, here, first = len(self._pipelines), RunningPipeline(pipeline), [one[:1] for one in elements]

@@ -23,7 +23,7 @@ from parallax.functions.remote.serve_driver import ReadyWorkers
 from parallax.runtime.driver_channel import ChannelClosed, DriverConnection, deferred_interrupts
 
 Restore = Callable[[], tuple[DriverConnection, ReadyWorkers]]
-"""Waits for the next job's workers and opens the session there; raises ChannelClosed when there will be none."""
+"""Waits for the next job's workers and opens the session there; raises ChannelClosed if there will be none."""
 
 _LOST = (
     "The workers have the checkpoint of step {step}, and failed before they gave the results of that step, which "
@@ -36,7 +36,7 @@ _GONE = (
 
 
 class Resend(Enum):
-    """When a request is sent again."""
+    """The conditions under which a request is sent again."""
 
     UNANSWERED = auto()
     SINCE_BASE = auto()
@@ -44,25 +44,25 @@ class Resend(Enum):
 
 
 class RequestNote(Protocol):
-    """What the sender of a request wants to know of it."""
+    """A request's callback to its sender."""
 
     def on_answer(self, answer: Picklable) -> None:
-        """Takes the answer as soon as it has come, before anybody waits for it."""
+        """Receives the answer as soon as it arrives, before a caller waits for it."""
 
 
 @dataclass(slots=True, eq=False)
 class SentRequest:
-    """A request, kept for the next workers.
+    """A request, stored for the next workers.
 
     Attributes:
         data: the pickled `DriverRequest`.
-        payload: what worker 0 alone gets; pickled already, unless the request is always sent again. None for nothing.
+        payload: for worker 0 alone; pickled already, unless the request is always sent again. None for no payload.
         has_answer: whether workers answer it.
-        resend: when it is sent again.
+        resend: the condition for sending it again.
         note: its sender's.
         counts: whether it runs a counted step.
-        number: of its answer, in order.
-        at: how many counted steps were asked for before it.
+        number: the index of its answer.
+        at: the number of counted steps requested before it.
     """
 
     data: bytes
@@ -84,7 +84,7 @@ class SentRequest:
         note: RequestNote | None = None,
         counts: bool = False,
     ) -> SentRequest:
-        """Packs a request, so that what its sender changes later changes nothing."""
+        """Packs a request, so that later changes by its sender have no effect."""
         data = pickle.dumps(DriverRequest(kind, arguments, payload is not None), protocol=5)
         if payload is not None and resend is not Resend.ALWAYS:
             payload = pickle.dumps(payload, protocol=5)
@@ -92,32 +92,32 @@ class SentRequest:
 
     @property
     def num_bytes(self) -> int:
-        """Of what is kept."""
+        """Bytes of the stored data."""
         return len(self.data) + (len(self.payload) if isinstance(self.payload, bytes) else 0)
 
 
 class RequestWatcher(Protocol):
-    """Follows which requests are kept."""
+    """Tracks the requests that are stored."""
 
     def on_forget(self, requests: Iterable[SentRequest]) -> None:
-        """Takes answered requests that will never be sent again, in order."""
+        """Receives answered requests that will never be sent again, in order."""
 
     def on_restore(self, requests: Iterable[SentRequest]) -> None:
-        """Takes those that are sent to other workers now, in order."""
+        """Receives the requests that are now sent to other workers, in order."""
 
 
 class RequestQueue:
-    """Requests to workers, which answer some of them, in order.
+    """The ordered requests to workers, which answer some of them.
 
     Attributes:
-        has_recovered: whether workers have failed and others have gone on.
-        has_given_up: whether a failure of the workers ends it.
+        has_recovered: whether workers have failed and others have continued.
+        has_given_up: whether a failure of the workers is final.
         kept_bytes: of the requests since the base, which would be sent again.
-        watcher: follows which requests are kept.
+        watcher: tracks the requests that are stored.
 
     Args:
         channel: to worker 0.
-        restore: how workers are replaced that have failed; None where their failure ends it.
+        restore: replaces workers that have failed; None where their failure is final.
     """
 
     def __init__(self, channel: DriverConnection, restore: Restore | None = None) -> None:
@@ -129,28 +129,28 @@ class RequestQueue:
         self._waiting: deque[SentRequest] = deque()  # for their answers
         self._answers: dict[int, Picklable] = {}
         self._opening: SentRequest | None = None
-        self._steps = self._first = 0  # counted steps so far, and before the requests that are kept
+        self._steps = self._first = 0  # counted steps so far, and before the stored requests
         self._base: list[SentRequest] = []
         self._setup: list[SentRequest] = []
         self._log: deque[SentRequest] = deque()
 
     @property
     def is_on_this_machine(self) -> bool:
-        """Whether worker 0 is on this machine, and that of a next job too."""
+        """Whether worker 0 is on this host, and that of a next job too."""
         return self._channel.is_on_this_machine
 
     @property
     def is_restorable(self) -> bool:
-        """Whether requests are kept for workers that replace failed ones."""
+        """Whether requests are stored for workers that replace failed ones."""
         return self._restore is not None
 
     def open(self, kind: str, *arguments: Picklable) -> Callable[..., Picklable]:
-        """Opens or resumes a session, which restored workers have already; arguments and result are those of `ask`."""
+        """Opens or resumes a session, which restored workers already have; arguments and result are those of `ask`."""
         self._opening = SentRequest.of(kind, arguments, has_answer=True, resend=Resend.UNANSWERED)
         return self._send(self._opening, is_logged=False)
 
     def begin_at(self, step: int) -> None:
-        """Says how many counted steps the session has run."""
+        """Sets the number of counted steps that the session has run."""
         self._steps = self._first = step
 
     def tell(
@@ -167,11 +167,11 @@ class RequestQueue:
             kind: of it.
             arguments: for all workers.
             payload: for worker 0 alone.
-            resend: when it is sent again.
+            resend: the condition for sending it again.
             note: for the watcher.
 
         Raises:
-            ChannelClosed: the workers have gone.
+            ChannelClosed: the workers have ended.
         """
         self._send(SentRequest.of(kind, arguments, payload, resend=resend, note=note))
 
@@ -187,21 +187,21 @@ class RequestQueue:
         """Sends a request that has an answer.
 
         Args:
-            kind: as that of `tell`, with all the others.
-            arguments: as there.
-            payload: as there.
-            resend: as there.
-            note: as there; it gets the answer too.
+            kind: as for `tell`, like all the others.
+            arguments: as for `tell`.
+            payload: as for `tell`.
+            resend: as for `tell`.
+            note: as for `tell`; it gets the answer too.
             counts: whether it is a counted step.
 
         Returns:
-            A function that waits for the answer and returns it. It takes a timeout in seconds, infinite by default, and
-            raises TimeoutError, or ChannelClosed where the workers have gone.
+            A function that waits for the answer and returns it. Its argument is a timeout in seconds, infinite by
+            default. It raises TimeoutError, or ChannelClosed where the workers have ended.
         """
         return self._send(SentRequest.of(kind, arguments, payload, True, resend, note, counts))
 
     def rebase(self, requests: Iterable[SentRequest] | None = None) -> None:
-        """Has restored workers begin with other requests than those so far, which are all answered.
+        """Makes restored workers begin with other requests than those so far, which are all answered.
 
         Args:
             requests: without answers; None for those that were sent so far.
@@ -215,7 +215,7 @@ class RequestQueue:
         self.kept_bytes = 0
 
     def forget_until(self, step: int) -> None:
-        """Lets go of requests that a checkpoint of a counted step has the effect of, as far as they are answered."""
+        """Drops answered requests whose effect is in a checkpoint of a counted step."""
         dropped: list[SentRequest] = []
         while self._log and self._log[0].at < step and self._is_answered(self._log[0]):
             dropped.append(self._log.popleft())
@@ -225,14 +225,14 @@ class RequestQueue:
         self._forget(dropped)
 
     def give_up(self) -> None:
-        """Keeps no requests from now on: a failure of the workers ends it."""
+        """Stores no requests from now on: a failure of the workers becomes final."""
         self.has_given_up, self._restore = True, None
         self._base, self._setup = [], []
         self._log.clear()
         self.kept_bytes = 0
 
     def _send(self, request: SentRequest, is_logged: bool = True) -> Callable[..., Picklable]:
-        """Sends a request; gives what waits for its answer."""
+        """Sends a request; returns a function that waits for its answer."""
         try:
             with deferred_interrupts():  # a number without its request would shift all later answers
                 request.at = self._steps
@@ -263,7 +263,7 @@ class RequestQueue:
         return wait
 
     def _hear(self, answer: Picklable) -> None:
-        """Takes the next answer."""
+        """Processes the next answer."""
         request = self._waiting.popleft()
         self._answers[request.number] = answer
         self._heard += 1
@@ -271,11 +271,11 @@ class RequestQueue:
             request.note.on_answer(answer)
 
     def _recover(self) -> None:
-        """Has the next job's workers take over.
+        """Hands over to the next job's workers.
 
         Raises:
             ChannelClosed: there will be none.
-            SessionError: they cannot go on from their checkpoint.
+            SessionError: they cannot resume from their checkpoint.
         """
         if self._restore is None:
             raise ChannelClosed
@@ -306,10 +306,10 @@ class RequestQueue:
                 channel.receive()  # it is known; so neither side waits for the other with full buffers
 
     def _check_step(self, step: int) -> None:
-        """Refuses to go on from a checkpoint where requests after it, or results before it, are not known.
+        """Refuses to resume from a checkpoint where requests after it, or results before it, are unknown.
 
         Raises:
-            SessionError: they are not.
+            SessionError: they are unknown.
         """
         if step < self._first:
             raise SessionError(_GONE.format(step=step, first=self._first))

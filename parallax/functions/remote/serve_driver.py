@@ -50,7 +50,7 @@ _OTHER_ROWS = (
 
 
 class ReadyWorkers(NamedTuple):
-    """The first words of worker 0.
+    """The first message of worker 0.
 
     Attributes:
         resumed_step: as in `RunningSteps`.
@@ -60,14 +60,14 @@ class ReadyWorkers(NamedTuple):
 
 
 class WantedResults(NamedTuple):
-    """Names of tensors that a step gives.
+    """Names of the tensors that a step returns.
 
     Attributes:
-        sums: of which each worker has a part, added up.
-        means: numbers, of which the mean over the workers counts.
-        rows: that have a row for each example, put one after the other.
-        same: that are equal on all workers.
-        whole: that are brought to all workers in the step.
+        sums: tensors of which each worker has a part; the parts are added.
+        means: scalars, of which the mean over the workers is returned.
+        rows: tensors with a row for each example, concatenated.
+        same: tensors that are equal on all workers.
+        whole: tensors that the step itself replicates. 81.sums, means, rows, same, whole| as in `WantedResults`.
     """
 
     sums: tuple[str, ...] = ()
@@ -94,18 +94,18 @@ class StepResults(NamedTuple):
 
 
 def serve() -> None:
-    """What a worker runs (runtime/worker/call_function.py): does what the driver asks for until that ends."""
+    """The main function of a worker (runtime/worker/call_function.py): serves the driver's requests until that ends."""
     address: DriverAddress = pickle.loads(calls.attachment())
     members = current_process_group()
     current_heartbeat().expect_sessions()
     with keras_left_out():
-        import_module("parallax.runtime.open_session")  # before a graph comes, which is planned meanwhile
+        import_module("parallax.runtime.open_session")  # before a graph comes, which is being planned
         members.start()
     _Service(members, connect(address) if members.rank == 0 else None).run()
 
 
 class _Service:
-    """Carries out requests; all workers the same in the same order."""
+    """Executes requests; all workers execute the same in the same order."""
 
     def __init__(self, members: ProcessGroup, channel: DriverConnection | None) -> None:
         self._members, self._channel = members, channel
@@ -121,7 +121,7 @@ class _Service:
         self._requests = HeardRequests(channel, self._comm, self._prepare)
 
     def run(self) -> None:
-        """Serves until the driver ends, or is no longer there."""
+        """Serves until the driver ends or disappears."""
         while True:
             request, own = self._requests.take()
             if request.kind == END.kind:
@@ -130,7 +130,7 @@ class _Service:
             serves(*request.arguments, own)
 
     def _prepare(self, request: DriverRequest, own: Picklable) -> Picklable:
-        """Begins to make the rows of a batch, as soon as its elements are there."""
+        """Starts to compute the rows of a batch as soon as its elements arrive."""
         if request.kind != "elements":
             return own
         return self._pipelines[request.arguments[1]].start(self._own_share(own))
@@ -140,16 +140,16 @@ class _Service:
             self._channel.send(value)
 
     def serve_list_hosts(self, _: None) -> None:
-        """Gives the addresses of the job's hosts."""
+        """Answers with the addresses of the job's hosts."""
         self._answer(self._members.parcel.addresses)
 
     def serve_meet(self, _: None) -> None:
-        """Says that all workers are there."""
+        """Answers that all workers are present."""
         barrier(self._comm)
         self._answer(None)
 
     def serve_open(self, planned: PlannedMessage, served: ServedGraph, settings: bytes, _: None) -> None:
-        """Opens a session on a graph, and says that it is there."""
+        """Opens a session on a graph, and answers when it is open."""
         self._members.parcel = planned.message
         rewrites = planned.decisions.rewrites
         self._whole = frozenset(one for layouts in rewrites.layouts for one in layouts.whole_results)
@@ -161,12 +161,12 @@ class _Service:
         self._answer(ReadyWorkers(self._running.resumed_step))
 
     def serve_resume(self, _: None) -> None:
-        """Goes on with the session of the call before."""
+        """Continues with the session of the preceding call."""
         self._answer(ReadyWorkers(None))
 
     def serve_settle(self, _: None) -> None:
-        """Ends a call, and says whether another one can go on with its session, when nothing of it is left to do."""
-        is_kept = self._running.settle() and not self._is_of_one_call  # the last checkpoint comes when it closes
+        """Ends a call, and answers, after all of its work is done, whether another call can use its session."""
+        is_kept = self._running.settle() and not self._is_of_one_call  # the last checkpoint is written when it closes
         if is_kept:
             self._finish()
         else:
@@ -174,7 +174,7 @@ class _Service:
         self._answer(is_kept)
 
     def serve_close(self, _: None) -> None:
-        """Ends the session of the call before."""
+        """Ends the session of the preceding call."""
         self._close()
 
     def _close(self) -> None:
@@ -187,7 +187,7 @@ class _Service:
         gc.collect()
 
     def _finish(self) -> None:
-        """What workers do together when steps have ended."""
+        """The workers' common work at the end of steps."""
         for last in self._members.at_end:
             last()
         for pipeline in self._pipelines.values():
@@ -196,7 +196,7 @@ class _Service:
             of_call.clear()
 
     def serve_wish(self, number: int, name: str, wanted: WantedResults, _: None) -> None:
-        """Gives a number to a step with certain results."""
+        """Assigns a number to a step with particular results."""
         step = self._steps[name]
         self._wanted[number] = wanted
         find = step.run.graph.get_tensor_by_name
@@ -204,19 +204,19 @@ class _Service:
         self._of_wanted[number] = step, others, [find(name) for name in wanted.rows]
 
     def serve_can_open(self, place: MemoryPlace, kinds: Sequence[ArrayKind], _: None) -> None:
-        """Says whether worker 0 can map arrays of the driver's."""
+        """Answers whether worker 0 can map arrays of the driver's."""
         self._answer(can_open(place, kinds))
 
     def serve_arrays(
         self, number: int, kinds: Sequence[ArrayKind], place: MemoryPlace | None, sent: list[Array] | None
     ) -> None:
-        """Takes arrays, of which steps are then given row numbers.
+        """Receives arrays, of which steps then get row numbers.
 
         Args:
-            number: by which these steps know them.
+            number: by which these steps refer to them.
             kinds: of the arrays.
-            place: where worker 0 has them from; None where they are sent.
-            sent: them, on worker 0.
+            place: where worker 0 maps them; None where they are sent.
+            sent: the arrays, on worker 0.
         """
         own = None
         if self._members.rank == 0:
@@ -230,25 +230,25 @@ class _Service:
         self._run(wanted, share_of(batch, self._running.rank, self._running.size))
 
     def serve_pipeline(self, number: int, pipeline: RowPipeline, _: None) -> None:
-        """Takes a pipeline, of whose elements steps are then given batches."""
+        """Receives a pipeline, of whose elements steps then get batches."""
         self._pipelines[number] = RunningPipeline(pipeline, self._members.rank)
 
     def serve_try_pipeline(self, number: int, pipeline: RowPipeline, expected: list[Array], own: Picklable) -> None:
-        """Says whether all workers make of some elements what the driver makes of them."""
+        """Answers whether all workers compute from given elements the rows that the driver computes."""
         elements = self._comm.bcast(own)
         try:
             is_like = pipeline.is_like(self._pipelines[number].make(elements), expected)
-        except OpError:  # a file that is not on this machine, say
+        except OpError:  # for example, a file that does not exist on this host
             is_like = False
         self._answer(all(self._comm.allgather(is_like)))
 
     def serve_elements(self, wanted: int, _: int, rows: Future[Share]) -> None:
-        """Runs a step on rows that are made of elements; meanwhile those of the next step are made."""
+        """Runs a step on rows computed from elements; those of the next step are computed concurrently."""
         self._requests.look_ahead()
         self._run(wanted, rows.result())
 
     def serve_batch(self, wanted: int, own: list[Array | RaggedRows] | None) -> None:
-        """Runs a step on a batch that worker 0 cuts."""
+        """Runs a step on a batch that worker 0 splits."""
         self._run(wanted, self._own_share(own))
 
     def _own_share(self, batch: list[Array | RaggedRows] | None) -> Share:
@@ -259,35 +259,35 @@ class _Service:
         return found
 
     def serve_read(self, names: Sequence[str], _: None) -> None:
-        """Gives variables' values, by name."""
+        """Answers with values of variables, by name."""
         self._answer(self._running.read(names))
 
     def serve_write(self, names: Sequence[str], own: Sequence[Array] | None) -> None:
-        """Gives variables values."""
+        """Writes values of variables."""
         self._running.write(dict.fromkeys(names) if own is None else dict(zip(names, own, strict=True)))
 
     def serve_load(self, prefix: str, names: Sequence[str], _: None) -> None:
-        """Gives variables their values of a checkpoint."""
+        """Loads values of variables from a checkpoint."""
         self._running.load(prefix, names)
 
     def serve_store(self, folder: Path, names: Sequence[str], step: int | None, _: None) -> None:
-        """Writes a checkpoint, and gives where each variable is."""
+        """Writes a checkpoint, and answers with the place of each variable."""
         self._answer(self._running.store(folder, names, step))
 
     def serve_read_epoch(self, _: None) -> None:
-        """Gives what the graph says of the loop."""
+        """Answers with the graph's record of the loop."""
         self._answer(self._running.read_epoch())
 
     def serve_note_epoch(self, epoch: int, step: int, batches: int | None, _: None) -> None:
-        """Notes for checkpoints that an epoch begins."""
+        """Records the start of an epoch for checkpoints."""
         self._running.note_epoch(epoch, step, batches)
 
     def serve_reset(self, op: str, _: None) -> None:
-        """Sets the parts that each worker has of metrics to zero."""
+        """Resets each worker's parts of metrics to zero."""
         self._running.reset(op)
 
     def _run(self, number: int, share: Share) -> None:
-        """Runs a step, and gives what one process would have computed."""
+        """Runs a step, and answers with the results of one process."""
         wanted, (step, others, of_examples) = self._wanted[number], self._of_wanted[number]
         found, by_part = self._running.run(step, share, others, of_examples)
         values = iter([np.asarray(value) for value in found])
@@ -302,7 +302,7 @@ class _Service:
             self._answer(results._replace(saved_step=self._running.saved_step))
 
     def _rows_of(self, name: str, value: Array, share: Share) -> Array:
-        """The rows of a result that this worker gives: worker 0 all of those that every worker has."""
+        """The rows of a result that this worker contributes: for replicated ones, worker 0 contributes all."""
         if self._running.size == 1:
             return value
         if name in self._whole:
@@ -319,7 +319,7 @@ def _of_all(own: StepResults, comm: Comm, size: int) -> StepResults | None:
         size: their number.
 
     Raises:
-        SessionError: on worker 0, when what is the same on all workers is not.
+        SessionError: on worker 0, when results that must be equal on all workers differ.
     """
     if size == 1:
         return own
@@ -343,13 +343,13 @@ def _of_all(own: StepResults, comm: Comm, size: int) -> StepResults | None:
 
 
 def _mark_of(value: Array) -> int:
-    """A number below 2**16, which is most likely another for another value."""
+    """A hash below 2**16 of a value."""
     data = repr(value.tolist()).encode() if value.dtype == object else np.ascontiguousarray(value).tobytes()
     return zlib.crc32(data) & 0xFFFF
 
 
 def _checked_rows(value: Array, share: Share) -> Array:
-    """The rows of a result that are of the worker's own examples.
+    """The rows of a result that belong to the worker's own examples.
 
     Raises:
         SessionError: the result has other rows.

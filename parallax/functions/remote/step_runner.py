@@ -16,7 +16,7 @@ from parallax.runtime.worker.barrier import barrier
 from parallax.runtime.worker.session.accumulation import MicroBatchRun
 
 INITIAL = "initial"
-"""A value's place: in the initial value that was traced, of which nothing is made yet."""
+"""The place of a value that is the traced initial value, not yet computed."""
 
 
 class RunningSteps:
@@ -25,10 +25,10 @@ class RunningSteps:
     Attributes:
         size: number of workers.
         rank: this worker's.
-        comm: communicator of the workers, on which nothing else travels.
-        resumed_step: how many counted steps were run before the session, which has a checkpoint's values; None where
-            it has none.
-        steps: how many counted steps were run.
+        comm: communicator of the workers, used for nothing else.
+        resumed_step: the number of counted steps that were run before the session, which has a checkpoint's values;
+            None where it has none.
+        steps: the number of counted steps that were run.
     """
 
     def __init__(self, graph: StepGraph, session: Session, size: int, rank: int, cut: StepCut | None = None) -> None:
@@ -39,7 +39,7 @@ class RunningSteps:
             session: of `open_session`, with values.
             size: number of workers.
             rank: this worker's.
-            cut: into how many micro-batches steps are cut; None where they are not.
+            cut: the number of micro-batches into which steps are split; None where they are not.
         """
         self._graph, self._cut = graph, cut or StepCut()
         self._session = session
@@ -50,22 +50,22 @@ class RunningSteps:
         self.steps = self.resumed_step or 0
 
     def load(self, prefix: str, names: Sequence[str]) -> None:
-        """Gives variables their values of a checkpoint; every worker must call it."""
+        """Loads values of variables from a checkpoint; every worker must call it."""
         self._session.values.load(prefix, [self._ops[name] for name in names])
 
     def store(self, folder: Path, names: Sequence[str], step: int | None = None) -> dict[str, InFile]:
         """Writes a checkpoint of variables; every worker must call it.
 
         Args:
-            folder: on worker 0's machine.
+            folder: on worker 0's host.
             names: of the variables.
-            step: its number; None for the one that comes after those of the folder.
+            step: its number; None for the number after those in the folder.
 
         Returns:
-            Where each is.
+            The place of each.
 
         Raises:
-            CheckpointError: on all workers, when it cannot be written.
+            CheckpointError: on all workers, when writing fails.
         """
         prefix = self._session.values.save(str(folder), [self._ops[name] for name in names], step)
         return {name: InFile(prefix, self._ops[name]) for name in names}
@@ -80,17 +80,17 @@ class RunningSteps:
     def run(
         self, step: GraphStep, share: Share, fetches: Sequence[Tensor], rows: Sequence[Tensor] = ()
     ) -> tuple[list[Value], list[list[tuple[Value, Share]]]]:
-        """Runs a step; one that is cut, once for each of its micro-batches.
+        """Runs a step, or a split one once for each of its micro-batches.
 
         Args:
             step: one of the graph's.
             share: this worker's arguments.
-            fetches: what is wanted of it, tensors of the graph.
-            rows: the same, of what has a row for each example.
+            fetches: the requested results, tensors of the graph.
+            rows: the requested results with a row for each example.
 
         Returns:
-            The values of the fetches, arrays; and of each of `rows` the values of all micro-batches, with the shares of
-            which they are: of a stand-in's where a share has no rows.
+            The values of the fetches, arrays; and for each of `rows` the values of all micro-batches, with their
+            shares: of a stand-in's where a share has no rows.
         """
         found = []
         wanted, parts = [step.run, *fetches, *rows], self._cut.micro_batches(step, share, self.size)
@@ -112,7 +112,7 @@ class RunningSteps:
     def _run_part(
         self, wanted: Sequence[Fetch], fed: dict[Tensor, list[Value]], count: int, share: float
     ) -> list[Value]:
-        """What one run gives of each fetch; None for what comes with an update only in a run without one."""
+        """The values of each fetch in one run; None for values that exist only in a run with an update."""
         if self._cut.count == 1:
             found = self._session.run(wanted, fed)
         else:
@@ -120,19 +120,19 @@ class RunningSteps:
         return [one if one is None else one[0] for one in found]
 
     def read_epoch(self) -> tuple[int, int, int]:
-        """What the graph says of the loop: an epoch, the step at which it began, and its batches (-1: unknown)."""
+        """The graph's record of the loop: an epoch, the step at which it began, and its batches (-1: unknown)."""
         barrier(self.comm)
         op = self._loop().epoch.op.name
         epoch, step, batches = self.comm.bcast(self._session.values.read([op])[op])
         return int(epoch), int(step), int(batches)
 
     def note_epoch(self, epoch: int, step: int, batches: int | None) -> None:
-        """Notes for checkpoints that an epoch begins; every worker must call it.
+        """Records the start of an epoch for checkpoints; every worker must call it.
 
         Args:
             epoch: its number.
-            step: at which it began.
-            batches: how many it has; None if unknown.
+            step: the step at which it began.
+            batches: the number of its batches; None if unknown.
         """
         noted = np.array([epoch, step, -1 if batches is None else batches], np.int64)
         self._session.values.write({self._loop().epoch.op.name: noted if self.rank == 0 else None})
@@ -142,16 +142,16 @@ class RunningSteps:
         return self._graph.loop
 
     def reset(self, op: Operation) -> None:
-        """Runs an op of the graph that sets this worker's parts of sums to zero."""
+        """Runs an op of the graph that resets this worker's parts of sums to zero."""
         self._session.run(op)
 
     def read(self, names: Sequence[str]) -> dict[str, ArrayOnWorker0]:
-        """Variables' values by name, arrays on worker 0, None elsewhere; every worker must call it."""
+        """The values of variables by name, arrays on worker 0, None elsewhere; every worker must call it."""
         found = self._session.values.read([self._ops[name] for name in names])
         return {name: found[self._ops[name]] for name in names}
 
     def write(self, values: Mapping[str, ArrayOnWorker0]) -> None:
-        """Writes worker 0's values of variables by name (None elsewhere), wherever they are held."""
+        """Writes worker 0's values of variables by name (None elsewhere), wherever they are stored."""
         arrays = {name: value if value is None else np.asarray(value) for name, value in values.items()}
         self._session.values.write({self._ops[name]: value for name, value in arrays.items()})
 
@@ -170,6 +170,6 @@ class RunningSteps:
 
 
 def place_of_value(variable: Variable) -> InFile | str | None:
-    """Where a variable's value is, in a form that can be sent; None where it is here."""
+    """The place of a variable's value, in a form that can be sent; None where it is in this process."""
     source = source_of(variable)
     return source if source is None or isinstance(source, InFile) else INITIAL

@@ -30,13 +30,13 @@ _OTHER_VALUE = "The input_signature of the step requires {spec}, but this call h
 
 @dataclass(frozen=True, slots=True)
 class Arguments:
-    """The arguments of a call, read.
+    """The parsed arguments of a call.
 
     Attributes:
         structure: all of them, (args, kwargs).
         specs: of the tensors, flat; the first dimension is open.
         tensors: flat, tensors and arrays.
-        others: what stands between the tensors: None in their places.
+        others: the values between the tensors: None in place of tensors.
     """
 
     structure: Nest
@@ -46,10 +46,10 @@ class Arguments:
 
 
 def check_signature(signature: Sequence[TypeSpec] | None) -> None:
-    """Refuses an input signature that is none.
+    """Refuses an invalid input signature.
 
     Raises:
-        ConfigError: it is no list or tuple of specs.
+        ConfigError: it is not a list or tuple of specs.
     """
     kinds = tf.TensorSpec | tf.RaggedTensorSpec
     is_list = isinstance(signature, list | tuple)
@@ -60,9 +60,9 @@ def check_signature(signature: Sequence[TypeSpec] | None) -> None:
 def bound_arguments(
     function: Callable[..., Nest], args: Sequence[Argument], kwargs: dict[str, Argument]
 ) -> tuple[list[Argument], dict[str, Argument]]:
-    """The arguments of a call as the function's parameters have them, so that it is all one how a call names them.
+    """The arguments of a call bound to the function's parameters, so that positional and keyword calls are equal.
 
-    Defaults stand among them, but for those that are tensors, which are of no batch.
+    Defaults are included, except tensors, which belong to no batch.
 
     Args:
         function: a Python function.
@@ -74,7 +74,7 @@ def bound_arguments(
     """
     try:
         signature = inspect.signature(function)
-    except ValueError:  # a builtin that does not say
+    except ValueError:  # a builtin without a signature
         return list(args), dict(kwargs)
     bound = signature.bind(*args, **kwargs)
     defaults = {name: one.default for name, one in signature.parameters.items() if one.default is not one.empty}
@@ -87,16 +87,17 @@ def bound_arguments(
 def arguments_of(
     args: Sequence[Argument], kwargs: dict[str, Argument], signature: Sequence[TypeSpec] | None = None
 ) -> Arguments:
-    """Reads the arguments of a call.
+    """Parses the arguments of a call.
 
     Args:
         args: by position.
         kwargs: by name.
-        signature: specs of the first args, which make tensors of them and may leave more open than the batch; None for
-            none.
+        signature: specs of the first args, which are converted to tensors and may have more open dimensions than the
+            batch; None for no signature.
 
     Raises:
-        GraphError: an argument is a tensor that has no rows to part, a sparse one, or none that the signature allows.
+        GraphError: an argument is a tensor without rows to split, a sparse one, or one that the signature does not
+            allow.
     """
     given, wider = (list(args), []) if signature is None else _apply_signature(list(args), list(signature))
     structure = (given, dict(kwargs))
@@ -113,11 +114,11 @@ def arguments_of(
 
 
 def with_tensors(structure: Nest, tensors: Sequence[Tensor]) -> Nest:
-    """The arguments with other tensors.
+    """The arguments with their tensors replaced.
 
     Args:
         structure: of `Arguments`.
-        tensors: in the place of its tensors, flat.
+        tensors: the replacements, flat.
     """
     waiting = iter(tensors)
     flat = [next(waiting) if _is_tensor(one) else one for one in tf.nest.flatten(structure)]
@@ -125,15 +126,15 @@ def with_tensors(structure: Nest, tensors: Sequence[Tensor]) -> Nest:
 
 
 def without_values(arguments: Arguments) -> Arguments:
-    """The same without tensors, for `are_alike`."""
+    """A copy without tensors, for `are_alike`."""
     return replace(arguments, structure=_form_of(arguments), tensors=())
 
 
 def are_alike(known: Arguments, given: Arguments) -> bool:
-    """Whether the trace for some arguments is one for others.
+    """Whether a trace for some arguments also serves others.
 
     Args:
-        known: of `without_values`.
+        known: a result of `without_values`.
         given: of another call.
     """
     if len(known.specs) != len(given.specs) or known.structure != _form_of(given):
@@ -143,18 +144,18 @@ def are_alike(known: Arguments, given: Arguments) -> bool:
 
 
 def arguments_text(arguments: Arguments) -> str:
-    """Arguments in a line: the types and shapes of tensors, and other values."""
+    """A one-line description of arguments: the types and shapes of tensors, and other values."""
     others = [repr(one)[:40] for one in arguments.others if one is not None]
     return ", ".join([*_spec_texts(arguments.specs), *others]) or "no arguments"
 
 
 def _form_of(arguments: Arguments) -> Nest:
-    """The structure of arguments, without what is in it."""
+    """The structure of arguments, without their values."""
     return tf.nest.map_structure(_is_tensor, arguments.structure)
 
 
 def _apply_signature(args: list[Argument], signature: list[TypeSpec]) -> tuple[list[Argument], list[TypeSpec]]:
-    """The arguments of a call with the tensors that a signature says, and the specs of these, flat."""
+    """The arguments of a call with the tensors required by a signature, and the specs of these, flat."""
     count = len(signature)
     specs = tf.nest.flatten(signature)
     try:
@@ -169,7 +170,7 @@ def _apply_signature(args: list[Argument], signature: list[TypeSpec]) -> tuple[l
 
 
 def _as_said(one: Argument, spec: TypeSpec) -> TensorLike:
-    """An argument as the tensor or array that a spec says."""
+    """An argument converted to the tensor or array that a spec requires."""
     is_array = isinstance(one, np.ndarray) and one.dtype == spec.dtype.as_numpy_dtype
     if isinstance(spec, tf.TensorSpec) and not is_array and not isinstance(one, tf.Tensor):
         try:

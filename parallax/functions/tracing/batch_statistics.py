@@ -21,7 +21,7 @@ _wanted: list[str] = []
 
 @contextmanager
 def statistics_of(batch: str) -> Iterator[None]:
-    """Within it, steps are traced with the statistics of `batch`: "global" or "own"."""
+    """A context in which steps are traced with the statistics of `batch`: "global" or "own"."""
     _wanted.append(batch)
     try:
         yield
@@ -30,13 +30,13 @@ def statistics_of(batch: str) -> Iterator[None]:
 
 
 def fused_normalizations() -> AbstractContextManager[None]:
-    """Within it, fused normalizations take the statistics that are wanted."""
+    """A context in which fused normalizations use the selected statistics."""
     return own_normalizations() if OWN in _wanted[-1:] else nullcontext()
 
 
 @contextmanager
 def normalizations_of_keras() -> Iterator[None]:
-    """Within it, Keras's batch normalizations take the statistics that are wanted, and mark them."""
+    """A context in which Keras's batch normalizations use the selected statistics, and mark them."""
     from keras.src.backend.tensorflow import nn
     from keras.src.layers.normalization.batch_normalization import BatchNormalization
 
@@ -72,7 +72,7 @@ def normalizations_of_keras() -> Iterator[None]:
 
 
 def _own_moments(inputs: Tensor, mask: Tensor | None, axes: list[int]) -> tuple[Tensor, Tensor]:
-    """Mean and variance of the worker's own batch, in the shape of the inputs, as Keras computes them."""
+    """Mean and variance of the per-worker batch, in the shape of the inputs, as Keras computes them."""
     if mask is None:
         mean = own_mean(inputs, axes)
         return mean, own_mean(tf.square(inputs - mean), axes)

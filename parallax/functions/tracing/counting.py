@@ -21,14 +21,14 @@ _NOT_A_SUM = (
 
 
 def check_sums(concrete: ConcreteFunction, variables: Sequence[Variable]) -> None:
-    """Refuses a step that writes a metric's variable otherwise than by adding to it.
+    """Refuses a step that writes a metric's variable other than by adding to it.
 
     Args:
         concrete: the traced step.
         variables: the tf.Variables of metrics.
 
     Raises:
-        GraphError: it does.
+        GraphError: the step does so.
     """
     variable_by_handle = {id(handle_of(one)): one for one in variables}
     for outer, inner in concrete.graph.captures:
@@ -40,7 +40,7 @@ def check_sums(concrete: ConcreteFunction, variables: Sequence[Variable]) -> Non
 
 
 def check_returned(concrete: ConcreteFunction, variables: Sequence[Variable], results: Sequence[Tensor]) -> None:
-    """Refuses a step that returns what is computed of variables of which each worker has a part.
+    """Refuses a step that returns a value computed from variables of which each worker has a part.
 
     Args:
         concrete: the traced step.
@@ -48,7 +48,7 @@ def check_returned(concrete: ConcreteFunction, variables: Sequence[Variable], re
         results: what it returns, tensors of its graph.
 
     Raises:
-        GraphError: it does.
+        GraphError: the step does so.
     """
     variable_by_handle = {id(handle_of(one)): one for one in variables}
     for outer, inner in concrete.graph.captures:
@@ -57,7 +57,7 @@ def check_returned(concrete: ConcreteFunction, variables: Sequence[Variable], re
 
 
 def _no_addition(value: Tensor, handle: Handle) -> str:
-    """The op by which the old value of a variable goes into the new one otherwise than by addition; else empty."""
+    """The op by which a variable's old value enters the new one other than by addition; empty if there is none."""
     while not _reads(value.op, handle):
         before = [one for one in value.op.inputs if _is_computed_of(one, handle)]
         if len(before) != 1 or (value.op.type not in _ADDS and not _is_first_of_difference(value.op, before[0])):

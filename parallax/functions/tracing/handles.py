@@ -33,7 +33,7 @@ _LATER = (
 
 
 class HandleWatch(NamedTuple):
-    """What is done about ops that take a variable's handle.
+    """The callbacks for ops that read a variable's handle.
 
     Attributes:
         name: of the variable, for messages.
@@ -47,18 +47,18 @@ class HandleWatch(NamedTuple):
 
 
 _watches: dict[int, tuple[HandleWatch, ...]] = {}
-"""By the id of the tensor that is a variable's handle; whoever watches keeps the variable."""
+"""Watches by the id of the tensor that is a variable's handle; the watcher keeps the variable alive."""
 
 
 def watch_handle(handle: Handle, watch: HandleWatch) -> Callable[[], None]:
-    """Watches a handle from here on.
+    """Starts to watch a handle.
 
     Args:
         handle: the tensor that is a variable's handle; it must live until the watch ends.
-        watch: what to do.
+        watch: the callbacks.
 
     Returns:
-        What ends the watch.
+        A function that ends the watch.
     """
     if not getattr(pywrap_tfe.TFE_Py_Execute, "_parallax", False):
         _watch_entries()
@@ -74,7 +74,7 @@ def watch_handle(handle: Handle, watch: HandleWatch) -> Callable[[], None]:
 
 
 def _watch_entries() -> None:
-    """Replaces the entries by which Python runs ops and functions eagerly."""
+    """Replaces the entry points by which Python runs ops and functions eagerly."""
     fast, plain, cancelable = (
         pywrap_tfe.TFE_Py_FastPathExecute,
         pywrap_tfe.TFE_Py_Execute,
@@ -115,7 +115,7 @@ def _run(op: str | bytes, inputs: Sequence[Argument], execute: Callable[[], Nest
 
 
 def _watches_of(inputs: Sequence[Argument]) -> Iterator[tuple[int, HandleWatch]]:
-    """(place among the inputs, watch) of each watched handle; an input may be a list of tensors."""
+    """(input number, watch) of each watched handle; an input may be a list of tensors."""
     for place, one in enumerate(inputs):
         for watch in _watches.get(id(one), ()):
             yield place, watch
@@ -124,11 +124,11 @@ def _watches_of(inputs: Sequence[Argument]) -> Iterator[tuple[int, HandleWatch]]
 
 
 def is_read_only(op: str, place: int) -> bool:
-    """Whether an op, or a function of the runtime, only reads the variable whose handle it takes.
+    """Whether an op, or a function of the runtime, only reads the variable of its handle.
 
     Args:
         op: type of the op, or name of the function.
-        place: of the handle among the inputs.
+        place: the input number of the handle.
     """
     if op_def_registry.get(op) is not None:
         return op in RESOURCE_READ_OPS
@@ -137,7 +137,7 @@ def is_read_only(op: str, place: int) -> bool:
 
 @cache
 def _written_by(function: str) -> frozenset[int]:
-    """The places of a function's arguments that ops of its body take which may write a variable."""
+    """The indices of a function's arguments that are inputs of ops in its body that may write a variable."""
     definition = context.context().get_function_def(function)
     places = {one.name: place for place, one in enumerate(definition.signature.input_arg)}
     found, read = [], RESOURCE_READ_OPS.union(_LOOKS)
@@ -152,6 +152,6 @@ def _written_by(function: str) -> frozenset[int]:
 
 
 def _is_lazy(op: str) -> bool:
-    """Whether an op makes a dataset, whose functions run later."""
+    """Whether an op creates a dataset, whose functions run later."""
     definition = op_def_registry.get(op)
     return definition is not None and [one.type for one in definition.output_arg] == [types_pb2.DT_VARIANT]

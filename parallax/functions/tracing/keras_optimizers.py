@@ -30,7 +30,7 @@ from parallax.base.types import (
 
 @contextmanager
 def merged_rows(optimizer: KerasOptimizer) -> Iterator[None]:
-    """Within it, `optimizer.apply` makes of sparse gradients what it makes of the dense ones.
+    """A context in which `optimizer.apply` gives sparse gradients the results of dense ones.
 
     Args:
         optimizer: a Keras optimizer, built.
@@ -56,11 +56,11 @@ def merged_rows(optimizer: KerasOptimizer) -> Iterator[None]:
 
 @contextmanager
 def taken_by_row() -> Iterator[None]:
-    """Within it Keras looks at a sparse gradient's own rows where it would otherwise go through a whole table.
+    """A context in which Keras reads a sparse gradient's own rows where it would otherwise read a whole table.
 
-    It divides by the rows of a whole tensor that the gradient has; Keras first looks for zeros among all, of which it
-    would make rows of NaN where the gradient has none. It asks of all rows whether they are finite; Keras asks of
-    equal rows the last one.
+    A division by a full tensor uses the rows that the gradient has; Keras first searches all rows for zeros, from which
+    it would make rows of NaN where the gradient has none. The check for finite values covers all rows; Keras checks the
+    last one of equal rows.
     """
     divide, isfinite = numpy.divide, numpy.isfinite
 
@@ -83,7 +83,7 @@ def taken_by_row() -> Iterator[None]:
 
 @contextmanager
 def rows_apart(optimizer: KerasOptimizer) -> Iterator[None]:
-    """Within it, `optimizer.apply` makes of sparse gradients what it makes of them in plain Keras.
+    """A context in which `optimizer.apply` gives sparse gradients the results of plain Keras.
 
     Args:
         optimizer: a Keras optimizer, built.
@@ -96,7 +96,7 @@ def rows_apart(optimizer: KerasOptimizer) -> Iterator[None]:
 
 @contextmanager
 def _replace_method(optimizer: KerasOptimizer, method: str, by: Callable[..., object]) -> Iterator[None]:
-    """Another method for one optimizer; set past Keras, which would track it."""
+    """Replaces a method of one optimizer, bypassing Keras's attribute tracking."""
     object.__setattr__(optimizer, method, by)
     try:
         yield
@@ -105,12 +105,12 @@ def _replace_method(optimizer: KerasOptimizer, method: str, by: Callable[..., ob
 
 
 def _as_they_are(gradients_and_variables: Nest) -> Nest:
-    """In place of a sum over replicas, of which there is one: its op holds all gradients, and is on one server."""
+    """Replaces the sum over replicas, of which there is one: its op would read all gradients, and is on one server."""
     return gradients_and_variables
 
 
 def _updating(optimizer: KerasOptimizer) -> list[KerasOptimizer]:
-    """The optimizers that update variables: those within this one, or this one."""
+    """The optimizers that update variables: the inner ones of this optimizer, or itself."""
     if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
         return _updating(optimizer.inner_optimizer)
     several = getattr(keras.optimizers, "MultiOptimizer", None)  # since Keras 3.15
@@ -130,7 +130,7 @@ def _knows(optimizer: KerasOptimizer, variable: KerasVariable) -> bool:
 def _merge(
     optimizer: KerasOptimizer, gradient: Gradient, variable: KerasVariable, rows: dict[Hashable, Tensor]
 ) -> Gradient:
-    """A dense gradient as it is; IndexedSlices as a dense one, or as the values of its rows, noted in `rows`."""
+    """A dense gradient unchanged; IndexedSlices as a dense one, or as the values of its rows, recorded in `rows`."""
     if not isinstance(gradient, tf.IndexedSlices):
         return gradient
     touched, places = tf.unique(gradient.indices)
@@ -139,16 +139,16 @@ def _merge(
     if _row_update(updating) is not None and not updating.gradient_accumulation_steps:
         held: Variable = variable._value if hasattr(variable, "_value") else variable  # of Keras, or a tf.Variable
         rows[held.ref()] = touched
-        return values  # scaling and clipping make of them what they make of the dense gradient
+        return values  # scaling and clipping have the same result as on the dense gradient
     return tf.math.unsorted_segment_sum(values, touched, variable.shape[0])
 
 
 def _by_row(
     optimizer: KerasOptimizer, rows: dict[Hashable, Tensor], rates: dict[Hashable, Tensor]
 ) -> Callable[[Tensor, Variable, LearningRate], None]:
-    """The optimizer's `update_step`, which takes values of rows where `rows` says of which.
+    """The optimizer's `update_step`, which reads values of rows for the variables in `rows`.
 
-    The learning rate is read once for all tables, and kept in `rates`.
+    The learning rate is read once for all tables, and cached in `rates`.
     """
     update_step, by_row = optimizer.update_step, _row_update(optimizer)
 
@@ -166,10 +166,10 @@ def _by_row(
 
 
 def _row_update(optimizer: KerasOptimizer) -> Callable[[KerasOptimizer, Tensor, Tensor, Variable, Tensor], None] | None:
-    """How an optimizer updates some rows, if rows without a gradient stay as they are; None for all others.
+    """The function by which an optimizer updates some rows and leaves rows without a gradient unchanged, if any.
 
-    An optimizer says by a method `update_rows` that it does (parallax/optimizers/of_keras.py). A class that was derived
-    from Keras's may do something else than that.
+    An optimizer declares this by a method `update_rows` (parallax/optimizers/of_keras.py). A subclass of Keras's
+    optimizers may behave otherwise, so it is excluded.
     """
     own: Callable[[KerasOptimizer, Tensor, Tensor, Variable, Tensor], None] | None = getattr(
         type(optimizer), "update_rows", None
@@ -186,7 +186,7 @@ def _sgd(optimizer: KerasOptimizer, values: Tensor, rows: Tensor, variable: Vari
 
 
 def _adagrad(optimizer: KerasOptimizer, values: Tensor, rows: Tensor, variable: Variable, rate: Tensor) -> None:
-    """As Adagrad's `update_step`, which takes the root of the whole accumulator."""
+    """Adagrad's `update_step` for rows; the original computes the root of the full accumulator."""
     values = tf.cast(values, variable.dtype)
     accumulator = optimizer._accumulators[optimizer._get_variable_index(variable)]._value
     accumulator.scatter_add(tf.IndexedSlices(tf.square(values), rows))

@@ -22,13 +22,13 @@ from parallax.functions.tracing.libraries import LibraryVariable
 
 @contextmanager
 def record_use(merges_rows: bool) -> Iterator[Callable[[], dict[int, LibraryVariable]]]:
-    """Within it, Keras's variables and optimizers that are used are noted.
+    """A context that records the Keras variables and optimizers that are used.
 
     Args:
-        merges_rows: whether equal rows of sparse gradients are added up before an optimizer sees them.
+        merges_rows: whether equal rows of sparse gradients are summed before an optimizer sees them.
 
     Returns:
-        In a context: a function that gives, by the id of a tf.Variable, what Keras knows about it.
+        In a context: a function that returns, by the id of a tf.Variable, Keras's information on it.
     """
     used: dict[int, KerasVariable] = {}
     made: list[KerasVariable] = []
@@ -38,11 +38,11 @@ def record_use(merges_rows: bool) -> Iterator[Callable[[], dict[int, LibraryVari
 
 @contextmanager
 def optimizers_seen(merges_rows: bool, made: list[KerasVariable] | None = None) -> Iterator[dict[int, KerasOptimizer]]:
-    """Within it, optimizers that are applied are noted by their ids, wherever the step has them from.
+    """A context that records applied optimizers by their ids, whatever their origin.
 
     Args:
-        merges_rows: whether equal rows of sparse gradients are added up before an optimizer sees them.
-        made: a list that gets the variables that are made.
+        merges_rows: whether equal rows of sparse gradients are summed before an optimizer sees them.
+        made: a list to which created variables are added.
     """
     optimizers: dict[int, KerasOptimizer] = {}
     with ExitStack() as stack:
@@ -55,9 +55,9 @@ def optimizers_seen(merges_rows: bool, made: list[KerasVariable] | None = None) 
 
 
 def slot_name(path: str, trained: list[KerasVariable]) -> str:
-    """The name of an optimizer's variable: that of a slot below its variable; others keep theirs.
+    """The name of an optimizer's variable: a slot's is below its variable; others are unchanged.
 
-    So TF1's optimizers name theirs: `emb/embeddings/adam/momentum`.
+    TF1's optimizers use the same scheme: `emb/embeddings/adam/momentum`.
     """
     optimizer, _, slot = path.partition("/")
     by_head = {_head(one): getattr(one, "path", one.name.split(":")[0]) for one in trained}
@@ -68,19 +68,19 @@ def slot_name(path: str, trained: list[KerasVariable]) -> str:
 
 
 def _head(variable: KerasVariable) -> str:
-    """What Keras's name of a variable's slot begins with; a tf.Variable has a name with a number, and no path."""
+    """The prefix of Keras's names of a variable's slots; a tf.Variable has a name with a number, and no path."""
     path = getattr(variable, "path", variable.name.replace(":", "_"))
     return f"{path.replace('/', '_')}_"
 
 
 @contextmanager
 def _variables_made_eagerly(made: list[KerasVariable]) -> Iterator[None]:
-    """Within it, variables that a trace makes get their values at once: TensorFlow traces a step that makes some twice.
+    """A context in which variables created by a trace get their values at once, as TensorFlow else traces twice.
 
     The values are those of the initializers, wherever they are called.
 
     Args:
-        made: a list that gets the variables.
+        made: a list to which the variables are added.
     """
     own = backend.Variable._initialize_with_initializer
 
@@ -118,7 +118,7 @@ def _reads_noted(used: dict[int, KerasVariable]) -> Iterator[None]:
 
 
 def _kinds_with_apply(kind: type[KerasOptimizer]) -> list[type]:
-    """The classes of optimizers that have an `apply` of their own."""
+    """The optimizer classes that define `apply`."""
     found = [kind] if "apply" in vars(kind) else []
     for derived in kind.__subclasses__():
         found += _kinds_with_apply(derived)

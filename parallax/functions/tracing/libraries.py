@@ -16,13 +16,13 @@ _MODULE_BY_PACKAGE = {"keras": "keras_steps"}
 
 @dataclass(frozen=True, slots=True)
 class LibraryVariable:
-    """What a library knows about a tf.Variable.
+    """A library's information on a tf.Variable.
 
     Attributes:
-        name: by which its users know it.
+        name: its name for users of the library.
         trainable: whether it is trained.
-        is_made: whether it was made while the step was traced, and not by an optimizer.
-        is_new: whether it was made while the step was traced.
+        is_made: whether it was created while the step was traced, and not by an optimizer.
+        is_new: whether it was created while the step was traced.
     """
 
     name: str
@@ -33,13 +33,13 @@ class LibraryVariable:
 
 @contextmanager
 def record_library_use(merges_rows: bool = False) -> Iterator[Callable[[], dict[int, LibraryVariable]]]:
-    """Within it, what a step uses of the libraries that the script has imported is noted and made fit for a graph.
+    """A context that records a step's use of the libraries that the script has imported, and adapts them to graphs.
 
     Args:
-        merges_rows: whether equal rows of sparse gradients are added up before an optimizer sees them.
+        merges_rows: whether equal rows of sparse gradients are summed before an optimizer sees them.
 
     Returns:
-        In a context: a function that gives, by the id of a tf.Variable, what a library knows about it.
+        In a context: a function that returns, by the id of a tf.Variable, a library's information on it.
     """
     with ExitStack() as stack:
         modules = [import_module(f"{__package__}.{name}") for key, name in _MODULE_BY_PACKAGE.items() if _is_used(key)]

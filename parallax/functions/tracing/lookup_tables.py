@@ -20,7 +20,7 @@ from parallax.base.types import Array, DType, Handle, Tensor
 from parallax.report.text import bytes_text
 
 _LARGEST_BYTES = 512 << 20
-"""Of one table's keys and values: TensorFlow sends no graph of 2 GB and more."""
+"""Limit for one table's keys and values: TensorFlow sends no graph of 2 GB or more."""
 _CHANGEABLE = (lookup_ops.MutableHashTable, lookup_ops.DenseHashTable)
 _LOOK_UP_BEFORE = "Or look up in the input pipeline (tf.data's map), which runs before the step."
 _MUTABLE = (
@@ -39,17 +39,17 @@ _TOO_LARGE = (
 
 
 def table_in_graph(step: str, handle: Handle) -> Tensor | None:
-    """The handle of a table in the default graph, with the contents of one that was made eagerly.
+    """The handle of a table in the default graph, with the contents of the eager table.
 
     Args:
-        step: the name of the step that takes the table.
+        step: the name of the step that reads the table.
         handle: of the eager table, or any other resource.
 
     Returns:
-        None where the resource is no lookup table.
+        None where the resource is not a lookup table.
 
     Raises:
-        GraphError: the table can be changed, is not filled, or is too large.
+        GraphError: the table is mutable, uninitialized, or too large.
     """
     table = _owner_of(handle)
     if isinstance(table, _CHANGEABLE):
@@ -74,7 +74,7 @@ def table_in_graph(step: str, handle: Handle) -> Tensor | None:
 
 
 def _owner_of(handle: Handle) -> object | None:
-    """What has a resource's handle: TensorFlow deletes a table together with the object that has made it."""
+    """The owner of a resource's handle: TensorFlow deletes a table together with the object that created it."""
     for one in gc.get_objects():
         if issubclass(type(one), CapturableResource) and one._resource_handle is handle:
             owner: object = one

@@ -32,12 +32,12 @@ def rules_of(results: Nest, returns: Nest) -> tuple[str, ...]:
 
     Args:
         results: the structure of tensors that the traced step returns.
-        returns: what the script says: one of RULES for all, or a structure of them like the results'; None where it
-            says nothing.
+        returns: the script's argument: one of RULES for all, or a structure of them like the results'; None for the
+            defaults.
 
     Raises:
-        ConfigError: `returns` has another structure, or another word.
-        GraphError: a result is no tensor, or is a mean of whole numbers.
+        ConfigError: `returns` has another structure, or an unknown rule.
+        GraphError: a result is not a tensor, or is a mean of integers.
     """
     flat = [one for one in tf.nest.flatten(results) if one is not None]
     for one in flat:
@@ -61,7 +61,7 @@ def rules_of(results: Nest, returns: Nest) -> tuple[str, ...]:
 
 
 def mark_means(results: Nest, returns: Nest) -> Nest:
-    """What a step that is being traced returns, with its means over the batch marked as reported; as in `rules_of`."""
+    """The results of a step in its trace, with means over the batch marked as reported; arguments as in `rules_of`."""
     flat = tf.nest.flatten(results)
     waiting = iter(_words(returns, sum(one is not None for one in flat)))
     words = [None if one is None else next(waiting, None) for one in flat]
@@ -82,12 +82,12 @@ def default_rule(tensor: Tensor) -> str:
 
 
 def mark_results(graph: Graph, fetches: Nest, rules: Sequence[str]) -> tuple[Nest, tuple[str, ...]]:
-    """Marks the results of a step; gives them and their rules. Sums are all-reduced in the step, and then the same.
+    """Marks the results of a step; returns them and their rules. Sums are all-reduced in the step, and then the same.
 
     Args:
-        graph: that has the step.
+        graph: the graph of the step.
         fetches: the step's results.
-        rules: of each, flat; empty for one that is left as it is.
+        rules: for each result, flat; empty for one that stays unchanged.
     """
     flat = tf.nest.flatten(fetches)
     waiting = iter(rules)

@@ -26,7 +26,7 @@ PYTHON_OPS = ("PyFuncStateless", "PyFunc")
 
 @dataclass(frozen=True, slots=True)
 class _NamedStep:
-    """A `GraphStep`, its tensors and ops by name."""
+    """A `GraphStep` with its tensors and ops by name."""
 
     feeds: tuple[str, ...]
     run: str
@@ -41,7 +41,7 @@ class ServedGraph:
 
     Attributes:
         meta_graph: its graph, a MetaGraphDef, serialized.
-        variables: name of a variable of the script -> that of its op in the graph.
+        variables: name of a variable of the script -> name of its op in the graph.
         steps: by their names.
         loop: names of the ops of `LoopVariables`; empty where there are none.
         functions: pickled, the Python functions that ops of the graph call, by their tokens; empty where none does.
@@ -76,7 +76,7 @@ class ServedGraph:
         return ServedGraph(meta_graph(graph.graph).SerializeToString(), variables, named, loop, functions)
 
     def is_like(self, other: ServedGraph) -> bool:
-        """Whether it has the same steps of the same graph, however TensorFlow's functions are called in it."""
+        """Whether it has the same steps of the same graph, whatever the names of TensorFlow's functions in it."""
         names = [(one.variables, one.steps, one.loop, one.functions) for one in (self, other)]
         return names[0] == names[1] and are_alike(self._graph_def(), other._graph_def())
 
@@ -84,10 +84,10 @@ class ServedGraph:
         return tf.compat.v1.MetaGraphDef.FromString(self.meta_graph).graph_def
 
     def import_graph(self) -> tuple[StepGraph, dict[str, GraphStep]]:
-        """Imports the graph, with its variables but none of the script's; gives it and its steps."""
+        """Imports the graph, with its own variables but without the script's; returns it and its steps."""
         found = tf.compat.v1.MetaGraphDef.FromString(self.meta_graph)
         with tf.Graph().as_default() as graph:
-            import_scoped_meta_graph(found)  # that of tf.compat.v1.train makes a Saver too
+            import_scoped_meta_graph(found)  # that of tf.compat.v1.train creates a Saver too
         if self.functions:
             _register_functions(graph, self.functions)
         variables = {one.handle.op.name: one for one in graph.get_collection(tf.compat.v1.GraphKeys.GLOBAL_VARIABLES)}
@@ -120,7 +120,7 @@ def _pickled_functions(graph: Graph) -> bytes:
 
 
 def _register_functions(graph: Graph, functions: bytes) -> None:
-    """Has TensorFlow call the functions for the graph's ops, as long as there is the graph."""
+    """Registers the functions with TensorFlow for the graph's ops, for the lifetime of the graph."""
     found = pickle.loads(functions)
     graph._parallax_functions = found
     for token, function in found.items():

@@ -35,12 +35,12 @@ _MOVE = "Move that part to the input pipeline (tf.data's map), which runs before
 
 @dataclass(frozen=True, slots=True)
 class StepVariable:
-    """A variable of the script, and what a graph calls it.
+    """A variable of the script, and its name in a graph.
 
     Attributes:
-        variable: the tf.Variable, made eagerly.
-        name: by which the graph's variable goes; must be unique.
-        trainable: whether gradients may be taken by it.
+        variable: the tf.Variable, created eagerly.
+        name: the name of the graph's variable; must be unique.
+        trainable: whether gradients with respect to it may be computed.
     """
 
     variable: Variable
@@ -50,18 +50,19 @@ class StepVariable:
 
 @dataclass(frozen=True, slots=True)
 class GraphStep:
-    """A traced function as a graph has it.
+    """A traced function in a graph.
 
     Attributes:
         name: scope of its call.
         feeds: placeholders of its arguments, flat, as `tf.nest` flattens them.
-        fetches: its results, in its own structure; None where it gives nothing.
-        run: runs all of it, its effects on variables too.
-        rows: what may be fed the number of this worker's examples, where that is not the length of what it is fed.
-        length: what may be fed the length of the global batch, which is summed over the workers else. Both are None
-            where all workers have batches of one length.
+        fetches: its results, in its own structure; None where it returns nothing.
+        run: runs all of it, including its effects on variables.
+        rows: the tensor that may be fed the number of this worker's examples, where that is not the length of the fed
+            batch.
+        length: the tensor that may be fed the length of the global batch, which is otherwise summed over the workers.
+            Both are None where all workers have batches of one length.
         is_counted: whether the graph's global step counts its runs.
-        whole: numbers of its arguments, flat, that have another length than the batch, and are given whole.
+        whole: indices of its flat arguments whose length differs from the batch's, and which are passed in full.
     """
 
     name: str
@@ -76,11 +77,12 @@ class GraphStep:
 
 @dataclass(frozen=True, slots=True)
 class LoopVariables:
-    """Variables of a graph that say how far the loop around its steps is, for checkpoints.
+    """Variables of a graph that record the progress of the loop around its steps, for checkpoints.
 
     Attributes:
-        step: int64, how many steps were run; the graph's global step.
-        epoch: int64 [3]: an epoch, the step at which it began, and how many batches it has (-1 where that is unknown).
+        step: int64, the number of steps run; the graph's global step.
+        epoch: int64 [3]: an epoch, the step at which it began, and the number of its batches (-1 where that is
+            unknown).
     """
 
     step: Variable
@@ -93,9 +95,9 @@ class StepGraph:
 
     Attributes:
         graph: the tf.Graph.
-        variables: that steps may take, in order.
-        made: name -> the graph's variable, of those that a step has taken.
-        loop: how far the loop is that runs a step; None where no step was added with it.
+        variables: the variables that steps may read, in order.
+        made: name -> the graph's variable, for those that a step has read.
+        loop: the progress of the loop that runs a step; None where no step was added with it.
     """
 
     variables: Sequence[StepVariable]
@@ -126,16 +128,16 @@ class StepGraph:
         Args:
             name: scope of its ops.
             concrete: a tf.types.experimental.ConcreteFunction.
-            is_uneven: whether workers may call it with batches of unequal length, none too; every argument with an open
-                first dimension is then taken for a batch.
-            examples: how many a worker's batch will have, where its dimension is open: of all arguments, or of each,
-                flat; for counting only, 0 if unknown.
-            full: how many most batches will have, all workers' together; other lengths are slower. 0 if unknown.
-            is_counted: whether the graph's global step counts its runs; of one step at most.
-            whole: numbers of arguments, flat, that are no batch whatever their first dimension is.
+            is_uneven: whether workers may call it with batches of unequal length, including empty ones; every argument
+                with an open first dimension then counts as a batch.
+            examples: the number of examples of a worker's batch, where its dimension is open: of all arguments, or of
+                each, flat; for counting only, 0 if unknown.
+            full: the usual length of the global batch; other lengths are slower. 0 if unknown.
+            is_counted: whether the graph's global step counts its runs; true of at most one step.
+            whole: indices of flat arguments that are not batches whatever their first dimension is.
 
         Raises:
-            GraphError: it takes something from around it that no graph can have.
+            GraphError: it captures an object that no graph can contain.
         """
         body = concrete.graph
         captured = [outer for outer, _ in body.captures]
@@ -157,7 +159,8 @@ class StepGraph:
                 self.loop.step.assign_add(1, read_value=False)
             results = concrete._call_flat([*feeds], taken)
             run = tf.group(*self.graph.get_operations()[first:], name="run")
-            # Each result by itself: the call's own name stands for all of them, those that are made of gradients too.
+            # Each result separately: the call's own name represents all of them, including those that depend on
+            # gradients.
             results = tf.nest.map_structure(lambda one: None if one is None else tf.identity(one), results)
         if whole:
             names = ", ".join(feeds[number].op.name for number in sorted(whole))
@@ -166,17 +169,17 @@ class StepGraph:
         return GraphStep(name, feeds, results, run, rows, length, is_counted, whole)
 
     def list_variables(self) -> tuple[StepVariable, ...]:
-        """The variables that steps have taken, in order."""
+        """The variables that steps have read, in order."""
         return tuple(one for one in self.variables if one.name in self.made)
 
     def reset(self, names: Iterable[str]) -> Operation:
-        """An op that sets variables to zero, of those of these names that steps have taken."""
+        """An op that resets those of the named variables that steps have read to zero."""
         with self.graph.as_default(), self.graph.name_scope("reset/"):
             made = [self.made[name] for name in names if name in self.made]
             return tf.group(*(variable.assign(tf.zeros_like(variable)).op for variable in made), name="run")
 
     def _take(self, step: str, outer: Tensor) -> Tensor:
-        """What the graph has in the place of something that a function takes from around it."""
+        """The graph's replacement for a tensor that a function captures."""
         known = self._by_handle.get(id(outer))
         if known is not None:
             return self._variable(known).handle
@@ -193,7 +196,7 @@ class StepGraph:
         return tf.constant(value)
 
     def _table(self, step: str, outer: Tensor) -> Tensor | None:
-        """The graph's lookup table in the place of an eager one; None in the place of any other resource."""
+        """The graph's lookup table in place of an eager one; None in place of any other resource."""
         if outer.dtype == tf.resource and id(outer) not in self._tables:
             with self.graph.as_default(), self.graph.name_scope(None):
                 table = table_in_graph(step, outer)
@@ -219,7 +222,7 @@ class StepGraph:
         return self.made[one.name]
 
     def _op_name(self, name: str) -> str:
-        """A name that TensorFlow takes for an op, of one that may have other letters in it."""
+        """An op name valid in TensorFlow, for a name that may have other characters."""
         made = re.sub(r"[^A-Za-z0-9_.\\/>-]", "_", name)
         made = made if re.match(r"[A-Za-z0-9.]", made) else f"v{made}"
         taken = {variable.handle.op.name for variable in self.made.values()} | {one.name for one in self.variables}
@@ -230,13 +233,13 @@ class StepGraph:
         return found
 
     def _initializer(self, one: StepVariable) -> Callable[..., Tensor]:
-        """What gives a variable its initial value: zero (an empty text, False), or its traced one."""
+        """A function that returns a variable's initial value: zero (an empty text, False), or its traced one."""
         initial = initial_of(one.variable)
         return tf.compat.v1.zeros_initializer() if initial is None else partial(_import, initial)
 
 
 def unique_name(name: str, taken: Collection[str]) -> str:
-    """The name, or the name with a number where it is taken."""
+    """The name, or the name with a number where it is in use."""
     found, number = name, 0
     while found in taken:
         number += 1
@@ -256,7 +259,7 @@ def _loop_variables() -> LoopVariables:
 def _mark(
     feeds: Sequence[Tensor], step: str, signature: Nest, full: int, whole: frozenset[int]
 ) -> tuple[Tensor, Tensor] | None:
-    """Marks the batches of a step; the tensors (this worker's examples, those of all) if there are any."""
+    """Marks the batches of a step; returns the tensors (this worker's examples, those of all) if there are any."""
     open_feeds = [n for n, one in enumerate(feeds) if one.shape.rank and one.shape[0] is None and n not in whole]
     batches = [feeds[number] for number in open_feeds]
     for batch in batches:
@@ -278,7 +281,7 @@ def _mark(
 
 
 def _own_length(feeds: Sequence[Tensor], signature: Nest, batches: Sequence[Tensor]) -> Tensor:
-    """The length of the batch that is fed, int64: of a ragged tensor's parts, only the ends of its rows tell it."""
+    """The length of the fed batch, int64: for a ragged tensor's parts, it follows from the row splits alone."""
     ends = []
     for spec, parts in _parts_of(feeds, signature):
         if isinstance(spec, tf.RaggedTensorSpec):
@@ -289,7 +292,7 @@ def _own_length(feeds: Sequence[Tensor], signature: Nest, batches: Sequence[Tens
 
 
 def _parts_of(feeds: Sequence[Tensor], signature: Nest) -> Iterator[tuple[TypeSpec, list[Tensor]]]:
-    """Each tensor that a step takes, and the feeds that it is made of: of a ragged one values, and ends of rows."""
+    """Each tensor argument of a step, and its feeds: for a ragged one values and row splits."""
     waiting = iter(feeds)
     for spec in [one for one in tf.nest.flatten(signature) if isinstance(one, tf.TypeSpec)]:
         yield spec, [next(waiting) for _ in tf.nest.flatten(spec, expand_composites=True)]

@@ -22,12 +22,12 @@ from parallax.functions.tracing.traced_values import handle_of
 
 @dataclass(frozen=True, slots=True)
 class Tracing:
-    """How a step is traced; see `tf.function`.
+    """The options of a trace; see `tf.function`.
 
     Attributes:
         input_signature: specs of the arguments; None for those of the first call, with an open batch.
-        autograph: whether Python's control flow on tensors becomes TensorFlow's.
-        autograph_options: for that.
+        autograph: whether Python control flow on tensors is converted to TensorFlow's.
+        autograph_options: options of that conversion.
     """
 
     input_signature: Sequence[TypeSpec] | None = None
@@ -37,7 +37,7 @@ class Tracing:
 
 AS_TENSORFLOW = Tracing()
 _OF_NONE = ("None values not supported", "NoneType", "a value (None)")
-"""How TensorFlow and Python name a None where a number should be."""
+"""Texts by which TensorFlow and Python report a None in place of a number."""
 _OPEN_LENGTH = (
     "parallax: A step is traced for batches of any length, so x.shape[0] is None. Where the step needs the length, "
     "use tf.shape(x)[0] or keras.ops.shape(x)[0]."
@@ -50,11 +50,12 @@ _MADE_ANEW = (
 
 @dataclass(frozen=True, slots=True)
 class StepTrace:
-    """A step as TensorFlow traced it.
+    """A step as traced by TensorFlow.
 
     Attributes:
-        concrete: takes the tensors of the arguments, flat; gives (results, values of the variables of metrics).
-        variables: that it takes, each with a name of its own.
+        concrete: has the flat tensors of the arguments as inputs; returns (results, values of the variables of
+            metrics).
+        variables: the variables that it reads, each with a unique name.
         metrics: the tf.Variables whose values add up over replicas (`aggregation` SUM), as those of metrics, in order.
     """
 
@@ -75,13 +76,13 @@ def traced_step(
     Args:
         step: a Python function.
         arguments: of its first call.
-        merges_rows: whether equal rows of sparse gradients are added up before an optimizer sees them.
-        returns: what the script says of its results (results.py).
-        tracing: how TensorFlow traces it.
+        merges_rows: whether equal rows of sparse gradients are summed before an optimizer sees them.
+        returns: the script's rules for its results (results.py).
+        tracing: the options of the trace.
 
     Raises:
-        GraphError: it writes a metric's variable otherwise than by adding to it, or returns what is computed of one; or
-            makes variables anew each time.
+        GraphError: it writes a metric's variable other than by adding to it, returns a value computed from one, or
+            creates variables in every call.
     """
     parts: list[Variable] = []
     as_it_is = tf.autograph.experimental.do_not_convert(_read_parts)
@@ -101,7 +102,7 @@ def traced_step(
     with record_library_use(merges_rows) as seen, handles_noted() as by_handle:
         concrete = trace()
         taken, known = captured_variables(concrete, by_handle), seen()
-        if any(one.is_new for one in known.values()):  # again, as TensorFlow does: the step may ask what is built
+        if any(one.is_new for one in known.values()):  # again, as TensorFlow does: the step may depend on what is built
             made = [one for one in taken if id(one) in known and known[id(one)].is_made]
             concrete = trace()
             taken, known = captured_variables(concrete, by_handle), seen()
@@ -112,10 +113,10 @@ def traced_step(
 
 
 def _read_parts(parts: list[Variable], by_handle: Mapping[int, Variable]) -> list[Tensor]:
-    """The values of variables that add up over replicas, of those that the function being traced has captured.
+    """The values of variables that add up over replicas, for those captured by the function being traced.
 
     Args:
-        parts: filled with these variables.
+        parts: a list to which these variables are added.
         by_handle: as for `captured_variables`.
     """
     captures = tf.compat.v1.get_default_graph().captures
@@ -126,7 +127,7 @@ def _read_parts(parts: list[Variable], by_handle: Mapping[int, Variable]) -> lis
 
 @contextmanager
 def explain_open_lengths() -> Iterator[None]:
-    """Within it a step is traced; an error that may come from a batch's open length says so."""
+    """A context for the trace of a step; errors that a batch's open length may have caused get a note that says so."""
     try:
         yield
     except (TypeError, ValueError) as error:
@@ -136,14 +137,14 @@ def explain_open_lengths() -> Iterator[None]:
 
 
 def check_made_once(first: Sequence[Variable], second: Sequence[Variable]) -> None:
-    """Refuses a step that takes other variables each time it is traced, as TensorFlow does.
+    """Refuses a step that reads other variables each time it is traced, as TensorFlow does.
 
     Args:
-        first: tf.Variables that it takes.
+        first: the tf.Variables that it reads.
         second: those of another trace.
 
     Raises:
-        GraphError: which are new.
+        GraphError: names the new variables.
     """
     kept = set(map(id, second))
     names = [getattr(one, "path", one.name.split(":")[0]) for one in first if id(one) not in kept]
@@ -153,9 +154,9 @@ def check_made_once(first: Sequence[Variable], second: Sequence[Variable]) -> No
 
 @contextmanager
 def handles_noted() -> Iterator[dict[int, Variable]]:
-    """Within it, variables are noted by the id of their handle when somebody asks for it.
+    """A context that records variables by the id of their handle when it is accessed.
 
-    TensorFlow's trace lists those that are read, and not those that an op of an optimizer updates in place.
+    TensorFlow's trace lists variables that are read, but not those that an op of an optimizer updates in place.
     """
     found: dict[int, Variable] = {}
     own = BaseResourceVariable.handle
@@ -173,9 +174,9 @@ def handles_noted() -> Iterator[dict[int, Variable]]:
 
 
 def captured_variables(concrete: ConcreteFunction, by_handle: Mapping[int, Variable]) -> list[Variable]:
-    """The variables that a traced function captures, in the order in which it first does.
+    """The variables that a traced function captures, in the order of first capture.
 
-    TensorFlow's own list of them is a set, whose order is another one in each process.
+    TensorFlow's own list of them is a set, whose order differs in each process.
 
     Args:
         concrete: the traced function.

@@ -39,11 +39,11 @@ _EVALUATE_IN_FIT = "Leave out what reads all of it (give `fit` validation_data t
 
 @dataclass(frozen=True, slots=True)
 class InFile:
-    """Where a value is: in a checkpoint of TensorFlow's format.
+    """The place of a value in a checkpoint of TensorFlow's format.
 
     Attributes:
         prefix: the checkpoint's name.
-        key: the value's name in it.
+        key: the value's key in it.
     """
 
     prefix: str
@@ -68,11 +68,11 @@ class TracedVariable(UninitializedVariable):  # type: ignore[misc]
 
     @property
     def device(self) -> str:
-        """Where it is, or will be."""
+        """The device where it is, or will be."""
         return str(vars(self)["_handle"].device)
 
     def assign(self, *args: Argument, **kwargs: Argument) -> object:
-        """As that of any variable; the value before is not made for it."""
+        """Assigns as for any variable; the old value is not computed for it."""
         if self._parallax_source is None or not tf.executing_eagerly():
             return super().assign(*args, **kwargs)
         source, self._parallax_source = self._parallax_source, None
@@ -84,10 +84,10 @@ class TracedVariable(UninitializedVariable):  # type: ignore[misc]
 
 
 class _Whole:
-    """What this process has made whole.
+    """The variables that this process has materialized.
 
     Attributes:
-        limit: gives how many bytes of variables it may make whole; by default without end.
+        limit: returns the bytes of variables that it may materialize; unlimited by default.
     """
 
     def __init__(self) -> None:
@@ -95,7 +95,7 @@ class _Whole:
         self._bytes: dict[int, int] = {}
 
     def add(self, variable: Variable, where: str, remedy: str) -> None:
-        """Takes a variable in, or says that it would be too much."""
+        """Adds a variable, or raises an error if it exceeds the limit."""
         if id(variable) in self._bytes:
             return
         own, limit = bytes_of(variable), self.limit()
@@ -111,7 +111,7 @@ _whole = _Whole()
 
 
 def limit_whole(limit: Callable[[], float]) -> None:
-    """Says how many bytes of traced variables this process may make whole, asked at each reading."""
+    """Sets the limit, in bytes, of traced variables that this process may materialize; it is evaluated at each read."""
     _whole.limit = limit
 
 
@@ -119,7 +119,7 @@ def traced_variable(initial: ConcreteFunction, **kwargs: Argument) -> Variable:
     """A variable without memory.
 
     Args:
-        initial: a tf.types.experimental.ConcreteFunction without arguments that gives the initial value.
+        initial: a tf.types.experimental.ConcreteFunction without arguments that returns the initial value.
         kwargs: those of tf.Variable.
     """
     kwargs.update(shape=initial.outputs[0].shape, dtype=initial.outputs[0].dtype)
@@ -135,7 +135,7 @@ def bytes_of(variable: Variable) -> int:
 
 
 def handle_of(variable: Variable) -> Handle:
-    """The handle of a variable, which is not made for it."""
+    """The handle of a variable, which is not materialized for it."""
     own = vars(variable)
     return own["_handle"] if "_handle" in own else variable.handle
 
@@ -146,20 +146,20 @@ def initial_of(variable: Variable) -> ConcreteFunction | None:
 
 
 def source_of(variable: Variable) -> ConcreteFunction | InFile | None:
-    """Where the value of a variable without memory is: a ConcreteFunction or an InFile; None where it is here."""
+    """The source of a value that is not in memory: a ConcreteFunction or an InFile; None where it is in memory."""
     return getattr(variable, "_parallax_source", None)
 
 
 def leave_in(variable: Variable, place: InFile) -> None:
-    """Says that a traced variable's value is in files from now on."""
+    """Records that a traced variable's value is in files from now on."""
     variable._parallax_source = place
 
 
 def make(variable: Variable) -> None:
-    """Gives a traced variable its value, where it has none here; in eager execution.
+    """Computes a traced variable's value, if it has none in this process; in eager execution.
 
     Raises:
-        SessionError: more would be whole in this process than may be.
+        SessionError: the limit of this process would be exceeded.
         CheckpointError: the value is in files that cannot be read here.
     """
     source = source_of(variable)
@@ -175,17 +175,17 @@ def make(variable: Variable) -> None:
 
 
 def check_whole(variable: Variable) -> None:
-    """Refuses that a traced variable is brought whole from a session, where that would be too much.
+    """Refuses to fetch a traced variable in full from a session, if the limit would be exceeded.
 
     Raises:
-        SessionError: more would be whole in this process than may be.
+        SessionError: the limit of this process would be exceeded.
     """
     if initial_of(variable) is not None:
         _whole.add(variable, _TRAINED, _EVALUATE_IN_FIT)
 
 
 def take_values(variables: Mapping[str, Variable], values: Mapping[str, PortableValue]) -> None:
-    """Gives variables values by name; those in files are left there."""
+    """Assigns values to variables by name; values in files remain there."""
     for name, value in values.items():
         if name not in variables:
             continue
@@ -200,14 +200,14 @@ def rows(variable: Any, first: int, count: int) -> Value:
 
     Args:
         variable: of Keras, or a tf.Variable.
-        first: row from which on.
-        count: how many.
+        first: the first row.
+        count: the number of rows.
 
     Returns:
         An array `[count, ...]`.
 
     Raises:
-        SessionError: the value must be made whole for its rows, and that is too much.
+        SessionError: the full value would be needed for its rows, and exceeds the limit.
         CheckpointError: the value is in files that cannot be read here.
     """
     own = getattr(variable, "_value", variable)
@@ -223,7 +223,7 @@ def rows(variable: Any, first: int, count: int) -> Value:
 
 
 def _made_rows(initial: ConcreteFunction, first: int, count: int) -> Value | None:
-    """Rows of an initial value; None where they cannot be made without the others."""
+    """Rows of an initial value; None where they cannot be computed without the others."""
     [value] = initial.outputs
     graph_def = initial.graph.as_graph_def(add_shapes=True)
     made = range_of_rows(graph_def, value.name, int(value.shape[0]), first, count)
@@ -234,14 +234,14 @@ def _made_rows(initial: ConcreteFunction, first: int, count: int) -> Value | Non
 
 
 def _read(place: InFile, first: int, count: int) -> Array:
-    """Rows of what is in a file."""
+    """Rows of a value in a file."""
     bundle = Bundle(place.prefix)
     shape = bundle.tensors[place.key].shape
     return bundle.read(place.key, (first, *(0 for _ in shape[1:])), (count, *shape[1:]))
 
 
 def _watch(variable: Variable) -> None:
-    """Has ops and functions that run eagerly find the variable's value; they read it past its methods."""
+    """Makes eager ops and functions, which bypass a variable's methods, find its value."""
     handle, found = vars(variable)["_handle"], weakref.ref(variable)
 
     def before(_: bool) -> None:
