@@ -16,11 +16,11 @@ from parallax.plans.rewrites import Rewrites
 from parallax.transform.building.editor import Editor
 
 _Broken = tuple[str, str]
-"""An op of the user's graph, and what must hold of it and does not."""
+"""An op of the user's graph, and the invariant that it violates."""
 
 
 def check_pass(editor: Editor, rewrites: Rewrites, done: str) -> None:
-    """Checks what must hold now.
+    """Checks the invariants after a pass.
 
     Args:
         editor: the graph under change.
@@ -28,7 +28,7 @@ def check_pass(editor: Editor, rewrites: Rewrites, done: str) -> None:
         done: the name of the pass that has just run.
 
     Raises:
-        TransformError: something does not hold.
+        TransformError: an invariant is violated.
     """
     for node, rule in (*_unsound(editor), *_LEFT.get(done, _nothing)(editor, rewrites)):
         raise TransformError(f"After pass {done}, {node!r} must {rule}. This is a fault of Parallax: please report it.")
@@ -54,7 +54,7 @@ def _unsound(editor: Editor) -> Iterator[_Broken]:
 
 
 def _check_led(editor: Editor, edges: Iterable[Edge], what: str) -> Iterator[_Broken]:
-    """The edges that do not yet take something else."""
+    """The edges that have not yet been redirected."""
     for edge in edges:
         if edge not in editor.redirected:
             yield edge.node, f"take {what} as its input {edge.slot}"
@@ -152,4 +152,4 @@ _LEFT: dict[str, Callable[[Editor, Rewrites], Iterator[_Broken]]] = {
     "gather_rows": _check_gathered,
     "run_on_servers": _on_servers,
 }
-"""Pass -> what the pass was to do and has not."""
+"""Pass -> a function that lists the work that the pass has left undone."""

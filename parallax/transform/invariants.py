@@ -22,7 +22,7 @@ from parallax.transform.building.editor import Worker
 
 
 def check(graph_def: GraphDef, rewrites: Rewrites, worker: Worker) -> None:
-    """Raises TransformError, naming the op, when a promise of a pass does not hold."""
+    """Raises TransformError, naming the op, when an invariant of a pass is violated."""
     nodes = {node.name: node for node in graph_def.node}
     _check_passes(nodes, rewrites, worker)
     check_exchanges(nodes, rewrites)
@@ -57,7 +57,7 @@ def _check_passes(nodes: Mapping[str, NodeDef], rewrites: Rewrites, worker: Work
 
 
 def check_servers(nodes: Mapping[str, NodeDef], rewrites: Rewrites) -> None:
-    """Raises TransformError when an op of the worker's own still writes what servers hold."""
+    """Raises TransformError when an op on the worker itself still writes variables that servers store."""
     for one in rewrites.owned:
         if one.writes and nodes[one.node].op not in ("NoOp", "Identity"):
             raise TransformError(
@@ -67,7 +67,7 @@ def check_servers(nodes: Mapping[str, NodeDef], rewrites: Rewrites) -> None:
 
 
 def _led_edges(rewrites: Rewrites) -> list[tuple[str, Edge, str]]:
-    """(raw tensor, edge, what the edge must take instead) for all edges that passes lead elsewhere."""
+    """(raw tensor, edge, required input) for all edges that passes redirect."""
     led = [(s.tensor, e, "scaled gradient rows") for s in rewrites.scales for e in s.edges]
     led += [(r.tensor, e, "the all-reduced value") for r in rewrites.all_reduces for e in r.edges]
     led += [(b.tensor, e, "worker 0's value") for b in rewrites.broadcasts for e in b.edges]
@@ -84,7 +84,7 @@ def _input(node: NodeDef, slot: int) -> str:
 
 
 def check_exchanges(nodes: Mapping[str, NodeDef], rewrites: Rewrites) -> None:
-    """Raises TransformError when an update still takes joined rows that were to be pushed or collected."""
+    """Raises TransformError when an update still reads raw gradient rows instead of pushed or collected ones."""
     exchanged = [(*p.values, *p.indices) for p in rewrites.pushes if not rewrites.table(p.table).servers]
     exchanged += [(*c.values, *c.indices) for c in rewrites.collects]
     for edges in exchanged:

@@ -61,49 +61,49 @@ PASSES: tuple[Callable[[Editor, Rewrites], None], ...] = (
     reduce_gradients,
     fill_rows_alike,
     scatter_gradients,
-    slice_rows,  # after the broadcasts: a whole value that is fed is worker 0's, then cut
+    slice_rows,  # after the broadcasts: a full value that is fed is worker 0's, then sliced
     exchange_rows,
     collect_rows,
     gather_rows,
     run_on_servers,
 )
-"""In this order; what must hold after each is in between_passes.py."""
+"""In this order; between_passes.py has the invariants after each."""
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerGraph:
-    """What one worker runs.
+    """The graph of one worker.
 
     Attributes:
-        graph_def: the changed graph; all of the user's names are in it.
-        whole: tensor of local rows -> the tensor that has all rows, for fetches.
-        held_by_row: tensors that hold local rows only.
-        cuts: what is fed with nothing when a fetch does not need it.
-        joined: all-reduces that travel together; parts that a run does not need are fed with nothing, too.
-        counters: what counts the exchanges.
-        roundings: what measures rounding on the wire.
-        counter_initializers: ops that set all of these to zero, and forget touched rows.
-        tables: variable ops whose values differ between workers because each holds its rows.
-        spread: variable op -> which worker holds which of its rows, of those of `tables` that workers hold.
-        on_servers: variable ops of which this worker has nothing.
+        graph_def: the changed graph; it contains all of the user's names.
+        whole: tensor of local rows -> the tensor of all rows, for fetches.
+        held_by_row: tensors that contain local rows only.
+        cuts: tensors that are fed empty values when a fetch does not need them.
+        joined: fused all-reduces; parts that a run does not need are fed empty values, too.
+        counters: counters of the exchanges.
+        roundings: measurements of rounding on the wire.
+        counter_initializers: ops that reset all of these to zero, and the record of touched rows.
+        tables: variable ops whose values differ between workers because each stores its rows.
+        spread: variable op -> the map from rows to workers, for those of `tables` that workers own.
+        on_servers: variable ops of which this worker stores nothing.
         partitions: variable op -> the variable ops of its partitions on servers.
-        local_variables: variable ops that each worker keeps for itself.
-        synchronous: whether every step takes the gradients of all workers.
-        overlaps: whether it has gates at which runs that overlap take turns.
-        cut_whole: values that this worker makes whole although rows of them are wanted only.
-        accumulate_steps: of how many batches gradients are kept before they travel.
-        keepings: how; empty where every batch makes an update.
+        local_variables: per-worker variable ops.
+        synchronous: whether every step uses the gradients of all workers.
+        overlaps: whether it has gates at which overlapping runs are serialized.
+        cut_whole: values that this worker computes in full although only rows of them are needed.
+        accumulate_steps: the number of batches whose gradients are accumulated before they are sent.
+        keepings: the accumulated gradients; empty where every batch makes an update.
         batch_writes: nodes of the user's graph that write with every batch, though all workers share the variable.
         update_writes: nodes of the user's graph that write with the update only, though each worker has its own part.
-        micro_share: the tensor that is fed a micro-batch's share of its step's examples; empty where no step is cut.
+        micro_share: the tensor that is fed a micro-batch's share of its step's examples; empty where no step is split.
         lazily_updated: the variable ops of each table, or partition, whose rows are brought up to date when they are
             read; the table's own first.
-        touched: which rows updates have touched, where that is remembered.
-        streams: the random numbers that are drawn while it trains, where checkpoints hold how far they are.
-        inputs: the iterators of datasets, where checkpoints hold how far they are.
-        full: where batches are fed that are as long as most.
-        stages: what it is a stage of; None where it is all of a model.
-        elsewhere: variable ops that other stages hold, and this worker does not.
+        touched: the record of rows that updates have touched, if there is one.
+        streams: the random streams that are drawn while it trains, where checkpoints include their positions.
+        inputs: the dataset iterators, where checkpoints include their positions.
+        full: the feeds of batches of the usual length.
+        stages: its stage; None where it is the whole model.
+        elsewhere: variable ops that other stages store, and this worker does not.
         refused: node of the user's graph that cannot be run -> why.
     """
 
@@ -139,7 +139,7 @@ class WorkerGraph:
 
 
 def _keep_fetchable(editor: Editor) -> None:
-    """What an inlined call gave is fetched where it comes from, if a part of it is on servers."""
+    """Makes fetches of an inlined call's results read their source, if a part of it is on servers."""
     for node in editor.no_ops:
         if editor.view.op(node) == "IdentityN":
             for number, tensor in enumerate(editor.view.inputs(node)):
@@ -150,17 +150,17 @@ def _keep_fetchable(editor: Editor) -> None:
 def transform(
     view: GraphView, rewrites: Rewrites, worker: Worker, remembers_rows: bool = False, overlaps: bool = False
 ) -> WorkerGraph:
-    """Makes the graph of one worker. Pure: the view is not changed, and no cluster or Horovod job is needed.
+    """Builds the graph of one worker. Pure: the view is not modified, and no cluster or Horovod job is needed.
 
     Args:
         view: the captured graph.
-        rewrites: what is to be changed.
-        worker: whose graph it is.
-        remembers_rows: whether it shall be remembered which rows updates touch.
-        overlaps: whether runs shall be able to overlap, where workers train together and without servers.
+        rewrites: the rewrites.
+        worker: the worker whose graph it is.
+        remembers_rows: whether touched rows are recorded.
+        overlaps: whether runs can overlap, where workers train together and without servers.
 
     Raises:
-        TransformError: when the graph cannot be edited, or a promise does not hold afterwards.
+        TransformError: when the graph cannot be edited, or an invariant is violated afterwards.
     """
     editor = open_editor(view, worker, rewrites.terms)
     with editor.scratch.as_default(), tf.name_scope(f"{SCOPE}/"):

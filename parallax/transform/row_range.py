@@ -19,9 +19,9 @@ from parallax.transform.passes.initial_rows import OwnRows
 
 @dataclass(frozen=True)
 class _RowsInARange(Ownership):
-    """Holder 0 has rows first, ..., first + length - 1 of `total`.
+    """An ownership in which owner 0 has rows first, ..., first + length - 1 of `total`.
 
-    It is one turn, without the pattern of so many slots.
+    It is one round, without materializing a pattern of that many slots.
     """
 
     total: int = 1
@@ -40,14 +40,14 @@ class _RowsInARange(Ownership):
 
 
 def range_of_rows(graph_def: GraphDef, tensor: str, rows: int, first: int, count: int) -> tuple[GraphDef, str] | None:
-    """A graph that makes a range of rows of a value, bit for bit those of the whole.
+    """A graph that computes a range of rows of a value, bit for bit those of the full value.
 
     Args:
-        graph_def: a GraphDef with shapes that makes the value.
+        graph_def: a GraphDef with shapes that computes the value.
         tensor: name of the value.
-        rows: that it has.
-        first: row from which on.
-        count: how many.
+        rows: the number of its rows.
+        first: the first row.
+        count: the number of rows.
 
     Returns:
         The graph, and the name of the tensor `[count, ...]`; None where some op has no rule by row.

@@ -32,26 +32,26 @@ from parallax.transform.pipeline import WorkerGraph
 VARIABLES = frozenset({"VarHandleOp", "VariableV2", "Variable"})
 _PREFIX = re.compile(rf"{SCOPE}/plan_\d+/")
 _OF_ONE_RUN = ("TensorArray", "Stack", "TemporaryVariable")
-"""Beginnings of the types of ops whose state does not outlive a run."""
+"""Prefixes of the types of ops whose state does not outlive a run."""
 _WITHOUT_HANDLE = ("Stage", "Unstage", "MapStage", "MapUnstage", "OrderedMapStage", "OrderedMapUnstage", "Barrier")
 _RESOURCE = 20  # TensorFlow's number of the type of handles
-_NAMED = 5  # ops that a message lists
+_NAMED = 5  # the number of ops that a message lists
 
 
 @dataclass(frozen=True, slots=True)
 class SwappedGraph:
-    """Another plan's graph in a session that runs.
+    """Another plan's graph in a running session.
 
-    A random op whose shape comes from rows that a pull gives begins anew, from another seed, so as not to repeat its
-    numbers; one with a constant shape, or with its position in a variable (passes/streams.py), goes on. What keeps
-    state from run to run in another way and takes what changes (`Stage`) is refused by name.
+    A random op whose shape depends on pulled rows restarts with another seed, so as not to repeat its numbers; one with
+    a constant shape, or with its position in a variable (passes/streams.py), continues. An op that keeps state between
+    runs in another way and reads a changed node (`Stage`) is refused by name.
 
     Attributes:
-        worker_graph: of the new plan. Tensors and ops to be run have the names that they have in the session; what is
-            looked up by the user's names keeps these.
-        names: node as the transform calls it -> node in the session, of those that have another name there.
-        added: GraphDef of the nodes that are not in the session yet.
-        redrawn: random ops that begin anew, as what they take is no longer the same.
+        worker_graph: of the new plan. Tensors and ops to be run have their names in the session; lookups by the user's
+            names keep these.
+        names: node as named by the transform -> node in the session, for those whose names differ.
+        added: GraphDef of the nodes that are not yet in the session.
+        redrawn: random ops that restart, as their inputs have changed.
     """
 
     worker_graph: WorkerGraph
@@ -74,7 +74,7 @@ def renamed_tensor(tensor: str, names: Mapping[str, str]) -> str:
 
 
 def held_elsewhere(running: WorkerGraph, new: WorkerGraph) -> frozenset[str]:
-    """The variable ops of which a worker has other rows by the new plan, on whichever worker."""
+    """The variable ops of which any worker has other rows in the new plan."""
     return frozenset(
         op
         for op in running.spread.keys() | new.spread.keys() | running.on_servers | new.on_servers
@@ -83,13 +83,13 @@ def held_elsewhere(running: WorkerGraph, new: WorkerGraph) -> frozenset[str]:
 
 
 def beside(running: WorkerGraph, names: Mapping[str, str], new: WorkerGraph, number: int) -> SwappedGraph:
-    """Puts a new plan's graph beside the one that runs.
+    """Adds a new plan's graph to the running one.
 
     Args:
-        running: the graph of the plan in force, as the transform made it.
-        names: node of it -> node in the session, of those that have another name there.
+        running: the graph of the current plan, as the transform made it.
+        names: node of it -> node in the session, for those whose names differ.
         new: the graph of the new plan.
-        number: which plan of this session it is; every number is used once.
+        number: the plan's number in this session; every number is used once.
 
     Raises:
         TransformError: when state of an op would be lost; the message names it.
@@ -125,7 +125,7 @@ def beside(running: WorkerGraph, names: Mapping[str, str], new: WorkerGraph, num
 
 
 def _find_changed(running: WorkerGraph, new: WorkerGraph) -> set[str]:
-    """The nodes of the new graph that cannot be those that run."""
+    """The nodes of the new graph that cannot be shared with the running one."""
     before = {node.name: node for node in running.graph_def.node}
     elsewhere = held_elsewhere(running, new)
     kept = _kept_partitions(running, new, before)
@@ -153,7 +153,7 @@ def _find_changed(running: WorkerGraph, new: WorkerGraph) -> set[str]:
             if name not in changed:
                 changed.add(name)
                 waiting += takers.get(name, ())
-        # What gives no tensor cannot be named from outside when nodes are added: who waits for it has one of its own.
+        # A node without outputs cannot be referenced from outside when nodes are added: its dependents get a copy.
         waiting = [
             _node(name)
             for node in changed
@@ -164,7 +164,7 @@ def _find_changed(running: WorkerGraph, new: WorkerGraph) -> set[str]:
 
 
 def _kept_partitions(running: WorkerGraph, new: WorkerGraph, before: Mapping[str, NodeDef]) -> frozenset[str]:
-    """The partitions of those variables of which servers hold the same rows by both plans."""
+    """The partitions of variables of which servers store the same rows in both plans."""
     after = {node.name: node for node in new.graph_def.node}
     return frozenset(
         part
@@ -175,7 +175,7 @@ def _kept_partitions(running: WorkerGraph, new: WorkerGraph, before: Mapping[str
 
 
 def _check_state(new: WorkerGraph, changed: set[str]) -> None:
-    """Refuses to build anew what holds something from run to run, other than variables."""
+    """Refuses to rebuild an op that keeps state between runs, except variables."""
     lost = [
         node.name
         for node in new.graph_def.node
@@ -190,7 +190,7 @@ def _check_state(new: WorkerGraph, changed: set[str]) -> None:
 
 
 def _keeps_state(node: NodeDef) -> bool:
-    """Whether an op has state of its own, which its node's name leads to."""
+    """Whether an op has state that is bound to its node's name."""
     if node.op in VARIABLES or node.op.startswith(_OF_ONE_RUN):
         return False
     definition = _definition(node)
@@ -207,13 +207,13 @@ def _definition(node: NodeDef) -> OpDef | None:
 
 
 def _gives(node: NodeDef) -> bool:
-    """Whether a node has an output; one that is a function's call counts as having one."""
+    """Whether a node has an output; a call of a function counts as having one."""
     definition = _definition(node)
     return definition is None or bool(definition.output_arg)
 
 
 def _rename(node: NodeDef, names: Mapping[str, str]) -> None:
-    """A node's own name, those of its inputs, and of what it is to be beside, as in the session."""
+    """Renames a node, its inputs and its colocation to the names in the session."""
     node.name = names.get(node.name, node.name)
     for place, name in enumerate(node.input):
         mark = "^" if name.startswith("^") else ""
@@ -227,7 +227,7 @@ def _rename(node: NodeDef, names: Mapping[str, str]) -> None:
 
 
 def _give_own_state(node: NodeDef, name: str, prefix: str) -> None:
-    """A variable, and what the transform made, is not what another plan has under the same name."""
+    """Gives a variable, or a node that the transform made, separate state from another plan's node of that name."""
     if "shared_name" not in node.attr:
         return
     if node.op in VARIABLES:
@@ -237,7 +237,7 @@ def _give_own_state(node: NodeDef, name: str, prefix: str) -> None:
 
 
 def _forget_places_outside(added: GraphDef, node: NodeDef, prefix: str) -> None:
-    """A node as it is added, which can be told to be beside others that are added only."""
+    """Restricts the colocation of an added node to other added nodes."""
     added.CopyFrom(node)
     if "_class" in added.attr:
         inside = [p for p in added.attr["_class"].list.s if p.startswith(f"loc:@{prefix}".encode())]
@@ -277,7 +277,7 @@ def _in_session(new: WorkerGraph, graph_def: GraphDef, names: Mapping[str, str])
 
 
 def outside(added: GraphDef) -> Sequence[str]:
-    """The tensors, and with a `^` the nodes, that added nodes take from those that are in the session; sorted."""
+    """The tensors of the running graph that added nodes read, and with a `^` its nodes that they wait for; sorted."""
     inside = {node.name for node in added.node}
     return sorted({name for node in added.node for name in node.input if _node(name) not in inside})
 

@@ -24,7 +24,7 @@ WORKERS, HOST = "workers", "host"
 
 
 def library() -> Path:
-    """Where the set-up has put the library: in the environment that this interpreter belongs to."""
+    """The path where the setup installs the library: in the environment of this interpreter."""
     return Path(sys.executable).parent.parent / "lib" / "libparallax_exchange.so"
 
 
@@ -47,12 +47,12 @@ def native_ops() -> OpLibrary:
 
 @dataclass(frozen=True, slots=True)
 class Hop:
-    """Keys merged, in the order of where they go.
+    """Deduplicated keys, ordered by destination.
 
     Attributes:
         keys: `[m]`, distinct, by destination.
-        splits: `[D]` int32, how many go to each destination.
-        positions: `[n]` int32, where in `keys` each of the keys is that came in.
+        splits: `[D]` int32, the number of keys for each destination.
+        positions: `[n]` int32, the position in `keys` of each input key.
         local: `[m]`, on a hop to owners each key's local row number there (parallax/graph/ownership.py); else `[0]`.
     """
 
@@ -64,14 +64,14 @@ class Hop:
 
 @dataclass(frozen=True, slots=True)
 class LookupIds:
-    """Ids of one lookup `[n]`, which ask for rows of a table.
+    """Ids of one lookup `[n]`, which request rows of a table.
 
     Attributes:
         ids: int32 or int64.
         table: its name, for errors.
         rows: of the table; -1 when the ids have been checked.
-        offset: what makes an id a key.
-        from_end: whether an id below zero is counted from the table's end.
+        offset: added to an id to form its key.
+        from_end: whether a negative id is counted from the table's end.
     """
 
     ids: Tensor
@@ -84,16 +84,16 @@ class LookupIds:
 def leg(
     wanted: Sequence[LookupIds], destinations: Sequence[int], count: int, key_type: DType, to_owners: bool = False
 ) -> Hop:
-    """Merges the keys of lookups and orders them by where they go: key k to `destinations[k % len(destinations)]`.
+    """Deduplicates the keys of lookups and orders them by destination: key k to `destinations[k % len(destinations)]`.
 
-    An id that is no row of its table ends the run with an error that names both (id_errors.py reads it).
+    An id outside its table ends the run with an error that names both (id_errors.py parses it).
 
     Args:
-        wanted: by lookup; positions are of all of them, one after the other.
+        wanted: the lookups; positions are concatenated over all of them.
         destinations: each below `count`.
-        count: of destinations.
+        count: the number of destinations.
         key_type: int32 or int64.
-        to_owners: whether destinations are the owners of the rows, which shall be told local row numbers.
+        to_owners: whether destinations are the owners of the rows, which receive local row numbers.
     """
     made = native_ops().parallax_leg(
         ids=[one.ids for one in wanted],
@@ -114,10 +114,11 @@ def all_to_all(tensor: Tensor, splits: Tensor, among: str = WORKERS, arriving: T
     """Sends `splits[k]` rows of `tensor` `[n, ...]` to worker k of all, or of this host.
 
     Args:
-        tensor: rows, ordered by where they go.
+        tensor: rows, ordered by destination.
         splits: `[W]` int32.
         among: WORKERS or HOST.
-        arriving: `[W]` int32, how many come from each, where that is known; without it the workers tell each other.
+        arriving: `[W]` int32, the number of rows from each worker, where that is known; else the workers exchange it
+            first.
 
     Returns:
         The rows received `[m, ...]`, by sender, and how many came from each worker (int32).

@@ -10,7 +10,7 @@ from parallax.base.types import Tensor
 
 
 def add_to_numbers(numbers: Tensor, first: Tensor, columns: int = 1) -> Tensor:
-    """Numbers `[n]`, or places `[..., k]` that begin with so many numbers along the last axis, from another one on."""
+    """Adds an offset to numbers `[n]`, or to the first `columns` numbers along the last axis of indices `[..., k]`."""
     if numbers.shape.rank != 1:
         others = tf.shape(numbers, out_type=tf.int64)[-1:] - columns
         first = tf.concat([tf.fill([columns], tf.cast(first, tf.int64)), tf.zeros(others, tf.int64)], 0)
@@ -18,12 +18,12 @@ def add_to_numbers(numbers: Tensor, first: Tensor, columns: int = 1) -> Tensor:
 
 
 def with_axis_back(tensor: Tensor, axis: int) -> Tensor:
-    """A tensor whose first axis is in its place again."""
+    """Moves the first axis back to its original position."""
     return transpose(tensor, axis, [*range(1, axis + 1), 0])
 
 
 def transpose(tensor: Tensor, axis: int, order: Sequence[int]) -> Tensor:
-    """A tensor whose axes up to one are in another order; its rank may be unknown."""
+    """Permutes the axes of a tensor up to a given one; its rank may be unknown."""
     if axis == 0:
         return tensor
     rank = tensor.shape.rank
@@ -33,12 +33,12 @@ def transpose(tensor: Tensor, axis: int, order: Sequence[int]) -> Tensor:
 
 
 def slice_axis(tensor: Tensor, axis: int, start: Tensor, length: Tensor) -> Tensor:
-    """A cut along one axis."""
+    """A slice along one axis."""
     is_axis = tf.equal(tf.range(tf.rank(tensor)), axis)  # the rank may be unknown
     begin = tf.where(is_axis, start, tf.constant(0, tf.int64))
     return tf.slice(tensor, begin, tf.where(is_axis, length, tf.constant(-1, tf.int64)))
 
 
 def with_axis_first(tensor: Tensor, axis: int) -> Tensor:
-    """A tensor with one of its axes in front."""
+    """Moves an axis to the front."""
     return transpose(tensor, axis, [axis, *range(axis)])

@@ -29,11 +29,11 @@ _WIRE_BITS = {
 
 
 def open_end(tensor: Tensor, shape: list[int | None] | None = None) -> Tensor:
-    """The tensor behind a node that is not folded and that may be fed with another first dimension.
+    """The tensor behind an identity that is never folded and that may be fed with another first dimension.
 
     Args:
         tensor: any tensor.
-        shape: static shape of the result; default that of the tensor with an open first dimension.
+        shape: static shape of the result; by default that of the tensor with an open first dimension.
     """
     if shape is None and tensor.shape.rank:
         shape = [None, *tensor.shape.as_list()[1:]]
@@ -43,7 +43,7 @@ def open_end(tensor: Tensor, shape: list[int | None] | None = None) -> Tensor:
 def all_gather(tensor: Tensor) -> Tensor:
     """The rows of all workers `[sum of n, ...]`, by worker.
 
-    What Horovod does not know travels as the integers of its bits, complex numbers as pairs.
+    Types that Horovod does not support travel as the integers of their bits, complex numbers as pairs.
     """
     from horovod.tensorflow import mpi_ops
 
@@ -59,9 +59,9 @@ def all_gather(tensor: Tensor) -> Tensor:
 def all_reduce(tensor: Tensor, kind: str = "sum", scale: float = 1.0, is_alike: bool = False) -> Tensor:
     """The elementwise sum (of each part times `scale`), minimum or maximum over the workers; of the same shape on all.
 
-    bfloat16 travels as float32, booleans as int32, and complex numbers as pairs, which MPI can add up. The op keeps its
-    factor as float32, which is too coarse for float64. Where the shape is not known before the run, the workers compare
-    their sizes first, unless these `is_alike` says to be equal. Small ones travel together (passes/joined_messages.py).
+    bfloat16 travels as float32, booleans as int32, and complex numbers as pairs, which MPI can sum. The op stores its
+    factor as float32, which is too coarse for float64. Where the shape is unknown before the run, the workers compare
+    their sizes first, unless `is_alike` declares them equal. Small ones are fused (passes/joined_messages.py).
     """
     if tensor.dtype.is_complex:
         pairs = all_reduce(tf.bitcast(tensor, _WIRE_BITS[tensor.dtype]), kind, scale, is_alike)
@@ -81,9 +81,9 @@ def all_reduce(tensor: Tensor, kind: str = "sum", scale: float = 1.0, is_alike: 
 def broadcast(tensor: Tensor) -> Tensor:
     """Worker 0's value on all workers; the shape must be the same on all.
 
-    What is fed may have a default, which TensorFlow takes for a constant in runs that do not feed it: it would run the
-    broadcast while it makes a run ready, on one worker without the others where that worker alone makes another. An op
-    with state in between, which prints nothing, is not folded.
+    A fed tensor may have a default, which TensorFlow treats as a constant in runs that do not feed it. It would then
+    run the broadcast while it optimizes the graph, on one worker without the others where that worker alone optimizes.
+    A stateful op in between, which prints nothing, prevents the folding.
     """
     from horovod.tensorflow import mpi_ops
 
@@ -93,6 +93,6 @@ def broadcast(tensor: Tensor) -> Tensor:
 
 
 def _announce(tensor: Tensor) -> Any:
-    """A collective built in this context runs after Horovod's thread was told that `tensor` is coming."""
+    """A collective built in this context runs after Horovod's thread was notified that `tensor` is coming."""
     with tf.control_dependencies([tensor]):
         return tf.control_dependencies([native_ops().parallax_announce(name="announce")])

@@ -19,10 +19,10 @@ _GIVEN = "given"
 
 @dataclass(frozen=True, slots=True)
 class NamedTensor:
-    """A tensor that is known by its name alone: of the user's graph, or of a copy.
+    """A tensor that is known only by its name: of the user's graph, or of a copy.
 
     Attributes:
-        name: with the output's number; in a worker's graph.
+        name: with the output number; in a worker's graph.
         dtype: of the elements.
         shape: static shape.
     """
@@ -37,9 +37,9 @@ class _Pattern:
     """A subgraph to be copied.
 
     Attributes:
-        nodes: what is copied, in order.
-        scopes: the first word of each node's name, with what it was before TensorFlow made it unlike others.
-        result: the tensor that the subgraph gives, by its name in the pattern.
+        nodes: the nodes to copy, in order.
+        scopes: the first component of each node's name, and its base before TensorFlow made it unique.
+        result: the result of the subgraph, by its name in the pattern.
     """
 
     nodes: tuple[NodeDef, ...]
@@ -48,10 +48,10 @@ class _Pattern:
 
 
 class Copies:
-    """Makes copies beside the ops of a scratch graph, and puts both in order.
+    """Makes copies alongside the ops of a scratch graph, and orders both.
 
     Args:
-        scratch: the graph in which everything else is built; names are unlike those in it.
+        scratch: the graph in which all other ops are built; names differ from those in it.
     """
 
     def __init__(self, scratch: Graph) -> None:
@@ -60,12 +60,12 @@ class Copies:
         self._made: list[tuple[int, list[NodeDef]]] = []
 
     def copy(self, key: Hashable, build: Callable[..., Tensor], given: Sequence[NamedTensor | Tensor]) -> NamedTensor:
-        """What `build` gives of some tensors, under the current name scope.
+        """The result of `build` for some tensors, under the current name scope.
 
         Args:
             key: equal for equal subgraphs of tensors of equal types and shapes.
-            build: makes the subgraph from stand-ins for the tensors; it must depend on nothing else but what is in the
-                key, and build no variables.
+            build: builds the subgraph from stand-ins for the tensors; it must depend on nothing outside the key, and
+                create no variables.
             given: the tensors; none may be a stand-in of the scratch graph.
         """
         key = (key, *((t.dtype.as_datatype_enum, _dims(t)) for t in given))
@@ -88,7 +88,7 @@ class Copies:
         return NamedTensor(_rename(pattern.result.name, names), pattern.result.dtype, pattern.result.shape)
 
     def among(self, built: Sequence[NodeDef]) -> list[NodeDef]:
-        """The nodes of the scratch graph in order, and each copy where it was made."""
+        """The nodes of the scratch graph in order, with each copy at the position where it was made."""
         nodes, done = list[NodeDef](), 0
         for place, copied in self._made:
             nodes += built[done:place]
@@ -113,20 +113,20 @@ def _pattern(build: Callable[..., Tensor], given: Sequence[NamedTensor | Tensor]
 
 
 def _base(top: str, tops: list[str]) -> str:
-    """What a name was before a number was put behind it, as another node had it."""
+    """A name without the suffix that made it unique."""
     base, _, number = top.rpartition("_")
     return base if number.isdecimal() and base in tops else top
 
 
 def _rename(name: str, names: dict[str, str]) -> str:
-    """A node, tensor or control input of a pattern, as a copy has it."""
+    """The name of a pattern's node, tensor or control input in a copy."""
     control = name.startswith("^")
     top = name.removeprefix("^").split("/")[0].split(":")[0]
     return f"{'^' * control}{names[top]}{name.removeprefix('^')[len(top) :]}"
 
 
 def _as_input(tensor: NamedTensor | Tensor) -> str:
-    """As TensorFlow writes it into a node: the first output of a new op goes without its number."""
+    """A tensor as TensorFlow writes it into a node: the first output of a new op without its number."""
     return str(tensor.name) if isinstance(tensor, NamedTensor) else str(tensor.name).removesuffix(":0")
 
 

@@ -32,14 +32,14 @@ INT32_ROWS = 2**31
 
 @dataclass(frozen=True, slots=True)
 class DeduplicatedIds:
-    """Rows of tables that some ids name, merged and in order for the first hop.
+    """The rows of tables that some ids select, deduplicated and ordered for the first hop.
 
     Attributes:
-        first: the hop; its keys are row numbers of all tables laid together.
-        positions: for each piece of ids, where in `first.keys` they are, `[n]` int32.
-        bases: the turn of the pattern at which each table begins, and at which the last one ends.
-        distinct: `[tables]` int64, distinct rows, by table.
-        id_cuts: the tensors that carry each piece of ids, which may be fed.
+        first: the hop; its keys are row numbers of all tables concatenated.
+        positions: for each piece of ids, its positions in `first.keys`, `[n]` int32.
+        bases: the round of the pattern at which each table begins, and at which the last one ends.
+        distinct: `[tables]` int64, the number of distinct rows, by table.
+        id_cuts: the tensors of each piece of ids, which may be fed.
     """
 
     first: Hop
@@ -57,17 +57,17 @@ def id_bytes(rows: list[int], slots: int) -> int:
 def ask(
     tables: list[TableRows], lookups: list[tuple[int, Tensor]], way: Transport, from_end: Sequence[bool] = ()
 ) -> DeduplicatedIds:
-    """Merges ids and orders them by where they go first.
+    """Deduplicates ids and orders them by their first destination.
 
     Args:
-        tables: of equal width and type; one alone where the owners are servers.
-        lookups: (which table, ids of any shape).
-        way: to the owners.
-        from_end: for each lookup whether ids below zero are counted from the table's end; nowhere if it is empty.
+        tables: of equal width and type; only one where the owners are servers.
+        lookups: (table index, ids of any shape).
+        way: the transport to the owners.
+        from_end: for each lookup whether negative ids are counted from the table's end; empty for none.
 
     Returns:
-        The deduplicated ids. An id outside its table ends the run with an error that names the table and the id,
-        before anything is sent.
+        The deduplicated ids. An id outside its table ends the run with an error that names the table and the id, before
+        anything is sent.
     """
     bases = [0]
     for table in tables:
@@ -93,21 +93,21 @@ def looked_up(pulled: Tensor, positions: Tensor, ids: Tensor, row_shape: tuple[i
     """The result of one lookup, `[ids.shape..., row_shape...]`.
 
     Args:
-        pulled: `[u, width]`, the rows that a pull has brought.
-        positions: where in them those of the lookup are, `[n]`.
+        pulled: `[u, width]`, the pulled rows.
+        positions: the positions of the lookup's rows in them, `[n]`.
         ids: of the lookup.
         row_shape: of one row.
     """
     rows = tf.gather(pulled, positions)
     static = ids.shape.as_list() if ids.shape.rank is not None else None
     if static is not None and static.count(None) <= 1:
-        # Written as constants where they are known: a fed-in empty lookup then fails only if somebody reads it.
+        # Constants where the values are known: an empty lookup that is fed then fails only if it is read.
         return tf.reshape(rows, [-1 if d is None else d for d in static] + list(row_shape))
     return tf.reshape(rows, tf.concat([tf.shape(ids), tf.constant(row_shape, tf.int32)], 0))
 
 
 def found_at(asked: DeduplicatedIds, table: int, ids: Tensor, slots: int) -> Tensor:
-    """Where in the keys of the first hop some ids of a table are, `[n]` int32; every id must have been asked for."""
+    """The positions of some ids of a table in the keys of the first hop, `[n]` int32; every id must be among them."""
     keys = asked.first.keys
     wanted = tf.cast(ids, keys.dtype) + tf.constant(asked.bases[table] * slots, keys.dtype)
     order = tf.argsort(keys)
@@ -119,24 +119,24 @@ def _of_a_key_type(ids: Tensor) -> Tensor:
 
 
 def merge_equal_rows(values: Tensor, indices: Tensor) -> tuple[Tensor, Tensor]:
-    """Adds up the values `[n, width]` of equal indices `[n]`; each index comes once in the result."""
+    """Sums the values `[n, width]` of equal indices `[n]`; the indices of the result are distinct."""
     distinct, inverse = tf.unique(indices)
     return tf.math.unsorted_segment_sum(values, inverse, tf.size(distinct)), distinct
 
 
 def merge_rows_of_equal_keys(keys: Tensor, values: Tensor, numbers: Tensor) -> tuple[Tensor, Tensor]:
-    """Adds up rows `[n, width]` of equal keys `[n]`; (values, row numbers), one for each key."""
+    """Sums rows `[n, width]` of equal keys `[n]`; returns (values, row numbers), one for each key."""
     distinct, place = tf.unique(keys)
     count = tf.size(distinct)
     return tf.math.unsorted_segment_sum(values, place, count), tf.math.unsorted_segment_max(numbers, place, count)
 
 
 def merged_rows(asked: DeduplicatedIds, values: list[Tensor], positions: list[Tensor]) -> Tensor:
-    """Gradient rows `[u, width]` in the order of the first hop's keys, equal ones of this worker added up.
+    """Gradient rows `[u, width]` in the order of the first hop's keys, with equal ones of this worker summed.
 
     Args:
         asked: the rows.
         values: pieces `[n, width]`.
-        positions: for each piece, where its rows are among the keys, `[n]`.
+        positions: for each piece, the positions of its rows among the keys, `[n]`.
     """
     return tf.math.unsorted_segment_sum(tf.concat(values, 0), tf.concat(positions, 0), tf.size(asked.first.keys))

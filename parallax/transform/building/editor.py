@@ -31,13 +31,13 @@ from parallax.transform.building.shares import BatchShare
 from parallax.transform.building.wire import Wire
 
 SCOPE = "parallax"
-"""All nodes that the transform adds are under this name."""
+"""The name scope of all nodes that the transform adds."""
 _INPUT, _REFERENCE, _WAIT = "parallax_input", "parallax_reference", "parallax_wait"
 
 
 @dataclass(frozen=True, slots=True)
 class Worker:
-    """Which of the workers a graph is made for.
+    """The worker for which a graph is made.
 
     Attributes:
         rank: number of the worker, from 0.
@@ -45,12 +45,12 @@ class Worker:
         seed: the job's seed, from which unseeded random ops get theirs.
         equal_randomness: whether all workers draw the same numbers (for verification only).
         hosts: the number of each worker's host; empty for one host.
-        merges_in_host: whether the workers of a host merge what they ask for.
+        merges_in_host: whether the workers of a host merge their requests.
         servers: the number of each server's host.
-        keeps_positions: whether checkpoints hold where random streams and the input are.
-        shares: into how many shares datasets are cut, of which the workers take elements in turn; None where each
-            worker has a share of its own.
-        stage: of a model that is cut, which of its stages; `rank` and `size` are then of the workers of that stage.
+        keeps_positions: whether checkpoints include the positions of random streams and inputs.
+        shares: the number of shards of datasets, whose elements are interleaved over the workers; None where each
+            worker has its own shard.
+        stage: its stage, if the model is cut; `rank` and `size` are then among the workers of that stage.
     """
 
     rank: int
@@ -66,7 +66,7 @@ class Worker:
 
     @property
     def neighbours(self) -> tuple[int, ...]:
-        """The ranks of this host's workers, this one included."""
+        """The ranks of this host's workers, including this one."""
         if not self.hosts:
             return tuple(range(self.size))
         return tuple(rank for rank, host in enumerate(self.hosts) if host == self.hosts[self.rank])
@@ -74,7 +74,7 @@ class Worker:
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """A tensor that is fed with nothing when what it carries is not asked for.
+    """A tensor that is fed an empty value when its consumers are not needed.
 
     Attributes:
         tensor: the tensor to feed.
@@ -91,19 +91,19 @@ class Cut:
 
 @dataclass(frozen=True, slots=True)
 class Counter:
-    """A variable `[1 + tables + 2]` in which an exchange counts what it moves.
+    """A variable `[1 + tables + 2]` that counts what an exchange moves.
 
-    Entries: times run, distinct rows asked for or sent of each table, distinct rows that this worker asked the owners
-    for, and of them those that left: for another host where there are several, else for another process.
+    Entries: runs; distinct rows requested or sent of each table; distinct rows that this worker requested from owners;
+    and the number of these that left: for another host where there are several, else for another process.
 
     Attributes:
         tensor: reads it.
         kind: `pull`, `push` or `allgather`.
         route: of the tables.
-        away: the share of the rows whose owners are where what leaves goes to.
+        away: the fraction of rows whose owners are at the destinations of those that left.
         variables: the tables' variables, in order.
         row_bytes: bytes of one row's values.
-        id_bytes: bytes of one id on the wire; 0 where rows go to who remembers what it was asked for.
+        id_bytes: bytes of one id on the wire; 0 where the receiver stores the ids of the request.
         trains: whether the exchange is part of a training step.
     """
 
@@ -119,13 +119,13 @@ class Counter:
 
 @dataclass(frozen=True, slots=True)
 class CutWhole:
-    """A value that is made whole, though a holder keeps its rows of it only.
+    """A value that is computed in full, though an owner stores only its rows.
 
     Attributes:
-        variable: the user's name of the variable that takes it.
-        node: what makes it.
+        variable: the user's name of the variable that it is assigned to.
+        node: the node that computes it.
         op: its type.
-        size_bytes: of the whole value; 0 where its shape is open.
+        size_bytes: of the full value; 0 where its shape is open.
     """
 
     variable: str
@@ -136,14 +136,15 @@ class CutWhole:
 
 @dataclass(frozen=True, slots=True)
 class GradientAccumulation:
-    """A gradient that is kept while batches are gathered for an update. All are ops of the worker's graph.
+    """A gradient that is accumulated over the batches of an update. All fields are ops of the worker's graph.
 
     Attributes:
-        source: the tensor of the user's graph that is kept.
-        begin: keeps the first batch's, in place of what was kept before.
-        add: keeps another batch's besides.
-        take: reads what is kept, for the last batch, with which the update runs.
-        nothing: tensor that reads what is kept -> what it gives where nothing is kept: a shape, and an element type.
+        source: the accumulated tensor of the user's graph.
+        begin: stores the first batch's gradient, replacing the old value.
+        add: adds another batch's gradient.
+        take: reads the accumulator, for the last batch, with which the update runs.
+        nothing: tensor that reads the accumulator -> its value where nothing is accumulated: a shape, and an element
+            type.
     """
 
     source: str
@@ -158,38 +159,39 @@ class Editor:
     """Mutable working state of one transform.
 
     Attributes:
-        worker: whose graph it is.
+        worker: the worker whose graph it is.
         view: the user's graph.
-        scratch: where new ops are built.
-        copies: those of them that are copied.
-        together: how workers put together what each has a part of.
-        meetings: how worker 0 tells the others something through servers.
+        scratch: the graph in which new ops are built.
+        copies: the new ops that are copied.
+        together: the reductions of per-worker parts.
+        meetings: worker 0's messages to the others through servers.
         wire: the element types in which this worker sends.
         inputs: stand-ins for the user's tensors.
-        references: stand-ins for the user's reference variables, for ops that write them; others read them as inputs.
+        references: stand-ins for the user's reference variables, for ops that write them; other ops read them as
+            inputs.
         waits: stand-ins for the user's nodes.
         shares: this worker's share of the batches that may be uneven, by their placeholders.
-        fed_lengths: of numbers that are fed for lengths of batches, by tensor, that of the global batch.
-        micro_share: the share of a run's micro-batch in its step's examples, float64; None where no step is cut.
-        kept: gradient as it leaves autodiff -> its mean over the batches that one update takes.
-        kept_sizes: piece of kept rows -> how many rows are kept of it.
-        kept_keys: piece of kept rows that equal keys merge -> the keys that are kept of it.
-        keepings: what is kept.
-        redirected: what edges take instead.
-        redirected_parts: what edges of nodes that run on servers take, for each partition.
-        arrivals: for such an edge, the ops by which this worker gives its part of what arrives there.
+        fed_lengths: scalar that is fed for a batch length, by tensor -> that of the global batch.
+        micro_share: the share of a run's micro-batch in its step's examples, float64; None where no step is split.
+        kept: gradient as it leaves autodiff -> its mean over the batches of an update.
+        kept_sizes: piece of accumulated rows -> the number of its accumulated rows.
+        kept_keys: piece of accumulated rows that equal keys merge -> its accumulated keys.
+        keepings: the accumulated gradients.
+        redirected: the new inputs of edges.
+        redirected_parts: the inputs of edges of nodes on servers, for each partition.
+        arrivals: for such an edge, the ops by which this worker contributes to its value.
         partitions: variable op -> its partitions on servers, as handles or references.
-        waits_for: (node, node that it waits for) -> what it waits for instead.
-        no_ops: node that becomes a NoOp -> what that waits for.
+        waits_for: (node, control input) -> its replacement.
+        no_ops: node that becomes a NoOp -> its control inputs.
         attributes: (node, attribute) -> new value.
         replaced: node -> the tensor that it becomes an Identity of.
         constants: node -> the constant that it becomes.
-        whole: tensor of rows -> the tensor that has all rows.
-        cuts: what may be fed with nothing.
-        counters: what counts the exchanges.
-        counter_initializers: ops that set the counters to zero.
-        cut_whole: what is made whole and then cut to rows.
-        held_by_row: tensors of the user's graph of which each worker has its rows only.
+        whole: tensor of rows -> the tensor of all rows.
+        cuts: tensors that may be fed empty values.
+        counters: counters of the exchanges.
+        counter_initializers: ops that reset the counters to zero.
+        cut_whole: values that are computed in full and then sliced to rows.
+        held_by_row: tensors of the user's graph of which each worker has only its rows.
     """
 
     worker: Worker
@@ -226,15 +228,15 @@ class Editor:
     held_by_row: list[str] = field(default_factory=list)
 
     def tensor(self, name: str) -> Tensor:
-        """A tensor of the user's graph, for new ops to take."""
+        """A tensor of the user's graph, for new ops to read."""
         return self.inputs[name] if name in self.inputs else self._stand_in(self.take_tensor(name))
 
     def take_tensor(self, name: str) -> NamedTensor:
-        """A tensor of the user's graph, for copies to take."""
+        """A tensor of the user's graph, for copies to read."""
         return NamedTensor(name, tf.as_dtype(self.view.dtype(name)), tf.TensorShape(self.view.shape(name)))
 
     def _stand_in(self, tensor: NamedTensor | Tensor) -> Tensor:
-        """For what is known by its name alone, a placeholder that new ops take; what was built is itself."""
+        """A placeholder for a tensor that is known only by its name, as an input of new ops; else the tensor itself."""
         if not isinstance(tensor, NamedTensor):
             return tensor
         if tensor.name not in self.inputs:
@@ -264,15 +266,15 @@ class Editor:
         return self.references[name]
 
     def leaving(self, name: str) -> Tensor:
-        """A gradient as those outside of autodiff see it: of all batches of an update."""
+        """A gradient as ops outside autodiff see it: over all batches of an update."""
         return self.kept[name] if name in self.kept else self.tensor(name)
 
     def rows_of(self, piece: GradientPiece) -> Tensor:
-        """How many gradient rows a piece has, of all batches of an update; int32."""
+        """The number of gradient rows of a piece, over all batches of an update; int32."""
         return self.kept_sizes[piece] if piece in self.kept_sizes else self.run_rows_of(piece)
 
     def run_rows_of(self, piece: GradientPiece) -> Tensor:
-        """How many gradient rows a piece has of a run's batch; int32."""
+        """The number of gradient rows of a piece in a run's batch; int32."""
         if piece.dealt is None:
             return tf.size(self.tensor(piece.ids))
         begin = tf.add_n([tf.constant(0), *(tf.size(self.tensor(ids)) for ids in piece.dealt.before)])
@@ -281,41 +283,41 @@ class Editor:
         return tf.math.count_nonzero(tf.equal(numbers, piece.dealt.part), dtype=tf.int32)
 
     def keys_of(self, piece: GradientPiece) -> Tensor:
-        """What tells which rows of a piece are added up, `[n]`, of all batches of an update."""
+        """The keys by which rows of a piece are summed, `[n]`, over all batches of an update."""
         return self.kept_keys[piece] if piece in self.kept_keys else self.run_keys_of(piece)
 
     def run_keys_of(self, piece: GradientPiece) -> Tensor:
-        """What tells which rows of a piece are added up, `[n]`, of a run's batch."""
+        """The keys by which rows of a piece are summed, `[n]`, in a run's batch."""
         return tf.reshape(self.tensor(piece.of), [-1])
 
     def at(self, edge: Edge) -> Tensor:
-        """What an edge takes now."""
+        """The current input of an edge."""
         found = self.redirected.get(edge)
         return self._stand_in(found) if found is not None else self.tensor(self.view.inputs(edge.node)[edge.slot])
 
     def redirect(self, edges: Iterable[Edge], tensor: NamedTensor | Tensor) -> None:
-        """From now on the edges take `tensor`."""
+        """Redirects edges to `tensor`."""
         for edge in edges:
             self.redirected[edge] = tensor
 
     def become_identity(self, node: str, tensor: Tensor, no_wait: Container[str] = ()) -> None:
-        """A node of the user's graph becomes an identity of `tensor`, keeping its name and what it waits for."""
+        """Turns a node of the user's graph into an identity of `tensor`, with its name and control inputs."""
         self.replaced[node] = tensor
         self._wait_no_more(node, no_wait)
 
     def become_no_op(self, node: str, waits: list[Operation], no_wait: Container[str] = ()) -> None:
-        """A node of the user's graph gives nothing any more; it waits for new ops, and for what it waited for."""
+        """Turns a node of the user's graph into a no-op; it waits for new ops, and for its control inputs."""
         self.no_ops[node] = waits
         self._wait_no_more(node, no_wait)
 
     def _wait_no_more(self, node: str, no_wait: Container[str]) -> None:
-        """A node waits no longer for those of `no_wait`: what replaces it does."""
+        """Removes the control inputs `no_wait` of a node, whose replacement waits for them."""
         for control in self.view.controls(node):
             if control in no_wait:
                 self.waits_for[node, control] = None
 
     def become_constant(self, node: str, value: Array) -> None:
-        """A node of the user's graph becomes a constant."""
+        """Turns a node of the user's graph into a constant."""
         self.constants[node] = value
 
     def finish(self) -> GraphDef:
@@ -339,19 +341,19 @@ class Editor:
         changed = {edge.node for edge in self.redirected} | self.replaced.keys() | self.no_ops.keys()
         changed |= {name for name, _ in self.waits_for}
         self._put_in_inputs([*(nodes[name] for name in changed), *graph_def.node[len(nodes) :]])
-        if self.partitions or self.worker.servers:  # where servers run, all plans of a job give a node one place
+        if self.partitions or self.worker.servers:  # where servers run, all plans of a job place nodes alike
             self._stay_here(graph_def)
         return graph_def
 
     def _stay_here(self, graph_def: GraphDef) -> None:
-        """Puts on this worker whatever is not on a server: else TensorFlow chooses among all tasks."""
+        """Places all nodes that are not on a server on this worker; TensorFlow would else choose among all tasks."""
         for node in graph_def.node:
             if "/job:" not in node.device:
                 node.device = f"/job:worker/task:{self.worker.rank}{node.device}"
 
     def _put_in_inputs(self, changed: Iterable[NodeDef]) -> None:
-        """Puts the user's tensors and nodes where placeholders stood for them, in nodes that may take new ones."""
-        new = f"{SCOPE}/"  # TensorFlow writes the first output of what it built without a number
+        """Replaces placeholders with the user's tensors and nodes, in nodes that may have new inputs."""
+        new = f"{SCOPE}/"  # TensorFlow writes the first output of built ops without a number
         given = [*self.inputs.items(), *self.references.items()]
         stands_for = {
             f"{tensor.op.name}": name.removesuffix(":0") if name.startswith(new) else name for name, tensor in given
@@ -369,10 +371,10 @@ class Editor:
 
 
 def open_editor(view: GraphView, worker: Worker, terms: TrainingMode) -> Editor:
-    """An editor on a captured graph, which itself is not changed.
+    """An editor on a captured graph, which itself is not modified.
 
     Raises:
-        TransformError: when the user's graph already holds names under `parallax/`.
+        TransformError: when the user's graph already contains names under `parallax/`.
     """
     taken = next((name for name in view.nodes if name.split("/")[0].lower() == SCOPE), None)
     if taken is not None:

@@ -23,7 +23,7 @@ from parallax.plans.rewrites import Lookup, Push, Rewrites
 
 @dataclass(frozen=True, slots=True)
 class PushSite:
-    """Pushes that travel together: at one level, one of each table, of one width, in the same branches."""
+    """Pushes that travel together: at one level, one for each table, of one width, in the same branches."""
 
     level: int
     ordinal: int
@@ -37,8 +37,8 @@ class PullGroup:
 
     Attributes:
         lookups: in the order of the graph.
-        sources: the tensors that give the rows (a table's handle or value), one for each table of the exchange.
-        sites: the pushes that go the same way back.
+        sources: the tensors of the rows (a table's handle or value), one for each table of the exchange.
+        sites: the pushes that return on the same route.
     """
 
     lookups: tuple[Lookup, ...]
@@ -48,7 +48,7 @@ class PullGroup:
 
 @dataclass(frozen=True, slots=True)
 class FusedExchanges:
-    """All pulls, and the site of every push (by its number in the decisions)."""
+    """All pulls, and the site of every push (by its index in the decisions)."""
 
     pulls: tuple[PullGroup, ...]
     sites: tuple[PushSite, ...]
@@ -68,7 +68,7 @@ def group(view: GraphView, rewrites: Rewrites) -> FusedExchanges:
         table = tables[lookup.table]
         used = tuple(sorted(used_by.get(lookup.node, ()), key=lambda s: (s.level, s.ordinal, s.branches, s.width)))
         waits = tuple(sorted(view.controls(lookup.node)))
-        alone = table.op if table.servers else ""  # on servers there is nothing to share between tables
+        alone = table.op if table.servers else ""  # tables on servers have nothing to share
         key = (table.dtype, math.prod(lookup.row_shape), levels[lookup.node], waits, used, alone, table.pattern)
         found.setdefault(key, []).append(lookup)
     pulls = []
@@ -79,12 +79,12 @@ def group(view: GraphView, rewrites: Rewrites) -> FusedExchanges:
 
 
 def push_nodes(push: Push) -> tuple[str, ...]:
-    """The nodes of the user's graph that take what a push delivers."""
+    """The nodes of the user's graph that read the results of a push."""
     return tuple(dict.fromkeys(edge.node for edge in (*push.values, *push.indices)))
 
 
 def push_width(view: GraphView, rewrites: Rewrites, push: Push) -> int:
-    """How many elements a row has that a push sends: the table's, or those of a slot that takes it."""
+    """The number of elements of a row in a push: those of the table, or of a slot that reads it."""
     edges = push.values
     shape = view.shape(view.inputs(edges[0].node)[edges[0].slot]) if edges else None
     if shape is None or None in shape[1:]:
@@ -93,7 +93,7 @@ def push_width(view: GraphView, rewrites: Rewrites, push: Push) -> int:
 
 
 def _levels(view: GraphView, rewrites: Rewrites) -> dict[str, int]:
-    """For every node the number of exchanges, one after the other, that must be done before its outputs are there."""
+    """For every node the number of sequential exchanges that must precede its outputs."""
     also_needs: dict[str, set[str]] = {}
     for push in rewrites.pushes:
         for node in push_nodes(push):
@@ -102,7 +102,7 @@ def _levels(view: GraphView, rewrites: Rewrites) -> dict[str, int]:
     after = view.descendants(exchanges, waits=True)
     order = [node for node in view.topological_order() if node in after]
     levels: dict[str, int] = {}
-    while True:  # a push may come before its pull in the user's order; the levels then need another round
+    while True:  # a push may precede its pull in the user's order; the levels then need another round
         before, is_in_order = dict(levels), True
         for node in order:
             needed = [n for n in (*view.nodes_before(node), *also_needs.get(node, ())) if n in after]
@@ -129,18 +129,18 @@ def _sites(view: GraphView, rewrites: Rewrites, levels: dict[str, int]) -> tuple
 
 
 def requesters(hosts: Sequence[int], host: int, pattern: Sequence[int]) -> tuple[int, ...]:
-    """For each slot of a pattern of owners, who of one host's workers asks for its rows.
+    """For each slot of a pattern of owners, the worker of a host that requests its rows.
 
-    Owners on the host ask themselves: what they hold goes no further. The other slots go to whoever has the least to
-    ask for so far, of equals to the one that has the owner's place on this host.
+    Owners on the host request their own rows, which do not leave the process. Each other slot goes to the worker with
+    the fewest requests so far and, among equals, to the one at the owner's position on this host.
 
     Args:
         hosts: the number of each worker's host.
-        host: the number of the host that asks.
+        host: the number of the requesting host.
         pattern: the owner of each slot.
 
     Returns:
-        `[P]`, places on the host, from 0.
+        `[P]`, positions on the host, from 0.
     """
     members = [rank for rank, number in enumerate(hosts) if number == host]
     asks = [pattern.count(rank) for rank in members]

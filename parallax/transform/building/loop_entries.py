@@ -10,10 +10,10 @@ _ENTERS, _EXITS = ("Enter", "RefEnter"), ("Exit", "RefExit")
 
 
 def bring_into_loops(graph_def: GraphDef) -> None:
-    """Has each op of a loop take what is outside of it by way of an Enter. The graph is changed.
+    """Makes each op of a loop read outside tensors through an Enter. The graph is modified.
 
     Args:
-        graph_def: a graph in which ops may take tensors from outside of their loops.
+        graph_def: a graph in which ops may read tensors from outside their loops.
     """
     enters = {node.attr["frame_name"].s.decode(): node for node in graph_def.node if node.op in _ENTERS}
     if not enters:
@@ -38,7 +38,7 @@ def bring_into_loops(graph_def: GraphDef) -> None:
 
 
 def _add_enter(graph_def: GraphDef, other: NodeDef, name: str, tensor: str, dtype: int) -> None:
-    """Adds an entry of a loop that has another one; every turn finds what comes in by it."""
+    """Adds a constant entry to a loop that has another one; every iteration reads it."""
     enter = graph_def.node.add(name=name, op="Enter", input=[tensor], device=other.device)
     enter.attr["T"].type = dtype
     enter.attr["is_constant"].b = True

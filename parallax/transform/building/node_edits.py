@@ -10,7 +10,7 @@ _SHAPES = "_output_shapes"
 
 
 def without_shapes(graph_def: GraphDef) -> GraphDef:
-    """A copy without the recorded shapes, which the changes make untrue; TensorFlow infers them anew."""
+    """A copy without the recorded shapes, which the changes invalidate; TensorFlow infers them again."""
     copy = type(graph_def)()
     copy.CopyFrom(graph_def)
     for node in copy.node:
@@ -24,20 +24,20 @@ def without_shapes(graph_def: GraphDef) -> GraphDef:
 
 
 def set_data_input(node: NodeDef, slot: int, tensor: str) -> None:
-    """Has a node take a tensor as its input number `slot`."""
+    """Sets input number `slot` of a node."""
     data = [i for i, name in enumerate(node.input) if not name.startswith("^")]
     node.input[data[slot]] = tensor
 
 
 def set_control_input(node: NodeDef, before: str, after: Operation | None) -> None:
-    """Has a node wait for `after`, or for nothing, where it waited for `before`."""
+    """Replaces the control input `before` of a node with `after`, or removes it."""
     kept = [name for name in node.input if name != f"^{before}"]
     del node.input[:]
     node.input.extend([*kept, f"^{after.name}"] if after is not None else kept)
 
 
 def make_no_op(node: NodeDef, waits: list[Operation]) -> None:
-    """A node that waits for `waits`, and for what it waited for."""
+    """Turns a node into a no-op that waits for `waits`, and for its inputs."""
     controls = [name for name in node.input if name.startswith("^")]
     node.op = "NoOp"
     del node.input[:]
@@ -46,7 +46,7 @@ def make_no_op(node: NodeDef, waits: list[Operation]) -> None:
 
 
 def make_identity(node: NodeDef, tensor: Tensor) -> None:
-    """A node that gives `tensor`, waits for what it waited for, and stays beside what it stood beside."""
+    """Turns a node into an identity of `tensor`, with its control inputs and colocation."""
     controls = [name for name in node.input if name.startswith("^")]
     colocation = node.attr["_class"] if "_class" in node.attr else None
     node.op = "Identity"
@@ -63,7 +63,7 @@ def make_identity(node: NodeDef, tensor: Tensor) -> None:
 
 
 def make_constant(node: NodeDef, value: Array) -> None:
-    """A node that gives `value`, after all that it took or waited for."""
+    """Turns a node into a constant `value` that runs after its former inputs."""
     controls = [f"^{name.lstrip('^').split(':')[0]}" for name in node.input]
     node.op = "Const"
     del node.input[:]

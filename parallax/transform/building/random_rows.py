@@ -27,7 +27,7 @@ class DrawnTensor:
     Attributes:
         distribution: one of the four above.
         dtype: TensorFlow's element type, one of TYPES.
-        shape: whole, `[rows, ...]`.
+        shape: full shape, `[rows, ...]`.
     """
 
     distribution: str
@@ -43,18 +43,18 @@ def random_rows(
     stream: Sequence[Tensor] = (),
     bounds: Sequence[Tensor] = (),
 ) -> Tensor:
-    """One holder's rows of a random tensor, bit for bit, run by run.
+    """One owner's rows of a random tensor, bit for bit, run by run.
 
     Args:
-        drawn: what the whole tensor is.
-        ownership: who holds which of its rows.
-        holder: whose rows are drawn.
-        seeds: `seed` and `seed2` of the op that draws the whole; without a stream.
+        drawn: the full tensor.
+        ownership: the map from rows to owners.
+        holder: the owner whose rows are drawn.
+        seeds: `seed` and `seed2` of the op that draws the full tensor; without a stream.
         stream: key `[1]` and counter `[2]` (uint64) of a stateless op.
-        bounds: of integers the least, and the one after the greatest.
+        bounds: for integers the minimum, and the maximum plus one.
 
     Returns:
-        `[count, ...]`, in the order of the holder's local rows.
+        `[count, ...]`, in the order of the owner's local rows.
 
     Raises:
         TransformError: the library has not been built.

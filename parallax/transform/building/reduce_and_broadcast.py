@@ -21,13 +21,13 @@ MEETINGS = "parallax/meet"
 
 
 class Reducer(Protocol):
-    """How workers put together what each has a part of."""
+    """Reductions and broadcasts of per-worker values."""
 
     def all_reduce(self, tensor: Tensor, kind: str = "sum", scale: float = 1.0) -> Tensor:
         """The elementwise sum (times `scale`), minimum or maximum over the workers; of the same shape on all."""
 
     def add_gradients(self, tensor: Tensor, scale: float = 1.0) -> Tensor:
-        """As `all_reduce`, of gradients, which may travel in half precision."""
+        """Like `all_reduce`, for gradients, which may travel in half precision."""
 
     def all_gather(self, rows: Tensor) -> Tensor:
         """The rows `[n, ...]` of all workers, by worker."""
@@ -36,41 +36,41 @@ class Reducer(Protocol):
         """Worker 0's value on all workers; the shape must be the same on all."""
 
     def can_be_copied(self, dtype: DType) -> bool:
-        """Whether what is built for a tensor of a type follows from the arguments alone (copies.py)."""
+        """Whether the ops built for a tensor of a type depend on the arguments alone (copies.py)."""
 
 
 class HorovodReducer:
-    """By Horovod."""
+    """Reductions by Horovod."""
 
     def __init__(self, wire: Wire) -> None:
         self._wire = wire
 
     def all_reduce(self, tensor: Tensor, kind: str = "sum", scale: float = 1.0) -> Tensor:
-        """As `Reducer.all_reduce`."""
+        """See `Reducer.all_reduce`."""
         return collectives.all_reduce(tensor, kind, scale)
 
     def add_gradients(self, tensor: Tensor, scale: float = 1.0) -> Tensor:
-        """As `Reducer.add_gradients`; scaled before it is rounded, so that fewer sums overflow."""
+        """See `Reducer.add_gradients`; scaled before rounding, so that fewer sums overflow."""
         if not self._wire.halves_sums_of(tensor.dtype):
             return self.all_reduce(tensor, "sum", scale)
         scaled = tensor if scale == 1.0 else tensor * tf.constant(scale, tensor.dtype)
         return tf.cast(self.all_reduce(self._wire.out(scaled, GRADIENTS)), tensor.dtype)
 
     def all_gather(self, rows: Tensor) -> Tensor:
-        """As `Reducer.all_gather`."""
+        """See `Reducer.all_gather`."""
         return collectives.all_gather(collectives.open_end(rows))
 
     def broadcast(self, tensor: Tensor) -> Tensor:
-        """As `Reducer.broadcast`."""
+        """See `Reducer.broadcast`."""
         return collectives.broadcast(collectives.open_end(tensor))
 
     def can_be_copied(self, dtype: DType) -> bool:
-        """As `Reducer.can_be_copied`: what is rounded is measured in a variable of its own."""
+        """See `Reducer.can_be_copied`: the rounding error is measured in a separate variable."""
         return not self._wire.halves_sums_of(dtype)
 
 
 class NoReducer:
-    """Not at all: an asynchronous worker, or a single one, is by itself what one process would be."""
+    """No reduction: an asynchronous worker, or a single one, computes by itself what one process would."""
 
     def all_reduce(self, tensor: Tensor, kind: str = "sum", scale: float = 1.0) -> Tensor:
         """The tensor itself."""
@@ -89,17 +89,17 @@ class NoReducer:
         return tf.identity(tensor)
 
     def can_be_copied(self, dtype: DType) -> bool:
-        """As `Reducer.can_be_copied`: of every type."""
+        """See `Reducer.can_be_copied`: true for every type."""
         return True
 
 
 class QueueReducer:
-    """Through queues on servers; builds their ops for one worker.
+    """Reductions through queues on servers; builds their ops for one worker.
 
     Args:
         rank: of the worker.
         size: number of workers.
-        servers: number of servers, which take the queues in turn.
+        servers: number of servers, among which the queues alternate.
     """
 
     def __init__(self, rank: int, size: int, servers: int) -> None:
@@ -109,7 +109,7 @@ class QueueReducer:
         self._count = 0
 
     def all_reduce(self, tensor: Tensor, kind: str = "sum", scale: float = 1.0) -> Tensor:
-        """As `Reducer.all_reduce`."""
+        """See `Reducer.all_reduce`."""
         known = tf.cast(tensor, tf.int32) if tensor.dtype == tf.bool else tensor
         reduce = {"sum": tf.add_n, "min": _fold(tf.minimum), "max": _fold(tf.maximum)}[kind]
 
@@ -120,36 +120,36 @@ class QueueReducer:
         return tf.cast(self._meet(known, put_together), tensor.dtype)
 
     def all_gather(self, rows: Tensor) -> Tensor:
-        """As `Reducer.all_gather`."""
-        opened = collectives.open_end(rows)  # each worker has another number of rows
+        """See `Reducer.all_gather`."""
+        opened = collectives.open_end(rows)  # the number of rows differs among workers
         return self._meet(opened, lambda values: tf.concat(values, 0) if len(values) > 1 else values[0])
 
     def _meet(self, tensor: Tensor, put_together: Callable[[list[Tensor]], Tensor]) -> Tensor:
-        """What is made of the tensors of all workers, which worker 0 takes, on each of them."""
+        """Combines the tensors of all workers on worker 0, and returns the result on each of them."""
         queues = self._queues(tensor.dtype, tensor.shape)
         if self._rank > 0:
             with tf.control_dependencies([_give(queues[self._rank], tensor)]):
                 return self.deliver(None, tensor.dtype, tensor.shape)
-        with tf.control_dependencies([tensor]):  # nobody gives anything in a branch that is not taken
+        with tf.control_dependencies([tensor]):  # workers send nothing in a branch that is not taken
             others = [_take(queue, tensor) for queue in queues[1:]]
         whole = put_together([tensor, *others])
         return self.deliver(whole, tensor.dtype, tensor.shape)
 
     def add_gradients(self, tensor: Tensor, scale: float = 1.0) -> Tensor:
-        """As `Reducer.add_gradients`, never in half precision."""
+        """See `Reducer.add_gradients`; never in half precision."""
         return self.all_reduce(tensor, "sum", scale)
 
     def broadcast(self, tensor: Tensor) -> Tensor:
-        """As `Reducer.broadcast`; the others compute their own all the same, as with collectives."""
+        """See `Reducer.broadcast`; the others still compute their own values, as with collectives."""
         with tf.control_dependencies([tensor]):
             return self.deliver(tensor if self._rank == 0 else None, tensor.dtype, tensor.shape)
 
     def can_be_copied(self, dtype: DType) -> bool:
-        """As `Reducer.can_be_copied`: never, as queues are numbered."""
+        """See `Reducer.can_be_copied`: never, as queues are numbered."""
         return False
 
     def deliver(self, value: Tensor, dtype: DType, shape: TensorShape) -> Tensor:
-        """A value that worker 0 has (None elsewhere), on all workers."""
+        """A value of worker 0 (None elsewhere), on all workers."""
         queues = self._queues(dtype, shape)
         if self._rank > 0:
             return _take(queues[self._rank], tf.TensorSpec(shape, dtype))
@@ -157,7 +157,7 @@ class QueueReducer:
             return tf.identity(value)
 
     def token(self, after: list[Operation]) -> list[Operation]:
-        """The ops after which `after`, which worker 0 runs and nobody else, is known to have run."""
+        """The ops after which `after`, which worker 0 alone runs, is known to have run."""
         queues = self._queues(tf.bool, [])
         if self._rank > 0:
             return [_take(queues[self._rank], tf.TensorSpec([], tf.bool)).op]
@@ -166,7 +166,7 @@ class QueueReducer:
         return [_give(queue, done) for queue in queues[1:]] or list(after)
 
     def _queues(self, dtype: DType, shape: TensorShape) -> list[Tensor]:
-        """A queue for each worker, on one server. Where the batch decides the shape, it takes any."""
+        """A queue for each worker, on one server. Where the shape depends on the batch, it accepts any."""
         known = tf.TensorShape(shape)
         shapes = [known] if known.is_fully_defined() else []
         label = f"{MEETINGS}/{self._count}"
@@ -200,7 +200,7 @@ def _label(queue: Tensor) -> str:
 
 
 def _fold(function: Callable[[Tensor, Tensor], Tensor]) -> Callable[[list[Tensor]], Tensor]:
-    """Puts many values together two by two."""
+    """Combines a list of values pairwise."""
 
     def fold(values: list[Tensor]) -> Tensor:
         found = values[0]

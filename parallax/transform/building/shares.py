@@ -21,16 +21,16 @@ _OF_OTHERS = (
 
 @dataclass(frozen=True, slots=True)
 class BatchShare:
-    """Of one step's batch.
+    """A worker's share of one step's batch.
 
     Attributes:
-        source: the tensor of the user's graph whose first dimension the batch is.
-        rows: how many examples all workers have; a scalar of type int64.
-        own: what part of them this worker has; a scalar of type float64.
+        source: the tensor of the user's graph whose first dimension is the batch.
+        rows: the number of examples of all workers; a scalar of type int64.
+        own: this worker's fraction of them; a scalar of type float64.
         is_counted: whether this worker has any; a boolean scalar.
-        count: how many examples this worker has; a scalar of type int64.
-        local: how many it computes on, a stand-in too; a scalar of type int64.
-        first: how many the workers before this one have, a scalar of type int64; None where they must be asked.
+        count: the number of this worker's examples; a scalar of type int64.
+        local: the number that it computes on, including a stand-in; a scalar of type int64.
+        first: the number of examples of the preceding workers, a scalar of type int64; None where it must be exchanged.
     """
 
     source: str
@@ -43,7 +43,7 @@ class BatchShare:
 
     @staticmethod
     def of(source: str, own: Tensor, rows: Tensor, local: Tensor, first: Tensor | None = None) -> BatchShare:
-        """The share of so many rows of so many, where a worker computes on so many; scalars of type int64."""
+        """The share of `own` rows of `rows`, where a worker computes on `local` rows; scalars of type int64."""
         share = tf.math.divide_no_nan(tf.cast(own, tf.float64), tf.cast(rows, tf.float64))
         return BatchShare(source, rows, share, own > 0, own, local, first)
 
@@ -52,26 +52,26 @@ class BatchShare:
         return tf.math.multiply_no_nan(tensor, tf.cast(self.own, tensor.dtype))
 
     def zero_uncounted(self, tensor: Tensor) -> Tensor:
-        """A tensor where this worker has examples, and zeros of its shape elsewhere."""
+        """The tensor if this worker has examples, else zeros of its shape."""
         return mask_uncounted(self.is_counted, tensor)
 
     def counted_rows(self, tensor: Tensor) -> Tensor:
-        """A tensor `[n, ...]` where this worker has examples, and none of its rows elsewhere."""
+        """A tensor `[n, ...]` if this worker has examples, else none of its rows."""
         rows = tf.shape(tensor)[0]
         return tensor[: tf.where(self.is_counted, rows, tf.zeros_like(rows))]
 
     def take_length(self, whole: Tensor) -> Tensor:
-        """Of a length of an axis along the batch, the worker's; a negative one, for what is left, stays so."""
+        """A worker's length of an axis along the batch, from the global one; a negative one (the rest) is unchanged."""
         rows = tf.cast(self.rows, whole.dtype)
         return tf.where(whole < 0, whole, whole // tf.maximum(rows, 1) * tf.cast(self.local, whole.dtype))
 
     def localize(self, numbers: Tensor, first: Tensor, times: Tensor, counted_by: str) -> Tensor:
-        """Numbers of entries of the global batch -> of the worker's; a run says where one is another worker's.
+        """Converts indices of global entries to per-worker ones; a run checks that they belong to the worker.
 
         Args:
             numbers: of any shape.
-            first: the number of the worker's first example, a scalar of type int64.
-            times: how many entries an example has.
+            first: the index of the worker's first example, a scalar of type int64.
+            times: the number of entries of an example.
             counted_by: the node that counts the examples.
         """
         times = tf.cast(times, tf.int64)
@@ -84,7 +84,7 @@ class BatchShare:
 
 
 def mask_uncounted(is_counted: Tensor, tensor: Tensor, kind: str = "sum") -> Tensor:
-    """A worker's part of what workers reduce; where it is not counted, what leaves the others' result as it is.
+    """A worker's part of a reduction, or the neutral element where it is not counted.
 
     Args:
         is_counted: whether the worker has examples.

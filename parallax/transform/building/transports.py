@@ -34,11 +34,11 @@ class TableRows:
     Attributes:
         name: its variable op.
         variable: the user's name.
-        rows: of the whole table.
-        parts: its rows by partition, as handles or tensors: one here, where workers hold them; all, on servers.
+        rows: of the full table.
+        parts: its rows by partition, as handles or tensors: one here, where workers own them; all, on servers.
         dtype: of the elements.
         row_shape: of one row.
-        devices: of the servers, for each partition; empty where workers hold them.
+        devices: of the servers, for each partition; empty where workers own the rows.
     """
 
     name: str
@@ -52,13 +52,13 @@ class TableRows:
 
 @dataclass(frozen=True, slots=True)
 class MergeGroup:
-    """Workers who merge what they ask owners for: each asks for some of the rows, for all of them.
+    """Workers that merge their requests: each member requests some of the rows on behalf of all.
 
     Attributes:
         among: HOST for those of this worker's host, WORKERS for all.
-        size: how many they are.
-        asker_of_slot: for each slot of the pattern of owners, who of them asks for its rows. For owners on servers, of
-            whom any may ask, the pattern may be another: keys go by their rest by its length.
+        size: the number of members.
+        asker_of_slot: for each slot of the pattern of owners, the member that requests its rows. For owners on servers,
+            to which any member may send requests, the pattern may be another: keys are assigned modulo its length.
     """
 
     among: str
@@ -66,17 +66,17 @@ class MergeGroup:
     asker_of_slot: tuple[int, ...]
 
     def out(self, values: Tensor, wire: Wire, kind: str) -> Tensor:
-        """Values as they go between the members: in half precision, where that is wanted, between hosts alone."""
+        """Values as sent between members: in half precision, where that is enabled, between hosts only."""
         return wire.out(values, kind) if self.among == WORKERS else values
 
 
 @dataclass(frozen=True, slots=True)
 class Pushers:
-    """Who asks servers for rows, and gives them gradient rows.
+    """The workers that request rows from servers, and send gradient rows to them.
 
     Attributes:
-        partitions: those that this worker asks.
-        number: of the workers that ask a partition: all, or its server's front alone.
+        partitions: those that this worker addresses.
+        number: of the workers that address a partition: all, or its server's front alone.
     """
 
     partitions: tuple[int, ...]
@@ -85,15 +85,15 @@ class Pushers:
 
 @dataclass(frozen=True, slots=True)
 class RoutedKeys:
-    """A pull as it was made, or the way of a push that names its own rows.
+    """The route of a pull's keys, or of a push that has its own rows.
 
     Attributes:
-        rows: `[u, width]`, in the order of the first hop's keys; None where none came back.
-        before: the hop to who asks, and what came from each worker; None without one.
+        rows: `[u, width]`, in the order of the first hop's keys; None where none were returned.
+        before: the hop within the group, and the number of keys from each worker; None without one.
         last: the hop to the owners.
-        asked: where workers are owners: `[m]`, local row numbers that others asked of this one.
-        asked_splits: `[W]`, how many each of them asked for.
-        table_of_asked: `[m]`, which table each belongs to; None when there is one only.
+        asked: where workers are owners: `[m]`, local row numbers that others requested from this one.
+        asked_splits: `[W]`, the number that each of them requested.
+        table_of_asked: `[m]`, the table of each; None when there is only one.
     """
 
     rows: Tensor
@@ -106,12 +106,12 @@ class RoutedKeys:
 
 @dataclass(frozen=True, slots=True)
 class Requests:
-    """What is counted of a run: keys by whom they go to, and which of these leave the host.
+    """The counted properties of a run: keys by destination, and the destinations outside the host.
 
     Attributes:
-        splits: `[n]`, how many keys go to each.
-        away: `[n]`, 1 for each of whom it is another host (on one host, another process), else 0.
-        asked_of: for each slot of the pattern of owners, to whom its keys go.
+        splits: `[n]`, the number of keys for each destination.
+        away: `[n]`, 1 for each destination on another host (on one host, in another process), else 0.
+        asked_of: for each slot of the pattern of owners, the destination of its keys.
     """
 
     splits: Tensor
@@ -120,13 +120,13 @@ class Requests:
 
 
 class Transport(ABC):
-    """To owners: what both kinds share.
+    """The common base of transports to owners.
 
     Where there are several hosts and one has several workers, synchronous training has a hop within the host first,
-    unless `local_aggregation` is off. Dense gradients take no such hop.
+    unless `local_aggregation` is off. Dense gradients skip this hop.
 
     Attributes:
-        route: the plan's word for it.
+        route: its name in the plan.
     """
 
     route: ClassVar[str]
@@ -138,17 +138,17 @@ class Transport(ABC):
 
     @property
     def slots(self) -> int:
-        """P, by whose rest and quotient keys are owned."""
+        """P, the modulus by which keys are owned."""
         return self.ownership.slots
 
     def first_leg(self, wanted: list[LookupIds], key_type: DType) -> Hop:
-        """Merges the keys of all lookups and orders them by where they go first."""
+        """Deduplicates the keys of all lookups and orders them by their first destination."""
         if self.meeting is not None:
             return leg(wanted, self.meeting.asker_of_slot, self.meeting.size, key_type)
         return self._to_owners(wanted, key_type)
 
     def pull(self, first: Hop, tables: list[TableRows], bases: Sequence[int]) -> RoutedKeys:
-        """Brings the rows of the first hop's keys."""
+        """Pulls the rows of the first hop's keys."""
         routed = self.announce(first, bases)
         routed = replace(routed, rows=self._from_owners(routed, tables, bases))
         if self.meeting is None or routed.before is None:
@@ -159,9 +159,9 @@ class Transport(ABC):
         return replace(routed, rows=tf.cast(rows, routed.rows.dtype))
 
     def announce(self, first: Hop, bases: Sequence[int]) -> RoutedKeys:
-        """Tells the owners which rows the first hop's keys are; none come back.
+        """Sends the owners the first hop's keys; no rows are returned.
 
-        So a push whose rows are those of several batches goes in one round more.
+        A push of rows of several batches thus takes one additional round.
         """
         if self.meeting is None:
             return self._tell_owners(first, bases)
@@ -170,7 +170,7 @@ class Transport(ABC):
         return replace(self._tell_owners(last, bases), before=(first, counts))
 
     def push(self, routed: RoutedKeys, rows: Tensor) -> Tensor:
-        """Sends gradient rows `[u, width]`, in the order of the first hop's keys, on to where `routed.last` leads."""
+        """Sends gradient rows `[u, width]` of the first hop's keys over it; returns sums by `routed.last`'s keys."""
         if routed.before is None or self.meeting is None:
             return rows
         first, counts = routed.before
@@ -190,32 +190,32 @@ class Transport(ABC):
         """Sends gradient rows, in the order of `routed.last`, to their owners.
 
         Args:
-            routed: the way that they go.
+            routed: their route.
             rows: `[u, width]`.
             bases: the row number at which each table begins, and at which the last one ends.
-            tables: those of the exchange of which there are rows.
+            tables: the tables of the exchange that have rows.
             count: counts the run, wherever rows are sent.
 
         Returns:
             Rows `[m, width]` and their local row numbers `[m]`, for each place where owners take them. Where workers
-            are owners: what came here, for each of `tables`; a row comes at most once from each worker (or host).
-            Where servers are: what goes to each partition.
+            are owners: what came here, for each of `tables`; a row comes at most once from each worker (or host). Where
+            servers are: what goes to each partition.
         """
 
     @abstractmethod
     def requests(self, first: Hop, last: Hop, away: list[int]) -> Requests:
-        """What is counted of a run, where `away` says which workers are on other hosts."""
+        """The counted properties of a run, with `away` marking workers on other hosts."""
 
     @abstractmethod
     def push_id_bytes(self, id_bytes: int) -> int:
-        """Bytes of a row number in a push, where a key of the exchange has `id_bytes`, or 0 where no row is named."""
+        """Bytes of a row number in a push, where a key of the exchange has `id_bytes`; 0 if the push sends none."""
 
     def _to_owners(self, wanted: list[LookupIds], key_type: DType) -> Hop:
         return leg(wanted, self.ownership.pattern, self.ownership.holders, key_type, to_owners=True)
 
     @abstractmethod
     def _tell_owners(self, last: Hop, bases: Sequence[int]) -> RoutedKeys:
-        """Tells owners the last hop's keys, where they are not told with every request."""
+        """Sends owners the last hop's keys, where they are not part of every request."""
 
     @abstractmethod
     def _from_owners(self, routed: RoutedKeys, tables: list[TableRows], bases: Sequence[int]) -> Tensor:
@@ -223,9 +223,9 @@ class Transport(ABC):
 
 
 class WorkerTransport(Transport):
-    """Owners are the workers, of whom this is one.
+    """The transport to owners that are workers, including this one.
 
-    A pull is two all-to-alls: local row numbers out, rows back. A push is one, without row numbers.
+    A pull is two all-to-alls: local row numbers to owners, rows back. A push is one, without row numbers.
     """
 
     route = ALLTOALL
@@ -255,13 +255,13 @@ class WorkerTransport(Transport):
         tables: Sequence[int],
         count: Callable[[], Operation],
     ) -> list[tuple[Tensor, Tensor]]:
-        """As `Transport.hand_over`."""
+        """See `Transport.hand_over`."""
         arrived = self._arrive(routed, rows, bases)
         with tf.control_dependencies([count()]):
             return [(tf.identity(arrived[table][0]), tf.identity(arrived[table][1])) for table in tables]
 
     def _arrive(self, routed: RoutedKeys, rows: Tensor, bases: Sequence[int]) -> list[tuple[Tensor, Tensor]]:
-        """What comes to this worker, for each table of the exchange."""
+        """The rows that arrive at this worker, for each table of the exchange."""
         sent = self.wire.out(rows, GRADIENTS)
         received, _ = all_to_all(sent, routed.last.splits, arriving=routed.asked_splits)
         received = tf.cast(received, rows.dtype)
@@ -275,16 +275,16 @@ class WorkerTransport(Transport):
         return list(zip(received_by_table, local_by_table, strict=True))
 
     def requests(self, first: Hop, last: Hop, away: list[int]) -> Requests:
-        """As `Transport.requests`."""
+        """See `Transport.requests`."""
         return Requests(last.splits, away, self.ownership.pattern)
 
     def push_id_bytes(self, id_bytes: int) -> int:
-        """As `Transport.push_id_bytes`: a push goes the way of its keys."""
+        """See `Transport.push_id_bytes`: a push follows the route of its keys."""
         return id_bytes
 
 
 class ServerTransport(Transport):
-    """Owners are servers: one request to each partition, or to those that this worker asks for all.
+    """The transport to owners that are servers: one request to each partition that this worker addresses.
 
     A pull is one gather on each partition's server. A push sends row numbers along with the gradient rows. Within a
     host ids are dealt out by `id % workers of the host`.
@@ -298,7 +298,7 @@ class ServerTransport(Transport):
 
     @property
     def proxies(self) -> tuple[int, ...]:
-        """For each slot of the pattern the worker that asks its server for all; empty where every worker asks."""
+        """For each slot of the pattern the worker that addresses its server for all; empty where every worker does."""
         return self.meeting.asker_of_slot if self.meeting is not None and self.meeting.among == WORKERS else ()
 
     def _tell_owners(self, last: Hop, bases: Sequence[int]) -> RoutedKeys:
@@ -323,7 +323,7 @@ class ServerTransport(Transport):
         tables: Sequence[int],
         count: Callable[[], Operation],
     ) -> list[tuple[Tensor, Tensor]]:
-        """As `Transport.hand_over`; between a front and its server rows are as they are."""
+        """See `Transport.hand_over`; between a front and its server rows are not rounded."""
         last = routed.last
         with tf.control_dependencies([count()]):
             sent = tf.identity(rows)
@@ -331,23 +331,23 @@ class ServerTransport(Transport):
         return list(zip(self._by_partition(last, sent), self._by_partition(last, last.local), strict=True))
 
     def requests(self, first: Hop, last: Hop, away: list[int]) -> Requests:
-        """As `Transport.requests`; what fronts ask their servers stays on their hosts."""
+        """See `Transport.requests`; requests of fronts to their servers stay on their hosts."""
         if self.proxies:
             return Requests(first.splits, away, self.proxies)
         return Requests(last.splits, [1] * self.ownership.holders, self.ownership.pattern)
 
     def push_id_bytes(self, id_bytes: int) -> int:
-        """As `Transport.push_id_bytes`; servers are told the row numbers, in 8 bytes each."""
+        """See `Transport.push_id_bytes`; servers receive the row numbers, in 8 bytes each."""
         return id_bytes if self.proxies else 8
 
     def _by_partition(self, last: Hop, rows: Tensor) -> list[Tensor]:
-        """What is in the order of the last hop, cut into what goes to each partition."""
+        """Splits rows in the order of the last hop into those of each partition."""
         partitions = self.ownership.holders
         return list(tf.split(rows, last.splits, num=partitions)) if partitions > 1 else [rows]
 
 
 def table_of(keys: Tensor, bases: Sequence[int]) -> Tensor:
-    """Which table each local row number belongs to; None when there is one table."""
+    """The table of each local row number; None when there is one table."""
     if len(bases) == 2:
         return None
     return tf.searchsorted(tf.constant(bases[1:-1], keys.dtype), keys, side="right")

@@ -19,20 +19,20 @@ from parallax.plans.half_precision import rows_travel_as, sums_travel_as
 ROWS, GRADIENTS = "rows", "gradients"
 
 SAMPLED_ROWS = 64
-"""Of each exchange and run; enough for a mean over a few steps, and little beside the exchange."""
+"""Rows of each exchange and run: enough for a mean over a few steps, and cheap compared to the exchange."""
 
 
 @dataclass(frozen=True, slots=True)
 class Rounding:
-    """A variable `[5]`, float64, in which a worker measures what rounding before an exchange costs.
+    """A variable `[5]`, float64, in which a worker measures the error of rounding before an exchange.
 
-    Entries: times run, rows sampled that are not zero, the sum of their relative errors, the largest of these, the
-    largest absolute value of all elements.
+    Entries: runs, sampled rows other than zero, the sum of their relative errors, the largest of these, the largest
+    absolute value of all elements.
 
     Attributes:
         tensor: reads it.
-        initializer: the op that sets it to zero.
-        kind: ROWS for rows pulled, GRADIENTS for what is pushed, gathered or all-reduced.
+        initializer: the op that resets it to zero.
+        kind: ROWS for pulled rows, GRADIENTS for pushed, gathered or all-reduced ones.
     """
 
     tensor: str
@@ -48,7 +48,7 @@ class Wire:
         dtype: `bfloat16`, `float16`, or None for no rounding.
 
     Attributes:
-        roundings: what is measured, in the order in which it was built.
+        roundings: the measured errors, in the order of construction.
     """
 
     def __init__(self, scope: str, dtype: str | None) -> None:
@@ -57,15 +57,15 @@ class Wire:
         self.roundings: list[Rounding] = []
 
     def rows_type(self, dtype: DType) -> DType:
-        """The type in which rows of a type travel that are only moved."""
+        """The type on the wire of rows that are moved and not reduced."""
         return tf.dtypes.as_dtype(rows_travel_as(dtype.name, self._dtype))
 
     def round_rows(self, rows: Tensor) -> Tensor:
-        """Rows as they travel, not measured."""
+        """Rows in their type on the wire, without measurement."""
         return tf.cast(rows, self.rows_type(rows.dtype))
 
     def out(self, exact: Tensor, kind: str) -> Tensor:
-        """Rows, or a gradient of any shape, as they travel; what is rounded is measured."""
+        """Rows, or a gradient of any shape, in the type on the wire; the rounding error is measured."""
         sent = self.round_rows(exact)
         if sent is exact:
             return exact
@@ -73,11 +73,11 @@ class Wire:
             return tf.identity(sent)
 
     def halves_sums_of(self, dtype: DType) -> bool:
-        """Whether gradients of a type are added up in half precision on their way."""
+        """Whether gradients of a type are summed in half precision on the wire."""
         return self._dtype is not None and sums_travel_as(dtype.name, self._dtype) == self._dtype != dtype.name
 
     def _measure(self, exact: Tensor, sent: Tensor, kind: str) -> Operation:
-        """The op that adds one run to what is measured."""
+        """The op that adds one run to the measurement."""
         graph, name = tf.compat.v1.get_default_graph(), f"{self._scope}/rounding_{len(self.roundings)}"
         with tf.name_scope(f"{name}/"), tf.init_scope(), graph.as_default():
             handle = tf.raw_ops.VarHandleOp(dtype=tf.float64, shape=[5], shared_name=name, name="handle")
@@ -88,7 +88,7 @@ class Wire:
             rows, rounded = _sample(exact), tf.cast(_sample(sent), exact.dtype)
             norms = tf.norm(rows, axis=1)
             errors = tf.cast(tf.math.divide_no_nan(tf.norm(rounded - rows, axis=1), norms), tf.float64)
-            none = tf.zeros([1], tf.float64)  # of no rows there is no largest
+            none = tf.zeros([1], tf.float64)  # without rows there is no maximum
             largest = tf.reduce_max(tf.concat([errors, none], 0))
             magnitude = tf.reduce_max(tf.concat([tf.reshape(tf.abs(exact), [-1]), tf.zeros([1], exact.dtype)], 0))
             counted = tf.math.count_nonzero(norms, dtype=tf.int64)
@@ -99,6 +99,6 @@ class Wire:
 
 
 def _sample(tensor: Tensor) -> Tensor:
-    """Its first rows, `[n, width]`; what has no rows is one."""
+    """The first rows, `[n, width]`; a tensor without rows counts as one."""
     width = tensor.shape[-1] if tensor.shape.rank and tensor.shape.rank > 1 else None
     return tf.reshape(tensor, [-1, width])[:SAMPLED_ROWS] if width else tf.reshape(tensor, [1, -1])

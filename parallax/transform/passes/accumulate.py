@@ -23,13 +23,13 @@ from parallax.transform.passes.micro_shares import weigh
 
 
 def keep_gradients(editor: Editor, rewrites: Rewrites) -> None:
-    """Has every gradient kept, and those who take it see all of an update's batches."""
+    """Accumulates every gradient, so that its consumers see all batches of an update."""
     for number, keep in enumerate(rewrites.keeps):
         _keep(editor, keep, rewrites.terms.accumulate_steps, f"{SCOPE}/keep_{number}")
     for alike in rewrites.alike_rows:
         with tf.name_scope(f"{SCOPE}/alike_rows/"):
             row = editor.at(alike.edge)[:1]
-            rows = tf.raw_ops.Shape(input=editor.at(alike.like))[:1]  # tf.shape would take the static one
+            rows = tf.raw_ops.Shape(input=editor.at(alike.like))[:1]  # tf.shape would return the static one
             editor.redirect([alike.edge], tf.broadcast_to(row, tf.concat([rows, tf.shape(row)[1:]], 0)))
 
 
@@ -39,7 +39,7 @@ def _keep(editor: Editor, keep: AccumulateGradient, steps: int, label: str) -> N
         share = editor.shares[keep.batch] if keep.batch else None
         weights = _weights(editor, keep, share, label, kept)
         gradient = editor.at(keep.value_edges[0]) if keep.value_edges else editor.tensor(keep.values)
-        if keep.power is not None:  # the first micro-batch may be the last one, and then nothing is kept
+        if keep.power is not None:  # the first micro-batch may be the last one, and then nothing is accumulated
             gradient = tf.ensure_shape(gradient, [None, *keep.shape[1:]] if keep.indices else keep.shape)
         if keep.indices:
             total = _rows(editor, keep, gradient, weights, kept, label)
@@ -58,7 +58,7 @@ def _keep(editor: Editor, keep: AccumulateGradient, steps: int, label: str) -> N
 def _weights(
     editor: Editor, keep: AccumulateGradient, share: BatchShare | None, label: str, kept: list[_KeptGradients]
 ) -> _Weights | None:
-    """What the batches so far count for, and what this run's does; None where all are alike."""
+    """The weights of the batches so far, and of this run's; None where all are equal."""
     if keep.power is not None:
         return _Weights(None, weigh(editor, tf.constant(1.0, tf.float64), keep.power))
     if share is None:
@@ -76,7 +76,7 @@ def _rows(
     kept: list[_KeptGradients],
     label: str,
 ) -> Tensor:
-    """The values of all batches; each piece by itself, as what becomes of them depends on the piece."""
+    """The values of all batches, piece by piece, as their later treatment depends on the piece."""
     indices = [editor.at(keep.index_edges[0]) if keep.index_edges else editor.tensor(keep.indices)]
     values = [gradient]
     if len(keep.pieces) > 1:
@@ -87,7 +87,7 @@ def _rows(
         piece = keep.pieces[number] if keep.pieces else None
         adds = keep.constant[number] if keep.constant else False
         keys = editor.run_keys_of(piece) if piece is not None and piece.of and not adds else None
-        if keep.batch and (piece is None or piece.kind != "shared"):  # of a worker without examples there are none
+        if keep.batch and (piece is None or piece.kind != "shared"):  # a worker without examples has none
             counted = editor.shares[keep.batch].counted_rows
             rows, ids, keys = counted(rows), counted(ids), counted(keys) if keys is not None else None
         all_values.append(_total(rows, f"{label}/values_{number}", kept, adds, weights))
@@ -102,7 +102,7 @@ def _rows(
 
 @dataclass(frozen=True, slots=True)
 class _KeptGradients:
-    """The ops of one variable, by name, as `GradientAccumulation` has them."""
+    """The ops of one variable, by name, as in `GradientAccumulation`."""
 
     begin: str
     add: str
@@ -112,10 +112,10 @@ class _KeptGradients:
 
 @dataclass(frozen=True, slots=True)
 class _Weights:
-    """What the batches before this run's count for, and what this run's does: scalars of type float64.
+    """The weights of the batches before this run's, and of this run's: scalars of type float64.
 
     Attributes:
-        before: None where they were weighed when they were kept.
+        before: None where they were weighted when they were accumulated.
         own: of this run's.
     """
 
@@ -126,14 +126,14 @@ class _Weights:
 def _total(
     tensor: Tensor, name: str, kept: list[_KeptGradients], adds: bool = False, weights: _Weights | None = None
 ) -> Tensor:
-    """A tensor of all batches so far, this run's included: added up, or else put one after the other.
+    """A tensor of all batches so far, including this run's: summed, or else concatenated.
 
     Args:
         tensor: this run's.
-        name: of the variable in which it is kept.
-        kept: to which the variable's ops are added.
-        adds: whether batches are added up.
-        weights: what they count for, where that is not all alike.
+        name: of the accumulator variable.
+        kept: a list to which the variable's ops are added.
+        adds: whether batches are summed.
+        weights: their weights, where these differ.
     """
     shape = tensor.shape if adds else tf.TensorShape([None]).concatenate(tensor.shape[1:])
     with tf.name_scope(f"{name}/"):

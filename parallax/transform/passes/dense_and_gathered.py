@@ -22,14 +22,14 @@ from parallax.transform.building.wire import GRADIENTS
 
 
 def reduce_gradients(editor: Editor, rewrites: Rewrites) -> None:
-    """Scales joined rows by 1/W, all-reduces dense gradients and sums over joined rows, broadcasts what is fed."""
+    """Scales gradient rows by 1/W, all-reduces dense gradients and sums over rows, and broadcasts fed values."""
     for scale in rewrites.scales:
         values = editor.at(scale.edges[0]) if rewrites.layouts else editor.leaving(scale.tensor)
         with tf.name_scope(f"{SCOPE}/scale/"):
             editor.redirect(scale.edges, _scale_rows(editor, rewrites, values))
     for shared in rewrites.shared_rows:
         if not rewrites.terms.synchronous:
-            continue  # a worker by itself has the one process's rows
+            continue  # a single worker has the rows of one process
         with tf.name_scope(f"{SCOPE}/shared_rows/"):
             editor.redirect(shared.edges, _keep_on_last_worker(editor, editor.at(shared.edges[0]), shared))
     for feed in rewrites.broadcasts:
@@ -41,12 +41,12 @@ def reduce_gradients(editor: Editor, rewrites: Rewrites) -> None:
         with tf.name_scope(f"{SCOPE}/all_reduce/"):
             reduced = _reduce(editor, reduction)
         editor.redirect(reduction.edges, reduced)
-        if reduction.kind not in ("mean", "gradient"):  # a worker's own gradient may be fetched, its part of a sum not
+        if reduction.kind not in ("mean", "gradient"):  # its own gradient may be fetched, a part of a sum not
             editor.whole[reduction.tensor] = str(reduced.name)
 
 
 def _reduce(editor: Editor, reduction: AllReduce) -> NamedTensor | Tensor:
-    """What workers put together; for tensors of one shape it is built once, and then copied, where it can be."""
+    """A reduction over the workers; for tensors of one shape it is built once, and then copied, where it can be."""
     named = editor.take_tensor(reduction.tensor)
     if reduction.kind == "rows_mean":
         return _mean_of_rows(editor, reduction)
@@ -74,12 +74,12 @@ def _build(
 def _keep_on_last_worker(editor: Editor, values: Tensor, shared: SharedRows) -> Tensor:
     """Gradient rows in which those of shared pieces are the sum over the workers on the last one, and zero elsewhere.
 
-    The last worker has examples wherever any worker has (graph/batches.py): workers without examples send no rows.
+    The last worker has examples whenever any worker has (graph/batches.py): workers without examples send no rows.
     """
     found = []
     for piece, rows in zip(shared.pieces, _split(editor, values, shared.pieces), strict=True):
         if piece.kind == "shared":
-            # An open end: TensorFlow would fold a product with a known zero, and leave the all-reduce out there.
+            # An open end: TensorFlow would fold a product with a known zero, and drop the all-reduce there.
             mine = open_end(tf.constant(1.0 if editor.worker.rank == editor.worker.size - 1 else 0.0, rows.dtype))
             rows = editor.together.add_gradients(rows) * mine
         found.append(rows)
@@ -94,7 +94,7 @@ def _split(editor: Editor, rows: Tensor, pieces: tuple[GradientPiece, ...]) -> l
 
 
 def _scale_rows(editor: Editor, rewrites: Rewrites, values: Tensor) -> Tensor:
-    """Gradient rows times what a worker's count for among all workers'."""
+    """Gradient rows times the worker's weight among all workers."""
     terms, size = rewrites.terms, editor.worker.size
     if rewrites.layouts:  # parts of the global batch's
         return values * tf.constant(size, values.dtype)
@@ -102,9 +102,9 @@ def _scale_rows(editor: Editor, rewrites: Rewrites, values: Tensor) -> Tensor:
 
 
 def _mean_of_rows(editor: Editor, reduction: AllReduce) -> Tensor:
-    """The mean over all workers' rows, from each worker's mean over its own (which may be none)."""
+    """The mean over all workers' rows, from each worker's mean over its own (which may be empty)."""
     mean, rows = editor.leaving(reduction.tensor), editor.leaving(reduction.weight)
-    count = tf.raw_ops.Shape(input=rows)[0]  # tf.shape would take the user's whole static shape
+    count = tf.raw_ops.Shape(input=rows)[0]  # tf.shape would return the user's full static shape
     if reduction.batch:
         count = editor.shares[reduction.batch].zero_uncounted(count)
     weight = tf.cast(count, mean.dtype)
@@ -113,7 +113,7 @@ def _mean_of_rows(editor: Editor, reduction: AllReduce) -> Tensor:
 
 
 def collect_rows(editor: Editor, rewrites: Rewrites) -> None:
-    """Sparse gradients of variables that every worker holds: all workers get all touched rows."""
+    """Sparse gradients of replicated variables: all workers get all touched rows."""
     collected = []
     for collect in rewrites.collects:
         with tf.name_scope(f"{SCOPE}/collect/{collect.op}/"):
@@ -131,7 +131,7 @@ def _collect(editor: Editor, collect: Collect) -> tuple[Tensor, Tensor]:
     row_shape: list[int] = []
     if values is not None:
         is_known = values.shape.rank is not None and None not in values.shape.as_list()[1:]
-        # Whatever TensorFlow has inferred of the rows, they are the variable's.
+        # The rows are the variable's, whatever TensorFlow has inferred.
         dims = editor.view.nodes[collect.op].attr["shape"].shape.dim
         row_shape = values.shape.as_list()[1:] if is_known else [int(dim.size) for dim in dims][1:]
     flat = open_end(tf.reshape(values, [-1, math.prod(row_shape)])) if values is not None else None
@@ -152,9 +152,9 @@ def _counted_rows(editor: Editor, collect: Collect, rows: Tensor) -> Tensor:
 
 
 def _densify(editor: Editor, collect: Collect, values: Tensor, indices: Tensor) -> tuple[Tensor, Tensor]:
-    """Summed over a whole table, with a column that counts who touched a row: only the union is given on.
+    """Sums over a full table, with a column that counts the workers that touched a row; only the union is returned.
 
-    A sparse Momentum, Adam or Ftrl update leaves alone the rows that nobody touched, so they must not reach the update.
+    A sparse Momentum, Adam or Ftrl update leaves untouched rows unchanged, so they must not reach the update.
     """
     with_count = tf.concat([values, tf.ones([tf.shape(values)[0], 1], values.dtype)], 1)
     total = editor.together.add_gradients(tf.math.unsorted_segment_sum(with_count, indices, collect.rows))
@@ -168,7 +168,7 @@ def _gather(editor: Editor, collect: Collect, values: Tensor, indices: Tensor) -
 
 
 def _as_one_process(editor: Editor, collect: Collect, values: Tensor, indices: Tensor) -> tuple[Tensor, Tensor]:
-    """Every row that the one process would have, piece by piece."""
+    """Every row that one process would have, piece by piece."""
     pieces = collect.pieces
     found = []
     for piece, rows, numbers in zip(
@@ -184,7 +184,7 @@ def _as_one_process(editor: Editor, collect: Collect, values: Tensor, indices: T
 def _of_all_workers(
     editor: Editor, collect: Collect, piece: GradientPiece, rows: Tensor, numbers: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """The rows of all workers for one lookup; those of equal ids, or equal keys where they say it, are added up."""
+    """The rows of all workers for one lookup; those of equal ids, or of equal keys where these decide, are summed."""
     sent = _sent_to_all(editor, collect, *(_counted_rows(editor, collect, one) for one in (rows, numbers)))
     if piece.of:
         keys = _counted_rows(editor, collect, editor.keys_of(piece))
@@ -202,7 +202,7 @@ def _sent_to_all(editor: Editor, collect: Collect, values: Tensor, indices: Tens
 
 
 def _from_all(editor: Editor, rows: Tensor) -> Tensor:
-    """The rows of all workers, by worker; a single one has them."""
+    """The rows of all workers, by worker; a single worker's own rows."""
     return all_gather(rows) if editor.worker.size > 1 else open_end(rows)
 
 
@@ -214,7 +214,7 @@ def count(editor: Editor, collect: Collect, values: Tensor, indices: Tensor, num
 
 
 def add_counter(editor: Editor, counter: Counter, numbers: list[Tensor]) -> Operation:
-    """Adds a variable that counts; returns the op that adds 1 and then `numbers` to it."""
+    """Adds a counter variable; returns the op that adds 1 and then `numbers` to it."""
     from dataclasses import replace
 
     length = 1 + len(numbers)

@@ -51,17 +51,17 @@ from parallax.transform.passes.ids_from_end import ids_before
 
 @dataclass(frozen=True, slots=True)
 class _Exchange:
-    """A group of lookups with the pull that was built for it.
+    """A group of lookups with the pull that was built for them.
 
     Attributes:
         number: of the group.
         together: the group.
-        way: to the owners.
-        tables: what gives the rows, in the order of the group's sources.
-        table_of: lookup node -> which of the tables.
-        place_of: lookup node -> which of the group's lookups.
-        asked: what the lookups ask for.
-        routed: how the rows came.
+        way: the transport to the owners.
+        tables: the sources of the rows, in the order of the group's sources.
+        table_of: lookup node -> index of its table.
+        place_of: lookup node -> its index among the group's lookups.
+        asked: the requested rows of the lookups.
+        routed: the route of the rows.
     """
 
     number: int
@@ -76,13 +76,13 @@ class _Exchange:
 
 @dataclass(frozen=True, slots=True)
 class _GatheredRows:
-    """Gradient rows of one worker, merged, on their way to owners.
+    """Coalesced gradient rows of one worker, ready for their owners.
 
     Attributes:
-        rows: `[u, width]`, in the order of the way's last hop.
-        asked: the rows that they belong to: those pulled, unless the push names its own.
-        routed: the way that they go.
-        names_rows: whether the push names its own.
+        rows: `[u, width]`, in the order of the route's last hop.
+        asked: the rows that they belong to: the pulled ones, unless the push has its own.
+        routed: their route.
+        names_rows: whether the push has its own rows.
     """
 
     rows: Tensor
@@ -103,7 +103,7 @@ def exchange_rows(editor: Editor, rewrites: Rewrites) -> None:
             if not members:
                 continue
             gathered = _gather(editor, rewrites, exchange, members)
-            if rewrites.table(rewrites.pushes[members[0]].table).servers:  # which take all rows of a push together
+            if rewrites.table(rewrites.pushes[members[0]].table).servers:  # which consume all rows of a push together
                 for_servers.setdefault(members[0], []).append((exchange, gathered))
                 continue
             rows_by_push = _hand_over(editor, rewrites, exchange, members, gathered)
@@ -118,7 +118,7 @@ def exchange_rows(editor: Editor, rewrites: Rewrites) -> None:
 
 
 def _carries(exchange: _Exchange, rewrites: Rewrites, index: int) -> bool:
-    """Whether a push goes the way of this exchange: that of each of its lookups, or, naming its rows, of the first."""
+    """Whether a push uses this exchange: that of each of its lookups, or, with its own rows, of the first."""
     nodes = _nodes(exchange, rewrites.pushes[index])
     return bool(nodes) and (not rewrites.keeps or nodes[0] == rewrites.pushes[index].lookups[0])
 
@@ -165,7 +165,7 @@ def _pull(editor: Editor, rewrites: Rewrites, number: int, together: PullGroup) 
 def _after(waits: list[Operation], ids: Sequence[Tensor]) -> list[Tensor]:
     """Copies of ids that wait for other nodes; called within control dependencies on those nodes.
 
-    Without a copy, only the constant shape of the first Reshape would carry the control dependency, and TensorFlow's
+    Without a copy, only the constant shape of the first Reshape would have the control dependency, and TensorFlow's
     optimizer removes a redundant Reshape together with the dependencies of its shape.
     """
     waiting = {id(one): tf.identity(one) for one in ids} if waits else {}
@@ -173,9 +173,9 @@ def _after(waits: list[Operation], ids: Sequence[Tensor]) -> list[Tensor]:
 
 
 def _ids_of(editor: Editor, rewrites: Rewrites, lookup: Lookup) -> tuple[Tensor, bool]:
-    """The ids of a lookup, and whether those below zero are yet to be counted from the table's end.
+    """The ids of a lookup, and whether negative ones must still be counted from the table's end.
 
-    Only in graphs of front ends: what these call ids between is fed by nobody.
+    The latter only in graphs of front ends, where the ids in between are never fed.
     """
     ids, given = editor.at(Edge(lookup.node, lookup.ids_slot)), editor.view.inputs(lookup.node)[lookup.ids_slot]
     if rewrites.batches and not is_of_script(editor.view) and not lookup.combines and ids is editor.tensor(given):
@@ -186,7 +186,7 @@ def _ids_of(editor: Editor, rewrites: Rewrites, lookup: Lookup) -> tuple[Tensor,
 
 
 def _rows_of(editor: Editor, table: Table, source: str, row_shape: tuple[int, ...]) -> TableRows:
-    """What gives the rows of a table: this worker's partition as `source` reads it, or all partitions on servers."""
+    """The source of a table's rows: this worker's partition as `source` reads it, or all partitions on servers."""
     dtype = tf.dtypes.as_dtype(table.dtype)
     parts = editor.partitions[table.op] if table.servers else (editor.tensor(source),)
     devices = tuple(device_of(server) for server in table.servers)
@@ -202,7 +202,7 @@ def _way(editor: Editor, table: Table, synchronous: bool) -> Transport:
 
 
 def _meeting(worker: Worker, table: Table, synchronous: bool) -> MergeGroup | None:
-    """The workers that merge what they ask for, where there are any."""
+    """The workers that merge their requests, if there are any."""
     pattern, size = table.ownership(worker.size).pattern, len(worker.neighbours)
     fronts = _fronts(worker, table, synchronous)
     if fronts:
@@ -214,7 +214,7 @@ def _meeting(worker: Worker, table: Table, synchronous: bool) -> MergeGroup | No
 
 
 def _fronts(worker: Worker, table: Table, synchronous: bool) -> tuple[int, ...]:
-    """For each server the worker that asks it for all; empty where every worker asks."""
+    """For each server the worker that addresses it for all; empty where every worker does."""
     return server_proxies(worker.hosts, worker.servers) if synchronous and table.servers else ()
 
 
@@ -226,7 +226,7 @@ def _pushers(editor: Editor, table: Table, synchronous: bool) -> Pushers:
 
 
 def _gather(editor: Editor, rewrites: Rewrites, exchange: _Exchange, members: list[int]) -> _GatheredRows:
-    """The gradient rows of the pushes `members`, merged, on the way that the pull went, or on one of their own."""
+    """The coalesced gradient rows of the pushes `members`, on the route of the pull, or on their own."""
     pushes = [rewrites.pushes[i] for i in members]
     with tf.name_scope(f"{SCOPE}/push_{exchange.number}/"):
         if rewrites.keeps:
@@ -243,7 +243,7 @@ def _gather(editor: Editor, rewrites: Rewrites, exchange: _Exchange, members: li
 
 
 def _with_own_rows(editor: Editor, rewrites: Rewrites, exchange: _Exchange, pushes: list[Push]) -> _GatheredRows:
-    """Gradient rows of several batches, of which the pull of the last one has a part only."""
+    """Gradient rows of several batches, of which the pull of the last one has only a part."""
     way, width = exchange.way, push_width(editor.view, rewrites, pushes[0])
     ids = [editor.at(one.indices[0]) for one in pushes]
     tables = [exchange.table_of[one.lookups[0]] for one in pushes]
@@ -260,7 +260,7 @@ def _with_own_rows(editor: Editor, rewrites: Rewrites, exchange: _Exchange, push
 
 
 def _cut_open(editor: Editor, tensor: Tensor, one: Push) -> Tensor:
-    """What a push takes, which is fed with nothing where nobody wants what it delivers."""
+    """An input of a push, which is fed an empty value where the push is not needed."""
     cut = open_end(tensor)
     _may_be_cut(editor, cut, push_nodes(one))
     return cut
@@ -269,7 +269,7 @@ def _cut_open(editor: Editor, tensor: Tensor, one: Push) -> Tensor:
 def _hand_over(
     editor: Editor, rewrites: Rewrites, exchange: _Exchange, members: list[int], gathered: _GatheredRows
 ) -> list[tuple[Tensor, Tensor]]:
-    """The gradient rows of the pushes `members` on the way to their owners (Transport.hand_over)."""
+    """Sends the gradient rows of the pushes `members` to their owners (Transport.hand_over)."""
     tables = [exchange.table_of[_nodes(exchange, rewrites.pushes[i])[0]] for i in members]
     with tf.name_scope(f"{SCOPE}/push_{exchange.number}/"):
         count = partial(_count_push, editor, exchange, gathered)
@@ -277,7 +277,7 @@ def _hand_over(
 
 
 def _places(editor: Editor, exchange: _Exchange, one: Push) -> list[Tensor]:
-    """For each lookup of a push that this exchange pulled, where the rows of its piece were pulled to, `[n]`."""
+    """For each lookup of a push that this exchange pulled, the positions of its pulled rows, `[n]`."""
     found = []
     for node, searched in zip(one.lookups, one.searched, strict=True):
         if node not in exchange.place_of:
@@ -305,7 +305,7 @@ def _values(editor: Editor, rewrites: Rewrites, exchange: _Exchange, one: Push) 
 
 
 def _deliver(editor: Editor, one: Push, pieces: list[tuple[Tensor, Tensor]], table_row: tuple[int, ...]) -> None:
-    """Leads the update to what arrived, in the shape and type that it takes; of unknown shape, in that of the table."""
+    """Redirects the update to the rows that arrived, in its shape and type; of unknown shape, in that of the table."""
     with tf.name_scope(f"{SCOPE}/deliver/{one.table}/"):
         values = tf.concat([v for v, _ in pieces], 0) if len(pieces) > 1 else pieces[0][0]
         indices = tf.concat([i for _, i in pieces], 0) if len(pieces) > 1 else pieces[0][1]
@@ -338,9 +338,9 @@ def _count(
     names_rows: bool = True,
     rows: Tensor = None,
 ) -> Operation:
-    """Counts one run: distinct rows by table, those asked of owners, and of them those that leave.
+    """Counts one run: distinct rows by table, those requested from owners, and the number of these that leave.
 
-    Where `rows` are sent, what is counted waits for them: in a branch that is not taken nothing is sent.
+    Where `rows` are sent, the count waits for them: in a branch that is not taken nothing is sent.
     """
     way = exchange.way
     requests = way.requests(asked.first, routed.last, _away(editor.worker))
@@ -363,6 +363,6 @@ def _count(
 
 
 def _away(worker: Worker) -> list[int]:
-    """For each worker 1 when what goes there leaves this host, or, on one host, this process; else 0."""
+    """For each worker 1 if messages to it leave this host, or, on one host, this process; else 0."""
     here = worker.neighbours if len(set(worker.hosts)) > 1 else (worker.rank,)
     return [int(rank not in here) for rank in range(worker.size)]

@@ -23,12 +23,12 @@ from parallax.transform.building.editor import Worker
 
 @dataclass(frozen=True, slots=True)
 class FullBatch:
-    """Where a batch is fed.
+    """The feeds of a batch.
 
     Attributes:
         batch: the tensor that is fed a batch of any length.
-        full: the tensor that is fed in its place where the batch is full.
-        rows: how many of a full batch this worker has.
+        full: the tensor that is fed instead where the batch is full.
+        rows: the number of this worker's rows of a full batch.
         length: the tensor that is fed the length of the global batch.
         total: that of a full one.
     """
@@ -43,12 +43,12 @@ class FullBatch:
 def add_full_batches(
     graph_def: GraphDef, worker: Worker, micro_batches: int = 1, cut: Collection[str] = ()
 ) -> tuple[FullBatch, ...]:
-    """Gives the placeholders of a worker's graph, which is changed, another one each for full batches.
+    """Adds a second placeholder for full batches to each batch placeholder of a worker's graph, which is modified.
 
     Args:
         graph_def: the graph.
-        worker: whose it is.
-        micro_batches: into how many the batches of some steps are cut; they are full where all have one length.
+        worker: the worker whose graph it is.
+        micro_batches: the number of micro-batches of some steps; these are full where all have one length.
         cut: the names of these steps.
     """
     nodes = {node.name: node for node in graph_def.node}
@@ -67,11 +67,11 @@ def add_full_batches(
 
 
 def led_to_full(feeds: Mapping[str, Value], full: Sequence[FullBatch]) -> dict[str, Value] | None:
-    """The feeds of a run, by the tensors to which they go where all its batches are full; None where they are not.
+    """The feeds of a run, redirected to the placeholders of full batches; None where some batch is not full.
 
     Args:
-        feeds: tensor -> what it is fed, the lengths of global batches among them.
-        full: of the batches among them.
+        feeds: tensor -> its value, including the lengths of global batches.
+        full: the batches among them.
     """
     if not full or not all(_is_full(one, feeds) for one in full):
         return None
@@ -94,7 +94,7 @@ def _add_full(graph_def: GraphDef, batch: NodeDef, rows: int) -> None:
     full.input.append(_add_default(graph_def, full.name, dtype.type, shape, device))
     full.attr["dtype"].CopyFrom(dtype)
     full.attr["shape"].shape.CopyFrom(shape)
-    # Of what is fed, TensorFlow believes no shape.
+    # TensorFlow infers no shape for fed tensors.
     known = graph_def.node.add(op="EnsureShape", name=f"{full.name}/known", input=[full.name], device=device)
     known.attr["T"].CopyFrom(dtype)
     known.attr["shape"].shape.CopyFrom(shape)
@@ -103,10 +103,11 @@ def _add_full(graph_def: GraphDef, batch: NodeDef, rows: int) -> None:
 
 
 def _add_default(graph_def: GraphDef, name: str, dtype: int, shape: TensorShapeProto, device: str) -> str:
-    """What stands where no full batch is fed, and nobody takes.
+    """The default of a full batch's placeholder, which no op reads while no full batch is fed.
 
-    TensorFlow's optimizer has constants wait for a batch from which they were folded. It is run for that, though it is
-    fed, as only a Placeholder would not be. Whoever took the numbers would see: they are none, or no rows of a table.
+    TensorFlow's optimizer makes constants wait for a batch from which they were folded. The default runs for that
+    purpose, though it is fed; a plain Placeholder would not run. Any reader would notice its values: NaN, or no row of
+    a table.
     """
     kind = tf.as_dtype(dtype)
     lengths = tf.make_tensor_proto([max(dim.size, 0) for dim in shape.dim], tf.int32)
@@ -122,7 +123,7 @@ def _add_default(graph_def: GraphDef, name: str, dtype: int, shape: TensorShapeP
 
 
 def _nothing(dtype: DType) -> float | int | bytes | bool:
-    """What is no number, or no row of a table."""
+    """A value that is not a number, or no row of a table."""
     if dtype.is_floating or dtype.is_complex:
         return float("nan")
     if dtype.is_integer:

@@ -20,13 +20,13 @@ from parallax.transform.building.transports import Pushers
 from parallax.transform.passes.server_partitions import cut_rows
 
 ALL_GIVE, FRONTS_GIVE = f"{SCOPE}/accumulate", f"{SCOPE}/front"
-"""Where the nodes are by which gradient rows are given: by all workers alike, or by the front of each server."""
+"""The scopes of the nodes that contribute gradient rows: on all workers alike, or on the front of each server."""
 NEVER_STALE = 2**63 - 1
-"""Local step of what is given: an accumulator drops what is older than its own step."""
+"""Local step of contributions: an accumulator drops those older than its own step."""
 
 
 def scatter_gradients(editor: Editor, rewrites: Rewrites) -> None:
-    """Dense gradients of tables on servers: each partition gets its rows of the mean over the workers, or the sum."""
+    """Scatters dense gradients of tables on servers: each partition gets its rows of the workers' mean, or sum."""
     for number, scatter in enumerate(rewrites.scatters):
         _scatter(editor, rewrites, scatter, f"{SCOPE}/scatter/{number}")
 
@@ -67,15 +67,15 @@ def _scatter(editor: Editor, rewrites: Rewrites, scatter: Scatter, label: str) -
 def push_rows(
     editor: Editor, rewrites: Rewrites, index: int, sent: list[list[tuple[Tensor, Tensor]]], pushers: Pushers
 ) -> None:
-    """Gradient rows of a table on servers: each partition gets those of all workers, added up.
+    """Pushes gradient rows of a table on servers: each partition gets those of all workers, summed.
 
     Args:
         editor: the graph.
-        rewrites: what shall be changed.
-        index: which of the pushes it is.
-        sent: for each pull that the rows were looked up in, and each partition, (values `[n, width]` as they travel,
-            local row numbers `[n]`).
-        pushers: who gives them.
+        rewrites: the rewrites.
+        index: the index of the push.
+        sent: for each pull that the rows were looked up in, and each partition, (values `[n, width]` in their type on
+            the wire, local row numbers `[n]`).
+        pushers: the workers that contribute.
     """
     push = rewrites.pushes[index]
     table, label = rewrites.table(push.table), f"{ALL_GIVE if pushers.number > 1 else FRONTS_GIVE}/{index}"
@@ -101,7 +101,7 @@ def push_rows(
             all_indices.append(tf.cast(indices, index_type))
             if row_shape is not None:
                 all_values.append(tf.reshape(values, [-1, *row_shape]))
-    # A worker that gives nothing takes part in what brings the rows to those that do.
+    # A worker that contributes nothing participates in sending the rows to those that do.
     gone = given or [piece.op for by_partition in sent for piece in by_partition[0]]
     _lead_parts(editor, push.values, all_values, gone)
     _lead_parts(editor, push.indices, all_indices, gone)
@@ -119,7 +119,7 @@ def accumulator(values: Tensor, rows: int, name: str) -> Tensor:
 
 
 def give(handle: Tensor, values: Tensor, indices: Tensor, rows: int) -> Operation:
-    """Gives this worker's gradient rows `[n, width]` of a partition of so many rows, with their numbers `[n]` int64."""
+    """Contributes this worker's gradient rows `[n, width]` of a partition of `rows` rows, numbered `[n]` int64."""
     return tf.raw_ops.SparseAccumulatorApplyGradient(
         handle=handle,
         local_step=tf.constant(NEVER_STALE, tf.int64),
@@ -132,7 +132,7 @@ def give(handle: Tensor, values: Tensor, indices: Tensor, rows: int) -> Operatio
 
 
 def take(handle: Tensor, like: Tensor, pushers: int) -> tuple[Tensor, Tensor]:
-    """The sum of what all givers gave: values `[m, width]` and row numbers `[m]`."""
+    """The sum of all contributions: values `[m, width]` and row numbers `[m]`."""
     taken = tf.raw_ops.SparseAccumulatorTakeGradient(handle=handle, num_required=tf.constant(pushers), dtype=like.dtype)
     taken.values.set_shape([None, int(like.shape[1])])
     taken.indices.set_shape([None])

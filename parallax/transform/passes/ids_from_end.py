@@ -10,7 +10,7 @@ from parallax.graph.view import GraphView, split_tensor
 
 
 def ids_before(view: GraphView, tensor: str, rows: int) -> str | None:
-    """The ids of which those below zero have been counted from the end; None where it is not so.
+    """The ids before negative ones were counted from the end; None where a tensor has another origin.
 
     Args:
         view: the user's graph.
@@ -31,7 +31,7 @@ def ids_before(view: GraphView, tensor: str, rows: int) -> str | None:
 
 
 def _number(view: GraphView, tensor: str) -> int | None:
-    """The whole number that a tensor is, as a constant or as one number of a constant shape."""
+    """The integer value of a tensor, as a constant or as an element of a constant shape."""
     value = view.constant(tensor)
     node = split_tensor(tensor)[0]
     if value is None and view.op(node) == "StridedSlice" and view.nodes[node].attr["shrink_axis_mask"].i == 1:

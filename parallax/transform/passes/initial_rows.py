@@ -48,20 +48,20 @@ _STATELESS = {
     "StatelessTruncatedNormalV2": TRUNCATED_NORMAL,
 }
 _LARGE_BYTES = 2**20
-"""Arrays of this size and more are left out of a worker's graph, where only rows of them are wanted."""
+"""Arrays of this size or more are left out of a worker's graph, if it only needs rows of them."""
 _PHILOX = (1, 3)
-"""Numbers of the algorithms that are Philox on a CPU: Philox itself, and TensorFlow's own choice."""
+"""Numbers of the algorithms that are Philox on a CPU: Philox itself, and TensorFlow's default."""
 
 
 class OwnRows:
-    """Makes rows of whole values while a graph is under change.
+    """Computes rows of full values while a graph is edited.
 
-    A value that two tables of equal ownership take is made once, as it is in the user's graph.
+    A value that two tables of equal ownership read is computed once, as in the user's graph.
 
     Attributes:
-        editor: the graph under change.
-        initial_random: random ops that give initial values, equal on all workers.
-        read_whole: edges to which local rows are led whole; that is done later, to the user's own nodes.
+        editor: the editor.
+        initial_random: random ops of initial values, equal on all workers.
+        read_whole: edges to which local rows are gathered; that is done later, on the user's own nodes.
         made: (tensor, rows, ownership, holder, device) -> the rows.
     """
 
@@ -72,21 +72,21 @@ class OwnRows:
         self.made: dict[tuple[str, int, Ownership, int, str], Tensor] = {}
 
     def at(self, edge: Edge, variable: str, rows: int, ownership: Ownership, holder: int, device: str = "") -> Tensor:
-        """The rows of what an edge takes that one holder has, in the order of its local rows.
+        """The rows of one owner of an edge's input, in the order of its local rows.
 
         Args:
-            edge: takes a value of `rows` rows.
-            variable: whose rows they are, for the record of what is made whole (Editor.cut_whole).
-            rows: of the whole value.
-            ownership: who holds which of them.
-            holder: whose rows are made.
-            device: where they shall be made; what is made whole stays on this worker.
+            edge: reads a value of `rows` rows.
+            variable: whose rows they are, for the record of values computed in full (Editor.cut_whole).
+            rows: of the full value.
+            ownership: the map from rows to owners.
+            holder: the owner whose rows are computed.
+            device: where they are computed; values computed in full stay on this worker.
         """
         return _Cut(self, variable, rows, ownership, holder, device).at(edge)
 
 
 class _Cut:
-    """The rows of one holder."""
+    """The rows of one owner."""
 
     def __init__(self, own: OwnRows, variable: str, rows: int, ownership: Ownership, holder: int, device: str) -> None:
         self.own, self.editor, self.view = own, own.editor, own.editor.view
@@ -105,7 +105,7 @@ class _Cut:
         }
 
     def at(self, edge: Edge) -> Tensor:
-        """The rows of what an edge takes."""
+        """The rows of an edge's input."""
         if edge in self.editor.redirected:
             return self._cut(self.editor.at(edge))
         tensor = self.view.inputs(edge.node)[edge.slot]
@@ -119,7 +119,7 @@ class _Cut:
         return self.own.made[key]
 
     def _compute(self, tensor: str) -> Tensor | None:
-        """The rows, by the rule for the op that makes them; None where there is none."""
+        """The rows, by the rule of the producing op; None where there is none."""
         node, shape = split_tensor(tensor)[0], self._shape(tensor)
         rule = self.rules.get(self.view.op(node))
         edges = [Edge(node, slot) for slot in range(len(self.view.inputs(node)))]
@@ -129,11 +129,11 @@ class _Cut:
             return rule(node, shape)
 
     def _place(self, node: str) -> str:
-        """Where a node's rows are made."""
+        """The device of a node's rows."""
         return self.device or str(self.view.nodes[node].device)
 
     def _waits(self, node: str) -> list[Operation]:
-        """What a node waited for."""
+        """The control inputs of a node, as operations."""
         return [self.editor.operation(name) for name in self.view.controls(node)]
 
     def _cut(self, whole: Tensor) -> Tensor:
@@ -141,7 +141,7 @@ class _Cut:
             return rows_of(whole, self.ownership, self.holder)
 
     def _note(self, tensor: str) -> None:
-        """Records that a value is made whole."""
+        """Records that a value is computed in full."""
         node, shape = split_tensor(tensor)[0], self._shape(tensor)
         size = math.prod(shape) * tf.dtypes.as_dtype(self.view.dtype(tensor)).size if shape is not None else 0
         found = CutWhole(self.variable, node, self.view.op(node), size)
@@ -149,7 +149,7 @@ class _Cut:
             self.editor.cut_whole.append(found)
 
     def _shape(self, tensor: str) -> tuple[int, ...] | None:
-        """The static shape, where all of it is known."""
+        """The static shape, if it is fully known."""
         shape = self.view.shape(tensor)
         return None if shape is None or None in shape else tuple(d for d in shape if d is not None)
 
@@ -160,7 +160,7 @@ class _Cut:
         return [self.count, *shape[1:]]
 
     def _elementwise(self, node: str, shape: tuple[int, ...]) -> Tensor | None:
-        """The op itself on the rows of those operands that have all rows; others are scalars, or one row for all."""
+        """The op itself on the rows of operands that have all rows; others are scalars, or one row for all."""
         edges = [Edge(node, slot) for slot in range(len(self.view.inputs(node)))]
         shapes = [self._shape(self.view.inputs(node)[edge.slot]) for edge in edges]
         if None in shapes:
@@ -172,7 +172,7 @@ class _Cut:
         ]
         definition = type(self.view.nodes[node])()
         definition.CopyFrom(self.view.nodes[node])
-        definition.name = self.editor.scratch.unique_name(node)  # in the name scope now open
+        definition.name = self.editor.scratch.unique_name(node)  # in the current name scope
         definition.device = self._place(node)
         del definition.input[:]
         for attribute in ("_class", "_output_shapes"):
@@ -214,10 +214,9 @@ class _Cut:
     def _fill_rows(self, shape: tuple[int, ...], value: Tensor) -> Tensor:
         """Rows of one value.
 
-        TensorFlow would compute a Fill of constants before the first run, keep the result in memory for as long as the
-        session lasts, and share it among variables, each of which copies it before its first update. An op with a
-        state, which it leaves alone, gives a part of the lengths: zeros, which change nothing. Rows of zeros are such
-        an op themselves (`_zeros`).
+        TensorFlow would compute a Fill of constants before the first run, keep the result in memory for the lifetime of
+        the session, and share it among variables, each of which copies it before its first update. A stateful op, which
+        is not folded, adds zeros to the lengths to prevent this. Rows of zeros are such an op themselves (`_zeros`).
         """
         local = self._local(shape)
         zeros = tf.raw_ops.Empty(shape=[len(local)], dtype=tf.int64, init=True)
@@ -232,7 +231,7 @@ class _Cut:
         return self._fill_rows(shape, tf.ones([], self.view.dtype(f"{node}:0")))
 
     def _constant(self, node: str, shape: tuple[int, ...]) -> Tensor | None:
-        """Of a constant that repeats one value, or of an array of the script."""
+        """The rows of a constant that repeats one value, or of an array of the script."""
         value = self.view.nodes[node].attr["value"].tensor
         lengths = [len(getattr(value, field.name)) for field, _ in value.ListFields() if field.name.endswith("_val")]
         if value.tensor_content or lengths != [1]:
@@ -243,9 +242,9 @@ class _Cut:
         return self._fill_rows(shape, tf.constant(tensor_util.MakeNdarray(one)))
 
     def _of_array(self, node: str, whole: Array) -> Tensor:
-        """The rows of an array, which the worker's graph then has no more, where it is large and nothing else takes it.
+        """The rows of an array, which the worker's graph drops if it is large and has no other consumer.
 
-        Every worker's script makes the whole array, and no array travels.
+        Every worker's script creates the full array, so no array is sent.
         """
         slots = np.asarray(self.ownership.slots_of(self.holder), np.int64)
         local = np.arange(self.count if len(slots) else 0)
@@ -265,7 +264,7 @@ class _Cut:
         return tf.broadcast_to(taken, self._local(shape))
 
     def _reshape(self, node: str, shape: tuple[int, ...]) -> Tensor | None:
-        """Within the rows."""
+        """A reshape within the rows."""
         of = self._shape(self.view.inputs(node)[0])
         if of is None or not self._has_rows(of) or math.prod(of[1:]) != math.prod(shape[1:]):
             return None

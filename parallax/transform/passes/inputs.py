@@ -27,7 +27,7 @@ from parallax.transform.building.editor import Worker
 from parallax.transform.passes.seeds import mix_seed
 
 INPUTS = "parallax_inputs"
-"""The scope of what is added: unlike what is under `parallax/`, it is the same by every plan of a job."""
+"""The scope of added nodes: unlike nodes under `parallax/`, they are the same in every plan of a job."""
 _ITERATORS = ("Iterator", "IteratorV2", "OneShotIterator")
 _TAKES, _BEGINS = "IteratorGetNext", "MakeIterator"
 _HARMLESS = ("IteratorToStringHandle",)
@@ -36,13 +36,13 @@ _BY_NAME = ("IteratorFromStringHandle", "IteratorFromStringHandleV2")
 
 @dataclass(frozen=True, slots=True)
 class Maker:
-    """An op that begins an iterator.
+    """An op that initializes an iterator.
 
     Attributes:
         op: its name.
-        start: the tensor to which is fed how many elements are skipped.
+        start: the tensor that is fed the number of elements to skip.
         is_sharded: whether the workers read one sequence together.
-        in_own_share: whether this worker reads its own share of it alone.
+        in_own_share: whether this worker reads only its own shard of it.
     """
 
     op: str
@@ -51,11 +51,11 @@ class Maker:
     in_own_share: bool
 
     def count_skipped(self, number: int, size: int) -> int:
-        """How many elements are skipped so that the one of this number comes next."""
+        """The number of elements to skip so that the element of this number comes next."""
         return number // size if self.in_own_share else number
 
     def stride(self, size: int) -> int:
-        """How far the numbers of a worker's elements lie apart."""
+        """The distance between the numbers of a worker's elements."""
         return size if self.is_sharded else 1
 
     def first(self, rank: int) -> int:
@@ -69,9 +69,9 @@ class InputIterator:
 
     Attributes:
         name: of the user's op.
-        takes: the ops that take an element from it.
-        makers: the ops that begin it.
-        begins_by_itself: whether no op of the user's begins it: the one maker must be run once.
+        takes: the ops that read an element from it.
+        makers: the ops that initialize it.
+        begins_by_itself: whether no op of the user's initializes it: the one maker must be run once.
     """
 
     name: str
@@ -82,25 +82,25 @@ class InputIterator:
 
 @dataclass(frozen=True, slots=True)
 class IteratorsOfGraph:
-    """The iterators of a graph: those whose elements are counted, and the names of those of which that cannot be."""
+    """The iterators of a graph: those whose elements are counted, and the names of those where this is impossible."""
 
     kept: tuple[InputIterator, ...] = ()
     others: tuple[str, ...] = ()
 
 
 def keep_inputs(graph_def: GraphDef, view: GraphView, worker: Worker) -> IteratorsOfGraph:
-    """Puts a skip before every op that begins an iterator.
+    """Inserts a skip before every op that initializes an iterator.
 
     Args:
-        graph_def: changed in place; shares must have been set.
+        graph_def: modified in place; shards must have been set.
         view: the user's graph.
-        worker: whose graph it is.
+        worker: the worker whose graph it is.
     """
     return _InputPass(graph_def, view, worker).run()
 
 
 class _InputPass:
-    """One graph under change."""
+    """One graph during the pass."""
 
     def __init__(self, graph_def: GraphDef, view: GraphView, worker: Worker) -> None:
         self.graph_def, self.worker, self.branches = graph_def, worker, branches_of(view)
@@ -123,7 +123,7 @@ class _InputPass:
         return IteratorsOfGraph(tuple(kept), tuple(others))
 
     def _is_plain(self, users: Sequence[NodeDef]) -> bool:
-        """Whether elements are taken in every run that has an op of `users`, and it is seen which."""
+        """Whether elements are read in every run that has an op of `users`, and the pass can see which."""
         known = (_TAKES, _BEGINS, *_HARMLESS)
         return all(node.op in known and not self.branches.get(node.name) for node in users)
 
@@ -135,7 +135,7 @@ class _InputPass:
         return InputIterator(iterator.name, takes, makers, begins_by_itself)
 
     def _make(self, iterator: NodeDef) -> NodeDef:
-        """The op that begins an iterator which so far began by itself, on the dataset that its function makes."""
+        """The op that initializes an iterator that initialized itself before, on the dataset of its function."""
         name = iterator.attr["dataset_factory"].func.name
         function = next(one for one in self.graph_def.library.function if one.signature.name == name)
         prefix = f"{INPUTS}/{iterator.name}/"
@@ -150,7 +150,7 @@ class _InputPass:
         return self._add(f"{prefix}begin", _BEGINS, iterator.device, _outside(result, function, prefix), iterator.name)
 
     def _skipping(self, iterator: NodeDef, maker: NodeDef) -> Maker:
-        """Has the dataset of an op that begins an iterator skip what was taken before."""
+        """Makes the dataset of an op that initializes an iterator skip the elements read before."""
         scope, device, dataset = f"{INPUTS}/{maker.name}", iterator.device, maker.input[0]
         is_sharded = self._is_marked(_node(dataset))
         is_dealt = is_sharded and self.worker.shares is not None
@@ -170,7 +170,7 @@ class _InputPass:
         return Maker(maker.name, f"{start.name}:0", is_sharded, is_sharded and not is_dealt)
 
     def _in_turns(self, scope: str, iterator: NodeDef, dataset: str, shares: int) -> str:
-        """An element of each share in turn, until none has any more."""
+        """Interleaves one element of each shard, until all are exhausted."""
         device = iterator.device
         ends = [self._constant(f"{scope}/{n}", v, device) for n, v in (("from", 0), ("to", shares), ("by", 1))]
         turn = self._add(f"{scope}/turn", "RangeDataset", device, *ends)
@@ -185,7 +185,7 @@ class _InputPass:
         return dealt
 
     def _share(self, tensor: str, share: int, shares: int, scope: str, made: dict[str, str]) -> str:
-        """A tensor as it is in one share: whatever depends on the number of the share is there once more."""
+        """A tensor's value in one shard: every node that depends on the shard index is duplicated."""
         is_control = tensor.startswith("^")
         name, number = split_tensor(tensor_name(tensor.removeprefix("^")))
         node = self.nodes[name]
@@ -208,7 +208,7 @@ class _InputPass:
         return f"{made[name]}:{number}" if number else made[name]
 
     def _seed(self, tensor: str, share: int) -> None:
-        """Gives a seed to the shuffles of a dataset that have none; before a share is taken all workers the same."""
+        """Gives seeds to the shuffles of a dataset that have none; before sharding, the same on all workers."""
         is_sharded = self._is_marked(_node(tensor))
         for name in self._before(tensor):
             before_shares = is_sharded and not self._is_marked(name)
@@ -234,16 +234,16 @@ class _InputPass:
         return int(tf.make_ndarray(node.attr["value"].tensor).reshape(-1)[0])
 
     def _is_marked(self, name: str) -> bool:
-        """Whether a node depends on the number of this worker's share."""
+        """Whether a node depends on the index of this worker's shard."""
         if name not in self.marked:
-            node, self.marked[name] = self.nodes[name], False  # as far as a loop's way back to itself is concerned
+            node, self.marked[name] = self.nodes[name], False  # holds for a loop's back edge too
             self.marked[name] = mark_of(node) in (SHARD_ID, NUM_SHARDS) or any(
                 self._is_marked(_node(one)) for one in node.input
             )
         return self.marked[name]
 
     def _before(self, tensor: str) -> Iterator[str]:
-        """A node, and all that it needs."""
+        """A node, and all its ancestors."""
         waiting, seen = [_node(tensor)], set[str]()
         while waiting:
             name = waiting.pop()
@@ -253,7 +253,7 @@ class _InputPass:
                 yield name
 
     def _dataset(self, name: str, op: str, iterator: NodeDef, *inputs: str) -> str:
-        """A dataset of such elements as an iterator gives."""
+        """A dataset with the element types of an iterator."""
         node = self._add(name, op, iterator.device, *inputs)
         for attribute in ("output_types", "output_shapes"):
             node.attr[attribute].CopyFrom(iterator.attr[attribute])
@@ -289,7 +289,7 @@ def _outside(tensor: str, function: FunctionDef, prefix: str) -> str:
 
 
 def _length(argument: Any, node: NodeDef) -> int:
-    """How many tensors an output of an op is."""
+    """The number of tensors of an op's output."""
     if argument.type_list_attr:
         return len(node.attr[argument.type_list_attr].list.type)
     return int(node.attr[argument.number_attr].i) if argument.number_attr else 1

@@ -25,17 +25,17 @@ from parallax.graph.view import NEXT_ITERATIONS, GraphView, split_tensor, tensor
 from parallax.transform.building.all_to_all import ALL_REDUCE
 
 MESSAGE_BYTES = 1 << 18
-"""From this size on a message is full: 10 ms of a link of 200 Mbit/s, beside which the rounds of another are short."""
+"""The size of a full message: 10 ms of a link of 200 Mbit/s, compared to which the rounds of another are short."""
 _SCOPE = "parallax/joined"
 
 
 @dataclass(frozen=True, slots=True)
 class JoinedMessage:
-    """All-reduces that travel together.
+    """All-reduces that are fused into one message.
 
     Attributes:
         members: the nodes that were all-reduces, now Identities.
-        parts: for each the tensor that this worker gives, which may be fed with nothing.
+        parts: for each the tensor that this worker contributes, which may be fed an empty value.
         dtype: numpy name of the element type.
     """
 
@@ -45,7 +45,7 @@ class JoinedMessage:
 
 
 def join_all_reduces(graph_def: GraphDef) -> tuple[JoinedMessage, ...]:
-    """Joins the small all-reduces of a worker's graph, which is changed."""
+    """Fuses the small all-reduces of a worker's graph, which is modified."""
     found = [node for node in graph_def.node if node.op == ALL_REDUCE and _size(node) is not None]
     if len(found) < 2:
         return ()
@@ -60,12 +60,12 @@ def _size(node: NodeDef) -> int | None:
 
 
 def _messages(view: GraphView, found: list[NodeDef]) -> Iterator[list[NodeDef]]:
-    """Those that are joined, of two or more each."""
+    """The groups of all-reduces to fuse, of two or more each."""
     levels, places = _levels_and_places(view)
     branches = branches_of(view)
     alike: dict[tuple[Any, ...], list[NodeDef]] = {}
     for node in sorted(found, key=lambda one: places[one.name]):
-        if not branches[node.name]:  # one of a conditional may not be run at all
+        if not branches[node.name]:  # an all-reduce in a conditional may not run at all
             key = (node.attr["T"].type, node.attr["kind"].s, levels[node.name])
             alike.setdefault(key, []).append(node)
     for nodes in alike.values():
@@ -83,16 +83,16 @@ def _messages(view: GraphView, found: list[NodeDef]) -> Iterator[list[NodeDef]]:
 
 
 def _levels_and_places(view: GraphView) -> tuple[dict[str, int], dict[str, int]]:
-    """For every node how many all-reduces are before it, one after the other, and how late the user's graph gives it.
+    """For every node the number of sequential all-reduces before it, and its position in the user's graph.
 
-    TensorFlow adds nodes in the order in which they can run, gradients from the last layer to the first. What a
-    transform adds is as late as what it takes.
+    TensorFlow adds nodes in an executable order, gradients from the last layer to the first. A node that the transform
+    adds has the latest position of its inputs.
     """
     branches = branches_of(view)
     counted = {name for name in view.nodes_of([ALL_REDUCE]) if not branches[name]}
     order = view.topological_order()
     levels: dict[str, int] = dict.fromkeys(order, 0)
-    behind: dict[str, int] = {}  # the levels of what takes a node, where these are not 0
+    behind: dict[str, int] = {}  # the levels of a node's consumers, where these are not 0
     reached = view.descendants(counted, waits=True)
     after = [node for node in order if node in reached]
     is_changed = True
@@ -121,7 +121,7 @@ def _join(graph_def: GraphDef, members: list[NodeDef], name: str) -> JoinedMessa
     joined.attr["N"].i = len(members)
     joined.attr["elements"].i = sum(one.attr["elements"].i for one in members)
     for number, member in enumerate(members):
-        # What a member waits for, its part does: nobody waits for it where the part is fed.
+        # A member's control inputs move to its part: no op waits for them where the part is fed.
         part = graph_def.node.add(op="PlaceholderWithDefault", name=f"{name}/part_{number}", input=member.input)
         part.attr["dtype"].CopyFrom(dtype)
         part.attr["shape"].shape.unknown_rank = True
@@ -135,7 +135,7 @@ def _join(graph_def: GraphDef, members: list[NodeDef], name: str) -> JoinedMessa
 
 
 def members_of(graph_def: GraphDef) -> dict[str, str]:
-    """Each all-reduce that was joined, and the tensor that this worker gives for it."""
+    """Each fused all-reduce, and the tensor that this worker contributes to it."""
     joined = {node.name: node.input for node in graph_def.node if node.op == ALL_REDUCE and node.attr["N"].i > 1}
     found = {}
     for node in graph_def.node if joined else ():
@@ -147,5 +147,5 @@ def members_of(graph_def: GraphDef) -> dict[str, str]:
 
 
 def view_apart(graph_def: GraphDef) -> GraphView:
-    """The graph in which each joined all-reduce takes its own part."""
+    """The graph in which each fused all-reduce reads its own part."""
     return GraphView(graph_def, {member: (part,) for member, part in members_of(graph_def).items()})

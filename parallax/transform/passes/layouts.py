@@ -42,7 +42,7 @@ _NO_ENTRIES = (
 
 
 def change_layouts(editor: Editor, rewrites: Rewrites) -> None:
-    """Inserts the collectives and slices of all changes of layout, in topological order of the tensors."""
+    """Inserts the collectives and slices of all layout changes, in topological order of the tensors."""
     for layouts in rewrites.layouts:
         _change_layouts(editor, layouts)
 
@@ -73,13 +73,13 @@ def _change_layouts(editor: Editor, layouts: LayoutRewrites) -> None:
 
 
 class _Dealt(NamedTuple):
-    """Of an axis of which workers have any number of entries: scalars of type int64.
+    """The entries of an axis that is unevenly distributed over the workers: scalars of type int64.
 
     Attributes:
-        first: where this worker's begin.
-        own: how many it computes on, a stand-in's too.
-        counted: how many it has.
-        total: how many all workers have.
+        first: the offset of this worker's entries.
+        own: the number that it computes on, including a stand-in's.
+        counted: the number that it has.
+        total: the number that all workers have.
     """
 
     first: Tensor
@@ -89,11 +89,11 @@ class _Dealt(NamedTuple):
 
 
 class _Build:
-    """Builds changes of layout for one worker.
+    """Builds layout changes for one worker.
 
     Args:
-        editor: the graph under change.
-        layouts: what must be changed.
+        editor: the graph editor.
+        layouts: the layout changes.
     """
 
     def __init__(self, editor: Editor, layouts: LayoutRewrites) -> None:
@@ -107,7 +107,7 @@ class _Build:
         self._dealt: dict[Length, _Dealt] = {}
 
     def change(self, change: Change) -> None:
-        """Has the edges of a change take the tensor in its new layout."""
+        """Redirects the edges of a change to the tensor in its new layout."""
         editor = self._editor
         if isinstance(change.before, LengthValue):
             source = self._find_global_value(change.tensor)
@@ -119,7 +119,7 @@ class _Build:
         if source.shape.rank is None and static is not None:
             source = tf.identity(source)
             source.set_shape([None] * len(static))
-        if isinstance(before, Concatenated):  # partial rows beside others; a stand-in's count for nothing
+        if isinstance(before, Concatenated):  # partial rows alongside others; a stand-in's must not count
             source, before = self._leave_out_stand_in(source, Partial("sum"), change.batch), change.after
         if isinstance(before, Partial) and not before.is_counted:
             source, before = self._leave_out_stand_in(source, before, change.batch), replace(before, is_counted=True)
@@ -129,7 +129,7 @@ class _Build:
             editor.whole[change.tensor] = str(changed.name)
 
     def _leave_out_stand_in(self, tensor: Tensor, layout: Partial, batch: str) -> Tensor:
-        """A worker's part of a reduction; of a stand-in's, what leaves the result as it is."""
+        """A worker's part of a reduction; for a stand-in, the neutral element."""
         return mask_uncounted(self._editor.shares[batch].is_counted, tensor, layout.kind)
 
     def _change_tensor(self, tensor: Tensor, before: Layout, after: Layout) -> Tensor:
@@ -149,7 +149,7 @@ class _Build:
         return tensor
 
     def _replicate(self, tensor: Tensor, before: Layout) -> Tensor:
-        """The one process's tensor on every worker."""
+        """The tensor of one process on every worker."""
         if isinstance(before, Partial):
             return self._editor.together.all_reduce(tensor, before.kind)
         if isinstance(before, Sharded):
@@ -179,7 +179,7 @@ class _Build:
         return with_axis_back(whole, axis)
 
     def _gather_rows(self, rows: Tensor) -> Tensor:
-        """The rows `[n, ...]` of all workers; texts travel as their bytes."""
+        """The rows `[n, ...]` of all workers; strings travel as their bytes."""
         together = self._editor.together
         if rows.dtype != tf.string:
             wire = tf.uint8 if rows.dtype == tf.bool else rows.dtype
@@ -194,7 +194,7 @@ class _Build:
         return tf.reshape(joined, tf.concat([[-1], tf.shape(rows)[1:]], 0))
 
     def _cut(self, tensor: Tensor, layout: Sharded) -> Tensor:
-        """This worker's piece; an axis of length 1 is broadcast, and stays."""
+        """This worker's piece; an axis of length 1 is broadcast, and unchanged."""
         axis, part = layout.axis, layout.part
         if not part.is_even:
             dealt = self._find_dealt(part)
@@ -205,7 +205,7 @@ class _Build:
         local = share.local
         first = tf.minimum(self._offset(part.batch), share.rows - local)
         starts = [(block * share.rows + first) * factor for block in range(part.blocks)]
-        if part.blocks == 1:  # what lies along the batch has length 1 for a batch of one example alone
+        if part.blocks == 1:  # an axis along the batch has length 1 only for a batch of one example
             is_broadcast = tf.logical_and(tf.equal(length, 1), tf.not_equal(share.rows, 1))
             starts, count = (
                 [tf.where(is_broadcast, tf.zeros_like(starts[0]), starts[0])],
@@ -222,7 +222,7 @@ class _Build:
         return cut
 
     def _find_dealt(self, part: ShardedAxis) -> _Dealt:
-        """What this worker has of an axis of which it has any number of entries."""
+        """This worker's entries of an unevenly distributed axis."""
         if part.factor not in self._dealt:
             worker, share = self._editor.worker, self._editor.shares[part.batch]
             found = (
@@ -243,7 +243,7 @@ class _Build:
         return tensor * mine
 
     def _offset(self, batch: str) -> Tensor:
-        """How many examples the workers before this one have."""
+        """The number of examples of the preceding workers."""
         share = self._editor.shares[batch]
         if share.first is not None:
             return share.first
@@ -255,7 +255,7 @@ class _Build:
         return self._offsets[share.source]
 
     def weigh(self, mean: ScaledMean) -> None:
-        """Has a mean count by what this worker has of all that is averaged."""
+        """Weights a mean by this worker's share of the averaged entries."""
         value = self._editor.tensor(f"{mean.node}:0")
         if mean.dealt is None:
             self._editor.redirect(mean.edges, self._editor.shares[mean.batch].weigh(value))
@@ -265,7 +265,7 @@ class _Build:
         self._editor.redirect(mean.edges, tf.math.multiply_no_nan(value, share))
 
     def offset(self, one: OffsetRange) -> None:
-        """Has a range begin where this worker's piece does."""
+        """Starts a range at the offset of this worker's piece."""
         editor = self._editor
         counted = editor.tensor(f"{one.node}:{one.output}")
         if not one.part.is_even:
@@ -281,9 +281,10 @@ class _Build:
         editor.redirect(one.edges, add_to_numbers(counted, tf.convert_to_tensor(first), one.columns))
 
     def fill_rows(self, one: FilledRows) -> None:
-        """Has rows be as many as this worker has examples: its last ones may have no entries.
+        """Pads rows to the number of this worker's examples: its last ones may have no entries.
 
-        Where the last one of the global batch has none, one process's result is shorter than the batch: a run says so.
+        Where the last example of the global batch has none, one process's result is shorter than the batch: a run
+        raises an error.
         """
         rows, share = self._editor.tensor(f"{one.node}:0"), self._editor.shares[one.batch]
         missing = share.local - tf.shape(rows, out_type=tf.int64)[0]
@@ -296,7 +297,7 @@ class _Build:
         self._editor.redirect(one.edges, filled)
 
     def local_shape(self, one: LocalShape) -> None:
-        """Has an edge take a shape whose one axis is this worker's, and all others the one process's."""
+        """Gives an edge a shape with one per-worker axis, and all others of one process."""
         editor, edge = self._editor, one.edge
         tensor = editor.view.inputs(edge.node)[edge.slot]
         whole = self._find_global_value(tensor)
@@ -304,7 +305,7 @@ class _Build:
         editor.redirect([edge], tf.concat([whole[: one.axis], own, whole[one.axis + 1 :]], 0))
 
     def _find_global_value(self, tensor: str) -> Tensor:
-        """A value that is computed of lengths, of those of the global batch: its ops once more, on global lengths."""
+        """The global value of a tensor computed from lengths: its ops are duplicated on global lengths."""
         if tensor not in self._lengths:
             return self._editor.tensor(tensor)
         if tensor not in self._global and tensor in self._layouts.told:
@@ -322,13 +323,13 @@ class _Build:
         return self._global[tensor]
 
     def _tell(self, tensor: str, value: Length | tuple[Length, ...]) -> Tensor:
-        """A scalar, or a vector, of what the lengths of batches are in the one process's program."""
+        """A scalar, or a vector, of lengths in the program of one process."""
         told = [self._count(one) for one in (value if isinstance(value, tuple) else (value,))]
         dtype = tf.as_dtype(self._editor.view.dtype(tensor))
         return tf.cast(tf.stack(told) if isinstance(value, tuple) else told[0], dtype)
 
     def _count(self, length: Length) -> Tensor:
-        """A length of the one process's program, a scalar of type int64."""
+        """A length in the program of one process, a scalar of type int64."""
         found = tf.constant(0, tf.int64)
         for batches, factor in length.terms:
             product = tf.constant(factor, tf.int64)
@@ -344,10 +345,10 @@ class _Build:
         return tf.concat([tf.cast(self._length(own[0], part), own.dtype)[None], longest], 0)
 
     def _measure(self, node: str, number: int) -> Tensor:
-        """The shape, or the size, that the one process's tensor has."""
+        """The shape, or the size, of the tensor of one process."""
         view = self._editor.view
         source, dtype = view.inputs(node)[number], tf.as_dtype(view.dtype(f"{node}:{number}"))
-        is_of_lengths = source in self._lengths  # as long as the lengths of the global batch say
+        is_of_lengths = source in self._lengths  # the lengths of the global batch determine it
         tensor = self._find_global_value(source) if is_of_lengths else self._editor.tensor(source)
         shape = tf.shape(tensor, out_type=tf.int64)
         layout = self._layouts.sharded.get(source)
@@ -362,7 +363,7 @@ class _Build:
         return tf.cast(tf.reduce_prod(shape) if view.op(node) == "Size" else shape, dtype)
 
     def _total(self, own: Tensor, layout: Concatenated) -> Tensor:
-        """The length of the first axis of a concatenated tensor in the one process's program."""
+        """The length of the first axis of a concatenated tensor in the program of one process."""
         parts = [piece.part for _, piece in layout.pieces if isinstance(piece, Sharded)]
         others = sum(length.number or 0 for length, piece in layout.pieces if not isinstance(piece, Sharded))
         if len(parts) == 1:
@@ -370,7 +371,7 @@ class _Build:
         return others + sum(self._length(own, part) for part in parts)
 
     def _length(self, own: Tensor, part: ShardedAxis) -> Tensor:
-        """The length of a sharded axis in the one process's program."""
+        """The length of a sharded axis in the program of one process."""
         factor = part.factor.number
         if factor is not None:
             return self._editor.shares[part.batch].rows * (factor * part.blocks)
@@ -392,6 +393,6 @@ class _Build:
         return list(op.outputs)
 
     def _take_input(self, edge: Edge) -> Tensor:
-        """What an edge takes; of a constant a copy, from which TensorFlow infers shapes."""
+        """The input of an edge; for a constant a copy, from which TensorFlow infers shapes."""
         value = self._editor.view.constant(self._editor.view.inputs(edge.node)[edge.slot])
         return self._editor.at(edge) if value is None else tf.constant(value)

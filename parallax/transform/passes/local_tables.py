@@ -44,7 +44,7 @@ def _whole_shapes(editor: Editor, rewrites: Rewrites) -> None:
 
 
 def _count_rows(editor: Editor, rewrites: Rewrites) -> None:
-    """Who makes rows of a table at their owner makes as many as the owner holds."""
+    """Makes ops that create rows of a table at their owner create the owner's number of rows."""
     for count in rewrites.counts:
         table, edge = rewrites.table(count.table), count.edge
         number = editor.tensor(editor.view.inputs(edge.node)[edge.slot]).dtype
@@ -58,7 +58,7 @@ def _count_rows(editor: Editor, rewrites: Rewrites) -> None:
 
 
 def slice_rows(editor: Editor, rewrites: Rewrites) -> None:
-    """Where a whole value meets local rows, it is cut to them, or only they are made of it."""
+    """Slices full values that are combined with local rows, or computes only these rows."""
     own, worker = OwnRows(editor, rewrites), editor.worker
     for cut in rewrites.slices:
         table = rewrites.table(cut.table)
@@ -71,7 +71,7 @@ def slice_rows(editor: Editor, rewrites: Rewrites) -> None:
 
 
 def gather_rows(editor: Editor, rewrites: Rewrites) -> None:
-    """Where local rows are read whole, or may be fetched, they are put together in the user's order."""
+    """Gathers local rows that are read in full, or may be fetched, in the user's order."""
     tables = {t.op: t for t in rewrites.tables}
     places: dict[tuple[int, Ownership], Tensor] = {}
     for gather in rewrites.gathers:
@@ -89,7 +89,7 @@ def gather_rows(editor: Editor, rewrites: Rewrites) -> None:
 
 
 def _whole(local: Tensor, places: Tensor, table: Table) -> Tensor:
-    """All rows `[rows, ...]` of local rows; every worker must run it."""
+    """All rows `[rows, ...]`, gathered from local rows; every worker must run it."""
     row_shape = local.shape.as_list()[1:] if local.shape.rank else list(table.row_shape)
     whole = tf.gather(all_gather(open_end(local, [None, *row_shape])), places)
     whole.set_shape([table.rows, *row_shape])

@@ -37,12 +37,12 @@ class Locks:
         self._released: dict[str, list[Operation]] = {}
 
     def waits(self, one: Owned, number: int, input_of: Callable[[Edge, int], Tensor]) -> list[Operation]:
-        """What a copy must wait for so that nobody else updates the partition meanwhile.
+        """The control inputs of a copy, so that no other worker updates the partition meanwhile.
 
         Args:
             one: the node.
             number: of the partition.
-            input_of: what an edge takes in a partition.
+            input_of: the input of an edge in a partition.
         """
         group = self._group_of.get(one.node)
         if group is None:
@@ -52,7 +52,7 @@ class Locks:
         return [self._locks[group, number].op]
 
     def releases(self, one: Owned, ops: dict[str, list[Operation]]) -> list[Operation]:
-        """The ops that let the next worker in, when all of the update has been done."""
+        """The ops that release the mutex after the whole update."""
         group = self._group_of.get(one.node)
         if group is None:
             return []
@@ -75,7 +75,7 @@ class Locks:
                 return tf.raw_ops.MutexLock(mutex=mutex)
 
     def _waited_for(self, group: str) -> list[Operation]:
-        """What the nodes of a group wait for elsewhere: nobody waits for it under the lock."""
+        """The control inputs of a group from elsewhere; they precede the lock, so no op waits for them under it."""
         controls = {c for node in self._members[group] for c in self._editor.view.controls(node)}
         elsewhere = sorted(c for c in controls if c not in self._owned or self._is_written_elsewhere(group, c))
         for control in elsewhere:
@@ -86,7 +86,7 @@ class Locks:
         return self._owned[node].writes and self._group_of.get(node) != group
 
     def _arrivals(self, group: str) -> list[Edge]:
-        """The edges by which something from elsewhere reaches the nodes of a group or what is computed for them."""
+        """The edges through which values from elsewhere reach a group's nodes, or nodes computed for them."""
         view, found = self._editor.view, []
         waiting, seen = list(self._members[group]), set(self._members[group])
         while waiting:

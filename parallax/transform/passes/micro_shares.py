@@ -15,7 +15,7 @@ from parallax.transform.building.editor import SCOPE, Editor
 
 
 def weigh_micro_batches(editor: Editor, rewrites: Rewrites) -> None:
-    """Has results, and what is added to sums and to variables, counted by the share of their micro-batch."""
+    """Weights results, terms of sums, and values added to variables by the share of their micro-batch."""
     for one in rewrites.micro_batches:
         with tf.name_scope(f"{SCOPE}/micro_batch/"):
             editor.micro_share = tf.compat.v1.placeholder_with_default(np.float64(1.0), [], name="share")
@@ -38,7 +38,7 @@ def weigh(editor: Editor, tensor: Tensor, power: float) -> Tensor:
 
 
 def _hand_on_at_once(editor: Editor, tensor: str) -> None:
-    """Has a result wait for nothing that the step does: every micro-batch has it, and only the last one updates."""
+    """Removes a result's dependency on the rest of the step: every micro-batch has it, only the last one updates."""
     view, node = editor.view, split_tensor(tensor)[0]
     while view.op(node) == "Identity":
         for control in view.controls(node):

@@ -27,13 +27,13 @@ _READS = ("Identity", "ReadVariableOp")
 
 
 def run_on_servers(editor: Editor, rewrites: Rewrites) -> None:
-    """Builds the nodes that run on servers, and leads the user's graph to what they give."""
+    """Builds the nodes that run on servers, and redirects the user's graph to their results."""
     if editor.partitions:
         _Servers(editor, rewrites).build()
 
 
 class _Servers:
-    """The nodes on servers while they are built, for one worker."""
+    """The nodes on servers during construction, for one worker."""
 
     def __init__(self, editor: Editor, rewrites: Rewrites) -> None:
         self.editor = editor
@@ -60,7 +60,7 @@ class _Servers:
                 self.sums.setdefault(reduction.tensor, []).append(reduction)
 
     def build(self) -> None:
-        """All of it, in the same order on every worker."""
+        """Builds all of them, in the same order on every worker."""
         for tensor in [t for t in self.gathers if split_tensor(t)[0] not in self.owned]:
             self._gather(tensor, self._parts_of_input(tensor))
         for one in self.owned.values():
@@ -87,12 +87,12 @@ class _Servers:
         return found
 
     def _before(self, node: str) -> list[str]:
-        """The nodes on servers that a node takes from or waits for."""
+        """The nodes on servers among a node's data and control inputs."""
         nodes = (*(split_tensor(t)[0] for t in self.view.inputs(node)), *self.view.controls(node))
         return [before for before in dict.fromkeys(nodes) if before in self.owned]
 
     def _copy(self, one: Owned, number: int) -> Operation:
-        """The node of one partition, beside it."""
+        """The copy of a node for one partition, on its server."""
         definition = type(self.view.nodes[one.node])()
         definition.CopyFrom(self.view.nodes[one.node])
         definition.name = partition_name(one.node, number)
@@ -110,7 +110,7 @@ class _Servers:
         )
 
     def _input(self, edge: Edge, number: int) -> Tensor:
-        """What an input is for one partition."""
+        """The value of an input for one partition."""
         parts = self.editor.redirected_parts.get(edge)
         if parts is not None:
             return parts[number]
@@ -128,7 +128,7 @@ class _Servers:
         return self.editor.tensor(tensor)
 
     def _cut(self, edge: Edge, table: Table) -> list[Tensor]:
-        """A whole value by partition; what can be made by row is made beside the partition."""
+        """A full value by partition; values that can be computed by row are computed on the partition's server."""
         if table.is_scalar:
             return [self.editor.at(edge)]
         places = enumerate(map(device_of, table.servers))
@@ -137,7 +137,7 @@ class _Servers:
             return [self.own.at(edge, variable, rows, ownership, number, place) for number, place in places]
 
     def _waits(self, one: Owned, control: str, number: int) -> list[Operation]:
-        """What a copy waits for where the node waited for `control`."""
+        """The control inputs of a copy where the node waited for `control`."""
         if control not in self.owned:
             return [self.editor.operation(control)]
         return [self.ops[control][number]] if self.owned[control].table == one.table else self.ops[control]
@@ -153,7 +153,7 @@ class _Servers:
         return self.done[node]
 
     def _last_writers(self, node: str) -> list[str]:
-        """The nodes whose writing a node waits for that worker 0 runs, those left out that others of them wait for."""
+        """The writers on worker 0 that a node waits for, without those that others of them wait for."""
         found, waiting, seen = set[str](), [node], {node}
         while waiting:
             for before in self._before(waiting.pop()):
@@ -166,7 +166,7 @@ class _Servers:
         return sorted(w for w in found if not any(w in self.view.ancestors([o]) for o in found - {w}))
 
     def _give(self, node: str) -> list[Operation]:
-        """The ops by which this worker gives what worker 0 needs for a node and all before it."""
+        """The ops by which this worker contributes the inputs of a node, and of all before it, to worker 0."""
         if node not in self.given:
             found: list[Operation] = []
             for slot, tensor in enumerate(self.view.inputs(node)):
@@ -184,7 +184,7 @@ class _Servers:
         return self.given[node]
 
     def _give_results(self, one: Owned) -> None:
-        """Leads those who take what a node gives, put together from all partitions."""
+        """Redirects the consumers of a node to its result, combined from all partitions."""
         for tensor in self.view.outputs(one.node):
             output = split_tensor(tensor)[1]
             parts = [op.outputs[output] for op in self.ops[one.node]] if one.node in self.ops else None
@@ -219,7 +219,7 @@ class _Servers:
             self.editor.whole[tensor] = str(value.name)
 
     def _share(self, node: str, tensor: str, value: Tensor, shape: TensorShape) -> Tensor:
-        """A value on this worker, from worker 0 where only that has it."""
+        """A value on this worker, sent by worker 0 where it alone has it."""
         arrives = any(edge in self.editor.arrivals for edge in self.view.consumers(tensor))
         if node not in self.driven and not (node not in self.owned and arrives):
             return value
@@ -233,7 +233,7 @@ class _Servers:
         return [op for e in self.view.consumers(tensor) for op in self.editor.arrivals.get(e, ())]
 
     def _parts_of_input(self, tensor: str) -> list[Tensor] | None:
-        """A tensor by partition, where this worker has it: of a variable, of a node, or of a gradient given by all."""
+        """A tensor by partition, where this worker has it: of a variable, a node, or a gradient contributed by all."""
         node, output = split_tensor(tensor)
         if node in self.editor.partitions:
             return list(self.editor.partitions[node])
@@ -243,7 +243,7 @@ class _Servers:
         return next((self.editor.redirected_parts[e] for e in edges if e in self.editor.redirected_parts), None)
 
     def _end_of_write(self, one: Owned) -> None:
-        """What the user's node becomes: it has run when all partitions are written and this worker's copy is new."""
+        """The end of a write: the user's node has run when all partitions and this worker's copy are written."""
         ops = self.ops.get(one.node, [])
         if self.locks is not None:
             ops = [*ops, *self.locks.releases(one, self.ops)]
@@ -254,20 +254,20 @@ class _Servers:
         table = self.tables[one.table]
         if table.replicated and self._find_written(one.node) == table.op:
             value, refreshed = self._refresh(table, waits)
-            if self.view.outputs(one.node):  # a reference goes on from here
+            if self.view.outputs(one.node):  # a reference continues from here
                 self.editor.become_identity(one.node, value, self.owned)
                 return
             waits = [*waits, refreshed]
         self.editor.become_no_op(one.node, waits, self.owned)
 
     def _find_written(self, node: str) -> str:
-        """The variable op that a node writes, seen through references that other writers gave on."""
+        """The variable op that a node writes, seen through references that other writers passed on."""
         while node not in self.editor.partitions:
             node = split_tensor(self.view.inputs(node)[0])[0]
         return node
 
     def _refresh(self, table: Table, waits: list[Operation]) -> tuple[Tensor, Operation]:
-        """Gives this worker's copy of a variable the servers' value; (that value afterwards, the op that does it)."""
+        """Refreshes this worker's copy of a variable from the servers; returns (the new value, the op that does it)."""
         with tf.name_scope("parallax/refresh/"), tf.control_dependencies(waits):
             whole = self._read(table)
             if self.view.op(table.op) == "VarHandleOp":
@@ -278,7 +278,7 @@ class _Servers:
                 return tf.identity(whole), write
 
     def _read(self, table: Table) -> Tensor:
-        """What the servers have of a variable, whole."""
+        """The full value of a variable on the servers."""
         is_resource, dtype = self.view.op(table.op) == "VarHandleOp", tf.dtypes.as_dtype(table.dtype)
         parts = []
         for part, server in zip(self.editor.partitions[table.op], table.servers, strict=True):
@@ -289,7 +289,7 @@ class _Servers:
         return whole_of(parts, table.rows, table.shape)
 
     def _fetch_from_servers(self) -> None:
-        """Whoever fetches a variable gets what the servers have: a worker's copy is as old as its own last update."""
+        """Makes fetches of a variable return the servers' value: a worker's copy is as old as its own last update."""
         for table in self.tables.values():
             if table.replicated:
                 with tf.name_scope("parallax/whole/"):
@@ -298,9 +298,9 @@ class _Servers:
                 self.editor.whole.update({f"{node}:0": whole for node in (table.op, *reads)})
 
     def _leave_nothing_behind(self) -> None:
-        """The user's own nodes, where copies run now, give nothing; who waited for them waits for the copies.
+        """Removes the results of user nodes whose copies run; nodes that waited for them wait for the copies.
 
-        Reads of variables stay as they are, and nobody runs them: TensorFlow looks for them by name.
+        Reads of variables stay unchanged, and are never run: TensorFlow looks them up by name.
         """
         waited_for = {c for n in self.view.nodes if not self._is_idle(n) for c in self.view.controls(n)}
         for node, one in self.owned.items():

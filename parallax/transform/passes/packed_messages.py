@@ -17,17 +17,17 @@ from parallax.graph.cut.messages import StageMessage
 from parallax.graph.view import GraphView, tensor_name
 
 SMALL_BYTES = 1024
-"""Up to which a tensor is packed with others."""
+"""The largest size of a tensor that is packed with others."""
 _SCOPE = "parallax/stage"
 
 
 @dataclass(frozen=True, slots=True)
 class PackedTensors:
-    """Tensors that one stage sends another together.
+    """Tensors that one stage sends to another together.
 
     Attributes:
         tensors: in order.
-        takers: the nodes that take them.
+        takers: the nodes that read them.
         source: the stage that sends.
         target: the stage that receives.
         dtype: their type, as TensorFlow numbers types.
@@ -50,7 +50,7 @@ class PackedTensors:
 
     @property
     def parts(self) -> str:
-        """The node that takes them apart."""
+        """The node that unpacks them."""
         return f"{_SCOPE}/parts_{self.number}"
 
 
@@ -59,7 +59,7 @@ def find_packs(view: GraphView, messages: Sequence[StageMessage]) -> list[Packed
 
     Args:
         view: the graph of all stages, with shapes.
-        messages: what stages send each other.
+        messages: the messages between stages.
     """
     alike: dict[tuple[int, int, tuple[str, ...], int, tuple[int, ...]], list[str]] = {}
     for one in messages:
@@ -76,7 +76,7 @@ def find_packs(view: GraphView, messages: Sequence[StageMessage]) -> list[Packed
 
 
 def pack(graph_def: GraphDef, packs: Sequence[PackedTensors]) -> None:
-    """Puts packs into a graph of all stages, which is changed."""
+    """Adds packs to a graph of all stages, which is modified."""
     nodes = {node.name: node for node in graph_def.node}
     for one in packs:
         count = len(one.tensors)

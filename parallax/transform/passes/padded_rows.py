@@ -11,7 +11,7 @@ from parallax.transform.building.editor import SCOPE, Editor
 
 
 def fill_rows_alike(editor: Editor, rewrites: Rewrites) -> None:
-    """Gives each op the longest length over the workers in place of the one that it would find itself."""
+    """Replaces the length that each op would compute with the longest one over the workers."""
     for number, one in enumerate(rewrites.padded):
         inputs = editor.view.inputs(one.node)
         shape = editor.at(Edge(one.node, 0))
@@ -24,7 +24,7 @@ def fill_rows_alike(editor: Editor, rewrites: Rewrites) -> None:
 
 
 def _lengths(editor: Editor, inputs: tuple[str, ...]) -> Tensor:
-    """How many elements the rows have: of where they end, or of the number of rows and each element's row."""
+    """The lengths of rows: from row splits, or from the number of rows and each element's row."""
     partitions = [editor.tensor(tensor) for tensor in inputs[3:]]
     if len(partitions) == 1:
         return partitions[0][1:] - partitions[0][:-1]

@@ -38,27 +38,27 @@ def lazily_updated(editor: Editor) -> tuple[tuple[str, ...], ...]:
 
 
 def keep_up_to_date(graph_def: GraphDef, tables: Sequence[tuple[str, ...]]) -> dict[str, str]:
-    """Has every reader and writer of lazily updated tables find rows that lack nothing.
+    """Makes every reader and writer of lazily updated tables see rows without missed updates.
 
     Args:
-        graph_def: a worker's finished graph; changed in place.
-        tables: the variable ops of each, as `lazily_updated` says.
+        graph_def: a worker's finished graph; modified in place.
+        tables: the variable ops of each, as returned by `lazily_updated`.
 
     Returns:
-        What a read of a variable gave -> what gives it up to date. The reads stay, as TensorFlow looks for them.
+        The result of a read of a variable -> its up-to-date value. The reads stay, as TensorFlow looks them up.
 
     Raises:
-        TransformError: a variable of such a table goes to an op that may read it in another way.
+        TransformError: a variable of such a table is passed to an op that may read it in another way.
     """
     if not tables:
         return {}
-    row_update_ops()  # whoever imports the graph needs to know the ops
+    row_update_ops()  # importers of the graph need to register the ops
     return _Pass(graph_def, tables).run()
 
 
 @dataclass(frozen=True, slots=True)
 class _Member:
-    """A variable of a lazily updated table: its number among the handles of the update, and all of these."""
+    """A variable of a lazily updated table: its index among the handles of the update, and all of these."""
 
     number: int
     handles: tuple[str, ...]
@@ -81,7 +81,7 @@ class _Pass:
                     )
 
     def run(self) -> dict[str, str]:
-        """Changes all nodes that take a member, or what a read of one gives."""
+        """Changes all nodes that read a member, or the result of its read."""
         for node in list(self.graph_def.node):
             if node.op in PASSES_ON or node.op in _LEAVES_VALUES_ALONE:
                 continue
@@ -98,7 +98,7 @@ class _Pass:
         return self.read
 
     def _meets(self, node: NodeDef, slot: int, member: _Member) -> None:
-        """A node takes the handle of a member."""
+        """Handles a node that reads the handle of a member."""
         controls = [name for name in node.input if name.startswith("^")]
         handles = self._beside(node.input[slot], member)
         if node.op == "ReadVariableOp":
@@ -119,11 +119,11 @@ class _Pass:
             raise _refusal(node, member)
 
     def _beside(self, handle: str, member: _Member) -> list[str]:
-        """The handles of all members, along the way that one of them has come."""
+        """The handles of all members, passed along the route of one of them."""
         return [self._along(handle, one) for one in member.handles]
 
     def _along(self, handle: str, to: str) -> str:
-        """The handle of a variable, through copies of the ops that another handle has come through."""
+        """The handle of a variable, through copies of the ops that another handle has passed."""
         name, output = split_tensor(tensor_name(handle))
         if self.nodes[name].op not in PASSES_ON:
             return to
@@ -139,7 +139,7 @@ class _Pass:
         return f"{copy_name}:{output}" if output else copy_name
 
     def _bring_up_to_date(self, node: NodeDef, handles: list[str]) -> str:
-        """The name of a node after which all rows of a table lack nothing; before a node that writes."""
+        """The name of a node after which all rows of a table are up to date; it precedes a writing node."""
         name = f"{SCOPE}/up_to_date/before/{node.name}"
         made = self.added[name] = type(node)(name=name, op=BRING_UP_TO_DATE, device=node.device)
         made.input.extend(handles)
@@ -149,7 +149,7 @@ class _Pass:
 
 
 def _become(node: NodeDef, op: str, inputs: Iterable[str], dtype: str, states: int, which: int) -> None:
-    """Makes a node one that reads rows, by its old name."""
+    """Turns a node into one that reads rows, under its old name."""
     kind = node.attr[dtype].type
     indices = node.attr["Tindices"].type
     shapes = node.attr["_output_shapes"] if "_output_shapes" in node.attr else None

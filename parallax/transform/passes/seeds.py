@@ -20,13 +20,13 @@ from parallax.transform.building.editor import SCOPE, Worker
 
 
 def set_seeds(graph_def: GraphDef, initial: frozenset[str], worker: Worker) -> None:
-    """Gives every random op its seeds, `seed` and `seed2` or what a stateless one draws by; in functions too.
+    """Sets the seeds of every random op, `seed` and `seed2` or the inputs of a stateless one; in functions too.
 
     Args:
-        graph_def: changed in place.
-        initial: names of the random ops that draw alike on all workers, as those of initial values do, and of ops that
-            call functions with such.
-        worker: whose graph it is.
+        graph_def: modified in place.
+        initial: names of the random ops that draw equal values on all workers, as those of initial values do, and of
+            ops that call functions with such.
+        worker: the worker whose graph it is.
     """
     for node in graph_def.node:
         _set(node, node.name, node.name in initial, worker)
@@ -44,13 +44,13 @@ def set_seeds(graph_def: GraphDef, initial: frozenset[str], worker: Worker) -> N
 
 
 def seeds_of(node: NodeDef, name: str, initial: bool, worker: Worker) -> tuple[int, int]:
-    """The `seed` and `seed2` that a worker's random op has.
+    """The `seed` and `seed2` of a worker's random op.
 
     Args:
         node: of the user's graph, with both attributes.
-        name: of the node; within a function, the function's name before it.
-        initial: whether it gives initial values.
-        worker: whose graph it is.
+        name: of the node; within a function, prefixed by the function's name.
+        initial: whether it draws initial values.
+        worker: the worker whose graph it is.
     """
     seeds = (node.attr["seed"].i, node.attr["seed2"].i)
     rank = 0 if initial or worker.equal_randomness else worker.rank
@@ -65,7 +65,7 @@ def _set(node: NodeDef, name: str, initial: bool, worker: Worker) -> None:
 
 
 def _fold(nodes: Any, number: int, alike: frozenset[str], prefix: str, output: str) -> None:
-    """Has the seeds and keys of stateless random ops be other ones: a number is folded into each of their integers."""
+    """Folds a number into each integer of the seeds and keys of stateless random ops."""
     for node in list(nodes):
         slots = seed_slots(node.op)
         if not slots or node.name in alike:
@@ -84,7 +84,7 @@ def _fold(nodes: Any, number: int, alike: frozenset[str], prefix: str, output: s
 
 
 def _called_alike_only(graph_def: GraphDef, alike: frozenset[str]) -> set[str]:
-    """The functions that only nodes which draw alike call, and what these functions call."""
+    """The functions that are called only by nodes with equal draws, and the functions that these call."""
     called = {f.signature.name: _functions_of(f.node_def) for f in graph_def.library.function}
     others = _find_reached(called, _functions_of(n for n in graph_def.node if n.name not in alike))
     return called.keys() - others

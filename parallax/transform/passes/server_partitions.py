@@ -18,7 +18,7 @@ from parallax.transform.building.reduce_and_broadcast import device_of
 
 
 def place_tables(editor: Editor, rewrites: Rewrites) -> None:
-    """Builds the partitions of all tables on servers, slots included."""
+    """Builds the partitions of all tables on servers, including slots."""
     for table in rewrites.tables:
         if table.servers:
             for member in table.members:
@@ -27,12 +27,12 @@ def place_tables(editor: Editor, rewrites: Rewrites) -> None:
 
 
 def partition_name(node: str, number: int) -> str:
-    """The name of a variable's partition, or of a node's copy beside it."""
+    """The name of a variable's partition, or of a node's copy on its server."""
     return f"{SCOPE}/server/{node}/part_{number}"
 
 
 def cut_rows(value: Tensor, partitions: int, is_scalar: bool = False) -> list[Tensor]:
-    """The rows of each partition of a whole value."""
+    """The rows of each partition of a full value."""
     if partitions == 1 or is_scalar:
         return [value]
     ownership = Ownership.even(partitions)
@@ -40,7 +40,7 @@ def cut_rows(value: Tensor, partitions: int, is_scalar: bool = False) -> list[Te
 
 
 def rows_of(value: Tensor, ownership: Ownership, holder: int) -> Tensor:
-    """The rows of a whole value that one holder has, in the order of its local rows."""
+    """The rows of a full value that one owner stores, in the order of its local rows."""
     slots = ownership.slots_of(holder)
     if ownership.slots == len(slots):
         return tf.identity(value)
@@ -55,7 +55,7 @@ def rows_of(value: Tensor, ownership: Ownership, holder: int) -> Tensor:
 
 
 def put_together(parts: list[Tensor], kind: str) -> Tensor:
-    """The elementwise sum, minimum or maximum of what partitions give; all of one shape."""
+    """The elementwise sum, minimum or maximum of the partitions' results; all of one shape."""
     function = {"min": tf.minimum, "max": tf.maximum}.get(kind)
     if parts[0].dtype == tf.bool:
         function = {"min": tf.logical_and, "max": tf.logical_or}[kind]
@@ -68,7 +68,7 @@ def put_together(parts: list[Tensor], kind: str) -> Tensor:
 
 
 def row_places(rows: int, ownership: Ownership) -> Tensor:
-    """Where each of a table's rows is among all holders' rows, one holder after the other, `[rows]`."""
+    """The position of each of a table's rows in the concatenation of all owners' rows, `[rows]`."""
     counts, shares = ownership.counts(rows), ownership.shares
     by_slot = list(zip(ownership.pattern, ownership.places, strict=True))
     starts = tf.constant([sum(counts[:holder]) + place for holder, place in by_slot])
@@ -80,7 +80,7 @@ def row_places(rows: int, ownership: Ownership) -> Tensor:
 
 
 def whole_of(parts: list[Tensor], rows: int, shape: TensorShape) -> Tensor:
-    """All rows, in the user's order, of what partitions hold."""
+    """All rows of the partitions, in the user's order."""
     if len(parts) == 1:
         whole = tf.identity(parts[0])
     else:

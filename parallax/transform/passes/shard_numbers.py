@@ -14,11 +14,11 @@ from parallax.transform.building.editor import Worker
 
 
 def set_shards(graph_def: GraphDef, worker: Worker) -> None:
-    """Sets the nodes that are marked (parallax/graph/shard.py), also in functions, as those of one-shot iterators.
+    """Sets the marked nodes (parallax/graph/shard.py), also in functions, as those of one-shot iterators.
 
     Args:
-        graph_def: changed in place.
-        worker: whose graph it is.
+        graph_def: modified in place.
+        worker: the worker whose graph it is.
     """
     for nodes in (graph_def.node, *(function.node_def for function in graph_def.library.function)):
         for node in nodes:

@@ -15,7 +15,7 @@ from parallax.transform.building.shares import BatchShare
 
 
 def share_batches(editor: Editor, rewrites: Rewrites) -> None:
-    """Has each worker know its share of all examples, for the batches that may be uneven."""
+    """Computes each worker's share of all examples, for the batches that may be uneven."""
     by_source: dict[str, BatchShare] = {}
     for batch in rewrites.batches:
         with tf.name_scope(f"{SCOPE}/batch/"):
@@ -43,12 +43,12 @@ def _share(editor: Editor, batch: UnevenBatch) -> BatchShare:
         return BatchShare.of(batch.placeholder, own, editor.together.all_reduce(own), local)
     own = editor.at(batch.length)
     editor.redirect([batch.length], editor.together.all_reduce(own))
-    rows = editor.tensor(f"{batch.length.node}:0")  # where that is fed, nobody waits for the sum
+    rows = editor.tensor(f"{batch.length.node}:0")  # where that is fed, no op waits for the sum
     return BatchShare.of(batch.placeholder, own, rows, local)
 
 
 def _take_fed_length(editor: Editor, fed: FedLength, share: BatchShare) -> None:
-    """Has the length of a worker's batch, a stand-in's too, and that of the global batch where the script feeds it."""
+    """Sets the length of a worker's batch, including a stand-in's, and the global one where the script feeds it."""
     number = editor.tensor(fed.tensor)
     said = (
         f"{fed.tensor} is fed the length of a batch, which must be the length of the worker's own part, as "
@@ -63,7 +63,7 @@ def _take_fed_length(editor: Editor, fed: FedLength, share: BatchShare) -> None:
 
 
 def _with_equal_lengths(editor: Editor, batch: UnevenBatch, share: BatchShare) -> BatchShare:
-    """The share, where other sources of the batch are found to be as long."""
+    """The share, with a check that other sources of the batch have the same length."""
     checks = [
         tf.raw_ops.Assert(
             condition=tf.equal(_length(editor, other), share.count),
@@ -78,7 +78,7 @@ def _with_equal_lengths(editor: Editor, batch: UnevenBatch, share: BatchShare) -
 
 
 def _name_in_script(editor: Editor, batch: str) -> str:
-    """The name of a batch as the user has built it, if it was opened."""
+    """The user's name of a batch that may have been opened."""
     node = split_tensor(batch)[0]
     return editor.view.inputs(node)[0] if is_opened(editor.view.nodes[node]) else batch
 

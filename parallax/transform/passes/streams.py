@@ -22,7 +22,7 @@ from parallax.graph.view import GraphView
 from parallax.transform.building.all_to_all import native_ops
 
 STREAMS = "parallax_streams"
-"""The scope of these variables: unlike what is under `parallax/`, they are the same by every plan of a job."""
+"""The scope of these variables: unlike nodes under `parallax/`, they are the same in every plan of a job."""
 _PHILOX = 1  # TensorFlow's number of the algorithm
 _LIKE = {
     "RandomUniform": "StatefulUniform",
@@ -33,17 +33,17 @@ _LIKE = {
 """Op type -> its counterpart."""
 _SAMPLERS = ("LogUniformCandidateSampler", "UniformCandidateSampler")
 _SKIPPED = 2
-"""In units of what a value of a tensor takes of its stream, what a candidate takes (candidate_sampler_ops.cc)."""
+"""Stream units of a candidate, in units of a tensor's value (candidate_sampler_ops.cc)."""
 
 
 @dataclass(frozen=True, slots=True)
 class RandomStream:
-    """A random op whose position is in a variable.
+    """A random op whose stream position is in a variable.
 
     Attributes:
         op: in the user's graph.
         variable: the op of the variable, int64 `[3]`: count, seed2, seed.
-        initializer: puts it at its beginning.
+        initializer: sets it to the beginning.
     """
 
     op: str
@@ -53,11 +53,11 @@ class RandomStream:
 
 @dataclass(frozen=True, slots=True)
 class RandomStreams:
-    """What is known of the random numbers that are drawn while a graph trains.
+    """The random numbers that are drawn while a graph trains.
 
     Attributes:
         kept: the ops whose positions can be saved, by name.
-        others: the ops of which that cannot be.
+        others: the ops for which that is impossible.
     """
 
     kept: tuple[RandomStream, ...] = ()
@@ -68,9 +68,9 @@ def keep_streams(graph_def: GraphDef, view: GraphView, initial: frozenset[str]) 
     """Gives random ops variables for their positions; seeds must have been set.
 
     Args:
-        graph_def: changed in place.
+        graph_def: modified in place.
         view: the user's graph.
-        initial: random ops that give initial values, which run before these variables have theirs.
+        initial: random ops of initial values, which run before these variables are initialized.
     """
     branches = branches_of(view)
     kept, others = list[RandomStream](), list[str]()
@@ -88,7 +88,7 @@ def keep_streams(graph_def: GraphDef, view: GraphView, initial: frozenset[str]) 
 
 
 def is_stream(node: NodeDef) -> bool:
-    """Whether a node draws from a stream that its kernel keeps."""
+    """Whether a node draws from a stream that its kernel stores."""
     if "seed" not in node.attr or "seed2" not in node.attr:
         return False
     definition = op_definition(node.op)
@@ -96,11 +96,11 @@ def is_stream(node: NodeDef) -> bool:
         argument.type in (types_pb2.DT_RESOURCE, types_pb2.DT_VARIANT) or argument.is_ref
         for argument in definition.output_arg
     )
-    return not gives_state  # as queues that shuffle
+    return not gives_state  # such as shuffling queues
 
 
 def _keep(node: NodeDef, add: Callable[..., NodeDef]) -> RandomStream:
-    """Puts a node's counterpart in its place."""
+    """Replaces a node with its counterpart."""
     scope = f"{STREAMS}/{node.name}"
     seeds = (0, node.attr["seed2"].i, node.attr["seed"].i)
     variable = add(name=f"{scope}/position", op="VarHandleOp", device=node.device)
@@ -115,7 +115,7 @@ def _keep(node: NodeDef, add: Callable[..., NodeDef]) -> RandomStream:
 
 
 def _take(node: NodeDef, variable: str, scope: str, add: Callable[..., NodeDef]) -> None:
-    """A node becomes its counterpart."""
+    """Turns a node into its counterpart."""
     algorithm = _constant(add(name=f"{scope}/algorithm", op="Const", device=node.device), _PHILOX)
     taken = list(node.input)
     del node.input[:]
@@ -128,7 +128,7 @@ def _take(node: NodeDef, variable: str, scope: str, add: Callable[..., NodeDef])
 
 
 def _take_candidates(node: NodeDef, variable: str, scope: str, add: Callable[..., NodeDef]) -> None:
-    """A sampler of candidates becomes the op of this project that takes its place in the stream from a variable."""
+    """Replaces a candidate sampler with the project's own op, which reads its stream position from a variable."""
     native_ops()
     count = _SKIPPED * node.attr["num_sampled"].i
     algorithm = _constant(add(name=f"{scope}/algorithm", op="Const", device=node.device), _PHILOX, tf.int32)

@@ -29,14 +29,14 @@ _NAME = f"{SCOPE}/touched"
 
 @dataclass(frozen=True, slots=True)
 class RememberedRows:
-    """Variables that are updated by row with the same numbers, and where the touched rows are remembered.
+    """Variables that are updated at the same row numbers, and the record of the touched rows.
 
     Attributes:
         variables: their ops in the user's graph.
-        marks: the op that remembers for the rows of this worker; empty where servers alone have rows.
-        partitions: those that remember for the partitions on servers.
-        clear: forgets, on this worker.
-        clear_partitions: forget, on servers.
+        marks: the op that records for the rows of this worker; empty where only servers have rows.
+        partitions: those that record for the partitions on servers.
+        clear: resets the record on this worker.
+        clear_partitions: reset it on servers.
     """
 
     variables: tuple[str, ...]
@@ -48,11 +48,11 @@ class RememberedRows:
 
 @dataclass(frozen=True, slots=True)
 class RowMemory:
-    """What is remembered of a worker's graph.
+    """The touched-row records of a worker's graph.
 
     Attributes:
         tables: the variables whose touched rows are known; the same on all workers.
-        whole: variable op -> why its touched rows are not known, of those that are updated by row; likewise.
+        whole: variable op -> why its touched rows are unknown, for those that are updated by row; likewise.
     """
 
     tables: tuple[RememberedRows, ...] = ()
@@ -60,19 +60,19 @@ class RowMemory:
 
 
 NO_ROW_MEMORY = RowMemory()
-"""Of a graph in which no rows are remembered."""
+"""For a graph without touched-row records."""
 
 
 def remember_touched_rows(graph_def: GraphDef, editor: Editor, rewrites: Rewrites) -> RowMemory:
-    """Has updates remember which rows they touch.
+    """Makes updates record the rows that they touch.
 
     Args:
-        graph_def: a worker's finished graph; changed in place.
-        editor: what it was made with.
-        rewrites: what was changed in it.
+        graph_def: a worker's finished graph; modified in place.
+        editor: its editor.
+        rewrites: its rewrites.
 
     Raises:
-        TransformError: when a pass writes such a variable in a way that is not known.
+        TransformError: when a pass writes such a variable in an unknown way.
     """
     tables_by_member = {member: table.op for table in rewrites.tables for member in table.members}
     groups, whole = _groups(editor.view, tables_by_member)
@@ -95,11 +95,11 @@ def remember_touched_rows(graph_def: GraphDef, editor: Editor, rewrites: Rewrite
 
 
 def _groups(view: GraphView, tables: Mapping[str, str]) -> tuple[list[tuple[str, ...]], dict[str, str]]:
-    """The variables that are updated by the same row numbers; and why others that are updated by row are left out.
+    """The variables that are updated at the same row numbers; and why others that are updated by row are excluded.
 
     Args:
         view: the user's graph.
-        tables: variable op -> the table with whose rows its own are, of those that are not whole on every worker.
+        tables: variable op -> the table that it is sharded with, for those that are not replicated.
     """
     found: dict[tuple[object, ...], list[str]] = {}
     whole: dict[str, str] = {}
@@ -116,7 +116,7 @@ def _groups(view: GraphView, tables: Mapping[str, str]) -> tuple[list[tuple[str,
 
 
 def _row_numbers(view: GraphView, variable: str) -> tuple[frozenset[str], str]:
-    """The tensors of the row numbers by which a variable is written; and why there may be others."""
+    """The tensors of the row numbers at which a variable is written; and why there may be others."""
     numbers, reason = set(), ""
     waiting = [f"{variable}:0"]
     while waiting:
@@ -150,7 +150,7 @@ def _writers_by_variable(graph_def: GraphDef, nodes: Mapping[str, NodeDef]) -> d
 
 @dataclass(frozen=True, slots=True)
 class _Marks:
-    """The bools beside one variable op."""
+    """The bools of one variable op's rows."""
 
     graph_def: GraphDef
     name: str
@@ -178,10 +178,10 @@ class _Marks:
         return marks
 
     def before(self, writer: NodeDef) -> None:
-        """Has a writer wait until the rows that it writes are marked, in whatever runs it is in.
+        """Makes a writer wait until the rows that it writes are marked, in all runs that contain it.
 
         Raises:
-            TransformError: when it is not known which these are.
+            TransformError: when these rows are unknown.
         """
         described = state_op(writer.op, sum(not name.startswith("^") for name in writer.input))
         if described is None or described.value is None:
@@ -202,7 +202,7 @@ class _Marks:
         writer.input.append(f"^{marked.name}")
 
     def clear(self) -> str:
-        """Adds an op that forgets all; gives its name."""
+        """Adds an op that resets all; returns its name."""
         value = self._add("LogicalNot", "false", [f"{self.name}/true"])
         return str(self._all("clear", value.name.removeprefix(f"{self.name}/"), []).name)
 

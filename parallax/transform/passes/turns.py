@@ -26,21 +26,21 @@ from parallax.transform.building.all_to_all import native_ops
 GATE = "ParallaxGate"
 SCOPE = "parallax/turn"
 RUN_NUMBER = f"{SCOPE}/run:0"
-"""What a run that overlaps with others feeds with its number."""
+"""The tensor to which a run that overlaps with others feeds its number."""
 _ODD = re.compile(r"[^A-Za-z0-9_./-]")
 _PASS_ON = frozenset({"Identity", "IdentityN", "Enter", "Switch", "Merge", "Exit", "NextIteration"})
 _RESOURCE = tf.resource.as_datatype_enum
 _KEEPS_NOTHING = frozenset({"Assert", "ParallaxAnnounce", "ParallaxLeave", "ParallaxDeliver", "ParallaxCollect", GATE})
-"""Stateful, so that TensorFlow neither folds nor merges them, and without state."""
+"""Ops that are stateful, so that TensorFlow neither folds nor merges them, but have no state."""
 
 
 def add_gates(graph_def: GraphDef) -> None:
-    """Puts gates into a worker's graph, which is changed."""
+    """Adds gates to a worker's graph, which is modified."""
     view = GraphView(graph_def)
     waits = keys_of(view)
     if not waits:
         return
-    native_ops()  # graphs with gates are known from now on
+    native_ops()  # registers the ops, so that graphs with gates can be read
     _add_run_number(graph_def)
     gates: dict[str, str] = {}
     for name, keys in waits.items():
@@ -53,7 +53,7 @@ def add_gates(graph_def: GraphDef) -> None:
 
 
 def keys_of(view: GraphView) -> dict[str, list[str]]:
-    """For each node at which runs take turns, what it touches that keeps state."""
+    """For each node at which runs are serialized, the state that it uses."""
     branches = branches_of(view)
     found: dict[str, list[str]] = {}
     for node in view.graph_def.node:
@@ -66,29 +66,29 @@ def keys_of(view: GraphView) -> dict[str, list[str]]:
 
 
 def find_ungated(view: GraphView, nodes: Iterable[str]) -> str | None:
-    """One of some nodes that keeps state without a gate before it; None where all have one."""
+    """One of some nodes that has state but no gate before it; None where all have one."""
     for name in nodes:
         definition = op_definition(view.op(name))
         if any(argument.is_ref for argument in (definition.output_arg if definition else ())):
-            return name  # a reference variable, or what writes one
+            return name  # a reference variable, or an op that writes one
         has_gate = any(view.op(control) == GATE for control in view.controls(name))
         takes_handle = any(_handle_key(view, tensor) is not None for tensor in view.inputs(name))
         if not has_gate and (takes_handle or _keeps_state(view.nodes[name])):
             return name
         if view.op(name).startswith("IteratorGetNext") and any(map(partial(_reads_variables, view), view.nodes)):
-            return name  # its dataset reads variables whenever it makes an element
+            return name  # its dataset reads variables whenever it produces an element
     return None
 
 
 def _reads_variables(view: GraphView, node: str) -> bool:
-    """Whether a dataset's functions have been given variables."""
+    """Whether a dataset's functions have variables as arguments."""
     handles = [tensor for tensor in view.inputs(node) if _handle_key(view, tensor) is not None]
     is_dataset = "Dataset" in view.op(node) and "output_types" in view.nodes[node].attr
     return is_dataset and any(view.op(split_tensor(tensor)[0]) == "VarHandleOp" for tensor in handles)
 
 
 def passes_on(node: NodeDef) -> bool:
-    """Whether an op that takes a handle gives one to others, who then touch what it stands for."""
+    """Whether an op that reads a handle passes one on, through which other ops use the state."""
     if node.op in _PASS_ON:
         return True
     definition = op_definition(node.op)
@@ -96,7 +96,7 @@ def passes_on(node: NodeDef) -> bool:
 
 
 def _keys(view: GraphView, node: NodeDef) -> list[str]:
-    """What the gates before a node stand for."""
+    """The states that the gates before a node protect."""
     found = [key for tensor in view.inputs(node.name) if (key := _handle_key(view, tensor)) is not None]
     if _keeps_state(node):
         found.append(node.name)
@@ -104,10 +104,10 @@ def _keys(view: GraphView, node: NodeDef) -> list[str]:
 
 
 def _keeps_state(node: NodeDef) -> bool:
-    """Whether a node keeps state that no handle stands for, as far as its type tells."""
+    """Whether a node has state that is not behind a handle, as far as its type shows."""
     if node.op in _KEEPS_NOTHING or _makes_handle(node):
         return False
-    if node.op.startswith("Horovod"):  # two of one name at one time are an error
+    if node.op.startswith("Horovod"):  # two of one name at the same time are an error
         return True
     definition = op_definition(node.op)
     if definition is None:
@@ -125,7 +125,7 @@ def _types(node: NodeDef, argument: Any) -> tuple[int, ...]:
 
 
 def _handle_key(view: GraphView, tensor: str) -> str | None:
-    """The key of what a tensor is the handle of; None where it is none, or one of a node that was given it."""
+    """The key of the resource behind a handle; None for other tensors, and for handles that a node was passed."""
     node = view.nodes.get(split_tensor(tensor)[0])
     if node is None or not _makes_handle(node):
         return None
