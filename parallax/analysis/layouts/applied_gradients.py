@@ -17,7 +17,7 @@ _ADD_TO_VARIABLES = ("AssignAdd", "AssignAddVariableOp", "AssignSub", "AssignSub
 
 
 def finish_step(program: VisitedGraph, step: StepWalk) -> None:
-    """Has gradients leave autodiff as sums over the workers, and everything else that their updates take be alike."""
+    """Makes gradients leave autodiff as sums over the workers, and all other inputs of their updates equal."""
     view = program.view
     delivered = set[Edge]()
     for source in program.sources:
@@ -30,7 +30,7 @@ def finish_step(program: VisitedGraph, step: StepWalk) -> None:
     parts = {edge for node in nodes for edge in _count_once(program, step, node)}
     for node in nodes:
         if view.op(node) == "IdentityN" and not any(map(view.consumers, view.outputs(node))):
-            continue  # the name of a call, whose results are taken by themselves
+            continue  # the name of a call, whose results are read separately
         for slot, tensor in enumerate(view.inputs(node)):
             is_other = Edge(node, slot) not in delivered | parts
             if is_other and tensor in step.facts and not step.facts[tensor].is_same:
@@ -38,18 +38,18 @@ def finish_step(program: VisitedGraph, step: StepWalk) -> None:
 
 
 def _count_once(program: VisitedGraph, step: StepWalk, node: str) -> list[Edge]:
-    """Has one worker alone add what all workers compute of gradients, such as their norm, to its part of a metric.
+    """Lets one worker alone add a value that all compute from gradients, such as their norm, to its part of a metric.
 
     Args:
         program: the graph.
-        step: the walk.
+        step: the traversal.
         node: any op after autodiff.
 
     Returns:
-        The edges that take the worker's part of the metric.
+        The edges that read the worker's part of the metric.
 
     Raises:
-        GraphError: a metric is written otherwise than by adding to it.
+        GraphError: a metric is written other than by adding to it.
     """
     view, variables = program.view, program.variables
     written = state_op(view.op(node), len(view.inputs(node)))
@@ -83,7 +83,7 @@ def _finish_dense(step: StepWalk, source: GradientSource) -> None:
 
 
 def find_pieces(view: GraphView, source: GradientSource) -> list[str]:
-    """The rows and the row numbers of a sparse gradient, where both are put together of as many pieces."""
+    """The rows and the row numbers of a sparse gradient, where both are concatenated from equally many pieces."""
     if source.indices is None:
         return []
     nodes = [split_tensor(tensor)[0] for tensor in source.tensors]
@@ -103,7 +103,7 @@ def find_pairs(view: GraphView, source: GradientSource) -> list[tuple[str, str]]
 
 
 def _finish_rows(view: GraphView, step: StepWalk, source: GradientSource, indices: str) -> None:
-    """Each piece of a sparse gradient is a part of a sum: rows sharded as their numbers are, or else partial rows."""
+    """Makes each piece of a sparse gradient a part of a sum: rows sharded as their numbers are, or partial rows."""
     pairs = find_pairs(view, source)
     if pairs[0] != (source.values, indices):
         nodes = [split_tensor(tensor)[0] for tensor in (source.values, indices)]
@@ -117,7 +117,7 @@ def _finish_rows(view: GraphView, step: StepWalk, source: GradientSource, indice
 
 
 def _finish_by_piece(step: StepWalk, values: Layout, numbers: Layout, edges: list[Edge]) -> bool:
-    """Whether the pieces of rows agree with those of their numbers: sharded as these are, or else partial rows."""
+    """Whether the pieces of rows match those of their numbers: sharded as these are, or else partial rows."""
     if not isinstance(values, Concatenated) or not isinstance(numbers, Concatenated):
         return False
     if len(values.pieces) != len(numbers.pieces):
@@ -137,7 +137,7 @@ def _finish_piece(step: StepWalk, pair: tuple[str, str], edges: tuple[list[Edge]
     rows, numbers = (step.facts[tensor] for tensor in pair)
     indices = pair[1]
     if isinstance(rows.layout, Pieces) and isinstance(numbers.layout, Pieces):
-        return  # turns of a loop have put them together: they were looked at there
+        return  # iterations of a loop have accumulated them: they were handled there
     values = [step.facts[step.view.inputs(edge.node)[edge.slot]].layout for edge in edges[0]]
     if any(isinstance(layout, Concatenated) for layout in (numbers.layout, *values)):
         if not all(_finish_by_piece(step, layout, numbers.layout, edges[0]) for layout in values):
@@ -145,7 +145,7 @@ def _finish_piece(step: StepWalk, pair: tuple[str, str], edges: tuple[list[Edge]
                 step.take(edge.node, edge.slot, REPLICATED)
         return
     if isinstance(numbers.layout, Distinct) and rows.layout == Distinct(numbers.layout.of, is_sum=True):
-        return  # added up by id where they are exchanged
+        return  # summed by id where they are exchanged
     if numbers.axis == 0 and numbers.part is not None:
         wanted: Sharded | None = Sharded(0, numbers.part)
     elif numbers.is_same or numbers.is_lengths or is_partial(numbers) or isinstance(numbers.layout, Distinct):

@@ -23,7 +23,7 @@ def name_batches(view: GraphView, rewrites: Rewrites) -> Rewrites:
 
     Args:
         view: the graph, with its batches marked.
-        rewrites: by layouts.
+        rewrites: from layouts.
     """
     names = _BatchNames(view)
     return replace(
@@ -39,7 +39,7 @@ def name_batches(view: GraphView, rewrites: Rewrites) -> Rewrites:
 
 
 class _BatchNames:
-    """The names of a graph's batches; those that were asked for are kept."""
+    """The names of a graph's batches; used names are recorded."""
 
     def __init__(self, view: GraphView) -> None:
         self._view = view
@@ -50,11 +50,11 @@ class _BatchNames:
         self._named: dict[str, UnevenBatch] = {}
 
     def find_batches(self) -> list[UnevenBatch]:
-        """All that were named."""
+        """All batches that were named."""
         return list(self._named.values())
 
     def at(self, node: str, batch: str) -> str:
-        """The name of a batch, by those of its sources of which a node is computed."""
+        """The name of a batch, by those of its sources from which a node is computed."""
         step = batch_of(self._view.nodes[_node(batch)])
         sources = [one for one in self._sources.get(node, frozenset()) if batch_of(self._view.nodes[one]) == step] or [
             _node(batch)
@@ -67,16 +67,16 @@ class _BatchNames:
         return name
 
     def of_tensor(self, tensor: str, batch: str) -> str:
-        """The name of a batch, where there is one, of which a tensor is computed."""
+        """The name of the batch from which a tensor is computed, if any."""
         return self.at(_node(tensor), batch) if batch else ""
 
     def of_rows(self, one: Push | Collect) -> str:
-        """That of what rows are computed of."""
+        """The name of the batch from which rows are computed."""
         nodes = [edge.node for edge in (*one.values, *one.indices)]
         return next((self.at(node, one.batch) for node in nodes if node in self._batches), "") if one.batch else ""
 
     def of_layouts(self, layouts: LayoutRewrites) -> LayoutRewrites:
-        """Changes of layout with all their batches named."""
+        """Layout changes with all their batches named."""
         return replace(
             layouts,
             changes=tuple(changed for one in layouts.changes for changed in self._of_change(one)),
@@ -143,8 +143,8 @@ class _BatchNames:
 
 
 def _find_sources(view: GraphView) -> dict[str, frozenset[str]]:
-    """Node -> what gives the batches that it is computed of."""
-    sparse = sparse_feeds(view)  # as long as they have entries
+    """Node -> the sources of the batches from which it is computed."""
+    sparse = sparse_feeds(view)  # their length is the number of entries
     sources = [node for node in marked_nodes(view) if batch_of(view.nodes[node]) and node not in sparse]
     found: dict[str, frozenset[str]] = {node: frozenset((node,)) for node in sources}
     for node in view.topological_order():

@@ -50,16 +50,17 @@ _WHOLE = (3, 9)  # types.proto: int32, int64
 
 @dataclass(frozen=True, slots=True)
 class Layouts:
-    """What was found of a graph.
+    """The results for a graph.
 
     Attributes:
-        facts: tensor -> what is known of it, of those that were visited.
-        whole: (tensor, node) -> that node takes the tensor replicated, though it is computed otherwise.
-        rewrites: what must be changed.
-        alike: random ops that draw the same on all workers.
-        mixing: node that mixes examples, or has no rule -> the sharded tensors that it takes whole.
-        padded: ragged rows that are filled up to the longest of all workers'.
-        added_once: edges that add values of applied gradients to metrics, for one worker alone: all must have the same.
+        facts: tensor -> its facts, for tensors that were visited.
+        whole: (tensor, node) -> the node reads the tensor replicated, though it is computed otherwise.
+        rewrites: the changes of the graph.
+        alike: random ops with equal draws on all workers.
+        mixing: node that mixes examples, or has no rule -> the sharded tensors that it reads gathered.
+        padded: ragged rows that are padded to the longest of all workers'.
+        added_once: edges that add values of applied gradients to metrics, for one worker alone: the values must be
+            equal on all.
     """
 
     facts: Mapping[str, Fact]
@@ -71,13 +72,13 @@ class Layouts:
     added_once: Set[Edge] = frozenset()
 
     def leaves_counted(self, gradient: str) -> bool:
-        """Whether a worker without examples has nothing of a dense gradient, or what all workers have."""
+        """Whether a worker without examples has no part of a dense gradient, or a replicated one."""
         fact = self.facts[gradient]
         return fact.is_counted or fact.is_same
 
 
 def last_gradients(view: GraphView, sources: tuple[GradientSource, ...]) -> tuple[GradientSource, ...]:
-    """The gradients that are applied; those that a loss is made of are tensors of the step as others are.
+    """The gradients that are applied; gradients that a loss is computed from are ordinary tensors of the step.
 
     Args:
         view: the graph.
@@ -94,7 +95,7 @@ def last_gradients(view: GraphView, sources: tuple[GradientSource, ...]) -> tupl
 
 
 def layouts_of_one(graph: TrainingGraph) -> Layouts:
-    """The layouts of a worker that takes steps of its own: it has every tensor as one process has that on its batch."""
+    """The layouts of a worker that takes steps of its own: every tensor is that of one process on its batch."""
     view, after = graph.view, after_gradients(graph.view, graph.sources)
     visited = [n for n in view.nodes if n not in after and n not in graph.initial and graph.is_of_step(n)]
     facts = {tensor: Fact(REPLICATED) for node in visited for tensor in view.outputs(node)}
@@ -105,7 +106,7 @@ def find_layouts(graph: TrainingGraph) -> Layouts:
     """The layouts of a step's tensors.
 
     Raises:
-        GraphError: an op cannot be carried out so that N workers compute what one process computes.
+        GraphError: an op cannot be executed so that N workers compute what one process computes.
     """
     program = find_step(graph)
     layouts, step = _find_layouts(program)
@@ -114,7 +115,7 @@ def find_layouts(graph: TrainingGraph) -> Layouts:
         program = find_step(graph)
         try:
             layouts, step = _find_layouts(program)
-        except GraphError as error:  # a script that does not fetch these trains all the same
+        except GraphError as error:  # a script that does not fetch these can still train
             refused = dict.fromkeys(results.followed, str(error))
             return replace(layouts, rewrites=replace(layouts.rewrites, refused=refused))
     return layouts
@@ -146,11 +147,11 @@ def _find_layouts(program: VisitedGraph) -> tuple[Layouts, StepWalk]:
         ]
         step.gathered |= find_counted_lengths(step)
         found = completed | {tensor: step.facts[tensor].layout for tensor in needed}
-        if (step.adjacent, step.fed_lengths) != (adjacent, fed_lengths):  # nothing was known of these in vain
+        if (step.adjacent, step.fed_lengths) != (adjacent, fed_lengths):  # their facts were used
             completed, gathered, adjacent, fed_lengths = {}, set(), step.adjacent, step.fed_lengths
             continue
         if found == completed and step.gathered == gathered:
-            if program.steps is not None:  # a worker's batch is what the script has made its constants for
+            if program.steps is not None:  # the script has made its constants for a per-worker batch
                 _check_lengths(step)
             return _make_layouts(program, step), step
         completed, gathered = found, step.gathered
@@ -158,7 +159,7 @@ def _find_layouts(program: VisitedGraph) -> tuple[Layouts, StepWalk]:
 
 
 def _find_fed_numbers(program: VisitedGraph) -> frozenset[str]:
-    """The placeholders of a script's whole numbers, which may be lengths."""
+    """The placeholders of integers in a script, which may be lengths."""
     view = program.view
     return frozenset(
         node
@@ -171,13 +172,13 @@ def _find_fed_numbers(program: VisitedGraph) -> frozenset[str]:
 
 
 def _is_packed(view: GraphView, tensor: str) -> bool:
-    """Whether a tensor of open shape is a scalar, as others are with which it makes a vector."""
+    """Whether a tensor of open shape is a scalar, like those with which it is packed into a vector."""
     packs = [edge.node for edge in view.consumers(tensor) if view.op(edge.node) == "Pack"]
     return view.shape(tensor) is None and any(view.shape(one) == () for node in packs for one in view.inputs(node))
 
 
 def _check_lengths(step: StepWalk) -> None:
-    """Refuses what is of fixed length along the examples of a batch that is open."""
+    """Refuses an axis of fixed length along the examples of an open batch."""
     for (tensor, layout), edges in step.changes.items():
         fixed = _find_fixed_length(step.facts[tensor], layout)
         if edges and fixed is not None:
@@ -195,7 +196,7 @@ def _find_fixed_length(fact: Fact, layout: Layout) -> int | None:
 
 
 def _find_told(program: VisitedGraph, step: StepWalk, tensor: str) -> Length | tuple[Length, ...] | None:
-    """The value of lengths that a turn of a loop may have from another one; None where batches do not tell it."""
+    """Lengths that a loop iteration may read from another one; None where they do not follow from batches."""
     fact, branches = step.facts[tensor], branches_of(program.view)[split_tensor(tensor)[0]]
     if not fact.is_lengths or not any(branch.is_loop for branch in branches) or not step.is_of_batches(fact):
         return None
@@ -205,7 +206,7 @@ def _find_told(program: VisitedGraph, step: StepWalk, tensor: str) -> Length | t
 
 def _make_layouts(program: VisitedGraph, step: StepWalk) -> Layouts:
     place = {node: number for number, node in enumerate(program.order)}
-    # What is reduced where it is computed comes first: its other takers take the whole tensor in their layouts.
+    # Tensors reduced where they are computed come first: their other readers read the reduced tensor in their layouts.
     keys = sorted(
         step.changes, key=lambda key: (place[split_tensor(key[0])[0]], key[1] != REPLICATED, key[0], str(key[1]))
     )

@@ -13,10 +13,10 @@ from parallax.plans.layouts import Change, ExampleNumbers, LayoutRewrites, RowEn
 
 @dataclass(frozen=True, slots=True)
 class GatheredTensor:
-    """A tensor that every worker gets whole.
+    """A tensor that every worker gets in full.
 
     Attributes:
-        node: the first that takes it so.
+        node: its first reader that needs it so.
         tensor: of the user's graph.
         size_bytes: of the global batch's tensor; None where a length is not known before the run.
     """
@@ -27,12 +27,12 @@ class GatheredTensor:
 
 
 def find_gathered(view: GraphView, layouts: LayoutRewrites, workers: int | None = None) -> tuple[GatheredTensor, ...]:
-    """What is gathered, in the order of the graph.
+    """The gathered tensors, in the order of the graph.
 
     Args:
         view: the graph.
-        layouts: what is changed in it.
-        workers: how many there are, for batches of which the length of a worker's is known; None where nobody says.
+        layouts: its layout changes.
+        workers: the number of workers, for batches of known per-worker length; None if unknown.
     """
     found: dict[str, GatheredTensor] = {}
     examples: dict[str, int | None] = {}
@@ -48,7 +48,7 @@ def find_gathered(view: GraphView, layouts: LayoutRewrites, workers: int | None 
 
 
 def _find_examples(view: GraphView, batch: str, workers: int | None) -> int | None:
-    """How many examples most global batches have."""
+    """The usual length of the global batch."""
     node = view.nodes[split_tensor(batch)[0]]
     if full_length(node):
         return full_length(node)

@@ -20,12 +20,12 @@ _SHOWN = 3
 
 
 def notes_of_layouts(view: GraphView, layouts: LayoutRewrites) -> tuple[str, ...]:
-    """What is gathered, and what batch statistics cost; nothing where neither is."""
+    """The gathered tensors, and the cost of batch statistics; empty where there are neither."""
     return (*_note_gathering(view, layouts), *_note_statistics(view, layouts))
 
 
 def _note_statistics(view: GraphView, layouts: LayoutRewrites) -> tuple[str, ...]:
-    """What the statistics of normalizations cost, and what to set."""
+    """The cost of the statistics of normalizations, and the setting that avoids it."""
     found = [one for one in layouts.changes if one.after == REPLICATED]
     reduced = {one.tensor for one in found if is_statistic(view.nodes[split_tensor(one.tensor)[0]])}
     sizes = [view.shape(tensor) for tensor in reduced]
@@ -47,11 +47,11 @@ def _note_gathering(view: GraphView, layouts: LayoutRewrites) -> tuple[str, ...]
 
 
 def notes_of_kept(view: GraphView, rewrites: Rewrites, sources: Sequence[GradientSource]) -> tuple[str, ...]:
-    """What is of each batch, or micro-batch, where one process that had all at once would have it of all together.
+    """Values computed for each batch, or micro-batch, that one process would compute over all of them together.
 
     Args:
         view: the graph.
-        rewrites: what is changed in it.
+        rewrites: its rewrites.
         sources: where autodiff delivers gradients.
     """
     steps, cut = rewrites.terms.accumulate_steps, rewrites.micro_batches
@@ -81,16 +81,16 @@ def _list_first(named: Sequence[str], what: str) -> str:
 
 
 def check_gather_limit(view: GraphView, layouts: LayoutRewrites, workers: int, limit_bytes: int) -> None:
-    """Compares what is gathered with what a step may gather.
+    """Checks the gathered bytes against the limit of a step.
 
     Args:
         view: the graph.
-        layouts: what is changed in it.
-        workers: how many there are.
-        limit_bytes: how many bytes of tensors of the global batch a worker may take in a step.
+        layouts: its layout changes.
+        workers: the number of workers.
+        limit_bytes: bytes of tensors of the global batch that a worker may gather in a step.
 
     Raises:
-        PlanError: it is more.
+        PlanError: the limit is exceeded.
     """
     found = find_gathered(view, layouts, workers)
     total = sum(one.size_bytes or 0 for one in found)
@@ -104,7 +104,7 @@ def check_gather_limit(view: GraphView, layouts: LayoutRewrites, workers: int, l
 
 
 def _list_ops(view: GraphView, found: Sequence[GatheredTensor]) -> str:
-    """The ops, with the bytes that each takes."""
+    """The ops, with the bytes that each gathers."""
     by_node: dict[str, list[int | None]] = {}
     for one in found:
         by_node.setdefault(one.node, []).append(one.size_bytes)

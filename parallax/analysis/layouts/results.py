@@ -34,7 +34,7 @@ def find_results(program: VisitedGraph, step: StepWalk) -> FetchedResults:
 
     Args:
         program: a script's graph.
-        step: a walk over it that has ended.
+        step: a finished traversal of it.
     """
     view, facts, steps = program.view, step.facts, program.steps or frozenset()
     changed, of_all = _find_changed(program, step), set[str]()
@@ -59,7 +59,7 @@ def find_results(program: VisitedGraph, step: StepWalk) -> FetchedResults:
 
 
 def _find_changed(program: VisitedGraph, step: StepWalk) -> set[Edge]:
-    """The edges whose values depend on other workers, other than by gathered examples."""
+    """The edges whose values depend on other workers, other than through gathered examples."""
     found = {edge for mean in step.means for edge in program.takers(f"{mean.node}:0")}
     for (tensor, after), edges in step.changes.items():
         before = step.facts[tensor]

@@ -33,14 +33,14 @@ class TrainingGraph:
         view: the graph.
         variables: by op.
         sources: where autodiff delivers gradients.
-        initial: nodes that initial values need.
-        functions: what functions write and draw.
-        differs: whether an op of a type may give every worker something else for the same inputs.
+        initial: nodes on which initial values depend.
+        functions: the variables that functions write, and their draws.
+        differs: whether an op of a type may return other values on every worker from the same inputs.
         draws: whether an op of a type draws random numbers.
-        steps: nodes that steps need, of a script's graph: what else it has, as an evaluation, a worker may run alone,
-            of what it has itself; None where all is of steps.
-        autodiff: nodes that autodiff made.
-        replaced: nodes that autodiff made for a fixed batch that was opened.
+        steps: nodes on which steps depend, of a script's graph: a worker may run any others, such as an evaluation,
+            alone on its own values; None where all nodes belong to steps.
+        autodiff: nodes created by autodiff.
+        replaced: nodes that autodiff created for a fixed batch that was opened.
     """
 
     view: GraphView
@@ -61,14 +61,14 @@ class TrainingGraph:
 
 @dataclass(frozen=True, slots=True)
 class VisitedGraph(TrainingGraph):
-    """What every walk over a graph knows from the start.
+    """The inputs of every traversal of a graph.
 
     Attributes:
         order: the nodes to visit.
-        after: the nodes that come after a gradient has left autodiff.
+        after: the nodes after the point where a gradient has left autodiff.
         batches: placeholder -> the placeholder whose first dimension is the per-worker batch.
         lengths: node that is the length of a global batch -> the placeholder of that batch.
-        ends: placeholder of where rows end -> the placeholder of their elements.
+        ends: placeholder of row splits -> the placeholder of their elements.
         sparse: placeholder -> the fed sparse tensor of which it is a part.
     """
 
@@ -81,15 +81,15 @@ class VisitedGraph(TrainingGraph):
 
     @property
     def row_batches(self) -> Set[str]:
-        """The batches that have a row for each example."""
+        """The batches with a row for each example."""
         return frozenset(self.lengths.values())
 
     def takers(self, tensor: str) -> list[Edge]:
-        """The edges of a step that take a tensor."""
+        """The edges of a step that read a tensor."""
         return [edge for edge in self.view.consumers(tensor) if self.is_of_step(edge.node)]
 
     def is_opaque(self, node: str) -> bool:
-        """Whether a node calls functions, or gives what is no array, as lists of tensors."""
+        """Whether a node calls functions, or returns values that are not arrays, such as lists of tensors."""
         outputs = self.view.outputs(node)
         calls = bool(self.functions.of_node(self.view.nodes[node]))
         return calls or any(self.view.dtype(tensor) in NO_ARRAYS for tensor in outputs)
@@ -102,13 +102,13 @@ class VisitedGraph(TrainingGraph):
         return bool(self.functions.written_slots(self.view.nodes[node])) or not part_variables.isdisjoint(taken)
 
     def differs_in(self, node: str) -> bool:
-        """Whether a node, or what a function that it calls has, may give every worker something else."""
+        """Whether a node, or a node of a function that it calls, may return other values on every worker."""
         called = self.functions.of_node(self.view.nodes[node])
         return any(map(self.functions.differing_op, called)) if called else self.differs(self.view.op(node))
 
 
 def find_step(graph: TrainingGraph) -> VisitedGraph:
-    """The nodes to visit: all that a batch, a written variable or a result has to do with, up to the gradients."""
+    """The nodes to visit: all that are connected to a batch, a written variable or a result, up to the gradients."""
     view, sources = graph.view, graph.sources
     first = first_batches(view)
     batches = {
@@ -119,7 +119,7 @@ def find_step(graph: TrainingGraph) -> VisitedGraph:
     lengths = {node: first[step] for step, node in length_by_step(view).items() if step in first}
     after = after_gradients(view, sources)
     stateful = [node for node in view.nodes if state_op(view.op(node), len(view.inputs(node)))]
-    beside = graph.initial | (view.ancestors(batches) - batches.keys())  # what gives batches their elements
+    beside = graph.initial | (view.ancestors(batches) - batches.keys())  # the producers of batch elements
     reached = view.descendants((node for node in (*batches, *stateful) if node not in beside), after)
     delivered = [split_tensor(t)[0] for s in sources for t in s.tensors]
     reached = {node for node in reached if node not in graph.initial and graph.is_of_step(node)}
@@ -140,7 +140,7 @@ def find_step(graph: TrainingGraph) -> VisitedGraph:
 
 
 def _find_needed(view: GraphView, nodes: Sequence[str], batches: Mapping[str, str]) -> set[str]:
-    """Some nodes and all that they need, but for what gives batches their elements."""
+    """Some nodes and all their ancestors, except the producers of batch elements."""
     found, waiting = set(nodes), list(nodes)
     while waiting:
         node = waiting.pop()
@@ -156,7 +156,7 @@ def _node_of(tensor: str) -> str:
 
 
 def after_gradients(view: GraphView, sources: tuple[GradientSource, ...]) -> set[str]:
-    """The nodes that take a gradient out of autodiff, and what is computed of theirs."""
+    """The nodes that read a gradient outside autodiff, and all nodes computed from them."""
     return view.descendants(edge.node for source in sources for edge in edges_outside(view, source))
 
 

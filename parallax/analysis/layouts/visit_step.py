@@ -25,13 +25,13 @@ from parallax.plans.layouts import Pieces, RowEnds, Sharded, ShardedAxis
 _TEXT = 7  # types.proto
 _EXTREMES = ("Max", "Min")
 _ALIKE = ELEMENTWISE | {"AddN", "Concat", "ConcatV2", "Enter", "Merge", "Pack"}
-"""Ops whose inputs have one length along an axis, but for one along which they are put one behind the other."""
+"""Ops whose inputs have equal lengths along an axis, except one along which they are concatenated."""
 _TO_SHAPES = ("BroadcastTo", "Reshape", "ScatterNd", "SparseToDense", "Tile", "UnsortedSegmentSum")
-"""Ops whose results are as long as an input says."""
+"""Ops whose results have a shape that is an input."""
 
 
 def visit_all(program: VisitedGraph, step: StepWalk, units: Sequence[Unit]) -> None:
-    """Gives the results of some nodes, and of loops, their layouts, one after the other."""
+    """Assigns layouts to the results of some nodes, and of loops, in order."""
     for unit in units:
         if isinstance(unit, str):
             visit(program, step, unit)
@@ -40,10 +40,10 @@ def visit_all(program: VisitedGraph, step: StepWalk, units: Sequence[Unit]) -> N
 
 
 def visit(program: VisitedGraph, step: StepWalk, node: str) -> None:
-    """Gives the results of a node their layouts.
+    """Assigns layouts to the results of a node.
 
-    A partial one that is needed whole is reduced here. A shape with several lengths of a batch, of which one alone is
-    the worker's, is taken whole.
+    A partial one that is required complete is reduced here. A shape with several lengths of a batch, of which only one
+    is per-worker, is read in full.
     """
     for tensor, fact in zip(program.view.outputs(node), _find_facts(program, step, node), strict=True):
         if (tensor in step.completed and is_partial(fact)) or _is_shape_of_several(program, step, tensor, fact):
@@ -54,7 +54,7 @@ def visit(program: VisitedGraph, step: StepWalk, node: str) -> None:
 
 
 def _is_shape_of_several(program: VisitedGraph, step: StepWalk, tensor: str, fact: Fact) -> bool:
-    """Whether several lengths of a batch may be a shape, of which one axis at most is the worker's."""
+    """Whether several lengths of a batch may be a shape, of which one axis at most is per-worker."""
     takers = program.takers(tensor) if fact.is_lengths and step.has_lengths(fact) else []
     return any(program.view.op(edge.node) not in _EXTREMES for edge in takers)
 
@@ -83,7 +83,7 @@ def _find_facts(program: VisitedGraph, step: StepWalk, node: str) -> list[Fact]:
             f"Cannot analyse {op} {node!r}: it is unknown whether its input {missing[0]!r} is sharded or replicated. "
             f"{REMEDY}"
         )
-    if not view.outputs(node):  # an assertion, which looks at what its worker has, and at lengths of the global batch
+    if not view.outputs(node):  # an assertion, which reads its worker's values, and lengths of the global batch
         for slot, fact in enumerate(step.inputs(node)):
             if fact.is_lengths:
                 step.take(node, slot, REPLICATED)
@@ -107,7 +107,7 @@ def _find_facts(program: VisitedGraph, step: StepWalk, node: str) -> list[Fact]:
 
 
 def _visit_own_batch(step: StepWalk, node: str) -> list[Fact]:
-    """A part of a sum over what a worker has, which each of its examples is given in the end."""
+    """A part of a sum over the per-worker batch, which is finally given to each of its examples."""
     fact = step.inputs(node)[0]
     if fact.axis is None and not fact.is_same:
         fact = step.take(node, 0, REPLICATED)
@@ -115,7 +115,7 @@ def _visit_own_batch(step: StepWalk, node: str) -> list[Fact]:
 
 
 def _visit_result(program: VisitedGraph, step: StepWalk, node: str, kind: str) -> list[Fact]:
-    """What a step reports: rows of a worker's own examples; of another layout, or no rows, what one process has."""
+    """A reported value: rows of a worker's own examples; in another layout, or without rows, as in one process."""
     (fact,) = step.inputs(node)
     part = fact.part if kind == ROWS else None
     if part is not None and fact.axis == 0 and part == ShardedAxis(part.batch) and part.batch in program.row_batches:
@@ -125,7 +125,7 @@ def _visit_result(program: VisitedGraph, step: StepWalk, node: str, kind: str) -
 
 
 def _visit_source(program: VisitedGraph, step: StepWalk, node: str) -> list[Fact]:
-    """A placeholder, or what else gives batches."""
+    """A placeholder, or another source of batches."""
     batch, view = program.batches.get(node), program.view
     if node in step.fed_lengths:
         return step.all_outputs(node, LENGTHS, (), Length.of(step.fed_lengths[node]))
@@ -147,7 +147,7 @@ def _visit_source(program: VisitedGraph, step: StepWalk, node: str) -> list[Fact
 
 
 def _take_whole(program: VisitedGraph, step: StepWalk, node: str) -> list[Fact]:
-    """An op that mixes examples, or has no rule: it takes its inputs whole, and all workers compute the same."""
+    """An op that mixes examples, or has no rule: its inputs are replicated, and all workers compute the same."""
     if step.fed_numbers:
         _find_fed_lengths(step, node)
     _check_whole(program, step, node)
@@ -156,7 +156,7 @@ def _take_whole(program: VisitedGraph, step: StepWalk, node: str) -> list[Fact]:
 
 
 def _find_fed_lengths(step: StepWalk, node: str) -> None:
-    """Takes a number that is fed for a batch's length, where an op has no rule by its value, and would have one so."""
+    """Interprets a fed integer as a batch length, where an op has no rule by its value, but one by the length."""
     facts, op = step.inputs(node), step.view.op(node)
     for fact in facts:
         if fact.part is None or fact.axis is None:
@@ -170,9 +170,9 @@ def _find_fed_lengths(step: StepWalk, node: str) -> None:
 
 
 def _take_worker_0(program: VisitedGraph, step: StepWalk, node: str) -> None:
-    """An op that may give every worker something else for the same inputs: all take what worker 0's gives.
+    """An op that may return other values on every worker from the same inputs: all use worker 0's.
 
-    One that takes nothing of a batch may be where a worker's own examples come from.
+    One without inputs from a batch may be the source of a worker's own examples.
     """
     view = program.view
     is_of_batch = any(not fact.is_same for fact in step.inputs(node))
@@ -187,7 +187,7 @@ def _take_worker_0(program: VisitedGraph, step: StepWalk, node: str) -> None:
 
 
 def _check_whole(program: VisitedGraph, step: StepWalk, node: str) -> None:
-    """Has a node give all workers the same of whole inputs, or refuses it; has those that draw draw alike."""
+    """Makes a node return equal values on all workers from replicated inputs, or refuses it; draws become equal."""
     view, op = program.view, program.view.op(node)
     called = program.functions.of_node(view.nodes[node])
     inputs = view.inputs(node)
@@ -206,7 +206,7 @@ def _check_whole(program: VisitedGraph, step: StepWalk, node: str) -> None:
 
 
 def _visit_write(program: VisitedGraph, step: StepWalk, node: str) -> list[Fact]:
-    """Variables take what is the same on all workers; those that are added up over the workers take parts of a sum."""
+    """Variables accept replicated values; those that are added over the workers accept parts of a sum."""
     view = program.view
     state = state_op(view.op(node), len(view.inputs(node)))
     if state is None:

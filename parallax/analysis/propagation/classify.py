@@ -34,11 +34,11 @@ from parallax.graph.view import EXAMPLES, GraphView, split_tensor
 from parallax.plans.rewrites import Rewrites, TrainingMode
 
 _LADDER = {"alltoall": "allgather", "allgather": "raw"}
-"""What is tried next for a part whose route met an op without a rule."""
+"""The next route of a part whose route led to an op without a rule."""
 
 _Value = TypeVar("_Value")
 _NARROWING = ("Unique", "UniqueV2", "DynamicPartition", "Identity", "Reshape", "Cast", "ExpandDims", "StopGradient")
-"""Ops that give no more elements than their first input has."""
+"""Ops that return no more elements than their first input has."""
 _LATE = (
     "Import parallax before building the graph, or start the script with `parallax run`, so that gradients are "
     "recorded as they are created. The gradients of {} were not recorded and had to be guessed, so the error may have "
@@ -48,14 +48,14 @@ _LATE = (
 
 @cycles_wait
 def classify(captured: CapturedGraph, accumulate_steps: int = 1) -> tuple[GraphSpec, tuple[GradientSource, ...]]:
-    """The spec of a graph, and where its gradients come from.
+    """The spec of a graph, and the sources of its gradients.
 
     Args:
         captured: the graph.
-        accumulate_steps: of how many batches an update takes the gradients.
+        accumulate_steps: the number of batches whose gradients an update uses.
 
     Raises:
-        GraphError: no trainable variable, no update op, or an op that no route can make right.
+        GraphError: no trainable variable, no update op, or an op for which no route is correct.
     """
     sources = find_gradients(captured)
     updates = gradient_updates(captured, sources)
@@ -93,17 +93,17 @@ def classify(captured: CapturedGraph, accumulate_steps: int = 1) -> tuple[GraphS
 
 @dataclass(frozen=True, slots=True)
 class _Case:
-    """What is known when single variables are classified.
+    """The context in which single variables are classified.
 
     Attributes:
         captured: the graph.
-        sources_of: variable op -> where its gradients come from, with their numbers among all.
+        sources_of: variable op -> the sources of its gradients, with their indices among all.
         routes: variable op -> the route of the best case.
-        reasons: variable op -> why it cannot be spread.
+        reasons: variable op -> why it cannot be sharded.
         slots_of: variable op -> the slot variable ops that follow it, sorted.
         updates_of: variable op -> the nodes that update it from its gradient.
-        training: the nodes that a training step needs.
-        local: variable ops that each worker keeps for itself.
+        training: the nodes on which a training step depends.
+        local: per-worker variable ops.
         exchanged: variable ops whose gradient rows reach an update as rows.
     """
 
@@ -130,7 +130,7 @@ def _list_updates(captured: CapturedGraph, updates: Set[str]) -> dict[str, list[
 
 
 def _check_trains(captured: CapturedGraph, updates: Set[str]) -> None:
-    """Refuses a graph that trains nothing, as far as can be seen, unless its steps only evaluate."""
+    """Refuses a graph that, as far as can be seen, trains nothing, unless its steps only evaluate."""
     if any(written_variable(captured, node) for node in updates):
         return
     trainable = [name for name, v in captured.variables.items() if v.trainable]
@@ -151,10 +151,10 @@ def _check_trains(captured: CapturedGraph, updates: Set[str]) -> None:
 def _choose_first_routes(
     captured: CapturedGraph, sources: tuple[GradientSource, ...]
 ) -> tuple[dict[str, str], dict[str, str]]:
-    """The routes that are tried first for parts with gradient rows, and why some are not tried spread.
+    """The routes that are tried first for parts with gradient rows, and why some are not tried sharded.
 
     Raises:
-        GraphError: rows are looked up in a variable of which no shape is known.
+        GraphError: rows are looked up in a variable of unknown shape.
     """
     routes, reasons = {}, {}
     for part in dict.fromkeys(s.part for s in sources if s.indices):
@@ -181,7 +181,7 @@ def _find_best_case(
     reasons: dict[str, str],
     terms: TrainingMode,
 ) -> tuple[Rewrites, dict[str, str], dict[str, str]]:
-    """Decisions with as many parts spread as can be, the routes that this took, and why parts could not be spread."""
+    """Decisions with as many parts sharded as possible, the routes that this took, and why others were not."""
     routes, reasons = dict(routes), dict(reasons)
     while True:
         try:
@@ -197,7 +197,7 @@ def _find_best_case(
 
 
 def _find_slot_owners(captured: CapturedGraph, updates: Set[str], rewrites: Rewrites) -> dict[str, str]:
-    """Slot variable op -> the variable op that it follows."""
+    """Slot variable op -> the variable op to which it belongs."""
     owner = {}
     for table in rewrites.tables:
         owner.update({m: table.op for m in table.members if m != table.op})
@@ -298,7 +298,7 @@ def _find_lookups(case: _Case, ops: list[str]) -> list[tuple[str, str]]:
 
 
 def _bound_ids(case: _Case, lookups: list[tuple[str, str]]) -> int | None:
-    """At most so many ids are looked up in a step; None when a shape is open."""
+    """An upper bound of the ids that a step looks up; None when a shape is open."""
     sizes = {}
     for _, ids in lookups:
         root, size = _measure_ids(case, ids)
@@ -309,7 +309,7 @@ def _bound_ids(case: _Case, lookups: list[tuple[str, str]]) -> int | None:
 
 
 def _measure_ids(case: _Case, tensor: str) -> tuple[str, int | None]:
-    """(what the ids come from, how many there are at most)."""
+    """(the origin of the ids, the maximum number of them)."""
     view = case.captured.view
     while True:
         shape, node = case.captured.planned_shape(tensor), split_tensor(tensor)[0]
@@ -329,7 +329,7 @@ def _measure_ids(case: _Case, tensor: str) -> tuple[str, int | None]:
 
 
 def _find_examples(view: GraphView, tensor: str) -> int:
-    """How many examples a worker will have along the first axis of a tensor of a marked batch; 0 if unknown."""
+    """The number of a worker's examples along the first axis of a tensor of a marked batch; 0 if unknown."""
     while True:
         node = view.nodes[split_tensor(tensor)[0]]
         if EXAMPLES in node.attr:
@@ -356,7 +356,7 @@ def _list_slots(case: _Case, name: str, ops: list[str]) -> tuple[Slot, ...]:
 
 
 def _make_slot(case: _Case, name: str, slots: list[str], ops: list[str]) -> Slot:
-    """A slot as wide as its elements are for each row of its variable."""
+    """A slot with its number of elements for each row of its variable."""
     held = [case.captured.variables[slot] for slot in slots]
     rows = sum(case.captured.variables[op].part.rows for op in ops)
     elements = sum(math.prod(one.part.shape) for one in held)

@@ -36,15 +36,15 @@ _NOT_TOLD = (
 def cut_step(
     walk: Walk, keeps: Sequence[AccumulateGradient], batch_writes: Sequence[str]
 ) -> tuple[MicroBatches, tuple[AccumulateGradient, ...]]:
-    """How the steps of a front end are cut, and the gradients that they keep with what each micro-batch's counts by.
+    """The split of a front end's steps, and their accumulated gradients with the weight of each micro-batch.
 
     Args:
-        walk: that has ended.
+        walk: a finished traversal.
         keeps: the gradients.
-        batch_writes: the nodes that write what is of one batch.
+        batch_writes: the nodes that write values of one batch.
 
     Raises:
-        GraphError: something does not add up.
+        GraphError: a value does not add up.
     """
     assert walk.known.layouts is not None, "front ends have layouts"
     return _MicroBatchCut(walk, walk.known.layouts, BatchGrowth(walk.known.captured, walk.known.layouts)).decide(
@@ -103,7 +103,7 @@ class _MicroBatchCut:
         ), weighed
 
     def _list_uneven(self, needed: set[str]) -> Iterator[str]:
-        """What counts entries of which examples have unequally many: no share of examples tells their share."""
+        """The nodes that count entries of which examples have unequally many: shares of examples do not apply."""
         view, growth = self.view, self.growth
         means = [
             one for one in self.layouts.rewrites.means if one.dealt is not None or growth.is_of_elements(one.batch)
@@ -115,13 +115,13 @@ class _MicroBatchCut:
                     yield node
 
     def _find_needed(self, results: Sequence[str], written: Sequence[Edge], after: set[str]) -> set[str]:
-        """What losses, results and additions to variables are computed of."""
+        """The nodes from which losses, results and additions to variables are computed."""
         view, records = self.view, self.walk.known.captured.records
         counted = [*(t for one in records for t in one.of), *(view.inputs(edge.node)[edge.slot] for edge in written)]
         return view.computed_of([*results, *(split_tensor(tensor)[0] for tensor in counted)]) - after
 
     def _list_updates(self) -> Iterator[str]:
-        """What adds to a worker's part of a sum, and adds nothing of the batch: once a step."""
+        """The nodes that add to a worker's part of a sum without depending on the batch: once a step."""
         view, batches = self.view, batch_by_node(self.view)
         for node in view.nodes:
             is_write = state_op(view.op(node), len(view.inputs(node))) is not None
@@ -152,7 +152,7 @@ class _MicroBatchCut:
     def _weigh_additions(
         self, results: Sequence[str], written: Sequence[Edge], after: set[str]
     ) -> Iterator[WeighedEdge]:
-        """What is of no batch, and is added to, or put beside, what grows with it, in the step and in autodiff."""
+        """Batch-independent terms that are added to, or concatenated with, batch-dependent ones, also in autodiff."""
         view, growth = self.view, self.growth
         records = self.walk.known.captured.records
         needed = self._find_needed(results, written, after)
@@ -185,7 +185,7 @@ class _MicroBatchCut:
         return 1.0 - degree
 
     def _find_later(self, batch_writes: Sequence[str], after: set[str]) -> set[str]:
-        """The nodes that come after an update, or wait for it."""
+        """The nodes that depend on an update, by data or control inputs."""
         view, known = self.view, self.walk.known
         delivered = [split_tensor(tensor)[0] for source in known.sources for tensor in source.tensors]
         every = known.initial | set(batch_writes) | view.ancestors(delivered)
@@ -194,7 +194,7 @@ class _MicroBatchCut:
         return view.descendants(writes, waits=True) | after
 
     def _find_result(self, node: str, after: set[str], later: set[str]) -> AddedResult | None:
-        """How a result is aggregated; None for rows of examples and for results of the update."""
+        """The aggregation of a result; None for rows of examples and for results of the update."""
         view, tensor = self.view, f"{node}:0"
         if node in after:
             self._check_after(tensor, after)
@@ -224,7 +224,7 @@ class _MicroBatchCut:
         return found
 
     def _check_after(self, tensor: str, after: set[str]) -> None:
-        """What an update gives must not be of one micro-batch besides."""
+        """Refuses a result of an update that also depends on one micro-batch."""
         view, batches = self.view, batch_by_node(self.view)
         delivered = {edge for source in self.walk.known.sources for edge in edges_outside(view, source)}
         for node in sorted(view.computed_of([split_tensor(tensor)[0]]) & after):
@@ -247,7 +247,7 @@ def _find_variable(walk: Walk, node: str) -> str:
 
 
 def _find_additions(walk: Walk, node: str) -> list[Edge] | None:
-    """The edges of what a node adds to its variable; None where the new value is otherwise made of the old one."""
+    """The edges of the values that a node adds to its variable; None where the update is not an addition."""
     view = walk.view
     state = state_op(view.op(node), len(view.inputs(node)))
     if state is None or state.value is None:

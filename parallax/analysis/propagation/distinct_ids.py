@@ -17,8 +17,9 @@ _KEEPS_IDS = (
     *("Identity", "Reshape", "Cast", "ExpandDims", "Squeeze", "StopGradient", "PreventGradient", "Snapshot"),
     *("Switch", "RefSwitch"),
 )
-"""The result has the elements of the first input, all of them and in their order (row-major); a Cast of ids is taken to
-lose none, as an id that does not fit would be outside of its table; in a branch that is taken a Switch loses none."""
+"""The result has the elements of the first input, all of them and in their order (row-major); a Cast of ids is assumed
+to be lossless, as an id that does not fit would be outside its table; in a branch that is taken a Switch loses none.
+"""
 
 _ONE_TO_ONE = ("Neg", "Add", "AddV2", "Sub", "BitwiseXor", "Invert")
 """With one operand that is equal on all workers and a scalar, distinct integers give distinct results (they wrap around
@@ -27,11 +28,12 @@ _UNIQUE = ("Unique", "UniqueV2", "UniqueWithCounts", "UniqueWithCountsV2")
 
 
 class SameRows(NamedTuple):
-    """What makes row numbers say which rows are the same.
+    """The tensor that identifies equal rows among row numbers.
 
     Attributes:
-        key: the tensor whose elements say it, as long and in the same order; empty where the numbers themselves do.
-        merged: the op that made ids distinct.
+        key: the tensor whose elements identify rows, of the same length and order; empty where the numbers themselves
+            do.
+        merged: the op that deduplicated the ids.
     """
 
     key: str
@@ -39,11 +41,11 @@ class SameRows(NamedTuple):
 
 
 class DistinctIds:
-    """Answers what makes row numbers distinct.
+    """Finds out why row numbers are distinct.
 
     Args:
         view: the graph.
-        is_equal: whether all workers have a tensor alike.
+        is_equal: whether a tensor is equal on all workers.
     """
 
     def __init__(self, view: GraphView, is_equal: Callable[[str], bool]) -> None:
@@ -51,7 +53,7 @@ class DistinctIds:
         self._is_equal = is_equal
 
     def of(self, tensor: str) -> SameRows | None:
-        """What says which rows are the same; None where nothing is proven."""
+        """The tensor that identifies equal rows; None where nothing is proven."""
         merged = self._distinct(tensor)
         if merged:
             return SameRows("", merged)
@@ -60,13 +62,13 @@ class DistinctIds:
         return SameRows(before, merged) if merged else None
 
     def any_before(self, tensor: str) -> str:
-        """An op that merges ids of the batch and that a tensor is computed from; empty where there is none."""
+        """An op that deduplicates ids of the batch and from which a tensor is computed; empty where there is none."""
         needed = self._view.ancestors([split_tensor(tensor)[0]])
         found = (n for n in needed if self._view.op(n) in _UNIQUE and not self._is_equal(f"{n}:0"))
         return min(found, default="")
 
     def _distinct(self, tensor: str) -> str:
-        """The op that merged ids whose elements are these, dealt out or renumbered one to one; or empty."""
+        """The op that deduplicated the ids whose elements these are, dealt out or renumbered one to one; or empty."""
         tensor = self._before_reshape(tensor)
         node, number = split_tensor(tensor)
         op, inputs = self._view.op(node), self._view.inputs(node)
@@ -81,10 +83,10 @@ class DistinctIds:
         return self._distinct_parts(inputs[0], inputs[1]) if op == "DynamicPartition" else ""
 
     def _distinct_parts(self, values: str, parts: str) -> str:
-        """As `_distinct`, within each part: the values are distinct anyway, or x // n within the parts of x % n.
+        """Like `_distinct`, within each part: the values are distinct anyway, or x // n within the parts of x % n.
 
-        Also with parts of a table by ranges, as embedding_lookup numbers them: with q rows in a part and one more in
-        the first e, x % (q + 1) in the parts below e and (x - e) % q in the others.
+        Also for parts of a table by ranges, as embedding_lookup numbers them: with q rows in a part and one more in the
+        first e, x % (q + 1) in the parts below e and (x - e) % q in the others.
         """
         if self._distinct(values):
             return self._distinct(values)
@@ -109,7 +111,7 @@ class DistinctIds:
         return self._distinct(x) if shifts and self._is_one_more(more, rows) else ""
 
     def _divides(self, rest: str, quotient: str) -> bool:
-        """Whether two tensors are rest and quotient of one division."""
+        """Whether two tensors are remainder and quotient of one division."""
         a, b = split_tensor(rest)[0], split_tensor(quotient)[0]
         return (self._view.op(a), self._view.op(b)) == ("FloorMod", "FloorDiv") and self._same(
             self._view.inputs(a), self._view.inputs(b)
@@ -125,7 +127,7 @@ class DistinctIds:
         return one is not None and int(one) == 1 and self._same((first,), (rows,))
 
     def _same(self, first: tuple[str, ...], second: tuple[str, ...]) -> bool:
-        """Whether tensors are the same two by two: one tensor, or equal ops of equal inputs."""
+        """Whether tensors are pairwise the same: one tensor, or equal ops of equal inputs."""
         return len(first) == len(second) and all(self._same_tensor(a, b) for a, b in zip(first, second, strict=True))
 
     def _same_tensor(self, one: str, other: str) -> bool:
@@ -142,7 +144,7 @@ class DistinctIds:
         return self._same(self._view.inputs(x), self._view.inputs(y))
 
     def source(self, tensor: str) -> str:
-        """The one tensor that differs between workers of which a tensor is computed element by element."""
+        """The only tensor that differs between workers among those from which a tensor is computed elementwise."""
         while True:
             tensor = self._before_reshape(tensor)
             node = split_tensor(tensor)[0]
@@ -167,7 +169,7 @@ class DistinctIds:
 
 
 def root(view: GraphView, tensor: str) -> str:
-    """The tensor behind ops that leave ids and their order alone."""
+    """The tensor behind ops that preserve ids and their order."""
     while True:
         node, number = split_tensor(tensor)
         if view.op(node) in _KEEPS_IDS:
@@ -179,7 +181,7 @@ def root(view: GraphView, tensor: str) -> str:
 
 
 def merged_ids(view: GraphView, tensor: str) -> str:
-    """The ids whose merged and sorted form a gradient of SparseSegmentSum and its like gives; empty for others."""
+    """The ids that a gradient of SparseSegmentSum and similar returns deduplicated and sorted; else empty."""
     node, number = split_tensor(tensor)
     grad = view.op(node).startswith("SparseSegment") and view.op(node).endswith("GradV2") and number == 1
     return root(view, view.inputs(node)[1]) if grad else ""

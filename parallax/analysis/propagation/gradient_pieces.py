@@ -28,17 +28,17 @@ from parallax.plans.gradient_rows import AccumulateGradient, Dealt, GradientPiec
 from parallax.plans.rewrites import Scale
 
 _TAKES_MERGED = ("UnsortedSegmentSum", "ScatterAdd", "ScatterSub", "ResourceScatterAdd", "ResourceScatterSub")
-"""Ops that add rows up by number: what the one process has does not depend on how often a row comes in parts."""
+"""Ops that sum rows by number: the result of one process does not depend on how many parts a row comes in."""
 
 _CHOOSES = ("DynamicPartition", "GatherV2", "Gather", "GatherNd", "StridedSlice", "Slice")
-"""Ops whose result has some of the elements of the first input."""
+"""Ops whose result is a selection of elements of the first input."""
 
 PieceKinds = Mapping[str, tuple[GradientPiece, ...]]
 """Values tensor -> the pieces of its rows."""
 
 
 def find_concatenated(view: GraphView, tensor: str) -> list[str]:
-    """What a tensor was put together from, one after the other along its rows; empty when it was not."""
+    """The tensors of which a tensor is concatenated along its rows; empty when it was not."""
     node = split_tensor(tensor)[0]
     inputs = list(view.inputs(node))
     pieces, axis = {"ConcatV2": (inputs[:-1], inputs[-1:]), "Concat": (inputs[1:], inputs[:1])}.get(
@@ -51,7 +51,7 @@ def find_concatenated(view: GraphView, tensor: str) -> list[str]:
 
 
 def piece_kinds(walk: Walk) -> PieceKinds:
-    """The kinds that a finished walk found: they need the states of the ids."""
+    """The kinds found by a finished traversal: they need the states of the ids."""
     if not any(s.indices for s in walk.known.sources):
         return {}
     look = _PieceRules(walk)
@@ -59,13 +59,13 @@ def piece_kinds(walk: Walk) -> PieceKinds:
 
 
 def marked_by(walk: Walk, kinds: PieceKinds) -> PieceKinds:
-    """Of the kinds those that a mark depends on: joined rows are marked as those of which nothing is known yet."""
+    """The kinds that a mark depends on: joined rows are marked like those that are still unknown."""
     raw = {s.values for s in walk.known.sources if walk.known.routes.get(s.part) == "raw"}
     return {t: found for t, found in kinds.items() if t in raw or any(piece.kind != "joined" for piece in found)}
 
 
 class _PieceRules:
-    """What pieces are judged by."""
+    """The context in which pieces are judged."""
 
     def __init__(self, walk: Walk) -> None:
         self.walk = walk
@@ -91,7 +91,7 @@ def _find_pieces(look: _PieceRules, source: GradientSource) -> list[GradientPiec
 
 
 def _without_others(piece: GradientPiece, every: list[GradientPiece]) -> GradientPiece:
-    """A piece of merged ids, which cannot be told from another one of the same."""
+    """A piece of deduplicated ids, where it may be confused with another one of the same."""
     is_alone = not piece.merged or [one.merged for one in every].count(piece.merged) == 1
     return piece if is_alone else GradientPiece(piece.ids, "unknown", piece.merged)
 
@@ -106,9 +106,9 @@ def _judge_own_ids(look: _PieceRules, ids: str) -> GradientPiece:
 
 
 def _judge_several_kinds(look: _PieceRules, ids: str) -> list[GradientPiece]:
-    """Row numbers chosen from ids of the batch and others, equal on all workers, behind one another; empty for others.
+    """Row numbers selected from ids of the batch and others that are equal on all workers, concatenated; else empty.
 
-    Those that were dealt out to a part of a table can be counted, of the one kind and of the other.
+    Those that were dealt out to a part of a table can be counted, for both kinds.
     """
     view, chosen = look.walk.view, ids
     while view.op(split_tensor(chosen)[0]) in _CHOOSES:
@@ -127,12 +127,12 @@ def _judge_several_kinds(look: _PieceRules, ids: str) -> list[GradientPiece]:
 
 
 def _judge_equal_ids(look: _PieceRules, ids: str) -> GradientPiece:
-    """Rows of replicated numbers are there once, of which workers have parts; or they are one worker's own."""
+    """Rows of replicated numbers exist once, and workers have parts of them; or they are one worker's own."""
     return GradientPiece(ids, "shared" if look.walk.known.captured.synchronous else "joined")
 
 
 def mark(walk: Walk) -> None:
-    """Marks every sparse gradient, as far as the kinds of its pieces are known (all joined in the first walk)."""
+    """Marks every sparse gradient, as far as the kinds of its pieces are known (all joined in the first traversal)."""
     for source in walk.known.sources:
         if source.indices is not None:
             _mark_source(walk, source, source.indices)
@@ -161,14 +161,14 @@ def _mark_source(walk: Walk, source: GradientSource, indices: str) -> None:
         states = (TouchedRows(table, key), TouchedIndices(table, key)) if table else (SAME, SAME)
     elif "unique" in kinds and processed:
         raise NoRule(source.part, "gradient rows of several merged lookups are changed before they are applied")
-    elif "shared" in kinds and (processed or is_mean):  # parts of rows that are added up by number need no sum before
+    elif "shared" in kinds and (processed or is_mean):  # parts of rows that are summed by number need no prior sum
         walk.shared_rows.append(SharedRows(source.values, tuple(value_edges), pieces))
     for edges, tensor, state in ((value_edges, source.values, states[0]), (index_edges, indices, states[1])):
         walk.marked.update({(tensor, e.node): state for e in edges})
 
 
 def _check_pieces(walk: Walk, source: GradientSource, pieces: tuple[GradientPiece, ...]) -> None:
-    """What looks at single rows must find those of the one process."""
+    """Requires that ops which read single rows find those of one process."""
     for piece in pieces:
         if piece.kind == "unknown":
             raise NoRule(
@@ -182,10 +182,10 @@ def _check_pieces(walk: Walk, source: GradientSource, pieces: tuple[GradientPiec
 
 
 def keeps_of(walk: Walk) -> tuple[AccumulateGradient, ...]:
-    """What is to be kept where updates take several batches: every gradient, once.
+    """The gradients to accumulate where updates use several batches: every gradient, once.
 
     Raises:
-        GraphError: a gradient is computed of what comes after another one.
+        GraphError: a gradient is computed from a value that depends on another one.
     """
     layouts, batches = walk.known.layouts, batch_by_node(walk.view)
     found: dict[str, AccumulateGradient] = {}
@@ -210,7 +210,7 @@ def keeps_of(walk: Walk) -> tuple[AccumulateGradient, ...]:
 
 
 def _check_order(view: GraphView, keeps: tuple[AccumulateGradient, ...]) -> None:
-    """Every batch must have its gradients before the first update."""
+    """Requires that every batch has its gradients before the first update."""
     takers = {e.node: keep.values for keep in keeps for e in (*keep.value_edges, *keep.index_edges)}
     for keep in keeps:
         early = view.ancestors([split_tensor(keep.values)[0]]) & takers.keys()
@@ -224,7 +224,7 @@ def _check_order(view: GraphView, keeps: tuple[AccumulateGradient, ...]) -> None
 
 
 def _is_constant(view: GraphView, tensor: str) -> bool:
-    """Whether nothing that changes from run to run is behind a tensor."""
+    """Whether a tensor depends on nothing that changes from run to run."""
     nodes = view.ancestors([split_tensor(tensor)[0]])
     return not any(view.op(node).startswith("Placeholder") or is_stateful(view.op(node)) for node in nodes)
 

@@ -28,7 +28,7 @@ from parallax.graph.view import split_tensor
 from parallax.plans.layouts import DISTINCT, UNEVEN
 
 _NOT_YET = -math.inf
-"""The degree of what only another turn of a loop tells."""
+"""The degree of a value that depends on another iteration of a loop."""
 _MOST_WALKS = 12
 _OF_MATRICES = frozenset(PRODUCTS) - {"Mul", "MulNoNan"}
 FLOATS = (1, 2, 14, 19)
@@ -54,25 +54,25 @@ class BatchGrowth:
         self._find_all()
 
     def is_of_batch(self, tensor: str) -> bool:
-        """Whether a tensor is computed of a batch."""
+        """Whether a tensor depends on a batch."""
         return split_tensor(tensor)[0] in self._batches
 
     def find_degree(self, tensor: str) -> _Degree:
-        """By which power of the batch's length a tensor grows."""
+        """The power of the batch's length by which a tensor grows."""
         return self._degrees.get(tensor)
 
     def find_loss_degree(self, gradient: str) -> _Degree:
-        """The degree of what was differentiated; autodiff adds up what that has for each example."""
+        """The degree of the differentiated tensor; autodiff sums its values over examples."""
         losses = self._delivered[gradient].losses if gradient in self._delivered else ()
         found = {self._add_axes(self._degrees.get(loss), loss) for loss in losses}
         return found.pop() if len(found) == 1 else None
 
     def losses_of(self, gradient: str) -> tuple[str, ...]:
-        """What was differentiated for a gradient."""
+        """The tensors that were differentiated for a gradient."""
         return self._delivered[gradient].losses if gradient in self._delivered else ()
 
     def is_of_autodiff(self, node: str) -> bool:
-        """Whether autodiff made a node."""
+        """Whether autodiff created a node."""
         return node in self._autodiff
 
     def has_axis(self, tensor: str) -> bool:
@@ -80,7 +80,7 @@ class BatchGrowth:
         return self._count_axes(tensor) != 0
 
     def is_uneven_count(self, tensor: str) -> bool:
-        """Whether a number counts what examples have unequally many of, as entries of ragged rows, or chosen ones."""
+        """Whether a scalar counts entries of which examples have unequally many, such as those of ragged rows."""
         fact = self._facts.get(tensor)
         if fact is None or not isinstance(fact.value, Length):
             return False
@@ -88,11 +88,11 @@ class BatchGrowth:
         return any(one.endswith(UNEVEN) or self.is_of_elements(one) for one in symbols)
 
     def is_of_elements(self, batch: str) -> bool:
-        """Whether a batch has another number of entries than of examples."""
+        """Whether a batch's number of entries differs from that of its examples."""
         return batch in self._symbols and are_elements(self._view.nodes[split_tensor(batch)[0]])
 
     def find_cause(self, tensor: str) -> str:
-        """The first node before a tensor of unknown degree that makes it so; empty where there is none."""
+        """The first node before a tensor of unknown degree that causes it; empty where there is none."""
         view = self._view
         before = view.computed_of([split_tensor(tensor)[0]])
         for node in view.topological_order():
@@ -115,7 +115,7 @@ class BatchGrowth:
                 for number, tensor in enumerate(self._view.outputs(node)):
                     before = self._degrees.get(tensor, _NOT_YET)
                     found = self._find_degree_of(node, tensor, number)
-                    if before != found:  # what every turn of a loop changes has none
+                    if before != found:  # a value that every iteration of a loop changes has none
                         self._degrees[tensor] = found if walk < _MOST_WALKS else None
                         changes += self._degrees[tensor] != before
             if not changes:
@@ -146,7 +146,7 @@ class BatchGrowth:
         return self._reduce(node, known[0]) if op == "Sum" else self._find_unlisted(node, tensor)
 
     def _find_delivered(self, tensor: str) -> _Degree:
-        """The degree of a gradient: its loss's, and one less for each example's own."""
+        """The degree of a gradient: its loss's, and one less for a per-example gradient."""
         losses, target = self._delivered[tensor]
         if _NOT_YET in map(self._degree_of, losses):
             return _NOT_YET
@@ -154,7 +154,7 @@ class BatchGrowth:
         return None if degree is None or axes is None else degree - axes
 
     def _find_common(self, op: str, inputs: Sequence[str]) -> _Degree:
-        """The degree that all have of what is added up or chosen from, what is of no batch apart."""
+        """The common degree of summed or selected inputs, except those that do not depend on a batch."""
         inputs = inputs[1:] if op.startswith("Select") else inputs[:-1] if op == "ConcatV2" else inputs
         known = [self._degree_of(one) for one in inputs if self.is_of_batch(one)]
         found = {degree for degree in known if degree != _NOT_YET}
@@ -203,7 +203,7 @@ class BatchGrowth:
         return degree + (sum(axes) - after) // 2 if min(axes) else degree
 
     def _by_layout(self, node: str, degree: float) -> _Degree:
-        """The degree of a sum of which axes are unknown, where layouts tell whether it is over the batch."""
+        """The degree of a sum over unknown axes, where layouts tell whether it is over the batch."""
         facts = [self._facts.get(one) for one in (f"{node}:0", *self._view.inputs(node))]
         known = [fact for fact in facts if fact is not None]
         if len(known) < len(facts):
@@ -213,7 +213,7 @@ class BatchGrowth:
         return degree if known[0].axis is not None else None
 
     def _find_unlisted(self, node: str, tensor: str) -> _Degree:
-        """The degree of what an op without a rule makes of what has each example by itself."""
+        """The degree of the result of an op without a rule that treats each example independently."""
         view = self._view
         taken = [one for one in view.inputs(node) if not self._is_length(one)]
         known = [self._degree_of(one) for one in taken]
@@ -230,12 +230,12 @@ class BatchGrowth:
         return None if view.dtype(tensor) in FLOATS else 0.0
 
     def _is_length(self, tensor: str) -> bool:
-        """Whether a tensor says how long something is."""
+        """Whether a tensor is a length."""
         fact = self._facts.get(tensor)
         return fact is not None and self._view.dtype(tensor) not in FLOATS and fact.value is not None
 
     def _is_along_batch(self, node: str) -> bool:
-        """Whether an op works along the batch, or may."""
+        """Whether an op acts along the batch, or may."""
         view, op = self._view, self._view.op(node)
         if op not in ("Softmax", "LogSoftmax", "Cumsum", "Cumprod"):
             return False
@@ -254,7 +254,7 @@ class BatchGrowth:
         return max((sum(one in self._symbols for one in product) for product, _ in length.terms), default=0)
 
     def _count_axes(self, tensor: str) -> int | None:
-        """How many axes of a tensor are the batch's; None where that is unknown."""
+        """The number of a tensor's axes that are the batch's; None where that is unknown."""
         fact = self._facts.get(tensor)
         if not self.is_of_batch(tensor) or self._view.shape(tensor) == ():
             return 0
@@ -265,16 +265,16 @@ class BatchGrowth:
         return sum(found) if is_told or any(found) else None
 
     def _is_open(self, length: Length) -> bool:
-        """Whether a length is what an op has made of lengths, and may be the batch's."""
+        """Whether a length was computed from lengths by an op, and may be the batch's."""
         symbols = {symbol for product, _ in length.terms for symbol in product} - self._symbols
         return any(self._view.op(name) != "Placeholder" for symbol in symbols if (name := self._maker(symbol)))
 
     def _maker(self, symbol: str) -> str:
-        """The node whose result has an open axis of which a symbol is the length; empty for another symbol."""
+        """The node whose result has an open axis with a symbol as its length; empty for another symbol."""
         name = symbol.rpartition(":")[0] if symbol.endswith("]") else ""
         return name if name in self._view.nodes else ""
 
 
 def _is_distinct(length: Length) -> bool:
-    """Whether a number counts distinct ids, which do not grow as their batch does."""
+    """Whether a scalar counts distinct ids, which do not grow as their batch does."""
     return any(symbol.endswith(DISTINCT) for product, _ in length.terms for symbol in product)

@@ -17,10 +17,10 @@ from parallax.graph.view import Edge, split_tensor
 
 
 def check_kept(walk: Walk) -> None:
-    """Checks a finished walk.
+    """Checks a finished traversal.
 
     Raises:
-        GraphError: an update takes what one batch gives, or a gradient is no sum over the workers.
+        GraphError: an update reads a value of one batch, or a gradient is no sum over the workers.
     """
     view, layouts = walk.view, walk.known.layouts
     if layouts is None:
@@ -46,14 +46,14 @@ def check_kept(walk: Walk) -> None:
 
 
 def find_batch_writes(walk: Walk) -> tuple[str, ...]:
-    """The nodes that write what is computed of one batch to variables that are no update's."""
+    """The nodes that write values computed from one batch to variables of no update."""
     view, batches = walk.view, batch_by_node(walk.view)
     elsewhere = walk.known.initial | after_gradients(view, walk.known.sources)
     return tuple(node for node in view.nodes if node in batches and node not in elsewhere and _writes(walk, node))
 
 
 def _writes(walk: Walk, node: str) -> bool:
-    """Whether a node writes variables that are neither trained nor slots, all that it writes."""
+    """Whether a node writes variables, none of which is trained or a slot."""
     written = state_op(walk.view.op(node), len(walk.view.inputs(node)))
     handles = [walk.state_at(node, slot) for slot in written.state] if written is not None else []
     variables = {one.variable for one in handles if isinstance(one, Handle)}

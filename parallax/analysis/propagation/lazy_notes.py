@@ -15,11 +15,11 @@ _APPLIES = re.compile(r"(Resource)?Apply[A-Z]")
 
 
 def lazy_notes(captured: CapturedGraph, variables: Iterable[VariableSpec]) -> tuple[str, ...]:
-    """Which tables are updated by row where they are touched, and why others are not.
+    """The tables that are updated by row where they are touched, and why others are not.
 
     Args:
         captured: the graph.
-        variables: what its variables are.
+        variables: the specs of its variables.
     """
     by_row = [captured.variables[one.table].logical_name for one in captured.lazy if one.node]
     text = f"rows are updated only when touched or read, with the same result: {', '.join(dict.fromkeys(by_row))}"
@@ -31,7 +31,7 @@ def lazy_notes(captured: CapturedGraph, variables: Iterable[VariableSpec]) -> tu
 
 
 def _find_unseen(view: GraphView, variables: Iterable[VariableSpec], seen: set[str]) -> Iterator[tuple[str, str]]:
-    """The tables that autodiff gives rows for and that are written whole, of which no rule said anything; and why."""
+    """The tables with gradient rows that are written in full and that no rule has judged; and why."""
     for variable in variables:
         if variable.name in seen or not any(source.indices for source in variable.gradients):
             continue
@@ -42,7 +42,7 @@ def _find_unseen(view: GraphView, variables: Iterable[VariableSpec], seen: set[s
 
 
 def _find_reason(view: GraphView, node: str, parts: list[str]) -> str:
-    """Why a write of the whole is not made by row; empty where the node writes rows."""
+    """Why a write of a full table is not converted to a row-wise one; empty where the node writes rows."""
     op = view.op(node)
     if _APPLIES.match(op):
         return f"op {op} {node!r} takes a dense gradient: pass the tf.IndexedSlices of tf.gradients to apply_gradients"

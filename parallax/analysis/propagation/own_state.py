@@ -27,7 +27,7 @@ _SOURCES = ("Placeholder", *_PIPELINES)
 
 
 def notes_of(walk: Walk) -> tuple[str, ...]:
-    """What the plan says of such variables of a finished walk, in one sentence."""
+    """The plan's note on such variables of a finished traversal, in one sentence."""
     read = sorted(walk.known.read & walk.assumed.own)
     if not read:
         return ()
@@ -40,7 +40,7 @@ def notes_of(walk: Walk) -> tuple[str, ...]:
 
 
 def check_parts(known: GraphFacts) -> None:
-    """Refuses gradients that depend on a variable of which each worker has a part, as a metric's count.
+    """Refuses gradients that depend on a variable of which each worker has a part, such as a metric's count.
 
     Raises:
         GraphError: they do.
@@ -51,13 +51,13 @@ def check_parts(known: GraphFacts) -> None:
 
 
 def check_read_by_training(walk: Walk, node: str, slots: Iterable[int], variable: str) -> bool:
-    """Untrained state that gradients depend on must be written with what all workers' batches give together.
+    """Requires that untrained state on which gradients depend is written with values of the global batch.
 
     Returns:
-        Whether the variable keeps rows of each worker's own examples; False where nothing of the batch is written.
+        Whether the variable stores rows of each worker's own examples; False where nothing of the batch is written.
 
     Raises:
-        GraphError: it keeps no rows, and an input or a predicate is of the per-worker batch.
+        GraphError: it stores no rows, and an input or a predicate depends on the per-worker batch.
     """
     view, known = walk.view, walk.known
     if variable in known.shared or variable not in known.read - known.after_gradients or node in known.initial:
@@ -85,17 +85,17 @@ def check_read_by_training(walk: Walk, node: str, slots: Iterable[int], variable
 
 
 def _is_chosen(walk: Walk, edge: Edge) -> bool:
-    """Whether an input is the same on all workers but for a scalar that is fed, by which a conditional chooses."""
+    """Whether an input is equal on all workers except for a fed scalar that selects a branch."""
     tensor, layouts = walk.view.inputs(edge.node)[edge.slot], walk.known.layouts
     fact = None if layouts is None else layouts.facts.get(tensor)
     return fact is not None and fact.is_same and isinstance(walk.state_at(edge.node, edge.slot), Fed)
 
 
 def keeps_rows(walk: Walk, node: str, variable: str) -> bool:
-    """Whether a write gives a variable an entry for each example of a worker's batch, as state between batches has.
+    """Whether a write gives a variable an entry for each example of a per-worker batch, as for state between batches.
 
-    A scatter writes rows by number, which are none of the batch's. The variable must be as long along one of its axes
-    as a batch of a fixed length; of one without a static shape that is taken to be so.
+    A scatter writes rows by number, which are none of the batch's. One axis of the variable must have the length of a
+    batch of fixed length; a variable without a static shape is assumed to have one.
     """
     view = walk.view
     state = state_op(view.op(node), len(view.inputs(node)))
@@ -109,9 +109,9 @@ def keeps_rows(walk: Walk, node: str, variable: str) -> bool:
 
 
 def is_of_batch(walk: Walk, tensor: str) -> bool:
-    """Whether a value is computed of what is fed or comes from a pipeline; else it is drawn, counted, or a value.
+    """Whether a value depends on a feed or a pipeline; otherwise it is drawn, counted, or a constant.
 
-    What is fed to no step, and training takes no part of, is a value.
+    A feed of no step that training does not read counts as a constant.
     """
     if walk.states[tensor] == SAME:
         return False

@@ -41,7 +41,7 @@ def propagate(
     placed: Mapping[str, Placement] | None = None,
     terms: TrainingMode | None = None,
 ) -> Rewrites:
-    """Decides what must change so that N workers train as one process would; asked again, it gives what it gave.
+    """Finds the changes by which N workers train as one process would; the result is cached.
 
     Args:
         captured: the graph.
@@ -49,12 +49,13 @@ def propagate(
         routes: variable op -> `alltoall`, `allgather`, `allreduce`, `ps` or `raw`, for every part whose gradient comes
             as IndexedSlices; dense gradients are all-reduced unless their variable is placed on servers.
         equal_randomness: whether all workers draw the same random numbers (for verification).
-        placed: variable op -> where its rows are, of all on servers and of those that workers own by a pattern.
-        terms: on what terms the workers train together.
+        placed: variable op -> the placement of its rows, for all on servers and for those that workers own by a
+            pattern.
+        terms: the mode in which the workers train.
 
     Raises:
-        NoRule: a part's route cannot be carried out; the message names the op.
-        GraphError: no route can make this graph right.
+        NoRule: a part's route cannot be executed; the message names the op.
+        GraphError: no route is correct for this graph.
     """
     terms, placed = terms or TrainingMode(), placed or {}
     asked = (sources, frozenset(routes.items()), equal_randomness, frozenset(placed.items()), terms)
@@ -72,7 +73,7 @@ def walk_graph(
     equal_randomness: bool = False,
     placed: Mapping[str, Placement] | None = None,
 ) -> Walk:
-    """The last walk, from which the rewrites follow; its `states` say of every tensor how a worker holds it."""
+    """The last traversal, from which the rewrites follow; its `states` contain the state of every tensor."""
     known = _begin(captured, sources, routes, equal_randomness, placed or {})
     check_parts(known)
     order = captured.view.topological_order()
@@ -89,10 +90,10 @@ def _begin(
     equal_randomness: bool,
     placed: Mapping[str, Placement],
 ) -> GraphFacts:
-    """What a walk begins with.
+    """The inputs of a traversal.
 
     Raises:
-        GraphError: losses are followed by layouts, and an op has no rule.
+        GraphError: losses are analysed by layouts, and an op has no rule.
     """
     view = captured.view
     functions = functions_of(view, lambda op: visit_node.differs(op, equal_randomness))
@@ -129,7 +130,7 @@ def _begin(
 
 
 def _find_layouts_once(captured: CapturedGraph, sources: tuple[GradientSource, ...], functions: Functions) -> Layouts:
-    """The layouts of a step's tensors, or why there are none; found once."""
+    """The layouts of a step's tensors, or why there are none; computed once."""
     if sources not in captured.remembered:
         view, variables, differs = (
             captured.view,
@@ -152,7 +153,7 @@ def _find_layouts_once(captured: CapturedGraph, sources: tuple[GradientSource, .
 
 
 def _find_steps(captured: CapturedGraph, initial: Set[str]) -> Set[str]:
-    """The nodes that writes of variables need, but for initial values, and for what a worker counts for itself."""
+    """The ancestors of writes to variables, except for initial values and for per-worker counters."""
     view, found = captured.view, []
     for node in view.nodes:
         state = state_op(view.op(node), len(view.inputs(node))) if node not in initial else None
@@ -164,7 +165,7 @@ def _find_steps(captured: CapturedGraph, initial: Set[str]) -> Set[str]:
 
 
 def _first_walk(known: GraphFacts, order: list[str]) -> Walk:
-    """Takes variables for slots that are so named; where one is none, the walk shall find which there are."""
+    """Assumes that variables named like slots are slots; where one is not, the traversal finds the slots itself."""
     alone = Assumptions({part: part for part in known.tables}, own=_find_kept_by_each(known.captured))
     named = _expect_slots(known.captured, known.tables)
     try:
@@ -194,7 +195,7 @@ def _walk(known: GraphFacts, assumed: Assumptions, order: list[str]) -> Walk:
 
 
 def _find_otherwise(walk: Walk) -> Assumptions | None:
-    """What the next walk is to assume; None when this one found what it assumed."""
+    """The assumptions of the next traversal; None when this one confirmed its own."""
     assumed = walk.assumed
     found = Assumptions(
         table_of={**assumed.table_of, **walk.new_members}, own=assumed.own | walk.new_own, kinds=piece_kinds(walk)
@@ -207,7 +208,7 @@ def _find_otherwise(walk: Walk) -> Assumptions | None:
 
 
 def _expect_slots(captured: CapturedGraph, tables: Mapping[str, Table]) -> dict[str, str]:
-    """Variable op -> table op, of the variables that by name and shape are slots of a table; a walk must confirm it."""
+    """Variable op -> table op, for variables that by name and shape are slots; a traversal must confirm them."""
     named = {op: followed_variable(captured, op) for op in captured.variables}
     return {op: table for op, table in named.items() if table in tables}
 

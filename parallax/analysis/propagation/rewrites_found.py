@@ -34,11 +34,11 @@ from parallax.plans.rewrites import (
 
 
 def rewrites_found(walk: Walk, terms: TrainingMode) -> Rewrites:
-    """What must change in the graph, by a finished walk.
+    """The rewrites of a graph, from a finished traversal.
 
     Raises:
-        GraphError: an update that takes several batches depends on what one of them has, or on another update.
-        NoRule: a variable on servers is read by workers who cannot know that it was written.
+        GraphError: an update over several batches depends on a value of one of them, or on another update.
+        NoRule: a variable on servers is read by workers that cannot know that it was written.
     """
     layouts = walk.known.layouts
     if layouts is not None:
@@ -82,7 +82,7 @@ def rewrites_found(walk: Walk, terms: TrainingMode) -> Rewrites:
     if layouts is not None:
         batches = (*stand_ins.uneven_batches(walk.view), *stand_ins.batches_of_elements(walk.view))
         rewrites = replace(rewrites, layouts=(layouts.rewrites,), batches=batches)
-        if not is_kept:  # what is kept leaves them out
+        if not is_kept:  # accumulated gradients exclude them
             rewrites = stand_ins.leave_out_stand_ins(walk, rewrites, layouts)
         elif not is_of_script(walk.view):
             micro_batches, keeps = cut_step(walk, rewrites.keeps, rewrites.batch_writes)
@@ -92,7 +92,7 @@ def rewrites_found(walk: Walk, terms: TrainingMode) -> Rewrites:
 
 
 def _check_layouts(walk: Walk, terms: TrainingMode) -> None:
-    """What layouts cannot do yet.
+    """Refuses cases that layouts do not support.
 
     Raises:
         GraphError: no batch is marked, or steps are planned otherwise than they were analysed.
@@ -111,14 +111,14 @@ def _check_layouts(walk: Walk, terms: TrainingMode) -> None:
 
 
 def _sum_rows(walk: Walk, terms: TrainingMode) -> tuple[Scale, ...]:
-    """By layouts: the rows that are to be sums over the workers, and are parts of the global batch's gradients."""
+    """With layouts: the rows that must be sums over the workers, and are parts of the global batch's gradients."""
     sparse = {source.values: source for source in walk.known.sources if source.indices is not None}
     scales = (Scale(tensor, tuple(outside_edges(walk, one, tensor))) for tensor, one in sparse.items())
     return () if terms.average_sparse or not terms.synchronous else tuple(scale for scale in scales if scale.edges)
 
 
 def _list_tables(walk: Walk) -> tuple[Table, ...]:
-    """The tables, each with all variables that have its rows."""
+    """The tables, each with all variables that are sharded like it."""
     members: dict[str, list[str]] = {table: [] for table in walk.known.tables}
     for member, table in sorted(walk.assumed.table_of.items()):
         members[table].append(member)
@@ -126,13 +126,13 @@ def _list_tables(walk: Walk) -> tuple[Table, ...]:
 
 
 def _list_broadcasts(walk: Walk) -> Iterator[Broadcast]:
-    """What is fed and shared state depends on."""
+    """The fed values on which shared state depends."""
     for placeholder in sorted(walk.fed):
         yield Broadcast(f"{placeholder}:0", tuple(walk.view.consumers(f"{placeholder}:0")))
 
 
 def _is_pushed(walk: Walk, merge: Merge) -> bool:
-    """Whether the rows of a merge go to owners; the others, to all workers."""
+    """Whether the rows of a merge go to owners; others go to all workers."""
     return merge.part in walk.assumed.table_of
 
 
@@ -163,7 +163,7 @@ def _collect(walk: Walk, merge: Merge) -> Collect:
 
 
 def _list_gathers(walk: Walk) -> Iterator[GatherRows]:
-    """What is read whole, and what is computed from a table and may be fetched."""
+    """The rows that are read in full, and tensors computed from a table that may be fetched."""
     taken = dict(walk.gathers)
     for tensor, state in walk.states.items():
         node = split_tensor(tensor)[0]
@@ -175,18 +175,18 @@ def _list_gathers(walk: Walk) -> Iterator[GatherRows]:
 
 
 def _is_update_read(walk: Walk, node: str) -> bool:
-    """Whether a node reads a variable for an update or writes it there; nobody fetches those, and Adam has many."""
+    """Whether a node reads a variable for an update or writes it there; these are never fetched, and Adam has many."""
     return node in walk.known.training and walk.view.op(node) not in ("Identity", *visit_node.VARIABLES)
 
 
 def _list_held_by_row(walk: Walk, gathers: tuple[GatherRows, ...]) -> tuple[str, ...]:
-    """What owners hold, and nobody gets whole."""
+    """The tensors that only owners store, and that are gathered nowhere."""
     rows = {tensor for tensor, state in walk.states.items() if isinstance(state, AtOwners)}
     return tuple(sorted(rows - {gather.tensor for gather in gathers}))
 
 
 def _list_equal_draws(walk: Walk) -> tuple[str, ...]:
-    """What draws alike on all workers, and the nodes of initial values whose functions draw."""
+    """The random ops with equal draws on all workers, and the nodes of initial values whose functions draw."""
     view, alike = walk.view, walk.known.initial | walk.known.after_gradients
     found = {n for n in alike if visit_node.is_random(view.op(n))}
     found |= {n for n in view.nodes if visit_node.draws_alike(walk, n)}
@@ -199,5 +199,5 @@ def _list_initial_draws(walk: Walk) -> tuple[str, ...]:
 
 
 def _note_means(walk: Walk) -> tuple[str, ...]:
-    """What the plan says where losses are not followed by layouts."""
+    """The plan's notes where losses are not analysed by layouts."""
     return walk.known.captured.note_of_means, *own_state.notes_of(walk)

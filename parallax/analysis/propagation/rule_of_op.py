@@ -16,7 +16,7 @@ from parallax.graph.ops import ELEMENTWISE, SEGMENT_LOOKUPS
 from parallax.graph.view import NEXT_ITERATIONS
 
 Rule = Callable[[Walk, str, list[State]], bool]
-"""Gives a node's outputs their states, from those of its inputs; False where it does not apply."""
+"""Sets the states of a node's outputs from those of its inputs; returns False where it does not apply."""
 
 _PASS_ON = ("Identity", "RefIdentity", "Enter", "RefEnter", *NEXT_ITERATIONS, "Exit", "RefExit")
 
@@ -51,7 +51,7 @@ RULES: dict[str, Rule] = {
 
 
 def visit(walk: Walk, node: str, op: str) -> bool:
-    """Applies the rule for this op, if its inputs are along rows and it has one."""
+    """Applies the rule of this op, if its inputs are along rows and it has one."""
     states = walk.input_states(node)
     if op == "IdentityN":
         for number, state in enumerate(states):

@@ -19,7 +19,7 @@ _RESOURCE = 20  # types.proto
 
 
 def switch(walk: Walk, node: str, states: list[State]) -> bool:
-    """A branch has what the conditional has: a variable, gradient rows, local rows."""
+    """A branch inherits the conditional's input: a variable, gradient rows, local rows."""
     if _keeps_rows_of_initial_value(walk, node, states):
         return True
     if isinstance(states[0], Handle) and _is_variable(walk, f"{node}:0"):
@@ -35,7 +35,7 @@ def switch(walk: Walk, node: str, states: list[State]) -> bool:
 
 
 def passed_on(walk: Walk, node: str, states: list[State]) -> bool:
-    """Ops that give a variable on, into a loop or under another name; its value is decided elsewhere."""
+    """Ops that pass a variable on, into a loop or under another name; its value is decided elsewhere."""
     if not states or not isinstance(states[0], Handle) or not _is_variable(walk, f"{node}:0"):
         return False
     walk.set_all(node, states[0])
@@ -59,7 +59,7 @@ def _keeps_rows_of_initial_value(walk: Walk, node: str, states: list[State]) -> 
 
 
 def merge(walk: Walk, node: str, states: list[State]) -> bool:
-    """What all branches have alike; of an initial value, a whole one is cut to local rows."""
+    """The common state of all branches; for an initial value, a full one is sliced to local rows."""
     if is_loop_merge(walk.view, node):
         return passed_on(walk, node, states)
     if len(set(states)) == 1 and not isinstance(states[0], Plain):

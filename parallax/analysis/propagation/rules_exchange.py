@@ -31,7 +31,7 @@ from parallax.plans.rewrites import CountRows, Lookup
 
 
 def gather(walk: Walk, node: str, states: list[State]) -> bool:
-    """A lookup: a pull for ids of this worker, a local gather by row numbers that are local already."""
+    """A lookup: a pull for ids of this worker, a local gather for local row numbers."""
     params, ids = read_value(walk, states[0]), states[1]
     along_first = not walk.view.flag(node, "batch_dims") and (
         len(states) < 3 or walk.view.constant(walk.view.inputs(node)[2]) == 0
@@ -57,7 +57,7 @@ def gather(walk: Walk, node: str, states: list[State]) -> bool:
 
 
 def _check_on_servers(walk: Walk, node: str, params: Rows) -> None:
-    """Servers are asked for rows of the table itself: what is computed of them, or a slot, is not there."""
+    """Requires lookups on servers to read the table itself: values computed from it, and slots, are not there."""
     table = walk.known.tables[params.table]
     source = variable_of_tensor(walk.view, walk.known.captured.variables, walk.view.inputs(node)[0])
     if table.servers and source != table.op:
@@ -65,7 +65,7 @@ def _check_on_servers(walk: Walk, node: str, params: Rows) -> None:
 
 
 def _find_row_shape(walk: Walk, node: str, params: Rows) -> tuple[int, ...]:
-    """The shape of the rows that a lookup takes: of the table, of a slot, or of what is computed of them by row."""
+    """The shape of the rows of a lookup: of the table, of a slot, or of a row-wise function of them."""
     table, source = walk.known.tables[params.table], walk.state_at(node, 0)
     shape = walk.view.shape(walk.view.inputs(node)[0])
     if isinstance(source, Handle):
@@ -79,7 +79,7 @@ def _find_row_shape(walk: Walk, node: str, params: Rows) -> tuple[int, ...]:
 
 
 def segments(walk: Walk, node: str, states: list[State]) -> bool:
-    """A lookup that adds rows up by segment, as embedding_lookup_sparse makes it on reference variables."""
+    """A lookup that sums rows by segment, as embedding_lookup_sparse makes it on reference variables."""
     params = read_value(walk, states[0])
     if not isinstance(params, Rows) or walk.known.branches[node] or not all(isinstance(s, Plain) for s in states[1:]):
         return False
@@ -89,16 +89,16 @@ def segments(walk: Walk, node: str, states: list[State]) -> bool:
 
 
 def _align_with(walk: Walk, indices: Indices | TouchedIndices) -> State:
-    """The state of rows that lie beside joined or merged indices."""
+    """The state of rows that belong to gradient or deduplicated indices."""
     if isinstance(indices, TouchedIndices):
         return TouchedRows(indices.table, indices.merge)
     return Values(tuple(walk.pairs.get(tensor, [tensor])[-1] for tensor in indices.tensors))
 
 
 def unique(walk: Walk, node: str, states: list[State]) -> bool:
-    """Equal rows are merged here: this is where joined rows go to their owners, or to everybody."""
+    """Equal rows are combined here: this is where gradient rows are sent to their owners, or to all workers."""
     indices = states[0]
-    if isinstance(indices, TouchedIndices):  # merged already
+    if isinstance(indices, TouchedIndices):  # deduplicated already
         walk.states[f"{node}:0"] = indices
         walk.states[f"{node}:1"] = PlaceMap(indices.table, indices.merge)
         return True
@@ -113,7 +113,7 @@ def unique(walk: Walk, node: str, states: list[State]) -> bool:
 
 
 def segment_sum(walk: Walk, node: str, states: list[State]) -> bool:
-    """Values summed by row: the partner of a Unique, or a gradient made dense."""
+    """Values summed by row: the counterpart of a Unique, or a gradient made dense."""
     values, segments = states[0], states[1]
     if isinstance(values, TouchedRows) and segments == PlaceMap(values.table, values.merge):
         walk.set_all(node, values)
@@ -134,7 +134,7 @@ def segment_sum(walk: Walk, node: str, states: list[State]) -> bool:
 
 
 def _make_dense(walk: Walk, node: str, values: TouchedRows) -> bool:
-    """Merged rows among zeros for all others, where the sum has as many rows as the table."""
+    """Coalesced rows among zeros for all others, where the sum has as many rows as the table."""
     shape = walk.view.shape(f"{node}:0")
     if not shape or shape[0] != walk.known.tables[values.table].rows:
         return False

@@ -32,7 +32,7 @@ REDUCTIONS = {"Sum": "sum", "Max": "max", "Min": "min", "Mean": "rows_mean", "Al
 
 
 def elementwise(walk: Walk, node: str, states: list[State]) -> bool:
-    """Keeps the state along rows when every other operand is equal on all workers and no wider than a row."""
+    """Preserves the state along rows when every other operand is equal on all workers and no wider than a row."""
     values = [read_value(walk, s) for s in states]
     along = {s for s in values if isinstance(s, BY_ROW)}
     if len(along) != 1:
@@ -64,7 +64,7 @@ def elementwise(walk: Walk, node: str, states: list[State]) -> bool:
 
 
 def _rows_alike(walk: Walk, node: str, slot: int) -> bool:
-    """Whether an operand is a constant with equal rows, as ones_like makes it; it then fits any rows."""
+    """Whether an operand is a constant with equal rows, as from ones_like; it then fits any rows."""
     tensor = walk.view.inputs(node)[slot]
     if walk.view.op(split_tensor(tensor)[0]) == "Fill":
         return True
@@ -73,7 +73,7 @@ def _rows_alike(walk: Walk, node: str, slot: int) -> bool:
 
 
 def read_variable(walk: Walk, node: str, states: list[State]) -> bool:
-    """The value of a variable: rows where they have owners, and whole for whoever fetches it."""
+    """The value of a variable: local rows where they have owners, and the full value for fetches."""
     state = read_value(walk, states[0])
     walk.set_all(node, state)
     if isinstance(state, Rows):
@@ -82,7 +82,7 @@ def read_variable(walk: Walk, node: str, states: list[State]) -> bool:
 
 
 def reduction(walk: Walk, node: str, states: list[State]) -> bool:
-    """Over the rows, a part of the one process's result; over other axes, what has an entry for each row still."""
+    """Over the rows, a part of the result of one process; over other axes, the result has an entry for each row."""
     state = read_value(walk, states[0])
     axes = walk.view.constant(walk.view.inputs(node)[1])
     shape = walk.view.shape(walk.view.inputs(node)[0])
@@ -95,13 +95,13 @@ def reduction(walk: Walk, node: str, states: list[State]) -> bool:
         return False
     kind = REDUCTIONS[walk.view.op(node)]
     if kind != "sum" and isinstance(state, Values) and {s.tensor for s in walk.shared_rows} & {*state.tensors}:
-        return False  # the zeros that stand for rows of worker 0 would count
+        return False  # the zeros in place of rows of worker 0 would count
     sum_of_parts(walk, node, state, kind, walk.view.inputs(node)[0] if kind == "rows_mean" else "")
     return True
 
 
 def l2_loss(walk: Walk, node: str, states: list[State]) -> bool:
-    """A part of the one process's sum, over the rows."""
+    """A part of the sum of one process, over the rows."""
     state = read_value(walk, states[0])
     if not isinstance(state, ALONG_ROWS) or not walk.agrees(walk.known.branches[node]):
         return False
@@ -110,7 +110,7 @@ def l2_loss(walk: Walk, node: str, states: list[State]) -> bool:
 
 
 def shape_of(walk: Walk, node: str, states: list[State]) -> bool:
-    """The shape of a table is the whole one; that of other rows is known along them."""
+    """The shape of a table is the full one; that of other rows is tracked along them."""
     state = read_value(walk, states[0])
     if isinstance(state, Rows):
         source = states[0]
@@ -129,7 +129,7 @@ def shape_of(walk: Walk, node: str, states: list[State]) -> bool:
 
 
 def of_extent(walk: Walk, node: str, states: list[State]) -> bool:
-    """What is cut out of, or computed from, a shape along rows stays one."""
+    """Slices of, and values computed from, a shape along rows remain one."""
     if not isinstance(states[0], Extent):
         return False
     walk.set_all(node, states[0])
@@ -137,7 +137,7 @@ def of_extent(walk: Walk, node: str, states: list[State]) -> bool:
 
 
 def fill(walk: Walk, node: str, states: list[State]) -> bool:
-    """As many rows as a shape says, alike on all workers, are along the same rows."""
+    """A replicated value, repeated for the rows of a shape, is along the same rows."""
     extent = states[0]
     if not isinstance(extent, Extent) or walk.require_same(states[1]) != SAME:
         return False
@@ -146,7 +146,7 @@ def fill(walk: Walk, node: str, states: list[State]) -> bool:
 
 
 def reshape(walk: Walk, node: str, states: list[State]) -> bool:
-    """Keeps the rows when only what is within a row is folded."""
+    """Preserves the rows when only dimensions within a row are folded."""
     state, target = states[0], states[1]
     before, after = walk.view.shape(walk.view.inputs(node)[0]), walk.view.shape(f"{node}:0")
     if not isinstance(state, BY_ROW):
@@ -166,7 +166,7 @@ def reshape(walk: Walk, node: str, states: list[State]) -> bool:
 
 
 def expand_dims(walk: Walk, node: str, states: list[State]) -> bool:
-    """Keeps the rows when the new axis is within a row."""
+    """Preserves the rows when the new axis is within a row."""
     axis = walk.view.constant(walk.view.inputs(node)[1])
     if (
         not isinstance(states[0], ALONG_ROWS)
@@ -179,7 +179,7 @@ def expand_dims(walk: Walk, node: str, states: list[State]) -> bool:
 
 
 def concat(walk: Walk, node: str, states: list[State]) -> bool:
-    """Rows of several gradients, one after the other; or what is computed of the same rows, side by side."""
+    """Rows of several gradients, concatenated; or values computed from the same rows, as columns."""
     pieces, axis = states[:-1], walk.view.constant(walk.view.inputs(node)[-1])
     if axis is None:
         return False
@@ -197,7 +197,7 @@ def concat(walk: Walk, node: str, states: list[State]) -> bool:
 
 
 def split(walk: Walk, node: str, states: list[State]) -> bool:
-    """Columns of rows are of the same rows."""
+    """Columns of rows belong to the same rows."""
     axis = walk.view.constant(walk.view.inputs(node)[0])
     if axis is None or int(axis) < 1 or not isinstance(states[1], ALONG_ROWS):
         return False
@@ -206,7 +206,7 @@ def split(walk: Walk, node: str, states: list[State]) -> bool:
 
 
 def size_of(walk: Walk, node: str, states: list[State]) -> bool:
-    """The number of elements of joined rows is the sum of all workers'."""
+    """The number of elements of gradient rows is the sum over all workers."""
     if not isinstance(states[0], Values | Indices):
         return shape_of(walk, node, states) if not isinstance(states[0], Rows) else False
     sum_of_parts(walk, node, states[0], "sum")

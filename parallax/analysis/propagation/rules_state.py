@@ -37,7 +37,7 @@ _RESOURCE = 20  # types.proto
 
 
 def visit(walk: Walk, node: str, op: str) -> bool:
-    """Checks and records what a state-writing op needs; False for every other op."""
+    """Checks and records the requirements of a state-writing op; returns False for every other op."""
     state = state_op(op, len(walk.view.inputs(node)))
     if state is None:
         return _check_functions(walk, node, op)
@@ -52,12 +52,12 @@ def visit(walk: Walk, node: str, op: str) -> bool:
         _write_rows(walk, node, state, variables)
     else:
         _write_whole(walk, node, state, variables)
-    set_handle(walk, node, variables[0])  # references come out as they went in
+    set_handle(walk, node, variables[0])  # references are passed through
     return True
 
 
 def _check_condition(walk: Walk, node: str, variables: list[str]) -> None:
-    """Shared state is written by all workers or by none."""
+    """Requires that shared state is written by all workers or by none."""
     branches, op = walk.known.branches[node], walk.view.op(node)
     if (
         not branches
@@ -85,7 +85,7 @@ def _check_condition(walk: Walk, node: str, variables: list[str]) -> None:
 
 
 def _check_functions(walk: Walk, node: str, op: str) -> bool:
-    """A loop or another op whose functions write variables: right only where nothing differs between workers."""
+    """A loop or another op whose functions write variables: correct only where nothing differs between workers."""
     if not takes_functions(op):
         return False
     slots = sorted(walk.known.functions.written_slots(walk.view.nodes[node]))
@@ -114,7 +114,7 @@ def _check_functions(walk: Walk, node: str, op: str) -> bool:
 
 
 def _refuse_hidden_variables(walk: Walk, node: str, state: StateOp) -> None:
-    """What writes a variable must say which: one that comes through an op without a rule would go unnoticed."""
+    """Refuses a write to an unidentified variable: one behind an op without a rule would go unnoticed."""
     view, waiting, seen = walk.view, [walk.view.inputs(node)[slot] for slot in state.state], set[str]()
     while waiting:
         name = split_tensor(waiting.pop())[0]
@@ -129,7 +129,7 @@ def _refuse_hidden_variables(walk: Walk, node: str, state: StateOp) -> None:
 
 
 def _find_value(walk: Walk, node: str, slot: int) -> State:
-    """The state of an input taken as a value."""
+    """The state of an input that is read as a value."""
     state = walk.state_at(node, slot)
     if isinstance(state, Handle) and not takes_state(walk.view.op(node), slot):
         return walk.value_state(state.variable)
@@ -137,7 +137,7 @@ def _find_value(walk: Walk, node: str, slot: int) -> State:
 
 
 def _check_hyperparameters(walk: Walk, node: str, state: StateOp, variables: list[str]) -> None:
-    """Learning rates and the like must be equal on all workers."""
+    """Requires that learning rates and similar scalars are equal on all workers."""
     for slot in state.others:
         other = walk.require_same(_find_value(walk, node, slot))
         if state.kind == "unknown" or other == SAME:
@@ -152,7 +152,7 @@ def _check_hyperparameters(walk: Walk, node: str, state: StateOp, variables: lis
 
 
 def _write_rows(walk: Walk, node: str, state: StateOp, variables: list[str]) -> None:
-    """A write to a variable whose rows are spread over the workers."""
+    """A write to a variable whose rows are sharded over the workers."""
     table = walk.assumed.table_of[variables[0]]
     if state.kind == "unknown":
         raise NoRule(table, f"{walk.view.op(node)} {node!r} writes it, which is not supported on sharded rows")
@@ -191,7 +191,7 @@ def _write_rows(walk: Walk, node: str, state: StateOp, variables: list[str]) -> 
 
 
 def _write_whole(walk: Walk, node: str, state: StateOp, variables: list[str]) -> None:
-    """A write to a variable that every worker holds."""
+    """A write to a replicated variable."""
     is_known = state.kind != "unknown"
     slots = [s for s in (state.value, state.indices) if s is not None] if is_known else list(state.others)
     values = [walk.require_same(_find_value(walk, node, slot)) for slot in slots]
@@ -257,7 +257,7 @@ def _has_gradient(walk: Walk, variable: str) -> bool:
 
 
 def _find_gradient(walk: Walk, values: State, variable: str) -> str:
-    """The variable whose gradient rows are written: this one, unless it has none and keeps those of another.
+    """The variable whose gradient rows are written: this one, unless it has none and accumulates those of another.
 
     Autodiff may give two variables one gradient, as for rows of a sum.
     """
@@ -265,7 +265,7 @@ def _find_gradient(walk: Walk, values: State, variable: str) -> str:
 
 
 def _join(walk: Walk, table: str, variables: list[str]) -> None:
-    """Slot variables are spread with the table they follow: rows of its gradient are written to them."""
+    """Shards slot variables like their table: rows of its gradient are written to them."""
     for variable in variables:
         if not _follows(walk, table, variable):
             continue
@@ -276,7 +276,7 @@ def _join(walk: Walk, table: str, variables: list[str]) -> None:
 
 
 def _follows(walk: Walk, table: str, variable: str) -> bool:
-    """Whether a variable's shape lets its rows lie beside those of a table."""
+    """Whether a variable's shape allows its rows to be sharded with those of a table."""
     shape = walk.known.captured.variables[variable].part.shape
     if walk.known.tables[table].is_scalar:
         return not shape
@@ -288,7 +288,7 @@ def _are_joined(walk: Walk, values: State, indices: State) -> bool:
 
 
 def _merge_here(walk: Walk, node: str, state: StateOp, part: str, additive: bool) -> None:
-    """Joined rows meet an update that has no Unique before it."""
+    """Gradient rows reach an update without a Unique before it."""
     merges = additive or walk.view.op(node) in UPDATES_OF_ROWS
     indices = walk.state_at(node, state.indices or 0)
     edges = ([Edge(node, state.indices or 0)], [Edge(node, state.value or 0)])
@@ -297,7 +297,7 @@ def _merge_here(walk: Walk, node: str, state: StateOp, part: str, additive: bool
 
 
 def _take_worker_0(walk: Walk, node: str, edge: Edge, variable: str) -> None:
-    """A whole value from a feed: worker 0's counts, so that all workers agree whatever the others feed."""
+    """A full value from a feed: worker 0's is used, so that all workers agree whatever the others feed."""
     value = walk.state_at(node, edge.slot)
     if isinstance(value, Local) and node not in walk.known.initializers:
         raise GraphError(
@@ -309,7 +309,7 @@ def _take_worker_0(walk: Walk, node: str, edge: Edge, variable: str) -> None:
 
 
 def _reads_itself(walk: Walk, node: str, variable: str) -> bool:
-    """Whether a new value is made of the old one, as a moving statistic is; a value fed whole is not."""
+    """Whether a new value depends on the old one, like a moving statistic; a value fed in full does not."""
     value = split_tensor(walk.view.inputs(node)[1])[0]
     return variable in walk.view.ancestors([value])
 

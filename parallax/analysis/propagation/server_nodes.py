@@ -26,7 +26,7 @@ _ASKS_FOR_THE_VARIABLE = ("VarIsInitializedOp", "IsVariableInitialized", "Destro
 
 
 def owned_nodes(walk: Walk) -> tuple[Owned, ...]:
-    """The nodes that a finished walk found to run where the partitions are, in topological order."""
+    """The nodes that, by a finished traversal, run where the partitions are, in topological order."""
     if not any(table.servers for table in walk.known.tables.values()):
         return ()
     elsewhere = {lookup.node for lookup in walk.lookups} | {shape.node for shape in walk.shapes}
@@ -48,7 +48,7 @@ def owned_nodes(walk: Walk) -> tuple[Owned, ...]:
 
 
 def _find_table(walk: Walk, node: str, slot: int, writes: bool) -> str:
-    """The table on servers whose rows this node takes here."""
+    """The table on servers whose rows this node reads here."""
     state = walk.state_at(node, slot)
     if not isinstance(state, Handle):
         return server_table(walk, state)
@@ -60,12 +60,12 @@ def _find_table(walk: Walk, node: str, slot: int, writes: bool) -> str:
 
 
 def check_reads(walk: Walk, owned: Iterable[Owned], pushes: Iterable[Push]) -> None:
-    """Checks a finished walk of synchronous training.
+    """Checks a finished traversal of synchronous training.
 
     Args:
-        walk: the walk.
-        owned: what runs on servers.
-        pushes: the ways of gradient rows to their owners.
+        walk: the traversal.
+        owned: the nodes that run on servers.
+        pushes: the pushes of gradient rows to their owners.
 
     Raises:
         NoRule: a worker may read a table too late.
@@ -88,13 +88,13 @@ def check_reads(walk: Walk, owned: Iterable[Owned], pushes: Iterable[Push]) -> N
 
 
 def _find_changes(walk: Walk) -> list[tuple[str, Edge]]:
-    """Tensors that a change of layout reduces or gathers over the workers, and the edges that take the result."""
+    """Tensors that a layout change reduces or gathers over the workers, and the edges that read the result."""
     changes = walk.known.layouts.rewrites.changes if walk.known.layouts is not None else ()
     return [(one.tensor, e) for one in changes if isinstance(one.before, Partial | Sharded) for e in one.edges]
 
 
 def _check_reader(walk: Walk, table: str, reader: str, writes: list[str], met: list[tuple[str, Edge]]) -> None:
-    """Every write that comes after a read must also come after something that all workers made of it."""
+    """Requires that every write after a read also depends on a value that all workers computed from the read."""
     after_read = walk.view.descendants([reader], waits=True)
     takers = [edge.node for tensor, edge in met if split_tensor(tensor)[0] in after_read]
     after_all = walk.view.descendants(takers, waits=True)
@@ -107,7 +107,7 @@ def _check_reader(walk: Walk, table: str, reader: str, writes: list[str], met: l
 
 
 def _find_what_matters(walk: Walk, given: list[str], at_servers: set[str]) -> set[str]:
-    """What every worker needs for what it gives to all or keeps; what servers are told counts from worker 0 alone."""
+    """The nodes on which a worker's contributions and local state depend; only worker 0's requests to servers count."""
     skipped = at_servers | walk.known.initial
     kept = [
         node
@@ -118,7 +118,7 @@ def _find_what_matters(walk: Walk, given: list[str], at_servers: set[str]) -> se
 
 
 def _find_readers(walk: Walk, table: str) -> list[str]:
-    """The nodes that read a table for a worker: those that take its handle or reference, and write nothing."""
+    """The nodes that read a table for a worker: those that read its handle or reference, and write nothing."""
     view, found = walk.view, [lookup.node for lookup in walk.lookups if lookup.table == table]
     for edge in view.consumers(f"{table}:0"):
         if state_op(view.op(edge.node), len(view.inputs(edge.node))) is None and edge.node not in found:

@@ -32,12 +32,12 @@ _Rows = TypeVar("_Rows", Push, Collect)
 
 
 def leave_out_stand_ins(walk: Walk, rewrites: Rewrites, layouts: Layouts) -> Rewrites:
-    """The rewrites of a step whose tensors have layouts, in which workers without examples count for nothing.
+    """The rewrites of a step whose tensors have layouts, in which workers without examples contribute nothing.
 
     Args:
-        walk: the finished walk.
-        rewrites: what it found.
-        layouts: of the step's tensors; what they call counted is left as it is.
+        walk: the finished traversal.
+        rewrites: its rewrites.
+        layouts: of the step's tensors; those called counted are unchanged.
     """
     batches = batch_by_node(walk.view)
     is_counted = {tensor for tensor, fact in layouts.facts.items() if fact.is_counted}
@@ -47,7 +47,7 @@ def leave_out_stand_ins(walk: Walk, rewrites: Rewrites, layouts: Layouts) -> Rew
         for one in rewrites.scatters
     ]
     rewrites = replace(rewrites, all_reduces=tuple(reduced), scatters=tuple(scatters))
-    if is_of_script(walk.view):  # its batch is empty then, and has no rows but those that the last worker has for all
+    if is_of_script(walk.view):  # its batch is then empty, and its only rows are those that the last worker has for all
         return rewrites
     return replace(
         rewrites,
@@ -78,23 +78,23 @@ def batches_of_elements(view: GraphView) -> tuple[UnevenBatch, ...]:
 
 
 def _find_alike(view: GraphView, first: str) -> tuple[str, ...]:
-    """The other batches of a script's step: that they are of one length is for its runs to show."""
+    """The other batches of a script's step; its runs check that their lengths are equal."""
     step = batch_of(view.nodes[split_tensor(first)[0]])
     marked = [node for node in marked_nodes(view) if batch_of(view.nodes[node]) == step] if is_of_script(view) else []
     return tuple(tensor for node in marked for tensor in batch_tensors(view, node) if tensor != first)
 
 
 def _name_batch(walk: Walk, one: AllReduce, batches: Mapping[str, str]) -> AllReduce:
-    """A reduction with its batch, by which a worker without examples is left out.
+    """A reduction with its batch, by which a worker without examples is excluded.
 
-    What owners of rows have a part of, they have of all workers' examples: it is left as it is.
+    A part that owners of rows have includes all workers' examples: it is unchanged.
     """
     batch = _find_batch(batches, one.tensor)
     return replace(one, batch=batch) if batch and not _is_at_owners(walk, one.tensor) else one
 
 
 def _is_at_owners(walk: Walk, tensor: str) -> bool:
-    """Whether a tensor is computed of rows that their owners hold."""
+    """Whether a tensor is computed from rows that their owners store."""
     states = [read_value(walk, walk.states[taken]) for taken in walk.view.inputs(split_tensor(tensor)[0])]
     return any(isinstance(s.along if isinstance(s, Extent) else s, AtOwners) for s in states)
 
@@ -106,5 +106,5 @@ def _name_rows(one: _Rows, batches: Mapping[str, str]) -> _Rows:
 
 
 def _find_batch(batches: Mapping[str, str], tensor: str) -> str:
-    """The batch of which a tensor is computed; empty where there is none."""
+    """The batch from which a tensor is computed; empty where there is none."""
     return batches.get(split_tensor(tensor)[0], "")

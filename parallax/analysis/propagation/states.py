@@ -15,11 +15,11 @@ from typing import ClassVar
 
 
 class State:
-    """How a worker holds a tensor.
+    """The state of a tensor on a worker.
 
     Attributes:
-        kind: the word for it in docs/architecture.md.
-        badness: of two inputs the result has the state of larger badness.
+        kind: its name in docs/architecture.md.
+        badness: a result has the state of the input with the largest badness.
     """
 
     __slots__ = ()
@@ -40,7 +40,7 @@ class Plain(State):
 
 @dataclass(frozen=True, slots=True)
 class Same(Plain):
-    """Equal on all workers, and what the one process would have."""
+    """Equal on all workers, and to the value of one process."""
 
     kind = "same"
     badness = 0
@@ -51,7 +51,7 @@ class Fed(Plain):
     """Same if all workers feed the same scalars.
 
     Attributes:
-        placeholders: what is fed, sorted.
+        placeholders: the fed ones, sorted.
     """
 
     kind = "fed"
@@ -61,7 +61,7 @@ class Fed(Plain):
 
 @dataclass(frozen=True, slots=True)
 class Batch(Plain):
-    """Computed from what is fed, and so differs between workers."""
+    """Computed from feeds, and so different between workers."""
 
     kind = "batch"
     badness = 2
@@ -69,7 +69,7 @@ class Batch(Plain):
 
 @dataclass(frozen=True, slots=True)
 class Local(Plain):
-    """Differs between workers for another reason: data, random numbers, variables of each worker's own."""
+    """Different between workers for another reason: data, random numbers, per-worker variables."""
 
     kind = "local"
     badness = 3
@@ -77,7 +77,7 @@ class Local(Plain):
 
 @dataclass(frozen=True, slots=True)
 class Opaque(Plain):
-    """Made of a gradient by an op that has no rule; must never reach shared state.
+    """Computed from a gradient by an op without a rule; must never reach shared state.
 
     Attributes:
         part: the variable op whose gradient it is.
@@ -91,69 +91,69 @@ class Opaque(Plain):
 
     @property
     def of(self) -> str:
-        """As `State.of`."""
+        """See `State.of`."""
         return self.part
 
 
 @dataclass(frozen=True, slots=True)
 class Joined(State):
-    """Of joined IndexedSlices: the one process has all workers' rows one after the other, each worker its own.
+    """Uncoalesced IndexedSlices: one process has the rows of all workers concatenated, each worker its own.
 
     Attributes:
-        tensors: where autodiff delivers them, one for each gradient that was put behind another.
+        tensors: the tensors that autodiff delivers, one for each concatenated gradient.
     """
 
     tensors: tuple[str, ...]
 
     @property
     def of(self) -> str:
-        """As `State.of`."""
+        """See `State.of`."""
         return self.tensors[0]
 
 
 @dataclass(frozen=True, slots=True)
 class Values(Joined):
-    """Joined gradient rows."""
+    """Gradient rows of all lookups (`joined`)."""
 
     kind = "values"
 
 
 @dataclass(frozen=True, slots=True)
 class Indices(Joined):
-    """The row numbers of joined gradient rows."""
+    """The row numbers of such gradient rows."""
 
     kind = "indices"
 
 
 @dataclass(frozen=True, slots=True)
 class AtOwners(State):
-    """Held by the owners of a table's rows.
+    """Stored by the owners of a table's rows.
 
     Attributes:
-        table: the table op; of a PlaceMap the variable op, where its rows have no owners.
+        table: the table op; for a PlaceMap the variable op, where its rows have no owners.
     """
 
     table: str
 
     @property
     def of(self) -> str:
-        """As `State.of`."""
+        """See `State.of`."""
         return self.table
 
 
 @dataclass(frozen=True, slots=True)
 class Rows(AtOwners):
-    """The local rows of a table, a slot, or what is computed of them row by row."""
+    """The local rows of a table, a slot, or a row-wise function of them."""
 
     kind = "rows"
 
 
 @dataclass(frozen=True, slots=True)
 class Merged(AtOwners):
-    """Of gradient rows that are merged at their owners.
+    """Gradient rows that are coalesced at their owners.
 
     Attributes:
-        merge: where they are merged, a key of Walk.merges.
+        merge: where they are coalesced, a key of Walk.merges.
     """
 
     merge: str
@@ -161,31 +161,31 @@ class Merged(AtOwners):
 
 @dataclass(frozen=True, slots=True)
 class TouchedRows(Merged):
-    """Merged gradient rows at their owner."""
+    """Coalesced gradient rows at their owner."""
 
     kind = "touched"
 
 
 @dataclass(frozen=True, slots=True)
 class TouchedIndices(Merged):
-    """The local row numbers of merged gradient rows."""
+    """The local row numbers of coalesced gradient rows."""
 
     kind = "touched_indices"
 
 
 @dataclass(frozen=True, slots=True)
 class PlaceMap(Merged):
-    """Where each joined row is among the merged ones."""
+    """The position of each gradient row among the coalesced ones."""
 
     kind = "map"
 
 
 @dataclass(frozen=True, slots=True)
 class Extent(State):
-    """A shape or count taken from what is along rows.
+    """A shape or count of a tensor along rows.
 
     Attributes:
-        along: the state of what it was taken from.
+        along: the state of that tensor.
     """
 
     kind = "extent"
@@ -193,7 +193,7 @@ class Extent(State):
 
     @property
     def of(self) -> str:
-        """As `State.of`."""
+        """See `State.of`."""
         return self.along.of
 
 
@@ -210,14 +210,14 @@ class Handle(State):
 
     @property
     def of(self) -> str:
-        """As `State.of`."""
+        """See `State.of`."""
         return self.variable
 
 
 SAME, BATCH, LOCAL = Same(), Batch(), Local()
 ALONG_ROWS = (Values, Rows, TouchedRows)
 BY_ROW = (*ALONG_ROWS, Indices, TouchedIndices)
-"""States of what has an entry for each row: the row itself, or its number."""
+"""States of tensors with an entry for each row: the row itself, or its number."""
 
 
 def worst(states: Sequence[State]) -> State:

@@ -46,24 +46,24 @@ _SAME_STATEFUL = frozenset(
     MergeV2Checkpoints ShardedFilename ReadVariableOp ResourceGather ResourceGatherNd VariableShape
     """.split()
 )
-"""Ops that TensorFlow calls stateful and that give all workers the same for the same inputs.
+"""Ops that are registered as stateful and return equal values on all workers from equal inputs.
 
-Condition: what they read is one of their inputs (a variable, whose own state counts), is written once and alike (a
-lookup table that an op of the same list fills: a mutable one is not among them), or is a handle. Files that they name
-must be the same on all machines: those of vocabularies and checkpoints. What a TensorArray holds comes out through the
-flow that its reads take; what a stack holds does not, so StackPopV2 is not among them. Ops that call functions are as
-these are (function_bodies.py).
+Condition: the state that they read is one of their inputs (a variable, whose own state counts), is written once and
+equally (a lookup table that an op of the same list fills: a mutable one is not among them), or is a handle. Files that
+they name must be equal on all hosts: those of vocabularies and checkpoints. The contents of a TensorArray are tracked
+through the flow that its reads have as input; those of a stack are not, so StackPopV2 is not among them. Ops that call
+functions are judged by these (function_bodies.py).
 """
 _READS_VARIABLE = ("Identity", "ReadVariableOp", "VarIsInitializedOp", "IsVariableInitialized", "VariableShape")
 _READS_FILES = ("ReadFile", "MatchingFiles", "WholeFileReaderV2", "ReaderReadV2")
-"""Each worker reads its own file, whatever its name: data, but for initial values."""
+"""Each worker reads its own file, whatever its name: data, except for initial values."""
 _READS_DATASETS = ("ReduceDataset", "DatasetToSingleElement", "DatasetToGraph", "DatasetToGraphV2")
-"""A dataset may draw or read what differs, which its handle does not show."""
+"""A dataset may draw or read differing values, which its handle does not show."""
 
 
 @cache
 def differs(op: str, equal_randomness: bool) -> bool:
-    """Whether an op may give every worker something else for the same inputs."""
+    """Whether an op may return other values on every worker from the same inputs."""
     if is_random(op):
         return not equal_randomness
     return op in _READS_FILES or op in _READS_DATASETS or (is_stateful(op) and op not in _SAME_STATEFUL)
@@ -71,12 +71,12 @@ def differs(op: str, equal_randomness: bool) -> bool:
 
 @cache
 def is_random(op: str) -> bool:
-    """Whether an op draws random numbers: by attributes `seed` and `seed2`, or by a seed or key that it takes."""
+    """Whether an op draws random numbers: by attributes `seed` and `seed2`, or by an input seed or key."""
     return bool(_RANDOM.match(op) or seed_slots(op))
 
 
 def draws_alike(walk: Walk, node: str) -> bool:
-    """Whether a stateless random op gives a constant: drawn by a constant seed, in a shape that all workers have."""
+    """Whether a stateless random op is a constant: drawn by a constant seed, in a replicated shape."""
     view, slots = walk.view, seed_slots(walk.view.op(node))
     if not slots:
         return False
@@ -90,8 +90,8 @@ def draws_alike(walk: Walk, node: str) -> bool:
 def shared_variables(captured: CapturedGraph, sources: tuple[GradientSource, ...], updates: Set[str]) -> set[str]:
     """Variables that training writes: those with a gradient, those declared trainable, and their slots.
 
-    One that is declared so by default, and only adds up what a batch gives, is none of them; nor is one of which each
-    worker has a part, though it may be written after an update.
+    Excluded are variables that are trainable by default and only accumulate values of a batch, and those of which each
+    worker has a part, though they may be written after an update.
     """
     needed = captured.view.ancestors(updates)
     trainable = {name for name, v in captured.variables.items() if v.trainable}
@@ -105,7 +105,7 @@ def shared_variables(captured: CapturedGraph, sources: tuple[GradientSource, ...
 
 
 def _only_counts(captured: CapturedGraph, variable: str) -> bool:
-    """Whether all that writes a variable, but for its initial value, takes values that do not depend on it."""
+    """Whether all writes of a variable, except its initial value, are of values that do not depend on it."""
     view = captured.view
     for edge in view.consumers(f"{variable}:0"):
         op, inputs = view.op(edge.node), view.inputs(edge.node)
@@ -123,7 +123,7 @@ def _only_counts(captured: CapturedGraph, variable: str) -> bool:
 
 
 def visit(walk: Walk, node: str) -> None:
-    """Gives the outputs of a node their states and records what must be changed at its inputs."""
+    """Sets the states of a node's outputs and records the changes of its inputs."""
     op = walk.view.op(node)
     if op in VARIABLES and node in walk.known.captured.variables:
         set_handle(walk, node, node)
@@ -142,7 +142,7 @@ def visit(walk: Walk, node: str) -> None:
 
 
 def _take_layouts(walk: Walk, node: str, layouts: Layouts) -> None:
-    """The results of a node are as their layouts say; those that a node takes whole are the same for that node."""
+    """Sets a node's results to the states of their layouts; a tensor read replicated is `same` for the reader."""
     for tensor in walk.view.outputs(node):
         fact = layouts.facts.get(tensor)
         is_followed = fact is not None and not _is_fed(walk.view, tensor)
@@ -154,10 +154,10 @@ def _take_layouts(walk: Walk, node: str, layouts: Layouts) -> None:
 
 
 def _check_added_once(walk: Walk, node: str, layouts: Layouts) -> None:
-    """Checks that all workers have the same of what one worker adds to a metric.
+    """Checks that a value that one worker adds to a metric is equal on all workers.
 
     Raises:
-        GraphError: they have not.
+        GraphError: it is not.
     """
     for slot, tensor in enumerate(walk.view.inputs(node)):
         if Edge(node, slot) in layouts.added_once and walk.state_at(node, slot) != SAME:
@@ -175,10 +175,10 @@ def _is_fed(view: GraphView, tensor: str) -> bool:
 
 
 def lookups_of_indices(walk: Walk, merge: Merge) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """The gathers whose ids joined indices are, in order, and the pieces to be searched (rewrites.Push).
+    """The gathers whose ids are gradient indices, in order, and the pieces to be searched (rewrites.Push).
 
     Raises:
-        NoRule: when the ids are nobody's.
+        NoRule: when no gather has these ids.
     """
     searched: list[str] = []
     found: list[str] = []
@@ -208,16 +208,16 @@ def lookups_of_indices(walk: Walk, merge: Merge) -> tuple[tuple[str, ...], tuple
 
 
 def _visit_placeholder(walk: Walk, node: str) -> State:
-    """A scalar may be a learning rate, equal everywhere; everything else is this worker's part of the batch.
+    """A scalar may be a learning rate, equal everywhere; any other placeholder is this worker's part of the batch.
 
-    A marked placeholder is the number of shards, `same`, or the number of this worker's shard, `local`.
+    A marked placeholder is the number of shards, `same`, or the index of this worker's shard, `local`.
     """
     mark = mark_of(walk.view.nodes[node])
     if mark:
         return LOCAL if mark == SHARD_ID else SAME
     shape = walk.view.shape(f"{node}:0")
     if shape != () and not is_of_script(walk.view) and not batch_of(walk.view.nodes[node]):
-        return SAME  # a front end gives all workers the whole of it
+        return SAME  # a front end sends it to all workers in full
     if walk.view.nodes[node].attr["dtype"].type == _STRING:
         return BATCH  # a path, or a serialized example: it leads to data
     if shape == () or (shape is None and _only_hyperparameter(walk, node)):
@@ -226,7 +226,7 @@ def _visit_placeholder(walk: Walk, node: str) -> State:
 
 
 def _visit_lookup_table(walk: Walk, node: str) -> State:
-    """A table of keys and values is the same where what fills it is no data of a worker."""
+    """A table of keys and values is `same` if it is not filled from a worker's data."""
     view = walk.view
     fillers = [e.node for e in view.consumers(f"{node}:0") if view.op(e.node).startswith("InitializeTable")]
     needed = view.ancestors(fillers) - {node, *fillers}
@@ -235,7 +235,7 @@ def _visit_lookup_table(walk: Walk, node: str) -> State:
 
 
 def _only_hyperparameter(walk: Walk, node: str) -> bool:
-    """Whether a tensor of unknown rank goes nowhere but into the scalar inputs of update ops."""
+    """Whether a tensor of unknown rank is read only as scalar inputs of update ops."""
     edges = walk.view.consumers(f"{node}:0")
     for edge in edges:
         if walk.view.op(edge.node) in ("Identity", "Cast"):
@@ -249,40 +249,40 @@ def _only_hyperparameter(walk: Walk, node: str) -> bool:
 
 
 def _inherit(walk: Walk, node: str, op: str) -> None:
-    """The result is as its worst input; row states that no rule took are read whole or become opaque."""
+    """The result inherits from its worst input; row states without a rule are gathered or become opaque."""
     states = [_take_plain(walk, node, slot) for slot in range(len(walk.view.inputs(node)))]
     if op in NEXT_ITERATIONS or (op in MERGES and is_loop_merge(walk.view, node)):
         states.append(LOCAL)
-    elif op in MERGES:  # constants of a branch do not show in their inputs when the branch is taken
+    elif op in MERGES:  # the inputs of a branch's constants do not show when the branch is taken
         states.append(walk.condition(_find_left(walk, node)))
     elif _differs(walk, node, op):
         states.append(LOCAL)
     walk.set_all(node, worst(states))
-    if op.endswith("CandidateSampler"):  # what is sampled, and how often to expect it, does not depend on the labels
+    if op.endswith("CandidateSampler"):  # the samples, and their expected counts, do not depend on the labels
         for number in (0, 2):
             walk.states[f"{node}:{number}"] = worst(states[len(walk.view.inputs(node)) :])
 
 
 def _differs(walk: Walk, node: str, op: str) -> bool:
-    """As `differs`; a random op of an initial value, or after all gradients (noise), gives all workers the same."""
+    """Like `differs`; random ops of initial values, or after all gradients (noise), return equal values on workers."""
     called = walk.known.functions.of_node(walk.view.nodes[node])
     if called:
         return any(walk.known.functions.differing_op(name) for name in called)
     if node in walk.known.initial and (is_random(op) or op in _READS_FILES):
-        return False  # one seed for all; and worker 0's value counts in the end
+        return False  # one seed for all; and worker 0's value is used in the end
     if (node in walk.known.after_gradients and is_random(op)) or draws_alike(walk, node):
         return False  # one seed for all
     return differs(op, walk.known.equal_randomness)
 
 
 def _find_left(walk: Walk, merge: str) -> Branches:
-    """The branches that a Merge puts together again."""
+    """The branches that a Merge ends."""
     here = len(walk.known.branches[merge])
     return tuple(dict.fromkeys(b for t in walk.view.inputs(merge) for b in branches_at(walk.view, t)[here:]))
 
 
 def _take_plain(walk: Walk, node: str, slot: int) -> State:
-    """A plain state for an input that no rule took; whole rows are gathered, outside the training step only."""
+    """A plain state for an input without a rule; full rows are gathered, outside the training step only."""
     state = walk.state_at(node, slot)
     if isinstance(state, Plain):
         return state
@@ -311,13 +311,13 @@ def _take_plain(walk: Walk, node: str, slot: int) -> State:
 
 
 def _is_complete(walk: Walk, gradient: str) -> bool:
-    """Whether no worker has a part of a gradient only: owners may have its rows."""
+    """Whether no worker has only a part of a gradient: owners may have its rows."""
     layouts = walk.known.layouts
     return walk.states[gradient] == SAME or (layouts is not None and layouts.facts[gradient].is_same)
 
 
 def _all_reduce_gradient(walk: Walk, node: str) -> None:
-    """A dense gradient leaves autodiff here: the mean over the workers, unless all have the same anyway."""
+    """A dense gradient leaves autodiff here: the mean over the workers, unless it is replicated anyway."""
     for tensor in walk.view.outputs(node):
         for source in walk.known.dense_sources.get(tensor, ()):
             if _is_complete(walk, tensor) or any((tensor, n) in walk.marked for n in source.outside):

@@ -43,7 +43,7 @@ class NoRule(ParallaxError):
 
 @dataclass
 class Merge:
-    """Where joined rows meet their update: the edges to be exchanged, and how the update treats equal rows."""
+    """The point where gradient rows reach their update: the edges to exchange, and how the update treats equal rows."""
 
     part: str
     indices_token: tuple[str, ...]
@@ -55,7 +55,7 @@ class Merge:
 
 @dataclass(frozen=True, slots=True)
 class GraphFacts:
-    """What every walk over a graph knows from the start.
+    """The inputs of every traversal of a graph.
 
     Attributes:
         captured: the graph.
@@ -63,17 +63,17 @@ class GraphFacts:
         routes: variable op -> route, for every part whose gradient comes as IndexedSlices.
         tables: table op -> table, for the parts whose rows have owners.
         shared: variable ops that training writes: they must be equal on all workers.
-        training: nodes that a gradient update needs.
-        read: those of them of which its inputs are computed; not what it only comes after.
-        initial: nodes that an initial value needs.
+        training: nodes on which a gradient update depends.
+        read: those of them on which it depends by data; not those connected by control inputs alone.
+        initial: nodes on which an initial value depends.
         initializers: the ops that assign initial values.
         dense_sources: dense gradients, by tensor.
         equal_randomness: whether all workers draw the same random numbers.
-        after_gradients: nodes of training that no gradient needs: the one process draws there once for all.
-        branches: node -> the conditionals and loops that it is inside of.
-        functions: what functions write and draw.
-        layouts: the layouts of a step's tensors; where there are none, each worker's loss is taken for a mean over its
-            batch.
+        after_gradients: nodes of training on which no gradient depends: one process draws there once for all.
+        branches: node -> the conditionals and loops that contain it.
+        functions: the variables that functions write, and their draws.
+        layouts: the layouts of a step's tensors; where there are none, each worker's loss is taken to be a mean over
+            its batch.
     """
 
     captured: CapturedGraph
@@ -95,11 +95,11 @@ class GraphFacts:
 
 @dataclass(frozen=True, slots=True)
 class Assumptions:
-    """What a walk takes to be so because the walk before found it; the last walk finds what it assumed.
+    """The assumptions of a traversal, found by the preceding one; the last traversal confirms its own.
 
     Attributes:
-        table_of: variable op -> table op, slot variables included.
-        own: variable ops that each worker keeps for itself.
+        table_of: variable op -> table op, including slot variables.
+        own: per-worker variable ops.
         kinds: the pieces of sparse gradients; all are joined where nothing is known.
     """
 
@@ -110,20 +110,20 @@ class Assumptions:
 
 @dataclass
 class Walk:
-    """One walk: what it knows, what it assumes, and what it has found so far; the rules read and extend it.
+    """One traversal: its inputs, its assumptions, and its results so far; the rules read and extend it.
 
     Attributes:
-        known: what every walk over this graph knows.
-        assumed: what the walk before found.
-        states: tensor -> how a worker holds it.
-        marked: (tensor, node) -> how that node takes it, where that is not as the others do.
+        known: the inputs of every traversal of this graph.
+        assumed: the results of the preceding traversal.
+        states: tensor -> its state.
+        marked: (tensor, node) -> the state in which that node reads it, where that differs from the others.
         pairs: row numbers of gradient rows -> the rows they belong to.
-        part_of_token: where autodiff delivers rows or row numbers -> the variable op.
-        new_members: variable op -> table op, of the slots that were met.
+        part_of_token: the tensor of rows or row numbers that autodiff delivers -> the variable op.
+        new_members: variable op -> table op, for the slots that were found.
         confirmed: variables that were assumed to be slots, and are.
-        new_own: variables that turned out to be each worker's own.
-        fed: placeholders of which worker 0's value counts.
-        scales: and all that follows: what is to be changed in the graph (parallax/plans/rewrites.py).
+        new_own: variables that turned out to be per-worker.
+        fed: placeholders of which worker 0's value is used.
+        scales: and all that follows: changes of the graph (parallax/plans/rewrites.py).
     """
 
     known: GraphFacts
@@ -150,19 +150,19 @@ class Walk:
     merges: dict[str, Merge] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.view: GraphView = self.known.captured.view  # looked at for every node and input
+        self.view: GraphView = self.known.captured.view  # accessed for every node and input
 
     def state_at(self, node: str, slot: int) -> State:
-        """The state of input `slot` as this node takes it; outside autodiff a gradient is as the exchange makes it."""
+        """The state of input `slot` for this node; outside autodiff a gradient has the state after its exchange."""
         tensor = self.view.inputs(node)[slot]
         return self.marked.get((tensor, node)) or self.states.get(tensor, LOCAL)
 
     def input_states(self, node: str) -> list[State]:
-        """The states of all inputs as this node takes them."""
+        """The states of all inputs as this node reads them."""
         return [self.state_at(node, slot) for slot in range(len(self.view.inputs(node)))]
 
     def value_state(self, variable: str) -> State:
-        """The state of a variable's value, as a reader finds it."""
+        """The state of a variable's value for its readers."""
         if variable in self.assumed.table_of and not self.is_mirrored(variable):
             return Rows(self.assumed.table_of[variable])
         return LOCAL if variable in self.assumed.own else SAME
@@ -172,29 +172,29 @@ class Walk:
         return variable in self.known.tables and self.known.tables[variable].replicated
 
     def marked_gradient(self, part: str) -> State:
-        """What a dense gradient of a variable is outside autodiff: whole everywhere, or the owners' rows."""
+        """The state of a variable's dense gradient outside autodiff: full everywhere, or the owners' rows."""
         return Rows(part) if self.is_mirrored(part) else SAME
 
     def set_all(self, node: str, state: State) -> None:
-        """Gives every output of a node one state."""
+        """Sets the state of all outputs of a node."""
         for tensor in self.view.outputs(node):
             self.states[tensor] = state
 
     def slice_rows(self, table: str, edge: Edge) -> None:
-        """The edge gets the local rows of what it takes."""
+        """Makes an edge read the local rows of its input."""
         tensor = self.view.inputs(edge.node)[edge.slot]
         self.slices.setdefault((tensor, table), []).append(edge)
 
     def gather_rows(self, tensor: str, table: str, *edges: Edge) -> None:
-        """The edges, and whoever fetches the tensor, get all rows of it."""
+        """Gives the edges, and fetches of the tensor, all rows of it."""
         self.gathers.setdefault(tensor, (table, []))[1].extend(edges)
 
     def condition(self, branches: Branches) -> State:
-        """The state of whether branches are taken; how often a loop's body runs may differ between workers."""
+        """The state of the predicate of branches; the number of a loop's iterations may differ between workers."""
         return worst([LOCAL if b.is_loop else self._predicate(b.predicate) for b in branches])
 
     def _predicate(self, tensor: str) -> State:
-        """The state of a predicate as the ops take it that decide by it, or by a copy of it."""
+        """The state of a predicate for the ops that read it, or a copy of it."""
         states = []
         for edge in self.view.consumers(tensor):
             op = self.view.op(edge.node)
@@ -209,7 +209,7 @@ class Walk:
         return self.require_same(self.condition(branches)) == SAME
 
     def require_same(self, state: State) -> State:
-        """What is fed becomes worker 0's value on all workers where shared state depends on it."""
+        """Makes fed values worker 0's on all workers where shared state depends on them."""
         if isinstance(state, Fed):
             self.fed.update(state.placeholders)
             return SAME
@@ -229,12 +229,12 @@ def part_of(walk: Walk, state: State) -> str:
 
 
 def read_value(walk: Walk, state: State) -> State:
-    """The value of a reference where an op takes it as a value."""
+    """The value of a reference where an op reads it as a value."""
     return walk.value_state(state.variable) if isinstance(state, Handle) else state
 
 
 def set_handle(walk: Walk, node: str, variable: str) -> None:
-    """The node's outputs are the variable itself; a reference may be fetched, and then means the whole value."""
+    """Makes a node's outputs the variable itself; a fetched reference means the full value."""
     walk.set_all(node, Handle(variable))
     if isinstance(walk.value_state(variable), Rows) and walk.view.op(variable) != "VarHandleOp":
         for tensor in walk.view.outputs(node):
@@ -242,14 +242,14 @@ def set_handle(walk: Walk, node: str, variable: str) -> None:
 
 
 def sum_of_parts(walk: Walk, node: str, summed: State, kind: str, weight: str = "") -> None:
-    """The result is a part of what the one process has: the parts of all workers, or of all owners, are put together.
+    """Makes a node's result a part of the value of one process: the parts of all workers, or owners, are reduced.
 
     Args:
-        walk: the walk.
-        node: what gives a part.
-        summed: the state of what it is computed from.
-        kind: how parts are put together (rewrites.AllReduce).
-        weight: for a mean, what was averaged.
+        walk: the traversal.
+        node: returns a part.
+        summed: the state of its operand.
+        kind: the reduction (rewrites.AllReduce).
+        weight: for a mean, the averaged tensor.
     """
     tensor = f"{node}:0"
     edges = tuple(walk.view.consumers(tensor))
@@ -259,7 +259,7 @@ def sum_of_parts(walk: Walk, node: str, summed: State, kind: str, weight: str = 
 
 
 def server_table(walk: Walk, state: State) -> str:
-    """The table on servers whose owners hold what has this state; empty for everything else."""
+    """The table on servers whose owners store tensors of this state; empty for any other state."""
     if isinstance(state, Extent):
         return server_table(walk, state.along)
     if not isinstance(state, AtOwners):

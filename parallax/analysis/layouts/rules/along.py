@@ -27,19 +27,19 @@ def _is_plain(facts: Sequence[Fact]) -> bool:
 
 
 def plain(step: StepWalk, node: str) -> list[Fact] | None:
-    """The rule of ops without another one, where no input is sharded or partial."""
+    """The rule of ops without a specific one, where no input is sharded or partial."""
     facts = step.inputs(node)
     if not _is_plain(facts):
         return None
     if all(f.is_same for f in facts):
         return step.all_outputs(node, REPLICATED, None, compute_value(step.view, node, facts))
     if not computes_value(step.view.op(node)):
-        return None  # what is of the global batch would meet a worker's lengths
+        return None  # values of the global batch would be combined with per-worker lengths
     return step.all_outputs(node, LENGTHS, None, compute_value(step.view, node, facts))
 
 
 def or_plain(of_sharded: Rule) -> Rule:
-    """The rule of an op that has one for sharded or partial inputs, and for others the plain one."""
+    """The rule of an op with a specific one for sharded or partial inputs, and the plain one for others."""
 
     def rule(step: StepWalk, node: str) -> list[Fact] | None:
         found = of_sharded(step, node)
@@ -49,11 +49,11 @@ def or_plain(of_sharded: Rule) -> Rule:
 
 
 def apart(find_axes: FindAxes, drops_axes: bool = False, is_alike: bool = False) -> Rule:
-    """The rule of ops that work along some axes of the first input and leave the others apart.
+    """The rule of ops that act along some axes of the first input and treat the others independently.
 
     Args:
-        find_axes: gives these axes, of what is known of the inputs; None where they are unknown.
-        drops_axes: whether the result has them no more.
+        find_axes: returns these axes from the inputs' facts; None where they are unknown.
+        drops_axes: whether the result lacks them.
         is_alike: whether the result has the shape of the first input.
     """
 
@@ -76,7 +76,7 @@ def apart(find_axes: FindAxes, drops_axes: bool = False, is_alike: bool = False)
 
 
 def along_last(facts: Sequence[Fact]) -> Sequence[int]:
-    """The last axis, as of softmax."""
+    """The last axis, as for softmax."""
     return (-1,)
 
 
@@ -86,17 +86,17 @@ def along_two(facts: Sequence[Fact]) -> Sequence[int]:
 
 
 def along_diagonals(facts: Sequence[Fact]) -> Sequence[int]:
-    """The last axis of what matrices are made of, or of several diagonals the last two."""
+    """The last axis of an input to matrices, or of several diagonals the last two."""
     return (-1,) if len(facts) == 1 or facts[1].rank == 0 else (-2, -1)
 
 
 def along_named(slot: int) -> FindAxes:
-    """The axes that an input names."""
+    """The axes given by an input."""
     return lambda facts: facts[slot].numbers()
 
 
 def set_diagonal(step: StepWalk, node: str) -> list[Fact] | None:
-    """MatrixSetDiag: matrices are the last two axes, and the diagonals have the others too."""
+    """MatrixSetDiag: matrices are the last two axes, and the diagonals have the other axes too."""
     facts = step.inputs(node)
     part, axes = next(((f.part, f.axis) for f in facts[:2] if f.part is not None), (None, None))
     rank = facts[0].rank
@@ -112,7 +112,7 @@ def set_diagonal(step: StepWalk, node: str) -> list[Fact] | None:
 
 
 def lookup(step: StepWalk, node: str) -> list[Fact] | None:
-    """Gather of rows: sharded as the indices are; along another axis than the rows' as the params are."""
+    """Gather of rows: sharded as the indices are; along an axis other than the rows', as the params are."""
     view, facts = step.view, step.inputs(node)
     params, indices = facts[0], facts[1]
     if _is_plain(facts) or any(f.rank is None for f in (params, indices)) and view.op(node) == "GatherV2":
@@ -133,7 +133,7 @@ def lookup(step: StepWalk, node: str) -> list[Fact] | None:
         dims = (*params.dims[:along], *indices.dims, *params.dims[along + 1 :])
     if indices.axis is not None and indices.part is not None:
         if params.part is not None:
-            step.mixing[node] = [view.inputs(node)[0]]  # any example may look up any other's rows
+            step.mixing[node] = [view.inputs(node)[0]]  # any example may look up the rows of any other
         step.take(node, 0, REPLICATED)
         return step.all_outputs(node, Sharded(along + indices.axis, indices.part), dims)
     if is_partial(indices):
@@ -148,7 +148,7 @@ def lookup(step: StepWalk, node: str) -> list[Fact] | None:
 
 
 def find_in_table(step: StepWalk, node: str) -> list[Fact] | None:
-    """LookupTableFind: what a table that nobody changes has for each key."""
+    """LookupTableFind: the value of an immutable table for each key."""
     table, keys = step.view.source(step.view.inputs(node)[0]), step.inputs(node)[1]
     if step.view.op(split_tensor(table)[0]) not in ("HashTable", "HashTableV2") or keys.part is None:
         return None
@@ -157,7 +157,7 @@ def find_in_table(step: StepWalk, node: str) -> list[Fact] | None:
 
 
 def look_up_variable(step: StepWalk, node: str) -> list[Fact] | None:
-    """ResourceGather: rows of a variable, which all workers have, by ids."""
+    """ResourceGather: rows of a replicated variable, by ids."""
     ids = step.inputs(node)[1]
     row = (step.fact(f"{node}:0", REPLICATED).dims or ())[ids.rank or 0 :]
     dims = None if ids.dims is None else (*ids.dims, *row)
@@ -168,9 +168,9 @@ def look_up_variable(step: StepWalk, node: str) -> list[Fact] | None:
 
 
 def add_by_segment(step: StepWalk, node: str) -> list[Fact] | None:
-    """UnsortedSegmentSum and its like: a partial sum, where rows and their segments are sharded alike.
+    """UnsortedSegmentSum and similar: a partial sum, where rows and their segments are sharded alike.
 
-    An axis behind those of the segments stays sharded.
+    An axis after those of the segments stays sharded.
     """
     kind = {"UnsortedSegmentSum": "sum", "UnsortedSegmentMax": "max", "UnsortedSegmentMin": "min"}[step.view.op(node)]
     data, segments, count = step.inputs(node)
@@ -195,7 +195,7 @@ def add_by_segment(step: StepWalk, node: str) -> list[Fact] | None:
 
 
 def count_values(step: StepWalk, node: str) -> list[Fact] | None:
-    """DenseBincount: how often each value is in each row of a matrix, or in a vector of which workers have pieces."""
+    """DenseBincount: the count of each value in each row of a matrix, or in a sharded vector."""
     values, _, weights = step.inputs(node)
     if values.part is None or values.axis != 0 or values.rank not in (1, 2):
         return None
@@ -209,7 +209,7 @@ def count_values(step: StepWalk, node: str) -> list[Fact] | None:
 
 
 def one_hot(step: StepWalk, node: str) -> list[Fact] | None:
-    """A new axis of a depth that all workers agree on."""
+    """A new axis of a replicated depth."""
     indices = step.inputs(node)[0]
     at = step.view.nodes[node].attr["axis"].i
     step.replicate(node, (1, 2, 3))
@@ -226,7 +226,7 @@ def one_hot(step: StepWalk, node: str) -> list[Fact] | None:
 
 
 def count_up(step: StepWalk, node: str) -> list[Fact] | None:
-    """Range: as long as the batch it is sharded, and a worker's numbers begin where its examples do."""
+    """Range: sharded if its length is the batch's, and a worker's numbers begin at its offset."""
     facts = step.inputs(node)
     first, limit, delta = (f.value for f in facts)
     length = limit - first if isinstance(limit, Length) and isinstance(first, Length) and delta == ONE else None
@@ -251,7 +251,7 @@ def measure(step: StepWalk, node: str) -> list[Fact] | None:
         layout = LENGTHS if fact.part is not None or isinstance(fact.layout, RowEnds) else REPLICATED
         value: Length | tuple[Length | None, ...] | None = fact.dims
         if fact.is_lengths and (fact.dims is not None or op != "Size") and not _is_fixed(step, fact):
-            layout, value = LENGTHS, None  # as long as lengths say, which are this worker's
+            layout, value = LENGTHS, None  # its shape is given by lengths, which are per-worker
         if op == "Size" and value is not None:
             value = multiply(fact.dims or ())
         found.append(step.fact(tensor, layout, () if op == "Size" else None, value))
@@ -259,12 +259,12 @@ def measure(step: StepWalk, node: str) -> list[Fact] | None:
 
 
 def _is_fixed(step: StepWalk, fact: Fact) -> bool:
-    """Whether a tensor's shape is known to be the same everywhere, or to be told by lengths of batches."""
+    """Whether a tensor's shape is known to be equal everywhere, or to follow from batch lengths."""
     return fact.dims is not None and all(one.number is not None or step.has_batch(one) for one in fact.dims)
 
 
 def print_out(step: StepWalk, node: str) -> list[Fact] | None:
-    """Print gives on its first input; each worker prints what it has of the others."""
+    """Print returns its first input; each worker prints its own part of the others."""
     fact = step.inputs(node)[0]
     step.keep_local(node)
     return step.all_outputs(node, fact.layout, fact.dims, fact.value)
@@ -278,13 +278,13 @@ def rank_of(step: StepWalk, node: str) -> list[Fact] | None:
 
 
 def gradient_axes(step: StepWalk, node: str) -> list[Fact] | None:
-    """BroadcastGradientArgs: the axes follow from lengths of the one process."""
+    """BroadcastGradientArgs: the axes follow from lengths in the program of one process."""
     one, other = step.inputs(node)
     if not _is_plain((one, other)):
         return None
     values = reduced_axes(one, other, step.batch_of)
     if not _can_be_local(step, one, other):
-        step.replicate(node)  # a worker's lengths may be others than those of the global batch beside them
+        step.replicate(node)  # per-worker lengths may differ from the global ones next to them
     step.keep_local(node)
     return [
         step.fact(tensor, REPLICATED, (Length.of(len(value)),) if isinstance(value, tuple) else None, value)
@@ -293,7 +293,7 @@ def gradient_axes(step: StepWalk, node: str) -> list[Fact] | None:
 
 
 def _can_be_local(step: StepWalk, one: Fact, other: Fact) -> bool:
-    """Whether two shapes of a worker agree where those of the one process do: a batch beside itself, or beside 1."""
+    """Whether two per-worker shapes are compatible if those of one process are: a batch with itself, or with 1."""
     left, right = one.values(), other.values()
     if left is None or right is None:
         return False
@@ -307,14 +307,14 @@ def _can_be_local(step: StepWalk, one: Fact, other: Fact) -> bool:
 
 
 def offsets_of_pieces(step: StepWalk, node: str) -> list[Fact] | None:
-    """ConcatOffset: where each of several tensors begins that are put one behind the other."""
+    """ConcatOffset: the offset of each of several concatenated tensors."""
     facts = step.inputs(node)
     along, shapes = facts[0].numbers(), [fact.values() for fact in facts[1:]]
     if not _is_plain(facts):
         return None
     layout = LENGTHS if all(f.is_lengths for f in facts[1:]) else REPLICATED
     if layout == REPLICATED:
-        step.replicate(node)  # a worker's lengths are not those of the whole tensor beside it
+        step.replicate(node)  # per-worker lengths are not those of the full tensor next to them
     step.keep_local(node)
     found, begin = list[Fact](), Length()
     for tensor, shape, fact in zip(step.view.outputs(node), shapes, facts[1:], strict=True):
@@ -334,9 +334,9 @@ def _has_constant_seed(view: GraphView, node: str) -> bool:
 
 
 def draw(step: StepWalk, node: str) -> list[Fact] | None:
-    """A random op: per example each worker draws its own numbers, and otherwise all draw the same.
+    """A random op: per example each worker draws its own numbers, and otherwise all draw equal ones.
 
-    What a constant seed draws is a constant of the one process, which all workers draw whole.
+    The draw of a constant seed is a constant of one process, which all workers draw in full.
     """
     facts = step.inputs(node)
     values = facts[0].values()
@@ -358,5 +358,5 @@ def draw(step: StepWalk, node: str) -> list[Fact] | None:
 
 
 def pass_each(step: StepWalk, node: str) -> list[Fact] | None:
-    """IdentityN and NextIteration: each result is as its input."""
+    """IdentityN and NextIteration: each result has the layout of its input."""
     return list(step.inputs(node))

@@ -14,21 +14,18 @@ _FindDims = Callable[[list[Fact]], Mapping[int | None, Dims | None]]
 
 
 def by_example(*slots: int, shaped_as_first: int | None = None) -> Rule:
-    """The rule of ops that take examples along the first axis of some inputs, and give all results so.
-
-    The output `shaped_as_first` has the shape of the first input.
-    """
+    """The rule of ops with examples along the first axis of some inputs, and of all results."""
     return by_axes(dict.fromkeys(slots, 0), (0,), lambda facts: {shaped_as_first: facts[0].dims})
 
 
 def by_axes(taken: Mapping[int, int], given: tuple[int | None, ...], find_dims: _FindDims | None = None) -> Rule:
-    """The rule of ops that treat each example by itself; inputs without examples come whole.
+    """The rule of ops that treat each example independently; inputs without examples are read in full.
 
     Args:
-        taken: which axis of an input, by its place, has the examples.
-        given: which axis of each result has them; None: it is a sum over the examples. Results of which none is named
-            have the last one's.
-        find_dims: gives the lengths of results, by their place, of what is known of the inputs.
+        taken: the example axis of an input, by its index.
+        given: the example axis of each result; None: it is a sum over the examples. Unnamed results have the last
+            one's.
+        find_dims: returns the lengths of results, by their index, from the inputs' facts.
     """
 
     def rule(step: StepWalk, node: str) -> list[Fact] | None:
@@ -38,11 +35,11 @@ def by_axes(taken: Mapping[int, int], given: tuple[int | None, ...], find_dims: 
         if not parts or any(facts[slot].axis not in (axis, None) for slot, axis in present.items()) or parts[0] is None:
             return None
         if any(facts[slot].part is None and facts[slot].rank is None for slot in present):
-            return None  # whether it has the axis cannot be seen
+            return None  # it is unknown whether it has the axis
         for slot, fact in enumerate(facts):
             if slot in present:
                 align(step, node, slot, fact, present[slot], parts[0])
-            elif fact.is_lengths:  # the shape of an input is the worker's
+            elif fact.is_lengths:  # the shape of an input is per-worker
                 step.keep_local(node, (slot,))
             else:
                 step.take(node, slot, REPLICATED)
@@ -62,6 +59,6 @@ def dims_over_time(facts: list[Fact]) -> dict[int | None, Dims | None]:
 
 
 def turn_sequences(step: StepWalk, node: str) -> list[Fact] | None:
-    """ReverseSequence, of examples as long as each is."""
+    """ReverseSequence, for examples of individual lengths."""
     axis = step.view.nodes[node].attr["batch_dim"].i
     return by_axes({0: axis, 1: 0}, (axis,))(step, node)

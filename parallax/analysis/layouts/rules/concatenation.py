@@ -16,11 +16,11 @@ from parallax.plans.layouts import Concatenated, Layout, Sharded
 
 Rule = Callable[[StepWalk, str], list[Fact] | None]
 _OPEN = Length.of(-1)
-_Piece = tuple[Length, Length, Layout]  # first, behind the last, and how it lies
+_Piece = tuple[Length, Length, Layout]  # its start, its end, and its layout
 
 
 def join(of_others: Rule) -> Rule:
-    """The rule of ConcatV2: what has no layout as one tensor is concatenated of sharded and replicated ones."""
+    """The rule of ConcatV2: without a common layout the result is concatenated from sharded and replicated pieces."""
 
     def rule(step: StepWalk, node: str) -> list[Fact] | None:
         found = of_others(step, node)
@@ -36,13 +36,13 @@ def join(of_others: Rule) -> Rule:
 
 
 def pass_on(step: StepWalk, node: str) -> list[Fact] | None:
-    """Ops of one tensor, entry by entry."""
+    """Ops on one tensor, entry by entry."""
     fact = step.inputs(node)[0]
     return [Fact(fact.layout, fact.dims)]
 
 
 def look_up(step: StepWalk, node: str) -> list[Fact] | None:
-    """Lookups in what all workers have, by concatenated ids."""
+    """Lookups in a replicated tensor, by concatenated ids."""
     table, ids, *others = step.inputs(node)
     if not table.is_same or not isinstance(ids.layout, Concatenated) or ids.rank != 1:
         return None
@@ -69,7 +69,7 @@ def take_piece(step: StepWalk, node: str) -> list[Fact] | None:
 
 
 def add_zeros(of_others: Rule) -> Rule:
-    """The rule of Pad: zeros before or behind what has a layout along the first axis, as the gradient of a slice."""
+    """The rule of Pad: zeros before or after a tensor with a layout along the first axis, as in a slice's gradient."""
 
     def rule(step: StepWalk, node: str) -> list[Fact] | None:
         fact, paddings = step.inputs(node)[:2]
@@ -90,7 +90,7 @@ def add_zeros(of_others: Rule) -> Rule:
 
 
 def add_up(step: StepWalk, node: str) -> list[Fact] | None:
-    """AddN and Add of tensors whose pieces agree: the sum of each piece."""
+    """AddN and Add of tensors with matching pieces: the sum of each piece."""
     facts = step.inputs(node)
     layouts = [fact.layout for fact in facts if isinstance(fact.layout, Concatenated)]
     if len(layouts) < len(facts) or len({layout.length for layout in layouts}) > 1:
@@ -108,7 +108,7 @@ def add_up(step: StepWalk, node: str) -> list[Fact] | None:
 
 
 def reshape_rows(step: StepWalk, node: str) -> list[Fact] | None:
-    """Reshape that leaves the first axis as it is; also of rows of distinct ids."""
+    """Reshape that leaves the first axis unchanged; also of rows of distinct ids."""
     fact, shape = step.inputs(node)
     asked, known = shape.values(), step.fact(f"{node}:0", REPLICATED).dims
     if fact.dims is None or not asked or asked[0] not in (fact.dims[0], _OPEN) or (shape.is_same and asked[0] != _OPEN):
@@ -123,7 +123,7 @@ def reshape_rows(step: StepWalk, node: str) -> list[Fact] | None:
 
 
 def measure(step: StepWalk, node: str) -> list[Fact] | None:
-    """Shape and Size: lengths of the worker's; also of rows of distinct ids."""
+    """Shape and Size: per-worker lengths; also of rows of distinct ids."""
     fact, is_size = step.inputs(node)[0], step.view.op(node) == "Size"
     if fact.dims is None or (is_size and len(fact.dims) > 1) or _is_unknown(fact.layout):
         return None
@@ -132,7 +132,7 @@ def measure(step: StepWalk, node: str) -> list[Fact] | None:
 
 
 def _is_unknown(layout: Layout) -> bool:
-    """Whether the length of the one process's concatenated tensor does not follow from a worker's."""
+    """Whether the length of one process's concatenated tensor does not follow from a worker's."""
     if not isinstance(layout, Concatenated):
         return False
     parts = [piece.part for _, piece in layout.pieces if isinstance(piece, Sharded)]
@@ -141,7 +141,7 @@ def _is_unknown(layout: Layout) -> bool:
 
 
 def _concatenate(pieces: Sequence[tuple[Length, Layout]], alike: Fact) -> list[Fact]:
-    """The fact of a result, whose other axes are as long as those of one of its inputs."""
+    """The fact of a result, whose other axes have the lengths of one of its inputs."""
     layout = Concatenated(tuple(pieces))
     return [Fact(layout, (layout.length, *(alike.dims or ())[1:]))]
 
@@ -155,7 +155,7 @@ def _place_pieces(layout: Concatenated) -> list[_Piece]:
 
 
 def _chain(merged: dict[tuple[Length, Length], Layout], total: Length) -> list[tuple[Length, Layout]] | None:
-    """Pieces in their order, if they lie one behind the other from the beginning to the end."""
+    """The pieces in order, if they cover the axis contiguously from start to end."""
     found, first = list[tuple[Length, Layout]](), Length()
     while first != total:
         following = [(last, layout) for (begin, last), layout in merged.items() if begin == first]

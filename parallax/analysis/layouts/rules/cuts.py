@@ -63,7 +63,7 @@ def _split(step: StepWalk, node: str, fact: Fact, place: Fact, count: int) -> li
 
 
 def slice_strided(step: StepWalk, node: str) -> list[Fact] | None:
-    """The sharded axis must be taken whole, or a block of it."""
+    """StridedSlice: the sharded axis must be selected in full, or a block of it."""
     facts = step.inputs(node)
     fact = facts[0]
     if all(f.is_same or f.is_lengths for f in facts):
@@ -103,7 +103,7 @@ def slice_strided(step: StepWalk, node: str) -> list[Fact] | None:
 
 
 def _localize_places(step: StepWalk, node: str, slots: Iterable[int], entry: int | None) -> None:
-    """Has a slice begin and end within the worker's piece, where it names places of the sharded axis."""
+    """Limits a slice's begin and end to the worker's piece, where they are positions on the sharded axis."""
     for slot in slots:
         values = step.inputs(node)[slot].values()
         if values is not None and entry is not None and step.part_of(values[entry]) is not None:
@@ -111,7 +111,7 @@ def _localize_places(step: StepWalk, node: str, slots: Iterable[int], entry: int
 
 
 def slice_gradient(step: StepWalk, node: str) -> list[Fact] | None:
-    """StridedSliceGrad: zeros but for what was taken, in a shape that is given."""
+    """StridedSliceGrad: zeros around the selected part, in a given shape."""
     facts = step.inputs(node)
     shape, begin, fact = facts[0].values(), facts[1].values(), facts[4]
     if all(f.is_same or f.is_lengths for f in facts):
@@ -136,13 +136,13 @@ def slice_gradient(step: StepWalk, node: str) -> list[Fact] | None:
 
 
 def _fill_around_whole_axis(step: StepWalk, node: str, along: int, part: ShardedAxis) -> list[Fact] | None:
-    """StridedSliceGrad into a shape of which the worker alone knows the lengths: where the axis was kept whole.
+    """StridedSliceGrad into a shape of per-worker lengths: where the axis was kept in full.
 
     Args:
         step: the walk.
         node: the op.
         along: the sharded axis of the gradient.
-        part: how it is shared.
+        part: its sharding.
     """
     shape, begin, _, strides, _ = step.inputs(node)
     rank, entries = ((one.dims[0].number if one.dims else None) for one in (shape, begin))
@@ -166,7 +166,7 @@ def _read_masks(step: StepWalk, node: str) -> dict[str, int]:
 
 
 def _find_axes(entries: int, masks: dict[str, int], rank: int) -> dict[int, tuple[int | None, int | None]]:
-    """Axis of the input -> (the entry that slices it, or None; its axis of the result, or None where it goes)."""
+    """Axis of the input -> (the entry that slices it, or None; its axis of the result, or None where it is dropped)."""
     found: dict[int, tuple[int | None, int | None]] = {}
     axis = result = 0
     for entry in range(entries):
@@ -190,7 +190,7 @@ def _find_axes(entries: int, masks: dict[str, int], rank: int) -> dict[int, tupl
 
 
 def _find_blocks(part: ShardedAxis, first: Length | None, last: Length | None) -> ShardedAxis | None:
-    """The blocks from one length to another, where both are lengths of whole blocks."""
+    """The blocks from one length to another, where both are multiples of a block."""
     if first is None or last is None:
         return None
     block = find_block(part).length
@@ -247,7 +247,7 @@ def pad(step: StepWalk, node: str) -> list[Fact] | None:
 
 
 def _find_paddings(step: StepWalk, node: str) -> list[Length | None]:
-    """How much is put before and behind each axis in turn, as far as that is known."""
+    """The padding before and after each axis in turn, as far as it is known."""
     tensor = step.view.inputs(node)[1]
     constant = step.view.constant(tensor)
     values = flatten_matrix(step, tensor) if constant is None else tuple(Length.of(int(n)) for n in constant.ravel())
@@ -255,7 +255,7 @@ def _find_paddings(step: StepWalk, node: str) -> list[Length | None]:
 
 
 def fold_space(step: StepWalk, node: str) -> list[Fact] | None:
-    """SpaceToBatchND: the batch of each place within a block, one after the other; BatchToSpaceND puts them back."""
+    """SpaceToBatchND: the batch of each position within a block, concatenated; BatchToSpaceND is the inverse."""
     fact, block, borders = step.inputs(node)
     places, is_back = block.numbers(), step.view.op(node) == "BatchToSpaceND"
     if fact.part is None or fact.axis != 0 or places is None or not borders.is_same:

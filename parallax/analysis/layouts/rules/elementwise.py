@@ -25,7 +25,7 @@ _OF_SHAPE_ALONE = ("ZerosLike", "OnesLike")
 
 
 def elementwise(step: StepWalk, node: str) -> list[Fact] | None:
-    """The rule of them all; which of them are linear in what is listed above."""
+    """The rule of all elementwise ops; the tables above list the linear ones."""
     op, facts = step.view.op(node), step.inputs(node)
     is_copy = op in COPIES or (op == "Cast" and isinstance(facts[0].layout, RowEnds))
     if is_copy and facts[0].layout not in (REPLICATED, LENGTHS):
@@ -45,7 +45,7 @@ def elementwise(step: StepWalk, node: str) -> list[Fact] | None:
 
 
 def add_up(step: StepWalk, node: str, slots: Sequence[int]) -> Layout:
-    """Has inputs come as partial sums; what all workers have is counted by one worker alone."""
+    """Makes inputs partial sums; a replicated one is counted by one worker alone."""
     facts = step.inputs(node)
     layout = SUM if all(facts[slot].layout == SUM for slot in slots) else COUNTED
     for slot in slots:
@@ -54,13 +54,13 @@ def add_up(step: StepWalk, node: str, slots: Sequence[int]) -> Layout:
 
 
 def _find_linear_layout(step: StepWalk, node: str, facts: list[Fact]) -> Layout | None:
-    """The layout of a result that is a partial sum as the inputs are; has the others come as that needs."""
+    """The layout of a result that is a partial sum as the inputs are; converts the other inputs as needed."""
     op = step.view.op(node)
     sums = [f.is_sum for f in facts]
     if any(is_partial(f) and not f.is_sum for f in facts) or any(f.axis is not None for f in facts):
         return None
     if is_linear(op, sums) or (op == "Cast" and _is_real(step, node)):
-        if op in _DIVIDES:  # a mean is a sum by a length, which may be fed
+        if op in _DIVIDES:  # a mean is a sum divided by a length, which may be fed
             batches = sorted(step.lengths)
             for batch in batches if len(batches) == 1 else ():
                 step.find_fed_length(ShardedAxis(batch), facts[1].values() or ())
@@ -75,7 +75,7 @@ def _find_linear_layout(step: StepWalk, node: str, facts: list[Fact]) -> Layout 
 
 
 def is_linear(op: str, sums: list[bool]) -> bool:
-    """Whether a result is a part of a sum as one of the inputs is.
+    """Whether a result is a part of a sum if the given inputs are.
 
     Args:
         op: the op's type.
@@ -91,7 +91,7 @@ def _is_real(step: StepWalk, node: str) -> bool:
 
 
 def _follow_shards(step: StepWalk, node: str, facts: list[Fact]) -> list[Fact] | None:
-    """The result is sharded as the first of the inputs with most axes is; the others come alike."""
+    """The result is sharded as the first of the inputs with the highest rank is; the others are converted to match."""
     sharded = [f for f in facts if f.part is not None]
     if not sharded:
         return step.all_outputs(node, REPLICATED, _broadcast_dims(step, node, facts))
@@ -115,11 +115,11 @@ def _follow_shards(step: StepWalk, node: str, facts: list[Fact]) -> list[Fact] |
 
 
 def align(step: StepWalk, node: str, slot: int, fact: Fact, axis: int, part: ShardedAxis) -> Fact:
-    """Has an input come sharded along an axis, if it has that axis and is not broadcast along it."""
+    """Makes an input sharded along an axis, if it has that axis and is not broadcast along it."""
     if axis < 0 or fact.rank is None or axis >= fact.rank:
         return fact if fact.is_same else step.take(node, slot, REPLICATED)
     if fact.axis == axis and fact.part is not None and (fact.part.batch, fact.part.blocks) == (part.batch, part.blocks):
-        return fact  # factors of which it is not known that they are equal are so, or the program has a fault
+        return fact  # factors of unknown equality are equal, or the program is faulty
     length = fact.dims[axis] if fact.dims is not None else None
     if length == ONE:
         return fact if fact.is_same else step.take(node, slot, REPLICATED)
@@ -129,7 +129,7 @@ def align(step: StepWalk, node: str, slot: int, fact: Fact, axis: int, part: Sha
 def _broadcast_dims(
     step: StepWalk, node: str, facts: list[Fact], part: ShardedAxis | None = None, axis: int = 0
 ) -> Dims | None:
-    """The lengths of what facts are broadcast to; one that cannot be told is an unknown of its own."""
+    """The broadcast lengths of facts; an undecidable one is a new unknown."""
     known = [f.dims for f in facts if f.dims is not None]
     if len(known) < len(facts):
         return None

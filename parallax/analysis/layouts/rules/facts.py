@@ -16,13 +16,13 @@ Value = Length | tuple[Length | None, ...]
 
 @dataclass(frozen=True, slots=True)
 class Fact:
-    """Of one tensor of a step; of a list of tensors, what their stack along a new first axis would be.
+    """The facts about one tensor of a step; about a list of tensors, those of their stack along a new first axis.
 
     Attributes:
         layout: how the workers hold the tensor.
-        dims: the lengths of its axes in the one process's program; None where its rank is unknown.
-        value: of an integer scalar its value in the one process's program, of a vector the values; None where they are
-            unknown. Of a list the value of each of its tensors, where all have the same.
+        dims: the lengths of its axes in the program of one process; None where its rank is unknown.
+        value: for an integer scalar its value in the program of one process, for a vector the values; None where they
+            are unknown. For a list the value of each of its tensors, where all have the same.
     """
 
     layout: Layout
@@ -31,17 +31,17 @@ class Fact:
 
     @property
     def rank(self) -> int | None:
-        """How many axes it has."""
+        """The number of its axes."""
         return None if self.dims is None else len(self.dims)
 
     @property
     def is_same(self) -> bool:
-        """Whether every worker has the tensor."""
+        """Whether it is replicated."""
         return self.layout == REPLICATED
 
     @property
     def is_lengths(self) -> bool:
-        """Whether it is computed of lengths of batches alone."""
+        """Whether it is computed from batch lengths alone."""
         return self.layout == LENGTHS
 
     @property
@@ -51,7 +51,7 @@ class Fact:
 
     @property
     def part(self) -> ShardedAxis | None:
-        """How that axis is shared."""
+        """The sharding of that axis."""
         return self.layout.part if isinstance(self.layout, Sharded) else None
 
     @property
@@ -71,7 +71,7 @@ class Fact:
         return list(self.value) if isinstance(self.value, tuple) else [self.value]
 
     def numbers(self) -> list[int] | None:
-        """The elements where all are numbers."""
+        """The elements where all are integers."""
         values = self.values()
         if values is None:
             return None

@@ -25,7 +25,7 @@ from parallax.plans.layouts import Distinct, Layout, Pieces, Positions, Sharded
 
 _MOST_ROUNDS = 8
 _INSIDE = "loop "
-"""How symbols of a loop's lengths begin; no op's name has a blank."""
+"""Prefix of symbols of a loop's lengths; no op's name contains a blank."""
 _EXITS = ("Exit", "RefExit")
 _PASSES = ("Merge", "Switch", "Enter", *NEXT_ITERATIONS, *_EXITS)
 _PUTS = ("StackPushV2", "TensorArrayWriteV3", "TensorArrayScatterV3", "TensorArraySplitV3")
@@ -35,24 +35,24 @@ Walk = Callable[[StepWalk, tuple[Unit, ...]], None]
 
 
 def leave(step: StepWalk, node: str) -> list[Fact] | None:
-    """Exit: what a loop's variable is after the last turn."""
+    """Exit: the loop variable after the last iteration."""
     return [_see_outside(step, f"{node}:0", step.inputs(node)[0])]
 
 
 def decide(step: StepWalk, node: str) -> list[Fact] | None:
-    """LoopCond: all workers take as many turns."""
+    """LoopCond: all workers run equally many iterations."""
     step.take(node, 0, REPLICATED)
     return step.all_outputs(node, REPLICATED)
 
 
 def visit_frame(step: StepWalk, frame: LoopFrame, walk: Walk, check_whole: Callable[[StepWalk, str], None]) -> None:
-    """Gives all that a loop computes its layouts.
+    """Assigns layouts to all tensors of a loop.
 
     Args:
-        step: the walk.
+        step: the traversal.
         frame: the loop.
         walk: visits the units of a loop.
-        check_whole: refuses a node that would not give all workers the same of whole inputs.
+        check_whole: refuses a node that would not return equal values on all workers from replicated inputs.
     """
     for enter in frame.enters:
         step.replicate_layouts(enter, Distinct, Positions)
@@ -70,7 +70,7 @@ def visit_frame(step: StepWalk, frame: LoopFrame, walk: Walk, check_whole: Calla
 
 
 def _settle(step: StepWalk, frame: LoopFrame, walk: Walk, brought: Iterable[str]) -> StepWalk | None:
-    """A walk over a turn that gives back what it has begun with; None where there is none."""
+    """A traversal of an iteration that returns the layouts with which it began; None where there is none."""
     view = step.view
     starts = {enter: step.facts[view.inputs(enter)[0]] for enter in frame.enters}
     starts |= {enter: replace(starts[enter], layout=REPLICATED) for enter in brought}
@@ -96,7 +96,7 @@ def _settle(step: StepWalk, frame: LoopFrame, walk: Walk, brought: Iterable[str]
         try:
             walk(inner, frame.units)
         except GraphError:
-            return None  # what cannot be taken whole says so itself
+            return None  # an op that cannot have replicated inputs raises the error itself
         joined = {}
         for head, fact in facts.items():
             enter, next_turn, is_nothing = begins[head]
@@ -113,7 +113,7 @@ def _settle(step: StepWalk, frame: LoopFrame, walk: Walk, brought: Iterable[str]
 
 
 def _find_begin(step: StepWalk, head: str, starts: Mapping[str, Fact]) -> tuple[str, str, bool]:
-    """How a loop's variable comes in, what the last turn gives for it, and whether it begins with zeros."""
+    """A loop variable's initial tensor, its value after an iteration, and whether it begins with zeros."""
     view = step.view
     nodes = [split_tensor(tensor)[0] for tensor in view.inputs(head)]
     enters = [node for node in nodes if node in starts]
@@ -127,7 +127,7 @@ def _find_begin(step: StepWalk, head: str, starts: Mapping[str, Fact]) -> tuple[
 
 
 def _see_outside(step: StepWalk, tensor: str, fact: Fact) -> Fact:
-    """What is known of what a turn gives on: lengths that it has computed may be others in the next one."""
+    """The facts of a tensor that an iteration passes on: lengths that it has computed may differ in the next one."""
     is_open = any(one is not None and _is_of_turn(step, one) for one in fact.values() or ())
     dims = fact.dims
     if dims is not None:
@@ -137,12 +137,12 @@ def _see_outside(step: StepWalk, tensor: str, fact: Fact) -> Fact:
 
 
 def _is_of_turn(step: StepWalk, length: Length) -> bool:
-    """Whether a turn of a loop has computed a length; also of the loop whose gradient a loop is."""
+    """Whether an iteration has computed a length; also one of the loop whose gradient this loop is."""
     return any(length.has_symbol_of(inside) for inside in (_INSIDE, f"{step.prefix}{_INSIDE}"))
 
 
 def _find_brought(step: StepWalk, frame: LoopFrame, inner: StepWalk) -> set[str] | None:
-    """The entries that must come in replicated; None where that does not help."""
+    """The entries that must be replicated; None where that does not help."""
     if not all(_are_alike(inner, *inner.grown[f"{head}:0"]) for head in frame.heads if f"{head}:0" in inner.grown):
         return None
     found = _find_completions(inner, {f"{enter}:0" for enter in frame.enters}, _find_left(step, frame, inner))
@@ -150,14 +150,14 @@ def _find_brought(step: StepWalk, frame: LoopFrame, inner: StepWalk) -> set[str]
 
 
 def _are_alike(inner: StepWalk, rows: str, numbers: str) -> bool:
-    """Whether each worker has the rows of its examples, as it has their numbers."""
+    """Whether each worker has the rows of its examples, and their numbers likewise."""
     fact, other = inner.facts[rows], inner.facts[numbers]
     is_own = fact.axis == other.axis == 0 and fact.part == other.part
     return is_own or (isinstance(fact.layout, Pieces) and isinstance(other.layout, Pieces))
 
 
 def _find_left(step: StepWalk, frame: LoopFrame, inner: StepWalk) -> list[str]:
-    """The tensors of which something outside takes the last value; lists hold what each turn has."""
+    """The tensors whose last value is read outside; lists contain that of each iteration."""
     view, found = step.view, []
     for tensor in inner.facts.keys() - set(filter(step.is_list, inner.facts)):
         exits = [e.node for e in view.consumers(tensor) if e.node not in frame.nodes and view.op(e.node) in _EXITS]
@@ -167,7 +167,7 @@ def _find_left(step: StepWalk, frame: LoopFrame, inner: StepWalk) -> list[str]:
 
 
 def _adopt(step: StepWalk, frame: LoopFrame, inner: StepWalk, brought: Set[str]) -> None:
-    """Has the loop's inputs come as its turns take them."""
+    """Converts the loop's inputs to the layouts that its iterations require."""
     view = step.view
     begun = {split_tensor(tensor)[0]: head for head in frame.heads for tensor in view.inputs(head)}
     for enter in frame.enters:
@@ -197,12 +197,12 @@ def _adopt(step: StepWalk, frame: LoopFrame, inner: StepWalk, brought: Set[str])
 def _take_whole(
     step: StepWalk, frame: LoopFrame, inner: StepWalk | None, check_whole: Callable[[StepWalk, str], None]
 ) -> None:
-    """Has the loop take all its inputs, and what it finds in stores, whole; all workers compute the same.
+    """Makes the loop read all its inputs, and stacks and TensorArrays, replicated; all workers compute the same.
 
     Args:
-        step: the walk.
+        step: the traversal.
         frame: the loop.
-        inner: a walk over a turn of whole inputs, which knows lengths; None where there is none.
+        inner: a traversal of an iteration on replicated inputs, which knows lengths; None where there is none.
         check_whole: see `visit_frame`.
     """
     view = step.view
@@ -227,12 +227,12 @@ def _take_whole(
 
 
 def _find_completions(inner: StepWalk, starts: Set[str], wanted: Iterable[str] = ()) -> set[str] | None:
-    """What must come in replicated; None where that does not help.
+    """The inputs that must be replicated; None where that does not help.
 
     Args:
-        inner: a walk over a body.
-        starts: the tensors that come in.
-        wanted: tensors of the body that must not be lengths of what a worker has.
+        inner: a traversal of a body.
+        starts: the input tensors.
+        wanted: tensors of the body that must not be per-worker lengths.
     """
     changes = [key for key, edges in inner.changes.items() if edges and not _is_own(inner, *key)]
     lengths = [(tensor, REPLICATED) for tensor in wanted if inner.facts[tensor].is_lengths]
@@ -255,7 +255,7 @@ def _find_completions(inner: StepWalk, starts: Set[str], wanted: Iterable[str] =
 
 
 def _is_own(inner: StepWalk, tensor: str, after: Layout) -> bool:
-    """Whether a worker changes a layout without the others, of what it has in one turn."""
+    """Whether a worker can change a layout without communication, from its values of one iteration."""
     before = inner.facts[tensor].layout
     if before == LENGTHS and after == REPLICATED:
         return _is_told(inner, tensor)
@@ -263,7 +263,7 @@ def _is_own(inner: StepWalk, tensor: str, after: Layout) -> bool:
 
 
 def _is_told(inner: StepWalk, tensor: str) -> bool:
-    """Whether a worker knows in one turn what numbers are in the one process, by the lengths of batches."""
+    """Whether a worker can compute the values of one process within an iteration, from batch lengths."""
     fact, node = inner.facts[tensor], split_tensor(tensor)[0]
     if fact.is_same or (fact.is_lengths and not inner.is_list(tensor) and inner.is_of_batches(fact)):
         return True
@@ -273,7 +273,7 @@ def _is_told(inner: StepWalk, tensor: str) -> bool:
 
 
 def _find_incomplete(inner: StepWalk, starts: Set[str], tensor: str) -> set[str]:
-    """Of what comes in, the lengths and parts of reductions of which a tensor is computed."""
+    """The inputs that are lengths or partial sums and from which a tensor is computed."""
     view, waiting, seen, found = inner.view, [tensor], {tensor}, set[str]()
     while waiting:
         one = waiting.pop()

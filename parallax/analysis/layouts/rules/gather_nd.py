@@ -24,19 +24,19 @@ _MOVES = (
     "Tile",
     "Transpose",
 )
-"""Ops that leave each entry with its example, if their results are sharded as what they move."""
+"""Ops that leave each entry with its example, if their results are sharded like their input."""
 PARSE = ("ParseExample", "ParseExampleV2", "StringSplit", "StringSplitV2")
 _GIVE_PLACES = ("Where", "SparseFillEmptyRows", *PARSE)
 _COUNT = ("ComputeAccidentalHits", *_GIVE_PLACES)
 
 
 def look_up_nested(step: StepWalk, node: str) -> list[Fact] | None:
-    """GatherNd: of what all workers have, or of each example's own; else of examples that may be any worker's."""
+    """GatherNd: of a replicated tensor, or of each example's own entries; else of examples of any worker."""
     params, indices = step.inputs(node)
     if params.part is None and indices.part is None:
         return None
     if params.part is not None and params.axis is not None and indices.is_same and indices.rank is not None:
-        window = params.axis - (count_components(indices) or params.axis + 1)  # an axis behind those that are indexed
+        window = params.axis - (count_components(indices) or params.axis + 1)  # an axis after the indexed ones
         return step.all_outputs(node, Sharded(indices.rank - 1 + window, params.part)) if window >= 0 else None
     if indices.part is None or indices.rank is None or indices.axis == indices.rank - 1:
         return None
@@ -51,7 +51,7 @@ def look_up_nested(step: StepWalk, node: str) -> list[Fact] | None:
 
 
 def add_by_number(step: StepWalk, node: str) -> list[Fact] | None:
-    """UnsortedSegmentSum and its like: into each worker's own rows, by their numbers; else as by other segments."""
+    """UnsortedSegmentSum and similar: into each worker's own rows, by their numbers; else as for other segments."""
     data, segments, count = step.inputs(node)
     part = step.part_of(count.value) if isinstance(count.value, Length) else None
     is_own = part is not None and part.is_even and data.axis == segments.axis == 0 and data.part == segments.part
@@ -68,7 +68,7 @@ def add_by_number(step: StepWalk, node: str) -> list[Fact] | None:
 
 
 def draw_candidates(step: StepWalk, node: str) -> list[Fact] | None:
-    """Samplers of classes: all workers draw the same for the global batch; how often to expect a label, by label."""
+    """Candidate samplers: equal draws on all workers for the global batch; expected counts by label."""
     labels = step.inputs(node)[0]
     step.alike.append(node)
     sampled, of_labels, of_sampled = step.view.outputs(node)
@@ -79,7 +79,7 @@ def draw_candidates(step: StepWalk, node: str) -> list[Fact] | None:
 
 
 def find_hits(step: StepWalk, node: str) -> list[Fact] | None:
-    """ComputeAccidentalHits: for each sample that is a label of an example, the example's number and the class."""
+    """ComputeAccidentalHits: for each sample that is a label of an example, the example's index and the class."""
     labels, sampled = step.inputs(node)
     if labels.axis != 0 or labels.part is None or labels.part.blocks > 1 or not sampled.is_same:
         return None
@@ -89,7 +89,7 @@ def find_hits(step: StepWalk, node: str) -> list[Fact] | None:
 
 
 def fill_places(step: StepWalk, node: str) -> list[Fact] | None:
-    """SparseToDense, into rows of the examples that places begin with."""
+    """SparseToDense, into rows of the examples with which indices begin."""
     places, shape, values, default = step.inputs(node)
     dims, part = shape.values(), places.part
     example = step.part_of(dims[0]) if dims else None
@@ -105,7 +105,7 @@ def fill_places(step: StepWalk, node: str) -> list[Fact] | None:
 
 
 def multiply_places(step: StepWalk, node: str) -> list[Fact] | None:
-    """SparseTensorDenseMatMul: rows of examples by a matrix, or the transposed rows by what each example has."""
+    """SparseTensorDenseMatMul: rows of examples by a matrix, or the transposed rows by each example's row."""
     places, values, shape, matrix = step.inputs(node)
     dims, view = shape.values(), step.view
     example = step.part_of(dims[0]) if dims else None
@@ -130,11 +130,11 @@ def multiply_places(step: StepWalk, node: str) -> list[Fact] | None:
 
 
 def partition(step: StepWalk, node: str) -> list[Fact] | None:
-    """DynamicPartition of entries along a sharded axis: each worker has some of each part, in their order."""
+    """DynamicPartition of entries along a sharded axis: each worker has some of each part, in order."""
     data, parts = step.inputs(node)
     if data.axis != 0 or parts.axis != 0 or data.part is None or data.part != parts.part or data.part.blocks > 1:
         return None
-    dealt = f"{step.prefix}{step.view.source(step.view.inputs(node)[1])}"  # what is dealt out alike is as long
+    dealt = f"{step.prefix}{step.view.source(step.view.inputs(node)[1])}"  # equally dealt entries have equal lengths
     return [
         step.fact(tensor, Sharded(0, ShardedAxis(data.part.batch, Length.of(f"{dealt} = {number}{UNEVEN}"))))
         for number, tensor in enumerate(step.view.outputs(node))
@@ -142,7 +142,7 @@ def partition(step: StepWalk, node: str) -> list[Fact] | None:
 
 
 def stitch(step: StepWalk, node: str) -> list[Fact] | None:
-    """DynamicStitch, of all parts that entries were dealt out to, by their numbers."""
+    """DynamicStitch, of all parts to which entries were dealt out, by their numbers."""
     view, facts = step.view, step.inputs(node)
     count = len(facts) // 2
     makers = [split_tensor(view.source(tensor)) for tensor in view.inputs(node)[:count]]
@@ -163,7 +163,7 @@ def stitch(step: StepWalk, node: str) -> list[Fact] | None:
 
 
 def look_up(step: StepWalk, node: str) -> list[Fact] | None:
-    """Gather of a worker's own entries by their numbers; else as other lookups."""
+    """Gather of a worker's own entries by their numbers; else as for other lookups."""
     params, indices = step.inputs(node)[:2]
     numbers = None
     if params.axis == 0 and params.part is not None and indices.axis == 0:
@@ -178,12 +178,12 @@ def look_up(step: StepWalk, node: str) -> list[Fact] | None:
 
 
 def count_components(indices: Fact) -> int | None:
-    """How many axes of a tensor the last axis of indices selects from; None if unknown."""
+    """The number of axes from which the last axis of indices selects; None if unknown."""
     return indices.dims[-1].number if indices.dims else None
 
 
 def find_first_numbers(step: StepWalk, node: str, slot: int, part: ShardedAxis) -> ExampleNumbers | None:
-    """The first of an input's numbers, along its last axis, if these are the entries' of an axis."""
+    """The first of an input's numbers along its last axis, if these index the entries of an axis."""
     view, tensor = step.view, step.view.inputs(node)[slot]
     fact = step.facts[tensor]
     if fact.axis != 0 or fact.rank is None or fact.rank < 2 or fact.part is None:
@@ -202,13 +202,13 @@ def _is_along_last(step: StepWalk, node: str, rank: int) -> bool:
 
 
 def find_numbers(step: StepWalk, tensor: str, part: ShardedAxis, is_first: bool = False) -> ExampleNumbers | None:
-    """The layout of a tensor's numbers, if each is the number along an axis of a part of what it is of.
+    """The layout of a tensor of numbers, if each is its entry's index along an axis.
 
     Args:
-        step: the walk.
+        step: the traversal.
         tensor: numbers.
-        part: how the axis is shared.
-        is_first: whether of places, along the last axis, the first alone is the number.
+        part: the sharding of the axis.
+        is_first: whether only the first number along the last axis is that index.
     """
     counter = _find_counter(step, tensor, part, is_first)
     if counter is not None:
@@ -217,7 +217,7 @@ def find_numbers(step: StepWalk, tensor: str, part: ShardedAxis, is_first: bool 
 
 
 def _find_sums(step: StepWalk, tensor: str, part: ShardedAxis) -> ExampleNumbers | None:
-    """Sums of an example's number times the entries that an example has, and of another number: of one of these."""
+    """Sums of an example's index times its number of entries, and another number: an index of such an entry."""
     view = step.view
     node = _find_moved(step, tensor)
     if view.op(node) not in ("Add", "AddV2"):
@@ -234,7 +234,7 @@ def _find_sums(step: StepWalk, tensor: str, part: ShardedAxis) -> ExampleNumbers
 
 
 def _find_moved(step: StepWalk, tensor: str) -> str:
-    """The node that gives the numbers that a tensor has in another shape or type."""
+    """The node that computes the numbers that a tensor has in another shape or type."""
     node = split_tensor(tensor)[0]
     while step.view.op(node) in _MOVES and step.view.op(node) != "DynamicPartition":
         node = split_tensor(step.view.inputs(node)[0])[0]
@@ -242,7 +242,7 @@ def _find_moved(step: StepWalk, tensor: str) -> str:
 
 
 def _find_counter(step: StepWalk, tensor: str, part: ShardedAxis, is_first: bool = False) -> str | None:
-    """What has counted the entries of a tensor, if each is the number along an axis; arguments as `find_numbers`."""
+    """The node that has numbered the entries of a tensor along an axis; arguments as `find_numbers`."""
     view = step.view
     while True:
         (node, output), fact = split_tensor(tensor), step.facts[tensor]
@@ -267,11 +267,11 @@ def _find_counter(step: StepWalk, tensor: str, part: ShardedAxis, is_first: bool
             tensor = inputs[0]  # some of a worker's own
         elif op in ("Select", "SelectV2") and _is_zero_alone(step, node, part):
             tensor = inputs[1]
-        elif op == "Maximum" and any(are_zeros(view, one) for one in inputs):  # numbers are no less
+        elif op == "Maximum" and any(are_zeros(view, one) for one in inputs):  # numbers are not negative
             tensor = next((one for one in inputs if not are_zeros(view, one)), inputs[0])
         elif op == "Mul" and any(_is_of_ones(step, one, is_first) for one in inputs):
             tensor = next((one for one in inputs if not _is_of_ones(step, one, is_first)), inputs[0])
-            is_first = is_first and (step.facts[tensor].dims or (ONE,))[-1] != ONE  # one number for all places
+            is_first = is_first and (step.facts[tensor].dims or (ONE,))[-1] != ONE  # one number for all indices
         elif op in ("Add", "AddV2") and is_first and any(_begin_with_zero(step, one) for one in inputs):
             tensor = next((one for one in inputs if not _begin_with_zero(step, one)), inputs[0])
         else:
@@ -279,7 +279,7 @@ def _find_counter(step: StepWalk, tensor: str, part: ShardedAxis, is_first: bool
 
 
 def _find_column(step: StepWalk, node: str) -> int | None:
-    """The column of a matrix that a StridedSlice takes alone, as a vector or a matrix."""
+    """The column of a matrix that a StridedSlice selects alone, as a vector or a matrix."""
     view, attributes = step.view, step.view.nodes[node].attr
     if step.facts[view.inputs(node)[0]].rank != 2:
         return None
@@ -296,7 +296,7 @@ def _find_column(step: StepWalk, node: str) -> int | None:
 
 
 def _adds_axes(step: StepWalk, node: str) -> bool:
-    """Whether a StridedSlice takes all of a tensor, and adds axes of length 1."""
+    """Whether a StridedSlice selects a whole tensor, and adds axes of length 1."""
     view, attributes = step.view, step.view.nodes[node].attr
     strides = view.constant(view.inputs(node)[3])
     masks = {name: attributes[f"{name}_mask"].i for name in ("begin", "end", "ellipsis", "new_axis", "shrink_axis")}
@@ -308,7 +308,7 @@ def _adds_axes(step: StepWalk, node: str) -> bool:
 
 
 def _is_zero_alone(step: StepWalk, node: str, part: ShardedAxis) -> bool:
-    """Whether a Select takes numbers, or 0 where an axis has one entry alone, whose number that is."""
+    """Whether a Select returns indices, or 0 where an axis has one entry alone, whose index that is."""
     view, (is_more, _, other) = step.view, step.view.inputs(node)
     zero, asked = view.constant(other), split_tensor(view.source(is_more))[0]
     if zero is None or np.any(zero != 0) or view.op(asked) != "Greater":
@@ -318,7 +318,7 @@ def _is_zero_alone(step: StepWalk, node: str, part: ShardedAxis) -> bool:
 
 
 def _is_of_ones(step: StepWalk, tensor: str, is_first: bool) -> bool:
-    """Whether a tensor is 1 everywhere, or at least at the first place along its last axis."""
+    """Whether a tensor is 1 everywhere, or at least at the first position along its last axis."""
     node = split_tensor(step.view.source(tensor))[0]
     if step.view.op(node) == "OnesLike":
         return True
@@ -331,7 +331,7 @@ def _is_of_ones(step: StepWalk, tensor: str, is_first: bool) -> bool:
 
 
 def _begin_with_zero(step: StepWalk, tensor: str) -> bool:
-    """Whether a tensor is 0 at the first place along its last axis, of which it has several."""
+    """Whether a tensor is 0 at the first of several positions along its last axis."""
     view, fact = step.view, step.facts[tensor]
     node = split_tensor(tensor)[0]
     while view.op(node) in ("Identity", "Tile", "BroadcastTo", "ExpandDims", "Reshape"):

@@ -20,9 +20,9 @@ def choose_branch(step: StepWalk, node: str) -> list[Fact] | None:
 
 
 def join_branches(step: StepWalk, node: str) -> list[Fact] | None:
-    """Merge of two branches: as both have it, where one may have zeros, or a list of nothing; else replicated.
+    """Merge of two branches: the common layout, if any, where zeros or empty lists match any; else replicated.
 
-    Where it is known which branch is taken, as that has it.
+    Where the branch that runs is known, its layout.
     """
     facts = step.inputs(node)
     of_taken = [fact for fact, t in zip(facts, step.view.inputs(node), strict=True) if _may_be_taken(step, node, t)]
@@ -32,14 +32,14 @@ def join_branches(step: StepWalk, node: str) -> list[Fact] | None:
     nothing = [fact.is_same and are_zeros(step.view, t) for fact, t in zip(facts, step.view.inputs(node), strict=True)]
     given = [fact for fact, is_nothing in zip(facts, nothing, strict=True) if not is_nothing] or facts
     if any(fact.axis is not None for fact in given) and len({fact.dims for fact in facts}) > 1:
-        given = facts  # zeros are as long as what they stand for, or no part of it
+        given = facts  # zeros have the length of the tensor that they replace, or are no part of it
     layout: Layout = REPLICATED
     if all(fact.layout == given[0].layout for fact in given):
         layout = given[0].layout
     elif all(fact.is_sum or fact.is_same for fact in given):
         layout = COUNTED
     value = facts[0].value if all(fact.value == facts[0].value for fact in facts) else None
-    if layout == LENGTHS and value is None:  # of the global batch each branch tells its own
+    if layout == LENGTHS and value is None:  # each branch has its own lengths of the global batch
         layout = REPLICATED
     for slot, is_nothing in enumerate(nothing):
         if not (is_nothing and layout in (SUM, COUNTED)):
@@ -49,7 +49,7 @@ def join_branches(step: StepWalk, node: str) -> list[Fact] | None:
 
 
 def _may_be_taken(step: StepWalk, merge: str, tensor: str) -> bool:
-    """Whether a branch that a Merge puts together with others may be taken, by what is known of predicates."""
+    """Whether a branch of a Merge may run, as far as predicates are known."""
     for branch in branches_at(step.view, tensor)[len(branches_of(step.view)[merge]) :]:
         fact = step.facts.get(branch.predicate)
         told = fact.numbers() if fact is not None else None
@@ -59,13 +59,13 @@ def _may_be_taken(step: StepWalk, merge: str, tensor: str) -> bool:
 
 
 def join_facts(step: StepWalk, output: str, one: Fact, other: Fact) -> Fact | None:
-    """What a tensor is that is one or the other; of lengths that differ nothing is known.
+    """The fact of a tensor that is one or the other; lengths that differ are unknown.
 
     Args:
-        step: the walk.
-        output: the tensor that is either.
-        one: what it is at first.
-        other: what it is afterwards.
+        step: the traversal.
+        output: the joined tensor.
+        one: the first fact.
+        other: the second fact.
     """
     if other.layout == BLANK:
         return one
@@ -79,18 +79,18 @@ def join_facts(step: StepWalk, output: str, one: Fact, other: Fact) -> Fact | No
 
 
 def join_turns(step: StepWalk, output: str, one: Fact, other: Fact, is_nothing: bool) -> Fact | None:
-    """What a loop's variable is before and after a turn.
+    """The fact of a loop variable before and after an iteration.
 
     Args:
-        step: the walk.
-        output: the variable after the last turn.
-        one: what it is before a turn.
-        other: what it is afterwards.
-        is_nothing: whether it begins with zeros, which are in any layout, and a part of any sum.
+        step: the traversal.
+        output: the variable after the last iteration.
+        one: the fact before an iteration.
+        other: the fact after it.
+        is_nothing: whether it begins with zeros, which match any layout, and are a part of any sum.
     """
     if not is_nothing:
         return join_facts(step, output, one, other)
-    if one.is_same and other.is_sum:  # to these zeros the turn has added a sum: it may be one that is not counted yet
+    if one.is_same and other.is_sum:  # the iteration adds a sum to these zeros, which may be uncounted yet
         return Fact(SUM, _join_dims(step, output, SUM, one, other))
     if one.is_same and isinstance(other.layout, Sharded):
         step.find_fed_length(other.layout.part, (one.dims or ())[other.layout.axis :][:1])

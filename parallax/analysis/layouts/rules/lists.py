@@ -12,11 +12,11 @@ from parallax.graph.lengths import Length
 from parallax.plans.layouts import Layout, Partial, Sharded
 
 _OPTIONAL = Length.of("one or none")
-"""How many tensors are in an optional one."""
+"""The number of tensors in an optional."""
 
 
 def make_list(step: StepWalk, node: str) -> list[Fact] | None:
-    """EmptyTensorList and TensorListReserve; the shape of what is not set is the worker's."""
+    """EmptyTensorList and TensorListReserve; unset elements have per-worker shapes."""
     shape, count = step.inputs(node)
     step.take(node, 1, REPLICATED)
     step.keep_local(node, [0])
@@ -76,7 +76,7 @@ def get_item(step: StepWalk, node: str) -> list[Fact] | None:
 
 
 def make_optional(step: StepWalk, node: str) -> list[Fact] | None:
-    """OptionalFromValue of one tensor, a list of it; OptionalNone is a list in which it is not set."""
+    """OptionalFromValue of one tensor, as a list of it; OptionalNone is a list without it."""
     facts = step.inputs(node)
     if not facts:
         return [Fact(BLANK)]
@@ -96,14 +96,14 @@ def measure_list(step: StepWalk, node: str) -> list[Fact] | None:
 
 
 def shape_of_items(step: StepWalk, node: str) -> list[Fact] | None:
-    """TensorListElementShape: the worker's, where the tensors are sharded."""
+    """TensorListElementShape: per-worker, where the tensors are sharded."""
     fact = step.inputs(node)[0]
     value: Value | None = fact.dims[1:] if fact.dims else None
     return step.all_outputs(node, REPLICATED if fact.is_same else LENGTHS, None, value)
 
 
 def resize(step: StepWalk, node: str) -> list[Fact] | None:
-    """TensorListResize: as many tensors as all workers agree on."""
+    """TensorListResize to a replicated number of tensors."""
     step.take(node, 1, REPLICATED)
     fact = step.inputs(node)[0]
     return [Fact(fact.layout, _open_dims(step, node, fact.dims), fact.value)]
@@ -120,9 +120,9 @@ def add_all(step: StepWalk, node: str) -> list[Fact] | None:
 
 
 def zeros_like(step: StepWalk, node: str) -> list[Fact] | None:
-    """ZerosLike; a list of zeros is as one in which nothing is set, and an optional tensor of zeros has its shape.
+    """ZerosLike; a list of zeros is like a list without elements, and an optional tensor of zeros has its shape.
 
-    Zeros that stand for a worker's own pieces are as long as these.
+    Zeros in place of a worker's pieces have their lengths.
     """
     if not step.is_list(f"{node}:0"):
         return elementwise(step, node)
@@ -132,7 +132,7 @@ def zeros_like(step: StepWalk, node: str) -> list[Fact] | None:
 
 
 def _put(step: StepWalk, node: str, slot: int) -> list[Fact] | None:
-    """What a list is with one tensor more."""
+    """A list with one more tensor."""
     facts = step.inputs(node)
     whole, item = facts[0], facts[slot]
     number = Length.of(f"{step.prefix}{node}[0]")
@@ -157,7 +157,7 @@ def _put(step: StepWalk, node: str, slot: int) -> list[Fact] | None:
 
 
 def _make_list(item: Fact, number: Length) -> Fact:
-    """A list of as many tensors as this one."""
+    """A list of the given number of tensors like this one."""
     layout: Layout = item.layout
     if item.axis is not None and item.part is not None:
         layout = Sharded(item.axis + 1, item.part)

@@ -14,18 +14,18 @@ _JOINS = ("Pack", "ConcatV2")
 
 
 def keep_plain(step: StepWalk, node: str, facts: list[Fact], dims: Dims | None = None) -> list[Fact] | None:
-    """The result where no input is sharded or partial; None where one is."""
+    """The result if no input is sharded or partial; None if one is."""
     if not all(f.is_same or f.is_lengths for f in facts):
         return None
     is_length = any(f.is_lengths for f in facts[: len(facts) if step.view.op(node) in _JOINS else 1])
     layout = LENGTHS if is_length else REPLICATED
-    if not is_length:  # what all workers have is cut, or made, by the lengths of the global batch
+    if not is_length:  # a replicated tensor is sliced, or created, by the lengths of the global batch
         step.replicate(node)
     return step.all_outputs(node, layout, dims, compute_value(step.view, node, facts))
 
 
 def reshape(step: StepWalk, node: str) -> list[Fact] | None:
-    """The sharded axis stays one where as many elements lie before it, and it is a multiple of the batch's length."""
+    """Preserves a sharded axis with equally many elements before it whose length is a multiple of the batch length."""
     facts = step.inputs(node)
     fact, shape = facts
     dims = _find_shape_of_reshape(step, node, fact, shape)
@@ -47,7 +47,7 @@ def reshape(step: StepWalk, node: str) -> list[Fact] | None:
     for axis in range(len(dims)):
         part = _part_after_reshape(step, fact.part, before, dims, axis)
         if part is None and dims[axis] == fact.part.length and multiply(dims[axis + 1 :]) == behind:
-            part = fact.part  # as many elements lie behind it, and so before it: lengths of one axis may have two names
+            part = fact.part  # as many elements lie behind and so before it: one axis may have two lengths
         if part is not None:
             step.localize(node, 1, axis, dims)
             return step.all_outputs(node, Sharded(axis, part), dims)
@@ -60,14 +60,14 @@ def reshape(step: StepWalk, node: str) -> list[Fact] | None:
 
 
 def _part_after_reshape(step: StepWalk, part: ShardedAxis, before: Length, dims: Dims, axis: int) -> ShardedAxis | None:
-    """How an axis of a result is shared, if it has the entries of a sharded axis.
+    """The sharding of an axis of a result, if it has the entries of a sharded axis.
 
-    The blocks of an axis become an axis of their own before it, or such an axis becomes blocks.
+    The blocks of an axis become a separate axis before it, or such an axis becomes blocks.
 
     Args:
-        step: the walk.
-        part: how the axis was shared.
-        before: how many elements lay before it.
+        step: the traversal.
+        part: the sharding before.
+        before: the number of elements before it.
         dims: of the result.
         axis: of the result.
     """
@@ -85,7 +85,7 @@ def _part_after_reshape(step: StepWalk, part: ShardedAxis, before: Length, dims:
 
 
 def _find_shape_of_reshape(step: StepWalk, node: str, fact: Fact, shape: Fact) -> Dims | None:
-    """The lengths of a result, of what is asked for and what TensorFlow inferred."""
+    """The lengths of a result, from the requested shape and TensorFlow's inference."""
     static, asked = step.view.shape(f"{node}:0"), shape.values()
     if asked is None and static is None:
         return None
@@ -120,7 +120,7 @@ def expand_dims(step: StepWalk, node: str) -> list[Fact] | None:
 
 
 def squeeze(step: StepWalk, node: str) -> list[Fact] | None:
-    """Axes of length 1 go."""
+    """Axes of length 1 are dropped."""
     fact = step.inputs(node)[0]
     gone = [int(axis) for axis in step.view.nodes[node].attr["squeeze_dims"].list.i]
     if fact.rank is None or fact.dims is None:
@@ -140,7 +140,7 @@ def squeeze(step: StepWalk, node: str) -> list[Fact] | None:
 
 
 def transpose(step: StepWalk, node: str) -> list[Fact] | None:
-    """Axes change places."""
+    """Axes are permuted."""
     facts = step.inputs(node)
     fact, order = facts[0], facts[1].numbers()
     if fact.dims is None or order is None:
@@ -152,7 +152,7 @@ def transpose(step: StepWalk, node: str) -> list[Fact] | None:
 
 
 def concatenate(step: StepWalk, node: str) -> list[Fact] | None:
-    """Along another axis than the sharded one it stays; along that axis blocks lie one behind the other."""
+    """Along another axis the sharded one is preserved; along that axis blocks are concatenated."""
     facts = step.inputs(node)
     tensors, place = facts[:-1], facts[-1].numbers()
     if isinstance(tensors[0].layout, Pieces):
@@ -244,7 +244,7 @@ def unpack(step: StepWalk, node: str) -> list[Fact] | None:
 
 
 def tile(step: StepWalk, node: str) -> list[Fact] | None:
-    """Tile: what is repeated for each example is sharded; copies of the sharded axis are blocks of it."""
+    """Tile: an input repeated for each example is sharded; copies of the sharded axis are blocks of it."""
     facts = step.inputs(node)
     fact, times = facts[0], facts[1].values()
     if times is None or fact.dims is None or len(times) != len(fact.dims) or None in times:
@@ -269,7 +269,7 @@ def tile(step: StepWalk, node: str) -> list[Fact] | None:
 
 
 def broadcast_to(step: StepWalk, node: str) -> list[Fact] | None:
-    """BroadcastTo: what is broadcast to the batch's length is sharded."""
+    """BroadcastTo: an input broadcast to the batch's length is sharded."""
     facts = step.inputs(node)
     fact, shape = facts[0], facts[1].values()
     if shape is None or None in shape:
@@ -291,7 +291,7 @@ def broadcast_to(step: StepWalk, node: str) -> list[Fact] | None:
 
 
 def fill(step: StepWalk, node: str) -> list[Fact] | None:
-    """Fill: along the batch's length it is sharded."""
+    """Fill: sharded along the batch's length."""
     shape, value = step.inputs(node)
     lengths = shape.values()
     if lengths is None or None in lengths:
@@ -307,7 +307,7 @@ def fill(step: StepWalk, node: str) -> list[Fact] | None:
 
 
 def make_empty(step: StepWalk, node: str) -> list[Fact] | None:
-    """Empty: along the batch's length it is sharded."""
+    """Empty: sharded along the batch's length."""
     shape = step.inputs(node)[0]
     lengths = shape.values()
     if lengths is None or None in lengths:
@@ -324,9 +324,9 @@ def make_empty(step: StepWalk, node: str) -> list[Fact] | None:
 def _make_for_examples(
     step: StepWalk, node: str, source: int, shape: int, axes: list[int], dims: Dims
 ) -> list[Fact] | None:
-    """What is made of a source in a shape that has the batch's length: sharded along the first such axis.
+    """The result of expanding a source to a shape with the batch's length: sharded along the first such axis.
 
-    All examples have the same there: it is shared by blocks where another tensor of this length is.
+    All examples are equal there: it is sharded by blocks where another tensor of this length is.
     """
     part = step.blocks.get(dims[axes[0]]) or step.part_of(dims[axes[0]])
     if part is None:

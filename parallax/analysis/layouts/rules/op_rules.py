@@ -113,7 +113,7 @@ _OF_SHARDED: dict[str, Rule] = {
     **dict.fromkeys(_BAG_GRADIENTS, sparse_tensors.bag_gradient),
     **dict.fromkeys(("Unique", "UniqueV2"), sparse_tensors.take_distinct),
 }
-"""The rules of ops for inputs that are sharded or partial; for others the plain one."""
+"""The rules of ops for inputs that are sharded or partial; for other inputs the plain rule applies."""
 
 RULES: dict[str, Rule] = {
     **{op: along.or_plain(rule) for op, rule in _OF_SHARDED.items()},
@@ -209,7 +209,7 @@ _OF_DISTINCT: dict[str, Rule] = {
 
 
 def _either(layouts: tuple[type[Layout], ...], of_those: Rule, of_others: Rule) -> Rule:
-    """The rule of an op that takes such layouts as they are, and others by another rule."""
+    """The rule of an op that accepts such layouts unchanged, and others by another rule."""
 
     def rule(step: StepWalk, node: str) -> list[Fact] | None:
         is_of_those = any(isinstance(fact.layout, layouts) for fact in step.inputs(node))
@@ -222,4 +222,4 @@ _CONCATENATED, _DISTINCT = (Concatenated,), (Distinct, Positions)
 RULES |= {op: _either(_CONCATENATED, rule, RULES[op]) for op, rule in _OF_CONCATENATED.items()}
 RULES |= {op: _either(_DISTINCT, rule, RULES[op]) for op, rule in _OF_DISTINCT.items()}
 TAKEN = (((RowEnds,), ragged.TAKE_ENDS), (_CONCATENATED, _OF_CONCATENATED), (_DISTINCT, _OF_DISTINCT))
-"""Layouts, and the ops whose rules take them as they are; all others take such tensors replicated."""
+"""Layouts, and the ops whose rules accept them unchanged; all other ops read such tensors replicated."""

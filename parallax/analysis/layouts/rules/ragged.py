@@ -18,16 +18,16 @@ from parallax.graph.view import GraphView, split_tensor
 from parallax.plans.layouts import OffsetRange, RowEnds, Sharded, ShardedAxis
 
 TAKE_ENDS = ("Cast", "Identity", "RaggedTensorToTensor", "Shape", "StridedSlice")
-"""Ops whose rules take where rows end as the worker has it; all others take it replicated."""
+"""Ops whose rules read per-worker row splits; all others read them replicated."""
 _BY_ENDS, _BY_NUMBERS = b"ROW_SPLITS", [b"FIRST_DIM_SIZE", b"VALUE_ROWIDS"]
 
 
 def check_fed_ends(view: GraphView, sources: Iterable[str]) -> None:
-    """Refuses a script's graph that feeds where rows end: each worker's are places among its own elements.
+    """Refuses a script's graph that feeds row splits: each worker's are offsets into its own elements.
 
     Args:
         view: the graph.
-        sources: the nodes that give batches.
+        sources: the nodes that produce batches.
     """
     for node in sources:
         tensor = f"{node}:0"
@@ -49,7 +49,7 @@ def _find_first(view: GraphView, tensor: str) -> int | None:
 
 
 def slice_ends(step: StepWalk, node: str) -> list[Fact] | None:
-    """Where each row begins, or ends, has an entry for each row; all else of where rows end is taken whole."""
+    """Row begins, or ends, have an entry for each row; any other slice of row splits is replicated."""
     facts = step.inputs(node)
     layout = facts[0].layout
     if not isinstance(layout, RowEnds):
@@ -67,7 +67,7 @@ def slice_ends(step: StepWalk, node: str) -> list[Fact] | None:
 
 
 def find_longest(step: StepWalk, node: str) -> list[Fact] | None:
-    """Max: of the lengths of rows it is what rows are filled up to."""
+    """Max: of row lengths it is the length to which rows are padded."""
     found = reduce_axes(step, node)
     ends = _find_ends_of_lengths(step, step.view.inputs(node)[0])
     if found is None or ends is None or found[0].rank != 0:
@@ -80,7 +80,7 @@ def _name_longest(ends: RowEnds) -> Length:
 
 
 def _find_ends_of_lengths(step: StepWalk, tensor: str) -> RowEnds | None:
-    """Of lengths of rows, where these rows end: what is computed of an end less a beginning."""
+    """For row lengths, the row splits: they are computed as an end less a begin."""
     view, node = step.view, split_tensor(step.view.source(tensor))[0]
     while view.op(node) == "Cast":
         node = split_tensor(view.source(view.inputs(node)[0]))[0]
@@ -95,7 +95,7 @@ def _find_ends_of_lengths(step: StepWalk, tensor: str) -> RowEnds | None:
 
 
 def fill_up(step: StepWalk, node: str) -> list[Fact] | None:
-    """RaggedTensorToTensor: rows as long as the longest of the global batch, or as a shape says."""
+    """RaggedTensorToTensor: rows have the length of the longest of the global batch, or that of a shape."""
     shape, values, default, *partitions = step.inputs(node)
     kinds = list(step.view.nodes[node].attr["row_partition_types"].list.s)
     if kinds == _BY_NUMBERS and not any(isinstance(one.layout, RowEnds) for one in partitions):
@@ -125,7 +125,7 @@ def fill_up(step: StepWalk, node: str) -> list[Fact] | None:
 
 
 def _fill_up_by_numbers(step: StepWalk, node: str) -> list[Fact] | None:
-    """The same where each value bears the number of its example, and a shape says how long rows are."""
+    """The same where each value has the index of its example, and a shape gives the row length."""
     shape, values, default, rows, numbers = step.inputs(node)
     lengths, example = shape.values(), step.part_of(rows.value if isinstance(rows.value, Length) else None)
     if example is None or values.axis != 0 or values.part is None or numbers.part != values.part:

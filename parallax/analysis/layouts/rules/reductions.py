@@ -13,7 +13,7 @@ _KINDS = {"Sum": "sum", "Mean": "sum", "Max": "max", "Min": "min", "All": "min",
 
 
 def reduce_axes(step: StepWalk, node: str) -> list[Fact] | None:
-    """Over a sharded axis a partial result; over others the axis stays."""
+    """Over a sharded axis a partial result; over others the axis is preserved."""
     op, (fact, axes) = step.view.op(node), step.inputs(node)
     if fact.is_same or fact.is_lengths:
         axes = axes if fact.is_lengths and axes.is_lengths else step.take(node, 1, REPLICATED)
@@ -70,7 +70,7 @@ def _sum_broadcast(step: StepWalk, node: str, fact: Fact, axis: int, part: Shard
 
 
 def without_axes(step: StepWalk, node: str, fact: Fact, axes: list[int] | None) -> Dims | None:
-    """The lengths that are left."""
+    """The remaining lengths."""
     if fact.dims is None or axes is None:
         return None
     over = {axis % len(fact.dims) for axis in axes} if fact.dims else set[int]()
@@ -80,7 +80,7 @@ def without_axes(step: StepWalk, node: str, fact: Fact, axes: list[int] | None) 
 
 
 def sum_of_squares(step: StepWalk, node: str) -> list[Fact] | None:
-    """L2Loss: a partial sum of what is sharded."""
+    """L2Loss: a partial sum of a sharded input."""
     fact = step.inputs(node)[0]
     return step.all_outputs(node, SUM, ()) if fact.part is not None else None
 
@@ -95,7 +95,7 @@ def bias_gradient(step: StepWalk, node: str) -> list[Fact] | None:
 
 
 def matrix_product(step: StepWalk, node: str) -> list[Fact] | None:
-    """MatMul, and those of batches of matrices."""
+    """MatMul, and batched matrix products."""
     view, facts = step.view, step.inputs(node)
     ranks = [f.rank for f in facts]
     if None in ranks:
@@ -134,7 +134,7 @@ def contract(step: StepWalk, node: str, left: str, right: str, result: str) -> l
     """A product of two tensors whose axes have letters; those that are not in the result are summed over.
 
     Args:
-        step: the walk.
+        step: the traversal.
         node: the op.
         left: the letters of the first input's axes.
         right: those of the second.
@@ -157,7 +157,7 @@ def contract(step: StepWalk, node: str, left: str, right: str, result: str) -> l
         return step.all_outputs(node, REPLICATED, dims) if all(f.is_same for f in facts) else None
     first = 0 if letters[0] else 1
     if all(letters) and (letters[0] != letters[1] or facts[0].part != facts[1].part):
-        other = 1  # its rows are what each example is compared with
+        other = 1  # each example is compared with its rows
         step.mixing[node] = [step.view.inputs(node)[other]]
         step.take(node, other, REPLICATED)
         first, facts[other] = 1 - other, Fact(REPLICATED, facts[other].dims)

@@ -1,4 +1,4 @@
-"""Rules of scatters by several indices: into rows of each example, along a window axis, or as a partial sum."""
+"""Layout rules of scatters with several indices: into rows of examples, along a window axis, or as a partial sum."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def scatter(step: StepWalk, node: str) -> list[Fact] | None:
 
 
 def scatter_into(step: StepWalk, node: str) -> list[Fact] | None:
-    """TensorScatterUpdate and its like: into rows of each worker's examples, or along an axis that is not indexed."""
+    """TensorScatterUpdate and similar: into rows of each worker's examples, or along an axis that is not indexed."""
     tensor, places, rows = step.inputs(node)
     depth = count_components(places)
     if depth is None or places.rank is None:
@@ -59,7 +59,7 @@ def scatter_into(step: StepWalk, node: str) -> list[Fact] | None:
 
 
 def _find_window(places: Fact, rows: Fact) -> int | None:
-    """The axis of the result that has the axis along which rows are sharded, if places do not select from it."""
+    """The result axis of the axis along which rows are sharded, if the indices do not select from it."""
     depth = count_components(places)
     if not places.is_same or depth is None or places.rank is None or rows.axis is None:
         return None

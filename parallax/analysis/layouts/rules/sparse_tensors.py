@@ -36,12 +36,12 @@ Rule = Callable[[StepWalk, str], list[Fact] | None]
 
 
 def find_places(step: StepWalk, node: str) -> list[Fact] | None:
-    """Where: a row for each entry that is true, which begins with the number of the example."""
+    """Where: a row for each true entry, which begins with the index of the example."""
     fact = step.inputs(node)[0]
     if fact.axis != 0 or fact.part is None or fact.part.blocks > 1 or fact.rank is None:
         return None
     step.ranges.append(OffsetRange(node, fact.part, along=step.view.inputs(node)[0]))
-    mask = step.view.source(step.view.inputs(node)[0])  # what is chosen alike is as long
+    mask = step.view.source(step.view.inputs(node)[0])  # entries that are selected alike have equal lengths
     while step.view.op(split_tensor(mask)[0]) == "Reshape":
         mask = step.view.source(step.view.inputs(split_tensor(mask)[0])[0])
     found = ShardedAxis(fact.part.batch, Length.of(f"{step.prefix}true of {mask}{UNEVEN}"))
@@ -49,7 +49,7 @@ def find_places(step: StepWalk, node: str) -> list[Fact] | None:
 
 
 def parse_examples(step: StepWalk, node: str) -> list[Fact] | None:
-    """ParseExample: dense features by example; of sparse ones the places, which begin with its number, and values."""
+    """ParseExample: dense features by example; for sparse ones indices, which begin with the example's, and values."""
     texts, *others = step.inputs(node)
     attributes = step.view.nodes[node].attr
     count = int(attributes["num_sparse" if step.view.op(node).endswith("V2") else "Nsparse"].i)
@@ -74,11 +74,11 @@ def split_texts(step: StepWalk, node: str) -> list[Fact] | None:
 
 
 def _make_sparse_tensor(step: StepWalk, node: str, part: ShardedAxis, first: int = 0, apart: int = 1) -> list[Fact]:
-    """Places, which begin with the number of the example, values, and the shape: of every so many-th result."""
+    """Indices, which begin with the example's, values, and the shape: every `apart`-th result."""
     entries = ShardedAxis(part.batch, Length.of(f"{node}[{first}]{UNEVEN}"))
     places, values, shape = (f"{node}:{first + place * apart}" for place in range(3))
     step.ranges.append(OffsetRange(node, part, along=step.view.inputs(node)[0], output=first, shape=shape))
-    # As many columns as the longest of a worker's examples has entries.
+    # The number of columns is that of the entries of a worker's longest example.
     longest = Length.of(part.batch) * Length.of(f"{node}[{first}]{DISTINCT}")
     return [
         step.fact(places, Sharded(0, entries), (entries.length, Length.of(2))),
@@ -90,7 +90,7 @@ def _make_sparse_tensor(step: StepWalk, node: str, part: ShardedAxis, first: int
 def visit_sparse_feed(step: StepWalk, node: str, feed: SparseFeed, batch: str) -> list[Fact]:
     """A part of a sparse tensor that each worker is fed for its examples.
 
-    Where its columns number examples, too, as those of an adjacency do, the global tensor is block-diagonal.
+    Where its columns index examples, too, as in an adjacency matrix, the global tensor is block-diagonal.
     """
     example = ShardedAxis(batch)
     entries = ShardedAxis(batch, Length.of(f"{feed.places}[0]{UNEVEN}"))
@@ -106,7 +106,7 @@ def visit_sparse_feed(step: StepWalk, node: str, feed: SparseFeed, batch: str) -
 
 
 def reshape_places(step: StepWalk, node: str) -> list[Fact] | None:
-    """SparseReshape to the same shape, as lookups of bags begin with."""
+    """SparseReshape to the same shape, with which lookups of bags begin."""
     places, before, after = step.inputs(node)
     if places.part is None:
         return None
@@ -141,7 +141,7 @@ def fill_empty_rows(step: StepWalk, node: str) -> list[Fact] | None:
 
 
 def add_up_bags(step: StepWalk, node: str) -> list[Fact] | None:
-    """SegmentSum, SparseSegmentSum and its like: for each example a function of the rows that bear its number."""
+    """SegmentSum, SparseSegmentSum and similar: for each example a function of the rows with its index."""
     data, *others = step.inputs(node)
     if step.view.op(node).startswith("Sparse"):
         positions = others[0]
@@ -160,7 +160,7 @@ def add_up_bags(step: StepWalk, node: str) -> list[Fact] | None:
 
 
 def bag_gradient(step: StepWalk, node: str) -> list[Fact] | None:
-    """SparseSegmentSumGrad and its like: what each row that was looked up has of the examples' gradients."""
+    """SparseSegmentSumGrad and similar: each looked-up row's part of the examples' gradients."""
     gradient, positions, numbers, count = step.inputs(node)
     if gradient.axis != 0 or gradient.part is None:
         return None
@@ -190,7 +190,7 @@ def bag_gradient(step: StepWalk, node: str) -> list[Fact] | None:
 
 
 def take_distinct(step: StepWalk, node: str) -> list[Fact] | None:
-    """Unique: of the ids of a batch each worker has its own distinct ones, and the positions of all ids in them."""
+    """Unique: each worker has the distinct ids of its own part of a batch, and the positions of all its ids in them."""
     ids = step.inputs(node)[0]
     outputs = step.view.outputs(node)
     is_vector = ids.rank == 1 and ids.axis == 0 and ids.part is not None and ids.part.blocks == 1
@@ -203,7 +203,7 @@ def take_distinct(step: StepWalk, node: str) -> list[Fact] | None:
 
 
 def look_up(step: StepWalk, node: str) -> list[Fact] | None:
-    """Gather: rows of distinct ids, in what all workers have; and what each id has of those, by its position."""
+    """Gather: rows of distinct ids, from a replicated tensor; and the row of each id among these, by its position."""
     params, ids, *others = step.inputs(node)
     if others and others[0].numbers() != [0]:
         return None
@@ -217,7 +217,7 @@ def look_up(step: StepWalk, node: str) -> list[Fact] | None:
 
 
 def add_up_positions(step: StepWalk, node: str) -> list[Fact] | None:
-    """UnsortedSegmentSum by positions: the gradients of rows that were looked up several times, added up."""
+    """UnsortedSegmentSum by positions: the gradients of rows that were looked up several times, summed."""
     data, positions, count = step.inputs(node)
     layout = positions.layout
     if not isinstance(layout, Positions) or data.axis != 0 or data.part != layout.part or positions.rank != 1:
@@ -230,7 +230,7 @@ def add_up_positions(step: StepWalk, node: str) -> list[Fact] | None:
 
 
 def combine(step: StepWalk, node: str) -> list[Fact] | None:
-    """Ops entry by entry, of rows of the same distinct ids and of what is broadcast over them."""
+    """Elementwise ops on rows of the same distinct ids and on tensors broadcast over them."""
     facts, op = step.inputs(node), step.view.op(node)
     if op in COPIES or op == "Cast":
         return step.all_outputs(node, facts[0].layout, facts[0].dims)
@@ -249,7 +249,7 @@ def combine(step: StepWalk, node: str) -> list[Fact] | None:
 
 
 def reduce_rows(step: StepWalk, node: str) -> list[Fact] | None:
-    """Reductions within rows; a sum of all rows that are parts is a part of the sum."""
+    """Reductions within rows; a sum over all rows, if they are partial, is a partial sum."""
     fact, axes = step.inputs(node)
     picked = axes.numbers()
     if not isinstance(fact.layout, Distinct) or picked is None or not fact.rank:
@@ -264,7 +264,7 @@ def reduce_rows(step: StepWalk, node: str) -> list[Fact] | None:
 
 
 def _count_distinct(of: str, batch: str) -> Length:
-    """How many distinct ids a worker has: a number of its own."""
+    """The number of a worker's distinct ids: a separate symbol."""
     return Length.of(batch) * Length.of(f"{of}{DISTINCT}")
 
 
@@ -273,14 +273,14 @@ def _find_part(positions: Fact) -> ShardedAxis | None:
 
 
 def _are_positions_of(positions: Fact, rows: Fact) -> bool:
-    """Whether numbers are positions in what rows are of."""
+    """Whether numbers are positions among the distinct ids of rows."""
     if not isinstance(positions.layout, Positions) or not isinstance(rows.layout, Distinct):
         return False
     return positions.layout.of == rows.layout.of and not rows.layout.is_sum
 
 
 def _take_numbers(step: StepWalk, node: str, slot: int, along: ShardedAxis | None) -> ShardedAxis | None:
-    """Has an input of numbers of examples come as a worker's own; gives the axis of which they are numbers."""
+    """Makes an input of example indices per-worker; returns the axis that they index."""
     numbers = step.inputs(node)[slot]
     if numbers.part is None or numbers.part != along or numbers.rank != 1:
         return None
@@ -299,7 +299,7 @@ def _take_numbers(step: StepWalk, node: str, slot: int, along: ShardedAxis | Non
 
 
 def _is_fed(step: StepWalk, tensor: str) -> bool:
-    """Whether numbers are a batch's feed, or a column of it; the places of a fed sparse tensor are none."""
+    """Whether numbers are a batch's feed, or a column of it; the indices of a fed sparse tensor are not."""
     node = split_tensor(step.view.source(tensor))[0]
     while step.view.op(node) in _COPIES:
         node = split_tensor(step.view.source(step.view.inputs(node)[0]))[0]
@@ -307,14 +307,14 @@ def _is_fed(step: StepWalk, tensor: str) -> bool:
 
 
 def _is_broadcast(fact: Fact, rank: int) -> bool:
-    """Whether a tensor is the same for all rows of one with so many axes."""
+    """Whether a tensor is equal for all rows of one with `rank` axes."""
     if not fact.is_same or fact.rank is None or fact.dims is None:
         return False
     return fact.rank < rank or (fact.rank == rank and fact.dims[0] == ONE)
 
 
 def _is_told(lengths: Fact) -> bool:
-    """Whether lengths of the global batch follow from those of its examples."""
+    """Whether lengths of the global batch follow from its number of examples."""
     values = lengths.values()
     if values is None or None in values:
         return False
@@ -323,7 +323,7 @@ def _is_told(lengths: Fact) -> bool:
 
 
 def find_counted_lengths(step: StepWalk) -> set[str]:
-    """What gives each worker lengths of its own, and should not, as those of the global batch are asked for."""
+    """The tensors that give each worker per-worker lengths where those of the global batch are required."""
     taken = [
         tensor
         for (tensor, layout), edges in step.changes.items()

@@ -15,13 +15,13 @@ from parallax.plans.layouts import Sharded
 
 
 def make_store(step: StepWalk, node: str) -> list[Fact] | None:
-    """StackV2, TensorArrayV3 and TensorArrayGradV3: as many tensors as all workers agree on."""
+    """StackV2, TensorArrayV3 and TensorArrayGradV3: a replicated number of tensors."""
     step.replicate(node)
     return step.all_outputs(node, REPLICATED)
 
 
 def push(step: StepWalk, node: str) -> list[Fact] | None:
-    """StackPushV2 gives what it takes."""
+    """StackPushV2 returns its input."""
     return [_put(step, node, 1, step.inputs(node)[1])]
 
 
@@ -34,14 +34,14 @@ def pop(step: StepWalk, node: str) -> list[Fact] | None:
 
 
 def write(step: StepWalk, node: str) -> list[Fact] | None:
-    """TensorArrayWriteV3 gives a flow, which says in which order ops run."""
+    """TensorArrayWriteV3 returns a flow, which orders ops."""
     step.take(node, 1, REPLICATED)
     _put(step, node, 2, step.inputs(node)[2])
     return step.all_outputs(node, REPLICATED)
 
 
 def read(step: StepWalk, node: str) -> list[Fact] | None:
-    """TensorArrayReadV3; of an array in which nothing is set all workers have zeros."""
+    """TensorArrayReadV3; of an array without elements all workers have zeros."""
     step.take(node, 1, REPLICATED)
     fact = _find_held(step, node)
     return step.all_outputs(node, REPLICATED) if fact is None else [step.fact(f"{node}:0", fact.layout, fact.dims)]
@@ -60,7 +60,7 @@ def stack_up(step: StepWalk, node: str) -> list[Fact] | None:
 
 
 def put_slices(step: StepWalk, node: str) -> list[Fact] | None:
-    """TensorArrayScatterV3: the slices along the first axis, which all workers have where that is sharded."""
+    """TensorArrayScatterV3: the slices along the first axis, which are replicated where that is sharded."""
     step.take(node, 1, REPLICATED)
     fact = step.inputs(node)[2]
     if fact.axis == 0:
@@ -74,7 +74,7 @@ def put_slices(step: StepWalk, node: str) -> list[Fact] | None:
 
 
 def join_up(step: StepWalk, node: str) -> list[Fact] | None:
-    """TensorArrayConcatV3: tensors one behind the other along their first axis, and how long each is."""
+    """TensorArrayConcatV3: tensors concatenated along their first axis, and the length of each."""
     fact = _find_held(step, node)
     if fact is not None and fact.axis == 0:
         step.gathered.add(_find_store(step, node))
@@ -85,7 +85,7 @@ def join_up(step: StepWalk, node: str) -> list[Fact] | None:
 
 
 def put_pieces(step: StepWalk, node: str) -> list[Fact] | None:
-    """TensorArraySplitV3: pieces along the first axis, which all workers have where that is sharded."""
+    """TensorArraySplitV3: pieces along the first axis, which are replicated where that is sharded."""
     step.take(node, 2, REPLICATED)
     fact = step.inputs(node)[1]
     if fact.axis == 0:
@@ -105,22 +105,22 @@ def _find_store(step: StepWalk, node: str) -> str:
 
 
 def _find_held(step: StepWalk, node: str) -> Fact | None:
-    """What is known of the tensors that a node finds in a store; None where nothing has been put in."""
+    """The fact of the tensors that a node reads from a container; None where it is empty."""
     store = _find_store(step, node)
     return step.stored_before.get(store) or step.stored.get(store)
 
 
 def _put(step: StepWalk, node: str, slot: int, fact: Fact) -> Fact:
-    """Puts a tensor, or slices of it, into a store.
+    """Writes a tensor, or slices of it, to a container.
 
     Args:
-        step: the walk.
-        node: puts them in.
-        slot: where it takes the tensor.
-        fact: what is known of what is put in.
+        step: the traversal.
+        node: the writing node.
+        slot: the input number of the tensor.
+        fact: the fact of the written tensors.
 
     Returns:
-        What is known of it as it lies there.
+        Their fact inside the container.
     """
     store = _find_store(step, node)
     if store in step.gathered and not fact.is_same:
@@ -137,7 +137,7 @@ def _put(step: StepWalk, node: str, slot: int, fact: Fact) -> Fact:
 
 
 def hold(step: StepWalk, store: str, fact: Fact) -> None:
-    """Remembers what a store holds; the elements of a gradient's array are as long as those of the array itself."""
+    """Records the fact of a container's elements; those of a gradient's array have the forward array's lengths."""
     step.stored[store] = fact
     held = step.stored.get(store.rpartition(" ")[0])
     if held is not None and fact.is_same and not held.is_same:
@@ -145,6 +145,6 @@ def hold(step: StepWalk, store: str, fact: Fact) -> None:
 
 
 def _open_first(step: StepWalk, tensor: str, fact: Fact | None) -> Dims | None:
-    """The lengths of a tensor of which only the first is another."""
+    """The lengths of a tensor with another first axis."""
     known = step.fact(tensor, REPLICATED).dims
     return None if fact is None or not fact.dims or not known else (known[0], *fact.dims[1:])

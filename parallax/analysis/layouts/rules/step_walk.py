@@ -33,39 +33,40 @@ REMEDY = "Move this computation out of the training step, for example into the i
 
 @dataclass
 class StepWalk:
-    """One walk.
+    """One traversal of a step.
 
     Attributes:
         view: the graph.
         batches: placeholder -> the placeholder whose first dimension is the per-worker batch.
-        part_variables: variable ops of which each worker has a part, which is added up over the workers.
-        completed: partial tensors that another walk found to be needed whole: they are reduced where they are computed.
-        reduced: tensors that are made whole where they are computed, and their layouts before.
-        pieces: tensors whose pieces along the first axis have a layout each.
-        grown: loop's variable of a gradient's rows, or of their numbers -> (rows, numbers) that a turn puts behind.
+        part_variables: variable ops of which each worker has a part; the parts are added over the workers.
+        completed: partial tensors that a previous traversal found to be required complete: they are reduced where they
+            are computed.
+        reduced: tensors that are replicated where they are computed, and their layouts before.
+        pieces: tensors whose pieces along the first axis have separate layouts.
+        grown: loop variable of a gradient's rows, or of their numbers -> (rows, numbers) that an iteration appends.
         facts: of the tensors that were visited.
-        changes: (tensor, layout) -> the edges that take the tensor in this layout.
-        taken: edge -> the layout in which it takes its tensor, where that is changed for it.
+        changes: (tensor, layout) -> the edges that read the tensor in this layout.
+        taken: edge -> the layout in which it reads its tensor, where that is converted for it.
         means: means over sharded axes.
-        ranges: counted entries of sharded axes.
-        filled: rows of bags, to be as many as a worker has examples.
-        shapes: shapes of which one axis is the worker's.
-        alike: random ops that draw the same on all workers.
-        of_worker_0: tensors of which all workers take worker 0's.
-        mixing: node that mixes examples, or has no rule -> the sharded tensors that it takes whole.
-        prefix: of the symbols of open lengths, of which those of loops differ.
-        local: edges that take lengths as the worker has them; what else takes them has those of the global batch.
-        padded: nodes that fill ragged rows up to the longest of all workers'.
-        blocks: length -> how an axis of that length is shared by blocks, of those that were met.
-        adjacent: placeholders of a fed sparse tensor's places of which the second number is an example's, too.
-        fed_numbers: placeholders of a script's whole numbers, as of how many examples it feeds.
-        fed_lengths: those of them that are fed the length of a worker's batch -> the placeholder of that batch.
-        gathered: nodes that another walk found to take their inputs whole, as a list of tensors cannot be gathered;
-            and stacks and arrays of tensors that hold whole ones.
+        ranges: numbered entries of sharded axes.
+        filled: rows of bags, to be padded to the number of a worker's examples.
+        shapes: shapes with one per-worker axis.
+        alike: random ops with equal draws on all workers.
+        of_worker_0: tensors of which all workers use worker 0's value.
+        mixing: node that mixes examples, or has no rule -> the sharded tensors that it reads gathered.
+        prefix: prefix of the symbols of open lengths, which differs in loops.
+        local: edges that read per-worker lengths; all other edges read those of the global batch.
+        padded: nodes that pad ragged rows to the longest of all workers'.
+        blocks: length -> the sharding of an axis of that length by blocks, where one was found.
+        adjacent: placeholders of a fed sparse tensor's indices whose second number is an example's, too.
+        fed_numbers: placeholders of a script's integers, such as its number of examples.
+        fed_lengths: those of them that are fed the length of a per-worker batch -> the placeholder of that batch.
+        gathered: nodes that a previous traversal found to read replicated inputs, as a list of tensors cannot be
+            gathered; and stacks and TensorArrays of replicated tensors.
         is_script: whether each worker's script feeds its batches.
-        stored: stack or array of tensors -> what is known of those that it holds.
-        stored_before: the same, at the end of a loop's last turn.
-        added_once: tensors computed of applied gradients -> the edges by which metrics add them up.
+        stored: stack or TensorArray -> the fact of its elements.
+        stored_before: the same, at the end of a loop's last iteration.
+        added_once: tensors computed from applied gradients -> the edges by which metrics add them.
     """
 
     view: GraphView
@@ -104,7 +105,7 @@ class StepWalk:
         return frozenset(self.batches.values())
 
     def inputs(self, node: str) -> list[Fact]:
-        """What is known of a node's inputs."""
+        """The facts of a node's inputs."""
         found = [self.facts[tensor] for tensor in self.view.inputs(node)]
         for slot, fact in enumerate(found):
             if isinstance(fact.layout, RowEnds | Concatenated | Distinct | Positions):
@@ -112,18 +113,18 @@ class StepWalk:
         return found
 
     def take(self, node: str, slot: int, layout: Layout) -> Fact:
-        """Has an input come in a layout.
+        """Requires an input in a layout.
 
         Args:
             node: the node.
-            slot: which of its inputs.
-            layout: how the node takes it.
+            slot: the input number.
+            layout: the required layout.
         """
         tensor = self.view.inputs(node)[slot]
         fact = self.facts[tensor]
         edge = Edge(node, slot)
         before = self.taken.pop(edge, None)
-        if before is not None:  # one rule has asked for two layouts, one after the other
+        if before is not None:  # one rule has required two layouts in sequence
             edges = self.changes.get((tensor, before), [])
             edges[:] = [one for one in edges if one != edge]
         if fact.layout == layout:
@@ -148,32 +149,32 @@ class StepWalk:
         return Fact(layout, fact.dims, fact.value)
 
     def replicate(self, node: str, slots: Iterable[int] | None = None) -> None:
-        """Has some inputs, by default all, come replicated."""
+        """Requires some inputs, by default all, replicated."""
         for slot in range(len(self.view.inputs(node))) if slots is None else slots:
             self.take(node, slot, REPLICATED)
 
     def replicate_layouts(self, node: str, *layouts: type[Layout]) -> None:
-        """Has all inputs of such layouts come replicated."""
+        """Requires all inputs of such layouts replicated."""
         for slot, fact in enumerate(self.inputs(node)):
             if isinstance(fact.layout, layouts):
                 self.take(node, slot, REPLICATED)
 
     def gather(self, node: str) -> None:
-        """Has all inputs come replicated, for an op that mixes examples or has no rule."""
+        """Requires all inputs replicated, for an op that mixes examples or has no rule."""
         whole = [t for t in self.view.inputs(node) if isinstance(self.facts[t].layout, Sharded)]
         if whole:
             self.mixing[node] = whole
         self.replicate(node)
 
     def find_fed_length(self, part: ShardedAxis | None, lengths: Iterable[Length | None]) -> bool:
-        """Takes a number that is fed for the length of a worker's batch, where an axis that it measures is the batch's.
+        """Interprets a fed integer as the length of a per-worker batch, where an axis of that length is the batch's.
 
         Args:
-            part: how the axis is shared.
-            lengths: what the axis may be long.
+            part: the sharding of the axis.
+            lengths: the possible lengths of the axis.
 
         Returns:
-            Whether one was found that was not known: the next walk knows it.
+            Whether a new one was found: the next traversal knows it.
         """
         known = len(self.fed_lengths)
         if part is not None and part.is_even and part.blocks == 1:
@@ -184,47 +185,47 @@ class StepWalk:
         return len(self.fed_lengths) > known
 
     def localize(self, node: str, slot: int, axis: int, dims: Sequence[Length | None]) -> None:
-        """Has a node take a shape of which one axis is the worker's, where the shape has more of the global batch.
+        """Makes a node read a shape with one per-worker axis, where the shape has more lengths of the global batch.
 
         Args:
-            node: gives a result that is sharded along the axis.
-            slot: where it takes the shape.
-            axis: the worker's.
-            dims: what the shape has in the one process's program; None where that is unknown.
+            node: returns a result that is sharded along the axis.
+            slot: the input number of the shape.
+            axis: the per-worker axis.
+            dims: the shape in the program of one process; None where that is unknown.
         """
         part, shape = self.part_of(dims[axis]), self.inputs(node)[slot]
-        is_whole = shape.is_same and (shape.values() or dims)[axis] != Length.of(-1)  # -1 is as long as is left
+        is_whole = shape.is_same and (shape.values() or dims)[axis] != Length.of(-1)  # -1 is the remaining length
         if part is not None and (is_whole or sum(map(bool, map(self.part_of, dims))) > 1):
             if part.is_even:
                 self.shapes.append(LocalShape(Edge(node, slot), axis, part.batch))
-            else:  # no share of the length is the worker's: the next walk has the node take its inputs whole
+            else:  # the length has no per-worker share: the next traversal makes the node read replicated inputs
                 self.gathered.add(node)
         self.keep_local(node, [slot])
 
     def keep_local(self, node: str, slots: Iterable[int] | None = None) -> None:
-        """Has some inputs, by default all, be the worker's where they are lengths."""
+        """Makes some inputs, by default all, per-worker where they are lengths."""
         for slot in range(len(self.view.inputs(node))) if slots is None else slots:
             self.local.add(Edge(node, slot))
 
     def take_global_lengths(self, node: str) -> None:
-        """Has a node take all lengths that its rule has not spoken of as those of the global batch."""
+        """Makes a node read all lengths that its rule has not handled as those of the global batch."""
         for slot, fact in enumerate(self.inputs(node)):
             edge = Edge(node, slot)
             if fact.is_lengths and edge not in self.local and edge not in self.taken:
                 self.take(node, slot, REPLICATED)
 
     def is_told(self, node: str, found: Sequence[Fact]) -> bool:
-        """Whether a node gives the same of a worker's lengths as of those of the global batch.
+        """Whether a node returns the same from per-worker lengths as from those of the global batch.
 
         Args:
-            node: takes lengths, and nothing else that is computed of those of the global batch.
-            found: what is known of its results.
+            node: reads lengths, and nothing else that is computed from those of the global batch.
+            found: the facts of its results.
         """
         taken = [fact for fact in self.inputs(node) if not fact.is_lengths]
         return all(self._is_of_no_batch(fact.value) for fact in (*found, *taken))
 
     def fact(self, tensor: str, layout: Layout, dims: Dims | None = None, value: Value | None = None) -> Fact:
-        """What is known of a result, with the lengths that TensorFlow inferred where no others are given."""
+        """The fact of a result, with the lengths that TensorFlow inferred where no others are passed."""
         static = self.view.shape(tensor)
         if layout == LENGTHS and self._is_of_no_batch(value):
             layout = REPLICATED
@@ -233,7 +234,7 @@ class StepWalk:
         if static == () and self.is_list(tensor):
             return Fact(layout, dims, value)
         known = self._static(tensor, layout) if dims is None or _is_unlike(dims, static) else dims
-        if known is not None and static is not None:  # TensorFlow's numbers are the better where there are such
+        if known is not None and static is not None:  # TensorFlow's integers are preferred where they exist
             known = tuple(
                 Length.of(n) if n is not None and one.number is None and self.part_of(one) is None else one
                 for one, n in zip(known, static, strict=True)
@@ -245,7 +246,7 @@ class StepWalk:
     def all_outputs(
         self, node: str, layout: Layout, dims: Dims | None = None, value: Value | None = None
     ) -> list[Fact]:
-        """The same of each output of a node."""
+        """The same fact for each output of a node."""
         return [self.fact(tensor, layout, dims, value) for tensor in self.view.outputs(node)]
 
     def _static(self, tensor: str, layout: Layout) -> Dims | None:
@@ -259,7 +260,7 @@ class StepWalk:
 
     @property
     def needs_changes(self) -> bool:
-        """Whether the graph must be changed so that its tensors have their layouts."""
+        """Whether the graph must be changed so that its tensors get their layouts."""
         return any(self.changes.values()) or bool(
             self.means or self.ranges or self.shapes or self.alike or self.gathered or self.padded or self.filled
         )
@@ -269,18 +270,18 @@ class StepWalk:
         return self.view.dtype(tensor) == _VARIANT
 
     def _is_of_no_batch(self, value: Value | None) -> bool:
-        """Whether a value has no length of a batch in it: other lengths are the same on all workers."""
+        """Whether a value contains no batch length: other lengths are equal on all workers."""
         values = [value] if isinstance(value, Length) else value
         if values is None:
             return False
         return not any(one is None or self.has_batch(one) for one in values)
 
     def has_batch(self, length: Length) -> bool:
-        """Whether the length of a batch is in a length."""
+        """Whether a length contains that of a batch."""
         return not self.lengths.isdisjoint(symbol for product, _ in length.terms for symbol in product)
 
     def is_of_batches(self, lengths: Fact) -> bool:
-        """Whether numbers are told by the lengths of batches alone."""
+        """Whether integers follow from batch lengths alone."""
         values, known = lengths.values(), self.lengths
         return values is not None and all(
             one is not None and all(known.issuperset(product) for product, _ in one.terms) for one in values
@@ -292,12 +293,12 @@ class StepWalk:
         return sum(self.part_of(length) is not None for length in values or ()) > 1
 
     def batch_of(self, length: Length) -> str | None:
-        """The batch of which a length is a multiple."""
+        """The batch whose length divides a length."""
         part = self.part_of(length)
         return None if part is None else part.batch
 
     def part_of(self, length: Length | None) -> ShardedAxis | None:
-        """How an axis of a length is shared, where the length is a multiple of a batch's."""
+        """The sharding of an axis of a length, where the length is a multiple of a batch's."""
         if length is None or not length.terms:
             return None
         if any(symbol.endswith(DISTINCT) for symbols, _ in length.terms for symbol in symbols):
@@ -314,5 +315,5 @@ def _is_unlike(dims: Dims, static: tuple[int | None, ...] | None) -> bool:
 
 
 def is_partial(fact: Fact) -> bool:
-    """Whether a reduction over the workers gives a tensor."""
+    """Whether a tensor must be reduced over the workers."""
     return isinstance(fact.layout, Partial)

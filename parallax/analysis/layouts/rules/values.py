@@ -12,7 +12,7 @@ from parallax.graph.lengths import ONE, Length, broadcast, multiply
 from parallax.graph.view import GraphView, split_tensor
 
 _MOST = 64
-"""Of vectors with more elements no values are kept: no shape has so many axes."""
+"""Vectors with more elements have no recorded values: no shape has that many axes."""
 _Values = list[Length | None]
 BatchOf = Callable[[Length], str | None]
 
@@ -26,7 +26,7 @@ def constant_value(view: GraphView, tensor: str) -> Value | None:
 
 
 def compute_value(view: GraphView, node: str, inputs: Sequence[Fact]) -> Value | None:
-    """The value of a node's first output, where it follows from what is known of its inputs."""
+    """The value of a node's first output, where it follows from its inputs' facts."""
     compute = _COMPUTE.get(view.op(node))
     if compute is None or not inputs:
         return None
@@ -34,7 +34,7 @@ def compute_value(view: GraphView, node: str, inputs: Sequence[Fact]) -> Value |
 
 
 def computes_value(op: str) -> bool:
-    """Whether an op of lengths gives lengths, or numbers computed of them."""
+    """Whether an op on lengths returns lengths, or integers computed from them."""
     return op in _COMPUTE
 
 
@@ -92,7 +92,7 @@ def _minimum(one: Length, other: Length) -> Length | None:
 
 
 def _compare(compare: Callable[[int, int], bool]) -> Callable[[Length, Length], Length | None]:
-    """1 or 0, as a number is so to another or not."""
+    """A comparison as 1 or 0."""
 
     def rule(one: Length, other: Length) -> Length | None:
         if one.number is None or other.number is None:
@@ -238,14 +238,15 @@ def reduced_axes(one: Fact, other: Fact, batch_of: BatchOf) -> tuple[Value | Non
 
 
 def summed_axes(one: Fact, other: Fact, batch_of: BatchOf) -> tuple[list[bool | None], list[bool | None]] | None:
-    """Of each axis of what two tensors are broadcast to: whether the gradient of either is summed over it.
+    """For each axis of a broadcast result: whether the gradient of either operand is summed over it.
 
-    None stands for what is not known: of an axis, or of all.
+    None means unknown: for an axis, or for all.
 
     Args:
         one: the shape of the first, a vector.
         other: that of the second.
-        batch_of: the batch of which a length is a multiple: two multiples of one batch are equal, if they may meet.
+        batch_of: the batch of which a length is a multiple: two multiples of one batch are equal, if they are broadcast
+            to each other.
     """
     left, right = one.values(), other.values()
     if left is None or right is None:
@@ -301,8 +302,8 @@ def flatten_matrix(step: StepWalk, tensor: str) -> Value | None:
     """The elements of a matrix, row by row, where they are known.
 
     Args:
-        step: the walk.
-        tensor: a matrix; known are rows and columns of constants, and vectors side by side.
+        step: the traversal.
+        tensor: a matrix; supported are rows and columns of constants, and vectors as columns.
     """
     view, node = step.view, split_tensor(tensor)[0]
     inputs, op = view.inputs(node), view.op(node)
@@ -329,7 +330,7 @@ def flatten_matrix(step: StepWalk, tensor: str) -> Value | None:
 
 
 def _join_columns(step: StepWalk, node: str) -> Value | None:
-    """The elements of vectors that have been made columns and stand side by side."""
+    """The elements of vectors that are the columns of a matrix."""
     view, (*columns, axis) = step.view, step.view.inputs(node)
     makers = [split_tensor(column)[0] for column in columns]
     if step.facts[axis].numbers() != [1] or any(view.op(maker) != "Reshape" for maker in makers):
