@@ -50,7 +50,7 @@ VARIABLES = ("VarHandleOp", "VariableV2", "Variable")
 _SHAPES = "_output_shapes"
 _MAX_DEPTH = 50
 _PASSES = ("Identity", "ReadVariableOp", "Switch", "RefSwitch", "Enter", "RefEnter", "Merge", "RefMerge", "RefIdentity")
-"""What gives a variable, or its value, on; of a Merge the first input is looked at."""
+"""Ops that pass on a variable, or its value; for a Merge the first input is followed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +66,7 @@ class CapturedVariable:
         trainable: whether it is in the collection of trainable variables.
         initializer: the op that assigns the initial value, if known.
         is_open: whether it was built with an open shape; its shape is then that of its initial value, or OPEN_SHAPE.
-        is_local: whether it is declared local to a process, as what a metric counts is.
+        is_local: whether it is declared local to a process, like a metric's count.
     """
 
     logical_name: str
@@ -88,20 +88,20 @@ class CapturedGraph:
         view: index over the nodes, calls inlined, shapes inferred.
         fingerprint: SHA-256 over the structure of nodes and functions as the user built them.
         variables: by op name.
-        records: what autodiff delivered, in the names of the view.
-        hidden: what autodiff delivered in bodies of loops and conditionals, which are not inlined.
-        lazy: the tables whose updates change more rows than a gradient has, if that was asked for.
-        by_row: whether it was.
-        by_layouts: whether losses are followed by the layouts of tensors (analysis/layouts); of a script's graph False
-            where its batch cannot be told.
-        synchronous: whether every step takes the gradients of all workers; else a worker's batch is its own, and no
-            batch is marked.
-        means: why each worker's loss is taken for a mean over its batch; empty where losses are followed by layouts.
+        records: the records of autodiff, in the names of the view.
+        hidden: gradients that autodiff delivered in bodies of loops and conditionals, which are not inlined.
+        lazy: the tables whose updates change more rows than a gradient has, if requested.
+        by_row: whether that was requested.
+        by_layouts: whether losses are analysed by the layouts of tensors (analysis/layouts); for a script's graph False
+            where its batch is undecidable.
+        synchronous: whether every step uses the gradients of all workers; else a worker trains on its own batches, and
+            no batch is marked.
+        means: why each worker's loss is taken to be a mean over its batch; empty where losses are analysed by layouts.
         fixed: the graph with the fixed batch that it was built for, where that was opened (fixed_batch.py).
-        sums: table -> how many functions of its gradient rows are added up, if several.
+        sums: table -> the number of functions of its gradient rows that are summed, if several.
         gradients: tensor of an opened graph that autodiff delivered -> that of the script's graph.
-        replaced: nodes that autodiff made for the fixed batch; what is left of them trains nothing.
-        remembered: what was decided of this graph, and as these variables and records say, by what was asked.
+        replaced: nodes that autodiff created for the fixed batch; the remaining ones train nothing.
+        remembered: cached decisions on this graph with these variables and records, by request.
     """
 
     view: GraphView
@@ -127,16 +127,16 @@ class CapturedGraph:
 
     @property
     def note_of_means(self) -> str:
-        """What a plan says where losses are not followed by layouts, a clause; empty where they are."""
+        """The plan's note where losses are not analysed by layouts, a clause; empty where they are."""
         said = "each worker's loss is assumed to be a mean over its batch, so gradients are averaged"
         return f"{said}: {self.means}" if self.means else ""
 
     def gradient_of_script(self, tensor: str) -> str:
-        """A tensor that autodiff delivered, by the name that it has in the graph that the user has built."""
+        """A tensor that autodiff delivered, by its name in the user's graph."""
         return self.gradients.get(tensor, tensor)
 
     def planned_shape(self, tensor: str) -> Shape:
-        """The shape that a tensor has on a worker, as far as the graph that the user has built says so."""
+        """The shape of a tensor on a worker, as far as the user's graph determines it."""
         is_forward = self.fixed is not None and split_tensor(tensor)[0] in self.fixed.nodes
         return self.fixed.shape(tensor) if self.fixed is not None and is_forward else self.view.shape(tensor)
 
@@ -155,15 +155,15 @@ def capture(
 
     Args:
         graph: a tf.Graph.
-        digest: its fingerprint, where the process knows it already.
-        by_row: whether updates of whole tables become updates by row, where they are proven the same.
-        by_layouts: whether losses are followed by the layouts of tensors; None: where that can be.
-        synchronous: whether every step takes the gradients of all workers.
-        means: why losses are taken for means over each worker's batch, where they are not followed by layouts.
-        lowers_all: whether conditionals and loops become ops of the graph; None: where losses are followed by layouts.
+        digest: its fingerprint, if known.
+        by_row: whether updates of whole tables are converted to row-wise ones, where they are proven equal.
+        by_layouts: whether losses are analysed by the layouts of tensors; None: where possible.
+        synchronous: whether every step uses the gradients of all workers.
+        means: why losses are taken to be means over each worker's batch, where they are not analysed by layouts.
+        lowers_all: whether conditionals and loops are lowered; None: where losses are analysed by layouts.
 
     Raises:
-        GraphError: the graph of a front end is not to be followed by layouts.
+        GraphError: the graph of a front end is not to be analysed by layouts.
     """
     if by_layouts is False and is_of_front_end(graph):
         raise GraphError(_FOLLOWED)
@@ -190,7 +190,7 @@ def capture(
     if by_row:
         rewritten, lazy = lazy_updates(view.graph_def, view)
         if rewritten is not view.graph_def:
-            row_update_ops()  # the graph has one of them
+            row_update_ops()  # the graph contains one of them
             view = GraphView(rewritten)
     records, hidden = records_in(graph, names, calls, view)
     variables = _variables(graph, view, is_open)
@@ -238,7 +238,7 @@ def _mark_batches(view: GraphView, initial: Set[str], records: tuple[Record, ...
 
 
 def _flat(graph_def: GraphDef, lowers_all: bool) -> tuple[GraphDef, tuple[InlinedCall, ...]]:
-    """The graph without calls, and without conditionals and loops, or those that write variables; and the calls."""
+    """The graph without calls, and without all conditionals and loops, or those that write variables; and the calls."""
     calls: list[InlinedCall] = []
     for _ in range(_MAX_DEPTH):
         inlined, more = inline_calls(graph_def)
@@ -251,7 +251,7 @@ def _flat(graph_def: GraphDef, lowers_all: bool) -> tuple[GraphDef, tuple[Inline
 
 
 def _lower_control_flow(view: GraphView, records: tuple[Record, ...]) -> tuple[GraphView, tuple[Record, ...]]:
-    """A graph without conditionals and loops at its top level; what was in those of autodiff is autodiff's."""
+    """A graph without conditionals and loops at its top level; the contents of autodiff's belong to autodiff."""
     if not has_control_flow(view.graph_def):
         return view, records
     lowered = GraphView(_with_shapes(_flat(view.graph_def, lowers_all=True)[0]))
@@ -261,7 +261,7 @@ def _lower_control_flow(view: GraphView, records: tuple[Record, ...]) -> tuple[G
 
 
 def _with_shapes(graph_def: GraphDef) -> GraphDef:
-    """Has TensorFlow infer the shapes anew; those that were known before it takes as they are."""
+    """Infers the shapes again, by TensorFlow; shapes known before are given to it."""
     scratch = tf.Graph()
     with scratch.as_default():
         tf.graph_util.import_graph_def(graph_def, name="")
@@ -269,7 +269,7 @@ def _with_shapes(graph_def: GraphDef) -> GraphDef:
 
 
 def _with_initial_shapes(graph: Graph, view: GraphView, is_open: set[str]) -> GraphView:
-    """The graph with the shapes of initial values for variables that were built without one, where those are known."""
+    """The graph with the shapes of initial values for variables built without one, where those are known."""
     declared = _find_declared(graph)
     known = {}
     for name in sorted(is_open):
@@ -339,9 +339,9 @@ def _op_name(variable: Variable) -> str:
 
 
 def _slice_of(variable: Variable, name: str, shape: tuple[int, ...]) -> tuple[str, tuple[int, ...], int]:
-    """(logical name, whole shape, first row); a part of a partitioned variable knows what it is a part of.
+    """(logical name, full shape, first row); a part of a partitioned variable stores its origin.
 
-    Parts cut along another dimension than the rows stay variables of their own.
+    Parts split along a dimension other than the rows remain separate variables.
     """
     info = getattr(variable, "_save_slice_info", None)
     if info is None or any(info.var_offset[1:]) or list(info.full_shape[1:]) != list(shape[1:]):
@@ -360,10 +360,10 @@ def _initializer(variable: Variable, name: str, view: GraphView) -> str:
 
 
 def initialization_phases(captured: CapturedGraph) -> list[list[str]]:
-    """The ops that give initial values, in phases to be run one after the other.
+    """The initializer ops, in phases to be run one after the other.
 
     Some initial values are read from other variables (a moving average starts at its variable's value). TensorFlow runs
-    all initializers at once and lets such reads race; in phases, what is read is there.
+    all initializers at once and lets such reads race; in phases, each read follows its write.
     """
     reads = {}
     for name, variable in captured.variables.items():
@@ -381,7 +381,7 @@ def initialization_phases(captured: CapturedGraph) -> list[list[str]]:
 
 
 def variable_of_tensor(view: GraphView, variables: dict[str, CapturedVariable], tensor: str) -> str:
-    """The variable op that a handle, reference or read stands for; empty when it is none."""
+    """The variable op behind a handle, reference or read; empty for other tensors."""
     node = split_tensor(tensor)[0]
     while node not in variables and view.op(node) in _PASSES and view.inputs(node):
         node = split_tensor(view.inputs(node)[0])[0]

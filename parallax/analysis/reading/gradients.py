@@ -24,7 +24,7 @@ def find_gradients(captured: CapturedGraph) -> tuple[GradientSource, ...]:
     """Every gradient of a variable, in the order in which autodiff delivered them.
 
     Raises:
-        GraphError: one is taken within a loop or a conditional that is not inlined, and state depends on it.
+        GraphError: one is computed in a loop or a conditional that is not inlined, and state depends on it.
     """
     _refuse_hidden(captured)
     sources = _find_recorded(captured)
@@ -42,7 +42,7 @@ def find_gradients(captured: CapturedGraph) -> tuple[GradientSource, ...]:
             continue
         autodiff = _autodiff_ops(captured.view) if autodiff is None else autodiff
         found = _from_update(captured, node, state, autodiff)
-        # Beside an update from the recorded gradient, only an optimizer takes another one, which autodiff has made.
+        # Besides an update from the recorded gradient, only an optimizer uses another one that autodiff has made.
         if part not in accounted or (state.kind == "apply" and found[0].found_by == NAME_SCOPE):
             sources += found
     return tuple(dict.fromkeys(sources))
@@ -55,7 +55,7 @@ def written_variable(captured: CapturedGraph, node: str) -> str:
 
 
 def gradient_updates(captured: CapturedGraph, sources: tuple[GradientSource, ...]) -> frozenset[str]:
-    """The state-writing nodes that a gradient reaches through tensors; asked again, it gives what it gave."""
+    """The state-writing nodes that a gradient reaches through tensors; the result is cached."""
     asked, view = (gradient_updates, sources), captured.view
     if asked not in captured.remembered:
         reached = _reached_by(captured, sources)
@@ -68,9 +68,9 @@ def gradient_updates(captured: CapturedGraph, sources: tuple[GradientSource, ...
 def training_updates(captured: CapturedGraph, sources: tuple[GradientSource, ...]) -> frozenset[str]:
     """The state-writing nodes that make a run a training step.
 
-    A gradient of the same run reaches such a node, or the node writes a trained variable with what earlier runs have
-    kept of gradients. What is computed of updated variables, as a metric of a model that follows another, is no update:
-    an evaluation writes that too.
+    A gradient of the same run reaches such a node, or the node writes a trained variable with values accumulated from
+    gradients of earlier runs. A value computed from updated variables, such as a metric of a model that follows
+    another, is no update: an evaluation writes that too.
     """
     asked = (training_updates, sources)
     if asked not in captured.remembered:
@@ -86,7 +86,7 @@ def training_updates(captured: CapturedGraph, sources: tuple[GradientSource, ...
 
 
 def autodiff_ops(captured: CapturedGraph) -> frozenset[str]:
-    """The nodes that autodiff made: as recorded, or, without a record, by the names of their scopes."""
+    """The nodes created by autodiff: as recorded, or, without a record, by the names of their scopes."""
     recorded = frozenset[str]().union(*(record.ops for record in captured.records))
     return recorded or frozenset(_autodiff_ops(captured.view))
 
@@ -105,7 +105,7 @@ def _refuse_hidden(captured: CapturedGraph) -> None:
 
 
 def _writes_after(view: GraphView, node: str) -> bool:
-    """Whether anything that comes after a node writes state."""
+    """Whether any descendant of a node writes state."""
     found, waiting = {node}, [node]
     while waiting:
         for user in view.users(waiting.pop()):
@@ -119,7 +119,7 @@ def _writes_after(view: GraphView, node: str) -> bool:
 
 def _find_recorded(captured: CapturedGraph) -> list[GradientSource]:
     view, sources = captured.view, []
-    inside = autodiff_ops(captured)  # a later call that goes back through a gradient takes it as a worker has it
+    inside = autodiff_ops(captured)  # a later call that differentiates through a gradient reads the per-worker value
     for record in captured.records:
         for target, values, indices in record.gradients:
             part = variable_of_tensor(view, captured.variables, target)
@@ -132,7 +132,7 @@ def _find_recorded(captured: CapturedGraph) -> list[GradientSource]:
 
 
 def _reached_by(captured: CapturedGraph, sources: tuple[GradientSource, ...]) -> frozenset[str]:
-    """The nodes that a gradient reaches through tensors, and through variables that are not trained."""
+    """The nodes that a gradient reaches through tensors, and through untrained variables."""
     asked = (_reached_by, sources)
     if asked not in captured.remembered:
         captured.remembered[asked] = _find_reached(captured, sources, partial(_reads_after, captured))
@@ -143,7 +143,7 @@ def _reached_by(captured: CapturedGraph, sources: tuple[GradientSource, ...]) ->
 def _find_reached(
     captured: CapturedGraph, sources: tuple[GradientSource, ...], reads_after: Callable[[str], list[str]]
 ) -> frozenset[str]:
-    """The nodes that a gradient reaches through tensors, and from a node that writes to what `reads_after` says."""
+    """The nodes that a gradient reaches through tensors, and from writing nodes through `reads_after`."""
     view = captured.view
     waiting = [node for source in sources for node in source.outside]
     found = set(waiting)
@@ -158,12 +158,12 @@ def _find_reached(
 
 
 def _decides(view: GraphView, edge: Edge) -> bool:
-    """Whether an input decides which branch is taken; no gradient passes through it."""
+    """Whether an input is a predicate, which passes no gradient on."""
     return (view.op(edge.node) in SWITCHES and edge.slot == 1) or view.op(edge.node) == "LoopCond"
 
 
 def _reads_after(captured: CapturedGraph, node: str) -> list[str]:
-    """The nodes that see a write: reads that wait for it, and whatever takes an accumulator or a slot."""
+    """The nodes that see a write: reads that wait for it, and all readers of an accumulator or a slot."""
     view = captured.view
     state = state_op(view.op(node), len(view.inputs(node)))
     if state is None:
@@ -178,15 +178,15 @@ def _reads_after(captured: CapturedGraph, node: str) -> list[str]:
 
 
 def _overwrites(view: GraphView, edge: Edge) -> bool:
-    """Whether a node takes a variable to give it another value, whatever it has had before."""
+    """Whether a node overwrites a variable, whatever its value was before."""
     state = state_op(view.op(edge.node), len(view.inputs(edge.node)))
     return state is not None and state.kind == "assign" and edge.slot in state.state
 
 
 def _gradient_update(captured: CapturedGraph, node: str) -> StateOp | None:
-    """The description of an optimizer's update of a trainable variable or its slot; None for all else.
+    """The description of an optimizer's update of a trainable variable or its slot; None for all other nodes.
 
-    Rows that are scattered are a gradient's only where they are added: an update or a product writes other values.
+    Scattered rows are a gradient's only where they are added: an update or a product writes other values.
     """
     op = captured.view.op(node)
     state = state_op(op, len(captured.view.inputs(node)))
@@ -198,7 +198,7 @@ def _gradient_update(captured: CapturedGraph, node: str) -> StateOp | None:
 
 
 def _find_trained(captured: CapturedGraph, op: str) -> str:
-    """The trainable variable that this one is, or follows as a slot; empty for others."""
+    """The trainable variable that this one is, or belongs to as a slot; empty for others."""
     found = captured.variables.get(op)
     if found is None or found.trainable:
         return op if found is not None else ""
@@ -235,7 +235,7 @@ def _from_update(captured: CapturedGraph, node: str, state: StateOp, autodiff: s
 
 
 def _before_merge(view: GraphView, users: list[Edge]) -> list[Edge]:
-    """Where values and indices enter the Unique and UnsortedSegmentSum before an update, if they do."""
+    """The inputs of the Unique and UnsortedSegmentSum before an update, if there are any."""
     producers = [split_tensor(view.inputs(e.node)[e.slot])[0] for e in users]
     if [view.op(p) for p in producers] in (["UnsortedSegmentSum", "Unique"], ["UnsortedSegmentSum", "UniqueV2"]):
         return [Edge(p, 0) for p in producers]
@@ -243,7 +243,7 @@ def _before_merge(view: GraphView, users: list[Edge]) -> list[Edge]:
 
 
 def _walk_back(view: GraphView, tensor: str, autodiff: set[str]) -> str | None:
-    """The tensor of autodiff that became `tensor` through ops that keep its shape; None when there is none."""
+    """The tensor of autodiff that became `tensor` through shape-preserving ops; None when there is none."""
     shape = view.shape(tensor)
     while split_tensor(tensor)[0] not in autodiff:
         node = split_tensor(tensor)[0]

@@ -20,10 +20,10 @@ _AXES = (0, 1, 2)
 
 
 def with_plain_normalizations(graph_def: GraphDef) -> GraphDef:
-    """The graph with batch normalizations taken apart; the graph itself where it has none.
+    """The graph with batch normalizations expanded; the graph itself where it has none.
 
     Args:
-        graph_def: without calls; its tensors have the channels last where they are normalized, else they are left.
+        graph_def: without calls; tensors are normalized with channels last, others are left unchanged.
     """
     if not any(map(_is_fused, graph_def.node)):
         return graph_def
@@ -41,7 +41,7 @@ def _is_fused(node: NodeDef) -> bool:
 
 
 def _expand(out: GraphDef, node: NodeDef) -> None:
-    """Appends the ops of a normalization, or of its gradient, and the IdentityN that takes its name."""
+    """Appends the ops of a normalization, or of its gradient, and the IdentityN that takes over its name."""
     data = [name for name in node.input if not name.startswith("^")]
     given = tf.as_dtype(node.attr["T"].type)
     kept = tf.as_dtype(node.attr["U"].type) if "U" in node.attr else given
@@ -76,7 +76,7 @@ def _expand(out: GraphDef, node: NodeDef) -> None:
 
 
 def _forward(node: NodeDef, taken: Sequence[Tensor], kept: DType) -> list[Tensor]:
-    """What is normalized, mean and variance as moving averages take them, and mean and variance."""
+    """The normalized tensor, mean and variance for moving averages, and mean and variance."""
     x, scale, offset, mean, variance = taken
     wide = tf.cast(x, kept)
     if not node.attr["is_training"].b:
@@ -101,7 +101,7 @@ def _forward(node: NodeDef, taken: Sequence[Tensor], kept: DType) -> list[Tensor
 
 
 def _backward(node: NodeDef, taken: Sequence[Tensor], kept: DType) -> list[Tensor]:
-    """The gradients of what is normalized, of its scale and of its offset."""
+    """The gradients with respect to the normalized tensor, its scale and its offset."""
     gradient, x, scale, mean, variance = taken[:5]
     wide = tf.cast(gradient, kept)
     mean_of = tf.reduce_mean

@@ -19,7 +19,7 @@ _ROWS = "rows"
 
 
 def take_rows_of_variables(graph_def: GraphDef) -> GraphDef:
-    """A copy of the graph in which rows are taken of variables; the graph itself where none were read for that."""
+    """A copy of the graph in which rows are gathered from variables; the graph itself where no reads qualify."""
     reads = sorted(node.name for node in graph_def.node if node.op == "ReadVariableOp")
     whole = {node.name for node in graph_def.node if node.op in _WHOLE}
     sources = [split_tensor(tensor_name(node.input[0]))[0] for node in graph_def.node if node.op == "GatherV2"]
@@ -43,7 +43,7 @@ def take_rows_of_variables(graph_def: GraphDef) -> GraphDef:
 
 
 def _gathers(view: GraphView, read: str) -> list[str] | None:
-    """The gathers of rows that alone take what a node reads; None where it is to stay as it is."""
+    """The gathers of rows that are the only consumers of a read; None where it must stay unchanged."""
     edges = list(view.consumers(f"{read}:0"))
     casts = [edge.node for edge in edges if view.op(edge.node) == "Cast"]
     edges = [e for e in edges if e.node not in casts] + [e for cast in casts for e in view.consumers(f"{cast}:0")]
@@ -52,7 +52,7 @@ def _gathers(view: GraphView, read: str) -> list[str] | None:
     if not all(_is_row_gather(view, edge) for edge in edges) or not (gathers or waiting):
         return None
     before = view.ancestors(gathers) - {*gathers}
-    return None if before & waiting else gathers  # rows of what was there before a write
+    return None if before & waiting else gathers  # rows of the value before a write
 
 
 def _is_row_gather(view: GraphView, edge: Edge) -> bool:
@@ -63,12 +63,12 @@ def _is_row_gather(view: GraphView, edge: Edge) -> bool:
 
 
 def _rows_name(view: GraphView, gather: str, read: str) -> str:
-    """The node that takes rows: the gather itself, or one before it, where rows are cast."""
+    """The node that gathers rows: the gather itself, or one before it, where rows are cast."""
     return gather if split_tensor(view.inputs(gather)[0])[0] == read else f"{gather}/{_ROWS}"
 
 
 def _take_rows(out: GraphDef, node: NodeDef, view: GraphView, read: str) -> None:
-    """Appends a gather of the variable in place of a gather of what was read; and the cast of its rows."""
+    """Appends a gather from the variable in place of a gather from a read; and the cast of its rows."""
     name, source = _rows_name(view, node.name, read), split_tensor(view.inputs(node.name)[0])[0]
     rows = out.node.add()
     rows.CopyFrom(node)
@@ -92,14 +92,14 @@ def _take_rows(out: GraphDef, node: NodeDef, view: GraphView, read: str) -> None
 
 
 def _later(name: str, view: GraphView, instead: dict[str, list[str]]) -> list[str]:
-    """What is waited for in place of a node."""
+    """The replacements of a control input."""
     if name not in instead:
         return [name]
     return [*instead[name], *(later for control in view.controls(name) for later in _later(control, view, instead))]
 
 
 def lookup_edges(view: GraphView, variable: str) -> list[Edge]:
-    """Where ids enter the gathers of rows of a variable, by its handle, reference or value."""
+    """The edges of the ids of gathers from a variable, by its handle, reference or value."""
     passes = ("Identity", "ReadVariableOp")
     readers = [variable, *(e.node for e in view.consumers(f"{variable}:0") if view.op(e.node) in passes)]
     edges = [edge for reader in readers for edge in view.consumers(f"{reader}:0")]

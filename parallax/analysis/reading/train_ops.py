@@ -27,8 +27,8 @@ class TrainOp(NamedTuple):
 def train_ops(captured: CapturedGraph, sources: tuple[GradientSource, ...]) -> tuple[TrainOp, ...]:
     """The ops that train, those with the most variables first.
 
-    Updates come in groups (NoOp), and after one another, as a moving average after the update that it averages; whoever
-    runs the last one runs them all. A loss that waits for the update is no update.
+    Updates come in groups (NoOp), and in sequence, like a moving average after the update that it averages; running the
+    last one runs them all. A loss that waits for the update is no update.
 
     Args:
         captured: the graph.
@@ -45,13 +45,13 @@ def train_ops(captured: CapturedGraph, sources: tuple[GradientSource, ...]) -> t
 
 
 def ops_after(view: GraphView, updates: Set[str]) -> list[str]:
-    """The ops that bring updates about and that no other such op waits for, in the order of the graph."""
+    """The ops that run updates and that no other such op waits for, in the order of the graph."""
     after = _after(view, updates)
     return last_of(view, [n for n in view.nodes if n in after and _acts(view, n)])
 
 
 def last_of(view: GraphView, ops: list[str]) -> list[str]:
-    """Those of some ops that no other of them depends on."""
+    """Those of some ops on which no other of them depends."""
     before = view.ancestors({n for op in ops for n in _needs(view, op)})
     return [op for op in ops if op not in before]
 
@@ -65,7 +65,7 @@ def _needs(view: GraphView, node: str) -> set[str]:
 
 
 def _after(view: GraphView, nodes: Set[str]) -> set[str]:
-    """Some nodes and everything that takes something of them or waits for them."""
+    """Some nodes and all their descendants, by data or control inputs."""
     found, waiting = set(nodes), sorted(nodes)
     while waiting:
         for user in view.users(waiting.pop()):

@@ -51,7 +51,7 @@ from parallax.graph.view import GraphView, split_tensor
 
 _CONTRACTS = ("MatMul", "BatchMatMul", "BatchMatMulV2", "BatchMatMulV3", "Einsum")
 _MEASURED = re.compile(r"(^|/)(Shape|Size|shape|size|shape_as_tensor)(_\d+)?$")
-"""What TensorFlow calls a constant that it makes of the shape of a tensor, where that is known."""
+"""The names of constants that TensorFlow makes of the shape of a tensor, where that is known."""
 _COMPARES = ("Equal", "NotEqual")
 _JOINS = ("ConcatV2", "Pack")
 
@@ -61,17 +61,17 @@ class BatchConstants:
 
     Args:
         view: the graph for the fixed batch.
-        forward: the nodes that are not autodiff's, and not of initial values.
+        forward: the nodes outside autodiff and outside initial values.
         losses: those of them that are differentiated.
         divisors: the constants that divide sums over the batch.
         length: of the batch.
-        batch: the tensor of which an axis is the batch, or which is its length; empty where the body of a function
-            takes none.
-        numbers: what numbers may be.
-        measured: constant -> of which tensor TensorFlow made it.
+        batch: the tensor of which an axis is the batch, or which is its length; empty where the body of a function has
+            none.
+        numbers: the classification of integers.
+        measured: constant -> the tensor from which TensorFlow made it.
 
     Attributes:
-        are_told: whether all constants that meet the batch were told apart.
+        are_told: whether all constants combined with the batch could be classified.
     """
 
     def __init__(
@@ -93,14 +93,14 @@ class BatchConstants:
         self.are_told = True
 
     def change(self, seen: GraphView, opened: GraphDef) -> bool:
-        """Changes what can be told of a graph.
+        """Changes the constants of a graph that can be classified.
 
         Args:
-            seen: the graph with an open batch, with its shapes as they are now.
-            opened: the same, which is changed.
+            seen: the graph with an open batch, with its current shapes.
+            opened: the same graph, which is modified.
 
         Returns:
-            Whether there was anything.
+            Whether there were any.
         """
         self._numbers.lengths = find_open_lengths(self._view, seen, self._forward)
         by_name = {node.name: node for node in opened.node}
@@ -116,13 +116,13 @@ class BatchConstants:
         return len(self._changed) > count
 
     def has_left(self, seen: GraphView) -> bool:
-        """Whether losses take constants that may be of the batch, by their lengths or values, after all changes."""
+        """Whether losses read constants that may depend on the batch, by their lengths or values, after all changes."""
         measured = {constant for constant, one in self._measured.items() if seen.shape(one.tensor) is not None}
         left = LeftConstants(self._view, self._forward, self._numbers, self._changed, measured | self._changed)
         return left.are_of_losses(seen, self._losses, self._divisors.find_degrees(seen))
 
     def _is_outside(self, node: str) -> bool:
-        """Whether a node is in no loop or branch: what is computed of the batch's length is not there."""
+        """Whether a node is in no loop or branch, where the batch length would not be available."""
         self.are_told &= node not in self._within
         return node not in self._within
 
@@ -147,7 +147,7 @@ class BatchConstants:
             self.open_input(opened, node, slot, axis)
 
     def _iterate_inputs(self, seen: GraphView, node: NodeDef) -> Iterator[tuple[int, Dims, int | None]]:
-        """Of each input: its place, its shape for the fixed batch, and its open axis."""
+        """For each input: its number, its shape for the fixed batch, and its open axis."""
         now = seen.inputs(node.name)
         for slot, tensor in enumerate(self._view.inputs(node.name)):
             fixed = fixed_shape(self._view, tensor)
@@ -183,7 +183,7 @@ class BatchConstants:
                 dim.size = -1
 
     def _open_elements(self, node: NodeDef) -> None:
-        """Has an array of tensors, or what reads all of it, promise no length of its elements that is the batch's."""
+        """Removes the batch length from the element shape that an array of tensors, or a full read of it, declares."""
         dims = node.attr["element_shape"].shape.dim
         axis = self._numbers.find_axis(np.asarray([dim.size for dim in dims], np.int64))
         if axis is not None:
@@ -191,7 +191,7 @@ class BatchConstants:
             dims[axis].size = -1
 
     def open_list(self, opened: GraphDef, node: NodeDef) -> bool:
-        """Has a list of tensors, or what reads it, promise no length that is the batch's; gives whether one did."""
+        """Removes the batch length from the element shape declared by a tensor list or its reader; returns success."""
         count, slot = len(self._changed), LISTS[node.op]
         self._open_number(opened, node)
         if "num_elements" in node.attr and self._numbers.find_factor(node.attr["num_elements"].i):
@@ -201,7 +201,7 @@ class BatchConstants:
         if asked is None or asked.ndim != 1 or f"{node.name}@{slot}" in self._changed:
             return len(self._changed) > count
         places = [self._numbers.find_axis(asked)]
-        if node.op == "EmptyTensorList":  # what is put in has a shape of its own: to promise less is no harm
+        if node.op == "EmptyTensorList":  # elements have their own shapes: a weaker declaration does no harm
             places = [place for place, n in enumerate(asked) if n > 0 and n % self._length == 0]
         if set(places) - {None}:
             self._changed.add(f"{node.name}@{slot}")
@@ -210,7 +210,7 @@ class BatchConstants:
         return len(self._changed) > count
 
     def _open_comparison(self, seen: GraphView, node: NodeDef) -> None:
-        """Has a length that is compared with the batch's, and is equal to it, be that."""
+        """Replaces a constant that is compared with the batch length, and equals it, with that length."""
         one, other = (self._view.constant(tensor) for tensor in self._view.inputs(node.name))
         is_equal = one is not None and other is not None and np.array_equal(one, other)
         is_made = [split_tensor(tensor)[0] not in self._view.nodes for tensor in seen.inputs(node.name)]
@@ -220,7 +220,7 @@ class BatchConstants:
             node.input[0], node.input[1] = made, made
 
     def _open_turns(self, seen: GraphView, opened: GraphDef, node: NodeDef) -> None:
-        """Has a loop that takes at most one turn for each example, and counts as many, count these."""
+        """Makes a loop with at most one iteration for each example, and an equal count, count the examples."""
         by_name = {one.name: one for one in opened.node}
         pair = [by_name[split_tensor(tensor)[0]] for tensor in seen.inputs(node.name)]
         if any(one.op != "Less" for one in pair):
@@ -234,7 +234,7 @@ class BatchConstants:
                 counted.input[1] = limit.input[1]
 
     def _open_cut(self, seen: GraphView, opened: GraphDef, node: NodeDef) -> None:
-        """Has a slice begin or end where the batch ends, if it did so."""
+        """Makes a slice begin or end at the end of the batch, if it did so."""
         axis = find_open_axis(self._view, seen, seen.inputs(node.name)[0])
         fixed = fixed_shape(self._view, self._view.inputs(node.name)[0])
         length = fixed[axis] if fixed is not None and axis is not None else 0
@@ -249,7 +249,7 @@ class BatchConstants:
                 node.input[slot] = add_shape(opened, self._batch, name, asked, axis, place // self._length)
 
     def _value(self, seen: GraphView, tensor: str) -> Array | None:
-        """A constant, or a vector that a Pack or a ConcatV2 has of constants."""
+        """A constant, or a vector of constants from a Pack or a ConcatV2."""
         node = split_tensor(tensor)[0]
         if seen.op(node) not in _JOINS:
             return seen.constant(tensor)
@@ -266,7 +266,7 @@ class BatchConstants:
             node.input[1] = add_length(opened, self._batch, node.name, dtype, factor, is_reciprocal)
 
     def _meets(self, seen: GraphView, node: NodeDef) -> Iterator[tuple[int, int]]:
-        """(input, axis) of what meets the batch along that axis and is as long as the fixed one."""
+        """(input, axis) of tensors that are combined with the batch along that axis and have the fixed length."""
         taken = list(self._iterate_inputs(seen, node))
         made = fixed_shape(self._view, f"{node.name}:0")
         begun = [(fixed, axis) for _, fixed, axis in taken if axis is not None]
@@ -284,7 +284,7 @@ class BatchConstants:
                 yield slot, place
 
     def open_input(self, opened: GraphDef, node: NodeDef, slot: int, axis: int) -> None:
-        """Has a node take a constant as long as the batch along an axis."""
+        """Gives a node a constant with the batch's length along an axis."""
         maker = split_tensor(self._view.inputs(node.name)[slot])[0]
         while self._view.op(maker) in ("Identity", "Cast") and maker in self._forward:
             maker = split_tensor(self._view.inputs(maker)[0])[0]
@@ -305,12 +305,12 @@ class BatchConstants:
             self._open_maker(opened, by_name[maker], shape_slot, axis)
 
     def _open_maker(self, opened: GraphDef, maker: NodeDef, slot: int, axis: int) -> None:
-        """Has what makes a tensor of a shape make it as long as the batch along an axis."""
+        """Makes the producer of a tensor of a given shape use the batch's length along an axis."""
         if maker.name in self._changed:
             return
         asked = self._value(self._view, self._view.inputs(maker.name)[slot])
         if asked is None or (maker.op == "Tile" and asked[axis] == 1):
-            return  # its constant inputs are opened or left by themselves
+            return  # its constant inputs are opened or left separately
         if asked[axis] <= 0 or asked[axis] % self._length:
             self.are_told = False
             return
@@ -321,7 +321,7 @@ class BatchConstants:
         maker.input[slot] = add_shape(opened, self._batch, maker.name, asked, axis, factor)
 
     def _open_number(self, opened: GraphDef, node: NodeDef) -> None:
-        """Has a node take the batch's length where it takes a number that can but be that."""
+        """Replaces an integer input that must be the batch length with that length."""
         slot = LENGTH_SLOT.get(node.op)
         if slot is None or f"{node.name}@{slot}" in self._changed:
             return
@@ -336,7 +336,7 @@ class BatchConstants:
             node.input[slot] = add_length(opened, self._batch, node.name, self._view.dtype(tensor), factor)
 
     def _open_measured(self, seen: GraphView, opened: GraphDef, constant: str) -> None:
-        """Has TensorFlow measure a tensor again of which it made a constant, where its shape is open or unknown."""
+        """Computes a constant again from its tensor where the tensor's shape is open or unknown."""
         measured, value = self._measured[constant], self._view.constant(f"{constant}:0")
         axis = find_open_axis(self._view, seen, measured.tensor)
         if seen.shape(measured.tensor) is None:
@@ -348,7 +348,7 @@ class BatchConstants:
             self._replace(opened, constant, made, axis)
 
     def _open_any(self, opened: GraphDef, maker: NodeDef) -> None:
-        """Opens what makes a tensor that can but be of the batch: no variable has an axis of its length."""
+        """Opens the producer of a tensor that must depend on the batch: no variable has an axis of its length."""
         if maker.name in self._changed:
             return
         if maker.op in SHAPE_SLOT:
@@ -373,7 +373,7 @@ class BatchConstants:
             self._replace(opened, maker.name, rows)
 
     def _open_shape_constant(self, opened: GraphDef, maker: NodeDef, value: Array) -> None:
-        """Has what TensorFlow has measured of a tensor of known shape, and made a constant, have the batch's length."""
+        """Puts the batch length into a constant that TensorFlow made of the shape of a tensor."""
         axis = self._numbers.find_axis(np.reshape(value, [-1])) if value.ndim < 2 else None
         if axis is None or maker.name in self._within:
             return
@@ -386,7 +386,7 @@ class BatchConstants:
         self._replace(opened, maker.name, made, axis)
 
     def _replace(self, opened: GraphDef, constant: str, made: str, axis: int = 0) -> None:
-        """Has the forward pass take something else for a constant; of a Reshape's shape there is a rule of its own."""
+        """Replaces a constant in the forward pass; the shape of a Reshape has a separate rule."""
         for node in opened.node:
             for slot, taken in enumerate(node.input if node.name in self._forward else ()):
                 if taken in (constant, f"{constant}:0") and (node.op, slot) != ("Reshape", 1):

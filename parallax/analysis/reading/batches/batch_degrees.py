@@ -14,7 +14,7 @@ AS_FIRST = """
     PlaceholderWithDefault PreventGradient Relu Reshape Reverse ReverseV2 Roll Slice Snapshot SpaceToBatchND Squeeze
     StopGradient StridedSlice Switch Tile Transpose
     """.split()
-"""Ops whose results grow as their first input does; the others are shapes and places."""
+"""Ops whose results grow as their first input does; the others are shapes and indices."""
 AS_MOST = """
     Add AddN AddV2 BiasAdd ConcatV2 Maximum Merge Minimum Pack Select SelectV2 Sub Unpack
     """.split()
@@ -26,11 +26,11 @@ _STATISTICS = ("FusedBatchNorm", "FusedBatchNormV2", "FusedBatchNormV3")
 
 
 class DeliveredGradient(NamedTuple):
-    """Of what autodiff delivered a gradient.
+    """The origin of a gradient that autodiff delivered.
 
     Attributes:
         losses: the tensors that were differentiated.
-        target: by which one they were; empty where rows of it were delivered, one for each lookup.
+        target: the differentiation target; empty where its rows were delivered, one tensor for each lookup.
     """
 
     losses: tuple[str, ...]
@@ -41,8 +41,8 @@ def gradients_of(records: Sequence[Record], names: Mapping[str, str]) -> dict[st
     """The gradients that autodiff delivered.
 
     Args:
-        records: of autodiff.
-        names: what gives batches -> the same with an open batch.
+        records: the records of autodiff.
+        names: source of batches -> the same with an open batch.
     """
     return {
         values: DeliveredGradient(record.of, names.get(target, target) if indices is None else "")
@@ -54,15 +54,15 @@ def gradients_of(records: Sequence[Record], names: Mapping[str, str]) -> dict[st
 class BatchDegrees:
     """The degrees of one graph's tensors.
 
-    What is made of a tensor example by example is of its degree, whatever its values are.
+    A per-example function of a tensor has its degree, whatever its values are.
 
     Args:
         view: the graph for the fixed batch.
-        seen: the same with an open batch.
-        forward: the nodes that are not autodiff's: of what this has computed only what it delivered is known.
-        losses: nodes that are differentiated: autodiff adds up what they have for each example.
-        delivered: tensor -> of what autodiff delivered it.
-        divided: nodes that divide by a constant that is the batch's length.
+        seen: the same graph with an open batch.
+        forward: the nodes outside autodiff: of autodiff's tensors only the delivered ones are known.
+        losses: nodes that are differentiated: autodiff sums their values over examples.
+        delivered: tensor -> its origin in autodiff.
+        divided: nodes that divide by a constant that is the batch length.
     """
 
     def __init__(
@@ -79,13 +79,13 @@ class BatchDegrees:
         self._degrees: dict[str, float | None] = {}
 
     def find_degree(self, tensor: str) -> float | None:
-        """By which power of the batch's length a tensor grows; None where that is not known."""
+        """The power of the batch length by which a tensor grows; None where that is unknown."""
         if not self._degrees:
             self._find_all(self._seen.nodes.keys())
         return self._degrees[tensor]
 
     def of_others(self, beside: Set[str]) -> BatchDegrees:
-        """The degrees of nodes that the graph with an open batch has not; none of them takes a tensor with its axis."""
+        """The degrees of nodes outside the graph with an open batch; none of them reads a tensor with its axis."""
         found = BatchDegrees(self._view, self._view, beside, self._losses, {}, self._divided)
         self._find_all(self._seen.nodes.keys())
         found._degrees = {tensor: self._find_delivered(tensor) for tensor in self._delivered} | self._degrees
@@ -94,7 +94,7 @@ class BatchDegrees:
 
     def _find_all(self, nodes: Set[str]) -> None:
         before = None
-        while before != self._degrees:  # gradients may come before the loss that they are of
+        while before != self._degrees:  # gradients may precede their loss
             before = dict(self._degrees)
             for node in self._seen.topological_order():
                 if node in nodes:
@@ -103,18 +103,20 @@ class BatchDegrees:
                         self._degrees[tensor] = self._find_delivered(tensor) if tensor in self._delivered else degree
 
     def _find_delivered(self, tensor: str) -> float | None:
-        """The degree of a gradient: its loss's, and one less for each example's own."""
+        """The degree of a gradient: its loss's, and one less for a per-example gradient."""
         losses, target = self._delivered[tensor]
         known = [self._degrees.get(loss) for loss in losses]
         found = [d + self.has_axis(loss) for d, loss in zip(known, losses, strict=True) if d is not None]
         return max(found) - (bool(target) and self.has_axis(target)) if len(found) == len(known) > 0 else None
 
     def is_mean(self, tensor: str, node: str) -> bool:
-        """Whether what a node makes of a tensor with the batch's axis is at last averaged over it; else a mean.
+        """Whether the result of `node` on a tensor with the batch axis is averaged over it later.
+
+        For a tensor without that axis: whether the tensor is a mean over the batch.
 
         Args:
             tensor: of the graph with an open batch.
-            node: takes it, and works example by example.
+            node: reads it, and treats each example independently.
         """
         if not self.has_axis(tensor):
             return self.find_degree(tensor) == 0
@@ -143,7 +145,7 @@ class BatchDegrees:
         inputs = seen.inputs(node)
         if not inputs or not self._is_forward(node):
             return None if inputs else 0.0
-        known = [self._degrees.get(tensor, 0.0) for tensor in inputs]  # a turn of a loop is not known before it
+        known = [self._degrees.get(tensor, 0.0) for tensor in inputs]  # an iteration of a loop is not known before it
         axes = [self.has_axis(tensor) for tensor in inputs]
         is_gone = any(axes) and not any(map(self.has_axis, seen.outputs(node)))
         if op in MEANS:
@@ -169,12 +171,12 @@ class BatchDegrees:
             return 2.0 * max(degrees)
         if op == "Pow" and (power := seen.constant(inputs[1])) is not None and power.ndim == 0:
             return degrees[0] * float(power)
-        if is_gone:  # a sum over the batch, or what may be one
+        if is_gone:  # a sum over the batch, or possibly one
             return degrees[0] + (op not in _STATISTICS)
         return None if any(degrees) or self._is_along_batch(node) else 0.0
 
     def _is_along_batch(self, node: str) -> bool:
-        """Whether an op works along the batch: its results are not told example by example."""
+        """Whether an op acts along the batch: its results are not per example."""
         seen = self._seen
         if seen.op(node) not in ("Softmax", "Cumsum"):
             return False
@@ -182,7 +184,7 @@ class BatchDegrees:
         return find_open_axis(self._view, seen, rows) == len(seen.shape(rows) or ()) - 1
 
     def _find_length(self, node: str) -> float | None:
-        """The degree of an entry of a shape, which a slice takes."""
+        """The degree of an element of a shape, which a slice selects."""
         seen = self._seen
         shape, *bounds = seen.inputs(node)
         of = split_tensor(seen.source(shape))[0]

@@ -26,14 +26,14 @@ class BatchDivisors:
 
     Args:
         view: the graph for the fixed batch.
-        forward: the nodes that are not autodiff's, and not of initial values.
+        forward: the nodes outside autodiff and outside initial values.
         losses: those of them that are differentiated.
         length: of the batch.
-        numbers: what numbers may be.
-        delivered: tensor -> of what autodiff delivered it.
+        numbers: the classification of integers.
+        delivered: tensor -> its origin in autodiff.
 
     Attributes:
-        are_told: whether all that scales gradients was told apart.
+        are_told: whether all factors of gradients could be classified.
     """
 
     def __init__(
@@ -51,11 +51,11 @@ class BatchDivisors:
         self.are_told = True
 
     def find_degrees(self, seen: GraphView) -> BatchDegrees:
-        """How the tensors of a graph grow with the batch, where divisors are its length that were found to be that."""
+        """The degrees of the tensors of a graph, with the divisors that were found to be the batch length."""
         return BatchDegrees(self._view, seen, self._forward, self._losses, self._delivered, self._divided)
 
     def find_factor(self, seen: GraphView, node: str) -> int:
-        """By how many times the batch's length a node divides a sum over the batch; else 0."""
+        """The factor by which a node's divisor of a sum over the batch exceeds the batch length; else 0."""
         number = self._find_number(seen, node)
         factor = 1 if number == self._length else self._numbers.find_factor(number)
         if not factor or self.find_degrees(seen).has_axis(seen.inputs(node)[0]):
@@ -67,13 +67,13 @@ class BatchDivisors:
         return factor
 
     def open_beside(self, seen: GraphView, opened: GraphDef, batch: str, beside: Set[str]) -> None:
-        """Has what divides gradients of a sum over the batch by its length divide them by that of an open one.
+        """Replaces the fixed length in divisors of gradients of a sum over the batch with the open one.
 
         Args:
             seen: the graph with an open batch, without some nodes.
-            opened: the graph with an open batch, which is changed.
-            batch: the tensor of open length that the batch is.
-            beside: the nodes that `seen` has not.
+            opened: the graph with an open batch, which is modified.
+            batch: the batch tensor of open length.
+            beside: the nodes that are missing in `seen`.
         """
         by_name = {one.name: one for one in opened.node}
         divides = [
@@ -89,14 +89,14 @@ class BatchDivisors:
             degree = degrees.find_degree(self._view.inputs(node)[slot or 0])
             if degree is None or degree < 1:
                 continue
-            if self._view.op(node) in MULTIPLIES:  # a rate of learning may be as large
+            if self._view.op(node) in MULTIPLIES:  # a learning rate may equal it
                 self.are_told = False
                 continue
             dtype = self._view.dtype(f"{node}:0")
             by_name[node].input[1] = add_length(opened, batch, node, dtype, 1)
 
     def _find_scaled(self, node: str) -> int | None:
-        """Which input of a node is divided by what may be the batch's length, or multiplied by one by it."""
+        """The input of a node that is divided by a possible batch length, or multiplied by its reciprocal."""
         constants = [self._view.constant(tensor) for tensor in self._view.inputs(node)]
         is_product = self._view.op(node) in MULTIPLIES
         for slot, value in enumerate(constants if is_product else constants[1:], 0 if is_product else 1):
@@ -105,7 +105,7 @@ class BatchDivisors:
         return None
 
     def _find_number(self, seen: GraphView, node: str) -> int:
-        """The whole number by which a node divides its first input; else 0."""
+        """The integer by which a node divides its first input; else 0."""
         value, is_product = seen.constant(seen.inputs(node)[1]), seen.op(node) in MULTIPLIES
         if value is None or value.size != 1 or (is_product and np.issubdtype(value.dtype, np.integer)):
             return 0

@@ -16,7 +16,7 @@ Dims = tuple[int, ...]
 
 
 def add_constant(opened: GraphDef, name: str, value: Array, instead: str) -> str:
-    """A constant in place of another, in the same loops and branches; gives its tensor, as all of these do."""
+    """A constant that replaces another one, in the same loops and branches; returns its tensor, like all others."""
     with tf.Graph().as_default() as graph:
         tf.constant(value, name="value")
     made = _move_in(opened, graph.as_graph_def(), "", name)
@@ -29,12 +29,12 @@ def add_shape(opened: GraphDef, batch: str, name: str, asked: Array, axis: int, 
     """A vector of lengths, of which one is a multiple of the batch's.
 
     Args:
-        opened: the graph, which is changed.
-        batch: the tensor of open length that a batch is.
-        name: what the ops are called, below `parallax_opened/`.
+        opened: the graph, which is modified.
+        batch: the batch tensor of open length.
+        name: prefix of the ops, below `parallax_opened/`.
         asked: the vector for the fixed batch.
-        axis: which of its entries.
-        factor: how many times the batch's length that is.
+        axis: the index of the entry.
+        factor: its ratio to the batch length.
     """
     with tf.Graph().as_default() as graph:
         rows = _length(opened, batch, asked.dtype, factor)
@@ -45,7 +45,7 @@ def add_shape(opened: GraphDef, batch: str, name: str, asked: Array, axis: int, 
 
 
 def add_rows(opened: GraphDef, batch: str, name: str, row: Array, axis: int, shape: Dims, factor: int) -> str:
-    """What is alike along an axis, as long there as a multiple of the batch."""
+    """A tensor of equal rows along an axis, whose length is a multiple of the batch's."""
     with tf.Graph().as_default() as graph:
         rows = _length(opened, batch, np.dtype(np.int32), factor)
         dims = [rows if place == axis else tf.constant(n, tf.int32) for place, n in enumerate(shape)]
@@ -54,11 +54,11 @@ def add_rows(opened: GraphDef, batch: str, name: str, row: Array, axis: int, sha
 
 
 def add_measured(opened: GraphDef, measured: MeasuredTensor, dtype: int, name: str, value: Array) -> str:
-    """What TensorFlow made of a tensor when its shape was known, made of it again.
+    """Computes again a constant that TensorFlow made of a tensor when its shape was known.
 
     Args:
-        opened: the graph, which is changed.
-        measured: of which tensor.
+        opened: the graph, which is modified.
+        measured: the tensor.
         dtype: of that tensor.
         name: of the constant.
         value: of the constant.
@@ -77,7 +77,7 @@ def add_measured(opened: GraphDef, measured: MeasuredTensor, dtype: int, name: s
 def add_length(
     opened: GraphDef, batch: str, name: str, dtype: int, factor: int = 1, is_reciprocal: bool = False
 ) -> str:
-    """A multiple of the batch's length, or one by it, as a number of a type."""
+    """A multiple of the batch length, or its reciprocal, as a scalar of a type."""
     with tf.Graph().as_default() as graph:
         rows = tf.cast(_length(opened, batch, np.dtype(np.int32), factor), tf.as_dtype(dtype))
         tf.identity(1 / rows if is_reciprocal else rows, name="value")
@@ -96,7 +96,7 @@ def _length(opened: GraphDef, batch: str, dtype: np.dtype, factor: int) -> tf.Te
 
 
 def _move_in(opened: GraphDef, made: GraphDef, batch: str, name: str) -> str:
-    """Adds a small graph's nodes under a name, its placeholder replaced by a batch; gives its result."""
+    """Adds a small graph's nodes under a name, with its placeholder replaced by a batch; returns its result."""
     scope = f"parallax_opened/{name}"
     for node in made.node:
         if node.name == "batch":

@@ -27,15 +27,15 @@ _RESOURCE_TYPES = ("resource", "variant")
 
 @dataclass(frozen=True, slots=True)
 class BatchSource:
-    """An op that gives batches.
+    """An op that produces batches.
 
     Attributes:
         node: its name.
-        tensors: what it gives that can be fetched.
-        is_iterator: whether it takes elements of a dataset.
-        is_sharded: whether its input depends on the number of this worker's shard.
-        is_opaque: whether its input depends on feeds or on Python code, so that the graph does not say what it reads.
-        is_shuffled: whether it is shuffled without a seed, so that each worker reads it in an order of its own.
+        tensors: its results that can be fetched.
+        is_iterator: whether it reads elements of a dataset.
+        is_sharded: whether its input depends on the index of this worker's shard.
+        is_opaque: whether its input depends on feeds or on Python code, so that the graph does not determine it.
+        is_shuffled: whether it is shuffled without a seed, so that each worker has another order.
     """
 
     node: str
@@ -47,19 +47,19 @@ class BatchSource:
 
 
 def random_ops(view: GraphView, nodes: Iterable[str]) -> list[str]:
-    """Those of some nodes that draw random numbers from their own state, sorted."""
+    """The given nodes that draw random numbers from their own state, sorted."""
     return sorted(n for n in nodes if "seed" in view.nodes[n].attr and "seed2" in view.nodes[n].attr)
 
 
 def data_ops(view: GraphView, nodes: Iterable[str]) -> list[str]:
-    """Those of some nodes that give batches which nobody feeds: iterators, queues and readers, sorted."""
+    """The given nodes that produce batches without feeds: iterators, queues and readers, sorted."""
     return sorted(n for n in nodes if view.op(n) in _DATA or view.op(n).startswith(_QUEUE_GETS))
 
 
 def batch_sources(view: GraphView, updates: Iterable[str]) -> tuple[BatchSource, ...]:
-    """What gives batches to the ops that update variables from gradients, by name.
+    """The sources of batches for the ops that update variables from gradients, by name.
 
-    Ops in branches and loops of the old style are left out: they cannot be fetched.
+    Ops in TensorFlow 1 branches and loops are left out: they cannot be fetched.
 
     Args:
         view: the user's graph.
@@ -92,13 +92,13 @@ def _describe(view: GraphView, node: str) -> BatchSource:
 
 
 def _is_handle(view: GraphView, node: str) -> bool:
-    """Whether a node only says which of the graph's iterators is read."""
+    """Whether a node only selects one of the graph's iterators."""
     takers = [view.op(edge.node) for edge in view.consumers(f"{node}:0")]
     return bool(takers) and all(op in _BY_NAME for op in takers)
 
 
 def _fetchable_outputs(view: GraphView, node: str) -> Iterator[str]:
-    """The outputs of a node that NumPy has a type for; what an optional holds is what its takers give."""
+    """The outputs of a node with a NumPy type; the content of an optional is the result of its readers."""
     import tensorflow as tf
 
     if view.op(node) == "IteratorGetNextAsOptional":
@@ -112,11 +112,11 @@ def _fetchable_outputs(view: GraphView, node: str) -> Iterator[str]:
 
 
 def _nodes_behind(view: GraphView, node: str) -> list[str]:
-    """The nodes that a source depends on, also through the resources that it reads, sorted."""
+    """The ancestors of a source, including those of the resources that it reads, sorted."""
     found = view.ancestors([node])
     while True:
         handles = {name for name in found if view.op(name).endswith(("Iterator", "IteratorV2", "Queue", "QueueV2"))}
-        if any(view.op(name) in _BY_NAME for name in found):  # any iterator that has a handle may be meant
+        if any(view.op(name) in _BY_NAME for name in found):  # it may refer to any iterator that has a handle
             handles |= {view.inputs(n)[0].split(":")[0] for n in view.nodes if view.op(n) == "IteratorToStringHandle"}
         fills = {
             edge.node
@@ -131,7 +131,7 @@ def _nodes_behind(view: GraphView, node: str) -> list[str]:
 
 
 def _nodes_of_functions(view: GraphView, nodes: Iterable[NodeDef]) -> list[list[NodeDef]]:
-    """The nodes of each function that some nodes call, and of those that these call."""
+    """The nodes of each function that some nodes call, directly or indirectly."""
     library = {function.signature.name: function for function in view.graph_def.library.function}
     found: list[list[NodeDef]] = []
     waiting, seen = [name for node in nodes for name in _called_by(node)], set[str]()
@@ -150,11 +150,11 @@ def _called_by(node: NodeDef) -> list[str]:
 
 
 def _is_unseeded(node: NodeDef, nodes: Mapping[str, NodeDef]) -> bool:
-    """Whether a node shuffles a dataset by a seed that is drawn where it runs: TensorFlow then sets both seeds to 0.
+    """Whether a node shuffles a dataset by a seed drawn at run time: TensorFlow then sets both seeds to 0.
 
     Args:
-        node: it.
-        nodes: of the graph or function that it is in, by name.
+        node: the node.
+        nodes: of the graph or function that contains it, by name.
     """
     from tensorflow.python.framework import tensor_util
 

@@ -38,7 +38,7 @@ _NOT_DERIVED = (
     *(ValueError, TypeError, LookupError, AttributeError, AssertionError, NotImplementedError),
     tf.errors.OpError,
 )
-"""What TensorFlow raises of shapes that do not agree, and of ops that it cannot differentiate in a graph as read."""
+"""Errors of TensorFlow for mismatched shapes, and for ops that it cannot differentiate in an imported graph."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,8 +47,8 @@ class OpenedGraph:
 
     Attributes:
         view: the graph.
-        records: what autodiff delivered in it.
-        gradients: tensor that autodiff delivered -> the tensor of the script's graph in the place of which it is.
+        records: the records of autodiff in it.
+        gradients: tensor that autodiff delivered -> the tensor of the script's graph that it replaces.
     """
 
     view: GraphView
@@ -63,14 +63,14 @@ def open_fixed_batch(
     contexts: Contexts,
     measured: Mapping[str, MeasuredTensor],
 ) -> OpenedGraph | str:
-    """The graph with its batch open; or why that cannot be had, a sentence without its stop.
+    """The graph with its batch open; or why it cannot be opened, a sentence without its stop.
 
     Args:
         view: the captured graph.
-        records: what autodiff delivered.
-        initial: nodes that initial values need.
-        contexts: of its loops and conditionals of the old style.
-        measured: constant -> of which tensor TensorFlow made it.
+        records: the records of autodiff.
+        initial: nodes on which initial values depend.
+        contexts: of its TensorFlow 1 loops and conditionals.
+        measured: constant -> the tensor from which TensorFlow made it.
     """
     if not records or not all(record.is_plain for record in records if record.gradients):
         return "not all gradients come from tf.gradients, called with tensors after parallax was imported"
@@ -122,7 +122,7 @@ def open_fixed_batch(
                 is_told = is_told and not LeftConstants(view, forward, numbers, set()).are_of_gradients(delivered)
                 divisors.open_beside(seen, opened, batch, beside & forward)
                 is_told = is_told and divisors.are_told
-                if opened.SerializeToString(deterministic=True) != before:  # nothing that shapes depend on
+                if opened.SerializeToString(deterministic=True) != before:  # shapes do not depend on anything else
                     graph = _import_graph(opened, beside, contexts)
                 if is_told and not contexts.are_none:
                     is_told = is_whole(graph, GraphView(opened).ancestors(losses) - autodiff)
@@ -134,7 +134,7 @@ def open_fixed_batch(
 
 
 def _with_open_sources(view: GraphView, sources: Sequence[str], length: int, initial: Set[str]) -> GraphDef:
-    """The graph, in which all takes what gives batches with an open first dimension."""
+    """The graph in which all consumers read batch sources with an open first dimension."""
     opened = {tensor: f"{SCOPE}_{number}" for number, tensor in enumerate(sources)}
     changed = type(view.graph_def)()
     changed.CopyFrom(view.graph_def)
@@ -155,7 +155,7 @@ def _with_open_sources(view: GraphView, sources: Sequence[str], length: int, ini
 
 
 def _open_delivered(view: GraphView, seen: GraphView, opened: GraphDef, records: Sequence[Record]) -> bool:
-    """Has what is computed of gradients see them open where their targets are; gives whether any were not."""
+    """Gives consumers of gradients open shapes where their targets have them; returns whether any had not."""
     by_name, count = {node.name: node for node in opened.node}, len(opened.node)
     autodiff = frozenset[str]().union(*(record.ops for record in records))
     delivered = {
@@ -175,12 +175,12 @@ def _open_delivered(view: GraphView, seen: GraphView, opened: GraphDef, records:
 
 
 def _seen_open(gradient: str) -> str:
-    """The name of what stands for a gradient until it is derived again."""
+    """The name of a gradient's stand-in until it is derived again."""
     return f"{SCOPE}_delivered/{gradient.replace(':', '_')}"
 
 
 def _import_graph(opened: GraphDef, beside: Set[str], contexts: Contexts) -> Graph:
-    """A graph of all nodes but some, that none of the others need; TensorFlow infers the shapes."""
+    """A graph without some nodes, on which none of the others depends; TensorFlow infers the shapes."""
     bare = _without(opened, beside)
     drop_shapes(bare.node)
     if not contexts.are_none:
@@ -197,9 +197,9 @@ def _find_part_of_losses(
     autodiff: Set[str],
     measured: Mapping[str, MeasuredTensor],
 ) -> set[str]:
-    """The nodes that losses need or that are computed of batches outside of autodiff, with all that they depend on.
+    """The ancestors of losses and the nodes computed from batches outside autodiff, with all their ancestors.
 
-    A constant depends on the tensor whose length it is.
+    A constant depends on the tensor from whose shape it was made.
     """
     begin = {split_tensor(tensor)[0] for tensor in sources}
     found = view.ancestors(losses | view.reach(begin, view.nodes.keys() - autodiff))
@@ -209,33 +209,33 @@ def _find_part_of_losses(
 
 
 def _without(opened: GraphDef, beside: Set[str]) -> GraphDef:
-    """A copy of a graph without some nodes, that none of the others need."""
+    """A copy of a graph without some nodes, on which none of the others depends."""
     part = type(opened)(versions=opened.versions, library=opened.library)
     for node in opened.node:
         if node.name not in beside:
             part.node.add().CopyFrom(node)
-            part.node[-1].attr.pop("_class", None)  # a place may be that of a node that is not there
+            part.node[-1].attr.pop("_class", None)  # the colocation may name a missing node
     return part
 
 
 def _derive_gradients(
     fixed: GraphView, graph: Graph, opened: GraphDef, beside: Set[str], records: Sequence[Record]
 ) -> OpenedGraph | None:
-    """The graph with all gradients derived again, in the order in which the script asked for them.
+    """The graph with all gradients derived again, in the order in which the script requested them.
 
     Args:
         fixed: the graph for the fixed batch.
         graph: the graph with an open batch, without some nodes; gradients are added to it.
         opened: the graph with an open batch.
-        beside: the nodes that `graph` has not, as gradients do not need them.
-        records: what autodiff delivered.
+        beside: the nodes that `graph` lacks, as gradients do not depend on them.
+        records: the records of autodiff.
     """
     instead, gradients = dict[str, tf.Tensor](), dict[str, str]()
-    # Optimizers ask so too: no update of a reference variable comes before the gradients that read it.
+    # Optimizers do the same: no update of a reference variable precedes the gradients that read it.
     has_references = any(fixed.op(node) in _REFERENCES for node in fixed.nodes)
     autodiff = frozenset[str]().union(*(record.ops for record in records))
     with graph.as_default(), in_style_of(graph):
-        for number, record in enumerate(one for one in records if one.gradients):  # the rest TensorFlow asked itself
+        for number, record in enumerate(one for one in records if one.gradients):  # the rest are TensorFlow's own
             ys = [graph.get_tensor_by_name(tensor) for tensor in record.of]
             xs = [graph.get_tensor_by_name(target) for target, _, _ in record.gradients]
             with tf.name_scope(f"{SCOPE}_gradients_{number}/"):
@@ -248,7 +248,7 @@ def _derive_gradients(
                     parts = {values: gradient.values, indices: gradient.indices}
                 gradients |= {str(new.name): old for old, new in parts.items()}
                 if values in record.dense_shapes and gradient.dense_shape is not None:
-                    shape = record.dense_shapes[values]  # that of another lookup, as it comes
+                    shape = record.dense_shapes[values]  # that of another lookup, unchanged
                     parts[shape] = tf.cast(gradient.dense_shape, tf.as_dtype(fixed.dtype(shape)))
                 copies = {one: new for old, new in parts.items() for one in _find_copied(fixed, old, record.ops)}
                 for old, new in (copies | parts).items():
@@ -264,12 +264,12 @@ def _derive_gradients(
 
 
 def _infer_others(fixed: GraphView, view: GraphView, graph: Graph, beside: Set[str]) -> None:
-    """Has TensorFlow infer shapes anew of nodes that a graph has not, where what they take may have another one.
+    """Infers again the shapes of nodes outside a graph, where their inputs may have other shapes.
 
     Args:
         fixed: the graph for the fixed batch.
-        view: the graph with an open batch; nodes of `beside` have the shapes of `fixed` in it, and get theirs.
-        graph: all of it but `beside`; what is inferred is added to it.
+        view: the graph with an open batch; in it, nodes of `beside` have the shapes of `fixed`, and get their own.
+        graph: the graph without `beside`; inferred nodes are added to it.
         beside: nodes.
     """
     changed: set[str] = set()
@@ -287,11 +287,11 @@ def _infer_others(fixed: GraphView, view: GraphView, graph: Graph, beside: Set[s
         if node.name in others:
             part.node.add().CopyFrom(node)
             part.node[-1].attr.pop("_class", None)
-            del part.node[-1].input[len(view.inputs(node.name)) :]  # what a node waits for says nothing of shapes
+            del part.node[-1].input[len(view.inputs(node.name)) :]  # control inputs do not affect shapes
     drop_shapes(part.node)
     known = {tensor for node in others for tensor in view.inputs(node) if _node_of(tensor) not in others}
     given = {name: graph.get_tensor_by_name(name) for name in known}
-    with graph.as_default():  # a node by the name of a scope that the graph has gets another one there
+    with graph.as_default():  # a node with the name of a scope of the graph is renamed there
         imported = tf.graph_util.import_graph_def(part, given, list(reached), name="")
     for name, op in zip(reached, imported, strict=True):
         shapes = [output.get_shape().as_proto() for output in op.outputs]
@@ -305,14 +305,14 @@ def _node_of(tensor: str) -> str:
 
 
 def _is_another(fixed: GraphView, view: GraphView, new: str, old: str) -> bool:
-    """Whether a tensor that gradients may need has another shape than before, or integers, which may be lengths."""
+    """Whether a tensor that gradients may depend on has another shape than before, or integers, possibly lengths."""
     return fixed.shape(old) != view.shape(new) or (
         view.op(split_tensor(new)[0]) != "Const" and view.dtype(new) in _LEADING
     )
 
 
 def _find_copied(view: GraphView, gradient: str, autodiff: Set[str]) -> list[str]:
-    """The tensors of autodiff of which a gradient is a copy, as what a call gives is; rewritten updates take these."""
+    """The tensors of autodiff of which a gradient is a copy, as a call's result is; rewritten updates read these."""
     found: list[str] = []
     while view.op(node := _node_of(gradient)) == "Identity" and node in autodiff:
         gradient = view.inputs(node)[0]
@@ -321,7 +321,7 @@ def _find_copied(view: GraphView, gradient: str, autodiff: Set[str]) -> list[str
 
 
 def _redirect(graph: Graph, record: Record, old: str, new: tf.Tensor) -> None:
-    """Has all that takes an old gradient, but for autodiff itself, take the new one."""
+    """Redirects all consumers of an old gradient, except autodiff itself, to the new one."""
     before = graph.get_tensor_by_name(old)
     for op in before.consumers():
         for slot, taken in enumerate(op.inputs):

@@ -22,7 +22,7 @@ SHAPE_SLOT = {
     "BroadcastTo": 1,
     "Tile": 1,
 }
-"""Of what makes tensors, the input that is their shape, or says how often they are repeated."""
+"""For ops that create tensors, the input that is the shape, or the number of repetitions."""
 LENGTH_SLOT = {
     **dict.fromkeys((f"UnsortedSegment{how}" for how in ("Sum", "Max", "Min", "Prod")), 2),
     **dict.fromkeys(
@@ -30,7 +30,9 @@ LENGTH_SLOT = {
     ),
     **dict.fromkeys(("Enter", "RefEnter", "Cast", "TensorArrayV3"), 0),
 }
-"""Of what counts, makes an axis of a length, or makes a number of it, this input; of a loop, its most turns."""
+"""For ops that count, or create an axis or a number of a length, the input with the length; for a loop, its maximum
+iterations.
+"""
 DIVIDES, MULTIPLIES = ("RealDiv", "Div", "DivNoNan"), ("Mul",)
 _CLIPS = ("Maximum", "Minimum")
 CUTS = {"Slice": (1, 2), "StridedSlice": (1, 2)}
@@ -40,10 +42,10 @@ LISTS = {
     **dict.fromkeys(("TensorListStack", "TensorListFromTensor", "TensorListPopBack", "TensorListConcatV2"), 1),
     **dict.fromkeys(("TensorListGetItem", "TensorListGather"), 2),
 }
-"""Of what makes or reads a list of tensors, the input that is the shape of its elements."""
+"""For ops that create or read a list of tensors, the input with the shape of its elements."""
 _DECLARED = {"EnsureShape": ("shape",), **dict.fromkeys(ARRAYS, ("element_shape",))}
 _DECLARED["TensorArrayConcatV3"] = ("element_shape_except0",)
-"""Of ops, the attributes with lengths that they promise of a tensor."""
+"""For ops, the attributes with lengths that they declare for a tensor."""
 
 
 _OF_SHAPES = ("Index", "Tidx", "Tmultiples", "Tpaddings", "Tperm", "Tshape")
@@ -51,28 +53,28 @@ _OF_SHAPES = ("Index", "Tidx", "Tmultiples", "Tpaddings", "Tperm", "Tshape")
 
 @cache
 def find_shape_slots(op: str) -> tuple[bool, ...]:
-    """Of each input of an op, by its definition, whether it is a shape, or has an entry for each axis of another."""
+    """For each input of an op, by its definition, whether it is a shape, or has an entry for each axis of another."""
     definition = op_def_registry.get(op)
     if definition is None or any(one.number_attr or one.type_list_attr for one in definition.input_arg):
-        return ()  # one of several tensors has no place of its own
+        return ()  # one of several tensors has no fixed input number
     return tuple(one.type_attr in _OF_SHAPES for one in definition.input_arg)
 
 
 def is_shape_alone(view: GraphView, constant: str, nodes: Set[str]) -> bool:
-    """Whether some nodes take a constant as a shape, or as an entry for each axis of a tensor, and never otherwise."""
+    """Whether some nodes read a constant only as a shape, or as an entry for each axis of a tensor."""
     takers = [edge for edge in view.consumers(f"{constant}:0") if edge.node in nodes]
     return all(find_shape_slots(view.op(edge.node))[edge.slot : edge.slot + 1] == (True,) for edge in takers)
 
 
 class LeftConstants:
-    """The constants of a graph for a fixed batch that nothing has told apart.
+    """The constants of a graph for a fixed batch that no rule has classified.
 
     Args:
         view: the graph for the fixed batch.
-        forward: the nodes that are not autodiff's, and not of initial values.
-        numbers: what its numbers may be.
-        changed: what was changed: nodes, or `node@slot` for one of their inputs.
-        told: constants of which it is known what they are.
+        forward: the nodes outside autodiff and outside initial values.
+        numbers: the classification of its integers.
+        changed: changes: nodes, or `node@slot` for one of their inputs.
+        told: constants of known meaning.
     """
 
     def __init__(
@@ -82,12 +84,12 @@ class LeftConstants:
         self._told = told
 
     def are_of_gradients(self, gradients: Set[str]) -> bool:
-        """Whether what is computed of gradients takes any with an axis as long as the batch was."""
+        """Whether values computed from gradients depend on any with an axis of the fixed length."""
         reached = self._reach(self._view, gradients) & self._forward
         return any(self._is_made_for_batch(tensor) for node in reached for tensor in self._view.inputs(node))
 
     def are_of_losses(self, seen: GraphView, losses: Set[str], degrees: BatchDegrees) -> bool:
-        """Whether losses, or what else is computed of batches, take any that may be of the batch."""
+        """Whether losses, or other values computed from batches, depend on any that may be of the batch."""
         reached = self._reach(seen, {node for node in seen.nodes if node not in self._view.nodes})
         reached |= seen.ancestors(losses) & self._forward
         return any(self._is_left(seen, node, degrees) for node in seen.nodes if node in reached)
@@ -113,7 +115,7 @@ class LeftConstants:
         return False
 
     def _is_told_cut(self, seen: GraphView, node: str) -> bool:
-        """Whether a node cuts along the batch, of an axis whose fixed length has told at which places."""
+        """Whether a node slices along a batch axis whose fixed length determined the positions."""
         if seen.op(node) not in CUTS:
             return False
         tensor = seen.inputs(node)[0]
@@ -122,9 +124,9 @@ class LeftConstants:
         return axis is not None and (fixed is None or fixed[axis] is not None)
 
     def _is_length(self, degrees: BatchDegrees, seen: GraphView, node: str, slot: int, number: float) -> bool:
-        """Whether a number that a node takes may be a length of the batch, or one by it.
+        """Whether a number that a node reads may be a batch length, or its reciprocal.
 
-        What divides a mean over the batch, or what is averaged over it later, is none.
+        A divisor of a mean over the batch, or of a value that is averaged over it later, is not.
         """
         op, others = seen.op(node), [tensor for place, tensor in enumerate(seen.inputs(node)) if place != slot]
         is_length = self._numbers.is_size(number)
@@ -134,21 +136,21 @@ class LeftConstants:
         if op in MULTIPLIES:
             return is_length  # a mean times the length is a sum
         are_means = all(degrees.find_degree(tensor) == 0 for tensor in others)
-        is_place = op not in _CLIPS and any(map(degrees.has_axis, others))  # one of an example, of so many
+        is_place = op not in _CLIPS and any(map(degrees.has_axis, others))  # the index of one example among that many
         return is_length and (is_place or not others or not are_means)
 
     def _is_made_for_batch(self, tensor: str) -> bool:
-        """Whether a tensor is made of constants, with an axis, or an entry, that may be as long as the batch."""
+        """Whether a tensor is computed from constants, and an axis or entry of it may be the batch length."""
         if self._view.op(split_tensor(tensor)[0]) in SHAPE_SLOT:
             return any(n and self._numbers.is_multiple(float(n)) for n in self._view.shape(tensor) or ())
         value = self._view.constant(tensor) if self._view.shape(tensor) != () else None
         return value is not None and value.ndim > 0 and self._numbers.may_be_of_batch(value)
 
     def _reach(self, seen: GraphView, begin: Set[str]) -> set[str]:
-        """Some nodes, and all that is computed of them outside of autodiff."""
+        """Some nodes, and all nodes outside autodiff that are computed from them."""
         return seen.reach(begin, self._forward)
 
 
 def find_declared_dims(node: NodeDef) -> Sequence[Any]:
-    """The lengths of axes that a node promises of tensors."""
+    """The lengths of axes that a node declares for tensors."""
     return [dim for name in _DECLARED.get(node.op, ()) for dim in node.attr[name].shape.dim]

@@ -22,21 +22,21 @@ _JOINS = ("Concat", "ConcatV2")
 _REDUCES = ("Sum", "Mean", "Max", "Min", "Prod", "All", "Any")
 _LEADING = (3, 9, 21)  # types.proto: int32, int64, variant
 _FLOWS = ("TensorArrayWriteV3", "TensorArrayScatterV3", "TensorArraySplitV3")
-"""What gives a scalar that stands for an array of tensors."""
+"""Ops that return a scalar that represents an array of tensors."""
 _PASSES = ("Enter", "Merge", "Switch", "Identity", "NextIteration", "Exit")
 
 
 def mark_open_batches(view: GraphView, initial: Set[str], losses: Set[str], autodiff: Set[str]) -> bool:
-    """Marks the batches of a graph that no front end has marked.
+    """Marks the batches of a graph without marks of a front end.
 
     Args:
-        view: the captured graph, which is its own.
-        initial: nodes that initial values need: a placeholder among them is not a batch.
+        view: the captured graph, which is modified.
+        initial: nodes on which initial values depend: a placeholder among them is not a batch.
         losses: the nodes that are differentiated.
         autodiff: the nodes that differentiate them.
 
     Returns:
-        Whether there are any, and losses take nothing of fixed length beside them, which may be a batch or not.
+        Whether there are any, and losses read no source of fixed length next to them, which may or may not be a batch.
     """
     sparse = sparse_feeds(view)
     sources = [
@@ -48,17 +48,17 @@ def mark_open_batches(view: GraphView, initial: Set[str], losses: Set[str], auto
     if any(node in needed and _is_fixed(view, node) for node in view.nodes_of(SOURCES)):
         return False
     for number, group in enumerate(_groups(view, sources, autodiff)):
-        if not all(node in sparse for node in group):  # else nothing is as long as the batch
+        if not all(node in sparse for node in group):  # else no tensor has the length of the batch
             for node in group:
                 mark_batch_of_script(view, node, number)
     return bool(sources)
 
 
 def find_unstated_vectors(view: GraphView) -> list[str]:
-    """The placeholders without a shape that are fed a number for each example, as a mask.
+    """The placeholders without a shape that are fed a number for each example, such as a mask.
 
-    A placeholder without a shape may be a scalar. One is a vector of the batch where it is reduced, which no scalar is,
-    and is combined element by element with vectors of a batch alone.
+    A placeholder without a shape may be a scalar. It is a vector of the batch if it is reduced, which no scalar is, and
+    combined elementwise with vectors of a batch only.
     """
     sources = [node for node in view.nodes_of(("Placeholder",)) if view.shape(f"{node}:0") is None]
     return [node for node in sources if _is_vector(view, node)]
@@ -83,12 +83,12 @@ def _is_vector(view: GraphView, placeholder: str) -> bool:
 
 
 def _is_open(view: GraphView, source: str) -> bool:
-    """Whether a source gives a tensor with an open first dimension, which no variable becomes."""
+    """Whether a source returns a tensor with an open first dimension that is not assigned to a variable."""
     return any(_has_open_rows(view, tensor) and not is_assigned(view, tensor) for tensor in view.outputs(source))
 
 
 def is_assigned(view: GraphView, tensor: str) -> bool:
-    """Whether a variable becomes a tensor, which is then no batch of examples."""
+    """Whether a tensor is assigned to a variable, and so is no batch of examples."""
     takers = view.consumers(tensor)
     return any(
         (view.op(edge.node) in _ASSIGNS and edge.slot == 1)
@@ -98,7 +98,7 @@ def is_assigned(view: GraphView, tensor: str) -> bool:
 
 
 def _is_fixed(view: GraphView, source: str) -> bool:
-    """Whether a source gives a tensor of fixed length, and nothing has opened it."""
+    """Whether a source returns a tensor of fixed length that nothing has opened."""
     found = [tensor for tensor in view.outputs(source) if ((view.shape(tensor) or (None,))[0] or 1) > 1]
     return any(not all(is_opened(view.nodes[edge.node]) for edge in view.consumers(tensor)) for tensor in found)
 
@@ -111,8 +111,8 @@ def _has_open_rows(view: GraphView, tensor: str) -> bool:
 def _groups(view: GraphView, sources: list[str], autodiff: Set[str]) -> list[list[str]]:
     """The sources that ops combine, in groups.
 
-    Through results of known shape integers lead alone, as lengths are, and what stands for a list of tensors. Gradient
-    rows of several lookups are put one behind the other, whatever their lengths.
+    Paths through results of known shape count only for integers, such as lengths, and for tensors that represent a list
+    of tensors. Gradient rows of several lookups are concatenated whatever their lengths.
     """
     root = {node: node for node in sources}
 
@@ -122,7 +122,7 @@ def _groups(view: GraphView, sources: list[str], autodiff: Set[str]) -> list[lis
         return node
 
     begun, of_tensor, known = set(sources), dict[str, str](), -1
-    while len(of_tensor) > known and sources:  # what a turn of a loop gives, the next one takes
+    while len(of_tensor) > known and sources:  # an iteration reads the results of the preceding one
         known = len(of_tensor)
         for node in view.topological_order():
             found = [node] if node in begun else [of_tensor[t] for t in view.inputs(node) if t in of_tensor]

@@ -30,7 +30,7 @@ _MOST_PASSES = 12
 
 
 def infer_shapes(graph_def: GraphDef) -> GraphView:
-    """Has TensorFlow infer all shapes anew."""
+    """Infers all shapes again, by TensorFlow."""
     bare = type(graph_def)()
     bare.CopyFrom(graph_def)
     drop_shapes(bare.node)
@@ -40,14 +40,14 @@ def infer_shapes(graph_def: GraphDef) -> GraphView:
 
 
 def drop_shapes(nodes: Sequence[NodeDef]) -> None:
-    """Forgets the shapes that were inferred."""
+    """Removes the inferred shapes."""
     for node in nodes:
         node.attr.pop(_SHAPES, None)
 
 
 @dataclass(frozen=True, slots=True)
 class _OpenedFunction:
-    """What a function gives for arguments of some shapes, and whether all its constants were told apart."""
+    """The results of a function for arguments of some shapes, and whether all its constants could be classified."""
 
     function: FunctionDef
     results: tuple[Shape, ...]
@@ -60,10 +60,10 @@ class OpenBodies:
     Args:
         view: the graph for the fixed batch.
         length: of the batch.
-        numbers: what numbers may be.
+        numbers: the classification of integers.
 
     Attributes:
-        are_told: whether all constants of the functions were told apart, when they were opened last.
+        are_told: whether all constants of the functions could be classified when they were last opened.
     """
 
     def __init__(self, view: GraphView, length: int, numbers: BatchNumbers) -> None:
@@ -72,13 +72,13 @@ class OpenBodies:
         self.are_told = True
 
     def change(self, seen: GraphView, opened: GraphDef, nodes: Sequence[str], constants: BatchConstants) -> bool:
-        """Opens the functions that some nodes run, and says of the nodes which results are open.
+        """Opens the functions that some nodes run, and declares the open results of the nodes.
 
         Args:
-            seen: the graph with an open batch, with its shapes as they are now.
-            opened: the same, which is changed.
+            seen: the graph with an open batch, with its current shapes.
+            opened: the same graph, which is modified.
             nodes: of the graph, some of which run functions.
-            constants: those of the graph.
+            constants: the constants of the graph.
 
         Returns:
             Whether shapes have changed.
@@ -109,9 +109,9 @@ class OpenBodies:
             wanted[slot] = self._join_shapes(shape, [now])
             for axis in _opened_axes(given[slot], wanted[slot]):
                 constants.open_input(opened, node, slot, axis)
-                self.are_told = False  # told in the next pass, if it is open then
+                self.are_told = False  # decided in the next pass, if it is open then
         is_changed = False
-        for tensor in seen.inputs(node.name):  # what keeps what the old gradients took of each turn
+        for tensor in seen.inputs(node.name):  # it stores the tensors that the old gradients read in each iteration
             maker = by_name[split_tensor(tensor)[0]]
             if maker.op in LISTS:
                 is_changed |= constants.open_list(opened, maker)
@@ -130,7 +130,7 @@ class OpenBodies:
         return _declare(node, declared, wanted)
 
     def _join_shapes(self, declared: Shape, results: Sequence[Shape]) -> Shape:
-        """A shape, open where a result is, if it may be the batch's length there."""
+        """A shape that is open where a result's is, if its length there may be the batch's."""
         if declared is None:
             return None
         may_be = [n is not None and self._numbers.may_be_length(n) for n in declared]
@@ -150,14 +150,14 @@ class OpenBodies:
         handles: Sequence[NodeDef | None],
         length: int | None = None,
     ) -> _OpenedFunction:
-        """A function for arguments of some shapes, or that are variables, which takes its place in the library.
+        """Specializes a function for arguments of some shapes, or that are variables, and replaces it in the library.
 
         Args:
-            opened: the graph, which is changed.
+            opened: the graph, which is modified.
             name: the function's.
             shapes: of its arguments.
-            handles: by argument the variable that it is, or None.
-            length: the argument that is the batch's length, if there is one.
+            handles: by argument the variable that it refers to, or None.
+            length: the argument that is the batch length, if there is one.
         """
         key = name, tuple(shapes), tuple(str(one.name) if one is not None else "" for one in handles), length
         place = next(n for n, one in enumerate(opened.library.function) if one.signature.name == name)
@@ -205,7 +205,7 @@ class OpenBodies:
         return _OpenedFunction(function, tuple(seen.shape(tensor) for tensor in results), is_told)
 
     def _find_batch(self, view: GraphView, arguments: Sequence[str], shapes: Sequence[Shape]) -> str:
-        """The argument of a function of which the first axis that is open is the batch; empty where there is none."""
+        """The argument of a function whose first open axis is the batch; empty where there is none."""
         for tensor, shape in zip(arguments, shapes, strict=True):
             is_tensor = tf.as_dtype(view.dtype(tensor)) not in (tf.resource, tf.variant)
             axis = next(_opened_axes(view.shape(tensor), shape), None) if is_tensor else None
@@ -215,7 +215,7 @@ class OpenBodies:
 
 
 def _makes_batches(seen: GraphView, node: str) -> bool:
-    """Whether a node is of what comes before batches, as the maps of a dataset are: each worker has its own."""
+    """Whether a node precedes batches, like the maps of a dataset: each worker has its own."""
     are_variants = all(tf.as_dtype(seen.dtype(tensor)) == tf.variant for tensor in seen.outputs(node))
     return are_variants or seen.op(node) == "OneShotIterator"
 
@@ -227,7 +227,7 @@ def _branches(node: NodeDef) -> Sequence[NameAttrList]:
 
 
 def _variables(seen: GraphView, tensors: Sequence[str]) -> list[NodeDef | None]:
-    """The variables among some tensors, which are handles of them."""
+    """The variables behind some tensors, which are their handles."""
     nodes = [seen.nodes[split_tensor(tensor)[0]] for tensor in tensors]
     return [node if node.op == "VarHandleOp" else None for node in nodes]
 
@@ -235,13 +235,13 @@ def _variables(seen: GraphView, tensors: Sequence[str]) -> list[NodeDef | None]:
 def _graph_of(
     function: FunctionDef, around: GraphDef, handles: Sequence[NodeDef | None]
 ) -> tuple[GraphDef, dict[str, str]]:
-    """A function's body as a graph, in which variables are its own: their handles then say what shapes they have."""
+    """A function's body as a graph with its own variables, whose handles then have shapes."""
     with knowing(around.library):
         graph_def, flat_names = function_def_to_graph_def(function)
     graph_def.library.CopyFrom(around.library)
     variables = dict(zip((arg.name for arg in function.signature.input_arg), handles, strict=True))
     for node in graph_def.node:
-        node.attr.pop("_class", None)  # the places of other graphs' nodes
+        node.attr.pop("_class", None)  # colocations with other graphs' nodes
         variable = variables.get(node.name)
         if variable is not None:
             node.op = variable.op
@@ -252,7 +252,7 @@ def _graph_of(
 
 
 def _write_back(function: FunctionDef, before: GraphDef, body: GraphDef) -> None:
-    """Has a function do what its graph does, in which nodes take other constants, and promise other shapes."""
+    """Writes a graph back to its function: changed constant inputs, and declared shapes."""
     nodes = {node.name: node for node in function.node_def}
     inputs = {node.name: list(node.input) for node in before.node}
     made = {node.name: node for node in body.node if node.name not in nodes}
@@ -271,7 +271,7 @@ def _write_back(function: FunctionDef, before: GraphDef, body: GraphDef) -> None
 
 
 def _input_of_function(taken: str, made: Mapping[str, NodeDef]) -> str:
-    """What a function calls an argument of its own, or the result of a node that was added to it."""
+    """A function's name for one of its arguments, or for the result of an added node."""
     name = split_tensor(tensor_name(taken))[0]
     if taken.startswith("^") or made[name].op == "Placeholder":
         return taken if taken.startswith("^") else name
@@ -290,7 +290,7 @@ def _dims(shape: tf.TensorShape) -> Shape:
 
 
 def _opened_as(declared: Shape, now: Shape) -> Shape:
-    """A shape that is declared, open where what begins so is."""
+    """A declared shape, open where the initial value's shape is."""
     if declared is None or now is None or len(declared) != len(now):
         return declared
     return tuple(None if is_open is None else n for n, is_open in zip(declared, now, strict=True))
@@ -302,7 +302,7 @@ def _opened_axes(given: Shape, wanted: Shape) -> Iterator[int]:
 
 
 def _declare(node: NodeDef, declared: Sequence[Shape], wanted: Sequence[Shape]) -> bool:
-    """Has a node promise results of some shapes; gives whether they are others."""
+    """Declares the shapes of a node's results; returns whether they changed."""
     if list(declared) == list(wanted):
         return False
     shapes = node.attr["output_shapes"].list

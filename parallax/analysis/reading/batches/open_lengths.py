@@ -13,18 +13,18 @@ from parallax.analysis.reading.batches.batch_lengths import Dims
 from parallax.graph.view import GraphView, split_tensor
 
 _REGROUPS = ("Reshape", "Tile")
-"""The ops that make a multiple of the batch's length of another one; others make something else of it, if they do."""
+"""The ops that derive a multiple of the batch length from another one; results of others have another meaning."""
 
 _MASKS = ("begin_mask", "end_mask", "ellipsis_mask", "new_axis_mask")
 
 
 class OpenLengths(NamedTuple):
-    """The lengths that axes had.
+    """The former lengths of axes.
 
     Attributes:
         of_batch: of axes that are multiples of the batch.
-        others: of axes beside these that are none.
-        sizes: how many entries lie along some axes of a tensor, with the batch's: a mean over them divides by that.
+        others: of axes next to these that are not.
+        sizes: numbers of entries along some axes of a tensor, including the batch's: a mean over them divides by that.
     """
 
     of_batch: Set[int] = frozenset()
@@ -33,14 +33,14 @@ class OpenLengths(NamedTuple):
 
 
 def find_open_lengths(view: GraphView, seen: GraphView, forward: Set[str]) -> OpenLengths:
-    """Compares a graph for a fixed batch with what it is when the batch is open.
+    """Compares a graph for a fixed batch with the same graph with an open batch.
 
     The first open axis of a tensor is the batch's. A length that TensorFlow cannot infer may open others.
 
     Args:
         view: the graph for the fixed batch.
-        seen: the same with an open batch, which has other nodes beside.
-        forward: the nodes to look at.
+        seen: the same with an open batch, which has additional nodes.
+        forward: the nodes to compare.
     """
     of_batch, others, sizes, multiples = set[int](), set[int](), set[int](), dict[str, int]()
     for node in seen.topological_order():
@@ -80,7 +80,7 @@ def fixed_shape(view: GraphView, tensor: str) -> Dims | None:
 
 
 def find_picked(view: GraphView, node: str) -> list[int]:
-    """The entries of a vector that a slice takes."""
+    """The entries of a vector that a slice selects."""
     vector, *bounds = view.inputs(node)
     values = [view.constant(tensor) for tensor in bounds]
     length = (view.shape(vector) or (0,))[0] or 0
@@ -92,7 +92,7 @@ def find_picked(view: GraphView, node: str) -> list[int]:
 
 
 def broadcast_dims(shapes: list[Dims]) -> Dims | None:
-    """What shapes are broadcast to; None where they do not agree."""
+    """The broadcast shape; None where shapes are incompatible."""
     try:
         return tuple(int(n) for n in np.broadcast_shapes(*shapes))
     except ValueError:

@@ -16,17 +16,17 @@ _SHAPES = "_output_shapes"
 def replace_gradients(
     opened: GraphDef, derived: GraphDef, instead: Mapping[str, tf.Tensor], autodiff: Set[str], seen: Mapping[str, str]
 ) -> GraphDef:
-    """A graph in which all take new gradients in place of old ones, which are then the new ones by name.
+    """A graph in which all consumers read new gradients instead of old ones, whose names the new ones take over.
 
-    What autodiff computed of the batch for the old ones goes. The rest stays, as the dense shape of a gradient's rows,
-    which a script may fetch.
+    Nodes by which autodiff computed the old ones from the batch are removed. The rest stays, such as the dense shape of
+    a gradient's rows, which a script may fetch.
 
     Args:
-        opened: the graph; its nodes are changed.
-        derived: a part of it with the new gradients; its nodes are changed.
-        instead: old tensor -> new tensor of the graph that `derived` is of.
-        autodiff: the nodes that autodiff made for the old ones.
-        seen: old tensor -> the name of a node that stands for it, if there is one: that goes.
+        opened: the graph; its nodes are modified.
+        derived: a part of it with the new gradients; its nodes are modified.
+        instead: old tensor -> new tensor of the graph behind `derived`.
+        autodiff: the nodes that autodiff created for the old ones.
+        seen: old tensor -> the name of its stand-in, if there is one: it is removed.
     """
     changed = type(opened)(versions=opened.versions, library=derived.library)
     functions = {function.signature.name for function in derived.library.function}
@@ -51,7 +51,7 @@ def replace_gradients(
 def _lead_to(
     nodes: Mapping[str, NodeDef], instead: Mapping[str, tf.Tensor], autodiff: Set[str], seen: Mapping[str, str]
 ) -> None:
-    """Has all but autodiff take, and wait for, what is new."""
+    """Redirects the data and control inputs of all nodes but autodiff's to the new gradients."""
     names = {old: str(new.name) for old, new in instead.items()}
     taken = {form: new for old, new in names.items() for name in (old, seen[old]) for form in _forms(name)}
     waited = {split_tensor(old)[0]: split_tensor(new)[0] for old, new in names.items()}
@@ -63,7 +63,7 @@ def _lead_to(
         if before and before[-1][0] == "^":
             now = [one for one in now if one[0] != "^"]
             for one in (one[1:] for one in before if one[0] == "^"):
-                # Who waits for a call waits for a node that takes its results.
+                # A node that waits for a call waits for a node that reads its results.
                 results = nodes[one].input if one in autodiff and one not in waited else ()
                 found = [waited[result] for tensor in results if (result := _node_of(tensor)) in waited]
                 now += [f"^{other}" for other in found or [waited.get(one, one)]]
@@ -72,19 +72,19 @@ def _lead_to(
 
 
 def _forms(name: str) -> tuple[str, str]:
-    """How a node may name a tensor that it takes."""
+    """The names by which a node may refer to an input tensor."""
     return tensor_name(name).removesuffix(":0"), tensor_name(name)
 
 
 def _become(node: NodeDef, new: tf.Tensor) -> None:
-    """A node becomes a copy of a tensor."""
+    """Turns a node into a copy of a tensor."""
     node.CopyFrom(type(node)(name=node.name, op="Identity", input=[str(new.name)]))
     node.attr["T"].type = new.dtype.base_dtype.as_datatype_enum
     node.attr[_SHAPES].list.shape.add().CopyFrom(new.shape.as_proto())
 
 
 def _find_kept(nodes: Mapping[str, NodeDef], autodiff: Set[str], delivered: Set[str]) -> list[NodeDef]:
-    """The nodes without those of autodiff that are computed of the batch and that nothing needs."""
+    """The nodes without those of autodiff that are computed from the batch and on which nothing depends."""
     needed = {name: [_node_of(one) for one in node.input] for name, node in nodes.items()}
     takers: dict[str, list[str]] = {name: [] for name in nodes}
     for name, others in needed.items():
@@ -101,7 +101,7 @@ def _find_kept(nodes: Mapping[str, NodeDef], autodiff: Set[str], delivered: Set[
 
 
 def _reach(ways: Mapping[str, Sequence[str]], begin: Iterable[str]) -> set[str]:
-    """Some nodes, and all that they lead to."""
+    """Some nodes, and all nodes reachable from them."""
     found = set(begin)
     waiting = list(found)
     while waiting:
@@ -113,5 +113,5 @@ def _reach(ways: Mapping[str, Sequence[str]], begin: Iterable[str]) -> set[str]:
 
 
 def _node_of(taken: str) -> str:
-    """The node that an input of a node names."""
+    """The node that an input refers to."""
     return taken[1:] if taken[0] == "^" else taken.partition(":")[0]

@@ -21,26 +21,25 @@ from parallax.graph.view import EXAMPLES
 
 SEEDS = ("seed", "seed2")
 _OWN_NAMES = ("_gradient_op_type", FULL, EXAMPLES)
-"""Attributes that are no structure: by which a process finds a Python object of its own, and what is only expected."""
+"""Attributes that are not structure: keys of a process's own Python objects, and mere expectations."""
 _LEFT_OUT = frozenset([*SEEDS, *_OWN_NAMES, "shared_name"])
-"""What a skeleton has in part or not at all."""
+"""Attributes that a skeleton contains in part or not at all."""
 _UUID = re.compile(rb"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}")
 _NO_NAME = re.compile(r"[^A-Za-z0-9_]")
-"""What the name of an argument has as `_` in place of."""
+"""Characters that are replaced by `_` in the name of an argument."""
 SHAPES = "_output_shapes"
 _PLAIN_NAMES = (SHAPES, "_class")
-"""Attributes that no definition of an op has, and that name no function."""
+"""Attributes that are in no op definition, and refer to no function."""
 _TEXT = 80  # characters of a value in a message
 
 
 @dataclass(frozen=True, slots=True)
 class GraphDifference:
-    """The first op, in graph order, that two graphs do not have alike.
+    """The first op, in graph order, in which two graphs differ.
 
     Attributes:
-        op: its name in the second graph; where only the first graph has it, the last op before it that both have, or
-            empty.
-        text: a sentence's end after `worker 1`: what the op is like in the second graph and in the launcher's.
+        op: its name in the second graph; where only the first graph has it, the last preceding common op, or empty.
+        text: the end of a sentence after `worker 1`: the op in the second graph and in the launcher's.
     """
 
     op: str
@@ -48,7 +47,7 @@ class GraphDifference:
 
 
 def fingerprint(graph_def: GraphDef) -> str:
-    """SHA-256 over the structure of a graph, in no order of nodes."""
+    """SHA-256 over the structure of a graph, independent of the order of nodes."""
     lines = "\n".join(f"{name} {digest}" for name, digest in sorted(node_digests(graph_def).items()))
     return hashlib.sha256(lines.encode()).hexdigest()
 
@@ -60,7 +59,7 @@ def node_digests(graph_def: GraphDef) -> dict[str, str]:
 
 
 def first_difference(launcher: GraphDef, own: GraphDef) -> GraphDifference | None:
-    """In what the structure of a graph differs from the launcher's; None when in nothing.
+    """The structural difference of a graph from the launcher's; None if there is none.
 
     Args:
         launcher: GraphDef, with shapes.
@@ -89,12 +88,12 @@ def first_difference(launcher: GraphDef, own: GraphDef) -> GraphDifference | Non
 
 
 def function_names(launcher: GraphDef, own: GraphDef) -> dict[str, str]:
-    """Name of a function in a graph -> its name in the launcher's, which has the same structure."""
+    """Name of a function in a graph -> its name in the launcher's graph, which has the same structure."""
     return {other: one for one, other in _Pairs(launcher, own).functions}
 
 
 def are_alike(first: GraphDef, second: GraphDef) -> bool:
-    """Whether two graphs have the same structure, values and expected lengths of batches."""
+    """Whether two graphs have equal structure, values and expected batch lengths."""
     if fingerprint(first) != fingerprint(second):
         return False
     return not any(
@@ -104,7 +103,7 @@ def are_alike(first: GraphDef, second: GraphDef) -> bool:
 
 
 class _Pairs:
-    """What corresponds in two graphs of the same structure.
+    """The correspondence of two graphs of equal structure.
 
     Attributes:
         nodes: of the graphs, and of the bodies of functions.
@@ -117,7 +116,7 @@ class _Pairs:
         self.nodes = [(node, by_name[node.name]) for node in first.node]
         self.functions: list[tuple[str, str]] = []
         known: set[str] = set()
-        for one, other in self.nodes:  # which grow meanwhile
+        for one, other in self.nodes:  # which grows during the iteration
             called = [(one.op, other.op)] if other.op in mine else []
             for name in one.attr:
                 pairs = zip(_find_called(one.attr[name]), _find_called(other.attr[name]), strict=True)
@@ -131,7 +130,7 @@ class _Pairs:
 
 
 def has_value(node: NodeDef) -> bool:
-    """Whether a node is a constant; its value is no part of the structure."""
+    """Whether a node is a constant; its value is not part of the structure."""
     return bool(node.op == "Const")
 
 
@@ -141,7 +140,7 @@ def value_digest(node: NodeDef) -> str:
 
 
 def values_differ(first: NodeDef, second: NodeDef) -> bool:
-    """Whether two nodes of equal structure have other values: a constant's, or the seeds of a random op."""
+    """Whether two nodes of equal structure have different values: a constant's, or the seeds of a random op."""
     if has_value(first):
         return bool(first.attr["value"].tensor != second.attr["value"].tensor)
     return any(first.attr[name].i != second.attr[name].i for name in SEEDS if name in first.attr)
@@ -156,7 +155,7 @@ class _Bodies:
 
     def digest(self, name: str) -> str:
         if name not in self._digests:
-            self._digests[name] = "itself"  # what a function that calls itself has in its body
+            self._digests[name] = "itself"  # for a recursive function
             function = self.functions[name]
             place = {arg.name: f"argument {number}" for number, arg in enumerate(function.signature.input_arg)}
             lines = [*_arguments(function), *_results(function, place)]
@@ -166,7 +165,7 @@ class _Bodies:
 
 
 def _arguments(function: FunctionDef) -> list[str]:
-    """Types of arguments, whose names may count what the process has made before, and results."""
+    """Types of arguments, whose names may contain counters of the process, and results."""
     taken = [str(arg.type) for arg in function.signature.input_arg]
     return [*taken, *(f"{arg.name} {arg.type}" for arg in function.signature.output_arg)]
 
@@ -177,7 +176,7 @@ def _results(function: FunctionDef, place: Mapping[str, str]) -> list[str]:
 
 
 def _with_arguments(node: NodeDef, place: Mapping[str, str]) -> NodeDef:
-    """A node of a function's body, with arguments by their place, and so in what says where the node is put."""
+    """A node of a function's body, with arguments replaced by their index, also in its colocation."""
     node.input[:] = [place.get(tensor, tensor) for tensor in node.input]
     if "_class" in node.attr:
         near = node.attr["_class"].list.s
@@ -186,7 +185,7 @@ def _with_arguments(node: NodeDef, place: Mapping[str, str]) -> NodeDef:
 
 
 def _skeleton(node: NodeDef, bodies: _Bodies) -> NodeDef:
-    """A copy of a node without its values, and with digests for names of functions."""
+    """A copy of a node without its values, with digests in place of function names."""
     copy = type(node)(name=node.name, device=node.device, input=_sort_controls(node.input))
     copy.op = bodies.digest(node.op) if node.op in bodies.functions else node.op
     for name, value in node.attr.items():
@@ -207,7 +206,7 @@ def _skeleton(node: NodeDef, bodies: _Bodies) -> NodeDef:
 
 
 def _is_bare(node: NodeDef, bodies: _Bodies) -> bool:
-    """Whether a node is its own skeleton, as most are: it has nothing but names, structure and plain attributes."""
+    """Whether a node is its own skeleton, as most are: it has only names, structure and plain attributes."""
     if takes_functions(node.op) or node.op in bodies.functions or has_value(node):
         return False
     if node.HasField("experimental_debug_info") or node.HasField("experimental_type"):
@@ -222,14 +221,14 @@ def _is_bare(node: NodeDef, bodies: _Bodies) -> bool:
 
 
 def _find_called(value: AttrValue) -> Iterable[NameAttrList]:
-    """The functions that an attribute names."""
+    """The functions that an attribute refers to."""
     if value.HasField("func"):
         return [value.func]
     return value.list.func if value.HasField("list") else []
 
 
 def _sort_controls(inputs: Iterable[str]) -> list[str]:
-    """Data inputs as they are, then control inputs by name: these have no order."""
+    """Data inputs in order, then control inputs by name, as these have no order."""
     names = list(inputs)
     return [n for n in names if not n.startswith("^")] + sorted(n for n in names if n.startswith("^"))
 
@@ -239,7 +238,7 @@ def _digest(node: NodeDef) -> str:
 
 
 def _how(launcher: NodeDef, own: NodeDef, their_bodies: _Bodies, own_bodies: _Bodies) -> str:
-    """In what two nodes of one name differ."""
+    """The difference of two nodes of one name."""
     wanted, found = _skeleton(launcher, their_bodies), _skeleton(own, own_bodies)
     if wanted.op != found.op:
         return f"its type is {own.op}, and the launcher's {launcher.op}"
@@ -247,7 +246,7 @@ def _how(launcher: NodeDef, own: NodeDef, their_bodies: _Bodies, own_bodies: _Bo
         return f"its inputs are {_cut(', '.join(found.input))}, and the launcher's {_cut(', '.join(wanted.input))}"
     if wanted.device != found.device:
         return f"its device is {own.device!r}, and the launcher's {launcher.device!r}"
-    # What causes a difference goes before the shapes that follow from it.
+    # The cause of a difference precedes the shapes that follow from it.
     names = sorted(wanted.attr.keys() | found.attr.keys(), key=lambda name: (name == SHAPES, name))
     name = next((n for n in names if _attribute(wanted, n) != _attribute(found, n)), "")
     inside = _inside(launcher.attr[name], own.attr[name], their_bodies, own_bodies) if name else ""
@@ -257,7 +256,7 @@ def _how(launcher: NodeDef, own: NodeDef, their_bodies: _Bodies, own_bodies: _Bo
 
 
 def _inside(launcher: AttrValue, own: AttrValue, their_bodies: _Bodies, own_bodies: _Bodies) -> str:
-    """The first difference in the bodies of the functions that two attributes name; empty when they name none."""
+    """The first difference in the bodies of the functions of two attributes; empty when there are none."""
     for theirs, mine in zip(_find_called(launcher), _find_called(own), strict=False):
         first, second = their_bodies.functions.get(theirs.name), own_bodies.functions.get(mine.name)
         if first is None or second is None or their_bodies.digest(theirs.name) == own_bodies.digest(mine.name):
@@ -281,7 +280,7 @@ def _attribute(node: NodeDef, name: str) -> AttrValue | None:
 
 
 def _shown(value: AttrValue | None) -> str:
-    """An attribute's value in a line."""
+    """An attribute's value on one line."""
     if value is None:
         return "not there"
     kind = value.WhichOneof("value")

@@ -25,17 +25,19 @@ from parallax.base.types import Graph, GraphDef, TensorProto
 _ATTRIBUTE = "_parallax_launcher_graph"
 _DIGEST = "_parallax_value"
 LARGE_BYTES = 4096
-"""Constants of this size and more are left out of the packed graph. What rules look at (axes, shapes) is smaller."""
+"""Constants of this size or more are left out of the packed graph. Constants that rules read (axes, shapes) are
+smaller.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class LauncherGraph:
-    """The launcher's graph as it has come.
+    """The launcher's graph as received.
 
     Attributes:
         graph_def: GraphDef without the values of large constants.
         digests: name of each large constant -> digest of its value.
-        others: name of a large constant -> TensorProto, where the worker's own value is not the one that counts.
+        others: name of a large constant -> TensorProto, where the worker's own value is not used.
     """
 
     graph_def: GraphDef
@@ -44,7 +46,7 @@ class LauncherGraph:
 
 
 def pack_graph(graph: Graph, large_bytes: float = LARGE_BYTES) -> bytes:
-    """The graph as it travels: compressed, with digests for the values of constants of `large_bytes` and more.
+    """The serialized graph: compressed, with digests for the values of constants of `large_bytes` and more.
 
     Args:
         graph: a tf.Graph.
@@ -64,7 +66,7 @@ def pack_graph(graph: Graph, large_bytes: float = LARGE_BYTES) -> bytes:
 
 
 def unpack_graph(data: bytes) -> LauncherGraph:
-    """What `pack_graph` made."""
+    """Unpacks the output of `pack_graph`."""
     graph_def = graph_pb2.GraphDef()
     graph_def.ParseFromString(zlib.decompress(data))
     digests = {}
@@ -76,19 +78,19 @@ def unpack_graph(data: bytes) -> LauncherGraph:
 
 
 def hold_like(graph: Graph, data: bytes) -> None:
-    """As `hold`, of a graph that `pack_graph` has packed whole; does nothing where the structure is another."""
+    """Calls `hold` with a graph that `pack_graph` has packed in full; does nothing where the structure differs."""
     launcher = unpack_graph(data)
     if first_difference(launcher.graph_def, graph.as_graph_def(add_shapes=True)) is None:
         hold(graph, launcher)
 
 
 def hold(graph: Graph, launcher: LauncherGraph) -> None:
-    """From now on `export_graph` gives the launcher's graph for this one, which must have the same structure."""
+    """Makes `export_graph` return the launcher's graph for this one, which must have the same structure."""
     setattr(graph, _ATTRIBUTE, launcher)
 
 
 def functions_meant(graph: Graph) -> dict[str, str]:
-    """Name of a function of a graph -> its name in what `export_graph` gives, where the launcher's graph has it."""
+    """Name of a function of a graph -> its name in the result of `export_graph`, where the launcher's graph has it."""
     launcher: LauncherGraph | None = getattr(graph, _ATTRIBUTE, None)
     if launcher is None:
         return {}
@@ -96,7 +98,7 @@ def functions_meant(graph: Graph) -> dict[str, str]:
 
 
 def export_graph(graph: Graph, add_shapes: bool = True) -> GraphDef:
-    """GraphDef of a graph as it shall be trained; a new one each time.
+    """GraphDef of a graph for training; a new one each time.
 
     Args:
         graph: a tf.Graph.
@@ -115,7 +117,7 @@ def export_graph(graph: Graph, add_shapes: bool = True) -> GraphDef:
             node.attr.pop(SHAPES, None)
         if node.name in launcher.digests:
             node.attr["value"].tensor.CopyFrom(launcher.others.get(node.name, mine.attr["value"].tensor))
-    found.node.extend(by_name.values())  # in the order in which they were made
+    found.node.extend(by_name.values())  # in the order of creation
     known = {function.signature.name for function in found.library.function}
     found.library.function.extend(f for f in own.library.function if f.signature.name not in known)
     return found

@@ -17,14 +17,14 @@ _MEASURES = {"shape_internal": "shape", "size_internal": "size", "zeros_like_imp
 
 
 class MeasuredTensor(NamedTuple):
-    """Of which tensor a constant was made: `what` is its `shape`, its `size`, or empty: a number everywhere."""
+    """The tensor from which a constant was made: `what` is its `shape`, its `size`, or empty for a constant fill."""
 
     tensor: str
     what: str
 
 
 def install_measures() -> None:
-    """Starts remembering; a second call changes nothing. Imports TensorFlow."""
+    """Starts recording; a second call has no effect. Imports TensorFlow."""
     from tensorflow.python.ops import array_ops
 
     for name, what in _MEASURES.items():
@@ -34,12 +34,12 @@ def install_measures() -> None:
 
 
 def measured_in(graph: Graph) -> Mapping[str, MeasuredTensor]:
-    """Constant of a graph -> of which tensor TensorFlow made it."""
+    """Constant of a graph -> the tensor from which TensorFlow made it."""
     return dict(getattr(graph, _ATTRIBUTE, {}))
 
 
 def _remembering(function: Callable[..., Tensor], what: str) -> Callable[..., Tensor]:
-    """Wraps a function that measures its first argument."""
+    """Wraps a function that reads the shape of its first argument."""
 
     @functools.wraps(function)
     def wrapper(*args: Argument, **kwargs: Argument) -> Tensor:

@@ -34,7 +34,7 @@ class Contexts:
 
     @property
     def are_none(self) -> bool:
-        """Whether there is no loop and no conditional of the old style."""
+        """Whether there is no TensorFlow 1 loop or conditional."""
         return not any(self.collected.values())
 
 
@@ -47,7 +47,8 @@ def contexts_of(graph: Graph) -> Contexts:
 def import_with_contexts(graph_def: GraphDef, contexts: Contexts) -> Graph:
     """A graph in which loops and conditionals can be differentiated; its nodes are those of a GraphDef.
 
-    Nodes that were added to the user's graph are where what they take, or wait for, is.
+    Nodes that were added to the user's graph are in the context of their inputs. 48.KeyError, ValueError| a context
+    refers to missing nodes.
 
     Raises:
         KeyError, ValueError: a context is of nodes that are not there.
@@ -85,7 +86,7 @@ def _node_of(taken: str) -> str:
 
 @contextmanager
 def in_style_of(graph: Graph) -> Iterator[None]:
-    """Within it, what is built is of the style of a graph's arrays of tensors."""
+    """A context in which arrays of tensors have the implementation of a given graph's."""
     v1 = tf.compat.v1
     is_old = any(op.type.startswith("TensorArray") for op in graph.get_operations()) and v1.control_flow_v2_enabled()
     if is_old:
@@ -98,9 +99,9 @@ def in_style_of(graph: Graph) -> Iterator[None]:
 
 
 def is_whole(graph: Graph, nodes: Set[str]) -> bool:
-    """Whether those of some nodes that are within loops and conditionals are known to be there.
+    """Whether the contexts of all given nodes within loops and conditionals are known.
 
-    What has no results, as an assertion, is not differentiated.
+    Nodes without results, such as assertions, are not differentiated.
     """
     apart = (op for op in map(graph.get_operation_by_name, nodes) if op.outputs and _context(op) is None)
     return not any(op.type not in (*_LEAVES, *_JOINS) and any(map(_is_within, op.inputs)) for op in apart)

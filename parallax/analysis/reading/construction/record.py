@@ -39,7 +39,7 @@ _INSIDE: ContextVar[bool] = ContextVar("inside autodiff", default=False)
 
 
 class Place(NamedTuple):
-    """A tensor by its name, and the graph that it is in: a function's graph, or the graph around it."""
+    """A tensor by its name, and its graph: a function's graph, or the graph around it."""
 
     graph: Graph
     name: str
@@ -50,11 +50,11 @@ class TargetGradient:
     """The gradient of one target: a tensor, or values and indices.
 
     Attributes:
-        target: of which it is the gradient.
+        target: the differentiation target.
         values: the tensor, or its rows.
         indices: the numbers of the rows.
-        is_nested: whether its rows are IndexedSlices again, as TensorFlow leaves those of a gather of a gather_nd.
-        dense_shape: of the target, as autodiff gives it with rows.
+        is_nested: whether its rows are IndexedSlices again, as TensorFlow returns for a gather of a gather_nd.
+        dense_shape: of the target, as autodiff returns it with rows.
     """
 
     target: Place
@@ -66,7 +66,7 @@ class TargetGradient:
 
 @dataclass(frozen=True, slots=True)
 class Cotangent:
-    """What autodiff had for a gradient delivered before: `tensor` is the derivative by `gradient`."""
+    """Autodiff's cotangent of a gradient delivered before: `tensor` is the derivative with respect to `gradient`."""
 
     gradient: Place
     tensor: Place
@@ -78,12 +78,12 @@ class GradientRecord:
 
     Attributes:
         first_op: number of ops in the graph before the call.
-        end_op: number of ops after it; ops with an index in [first_op, end_op) are autodiff's own.
-        gradients: what was delivered, for every target with a gradient; none where TensorFlow called autodiff itself.
-        cotangents: of the gradients delivered before, where this call went back through them.
-        of: what was differentiated, as a loss.
-        is_plain: whether it was `tf.gradients` of that by the targets, with nothing else, or a tape's of what it has
-            watched all of: it can be asked again, by `tf.gradients`.
+        end_op: number of ops after it; ops with an index in [first_op, end_op) belong to autodiff.
+        gradients: the delivered gradients, for every target that has one; none where TensorFlow called autodiff itself.
+        cotangents: of the gradients delivered before, where this call differentiated through them.
+        of: the differentiated tensors, such as a loss.
+        is_plain: whether it was a plain `tf.gradients` of these with respect to the targets, or that of a tape that
+            watched all of it: `tf.gradients` can then repeat it.
     """
 
     first_op: int
@@ -95,7 +95,7 @@ class GradientRecord:
 
 
 def install() -> None:
-    """Starts recording; a second call changes nothing. Imports TensorFlow."""
+    """Starts recording; a second call has no effect. Imports TensorFlow."""
     from tensorflow.python import pywrap_tfe
     from tensorflow.python.eager import backprop
     from tensorflow.python.framework.sparse_tensor import SparseTensor
@@ -116,17 +116,17 @@ def install() -> None:
 
 
 def records_of(graph: Graph) -> tuple[GradientRecord, ...]:
-    """What has been recorded for a graph, oldest first."""
+    """The records of a graph, oldest first."""
     return tuple(getattr(graph, _ATTRIBUTE, ()))
 
 
 def forward_op(op: Operation) -> Operation | None:
-    """The op of which an op of autodiff is the gradient, where that is known."""
+    """The forward op to which an op of autodiff belongs, where that is known."""
     return getattr(op, _FORWARD, None) or getattr(op, "_original_op", None)
 
 
 def _noting_forward(function: Callable[..., Nest]) -> Callable[..., Nest]:
-    """Wraps what tapes call for the gradients of one op: notes that op of all that is made meanwhile."""
+    """Wraps the function by which tapes compute the gradients of one op: notes that op for all ops created by it."""
 
     @functools.wraps(function)
     def wrapper(name: str, attributes: Nest, count: int, inputs: Nest, outputs: Nest, *args: Argument) -> Nest:
@@ -148,7 +148,7 @@ def _noting_forward(function: Callable[..., Nest]) -> Callable[..., Nest]:
 
 
 def _op_of(name: str, inputs: Nest, outputs: Nest) -> Operation | None:
-    """The op of a type that took and gave tensors; a tape keeps those alone that the gradient needs."""
+    """The op of a type with given inputs and outputs; a tape keeps only those that the gradient needs."""
     gave = next((tensor.op for tensor in outputs if hasattr(tensor, "op")), None)
     if gave is not None:
         return gave
@@ -158,7 +158,7 @@ def _op_of(name: str, inputs: Nest, outputs: Nest) -> Operation | None:
 
 
 def _recording(function: Callable[..., Nest], of: str, by: str) -> Callable[..., Nest]:
-    """Wraps a function that differentiates its argument `of` by its argument `by`."""
+    """Wraps a function that differentiates its argument `of` with respect to its argument `by`."""
     signature = inspect.signature(function)
 
     @functools.wraps(function)
@@ -189,7 +189,7 @@ def _recording(function: Callable[..., Nest], of: str, by: str) -> Callable[...,
 
 
 def _marking_feeds(function: Callable[..., None]) -> Callable[..., None]:
-    """Wraps the constructor of sparse tensors: marks those that a script's graph is fed."""
+    """Wraps the constructor of sparse tensors: marks those that are fed in a script's graph."""
 
     @functools.wraps(function)
     def wrapper(sparse: SparseTensor, *args: Argument, **kwargs: Argument) -> None:
@@ -209,7 +209,7 @@ def _marking_feeds(function: Callable[..., None]) -> Callable[..., None]:
 
 
 def _is_plain(arguments: Mapping[str, Argument], of: str) -> bool:
-    """Whether arguments of autodiff are tensors, and targets, alone."""
+    """Whether arguments of autodiff are only tensors and targets."""
     import tensorflow as tf
 
     given = [one for name in ("grad_ys", "stop_gradients", "output_gradients") for one in _as_list(arguments.get(name))]
@@ -219,7 +219,7 @@ def _is_plain(arguments: Mapping[str, Argument], of: str) -> bool:
 
 
 def _noting_ops(function: Callable[..., None]) -> Callable[..., None]:
-    """Wraps a method of a tape that begins or ends its watch: notes how many ops the graph has then."""
+    """Wraps a method by which a tape starts or stops watching: notes the number of ops in the graph at that time."""
 
     @functools.wraps(function)
     def wrapper(tape: GradientTape, *args: Argument) -> None:
@@ -233,9 +233,9 @@ def _noting_ops(function: Callable[..., None]) -> Callable[..., None]:
 
 
 def _has_watched(graph: Graph, arguments: Mapping[str, Argument]) -> bool:
-    """Whether a tape has watched each op between its targets and what is differentiated; true of `tf.gradients`.
+    """Whether a tape has watched each op between its targets and the differentiated tensors; true for `tf.gradients`.
 
-    Of a function's graph that is not looked for: its batch is not opened.
+    A function's graph is not checked: its batch is not opened.
     """
     if "self" not in arguments:
         return True
@@ -252,7 +252,7 @@ def _has_watched(graph: Graph, arguments: Mapping[str, Argument]) -> bool:
 
 @contextmanager
 def _inside() -> Iterator[None]:
-    """Within it, calls of autodiff are parts of another one."""
+    """A context in which calls of autodiff are parts of an outer one."""
     token = _INSIDE.set(True)
     try:
         yield
@@ -261,14 +261,14 @@ def _inside() -> Iterator[None]:
 
 
 def _with_more(targets: Nest, more: Sequence[Tensor], by: str) -> Nest:
-    """The targets with more of them: a list for `tf.gradients`, a structure for a tape."""
+    """The targets with additional ones: a list for `tf.gradients`, a structure for a tape."""
     if not more:
         return targets
     return [*_as_list(targets), *more] if by == "xs" else [targets, list(more)]
 
 
 def _without_more(result: Nest, more: Sequence[Tensor], by: str) -> tuple[Nest, list[Gradient]]:
-    """(the result for the user's targets, that for the others)."""
+    """(the result for the user's targets, that for the additional ones)."""
     if not more:
         return result, []
     if by == "xs":
@@ -281,7 +281,7 @@ def _as_list(targets: Nest) -> list[Nest]:
 
 
 def _gradients(targets: Nest, result: Nest) -> tuple[TargetGradient, ...]:
-    """What was delivered, in the order of the targets; IndexedSlices stay whole."""
+    """The delivered gradients, in the order of the targets; IndexedSlices are not split."""
     import tensorflow as tf
 
     found = []
@@ -302,13 +302,13 @@ def _cotangents(gradients: Sequence[Tensor], found: Sequence[Gradient]) -> tuple
     import tensorflow as tf
 
     pairs = zip(gradients, found, strict=True)
-    # What comes as IndexedSlices (a gather of a gradient) is named by its values.
+    # IndexedSlices (as for a gather of a gradient) are named by their values.
     tensors = [(g, c.values if isinstance(c, tf.IndexedSlices) else c) for g, c in pairs if c is not None]
     return tuple(Cotangent(_place(g), _place(c)) for g, c in tensors)
 
 
 def _tensor_of(target: Tensor | Variable) -> Tensor:
-    """A variable's handle or reference, or what a function's graph has of an eager one; other targets are tensors."""
+    """A variable's handle or reference, or a function graph's capture of an eager one; other targets are tensors."""
     import tensorflow as tf
 
     handle = getattr(target, "handle", None)
@@ -320,14 +320,14 @@ def _tensor_of(target: Tensor | Variable) -> Tensor:
 
 
 def _place(tensor: Tensor) -> Place:
-    """Where a tensor is; of IndexedSlices, where their values are."""
+    """The place of a tensor, or of the values of IndexedSlices."""
     return Place(tensor.graph, str(tensor.name))
 
 
 def _delivered_before(graph: Graph, of: Nest, targets: Nest) -> list[Tensor]:
-    """The gradients and cotangents that lie between targets and what is differentiated.
+    """The gradients and cotangents between targets and the differentiated tensors.
 
-    Autodiff computes what arrives at them on its way in any case: asking for it adds no op.
+    Autodiff computes their cotangents in any case: requesting them adds no op.
     """
     functions, outermost = _graphs_around(graph)
     names: dict[Place, None] = {}
@@ -345,7 +345,7 @@ def _delivered_before(graph: Graph, of: Nest, targets: Nest) -> list[Tensor]:
 
 
 def _graphs_around(graph: Graph) -> tuple[list[FuncGraph], Graph]:
-    """(a function's graph and the functions' graphs around it, the outermost graph that is no function's)."""
+    """(a function's graph and the enclosing function graphs, the outermost graph, which is no function's)."""
     from tensorflow.python.ops import gradients_util
 
     found = []
@@ -356,7 +356,7 @@ def _graphs_around(graph: Graph) -> tuple[list[FuncGraph], Graph]:
 
 
 def _parts_of(tensors: Tensor) -> list[Tensor]:
-    """The tensors of a structure, those of which IndexedSlices are made too."""
+    """The tensors of a structure, including the parts of IndexedSlices."""
     import tensorflow as tf
 
     flat = map(_tensor_of, tf.nest.flatten(tensors))
@@ -373,7 +373,7 @@ def _ops_of(tensors: Tensor) -> list[Operation]:
 
 
 def _ops_behind(ops: list[Operation]) -> set[Operation]:
-    """The ops that others need, also around a function that captures their results."""
+    """The ancestors of ops, also around a function that captures their results."""
     from tensorflow.python.ops import gradients_util
 
     found, waiting = set(ops), list(ops)
@@ -386,7 +386,7 @@ def _ops_behind(ops: list[Operation]) -> set[Operation]:
 
 
 def _ops_reached(ops: list[Operation], functions: list[FuncGraph]) -> set[Operation]:
-    """The ops that autodiff can go back through to these ops, as TensorFlow finds them."""
+    """The ops through which autodiff can reach these ops, determined as in TensorFlow."""
     from tensorflow.python.ops import gradients_util
 
     found: set[Operation] = set()

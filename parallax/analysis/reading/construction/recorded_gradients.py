@@ -27,12 +27,13 @@ class Record:
 
     Attributes:
         gradients: (target, values tensor, indices tensor or None) for every target with a gradient.
-        ops: the nodes that autodiff made.
-        cotangents: (gradient delivered before, the derivative by it), where this call went back through that gradient.
-        of: what was differentiated, as a loss.
-        is_plain: whether it can be asked again, as `tf.gradients` of that by the targets.
+        ops: the nodes created by autodiff.
+        cotangents: (gradient delivered before, the derivative with respect to it), where this call differentiated
+            through it.
+        of: the differentiated tensors, such as a loss.
+        is_plain: whether it can be repeated, as `tf.gradients` of these with respect to the targets.
         dense_shapes: values tensor -> the target's shape that came with it, where this call computed one.
-        forward: node that autodiff made -> the node of which it is the gradient, where that is known.
+        forward: node of autodiff -> the forward node to which it belongs, where that is known.
     """
 
     gradients: tuple[tuple[str, str, str | None], ...]
@@ -51,7 +52,7 @@ def losses_of(records: Sequence[Record]) -> set[str]:
 
 @dataclass(frozen=True, slots=True)
 class HiddenGradient:
-    """A gradient by `target`, taken within a function that `node` runs as the body of a loop or a conditional.
+    """A gradient with respect to `target`, in a function that `node` runs as the body of a loop or a conditional.
 
     `writes` says whether that function, or one that it runs, writes state.
     """
@@ -63,14 +64,14 @@ class HiddenGradient:
 
 @dataclass(frozen=True)
 class _Place:
-    """Where a graph's ops are in the captured graph: itself, or a function's graph as one call has it.
+    """The position of a graph's ops in the captured graph: itself, or a function's graph for one call.
 
     Attributes:
         graph: the tf.Graph.
         call: the name of the call; empty for the graph itself.
         names: op -> node.
-        arguments: placeholder of the function -> the tensor that the call gives it.
-        results: result of a call -> the tensor that gives it in the captured graph.
+        arguments: placeholder of the function -> the argument of the call.
+        results: result of a call -> the tensor that it becomes in the captured graph.
     """
 
     graph: Graph
@@ -80,7 +81,7 @@ class _Place:
     results: dict[str, str]
 
     def tensor(self, name: str) -> str:
-        """The tensor of the captured graph; empty where it has none."""
+        """The tensor of the captured graph; empty where there is none."""
         op, number = split_tensor(name)
         if op in self.arguments:
             return self.arguments[op]
@@ -91,7 +92,7 @@ class _Place:
 def records_in(
     graph: Graph, nodes: Sequence[str], calls: Sequence[InlinedCall], view: GraphView
 ) -> tuple[tuple[Record, ...], tuple[HiddenGradient, ...]]:
-    """What autodiff delivered, in the captured graph and in what it runs beside.
+    """The records of autodiff, in the captured graph and in functions that it runs.
 
     Args:
         graph: the user's tf.Graph.
@@ -116,7 +117,7 @@ def records_in(
 
 
 def _function_graphs(graph: Graph) -> dict[str, FuncGraph]:
-    """The graphs of the functions that a graph knows, by their names; of functions read from files there are none."""
+    """The graphs of a graph's functions, by their names; functions read from files have none."""
     found, renamed = {}, functions_meant(graph)
     for name, function in graph._functions.items():
         traced = getattr(function, "_cached_graph", None)
@@ -126,10 +127,10 @@ def _function_graphs(graph: Graph) -> dict[str, FuncGraph]:
 
 
 def _place(call: InlinedCall, graph: Graph, results: dict[str, str]) -> _Place:
-    """The ops of a function's graph as a call has them: in the function's order, some under another name."""
+    """The ops of a function's graph in one call: in the function's order, some under another name."""
     inputs = [tensor.op.name for tensor in graph.inputs]
     ops = [op.name for op in graph.get_operations() if op.name not in set(inputs)]
-    # Ops that were added to the graph after the function was made of it are in no call.
+    # Ops added to the graph after the function was made of it are in no call.
     names = {op: call.inner(node) for op, node in zip(ops, call.body, strict=False)}
     return _Place(graph, call.name, names, dict(zip(inputs, call.arguments, strict=False)), results)
 
@@ -139,7 +140,7 @@ def _nodes_of_calls(calls: Sequence[InlinedCall]) -> dict[str, tuple[str, ...]]:
 
 
 def _with_calls(nodes: list[str], within: dict[str, tuple[str, ...]]) -> frozenset[str]:
-    """The nodes, and those that the calls among them became."""
+    """The nodes, and those of the inlined calls among them."""
     found = set(nodes)
     waiting = list(nodes)
     while waiting:
@@ -179,7 +180,7 @@ def _record(one: record.GradientRecord, places: Sequence[_Place], place: _Place,
 def _find_forward(
     one: record.GradientRecord, places: Sequence[_Place], place: _Place, made: Sequence[str]
 ) -> Iterator[tuple[str, str]]:
-    """The nodes that autodiff made, each with the node of which it is the gradient."""
+    """The nodes of autodiff, each with the forward node to which it belongs."""
     ops = place.graph.get_operations()
     for number in range(one.first_op, min(one.end_op, len(made))):
         forward = record.forward_op(ops[number]) if made[number] else None
@@ -189,13 +190,13 @@ def _find_forward(
 
 
 def _has(other: _Place, op: Operation, place: _Place) -> bool:
-    """Whether an op is one of those of a place that another place is in, or is that place."""
+    """Whether an op belongs to a place that encloses another place, or to that place itself."""
     is_around = not other.call or other.call == place.call or place.call.startswith(f"{other.call}/")
     return other.graph is op.graph and is_around and op.name in other.names
 
 
 def _resolve(places: Sequence[_Place], place: _Place, tensor: record.Place) -> list[str]:
-    """A tensor as it is seen from a place; of another function's graph, in every call of that function."""
+    """A tensor resolved from a place; for another function's graph, in every call of that function."""
     own = [place] if tensor.graph is place.graph else [p for p in places if p.graph is tensor.graph]
     around = [p for p in own if not p.call or place.call.startswith(f"{p.call}/")]
     return [name for p in (around[-1:] or own) if (name := p.tensor(tensor.name))]
@@ -225,12 +226,12 @@ def _find_hidden(
 
 
 def _tensors(node: NodeDef) -> int:
-    """How many tensors a node takes."""
+    """The number of a node's input tensors."""
     return sum(not name.startswith("^") for name in node.input)
 
 
 def _run_by(node: NodeDef, library: dict[str, FunctionDef]) -> set[str]:
-    """The functions that a node runs, with those that these run."""
+    """The functions that a node runs, directly or indirectly."""
     found: set[str] = set()
     waiting = [node]
     while waiting:
@@ -243,7 +244,7 @@ def _run_by(node: NodeDef, library: dict[str, FunctionDef]) -> set[str]:
 
 
 def _outermost(target: record.Place, places: Sequence[_Place]) -> str:
-    """A target that functions captured, as the outermost graph names it; a script's, as the call of its step."""
+    """A target that functions captured, by its name in the outermost graph; a script's, as the call of its step."""
     graph, tensor = target.graph, target.graph.get_tensor_by_name(target.name)
     while hasattr(graph, "captures"):
         outer = next((o for o, inner in graph.captures if inner is tensor), None)

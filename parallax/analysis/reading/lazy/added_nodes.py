@@ -14,7 +14,7 @@ _SHAPES = "_output_shapes"
 
 
 def tell_shapes(node: NodeDef, *shapes: Shape) -> None:
-    """Notes the shapes of a node's outputs."""
+    """Records the shapes of a node's outputs."""
     node.attr[_SHAPES].Clear()
     for shape in shapes:
         known = node.attr[_SHAPES].list.shape.add(unknown_rank=shape is None)
@@ -23,12 +23,12 @@ def tell_shapes(node: NodeDef, *shapes: Shape) -> None:
 
 
 class AddedNodes:
-    """Adds nodes to a copy of a graph, under a name of their own.
+    """Adds nodes to a copy of a graph, under a separate scope.
 
     Args:
         out: the copy.
-        view: of the graph as it was.
-        scope: what the names begin with; a number follows where it is taken.
+        view: of the original graph.
+        scope: prefix of the names; a number is appended where it is in use.
     """
 
     def __init__(self, out: GraphDef, view: GraphView, scope: str) -> None:
@@ -41,7 +41,7 @@ class AddedNodes:
         self._led: dict[tuple[str, Gates], str] = {}
 
     def unique(self, indices: str) -> tuple[str, str]:
-        """(each number once `[u]`, the place of each of `indices` among them `[n]`)."""
+        """(the distinct numbers `[u]`, the position of each of `indices` among them `[n]`)."""
         node = self._node("Unique", [indices], [(None,), (None,)], [self._type(indices), tf.int32.as_datatype_enum])
         node.attr["T"].type = self._type(indices)
         node.attr["out_idx"].type = tf.int32.as_datatype_enum
@@ -65,7 +65,7 @@ class AddedNodes:
         return f"{node.name}:0"
 
     def reshape(self, tensor: str, shape: tuple[int, ...]) -> str:
-        """A tensor in another shape; -1 for what is left."""
+        """A tensor in another shape; -1 for the remaining length."""
         given = self._constant(np.asarray(shape, np.int32))
         known = tuple(None if length < 0 else length for length in shape)
         node = self._node("Reshape", [tensor, given], [known], [self._type(tensor)])
@@ -73,7 +73,7 @@ class AddedNodes:
         return f"{node.name}:0"
 
     def concatenate(self, tensors: list[str], width: int) -> str:
-        """Tensors `[n, width]` beside each other."""
+        """Concatenates tensors `[n, width]` along columns."""
         axis = self._constant(np.asarray(1, np.int32))
         node = self._node("ConcatV2", [*tensors, axis], [(None, width * len(tensors))], [self._type(tensors[0])])
         node.attr["N"].i = len(tensors)
@@ -81,7 +81,7 @@ class AddedNodes:
         return f"{node.name}:0"
 
     def split(self, tensor: str, count: int, width: int) -> list[str]:
-        """The tensors `[n, width]` that one is made of."""
+        """Splits a tensor into its tensors `[n, width]`."""
         axis = self._constant(np.asarray(1, np.int32))
         node = self._node("Split", [axis, tensor], [(None, width)] * count, [self._type(tensor)] * count)
         node.attr["num_split"].i = count
@@ -89,7 +89,7 @@ class AddedNodes:
         return [f"{node.name}:{number}" for number in range(count)]
 
     def sum_of_rows(self, rows: str, places: str, distinct: str, shape: Shape) -> str:
-        """Rows `[n, ...]` of equal places added up, as many as `distinct` has."""
+        """Sums rows `[n, ...]` of equal positions; the result has as many rows as `distinct`."""
         int32 = tf.int32.as_datatype_enum
         lengths = self._node("Shape", [distinct], [(1,)], [int32])
         lengths.attr["T"].type, lengths.attr["out_type"].type = self._type(distinct), int32
@@ -108,7 +108,7 @@ class AddedNodes:
         return self._constant(np.asarray(number, tf.as_dtype(dtype).as_numpy_dtype))
 
     def gather(self, gather: str, rows: str) -> str:
-        """What a GatherV2 takes, of other rows."""
+        """A GatherV2 like a given one, on other rows."""
         whole, _, axis = self._view.inputs(gather)
         shape = self._view.shape(whole) or ()
         node = self._node("GatherV2", [whole, rows, axis], [(None, *shape[1:])], [self._type(whole)])
@@ -119,7 +119,7 @@ class AddedNodes:
         return f"{node.name}:0"
 
     def lead_in(self, tensor: str, gates: Gates) -> str:
-        """A tensor led into branches of conditionals."""
+        """Passes a tensor into branches of conditionals."""
         if not gates:
             return tensor
         if (tensor, gates) not in self._led:
@@ -138,7 +138,7 @@ class AddedNodes:
         return f"{node.name}:0"
 
     def _node(self, op: str, inputs: list[str], shapes: list[Shape], types: list[int]) -> NodeDef:
-        """A node, and what its outputs are."""
+        """A node and its outputs."""
         name = f"{self._scope}/{op}_{len(self._made)}"
         node = self._out.node.add(name=name, op=op, input=map(input_name, inputs))
         for number, (shape, dtype) in enumerate(zip(shapes, types, strict=True)):

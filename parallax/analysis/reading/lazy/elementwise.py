@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 PASSES = ("Identity", "StopGradient", "PreventGradient", "Snapshot", "EnsureShape", "CheckNumerics")
-"""Ops that give their first input on."""
+"""Ops that pass on their first input."""
 
 ELEMENTWISE = {
     "Add": "add",
@@ -43,8 +43,8 @@ ELEMENTWISE = {
 }
 
 LARGEST_SUM = 8
-"""AddN adds up to so many tensors from left to right; more it adds in groups."""
+"""AddN adds up to this many tensors from left to right, and more of them in groups."""
 
 ADDED = {"AssignAddVariableOp": "add", "AssignSubVariableOp": "sub", "ResourceScatterAdd": "add"}
 ADDED["ResourceScatterSub"] = "sub"
-"""What a write does with what was there before."""
+"""How a write combines its value with the old one."""

@@ -32,22 +32,22 @@ from parallax.graph.view import GraphView, Shape, split_tensor
 
 _BOOL = 10  # types.proto
 _NO_NUMBERS = ("div", "rsqrt", "reciprocal", "sqrt", "pow", "log")
-"""Ops whose result may be no number, or infinite."""
+"""Ops whose result may be NaN or infinite."""
 
 
 class Execution:
-    """The update of a group, followed.
+    """The symbolic execution of a group's update.
 
     Attributes:
-        made: of which the values are.
+        made: creates the expressions.
         values: the new value of each state.
-        gradient: (values, indices): tensors of the rows that the update is given.
-        gradients: how many gradients a row of `values` has, one after the other.
-        dense: the nodes that make the rows a dense gradient.
-        inner: the nodes that read a state or compute with what was read, all for the update's writes.
+        gradient: (values, indices): tensors of the update's rows.
+        gradients: the number of gradients in a row of `values`, concatenated.
+        dense: the nodes that make the gradient dense.
+        inner: the nodes that read a state or compute with the read values, all for the update's writes.
 
     Raises:
-        NotLazyError: the update is no function of single elements, or some order is left open.
+        NotLazyError: the update is not elementwise, or some order is undefined.
     """
 
     def __init__(self, view: GraphView, handles: Handles, order: Order, group: UpdatedTogether) -> None:
@@ -69,7 +69,7 @@ class Execution:
         (self.gradient,) = self._gradients
 
     def _value(self, state: str, count: int) -> Expression:
-        """What a state is after so many writes of it."""
+        """A state after `count` writes of it."""
         key = (state, count)
         if key not in self._after:
             self._after[key] = self._write_state(state, count) if count else self.made.leaf(STATE, state)
@@ -85,7 +85,7 @@ class Execution:
         return self.made.make(ADDED[op], self._value(state, count - 1), added) if op in ADDED else added
 
     def _whole(self, tensor: str) -> Expression:
-        """An element of a tensor of the table's shape, or of one that has a single element."""
+        """An element of a tensor of the table's shape, or of a tensor with one element."""
         if tensor not in self._expressions:
             self._expressions[tensor] = self._expression(tensor)
         return self._expressions[tensor]
@@ -112,7 +112,7 @@ class Execution:
         return self._compute(node, inputs)
 
     def _elements(self, node: str) -> Sequence[str]:
-        """The inputs of a node that computes each element by itself."""
+        """The inputs of an elementwise node."""
         op, inputs = self._view.op(node), self._view.inputs(node)
         if op in PASSES or op == "Cast":
             return inputs[:1]
@@ -138,7 +138,7 @@ class Execution:
         return self.made.make(ELEMENTWISE[op], *inputs)
 
     def _read(self, node: str) -> Expression:
-        """A read of a state, of the whole or of the gradient's rows."""
+        """A read of a state, in full or of the gradient's rows."""
         state, order = self._handles.variable(node), self._order
         if state not in self._group.writes:
             raise NotLazyError(f"{self._said(node)} reads all of {state!r}, which is not updated with it")
@@ -154,7 +154,7 @@ class Execution:
         return self._value(state, count)
 
     def _sum_of_rows(self, node: str, values: str, indices: str) -> Expression:
-        """Rows among zeros: a gradient, or what is computed of sums of equal rows."""
+        """Rows among zeros: a gradient, or a function of sums of equal rows."""
         if self._is_of_sums(values, indices):
             found = self._added_to_rows(node, indices, values)
             if node_of(source_of(self._view, values)) in self.inner:
@@ -164,7 +164,7 @@ class Execution:
         return self._gradient(values, indices)
 
     def _is_of_sums(self, values: str, indices: str) -> bool:
-        """Whether rows are computed of sums of equal rows, which they are not themselves."""
+        """Whether rows are computed from sums of equal rows, and are not such sums themselves."""
         view = self._view
         tensor = source_of(view, values)
         if view.op(node_of(tensor)) not in ELEMENTWISE or columns_of(view, tensor) is not None:
@@ -184,7 +184,7 @@ class Execution:
         return self.made.leaf(GRADIENT, number)
 
     def _added_to_rows(self, write: str, indices: str, updates: str) -> Expression:
-        """What is added to rows that come once each; zero where the gradient is, if other rows are updated too."""
+        """A value added to distinct rows; zero where the gradient is, if other rows are updated too."""
         if self._view.op(node_of(source_of(self._view, indices))) not in ("Unique", "UniqueV2"):
             raise NotLazyError(f"{self._said(write)} may write a row more than once")
         added = self._of_rows(updates, indices)
@@ -195,13 +195,13 @@ class Execution:
             raise NotLazyError(f"{self._said(write)} changes rows by something other than a multiple of a gradient")
         if not any(one.op in _NO_NUMBERS for one in in_order([added])):
             return added
-        zero = self.made.constant(0)  # other rows stay as they are, also where the function is no number
+        zero = self.made.constant(0)  # other rows are unchanged, even where the function is NaN
         given = [self.made.make("ne", one, zero) for one in leaves_of([added]) if one.op == GRADIENT]
         is_given = functools.reduce(lambda one, other: self.made.make("or", one, other), given)
         return self.made.make("select", is_given, added, zero)
 
     def _of_rows(self, tensor: str, indices: str) -> Expression:
-        """An element of a tensor that has the rows of the gradient."""
+        """An element of a tensor with the rows of the gradient."""
         view = self._view
         tensor = source_of(view, tensor)
         node = node_of(tensor)
@@ -221,7 +221,7 @@ class Execution:
         return self._compute(node, inputs)
 
     def _scalar(self, tensor: str) -> Expression:
-        """A tensor of one element; constants are folded, in the type of the elements."""
+        """A tensor with one element; constants are folded, in the type of the elements."""
         view = self._view
         tensor = source_of(view, tensor)
         node = node_of(tensor)
@@ -259,7 +259,7 @@ class Execution:
 
 
 def _constant(view: GraphView, tensor: str) -> Array | None:
-    """The value of a constant, cast as the graph casts it (numpy array); None for other tensors."""
+    """The value of a constant, cast as in the graph (numpy array); None for other tensors."""
     node = node_of(source_of(view, tensor))
     if view.op(node) == "Const":
         return np.asarray(tf.make_ndarray(view.nodes[node].attr["value"].tensor))
@@ -274,13 +274,13 @@ def _is_single(shape: Shape) -> bool:
 
 
 def _is_sum(view: GraphView, tensor: str) -> bool:
-    """Whether a tensor is of sums of equal rows."""
+    """Whether a tensor consists of sums of equal rows."""
     node = node_of(tensor)
     return view.op(node) == SUM_OF_ROWS and view.op(node_of(source_of(view, view.inputs(node)[1]))) == "Unique"
 
 
 def _base_of_rows(view: GraphView, group: UpdatedTogether) -> str:
-    """The tensor of rows that all rows added by an update are functions of, element by element; empty for none."""
+    """The tensor of rows of which all rows added by an update are elementwise functions; empty for none."""
     updates = [(view.inputs(write)[1], view.inputs(write)[2]) for write in group.all_writes if _by_rows(view, write)]
     met: dict[str, None] = {}
 
@@ -317,7 +317,7 @@ def _by_rows(view: GraphView, write: str) -> bool:
 
 
 def columns_of(view: GraphView, tensor: str) -> tuple[str, int, int] | None:
-    """(the wider rows `[n, count * width]`, which columns these are, count); None where a tensor is no such rows."""
+    """(the wider rows `[n, count * width]`, the index of these columns, count); None for any other tensor."""
     tensor = source_of(view, tensor)
     if view.op(node_of(tensor)) == "Reshape":
         tensor = view.inputs(node_of(tensor))[0]

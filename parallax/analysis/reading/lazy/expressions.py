@@ -31,17 +31,17 @@ _EXACT: dict[str, np.ufunc] = {
     "eq": np.equal,
     "ne": np.not_equal,
 }
-"""The ops that IEEE 754 rounds in one way, so that folding them here changes no bit."""
+"""The ops whose rounding IEEE 754 defines, so that folding them here changes no bit."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Expression:
-    """An op on expressions, or a leaf; two that are equal are one object.
+    """An op on expressions, or a leaf; equal expressions are one object.
 
     Attributes:
-        op: as program texts call it, or one of LEAVES.
-        inputs: what it is applied to.
-        value: of a leaf: the state's variable, the scalar's tensor, the constant, or which gradient of several.
+        op: its name in program texts, or one of LEAVES.
+        inputs: its operands.
+        value: of a leaf: the state's variable, the scalar's tensor, the constant, or the index of the gradient.
     """
 
     op: str
@@ -50,7 +50,7 @@ class Expression:
 
 
 class Expressions:
-    """Makes expressions over one type of elements.
+    """Creates expressions over one element type.
 
     Args:
         dtype: numpy's type of the elements.
@@ -71,21 +71,21 @@ class Expressions:
         return self._one(CONSTANT, (), float(np.asarray(value).astype(self.dtype)))
 
     def make(self, op: str, *inputs: Expression) -> Expression:
-        """An op on expressions; a constant where its inputs are constants and it has one result on all machines."""
+        """An op on expressions; a constant if its inputs are constants and its result is equal on all hosts."""
         if op in _EXACT and all(one.op == CONSTANT for one in inputs):
             with np.errstate(all="ignore"):
                 return self.constant(_EXACT[op](*(self.dtype(one.value) for one in inputs)))
         return self._one(op, inputs, None)
 
     def copy(self, expression: Expression) -> Expression:
-        """An expression over another type, as one of these."""
+        """Copies an expression over another type into this object."""
         if expression not in self._copies:
             inputs = tuple(map(self.copy, expression.inputs))
             self._copies[expression] = self._one(expression.op, inputs, expression.value)
         return self._copies[expression]
 
     def without_gradient(self, expression: Expression) -> Expression:
-        """What an expression is where the gradient is zero, but for the signs of zeros; to reason about, not to run."""
+        """An expression with a zero gradient, except for the signs of zeros; for analysis, not for execution."""
         if expression not in self._without_gradient:
             if expression.op == GRADIENT:
                 found = self.constant(0)
@@ -97,7 +97,7 @@ class Expressions:
         return self._without_gradient[expression]
 
     def simplify(self, op: str, *inputs: Expression) -> Expression:
-        """As `make`, with zeros and ones left out where that changes the signs of zeros at most."""
+        """Like `make`, with zeros and ones removed where that changes at most the signs of zeros."""
         zeros = [_is(one, 0) for one in inputs]
         if op in ("add", "sub") and zeros[1]:
             return inputs[0]
@@ -131,12 +131,12 @@ def _is(expression: Expression, value: float) -> bool:
 
 
 def leaves_of(expressions: list[Expression]) -> list[Expression]:
-    """The leaves of expressions, each once, in the order in which they are met."""
+    """The distinct leaves of expressions, in the order of traversal."""
     return [one for one in in_order(expressions) if one.op in LEAVES]
 
 
 def in_order(expressions: list[Expression]) -> list[Expression]:
-    """Expressions and all that they are made of, inputs first, each once."""
+    """Expressions and all their subexpressions, inputs first, without repetition."""
     found: dict[Expression, None] = {}
 
     def visit(one: Expression) -> None:

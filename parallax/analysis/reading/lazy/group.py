@@ -21,12 +21,12 @@ _WALKED = (*ELEMENTWISE, *PASSES, "AddN", "Cast", "Switch", "Merge", "ClipByValu
 
 @dataclass(frozen=True, slots=True)
 class UpdatedTogether:
-    """What one update writes.
+    """The variables that one update writes.
 
     Attributes:
-        table: the variable that rows are looked up of.
+        table: the variable whose rows are looked up.
         writes: by variable, the table first: the nodes that write it, in order.
-        is_of_rows: whether it leaves all rows as they are that have no gradient.
+        is_of_rows: whether it leaves all rows without a gradient unchanged.
     """
 
     table: str
@@ -46,12 +46,12 @@ class UpdatedTogether:
 
 @dataclass(frozen=True, slots=True)
 class ConnectedVariables:
-    """Variables whose values flow into one another, element by element.
+    """Variables whose values flow into one another elementwise.
 
     Attributes:
-        table: where the walk began.
-        variables: the table and what it is connected with, in the order of the graph.
-        by_rows: the writes that take a gradient of rows.
+        table: the start of the search.
+        variables: the table and the connected variables, in the order of the graph.
+        by_rows: the writes with a gradient of rows as input.
     """
 
     table: str
@@ -60,7 +60,7 @@ class ConnectedVariables:
 
 
 def find_connected(view: GraphView, handles: Handles) -> list[ConnectedVariables]:
-    """For every table that some gradient of rows is written to, or to a slot of: what it is connected with."""
+    """For every table with a gradient of rows written to it or to a slot: the connected variables."""
     tables = [name for name, uses in handles.uses.items() if uses.lookups and uses.writes and len(uses.shape) > 0]
     found = {table: _connect(view, handles, table) for table in tables}
     slots = {
@@ -94,7 +94,7 @@ def _connect(view: GraphView, handles: Handles, table: str) -> ConnectedVariable
 
 
 def flows_into(view: GraphView, write: str, shape: tuple[int, ...]) -> tuple[list[str], list[str]]:
-    """The reads of states, and the sums of rows, that the value of a write is made of element by element."""
+    """The reads of states, and the sums of rows, from which the value of a write is computed elementwise."""
     by_rows = view.op(write) in WRITES_ROWS
     reads, sums = [], []
     waiting = [view.inputs(write)[2 if by_rows else 1]]
@@ -115,18 +115,18 @@ def flows_into(view: GraphView, write: str, shape: tuple[int, ...]) -> tuple[lis
 
 
 def may_have_shape(view: GraphView, tensor: str, shape: tuple[int, ...]) -> bool:
-    """Whether a tensor has a table's shape, or may have it: in a branch the number of its rows may not be known."""
+    """Whether a tensor has a table's shape, or may have it: in a branch the number of its rows may be unknown."""
     return _has_rows(view, tensor, shape) and (view.shape(tensor) or (0,))[0] in (None, shape[0])
 
 
 def _has_rows(view: GraphView, tensor: str, shape: tuple[int, ...]) -> bool:
-    """Whether a tensor is of rows like those of a table, however many."""
+    """Whether a tensor consists of rows like those of a table, whatever their number."""
     found = view.shape(tensor)
     return found is not None and len(found) == len(shape) and found[1:] == shape[1:]
 
 
 def takes_rows(view: GraphView, tensor: str, indices: str) -> bool:
-    """Whether a tensor is of the rows that indices say."""
+    """Whether a tensor consists of the rows at given indices."""
     node = node_of(tensor)
     if view.op(node) not in (LOOKUP, "GatherV2") or view.nodes[node].attr["batch_dims"].i:
         return False
@@ -135,14 +135,14 @@ def takes_rows(view: GraphView, tensor: str, indices: str) -> bool:
 
 
 def source_of(view: GraphView, tensor: str) -> str:
-    """The tensor that ops give on unchanged."""
+    """The tensor behind ops that pass it on unchanged."""
     while view.op(node_of(tensor)) in PASSES:
         tensor = view.inputs(node_of(tensor))[0]
     return tensor
 
 
 def _flows_from(view: GraphView, handles: Handles, read: str, shape: tuple[int, ...]) -> Iterator[str]:
-    """The writes of whole variables whose values are made of a read, element by element."""
+    """The writes of full variables whose values are computed elementwise from a read."""
     waiting, met = [read], {read}
     while waiting:
         for tensor in view.outputs(waiting.pop()):
@@ -157,7 +157,7 @@ def _flows_from(view: GraphView, handles: Handles, read: str, shape: tuple[int, 
 
 
 def order_of(view: GraphView, handles: Handles, found: list[ConnectedVariables]) -> Order:
-    """The order of everything that is done to connected variables."""
+    """The order of all ops on connected variables."""
     nodes = []
     for variable in dict.fromkeys(name for one in found for name in one.variables):
         uses = handles.uses[variable]
@@ -166,7 +166,7 @@ def order_of(view: GraphView, handles: Handles, found: list[ConnectedVariables])
 
 
 def writes_together(handles: Handles, order: Order, found: ConnectedVariables) -> dict[str, list[str]]:
-    """By variable, the writes that run with those of a gradient's rows."""
+    """By variable, the writes that run together with those of a gradient's rows."""
     seeds = order.bits(found.by_rows)
     writes = {}
     for name in found.variables:
@@ -177,7 +177,7 @@ def writes_together(handles: Handles, order: Order, found: ConnectedVariables) -
 
 
 def are_of_rows(view: GraphView, writes: dict[str, list[str]]) -> bool:
-    """Whether all writes are of rows alone."""
+    """Whether all writes are row-wise."""
     return all(view.op(write) in WRITES_ROWS for own in writes.values() for write in own)
 
 
@@ -188,13 +188,13 @@ def group_of(
 
     Args:
         view: the graph.
-        handles: of its variables.
-        order: of all that is done to them.
-        table: the variable that rows are looked up of.
+        handles: the uses of its variables' handles.
+        order: of all ops on them.
+        table: the variable whose rows are looked up.
         writes: by variable.
 
     Raises:
-        NotLazyError: they are not one update of one table.
+        NotLazyError: they do not form one update of one table.
     """
     every = [write for own in writes.values() for write in own]
     _check_variables(view, handles, order, table, writes)
@@ -221,7 +221,7 @@ def _check_variables(view: GraphView, handles: Handles, order: Order, table: str
 
 
 def _in_order(view: GraphView, order: Order, writes: list[str]) -> tuple[str, ...]:
-    """Writes of one variable in the order in which they run."""
+    """Writes of one variable in execution order."""
     found = sorted(writes, key=lambda write: sum(order.is_before(other, write) for other in writes))
     for one, other in zip(found, found[1:], strict=False):
         if not order.is_before(one, other):
@@ -232,7 +232,7 @@ def _in_order(view: GraphView, order: Order, writes: list[str]) -> tuple[str, ..
 
 
 def _check_together(view: GraphView, order: Order, writes: list[str]) -> None:
-    """All writes run, or none does, whatever is fetched that stands at an end of the graph."""
+    """Requires that all writes run or none does, for any fetch of a node at an end of the graph."""
     every = order.bits(writes)
     for node in order.ends:
         if view.op(node) not in (READ, "Const") and order.has(node, every) not in (0, every):
@@ -247,4 +247,4 @@ def _said(view: GraphView, node: str) -> str:
 
 
 class NotLazyError(Exception):
-    """An update cannot be made row by row; the text is a short sentence that names the op."""
+    """An update cannot be converted to a row-wise one; the text is a short sentence that names the op."""

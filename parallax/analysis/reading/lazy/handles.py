@@ -11,22 +11,22 @@ WRITES_ROWS = ("ResourceScatterAdd", "ResourceScatterSub")
 READ = "ReadVariableOp"
 LOOKUP = "ResourceGather"
 _PASSES = ("Identity", "Switch", "Enter")
-"""Others, a Merge among them, are no way to follow: which variable they give on is not known before they run."""
+"""Ops through which handles are followed. Others, including Merge, select the variable only at run time."""
 _NO_ACCESS = ("VariableShape", "VarIsInitializedOp")
 
 
 @dataclass(slots=True)
 class Uses:
-    """The nodes that take a variable's handle.
+    """The nodes that read a variable's handle.
 
     Attributes:
         shape: of the variable.
         dtype: its type, as TensorFlow numbers types.
-        writes: that assign to it, add to it or subtract from it.
-        reads: that read the whole.
-        lookups: that take rows.
-        others: whatever else has its handle: optimizers' ops, conditionals, ways to restore it.
-        passed: those of them that have the handle from a Switch or a loop, and the op that gives it.
+        writes: nodes that assign to it, add to it or subtract from it.
+        reads: nodes that read the full value.
+        lookups: nodes that gather rows.
+        others: all other readers of the handle: optimizers' ops, conditionals, restore ops.
+        passed: those of them that get the handle from a Switch or a loop -> the op that returns it.
     """
 
     shape: tuple[int, ...]
@@ -39,7 +39,7 @@ class Uses:
 
 
 class Handles:
-    """Variables of known shapes, and what is done with their handles.
+    """Variables of known shapes, and the uses of their handles.
 
     Attributes:
         uses: by variable op, in the order of the graph.
@@ -57,7 +57,7 @@ class Handles:
             self._follow(variable, variable, uses, "")
 
     def variable(self, node: str) -> str:
-        """The variable whose handle a node takes; empty where it takes none."""
+        """The variable whose handle a node reads; empty where there is none."""
         return self._variable.get(node, "")
 
     def _follow(self, variable: str, giver: str, uses: Uses, passed: str) -> None:
@@ -84,10 +84,10 @@ class Handles:
 
 
 def node_of(tensor: str) -> str:
-    """The node that gives a tensor."""
+    """The producer of a tensor."""
     return split_tensor(tensor)[0]
 
 
 def input_name(tensor: str) -> str:
-    """A tensor as nodes of a GraphDef name their inputs."""
+    """A tensor as an input name in a GraphDef."""
     return tensor.removesuffix(":0")

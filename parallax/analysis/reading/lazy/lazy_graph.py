@@ -18,21 +18,21 @@ _BOOL, _INT32 = 10, 3  # types.proto
 
 @dataclass(frozen=True, slots=True)
 class RowUpdate:
-    """A node to be.
+    """A row update node to be created.
 
     Attributes:
         name: of the node.
         op: UPDATE_ROWS or UPDATE_ONLY_ROWS.
         states: variables, the table first.
-        writes: the nodes that it stands in place of.
-        inner: the nodes that only those writes need, reads of the states among them.
-        dense: the nodes that make the gradient's rows a dense gradient.
+        writes: the nodes that it replaces.
+        inner: the nodes on which only those writes depend, including reads of the states.
+        dense: the nodes that make the gradient dense.
         values: tensor of the gradient's rows `[n, row...]`.
         indices: tensor of their numbers `[n]`.
         scalars: tensors of one element each.
         waits: the nodes that it runs after.
         program: its text.
-        gradients: how many gradients a row of `values` has.
+        gradients: the number of gradients in a row of `values`.
     """
 
     name: str
@@ -52,8 +52,9 @@ class RowUpdate:
 def rewrite_graph(view: GraphView, handles: Handles, updates: Sequence[RowUpdate]) -> GraphDef:
     """A copy of the graph with row updates in place of writes.
 
-    The writes stay as NoOps, which wait for the update. What computed their values goes; reads of the states stay, for
-    fetches, and nobody waits for those that nobody takes. Norms of the gradient are taken of its rows.
+    The writes remain as NoOps, which wait for the update. The nodes that computed their values are removed; reads of
+    the states remain, for fetches, and reads without consumers are no longer waited for. Norms of the gradient are
+    computed from its rows.
     """
     graph_def = view.graph_def
     out = graph_pb2.GraphDef(versions=graph_def.versions, library=graph_def.library)
@@ -74,7 +75,7 @@ def rewrite_graph(view: GraphView, handles: Handles, updates: Sequence[RowUpdate
 
 
 def wait_instead(node: NodeDef, later: Callable[[str], list[str]]) -> None:
-    """Has a node wait, in place of each node that it waits for, for those that `later` gives."""
+    """Replaces each control input of a node with the result of `later` for it."""
     controls = [name[1:] for name in node.input if name.startswith("^")]
     waits = list(dict.fromkeys(one for name in controls for one in later(name) if one != node.name))
     if waits != controls:
@@ -84,7 +85,7 @@ def wait_instead(node: NodeDef, later: Callable[[str], list[str]]) -> None:
 
 
 def waits_of(view: GraphView, handles: Handles, writes: Sequence[str], inner: frozenset[str]) -> tuple[str, ...]:
-    """What the writes and the nodes of an update wait for, outside of it, without taking it."""
+    """The control inputs from outside of the writes and nodes of an update."""
     own = {*writes, *inner}
     states = {handles.variable(write) for write in writes}
     unread = {read for state in states for read in _unread(view, handles, state)} | inner
@@ -95,12 +96,12 @@ def waits_of(view: GraphView, handles: Handles, writes: Sequence[str], inner: fr
 
 
 def _unread(view: GraphView, handles: Handles, state: str) -> list[str]:
-    """The reads of the whole that give it to nobody."""
+    """The reads of the full state without consumers."""
     return [read for read in handles.uses[state].reads if not view.consumers(f"{read}:0")]
 
 
 def _later(name: str, view: GraphView, unread: set[str] | frozenset[str]) -> list[str]:
-    """What is waited for in place of a node."""
+    """The replacements of a control input."""
     if name not in unread:
         return [name]
     needed = [*view.controls(name), *(node_of(one) for one in view.inputs(name))]
@@ -109,7 +110,7 @@ def _later(name: str, view: GraphView, unread: set[str] | frozenset[str]) -> lis
 
 
 def _forget(node: NodeDef, gone: set[str]) -> None:
-    """A node need not be where one is that went."""
+    """Removes colocations with removed nodes."""
     if "_class" not in node.attr:
         return
     places = [one for one in node.attr["_class"].list.s if one.decode().removeprefix("loc:@") not in gone]
@@ -119,7 +120,7 @@ def _forget(node: NodeDef, gone: set[str]) -> None:
 
 
 def _add(out: GraphDef, view: GraphView, one: RowUpdate) -> None:
-    """Appends the node and its inputs, and notes the shapes of the inputs; the node itself has no output."""
+    """Appends the node and its inputs, and records the shapes of the inputs; the node itself has no output."""
     dtype = view.nodes[one.states[0]].attr["dtype"].type
     device = view.nodes[one.states[0]].device
     scalars = [_scalar(out, view, tensor, dtype, f"{one.name}/scalar_{n}") for n, tensor in enumerate(one.scalars)]
@@ -145,7 +146,7 @@ def _add(out: GraphDef, view: GraphView, one: RowUpdate) -> None:
 
 
 def _scalar(out: GraphDef, view: GraphView, tensor: str, dtype: int, name: str) -> str:
-    """A tensor of one element as one of no dimension, of the update's type."""
+    """A tensor with one element as a scalar, in the update's type."""
     given = input_name(tensor)
     if view.dtype(tensor) == _BOOL:
         cast = out.node.add(name=f"{name}/number", op="Cast", input=[input_name(tensor)])

@@ -36,11 +36,11 @@ class Decay:
 
 @dataclass(frozen=True, slots=True)
 class Movement:
-    """A state is multiplied by a factor, and something is added.
+    """A state is multiplied by a factor, and a term is added.
 
     Attributes:
         factor: depends on scalars alone.
-        bound: at least the magnitude of what is added.
+        bound: an upper bound of the magnitude of the term.
         degrees: of the bound, in its states and scalars.
     """
 
@@ -50,7 +50,7 @@ class Movement:
 
 
 def missed_updates(states: Sequence[str], values: Sequence[Expression]) -> tuple[Decay | Movement, ...]:
-    """What an update without a gradient does to each state; nothing where that is not known of all, or never ends.
+    """The effect of an update without a gradient on each state; empty where it is unknown for some, or does not decay.
 
     Factors have constants in double precision, as many of them are multiplied.
 
@@ -64,7 +64,7 @@ def missed_updates(states: Sequence[str], values: Sequence[Expression]) -> tuple
     after = [made.without_gradient(value) for value in values]
     terms = _Magnitudes(made, _not_negative(made, old, values))
     found: dict[Expression, Decay | Movement] = {}
-    for _ in states:  # what a state moves by may need to know how another decays
+    for _ in states:  # the movement of a state may depend on the decay of another
         for state, value in zip(old, after, strict=True):
             factor = terms.factor(value, state)
             factor = terms.stays(value, state, after) if factor is None else factor
@@ -78,13 +78,13 @@ def missed_updates(states: Sequence[str], values: Sequence[Expression]) -> tuple
             bound = terms.upper(parts[1])
             if bound is not None and all(leaf in terms.decays for leaf in bound[1] if leaf.op == STATE):
                 if not any(leaf.op == STATE for leaf in bound[1]):
-                    return ()  # what is added stays, however many updates are missed
+                    return ()  # the added term does not vanish, however many updates are missed
                 found[state] = Movement(parts[0], *bound)
     return tuple(found[state] for state in old) if len(found) == len(old) else ()
 
 
 def _not_negative(made: Expressions, old: Sequence[Expression], values: Sequence[Expression]) -> set[Expression]:
-    """The states that are not negative after an update, whatever they were before it."""
+    """The states that are non-negative after an update, whatever they were before it."""
     known: set[Expression] = set()
     while True:
         terms = _Magnitudes(made, known)
@@ -98,8 +98,8 @@ class _Magnitudes:
     """Bounds of expressions without a gradient.
 
     Attributes:
-        decays: state -> factor, of those that are known to decay.
-        known: what such a state becomes -> factor times state.
+        decays: state -> factor, for states that are known to decay.
+        known: new value of such a state -> factor times state.
     """
 
     def __init__(self, made: Expressions, positive: set[Expression]) -> None:
@@ -108,7 +108,7 @@ class _Magnitudes:
         self.known: dict[Expression, Expression] = {}
 
     def is_positive(self, one: Expression) -> bool:
-        """Whether an expression is known to be not negative, if it is a number at all."""
+        """Whether an expression is known to be non-negative, unless it is NaN."""
         below = [*map(self.is_positive, one.inputs)]
         if one.op == CONSTANT:
             return bool(one.value >= 0)
@@ -123,12 +123,12 @@ class _Magnitudes:
         return one in self._positive
 
     def factor(self, value: Expression, state: Expression) -> Expression | None:
-        """What a state is multiplied by to give a value, made of scalars alone; None for all other values."""
+        """The factor from a state to a value, made of scalars alone; None for all other values."""
         parts = self.split(value, state)
         return parts[0] if parts is not None and parts[1] is None else None
 
     def split(self, value: Expression, state: Expression) -> tuple[Expression, Expression | None] | None:
-        """A value as (factor, rest): factor * state + rest, the rest without the state; None where it is not so."""
+        """A value as (factor, rest): factor * state + rest, the rest without the state; None for other forms."""
         make = self._made.simplify
         if value is state:
             return self._made.constant(1), None
@@ -163,7 +163,7 @@ class _Magnitudes:
         return self._made.simplify(op, one, other)
 
     def _largest(self, value: Expression, state: Expression) -> tuple[Expression, Expression | None] | None:
-        """The largest of a multiple of a state that is not negative and of zero, or of what decays."""
+        """The maximum of a multiple of a non-negative state and of zero, or of a decaying value."""
         for one, other in (value.inputs, value.inputs[::-1]):
             factor = self.factor(one, state)
             if factor is not None and self.is_positive(factor) and _is_zero(other):
@@ -171,9 +171,9 @@ class _Magnitudes:
         return None
 
     def stays(self, value: Expression, state: Expression, after: Sequence[Expression]) -> Expression | None:
-        """The factor 1 where a state is the largest that another state has had, and the other one shrinks.
+        """The factor 1 where a state is the maximum that another state has had, and the other one shrinks.
 
-        So it is of squares, which are not negative (the root of one that was would be no number).
+        This holds for squares, which are non-negative (the root of a negative one would be NaN).
         """
         if value.op != "max" or state not in value.inputs:
             return None
@@ -183,9 +183,9 @@ class _Magnitudes:
         return self._made.constant(1) if shrinks else None
 
     def shrunk(self, value: Expression) -> Expression:
-        """A value with what its states become in an update written as factor times state, where factors are constant.
+        """A value in which updated states are replaced with factor times state, where factors are constant.
 
-        m + (0 - m) * 0.1 has terms of both signs, and 0.9 m has not.
+        m + (0 - m) * 0.1 has terms of both signs, while 0.9 m has not.
         """
         if not value.inputs:
             return value
@@ -200,7 +200,7 @@ class _Magnitudes:
         return self._made.simplify(value.op, *map(self.shrunk, value.inputs))
 
     def upper(self, value: Expression) -> tuple[Expression, Degrees] | None:
-        """An expression that is at least the magnitude of a value, and its degrees; None where none is known."""
+        """An upper bound of the magnitude of a value, and its degrees; None where none is known."""
         return self._upper(self.shrunk(value))
 
     def _upper(self, value: Expression) -> tuple[Expression, Degrees] | None:
@@ -224,7 +224,7 @@ class _Magnitudes:
         return None
 
     def _exact(self, value: Expression) -> tuple[Expression, Degrees] | None:
-        """The magnitude of a value, in which nothing cancels, and its degrees; None where something may."""
+        """The magnitude of a value without cancellation, and its degrees; None where terms may cancel."""
         if value.op == CONSTANT:
             return self._made.make("abs", value), {}
         if value.op in (STATE, SCALAR):

@@ -23,11 +23,11 @@ _SCALED = ("Mul", "RealDiv", "Div", "MulNoNan", "DivNoNan")
 
 @dataclass(frozen=True, slots=True)
 class RowNorms:
-    """What is taken of rows in place of a dense gradient.
+    """The replacements of a dense gradient by its rows.
 
     Attributes:
-        instead: (node, input number) of a reduction -> the tensor that it takes.
-        copies: nodes on rows, by name: (the node that each is like, its inputs).
+        instead: (node, input number) of a reduction -> its new input.
+        copies: nodes on rows, by name: (the original node, its inputs).
     """
 
     instead: dict[Edge, str] = field(default_factory=dict)
@@ -35,7 +35,7 @@ class RowNorms:
 
 
 def norms_by_row(view: GraphView, dense: list[str]) -> RowNorms:
-    """The reductions of dense gradients that can be of their rows.
+    """The reductions of dense gradients that can be computed from their rows.
 
     Args:
         view: the graph.
@@ -50,7 +50,7 @@ def norms_by_row(view: GraphView, dense: list[str]) -> RowNorms:
 
 
 def _follow(view: GraphView, tensor: str, rows: str, found: RowNorms) -> None:
-    """Goes from a tensor that is zero but for rows on to all that is computed of it."""
+    """Follows a tensor that is zero except for some rows to all nodes computed from it."""
     for edge in view.consumers(tensor):
         op = view.op(edge.node)
         if op in _SUMS and edge.slot == 0 and _is_single(view, f"{edge.node}:0"):
@@ -62,7 +62,7 @@ def _follow(view: GraphView, tensor: str, rows: str, found: RowNorms) -> None:
 
 
 def _keeps_zeros(view: GraphView, edge: Edge, tensor: str) -> bool:
-    """Whether a node gives zero where a tensor is zero, each element by itself."""
+    """Whether a node is elementwise and maps zero to zero."""
     op, inputs = view.op(edge.node), view.inputs(edge.node)
     if op in _ONE_OPERAND:
         return edge.slot == 0
@@ -74,7 +74,7 @@ def _keeps_zeros(view: GraphView, edge: Edge, tensor: str) -> bool:
 
 
 def _leads_to_sum(view: GraphView, node: str) -> bool:
-    """Whether what a node gives is added up, perhaps after more ops on single elements."""
+    """Whether a node's result is summed, possibly after further elementwise ops."""
     takers = [edge for tensor in view.outputs(node) for edge in view.consumers(tensor)]
     return any(
         (view.op(edge.node) in _SUMS and _is_single(view, f"{edge.node}:0"))
@@ -89,7 +89,7 @@ def _is_single(view: GraphView, tensor: str) -> bool:
 
 
 def take_rows(out: GraphDef, view: GraphView, norms: RowNorms) -> None:
-    """Changes a copy of the graph: reductions take rows, of nodes that are added."""
+    """Modifies a copy of the graph: reductions read rows, from added nodes."""
     nodes = {node.name: node for node in out.node}
     shapes: dict[str, Shape] = {}
     for edge, tensor in norms.instead.items():

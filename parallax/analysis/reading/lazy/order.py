@@ -9,14 +9,14 @@ from parallax.graph.view import GraphView
 
 
 class Order:
-    """The order that tensors and control inputs give some nodes.
+    """The order of some nodes by data and control inputs.
 
     Attributes:
-        ends: the NoOps, and the nodes that no other node takes or waits for, with any of the nodes before them.
+        ends: the NoOps, and the nodes without consumers, with any of the given nodes before them.
 
     Args:
         view: the graph.
-        nodes: those that are asked about.
+        nodes: the nodes of interest.
     """
 
     def __init__(self, view: GraphView, nodes: Iterable[str]) -> None:
@@ -26,7 +26,7 @@ class Order:
         for node in view.topological_order():
             found = self._bits.get(node, 0)
             for needed in (*map(node_of, view.inputs(node)), *view.controls(node)):
-                found |= self._before.get(needed, 0)  # not there yet: what comes around in a loop
+                found |= self._before.get(needed, 0)  # not visited yet: a loop's back edge
                 used.add(needed)
             self._before[node] = found
         ends = (
@@ -36,20 +36,20 @@ class Order:
         self._together = {self._before[node] for node in self.ends} - {0}
 
     def bits(self, nodes: Iterable[str]) -> int:
-        """Some of the nodes as a set, for `has`."""
+        """Some of the nodes as a bit set, for `has`."""
         found = 0
         for node in nodes:
             found |= self._bits[node]
         return found
 
     def has(self, node: str, bits: int) -> int:
-        """Those of a set that any node is or waits for."""
+        """The members of a bit set that any node is or depends on."""
         return self._before.get(node, 0) & bits
 
     def is_before(self, one: str, other: str) -> bool:
-        """Whether a node waits for one of the nodes."""
+        """Whether a node depends on one of the nodes."""
         return one != other and bool(self.has(other, self._bits[one]))
 
     def run_together(self, one: int, other: int) -> bool:
-        """Whether a node waits for any of one set and for any of another."""
+        """Whether a node depends on any of one set and on any of another."""
         return any(found & one and found & other for found in self._together)

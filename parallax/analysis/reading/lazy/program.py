@@ -40,7 +40,7 @@ class _Text:
         self._registers: dict[Expression, str] = {}
 
     def operand(self, expression: Expression) -> str:
-        """The operand of an expression whose registers are computed in lines before it."""
+        """The operand of an expression whose registers are computed in preceding lines."""
         for one in in_order([expression]):
             if one.op not in LEAVES and one not in self._registers:
                 register = f"r{len(self._registers)}"
@@ -65,7 +65,7 @@ class _Text:
 
 
 def scalars_of(values: Sequence[Expression]) -> tuple[str, ...]:
-    """The tensors that the new values of states need as scalars, in the order of the program's."""
+    """The scalar inputs of the new values of states, in the order of the program's."""
     return tuple(one.value for one in leaves_of(list(values)) if one.op == SCALAR)
 
 
@@ -75,13 +75,13 @@ def program_text(
     values: Sequence[Expression],
     missed: Sequence[Decay | Movement],
 ) -> str:
-    """The program that gives states their new values.
+    """The program that computes the new values of states.
 
     Args:
         states: variables; the table first.
         scalars: `scalars_of(values)`.
         values: the new value of each state.
-        missed: what an update without a gradient does to each state; empty where that is not known of all.
+        missed: the effect of an update without a gradient on each state; empty where it is unknown for some.
     """
     text = _Text(states, scalars)
     operands = [text.operand(value) for value in values]

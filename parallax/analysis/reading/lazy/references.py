@@ -17,7 +17,7 @@ REASON = (
 
 
 def reference_tables(view: GraphView) -> dict[str, str]:
-    """The tables of the old kind of variable whose whole is written after rows of a slot were; and the reason."""
+    """The tables that are reference variables and are written in full after rows of a slot were; and the reason."""
     found = {}
     for node in view.nodes:
         if view.op(node) in SCATTERS:
@@ -28,7 +28,7 @@ def reference_tables(view: GraphView) -> dict[str, str]:
 
 
 def _written_with(view: GraphView, node: str) -> Iterator[str]:
-    """The variables that are written whole with what is computed of a node's result, element by element."""
+    """The variables that are written in full with an elementwise function of a node's result."""
     shape, met, waiting = view.shape(f"{node}:0"), {node}, [node]
     while waiting:
         for edge in view.consumers(f"{waiting.pop()}:0"):
@@ -41,7 +41,7 @@ def _written_with(view: GraphView, node: str) -> Iterator[str]:
 
 
 def _variable(view: GraphView, write: str) -> str:
-    """The variable that a write has the reference of."""
+    """The variable whose reference a write has."""
     node = write
     while view.inputs(node):
         node = node_of(view.inputs(node)[0])

@@ -47,19 +47,19 @@ from parallax.graph.batches import length_by_step
 from parallax.graph.view import Edge, GraphView
 
 _MOST_FUNCTIONS = 4
-"""Of a gradient row, that are worth one message."""
+"""The number of functions of a gradient row up to which one message pays off."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Sums:
-    """The sums that an update of a table takes.
+    """The sums that an update of a table reads.
 
     Attributes:
         table: the variable.
         indices: the gradient's row numbers `[n]`.
-        terms: where rows are added up -> what they are the sum of.
-        gates: where rows are added up -> the branches of conditionals that this is in.
-        met: the nodes that compute what is added up.
+        terms: edge where rows are summed -> the terms of the sum.
+        gates: edge where rows are summed -> the branches of conditionals that contain it.
+        met: the nodes that compute the summands.
     """
 
     table: str
@@ -70,20 +70,20 @@ class _Sums:
 
     @property
     def functions(self) -> tuple[Powers, ...]:
-        """The functions of gradient rows that are added up."""
+        """The functions of gradient rows that are summed."""
         return tuple(dict.fromkeys(one.powers for terms in self.terms.values() for one in terms))
 
 
 def with_rows_added_once(graph_def: GraphDef, view: GraphView) -> tuple[GraphDef, dict[str, int]]:
-    """Has equal rows added up once, in the steps of front ends.
+    """Sums equal rows once, in the steps of front ends.
 
     Args:
-        graph_def: with shapes of all outputs; it is not changed.
+        graph_def: with shapes of all outputs; it is not modified.
         view: its view.
 
     Returns:
-        A copy, or the graph itself where there are no such rows; and of each table how many functions of its rows are
-        added up.
+        A copy, or the graph itself where there are no such rows; and for each table the number of functions of its rows
+        that are summed.
     """
     if not length_by_step(view) or not any(node.op in (SUM_OF_ROWS, *WRITES_ROWS) for node in graph_def.node):
         return graph_def, {}
@@ -100,7 +100,7 @@ def with_rows_added_once(graph_def: GraphDef, view: GraphView) -> tuple[GraphDef
 
 
 def _sums_of(view: GraphView, handles: Handles, one: ConnectedVariables) -> Iterator[_Sums]:
-    """The sums that are taken of each gradient of a table."""
+    """The sums of each gradient of a table."""
     shape = handles.uses[one.table].shape
     core: dict[str, list[Edge]] = {}
     for write in one.by_rows:
@@ -118,15 +118,15 @@ def _sums_of(view: GraphView, handles: Handles, one: ConnectedVariables) -> Iter
 
 
 def _slots(view: GraphView, node: str) -> tuple[int, int]:
-    """Of a node that adds rows up: which input the rows are, and which their numbers."""
+    """The input numbers of the rows, and of their numbers, of a node that sums rows."""
     return (2, 1) if view.op(node) in WRITES_ROWS else (0, 1)
 
 
 def _sums(view: GraphView, table: str, indices: str, shape: tuple[int, ...], core: Sequence[Edge]) -> _Sums:
-    """What is added up of one gradient.
+    """The sums of one gradient.
 
     Raises:
-        NotLinearError: some of it is not linear in functions of single rows.
+        NotLinearError: a summand is not linear in functions of single rows.
     """
     by_branch: dict[str, RowTerms] = {}
 
@@ -150,12 +150,12 @@ def _sums(view: GraphView, table: str, indices: str, shape: tuple[int, ...], cor
         raise NotLinearError
     needed = view.ancestors([node_of(indices), *map(node_of, rows)])
     if any(edge.node in needed for edge in terms):
-        raise NotLinearError  # rows that are computed of what others have been added to
+        raise NotLinearError  # rows computed from sums with other rows
     return found
 
 
 def _others(view: GraphView, indices: str, shape: tuple[int, ...]) -> dict[Edge, str]:
-    """Where rows with these numbers are added up, into a tensor or over all rows together; and their numbers there."""
+    """The other edges where rows with these numbers are summed, into a tensor or over all rows; and their numbers."""
     found: dict[Edge, str] = {}
     for numbers in _copies(view, indices):
         found.update(dict.fromkeys(_others_by(view, numbers, shape), numbers))
@@ -181,7 +181,7 @@ def _others_by(view: GraphView, indices: str, shape: tuple[int, ...]) -> list[Ed
 
 
 def _copies(view: GraphView, tensor: str) -> list[str]:
-    """A tensor, what gives it on, and what leads it into branches."""
+    """A tensor, its copies, and its copies in branches."""
     found = [tensor]
     for one in found:
         takers = [edge for edge in view.consumers(one) if edge.slot == 0]
@@ -196,7 +196,7 @@ def _adds_rows(view: GraphView, node: str, rank: int) -> bool:
 
 
 def _add_once(out: GraphDef, view: GraphView, sums: _Sums, shape: tuple[int, ...]) -> None:
-    """Adds the nodes that add equal rows up, and has all take what is computed of the sums."""
+    """Adds the nodes that sum equal rows, and redirects consumers to functions of the sums."""
     made = AddedNodes(out, view, f"{sums.table}/equal_rows")
     nodes = {node.name: node for node in out.node}
     functions, width = sums.functions, math.prod(shape[1:])
@@ -238,7 +238,7 @@ def _add_once(out: GraphDef, view: GraphView, sums: _Sums, shape: tuple[int, ...
 
 
 def _drop_unused(out: GraphDef, nodes: set[str]) -> None:
-    """Removes those of some nodes that nobody takes or waits for."""
+    """Removes those of some nodes that have no consumers."""
     left = {node.name: node for node in out.node}
     while True:
         used = {name.removeprefix("^").split(":")[0] for node in left.values() for name in node.input}

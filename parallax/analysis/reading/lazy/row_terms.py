@@ -20,11 +20,11 @@ _MOST_TERMS = 8
 Powers = tuple[tuple[str, int], ...]
 """A product of tensors of gradient rows: each with its power, in the order of their names."""
 Gates = tuple[tuple[str, int], ...]
-"""The conditionals that a tensor has been led into: the predicate of each, and the branch, outer ones first."""
+"""The conditionals into which a tensor was passed: the predicate of each, and the branch, outer ones first."""
 
 
 class NotLinearError(Exception):
-    """Something is not linear in functions of single gradient rows."""
+    """A value is not linear in functions of single gradient rows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,8 +33,8 @@ class RowTerm:
 
     Attributes:
         powers: the rows; empty where there are none.
-        over: tensors that it is multiplied by: of one element, or rows that are taken of a whole table.
-        under: those that it is divided by.
+        over: tensors that multiply it: with one element, or rows gathered from a full table.
+        under: tensors that divide it.
         is_negative: whether it is subtracted.
     """
 
@@ -44,7 +44,7 @@ class RowTerm:
     is_negative: bool = False
 
     def times(self, other: RowTerm) -> RowTerm:
-        """The product of two."""
+        """The product of two terms."""
         powers = Counter(dict(self.powers)) + Counter(dict(other.powers))
         return RowTerm(
             tuple(sorted(powers.items())),
@@ -54,22 +54,22 @@ class RowTerm:
         )
 
     def negative(self) -> RowTerm:
-        """The same with the other sign."""
+        """The term with the opposite sign."""
         return replace(self, is_negative=not self.is_negative)
 
 
 class RowTerms:
-    """The terms of tensors that lie beside one gradient's row numbers.
+    """The terms of tensors that are aligned with one gradient's row numbers.
 
     Args:
         view: the graph.
-        indices: the row numbers `[n]`, as they are where the tensors are.
+        indices: the row numbers `[n]`, as seen where the tensors are.
         row_shape: of the table.
 
     Rows that were led into branches of conditionals are named as outside of them.
 
     Attributes:
-        met: the nodes that compute with gradient rows and factors, and those that take rows of whole tables.
+        met: the nodes that compute with gradient rows and factors, and those that gather rows of full tables.
     """
 
     def __init__(self, view: GraphView, indices: str, row_shape: tuple[int, ...]) -> None:
@@ -79,10 +79,10 @@ class RowTerms:
         self.met: dict[str, None] = {}
 
     def of(self, tensor: str) -> tuple[RowTerm, ...]:
-        """The terms that a tensor `[n, row...]` is the sum of.
+        """The terms of which a tensor `[n, row...]` is the sum.
 
         Raises:
-            NotLinearError: it is no such sum.
+            NotLinearError: it is not such a sum.
         """
         tensor = source_of(self._view, tensor)
         if tensor not in self._known:
@@ -105,7 +105,7 @@ class RowTerms:
         return self._find_terms(tensor, node)
 
     def _rows(self, tensor: str) -> tuple[RowTerm, ...]:
-        """Gradient rows that are not looked into."""
+        """Gradient rows that are treated as opaque."""
         source, gates = led_from(self._view, tensor)
         if gates != self._gates:
             raise NotLinearError  # computed in a branch
@@ -144,13 +144,13 @@ class RowTerms:
         return tuple(one.times(inverse) for one in self.of(first))
 
     def _has_rows(self, tensor: str) -> bool:
-        """Whether a tensor is of rows like the table's."""
+        """Whether a tensor consists of rows like the table's."""
         shape = self._view.shape(tensor)
         return shape is not None and len(shape) == len(self._row_shape) + 1 and shape[1:] == self._row_shape
 
 
 def led_from(view: GraphView, tensor: str) -> tuple[str, Gates]:
-    """Where a tensor comes from that was given on, and led into branches."""
+    """The origin of a tensor that was copied, and passed into branches."""
     gates: list[tuple[str, int]] = []
     while True:
         tensor = source_of(view, tensor)

@@ -42,15 +42,15 @@ _FOR_UPDATES = frozenset({*ELEMENTWISE, "Identity", SUM_OF_ROWS, "Unique", "Stri
 
 @dataclass(frozen=True, slots=True)
 class LazyTable:
-    """A table that a gradient of rows is written to, and whether its update is made by row.
+    """A table with a gradient of rows, and whether its update is converted to a row-wise one.
 
     Attributes:
-        table: the variable that rows are looked up of.
-        states: the table and its slots, as the node takes them; empty where the update stays as it is.
+        table: the variable whose rows are looked up.
+        states: the table and its slots, in the node's order; empty where the update stays unchanged.
         node: the ParallaxUpdateRows node; empty where there is none.
         program: its text.
-        reason: why the update stays as it is: a sentence that names the op; empty where it does not.
-        removed: the nodes that computed with whole states, which the graph no longer has.
+        reason: why the update stays unchanged: a sentence that names the op; empty where it does not.
+        removed: the nodes that computed with full states, which the graph no longer has.
     """
 
     table: str
@@ -62,14 +62,14 @@ class LazyTable:
 
 
 def lazy_updates(graph_def: GraphDef, known: GraphView | None = None) -> tuple[GraphDef, tuple[LazyTable, ...]]:
-    """Makes updates of whole tables updates by row, where they are proven the same.
+    """Converts updates of whole tables to row-wise ones, where they are proven equal.
 
     Args:
-        graph_def: with shapes of all outputs; it is not changed.
-        known: its view, where there is one.
+        graph_def: with shapes of all outputs; it is not modified.
+        known: its view, if there is one.
 
     Returns:
-        A copy with the nodes, or the graph itself where there are none; and what was found of each table whose update
+        A copy with the nodes, or the graph itself where there are none; and the result for each table whose update
         changes more rows than a gradient has.
     """
     if not any(node.op in (SUM_OF_ROWS, *WRITES_ROWS, *SCATTERS) for node in graph_def.node):
@@ -104,7 +104,7 @@ def _row_update(view: GraphView, handles: Handles, order: Order, group: UpdatedT
     """The node for a table.
 
     Raises:
-        NotLazyError: the update is to stay as it is.
+        NotLazyError: the update must stay unchanged.
     """
     done = Execution(view, handles, order, group)
     _check_readers(view, handles, order, group, done)
@@ -140,7 +140,7 @@ def _row_update(view: GraphView, handles: Handles, order: Order, group: UpdatedT
 
 
 def _before_merging(view: GraphView, values: str, indices: str) -> tuple[str, str] | None:
-    """Rows, and which they are, before equal ones were added up, which the update does itself; None if none were."""
+    """Rows and their numbers before equal ones were summed, which the update does itself; None if none were."""
     sums, unique = node_of(values), node_of(indices)
     if (view.op(sums), view.op(unique), indices) != (SUM_OF_ROWS, "Unique", f"{unique}:0"):
         return None
@@ -149,12 +149,12 @@ def _before_merging(view: GraphView, values: str, indices: str) -> tuple[str, st
 
 
 def _needed_alone(view: GraphView, update: frozenset[str], kept: set[str]) -> frozenset[str]:
-    """The nodes that add equal rows up, or compute of them, for an update and for nobody else.
+    """The nodes that sum equal rows, or compute with the sums, for an update and no other consumer.
 
     Args:
         view: the graph.
         update: the nodes of the update.
-        kept: nodes that are none of these, with what they take.
+        kept: nodes to keep, with their inputs.
     """
     found: set[str] = set()
     waiting = [node_of(one) for node in sorted(update) for one in view.inputs(node)]
@@ -169,7 +169,7 @@ def _needed_alone(view: GraphView, update: frozenset[str], kept: set[str]) -> fr
 
 
 def _check_readers(view: GraphView, handles: Handles, order: Order, group: UpdatedTogether, done: Execution) -> None:
-    """Nothing else takes a whole state, or what is computed of one, in the run of an update."""
+    """Requires that no other node reads a full state, or a value computed from one, in the run of an update."""
     writes, own = order.bits(group.all_writes), {*done.inner, *group.all_writes}
     reads = [read for state in group.states for read in handles.uses[state].reads]
     reads += [lookup for state in group.states[1:] for lookup in handles.uses[state].lookups]

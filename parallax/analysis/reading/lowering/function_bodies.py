@@ -18,7 +18,7 @@ class Functions:
 
     Args:
         library: a FunctionDefLibrary.
-        differs: whether an op type gives, or may give, every worker something else for the same inputs.
+        differs: whether an op type returns, or may return, other values on every worker from the same inputs.
     """
 
     def __init__(self, library: FunctionLibrary, differs: Callable[[str], bool]) -> None:
@@ -38,14 +38,14 @@ class Functions:
         return [name for name in found if name in self._functions]
 
     def find_written(self, name: str) -> frozenset[int]:
-        """The numbers of the arguments that are variables which the body writes."""
+        """The indices of the arguments that are variables written by the body."""
         if name not in self._written:
-            self._written[name] = frozenset()  # a function that calls itself
+            self._written[name] = frozenset()  # a recursive function
             self._written[name] = self._written_by(self._functions[name])
         return self._written[name]
 
     def differing_op(self, name: str) -> str:
-        """An op of the body that gives every worker something else, as `function/node`; empty where there is none."""
+        """An op of the body that returns other values on every worker, as `function/node`; empty if there is none."""
         if name not in self._differing:
             self._differing[name] = ""
             for node in self._functions[name].node_def:
@@ -76,13 +76,13 @@ class Functions:
         return frozenset(number for number in found if number is not None)
 
     def written_slots(self, node: NodeDef) -> frozenset[int]:
-        """Which inputs of a node are variables that the functions which it calls write."""
+        """The inputs of a node that are variables written by the functions that it calls."""
         first = 1 if node.op in ("If", "StatelessIf", "Case", "StatelessCase") else 0
         return frozenset(first + number for name in self.of_node(node) for number in self.find_written(name))
 
 
 def _is_variable_op(node: NodeDef) -> bool:
-    """Whether an op reads or writes what its handle names: how the caller holds that variable is what counts."""
+    """Whether an op reads or writes the resource of its handle: the state of the caller's variable decides."""
     return state_op(node.op, sum(not i.startswith("^") for i in node.input)) is not None
 
 
@@ -92,6 +92,6 @@ def functions_of(view: GraphView, differs: Callable[[str], bool]) -> Functions:
 
 
 def is_stateful(op: str) -> bool:
-    """Whether TensorFlow declares that an op may give something else for the same inputs."""
+    """Whether TensorFlow declares that an op may return other values from the same inputs."""
     definition = op_definition(op)
     return definition is not None and bool(definition.is_stateful)

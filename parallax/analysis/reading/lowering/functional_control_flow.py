@@ -31,11 +31,11 @@ _INT, _BOOL, _RESOURCE = 3, 10, 20  # types.proto
 
 
 _Asked = dict[tuple[str, ...], list[str]]
-"""The index of a Case, what it waits for, and how many branches there are -> for each the boolean that decides."""
+"""The index of a Case, its control inputs, and the number of branches -> the predicate of each."""
 
 
 class _LoweredBranch(NamedTuple):
-    """A branch: its name, what it runs, and the value, 0 or 1, of the predicate with which it is taken."""
+    """A branch: its name, its function, and the value, 0 or 1, of the predicate with which it is taken."""
 
     name: str
     function: NameAttrList
@@ -44,13 +44,13 @@ class _LoweredBranch(NamedTuple):
 
 
 def lower_control_flow(graph_def: GraphDef, lowers_all: bool = False) -> GraphDef:
-    """A copy of the graph in which no conditional writes a variable, or asks whether one is initialized.
+    """A copy of the graph in which no conditional writes a variable, or queries whether one is initialized.
 
     The graph itself where there is none at its top level.
 
     Args:
         graph_def: the graph.
-        lowers_all: whether there shall be no others either, and no functional loops.
+        lowers_all: whether all other conditionals, and functional loops, are lowered too.
     """
     functions = Functions(graph_def.library, lambda op: False)
     found = list(filter(_is_conditional, graph_def.node))
@@ -76,7 +76,7 @@ def has_control_flow(graph_def: GraphDef) -> bool:
 
 
 def _find_loops(graph_def: GraphDef) -> dict[str, list[int]]:
-    """Name of each functional loop of which a variable may change from turn to turn -> these, by number."""
+    """Name of each functional loop with variables that may change between iterations -> their indices."""
     functions = {function.signature.name: function for function in graph_def.library.function}
     loops = [node for node in graph_def.node if node.op in LOOPS]
     found = {node.name: varying_slots(node, functions[node.attr["body"].func.name]) for node in loops}
@@ -88,12 +88,12 @@ def _is_conditional(node: NodeDef) -> bool:
 
 
 def conditional_of(node: str) -> str:
-    """The name of the conditional or the loop that a node was in; the node's own, where it was in none."""
+    """The name of the conditional or the loop that contained a node; the node's own, where there was none."""
     return node.partition(f"/{_SCOPE}/")[0]
 
 
 def _lower(out: GraphDef, node: NodeDef, asked: _Asked) -> None:
-    """Appends what an If or a Case becomes, which may ask as one did before it."""
+    """Appends the lowered form of an If or a Case, which may share predicates with a preceding one."""
     scope = f"{node.name}/{_SCOPE}"
     data = [i for i in node.input if not i.startswith("^")]
     controls = [i for i in node.input if i.startswith("^")]
@@ -109,7 +109,7 @@ def _lower(out: GraphDef, node: NodeDef, asked: _Asked) -> None:
         for number, (tensor, dtype) in enumerate(zip(data[1:], node.attr["Tin"].list.type, strict=True)):
             name = f"{scope}/{branch.name}_input_{number}"
             switch = _add(out, name, "Switch", [tensor, branch.predicate], T=dtype)
-            if dtype == _RESOURCE:  # a handle is on its variable's device
+            if dtype == _RESOURCE:  # a handle has its variable's device
                 out.node[-1].attr["_class"].list.s.append(f"loc:@{tensor.split(':')[0]}".encode())
             taken.append(f"{switch}:{branch.side}")
         call = out.node.add()
@@ -143,7 +143,7 @@ def _sides(out: GraphDef, node: NodeDef, scope: str, tensor: str, controls: list
 def _cases(
     out: GraphDef, node: NodeDef, scope: str, tensor: str, controls: list[str], asked: _Asked
 ) -> list[_LoweredBranch]:
-    """The branches of a Case; the last one is taken for all numbers that are no other's."""
+    """The branches of a Case; the last one is taken for all other indices."""
     functions = node.attr["branches"].list.func
     asks = (tensor, *controls, str(len(functions)))
     if asks not in asked:
@@ -153,7 +153,7 @@ def _cases(
 
 
 def _compare_index(out: GraphDef, scope: str, tensor: str, count: int, controls: list[str]) -> list[str]:
-    """For each of several branches a boolean: whether an index is its number; for the last one, whether no other's."""
+    """For each of several branches a boolean: whether an index selects it; for the last one, whether no other does."""
     found, is_any = [], ""
     for number in range(count - 1):
         constant = out.node.add(name=f"{scope}/number_{number}", op="Const")
@@ -165,20 +165,20 @@ def _compare_index(out: GraphDef, scope: str, tensor: str, count: int, controls:
 
 
 def connect_optionals(graph_def: GraphDef) -> GraphDef:
-    """A copy of the graph in which gradients take what a branch gives them, in place of optional tensors of it.
+    """A copy of the graph in which gradients read a branch's tensors directly, instead of its optional tensors.
 
-    A functional conditional gives what its gradient needs of either branch as optional tensors. The gradient of a
-    branch takes values of this branch alone, and runs if it has run.
+    A functional conditional returns the tensors of either branch that its gradient reads as optional tensors. The
+    gradient of a branch reads values of this branch alone, and runs if it has run.
     """
     if not any(node.op == _GETS for node in graph_def.node):
         return graph_def
     out = type(graph_def)()
     out.CopyFrom(graph_def)
-    while _connect_values(out):  # those of a branch in a branch are known where those around it are connected
+    while _connect_values(out):  # those of nested branches are known once the enclosing ones are connected
         pass
     if not any(node.op in (_GETS, "OptionalHasValue") for node in out.node):
         for node in out.node:
-            if node.op == "OptionalFromValue":  # nobody takes it
+            if node.op == "OptionalFromValue":  # it has no consumers
                 name, waits = node.name, [f"^{taken.split(':')[0]}" for taken in node.input if taken[0] != "^"]
                 node.Clear()
                 node.name, node.op = name, "OptionalNone"
@@ -187,7 +187,7 @@ def connect_optionals(graph_def: GraphDef) -> GraphDef:
 
 
 def _connect_values(graph_def: GraphDef) -> bool:
-    """Replaces what gives values of optional tensors of a graph, where these are known; whether there was any."""
+    """Replaces reads of optional tensors of a graph, where their values are known; returns whether there were any."""
     view, is_any = GraphView(graph_def), False
     for name, node in view.nodes.items():
         found = _find_value(view, name) if node.op == _GETS else None
@@ -201,14 +201,14 @@ def _connect_values(graph_def: GraphDef) -> bool:
 
 
 class _OptionalValue(NamedTuple):
-    """What is in an optional tensor: a tensor, or zeros of its shape."""
+    """The value of an optional tensor: a tensor, or zeros of its shape."""
 
     tensor: str
     are_zeros: bool
 
 
 def _find_value(view: GraphView, getter: str) -> _OptionalValue | None:
-    """What an OptionalGetValue gives; None where it is unknown."""
+    """The result of an OptionalGetValue; None where it is unknown."""
     sides = {branch.predicate: branch.taken for branch in branches_of(view)[getter]}
     tensor, are_zeros = view.inputs(getter)[0], False
     while True:
@@ -234,7 +234,7 @@ def _is_taken(branches: Branches, sides: Mapping[str, int]) -> bool:
 
 
 def _predicate(out: GraphDef, node: NodeDef, scope: str, tensor: str, controls: list[str]) -> str:
-    """The predicate as a boolean scalar, after what the conditional waits for; other types are true unless zero."""
+    """The predicate as a boolean scalar, after the conditional's control inputs; other types are true unless zero."""
     dtype = node.attr["Tcond"].type
     if dtype == _BOOL or not dtype:
         return _add(out, f"{scope}/predicate", "Identity", [tensor, *controls], T=_BOOL)
@@ -259,11 +259,11 @@ _SHAPES = "_output_shapes"
 
 
 def varying_slots(node: NodeDef, body: FunctionDef) -> list[int]:
-    """The inputs of a loop that may be others in the next turn.
+    """The inputs of a loop that may change between iterations.
 
     Args:
         node: the loop.
-        body: the function that a turn runs.
+        body: the function of an iteration.
     """
     arguments, results = body.signature.input_arg, body.signature.output_arg
     given = [body.ret[result.name] for result in results]
@@ -273,13 +273,13 @@ def varying_slots(node: NodeDef, body: FunctionDef) -> list[int]:
 
 
 def lower_loop(out: GraphDef, node: NodeDef, scope: str, varying: list[int]) -> None:
-    """Appends what a While becomes: a frame that has its name, in which the condition and the body are calls.
+    """Appends the lowered form of a While: a frame of the same name, in which the condition and the body are calls.
 
     Args:
         out: the graph.
         node: the loop.
-        scope: where the frame's nodes are.
-        varying: the inputs that may be others in the next turn, at least one.
+        scope: the scope of the frame's nodes.
+        varying: the inputs that may change between iterations, at least one.
     """
     tensors = [name for name in node.input if not name.startswith("^")]
     controls = [name for name in node.input if name.startswith("^")]
@@ -290,7 +290,7 @@ def lower_loop(out: GraphDef, node: NodeDef, scope: str, varying: list[int]) -> 
         enter.attr["frame_name"].s = scope.encode()
         enter.attr["is_constant"].b = slot not in varying
         enter.attr["parallel_iterations"].i = node.attr["parallel_iterations"].i or 10
-        if dtype == _RESOURCE:  # a handle is on its variable's device
+        if dtype == _RESOURCE:  # a handle has its variable's device
             enter.attr["_class"].list.s.append(f"loc:@{tensor.split(':')[0]}".encode())
         starts.append(enter.name)
         taken.append(enter.name)

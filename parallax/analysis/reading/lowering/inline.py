@@ -29,10 +29,10 @@ class InlinedCall:
 
     Attributes:
         name: of the call.
-        function: that it called.
-        arguments: the tensors that it took, in order.
+        function: the called function.
+        arguments: the input tensors, in order.
         body: the names of the function's nodes, in its order; in the graph they are under the call's name.
-        results: the nodes that give its results, in order.
+        results: the nodes of its results, in order.
     """
 
     name: str
@@ -49,8 +49,8 @@ class InlinedCall:
 def inline_calls(graph_def: GraphDef) -> tuple[GraphDef, tuple[InlinedCall, ...]]:
     """A copy of the graph without function calls at its top level, and the calls.
 
-    The graph is returned itself when it holds none. A function that calls itself is left alone below a depth of 50.
-    Calls within a function come after the call of that function.
+    The graph itself is returned when it has none. Recursive functions are expanded to a depth of 50. Calls within a
+    function follow the call of that function.
     """
     calls: list[InlinedCall] = []
     with knowing(graph_def.library) if _has_calls(graph_def) else nullcontext():
@@ -63,7 +63,7 @@ def inline_calls(graph_def: GraphDef) -> tuple[GraphDef, tuple[InlinedCall, ...]
 
 @contextmanager
 def knowing(library: FunctionLibrary) -> Iterator[None]:
-    """Within it, functions may be read whose nodes run others of the library under their names, as ops."""
+    """A context in which functions can be imported whose nodes run others of the library under their names, as ops."""
     with tf.Graph().as_default():
         tf.graph_util.import_graph_def(graph_pb2.GraphDef(library=library), name="")
         yield
@@ -75,7 +75,7 @@ def _has_calls(graph_def: GraphDef) -> bool:
 
 
 def _find_callee(node: NodeDef, functions: Mapping[str, FunctionDef]) -> FunctionDef | None:
-    """The function that a node calls, by a call op or under the function's own name as a Defun does."""
+    """The function that a node calls, by a call op or under the function's own name as for a Defun."""
     if node.op in _CALLS:
         return functions.get(node.attr["f"].func.name)
     function = functions.get(node.op)
@@ -83,7 +83,7 @@ def _find_callee(node: NodeDef, functions: Mapping[str, FunctionDef]) -> Functio
 
 
 def _led_to_results(graph_def: GraphDef, calls: list[InlinedCall]) -> tuple[InlinedCall, ...]:
-    """Has those who read a call take the Identity of its result, in place; gives the calls with such arguments."""
+    """Redirects consumers of a call to the Identity of its result, in place; returns the calls with such arguments."""
     result_of = {f"{call.name}:{i}": f"{node}:0" for call in calls for i, node in enumerate(call.results)}
     for node in graph_def.node if calls else ():
         for slot, name in enumerate(node.input):
@@ -104,7 +104,7 @@ def _inline_once(graph_def: GraphDef, calls: list[InlinedCall]) -> GraphDef:
 
 
 def _expand(out: GraphDef, call: NodeDef, function: FunctionDef) -> InlinedCall:
-    """Appends the nodes of a function's body for one call, and the IdentityN that takes the call's name."""
+    """Appends the nodes of a function's body for one call, and the IdentityN that takes over the call's name."""
     body, flat_names = function_def_to_graph_def(function)
     data = [tensor_name(i) for i in call.input if not i.startswith("^")]
     controls = [i for i in call.input if i.startswith("^")]
@@ -146,7 +146,7 @@ def _expand(out: GraphDef, call: NodeDef, function: FunctionDef) -> InlinedCall:
 
 
 def _results(out: GraphDef, call: NodeDef, results: Iterable[tuple[str, int]], controls: list[str]) -> tuple[str, ...]:
-    """Appends an Identity for each result, which waits for all that the call does."""
+    """Appends an Identity for each result, with the call's control inputs."""
     names = []
     for number, (result, dtype) in enumerate(results):
         node = out.node.add()
@@ -161,7 +161,7 @@ def _results(out: GraphDef, call: NodeDef, results: Iterable[tuple[str, int]], c
 
 
 def _inputs(names: list[str], controls: list[str]) -> list[str]:
-    """Tensors, which may come more than once, and then what is waited for, each once."""
+    """Data inputs, possibly repeated, followed by control inputs without repetition."""
     tensors = [name for name in names if not name.startswith("^")]
     waits = [name for name in names if name.startswith("^")]
     return [*tensors, *dict.fromkeys([*waits, *controls])]
