@@ -12,11 +12,11 @@ from parallax.plans.rewrites import Rewrites
 
 @dataclass(frozen=True, slots=True)
 class GraphDecisions:
-    """An analysed graph and what is to be changed in it; it can be pickled.
+    """An analysed graph and its rewrites; it can be pickled.
 
     Attributes:
         analysed: the graph.
-        rewrites: what is to be changed.
+        rewrites: its rewrites.
     """
 
     analysed: AnalysedGraph
@@ -24,12 +24,12 @@ class GraphDecisions:
 
     @staticmethod
     def of(analysed: AnalysedGraph, plan: Plan) -> GraphDecisions:
-        """The decisions that follow from a plan; what was found out on the way stays in this process."""
+        """The decisions that follow from a plan; intermediate results stay in this process."""
         alone = replace(analysed, captured=replace(analysed.captured))
         return GraphDecisions(alone, rewrites_of(analysed, plan))
 
     def register_ops(self) -> None:
-        """Has TensorFlow know the ops that the analysis has put into the graph.
+        """Registers with TensorFlow the ops that the analysis has added to the graph.
 
         Raises:
             TransformError: their library has not been built.

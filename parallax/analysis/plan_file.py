@@ -16,17 +16,17 @@ from parallax.settings.config import Config
 
 
 def plan_of_file(path: Path, spec: GraphSpec, layout: Layout, config: Config, synchronous: bool) -> Plan:
-    """The plan of a file, if it can be one of this graph and job.
+    """The plan of a file, if it is valid for this graph and job.
 
     Args:
         path: the file.
         spec: the graph's variables.
         layout: workers and servers of the job.
-        config: what the user wants.
-        synchronous: whether every step takes the gradients of all workers.
+        config: the user's settings.
+        synchronous: whether every step uses the gradients of all workers.
 
     Raises:
-        PlanError: it cannot.
+        PlanError: it is not valid.
     """
     plan = read_plan(path)
     plan.check_belongs_to(spec, layout)
@@ -106,7 +106,7 @@ def _check_pattern(planned: VariablePlan, workers: int, path: Path) -> None:
 
 
 def _with_owner_rows(plan: Plan, spec: GraphSpec) -> Plan:
-    """The plan with the rows of each owner as the patterns say, which are what a user edits."""
+    """The plan with the rows of each owner recomputed from the patterns, which are what a user edits."""
     variables = []
     for planned in plan.variables:
         if planned.owner_pattern:

@@ -36,13 +36,13 @@ def make_plan(
     """Plans a graph for the workers and servers of a job.
 
     Args:
-        spec: what the graph is.
+        spec: the spec of the graph.
         layout: the workers, and the servers that may be started.
-        constraints: what the user wants.
-        measured: what is known of cluster and model.
+        constraints: the user's requirements.
+        measured: the profiles of cluster and model.
 
     Raises:
-        PlanError: when the wishes name an unknown variable, or ask for what is impossible; when a profile belongs to
+        PlanError: when the constraints name an unknown variable, or require the impossible; when a profile belongs to
             another cluster or graph; when some host has not enough memory.
     """
     constraints, measured = constraints or PlanConstraints(), measured or PlanInputs()
@@ -109,10 +109,10 @@ def _with_memory(
     constraints: PlanConstraints,
     measured: PlanInputs,
 ) -> Prediction:
-    """Adds what every process holds.
+    """Adds the memory of every process.
 
     Raises:
-        PlanError: when it is more than some host has.
+        PlanError: when it exceeds that of some host.
     """
     planned = {v.name: v for v in plan.variables}
     footprints = [
@@ -143,7 +143,7 @@ def _with_memory(
 
 
 def _largest(candidates: list[Candidate], footprints: list[Footprint]) -> tuple[str, float]:
-    """The variable with the most bytes in one process, and these."""
+    """The variable with the most bytes in one process, and their number."""
     sizes = {
         c.variable.name: f.copies + f.copied_buffers + f.spread + f.served
         for c, f in zip(candidates, footprints, strict=True)
@@ -153,9 +153,9 @@ def _largest(candidates: list[Candidate], footprints: list[Footprint]) -> tuple[
 
 
 def part_routes(spec: GraphSpec, plan: Plan) -> dict[str, str]:
-    """What propagation needs to know of a plan: variable op -> route, for all parts with sparse gradients.
+    """The routes of a plan in the form for propagation: variable op -> route, for all parts with sparse gradients.
 
-    `raw` stands for an allgather whose rows must not be merged first.
+    `raw` is an allgather whose rows must not be coalesced first.
     """
     found = {}
     for variable in spec.variables:
@@ -166,7 +166,7 @@ def part_routes(spec: GraphSpec, plan: Plan) -> dict[str, str]:
 
 
 def placements(spec: GraphSpec, plan: Plan) -> dict[str, Placement]:
-    """What propagation needs to know of rows: variable op -> which servers hold them, or workers by which pattern."""
+    """The placements of rows in the form for propagation: variable op -> its servers, or the pattern of its workers."""
     found = {}
     for variable in spec.variables:
         planned = plan.variable(variable.name)
@@ -178,7 +178,7 @@ def placements(spec: GraphSpec, plan: Plan) -> dict[str, Placement]:
 
 
 def terms_of(plan: Plan) -> TrainingMode:
-    """On what terms the workers of a plan train together."""
+    """The mode in which the workers of a plan train."""
     by_servers = plan.run_option == "PS" and bool(plan.servers)
     sums = "servers" if by_servers else "collectives"
     return TrainingMode(plan.synchronous, plan.average_sparse, sums, plan.wire_dtype, plan.accumulate_steps)

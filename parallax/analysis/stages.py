@@ -52,14 +52,14 @@ _OTHER_DOORS = (
 
 @dataclass(frozen=True, slots=True)
 class AnalysedGraph:
-    """A graph, read once."""
+    """A graph, analysed once."""
 
     captured: CapturedGraph
     spec: GraphSpec
     sources: tuple[GradientSource, ...]
 
     def to_json(self) -> str:
-        """The classes, and where gradients come from; `analysed_as` reads them."""
+        """The classes, and the sources of gradients; `analysed_as` parses them."""
         return spec_to_json(self.spec, self.sources)
 
 
@@ -75,9 +75,9 @@ def analyse(
     Args:
         graph: the tf.Graph.
         lazy_updates: whether updates of whole tables are made by row, later (Config.lazy_updates).
-        layouts: whether losses are followed by the layouts of tensors (Config.layouts); None: where that can be.
-        synchronous: whether every step takes the gradients of all workers.
-        accumulate_steps: of how many batches an update takes the gradients.
+        layouts: whether losses are analysed by the layouts of tensors (Config.layouts); None: where possible.
+        synchronous: whether every step uses the gradients of all workers.
+        accumulate_steps: the number of batches whose gradients an update uses.
 
     Raises:
         GraphError: when it cannot be trained in parallel.
@@ -114,12 +114,12 @@ def analyse(
 
 
 def analyse_for(graph: Graph, config: Config, synchronous: bool = True) -> AnalysedGraph:
-    """Captures and classifies a tf.Graph as a configuration has it.
+    """Captures and classifies a tf.Graph by a configuration.
 
     Args:
         graph: the tf.Graph.
-        config: what the user wants.
-        synchronous: whether every step takes the gradients of all workers.
+        config: the user's settings.
+        synchronous: whether every step uses the gradients of all workers.
 
     Raises:
         GraphError: when it cannot be trained in parallel.
@@ -130,7 +130,7 @@ def analyse_for(graph: Graph, config: Config, synchronous: bool = True) -> Analy
 def analysed_as(
     graph: Graph, text: str, digest: str, lazy_updates: bool = True, synchronous: bool = True
 ) -> AnalysedGraph:
-    """Captures a worker's graph and takes the launcher's classes for it.
+    """Captures a worker's graph and adopts the launcher's classes for it.
 
     Args:
         graph: the tf.Graph.
@@ -147,17 +147,17 @@ def analysed_as(
 def plan_for(
     analysed: AnalysedGraph, layout: Layout, config: Config, synchronous: bool = True, hosts: Sequence[str] = ()
 ) -> Plan:
-    """The plan of a graph, which can be carried out: the given file's, or a new one.
+    """The plan of a graph, which can be executed: the given file's, or a new one.
 
     Args:
         analysed: the graph.
         layout: workers and servers.
-        config: what the user wants; its profiles are read.
-        synchronous: whether every step takes the gradients of all workers.
-        hosts: addresses of the machines, which a cluster profile must be of; not looked at when empty.
+        config: the user's settings; its profiles are read.
+        synchronous: whether every step uses the gradients of all workers.
+        hosts: addresses of the hosts, which a cluster profile must match; not checked when empty.
 
     Raises:
-        PlanError: when the configuration asks for what is impossible, or a file does not belong to graph or job.
+        PlanError: when the configuration requires the impossible, or a file does not belong to graph or job.
     """
     constraints = constraints_of(config, synchronous)
     if config.plan_file is None:
@@ -185,7 +185,7 @@ def _new_plan(
 
 
 def _make_allowed_plan(plan: Plan, analysed: AnalysedGraph, config: Config) -> Plan:
-    """A plan that can be carried out, within the limits that a user has set."""
+    """An executable plan within the limits set by the user."""
     rewrites = rewrites_of(analysed, plan)
     if config.gather_limit is not None:
         for layouts in rewrites.layouts:
@@ -200,7 +200,7 @@ def _make_allowed_plan(plan: Plan, analysed: AnalysedGraph, config: Config) -> P
 
 
 def _with_peer_memory(plan: Plan, analysed: AnalysedGraph, config: Config) -> Plan:
-    """The plan with what the state in the memory of hosts costs, where that is wanted."""
+    """The plan with the cost of state in the memory of other hosts, if that is enabled."""
     steps = config.ckpt_config.memory_steps
     if steps is None:
         return plan
@@ -214,7 +214,7 @@ def _with_peer_memory(plan: Plan, analysed: AnalysedGraph, config: Config) -> Pl
 
 
 def constraints_of(config: Config, synchronous: bool = True) -> PlanConstraints:
-    """What a configuration says of plans."""
+    """The plan constraints of a configuration."""
     return PlanConstraints(
         run_option=config.run_option or "HYBRID",
         synchronous=synchronous,
@@ -236,18 +236,18 @@ def simulation_of(
     what_if: WhatIf,
     hosts: Sequence[str] = (),
 ) -> Simulation:
-    """What is predicted of a graph on clusters of other sizes, each with a plan that can be carried out.
+    """The predictions for a graph on clusters of other sizes, each with an executable plan.
 
     Args:
         analysed: the graph.
         kinds: the hosts to copy.
-        config: what the user wants; its profiles are read.
-        synchronous: whether every step takes the gradients of all workers.
-        what_if: sizes, and what is to be different.
-        hosts: their addresses; a cluster profile must be of these where there are several.
+        config: the user's settings; its profiles are read.
+        synchronous: whether every step uses the gradients of all workers.
+        what_if: sizes, and differences from the measured job.
+        hosts: their addresses; a cluster profile must match these where there are several.
 
     Raises:
-        PlanError: as `parallax.analysis.whatif.simulate.simulate`; when the profile is of other hosts.
+        PlanError: as `parallax.analysis.whatif.simulate.simulate`; when the profile belongs to other hosts.
     """
     if count_stages(config) > 1:
         raise PlanError("parallax simulate is not supported yet with stages. Leave the stages out.")
@@ -270,16 +270,16 @@ def memory_of(
     synchronous: bool = True,
     examples: int = 0,
 ) -> MemoryPlan:
-    """The memory of a plan's processes against what hosts have, and the largest batch that fits.
+    """Compares the memory of a plan's processes with that of hosts, and finds the largest batch that fits.
 
     Args:
         analysed: the graph.
         plan: its plan.
-        config: what the plan was made with.
-        hosts: what each host has; a cluster profile goes before it.
-        fixed: what processes hold beside variables and steps.
-        synchronous: whether every step takes the gradients of all workers.
-        examples: of a worker's batch, where the graph leaves it open; 0 where that is unknown.
+        config: the settings that the plan was made with.
+        hosts: the memory of each host; a cluster profile takes precedence.
+        fixed: memory of processes besides variables and steps.
+        synchronous: whether every step uses the gradients of all workers.
+        examples: of a per-worker batch, where the graph leaves it open; 0 where that is unknown.
     """
     spec, constraints = analysed.spec, constraints_of(config, synchronous)
     measured = read_measured(config.cluster_profile, config.model_profile)
@@ -297,11 +297,11 @@ def memory_of(
 def feasible(
     analysed: AnalysedGraph, layout: Layout, constraints: PlanConstraints, measured: PlanInputs | None = None
 ) -> Plan:
-    """A plan with as many variables on servers as was wished and can be.
+    """A plan with as many of the requested variables on servers as possible.
 
     A variable that propagation cannot have on servers is refused for servers, with the reason, and the plan is made
-    anew, until propagation goes through. Reasons are an op on a dense gradient that needs all its rows, or a moving
-    average whose initial value asks whether a table has one.
+    again, until propagation succeeds. Reasons are an op on a dense gradient that needs all its rows, or a moving
+    average whose initial value queries whether a table is initialized.
     """
     refused: dict[str, str] = {}
     while True:
@@ -318,7 +318,7 @@ def feasible(
 
 
 def rewrites_of(analysed: AnalysedGraph, plan: Plan, equal_randomness: bool = False) -> Rewrites:
-    """What must be changed in the graph for a plan; for verification all workers draw the same random numbers."""
+    """The rewrites of the graph for a plan; for verification all workers draw the same random numbers."""
     spec = analysed.spec
     rewrites = propagate(
         analysed.captured,

@@ -13,10 +13,10 @@ from parallax.cluster.profiles import TableProfile
 
 @dataclass(frozen=True, slots=True)
 class LookedUpIds:
-    """What one worker asks of one table in one step.
+    """The rows of one table that one worker requests in one step.
 
     Attributes:
-        ids: how many ids it looks up, equal ones counted each time.
+        ids: the number of ids that it looks up, with repetition.
         rows: `[u]` int64, the distinct rows among them, ascending.
     """
 
@@ -25,10 +25,10 @@ class LookedUpIds:
 
 
 def asked_of(pieces: Sequence[NDArray[np.int64]]) -> LookedUpIds:
-    """Puts together the row numbers of a table's lookups.
+    """Aggregates the row numbers of a table's lookups.
 
     Args:
-        pieces: for each lookup the rows of the whole table that it asks for, of any shape.
+        pieces: for each lookup the requested rows of the full table, of any shape.
     """
     flat = [np.zeros(0, np.int64), *(np.asarray(piece, np.int64).reshape(-1) for piece in pieces)]
     everything = np.concatenate(flat)
@@ -36,15 +36,15 @@ def asked_of(pieces: Sequence[NDArray[np.int64]]) -> LookedUpIds:
 
 
 def table_profile(name: str, first_rows: Sequence[int], steps: Sequence[Sequence[LookedUpIds]]) -> TableProfile:
-    """What the steps do to one table.
+    """The accesses of the steps to one table.
 
-    Rows of k workers are joined for workers 0 to k-1, k to 2k-1 and so on, as hosts have them; a rest of fewer than k
-    is left out. A partitioned variable is spread part by part: row r of a part belongs to owner r % W.
+    Rows of k workers are merged for workers 0 to k-1, k to 2k-1 and so on, as hosts have them; a rest of fewer than k
+    is left out. A partitioned variable is sharded part by part: row r of a part belongs to owner r % W.
 
     Args:
         name: of the variable.
-        first_rows: where each of its parts begins, ascending; `(0,)` for a variable in one piece.
-        steps: for each step, at least one, what each worker asks for, by rank.
+        first_rows: the first row of each of its parts, ascending; `(0,)` for a variable in one piece.
+        steps: for each step, at least one, the requests of each worker, by rank.
     """
     workers = len(steps[0])
     joined = tuple((k, _mean([n for step in steps for n in _count_union_rows(step, k)])) for k in group_sizes(workers))
@@ -64,13 +64,13 @@ def group_sizes(workers: int) -> tuple[int, ...]:
 
 
 def _count_union_rows(step: Sequence[LookedUpIds], k: int) -> list[int]:
-    """How many distinct rows each group of k workers asks for."""
+    """The number of distinct rows that each group of k workers requests."""
     starts = range(0, len(step) - k + 1, k)
     return [len(np.unique(np.concatenate([one.rows for one in step[start : start + k]]))) for start in starts]
 
 
 def _busiest_share(asked: Sequence[NDArray[np.int64]], first_rows: Sequence[int], owners: int) -> float:
-    """The share of the busiest owner of all rows asked for, times the number of owners; 1 when none is asked for."""
+    """The busiest owner's share of all requested rows, times the number of owners; 1 when none is requested."""
     rows = np.concatenate([np.zeros(0, np.int64), *asked])
     begins = np.asarray(first_rows, np.int64)
     in_part = rows - begins[np.searchsorted(begins, rows, side="right") - 1]

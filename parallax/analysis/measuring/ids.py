@@ -23,9 +23,9 @@ class IdTensor:
     """The ids of one lookup.
 
     Attributes:
-        lookup: the node that takes them; where a gradient has rows and no lookup is seen, the node that gives them.
-        tensor: `[...]` integers, rows of the part; of a GatherNd `[..., d]`, the row first.
-        part: what they are rows of.
+        lookup: the node that reads them; where a gradient has rows and no lookup is found, the node that produces them.
+        tensor: `[...]` integers, rows of the part; for a GatherNd `[..., d]`, the row first.
+        part: the variable op whose rows they are.
         nested: whether it is a GatherNd's.
     """
 
@@ -41,7 +41,7 @@ class TableIds:
 
     Attributes:
         name: of the variable.
-        first_rows: where each of its parts begins.
+        first_rows: the first row of each of its parts.
         tensors: the ids, one entry a lookup.
     """
 
@@ -51,12 +51,12 @@ class TableIds:
 
 
 def tables_of(captured: CapturedGraph, spec: GraphSpec, needed: Set[str] | None = None) -> tuple[TableIds, ...]:
-    """The variables that training looks up by row, and where their ids are, in the order of their names.
+    """The variables that training looks up by row, and their id tensors, in the order of their names.
 
     Args:
         captured: the graph.
-        spec: of it.
-        needed: only lookups among these nodes; None for all that training runs.
+        spec: its spec.
+        needed: only lookups among these nodes; None for all lookups of training.
     """
     found = []
     for variable in spec.variables:
@@ -88,16 +88,16 @@ def _axis(view: GraphView, tensor: str) -> int | None:
 
 
 def collect_ids(table: TableIds, values: Sequence[Value], worker: int, step: int) -> LookedUpIds:
-    """What a worker asks of a table, as it was fetched.
+    """A worker's requests to a table, from fetched ids.
 
     Args:
-        table: whose lookups.
+        table: the table of the lookups.
         values: the value of each id tensor, in their order.
-        worker: whose they are, for errors.
-        step: the same.
+        worker: the worker, for errors.
+        step: the step, for errors.
 
     Raises:
-        GraphError: when an id is no row of the table.
+        GraphError: when an id is not a row of the table.
     """
     pieces = []
     for one, value in zip(table.tensors, values, strict=True):
@@ -118,8 +118,8 @@ def table_profiles(
     """The profiles of some tables.
 
     Args:
-        tables: which.
-        steps: what is asked, `[step][worker][table]`.
+        tables: the tables.
+        steps: the requests, `[step][worker][table]`.
     """
     return tuple(
         table_profile(table.name, table.first_rows, [[seen[number] for seen in step] for step in steps])
@@ -135,7 +135,7 @@ def explain_unmeasured(reasons: Mapping[str, str]) -> list[str]:
 def fetchable(captured: CapturedGraph, tables: Sequence[TableIds]) -> tuple[tuple[TableIds, ...], dict[str, str]]:
     """The tables whose ids can be fetched, and for each other one why not.
 
-    What is inside an old-style loop or conditional has no value, or many, by the end of a run.
+    A tensor inside a TensorFlow 1 loop or conditional has no value, or many, by the end of a run.
     """
     branches, reasons = branches_of(captured.view), {}
     for table in tables:
@@ -150,9 +150,9 @@ def trained_on(captured: CapturedGraph, spec: GraphSpec, table: TableIds, fed: f
 
     Args:
         captured: the graph.
-        spec: of it.
-        table: whose ids.
-        fed: tensors that are fed, and so need nothing.
+        spec: its spec.
+        table: the table of the ids.
+        fed: tensors that are fed, and so have no ancestors.
     """
     view = captured.view
     tensors = [one.tensor for one in table.tensors if one.tensor not in fed]
@@ -169,7 +169,7 @@ def trained_on(captured: CapturedGraph, spec: GraphSpec, table: TableIds, fed: f
 
 
 def _written_by_training(spec: GraphSpec) -> dict[str, str]:
-    """Variable op -> the user's name, of what a training step writes."""
+    """Variable op -> the user's name, for variables that a training step writes."""
     found = {}
     for variable in spec.variables:
         if variable.updates or variable.is_counter or variable.cls == VariableClass.LOCAL:
@@ -179,7 +179,7 @@ def _written_by_training(spec: GraphSpec) -> dict[str, str]:
 
 
 def _writers(captured: CapturedGraph, variable: str) -> set[str]:
-    """The nodes that write a variable, but for its initial value."""
+    """The nodes that write a variable, except for its initial value."""
     view, found = captured.view, set()
     for edge in view.consumers(f"{variable}:0"):
         state = state_op(view.op(edge.node), len(view.inputs(edge.node)))

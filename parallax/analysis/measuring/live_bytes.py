@@ -53,14 +53,14 @@ def live_bytes(
     threads: int,
     examples: int = 0,
 ) -> LiveBytes:
-    """What the tensors of a training step take.
+    """The memory of the tensors of a training step.
 
     Args:
-        walk: the last walk over the graph.
-        gradient_bytes: variable op -> what its dense gradient and the buffers of its exchange take.
-        touched: variable op -> rows of it that a worker touches in a step.
-        threads: on which ops run in parallel: TensorFlow has one for each core.
-        examples: of a worker's batch, for graphs that leave it open.
+        walk: the last traversal of the graph.
+        gradient_bytes: variable op -> bytes of its dense gradient and of the buffers of its exchange.
+        touched: variable op -> the number of its rows that a worker touches in a step.
+        threads: the threads that run ops in parallel: TensorFlow has one for each core.
+        examples: of a per-worker batch, for graphs that leave it open.
     """
     sizes = _Sizes(walk, gradient_bytes, touched, examples)
     order = [node for node in walk.view.topological_order() if node in walk.known.training]
@@ -81,12 +81,13 @@ def live_bytes(
 
 
 class _Step:
-    """A step as the executor runs it: an op begins when its inputs are there and a thread is free, the first first.
+    """A simulation of a step in the executor: an op begins when its inputs are ready and a thread is free, FIFO.
 
-    An op lasts as long as its bytes. What it makes is held from its begin to the end of the last op that takes it.
+    The duration of an op is proportional to its bytes. Its results are live from its begin to the end of the last
+    consumer.
 
     Attributes:
-        seen: bytes by kind, whenever an op has begun.
+        seen: bytes by kind, at the begin of each op.
     """
 
     def __init__(self, sizes: _Sizes, order: Sequence[str]) -> None:
@@ -126,12 +127,12 @@ class _Step:
                     ready.append(user)
 
     def _find_buffers(self, node: str) -> set[str]:
-        """The buffers that an op takes or makes; what it makes lives until it has ended."""
+        """The buffers that an op reads or creates; those it creates live at least until it has ended."""
         tensors = (*self._view.inputs(node), *self._view.outputs(node))
         return {self._buffer.get(tensor, tensor) for tensor in tensors}
 
     def _begin(self, node: str) -> float:
-        """Holds what an op makes; gives how long it lasts."""
+        """Allocates an op's results; returns its duration."""
         bytes_moved = 1.0
         for tensor in self._view.outputs(node):
             if self._buffer[tensor] == tensor:
@@ -157,7 +158,7 @@ class _Step:
         self._held[kind] = self._held.get(kind, 0.0) + size
 
     def _takes_over(self, tensor: str) -> bool:
-        """Whether an elementwise op writes its result over an input that nobody else takes any more."""
+        """Whether an elementwise op writes its result over an input without other remaining consumers."""
         node, number = split_tensor(tensor)
         if self._view.op(node) not in ELEMENTWISE or number:
             return False
@@ -193,21 +194,21 @@ class _Sizes:
             self.notes.append("activations are of one example: the graph leaves the batch open, and --examples says it")
 
     def of(self, tensor: str) -> tuple[str, float]:
-        """What a tensor is counted as, and its bytes."""
+        """The kind and bytes of a tensor."""
         if tensor not in self._found:
             self._found[tensor] = self._measure(tensor)
         return self._found[tensor]
 
     def gradients_are_in(self, buffer_of: Mapping[str, str]) -> None:
-        """Says in which buffers gradients are, where autodiff delivers them under another name."""
+        """Records the buffers of gradients, where autodiff delivers them under another name."""
         self._of_source.update({buffer_of[t]: part for t, part in list(self._of_source.items()) if t in buffer_of})
 
     def pass_on(self, buffer: str) -> None:
-        """Says that a buffer's memory has become another's."""
+        """Marks a buffer's memory as passed on to another buffer."""
         self._passed.add(buffer)
 
     def is_taken_over(self, buffer: str) -> bool:
-        """Whether a buffer's memory has become another's."""
+        """Whether a buffer's memory has been passed on to another one."""
         return buffer in self._passed
 
     def largest(self) -> tuple[str, float]:
@@ -229,7 +230,7 @@ class _Sizes:
         if tensor in self._of_source:
             return GRADIENTS, self._gradient_bytes.get(self._of_source[tensor], 0.0)
         if isinstance(state, Handle | Extent) or self.walk.view.op(node) == "Const" or self._is_variable(node):
-            return FIXED, 0.0  # constants are in the graph, and variables are counted as such
+            return FIXED, 0.0  # constants are in the graph, and variables are counted separately
         size = self._bytes_of_element(tensor) * self.elements(tensor)
         if isinstance(state, Rows):
             return state.table, size
@@ -238,7 +239,7 @@ class _Sizes:
         return BATCH, size
 
     def _is_variable(self, node: str) -> bool:
-        """Whether an op gives a variable's own memory; of a variable that is taken by row it gives a copy."""
+        """Whether an op returns a variable's own memory; for a variable that is updated row-wise it returns a copy."""
         view = self.walk.view
         return view.op(node) == "ReadVariableOp" and self._read_from(node) not in self._by_row
 
@@ -246,16 +247,16 @@ class _Sizes:
         return variable_of_tensor(self.walk.view, self.walk.known.captured.variables, self.walk.view.inputs(node)[0])
 
     def copies(self, node: str) -> list[tuple[str, float]]:
-        """What an op holds while it runs: where a variable is taken by row, what is assigned as a whole is copied."""
+        """The temporary memory of an op: where a variable is updated row-wise, a fully assigned value is copied."""
         view = self.walk.view
         if view.op(node) not in _WHOLE or self._read_from(node) not in self._by_row:
             return []
         return [self.of(view.inputs(node)[1])]
 
     def elements(self, tensor: str) -> float:
-        """How many elements a tensor has; an open dimension has as many as what it is made of."""
+        """The number of a tensor's elements; an open dimension has the length of the tensor's inputs."""
         if tensor not in self._elements:
-            self._elements[tensor] = 1.0  # what comes around in a loop
+            self._elements[tensor] = 1.0  # a loop's back edge
             shape = self.walk.view.shape(tensor)
             known = math.prod(d for d in shape or () if d is not None)
             is_open = shape is None or None in shape
@@ -282,7 +283,7 @@ class _Sizes:
         if not shape:
             return 1.0
         if isinstance(self.walk.states.get(tensor, LOCAL), Rows):
-            return 1.0  # a gather takes as many rows as there are ids
+            return 1.0  # a gather returns one row for each id
         return self.elements(tensor) / max(math.prod(d for d in shape[1:] if d is not None), 1)
 
     def _bytes_of_element(self, tensor: str) -> int:
@@ -290,7 +291,7 @@ class _Sizes:
         return 0 if found in (tf.resource, tf.variant, tf.string) else int(found.size)
 
     def _batch(self) -> int:
-        """The first dimension of what a worker is fed, or reads, for a step; 0 where the graph leaves it open."""
+        """The first dimension of the tensors that a worker feeds, or reads, for a step; 0 where it is open."""
         view = self.walk.view
         for node in view.topological_order():
             if view.op(node) not in _SOURCES or node not in self.walk.known.training:

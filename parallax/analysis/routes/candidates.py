@@ -37,9 +37,9 @@ class Candidate:
         variable: the variable.
         costs: all routes, possible or not, in bytes and rounds.
         touched: its rows; None when unknown, or when its gradient is dense.
-        allowed: the routes to choose from; one where the user or a rule has chosen.
-        reason: why there is one; empty where cost decides.
-        is_priced: whether its seconds can be predicted: it has a gradient, and its rows are known if they count.
+        allowed: the routes to choose from; only one where the user or a rule has chosen.
+        reason: why there is only one; empty where cost decides.
+        is_priced: whether its seconds can be predicted: it has a gradient, and its rows are known if they matter.
     """
 
     variable: VariableSpec
@@ -56,7 +56,7 @@ def candidates_of(
     """Every variable with its routes.
 
     Raises:
-        PlanError: when the wishes ask for what is impossible.
+        PlanError: when the constraints require the impossible.
     """
     return [candidate_of(variable, layout, constraints, measured) for variable in spec.variables]
 
@@ -64,7 +64,7 @@ def candidates_of(
 def candidate_of(
     variable: VariableSpec, layout: Layout, constraints: PlanConstraints, measured: PlanInputs
 ) -> Candidate:
-    """A variable with its routes, and those among which cost decides."""
+    """A variable with its routes, and the routes among which cost decides."""
     wanted = constraints.routes.get(variable.name)
     touched = touched_of(variable, constraints, measured)
     batches, rows = constraints.accumulate_steps, None
@@ -92,7 +92,7 @@ def candidate_of(
 
 
 def planned_by_rule(candidate: Candidate, layout: Layout) -> VariablePlan:
-    """One variable's plan by bytes and rounds; where servers are its partitions have no place yet."""
+    """One variable's plan by bytes and rounds; partitions on servers are not yet placed."""
     variable, costs = candidate.variable, list(candidate.costs)
     if candidate.reason:
         chosen = next(o for o in costs if o.route == candidate.allowed[0])
@@ -128,12 +128,12 @@ def variable_plan(
 
 
 def rows_by_owner(variable: VariableSpec, ownership: Ownership) -> tuple[int, ...]:
-    """How many rows of a variable, all its parts together, each worker owns."""
+    """The number of a variable's rows, over all its parts, that each worker owns."""
     return tuple(map(sum, zip(*(ownership.counts(part.rows) for part in variable.parts), strict=True)))
 
 
 def rejected_by_bytes(option: RouteCost, chosen: RouteCost) -> RouteCost:
-    """A route that was not taken, with its bytes beside those of the one that was."""
+    """A rejected route, with its bytes compared with those of the chosen one."""
     if option.note or option.sent_bytes is None or chosen.sent_bytes is None:
         return option
     if option.sent_bytes == chosen.sent_bytes:
@@ -148,7 +148,7 @@ def rejected_by_bytes(option: RouteCost, chosen: RouteCost) -> RouteCost:
 def on_their_servers(
     variable: VariableSpec, planned: VariablePlan, placed: tuple[tuple[int, ...], ...], servers: int
 ) -> VariablePlan:
-    """The plan of a variable with its place on servers, if it has one."""
+    """The plan of a variable with its placement on servers, if it has one."""
     if not placed:
         return planned
     rows = [0] * servers
@@ -201,7 +201,7 @@ def _notes(constraints: PlanConstraints) -> tuple[str, ...]:
 def _apart_notes(
     spec: GraphSpec, layout: Layout, constraints: PlanConstraints, variables: tuple[VariablePlan, ...]
 ) -> tuple[str, ...]:
-    """What it costs that equal rows of gradients stay apart: that several sums of them travel."""
+    """The cost of leaving equal gradient rows uncoalesced: several sums of them travel."""
     apart = {variable.name: variable for variable in spec.variables if variable.sums > 1}
     planned = [plan for plan in variables if plan.name in apart and plan.route != NO_ROUTE]
     if not planned:
@@ -220,7 +220,7 @@ def _apart_notes(
 
 
 def _wire_notes(wire: str | None, variables: tuple[VariablePlan, ...]) -> tuple[str, ...]:
-    """What travels in half precision, and what does not although it was asked for."""
+    """The routes that travel in half precision, and those that do not although it was requested."""
     if wire is None:
         return ()
     by_rows = (ALLTOALL, ALLGATHER)
@@ -237,5 +237,5 @@ def _wire_notes(wire: str | None, variables: tuple[VariablePlan, ...]) -> tuple[
 
 
 def note_of_batches(count: int) -> str:
-    """What a plan says of updates that take several batches."""
+    """The plan's note on updates over several batches."""
     return f"each update takes the gradients of {count} batches of every worker"

@@ -20,12 +20,12 @@ from parallax.plans.plan import ALLGATHER, ALLREDUCE, ALLTOALL, PS, RouteCost
 
 @dataclass(frozen=True, slots=True)
 class StepRows:
-    """Rows of one variable that one worker sends or is sent in a step.
+    """The rows of one variable that one worker sends or receives in a step.
 
     Attributes:
-        pulled: distinct rows of each batch, added up.
-        pushed: distinct rows of all batches together, whose gradients travel.
-        batches: how many there are.
+        pulled: distinct rows of each batch, summed over batches.
+        pushed: distinct rows of all batches together, whose gradients are sent.
+        batches: the number of batches.
     """
 
     pulled: int
@@ -51,7 +51,7 @@ def allreduce_cost(variable: VariableSpec, workers: int, wire: str | None = None
 
 
 def allgather_cost(variable: VariableSpec, workers: int, rows: StepRows | None, wire: str | None = None) -> RouteCost:
-    """Every worker's merged rows and ids reach every other: (W-1) u' (i + sde) around a ring."""
+    """Every worker's coalesced rows and ids reach every other: (W-1) u' (i + sde) around a ring."""
     if rows is None:
         return RouteCost(ALLGATHER, None, 1)
     row_bytes = id_bytes(variable, workers) + pushed_row_bytes(variable, wire)
@@ -61,7 +61,8 @@ def allgather_cost(variable: VariableSpec, workers: int, rows: StepRows | None, 
 def alltoall_cost(variable: VariableSpec, workers: int, rows: StepRows | None, wire: str | None = None) -> RouteCost:
     """Ids out and rows back with each batch, gradients out, each to the owner: (W-1)/W (k u (i + de) + u' sde).
 
-    Of one batch the owner remembers whose gradients it gets; of several their ids travel too, in a round more.
+    For one batch the owner remembers the requested rows; for several the ids of gradients are sent too, in an
+    additional round.
     """
     rounds = 3
     if rows is None:
@@ -81,14 +82,15 @@ def ps_cost(
     has_fronts: bool = False,
     wire: str | None = None,
 ) -> RouteCost:
-    """What one worker sends to servers, and the servers to it.
+    """The bytes that one worker sends to servers, and receives from them.
 
     By row: ids out and rows back with each batch, gradient rows with their ids out: k u (i + de) + u' (8 + sde), for
     accumulators number rows in 8 bytes. Whole: the gradient out, the new value back: 2w, never halved. All of it
-    crosses from one process to another, also where both are on one host.
+    crosses from one process to another, even where both are on one host.
 
-    Where every server has a front (parallax/plans/plan.py), rows go between workers, in three rounds more, and as by
-    `alltoall` its bytes leave a host. What a front and its server send each other stays there, uncounted.
+    Where every server has a front (parallax/plans/plan.py), rows go between workers, in three additional rounds, and
+    the bytes that leave a host are those of `alltoall`. Traffic between a front and its server stays on the host,
+    uncounted.
     """
     if not by_row:
         return RouteCost(PS, 2 * variable.value_bytes, 2)
@@ -119,9 +121,9 @@ def pushed_row_bytes(variable: VariableSpec, wire: str | None) -> int:
 
 
 def reduced_bytes(variable: VariableSpec, wire: str | None) -> int:
-    """Bytes of a whole gradient that an all-reduce adds up.
+    """Bytes of a full gradient that an all-reduce sums.
 
-    A sparse gradient is made dense first and carries one more column, which counts who touched a row.
+    A sparse gradient is densified first and has an additional column, which counts the workers that touched a row.
     """
     elements = math.prod(variable.shape) * variable.sums + (variable.rows if variable.has_slices else 0)
     return elements * element_bytes(variable.dtype, variable.dtype_bytes, sums_travel_as(variable.dtype, wire))

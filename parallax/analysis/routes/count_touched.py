@@ -11,15 +11,15 @@ from parallax.plans.plan import PlanConstraints
 
 @dataclass(frozen=True, slots=True)
 class TouchedRowCount:
-    """Rows of one variable.
+    """The touched rows of one variable.
 
     Attributes:
-        rows: of the whole variable.
+        rows: of the full variable.
         one: distinct rows that a worker reads in a step.
-        ids: that a worker looks up in a step, equal ones counted each.
-        joined: (k, distinct rows that k workers read together), from k = 1, rising; more than `one` alone only where
-            they were measured.
-        busiest: the share of the owner asked most, times the number of owners.
+        ids: the number of ids that a worker looks up in a step, with repetition.
+        joined: (k, distinct rows that k workers read together), from k = 1, ascending; more entries than `one` alone
+            only where they were measured.
+        busiest: the share of the busiest owner, times the number of owners.
         is_measured: whether they come from a model profile.
     """
 
@@ -31,10 +31,10 @@ class TouchedRowCount:
     is_measured: bool = False
 
     def of(self, workers: int) -> float:
-        """Distinct rows that so many workers read together.
+        """The number of distinct rows that so many workers read together.
 
-        Between what was measured, a straight line; beyond it the last slope, which is too steep, as rows that were
-        touched already come again more and more often. Where nothing was measured no two workers share a row.
+        Linear between measurements; beyond them the last slope, which is an overestimate, as rows that were touched
+        already recur more and more often. Without measurements no two workers share a row.
         """
         if workers < 1:
             return 0.0
@@ -48,16 +48,16 @@ class TouchedRowCount:
         return min(most, r0 + (r1 - r0) * (workers - k0) / (k1 - k0))
 
     def scaled_to(self, one: float) -> TouchedRowCount:
-        """With another number of rows a worker, those of several in the same proportion."""
+        """With another number of rows per worker, and those of several workers scaled in proportion."""
         factor = one / self.one
         joined = tuple((k, min(float(self.rows), rows * factor)) for k, rows in self.joined)
         return TouchedRowCount(self.rows, one, max(one, self.ids * factor), joined, self.busiest, self.is_measured)
 
 
 def touched_of(variable: VariableSpec, constraints: PlanConstraints, measured: PlanInputs) -> TouchedRowCount | None:
-    """What is known of a variable looked up by row; None when nothing is.
+    """The touched rows of a variable looked up by row; None when unknown.
 
-    What the user says goes before what was measured, and that before the bound from static shapes.
+    The user's statement takes precedence over measurements, and those over the bound from static shapes.
     """
     if not variable.has_slices:
         return None

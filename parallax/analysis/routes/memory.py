@@ -23,21 +23,21 @@ from parallax.plans.prediction import ProcessMemory
 from parallax.report.text import bytes_text
 
 _KEPT_ID_BYTES = 8
-"""Of a row number that is kept with its gradient: as it comes from the graph, at most."""
+"""Bytes of a row number that is accumulated with its gradient: as it comes from the graph, at most."""
 
 
 @dataclass(frozen=True, slots=True)
 class Footprint:
-    """Bytes of one variable by a route, values with slots first, then buffers of its exchange.
+    """Bytes of one variable on a route, values with slots first, then buffers of its exchange.
 
     Attributes:
         copies: in every worker.
         spread: over the workers, each by its share of the rows.
-        served: over the servers, each by what it holds.
+        served: over the servers, each by its share.
         copied_buffers: in every worker.
         spread_buffers: over the workers, by share.
         served_buffers: over the servers.
-        servers: number of a server -> the share of the rows that it holds.
+        servers: number of a server -> its share of the rows.
     """
 
     copies: float = 0.0
@@ -51,13 +51,13 @@ class Footprint:
 
 @dataclass(frozen=True, slots=True)
 class Hosts:
-    """Hosts that may be short of memory: of those alike the one with the least.
+    """Hosts that may be short of memory: among identical ones the one with the least.
 
     Attributes:
         numbers: of these hosts.
-        limits: bytes that their processes may take together, besides what the model takes.
+        limits: bytes available to their processes, besides those of the model.
         workers: of each.
-        shares: of the rows of a spread table, of each.
+        shares: of the rows of a sharded table, for each.
         servers: the servers of each.
     """
 
@@ -68,7 +68,7 @@ class Hosts:
     servers: tuple[tuple[int, ...], ...]
 
     def bytes_of(self, footprint: Footprint) -> NDArray[np.float64]:
-        """What a variable takes on each of these hosts."""
+        """The memory of a variable on each of these hosts."""
         held = dict(footprint.servers)
         served = footprint.served + footprint.served_buffers
         return np.array(
@@ -89,13 +89,13 @@ def footprint(
     servers: tuple[tuple[int, ...], ...] = (),
     batches: int = 1,
 ) -> Footprint:
-    """What a variable takes by a route; buffers of rows are left out where touched rows are unknown.
+    """The memory of a variable on a route; buffers of rows are left out where touched rows are unknown.
 
-    Of an update's batches all but the last have their gradients kept: a dense one's sum, or all rows.
+    For all batches of an update but the last, gradients are accumulated: a dense one's sum, or all rows.
 
-    A worker has the gradient and its sum by all-reduce; all workers' rows and its own by allgather; the rows pulled and
-    the gradient rows pushed by owners, who have as much again for what is asked of them; a server has the sum of a
-    gradient and what arrives.
+    A worker stores the gradient and its sum for allreduce; all workers' rows and its own for allgather. For owners it
+    stores the pulled rows and the pushed gradient rows, and an owner as much again for requests; a server stores the
+    sum of a gradient and the incoming ones.
     """
     found = _of_route(variable, route, touched, workers, servers, 0.0 if touched is None else touched.of(batches))
     if batches < 2 or not variable.gradients:
@@ -115,7 +115,7 @@ def _of_route(
     servers: tuple[tuple[int, ...], ...],
     pushed: float,
 ) -> Footprint:
-    """What a variable takes by a route, whose gradients are of so many rows, beside what is kept of other batches."""
+    """The memory of a variable on a route, for gradients of `pushed` rows, without other batches' accumulated ones."""
     values = variable.value_bytes + variable.slots_bytes
     of_id, of_row = id_bytes(variable, workers), variable.width * variable.dtype_bytes
     rows = 0.0 if touched is None else touched.one
@@ -149,7 +149,7 @@ def _of_route(
 
 
 def shares_on_servers(variable: VariableSpec, servers: tuple[tuple[int, ...], ...]) -> tuple[tuple[int, float], ...]:
-    """The share of a variable's rows that each server holds which holds any."""
+    """The share of a variable's rows on each server that stores any."""
     held: dict[int, float] = {}
     for of_part, part in zip(servers, variable.parts, strict=False):
         for server in of_part:
@@ -164,9 +164,9 @@ def hosts_of(
 
     Args:
         layout: the workers, and the servers that may be started.
-        shares: who owns how much of a spread table.
+        shares: the owners' shares of sharded tables.
         constraints: may limit every host.
-        measured: the machines' memory, and what the model takes in every worker.
+        measured: the hosts' memory, and that of the model in every worker.
         servers: whether any variable may be on servers.
     """
     model = (measured.model.memory_bytes or 0) if measured.model is not None else 0
@@ -195,12 +195,12 @@ def hosts_of(
 
 
 def check_fits(hosts: Hosts, takes: Mapping[str, Sequence[NDArray[np.float64]]], names: Sequence[str]) -> None:
-    """Refuses what cannot fit whatever is chosen.
+    """Refuses a graph that cannot fit, whatever is chosen.
 
     Args:
-        hosts: that limit.
-        takes: variable -> what each of its options takes on these hosts.
-        names: of all hosts, for people; may be empty.
+        hosts: the limiting hosts.
+        takes: variable -> the memory of each of its options on these hosts.
+        names: of all hosts, for messages; may be empty.
 
     Raises:
         PlanError: some host has not enough memory for the smallest option of every variable.
@@ -226,7 +226,7 @@ def no_room(variable: str, its_bytes: float, needed: float, limit: float, where:
 def of_processes(
     layout: Layout, shares: Shares, footprints: Sequence[Footprint], model_bytes: int
 ) -> tuple[ProcessMemory, ...]:
-    """What every process holds, workers first."""
+    """The memory of every process, workers first."""
     copies, spread, copied, spread_buffers = (
         sum(getattr(f, field) for f in footprints) for field in ("copies", "spread", "copied_buffers", "spread_buffers")
     )

@@ -31,17 +31,18 @@ from parallax.plans.plan import (
 )
 
 _ROW_TYPES = ("float16", "float32", "float64")
-"""What Horovod's all-to-all and allgather and TensorFlow's accumulators take; an all-reduce of bfloat16 travels as
-float32."""
+"""The element types that Horovod's all-to-all and allgather and TensorFlow's accumulators support; an all-reduce of
+bfloat16 travels as float32.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class RouteChoice:
-    """A route that a variable could take, or cannot.
+    """A route of a variable, possible or not.
 
     Attributes:
-        cost: what the route would send.
-        why_not: why the route cannot be taken; None where it can.
+        cost: the bytes that the route would send.
+        why_not: why the route is impossible; None where it is possible.
     """
 
     cost: RouteCost
@@ -54,16 +55,16 @@ class RouteChoice:
 
     @property
     def is_possible(self) -> bool:
-        """Whether the route can be taken at all."""
+        """Whether the route is possible at all."""
         return self.why_not is None
 
     def describe_cost(self) -> RouteCost:
-        """The cost as a plan tells it: that of an impossible route says why in its note."""
+        """The cost as a plan reports it: that of an impossible route has the reason in its note."""
         return self.cost if self.is_possible else replace(self.cost, note=f"impossible: {self.why_not}")
 
 
 def why_on_servers(variable: VariableSpec, layout: Layout, constraints: PlanConstraints) -> str:
-    """Why a variable goes to servers although nobody asked for it by name; empty when it does not."""
+    """Why a variable goes to servers although no route was requested by name; empty when it does not."""
     if not constraints.synchronous:
         return "asynchronous training"
     if constraints.run_option == "PS":
@@ -74,14 +75,14 @@ def why_on_servers(variable: VariableSpec, layout: Layout, constraints: PlanCons
 
 
 def by_row(variable: VariableSpec) -> bool:
-    """Whether rows of a variable are looked up one by one, so that no worker needs it whole."""
+    """Whether rows of a variable are looked up individually, so that no worker needs all of it."""
     return variable.cls == VariableClass.SPARSE
 
 
 def options_of(
     variable: VariableSpec, layout: Layout, constraints: PlanConstraints, rows: StepRows | None
 ) -> list[RouteChoice]:
-    """All routes with their costs, those that cannot be taken too."""
+    """All routes with their costs, including impossible ones."""
     servers = _servers_option(variable, layout, constraints, rows)
     if variable.cls in (VariableClass.UNTRAINED, VariableClass.LOCAL):
         counted = variable.is_counter and not constraints.synchronous
@@ -105,7 +106,7 @@ def options_of(
 
 
 def _no_rows(why_not: str) -> tuple[RouteChoice, RouteChoice]:
-    """The routes of rows, where there are none."""
+    """The row routes of a variable without gradient rows."""
     return RouteChoice(RouteCost(ALLGATHER, None, 1), why_not), RouteChoice(RouteCost(ALLTOALL, None, 3), why_not)
 
 
@@ -133,7 +134,7 @@ def _servers_option(
 def cheapest(
     variable: VariableSpec, options: Sequence[RouteCost], allowed: Sequence[str], touched: int | None
 ) -> tuple[RouteCost, str]:
-    """The allowed route with the fewest bytes, and why; servers are not among those compared."""
+    """The allowed route with the fewest bytes, and why; servers are not compared."""
     can = [option for option in options if option.route in allowed and option.route != PS]
     if options[0].route == NO_ROUTE:
         own = variable.cls == VariableClass.LOCAL
@@ -144,7 +145,7 @@ def cheapest(
     if unknown:
         return unknown[-1], "touched rows unknown: no static batch shape; see touched_rows"
     best = min(can, key=lambda option: (option.sent_bytes or 0, option.rounds))
-    if not best.sent_bytes:  # one worker: rows stay rows, and nothing is made whole for an exchange that is none
+    if not best.sent_bytes:  # one worker: rows stay rows, and nothing is densified for an exchange that does not happen
         best = next((option for option in can if option.route == ALLGATHER), best)
     whole = can[0]
     if touched == variable.rows and whole.route == ALLREDUCE and _nearly_equal(whole, best):
@@ -153,12 +154,12 @@ def cheapest(
 
 
 def _nearly_equal(option: RouteCost, best: RouteCost) -> bool:
-    """Within a fiftieth: less than what the formulas leave out (message headers, unequal owners)."""
+    """Within 2%: less than what the formulas leave out (message headers, unequal owners)."""
     return 50 * (option.sent_bytes or 0) <= 51 * (best.sent_bytes or 0)
 
 
 def wanted_option(variable: VariableSpec, options: list[RouteChoice], wanted: str) -> RouteChoice:
-    """The route that was asked for.
+    """The route that was requested.
 
     Raises:
         PlanError: it is impossible.

@@ -21,10 +21,10 @@ from parallax.graph.ownership import Ownership
 from parallax.plans.plan import Layout
 
 MOST_SLOTS = 8
-"""Of one worker in a pattern. A pattern stays short; shares are as fine as an eighth of the largest."""
+"""Maximum slots of one worker in a pattern. A pattern stays short; shares are as fine as an eighth of the largest."""
 
 ALL_SLOTS = 2
-"""Up to so many kinds of hosts every pattern is looked at; of more, one kind is changed at a time."""
+"""Up to this number of kinds of hosts every pattern is tried; beyond, one kind is changed at a time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +43,7 @@ class Shares:
     def pattern(self) -> tuple[int, ...]:
         """The owners of consecutive rows, interleaved; empty when all shares are equal.
 
-        Smooth weighted round-robin: in each turn every worker gains its slots, the one that has most (the first of
+        Smooth weighted round-robin: in each round every worker gains its slots, the one with the most (the first of
         equal ones) gets the row and loses as much as all gained. A vocabulary sorted by frequency stays balanced.
         """
         if len(set(self.slots)) == 1:
@@ -58,19 +58,19 @@ class Shares:
 
     @property
     def ownership(self) -> Ownership:
-        """Who owns which rows."""
+        """The map from rows to owners."""
         workers = len(self.slots)
         return Ownership(self.pattern, workers) if self.pattern else Ownership.even(workers)
 
 
 def equal_shares(workers: int) -> Shares:
-    """Every worker owns as many rows."""
+    """Equal shares for all workers."""
     return Shares((1,) * workers)
 
 
 @dataclass(frozen=True, slots=True)
 class VariableKinds:
-    """Hosts with workers, by the rate of their links: the kind of each host, or None without workers.
+    """Hosts with workers, classified by the rate of their links: the kind of each host, or None without workers.
 
     Attributes:
         of_host: by host number.
@@ -82,9 +82,9 @@ class VariableKinds:
 
 
 def kinds_of(layout: Layout, cluster: ClusterProfile) -> VariableKinds:
-    """Sorts hosts into kinds: rates within the noise of the measurement of each other are of one.
+    """Classifies hosts: rates within the measurement noise of each other are of one kind.
 
-    The noise is the median relative error of the fit of an all-to-all, as its samples went over these links.
+    The noise is the median relative error of the fit of an all-to-all, as its samples were sent over these links.
     """
     line = cluster.across.get("alltoall")
     noise = line.residual if line is not None else 0.0
@@ -109,7 +109,7 @@ def shares_of(layout: Layout, kinds: VariableKinds, slots: tuple[int, ...]) -> S
 
 
 def all_slots(kinds: VariableKinds) -> Iterator[tuple[int, ...]]:
-    """Every different pattern in which a slower kind has no more slots than a faster one; equal shares first."""
+    """Every distinct pattern in which a slower kind has no more slots than a faster one; equal shares first."""
     numbers = range(MOST_SLOTS, -1, -1)
     seen = set()
     for slots in itertools.product(numbers, repeat=len(kinds.rates)):
@@ -122,5 +122,5 @@ def all_slots(kinds: VariableKinds) -> Iterator[tuple[int, ...]]:
 
 
 def slots_by_rate(kinds: VariableKinds) -> tuple[int, ...]:
-    """Slots in proportion to the rates: a beginning for a search."""
+    """Slots in proportion to the rates: the start of a search."""
     return tuple(max(0, round(MOST_SLOTS * rate / kinds.rates[0])) for rate in kinds.rates)

@@ -22,10 +22,10 @@ _SETS = 3
 
 @dataclass(frozen=True, slots=True)
 class PeerMemoryCost:
-    """What a set costs at most.
+    """The maximum cost of a set.
 
     Attributes:
-        sent_bytes: that a worker sends to another host, and receives as many; 0 on one host.
+        sent_bytes: bytes that a worker sends to another host, and also receives; 0 on one host.
         host_bytes: memory of one host.
     """
 
@@ -39,14 +39,14 @@ def peer_memory_cost(
     """The cost of a plan.
 
     Args:
-        plan: of the graph.
-        spec: of the graph.
+        plan: the plan of the graph.
+        spec: its spec.
         lazy: tables whose untouched rows change too.
-        steps: from one set to the next.
-        alone: tables of which each row is on its owner's host only.
+        steps: the number of steps from one set to the next.
+        alone: tables whose rows are each on their owner's host only.
 
     Raises:
-        PlanError: when servers hold a variable.
+        PlanError: when servers store a variable.
     """
     if plan.servers:
         raise PlanError(

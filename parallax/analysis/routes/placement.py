@@ -14,13 +14,15 @@ from parallax.base.errors import PlanError
 from parallax.graph.spec import VariableSpec
 
 PARTITION_BYTES = 256 << 10
-"""A variable gets one more partition for each of these that it begins: the size that TensorFlow's own partitioner of
-variables on servers takes for its smallest (MinSizePartitioner). Far below it a request costs more than its bytes."""
+"""A variable gets one additional partition for each started multiple of these bytes: the minimum partition size of
+TensorFlow's own partitioner of variables on servers (MinSizePartitioner). Far below it a request costs more than its
+bytes.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class _Share:
-    """One partition: bytes that a step moves through it, and whose it is (variable, part, partition)."""
+    """One partition: bytes that a step moves through it, and its key (variable, part, partition)."""
 
     load_bytes: float
     name: str
@@ -29,12 +31,12 @@ class _Share:
 
 
 def partition_count(variable: VariableSpec, part: int, servers: int, wanted: int | None) -> int:
-    """Partitions of one part of a variable: what the user wants, else one for each PARTITION_BYTES begun.
+    """The number of partitions of one part of a variable: the user's, else one for each started PARTITION_BYTES.
 
     There are never more than servers or rows. A variable that the script has partitioned itself keeps its parts.
 
     Raises:
-        PlanError: more were asked for than there are rows.
+        PlanError: more were requested than there are rows.
     """
     rows = variable.parts[part].rows
     if wanted is not None:
@@ -51,13 +53,13 @@ def partition_count(variable: VariableSpec, part: int, servers: int, wanted: int
 def place(
     variables: list[VariableSpec], loads: Mapping[str, float], servers: int, wanted: Mapping[str, int]
 ) -> dict[str, tuple[tuple[int, ...], ...]]:
-    """The servers of all partitions.
+    """Places all partitions on servers.
 
     Args:
-        variables: what servers shall hold.
+        variables: the variables on servers.
         loads: variable name -> bytes that a step moves for it.
-        servers: how many servers there are.
-        wanted: variable name -> partitions that the user wants.
+        servers: the number of servers.
+        wanted: variable name -> requested number of partitions.
 
     Returns:
         Variable name -> for each part the server of each of its partitions.

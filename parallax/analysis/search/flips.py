@@ -23,14 +23,15 @@ from parallax.base.errors import PlanError
 from parallax.plans.prediction import LINK, TOUCHED, Flip
 
 SLOWEST = 1024.0
-"""Links are followed down to this part of their rate; faster without an end."""
+"""Slower links are tried down to this fraction of their rate; faster ones without limit."""
 
 REPLANNED = 64
-"""Up to so many columns the whole model is planned anew at each value that is looked at; in larger ones all other
-variables stay as planned."""
+"""Up to this number of columns the whole model is planned again at each value; in larger ones all other variables stay
+as planned.
+"""
 
 MOST_VARIABLES = 100
-"""So many variables, those with the most seconds, are given flips."""
+"""The number of variables, by descending seconds, for which flips are searched."""
 
 _HALVINGS = 60
 _DEPTH = 12
@@ -41,7 +42,7 @@ Picks = tuple[int, ...]
 
 @dataclass(frozen=True, slots=True)
 class _Range:
-    """How the best picks depend on one value: `best` finds them, `cost` is the step of some picks at a value."""
+    """The best picks as a function of one value: `best` finds them, `cost` is the step of some picks at a value."""
 
     best: Callable[[float], Picks]
     cost: Callable[[Picks, float], float]
@@ -55,12 +56,12 @@ class _Change:
 
 
 def flips_of(setting: Setting, routed: RoutedVariables, seconds: dict[str, float]) -> dict[str, tuple[Flip, ...]]:
-    """For variables with a choice, what would have to be different for another route to be chosen.
+    """For variables with a choice, the values at which another route is chosen.
 
     Args:
-        setting: what the problem is made of.
-        routed: what was chosen.
-        seconds: of each variable, to tell which are looked at.
+        setting: the inputs of the problem.
+        routed: the choice.
+        seconds: of each variable, to select the variables that are examined.
     """
     problem, picks = routed.problem, routed.solution.picks
     able = [n for n, options in enumerate(problem.options) if len({o.route for o in options}) > 1]
@@ -84,7 +85,7 @@ def flips_of(setting: Setting, routed: RoutedVariables, seconds: dict[str, float
 
 @dataclass(frozen=True, slots=True)
 class _View:
-    """A problem that is planned anew, what is planned now, and the place of the variable that is asked about."""
+    """A problem that is solved again, the current picks, and the index of the examined variable."""
 
     problem: Problem
     picks: Picks
@@ -96,7 +97,7 @@ class _View:
 
 
 def _beside_others(problem: Problem, picks: Picks, number: int, totals: Totals, taken: Floats) -> _View:
-    """A variable, and all others together as one that has no choice."""
+    """A variable, and all others combined into one without a choice."""
     own = problem.options[number][picks[number]]
     charges = tuple(k for k, users in totals.users.items() if users - (k in own.charges) > 0)
     others = RouteOption(
@@ -157,7 +158,7 @@ def _changes(along: _Range, now: Picks, start: float, end: float) -> list[_Chang
         return []
     try:
         there = along.best(end)
-    except PlanError:  # nothing fits into memory with so many rows
+    except PlanError:  # nothing fits into memory with that many rows
         return []
     return _between(along, now, there, start, end, _DEPTH)
 
@@ -165,7 +166,7 @@ def _changes(along: _Range, now: Picks, start: float, end: float) -> list[_Chang
 def _between(along: _Range, near: Picks, far: Picks, start: float, end: float, depth: int) -> list[_Change]:
     if near == far or along.cost(near, end) <= along.cost(far, end) * (1 + _EQUAL):
         return []
-    low, high = start, end  # near is the better at low, far at high
+    low, high = start, end  # near is better at low, far at high
     for _ in range(_HALVINGS):
         middle = (low + high) / 2
         if along.cost(near, middle) <= along.cost(far, middle):

@@ -33,30 +33,31 @@ from parallax.base.types import Array
 from parallax.report.text import bytes_text
 
 EXACT_NODES, LARGE_NODES = 20_000, 1
-"""Nodes of the search tree: as many as small models ever need; of large ones the root alone, whose bound is near. A
-number of nodes, and not of seconds, keeps the plan the same on every machine."""
+"""Nodes of the search tree: as many as small models ever need; for large ones only the root, whose bound is close. A
+limit on nodes instead of seconds makes the plan the same on every host.
+"""
 
 LARGE = 400
-"""From so many columns a model is large."""
+"""The number of columns from which a model is large."""
 
 ENUMERATED = 20_000
-"""Up to so many choices all are looked at, which takes less time than the solver's beginning."""
+"""Up to this number of choices all are enumerated, which takes less time than the solver's start."""
 
 _SCALE = 1000.0
-"""The solver takes differences of 1e-7 for nothing, so its unit is a thousandth of a step."""
+"""The solver ignores differences of 1e-7, so its unit is a thousandth of a step."""
 
 _NOTHING = 1e-9
-"""Relative difference of steps that is rounding."""
+"""Relative difference of steps that counts as rounding."""
 
 
 @dataclass(frozen=True, slots=True)
 class Solution:
-    """What was chosen.
+    """The solution.
 
     Attributes:
         picks: the option of each variable.
         step_s: the predicted step.
-        bound_s: no choice has a shorter one.
+        bound_s: a lower bound of every choice.
     """
 
     picks: tuple[int, ...]
@@ -98,13 +99,13 @@ def solve(problem: Problem, slowness: float = 1.0) -> Solution:
     picks = _settle(problem, [of[p] for of, p in zip(kept, picked, strict=True)], slowness)
     step_s = problem.step_seconds(picks, slowness)
     bound_s = min(step_s, bound / unit + fixed_s)
-    if step_s - bound_s <= 1e-7 * max(step_s - fixed_s, 0.0):  # what the solver itself takes for nothing
+    if step_s - bound_s <= 1e-7 * max(step_s - fixed_s, 0.0):  # the solver's own tolerance
         bound_s = step_s
     return Solution(tuple(picks), step_s, max(0.0, bound_s))
 
 
 def _no_room(problem: Problem) -> PlanError:
-    """Names the host that is nearest to too small, and the variable that takes most there whatever its route."""
+    """Names the host with the largest relative shortage, and the variable with the largest minimum memory there."""
     least = np.array([np.min([o.memory for o in options], axis=0) for options in problem.options])
     needed, limits = least.sum(axis=0), np.array(problem.hosts.limits)
     place = int(np.argmax(needed - limits))
@@ -119,22 +120,22 @@ def _no_room(problem: Problem) -> PlanError:
 
 
 def least_seconds(problem: Problem, slowness: float = 1.0) -> float:
-    """No choice has a shorter step than this: every load and wait at its least over the options, no round shared."""
+    """A lower bound of every choice: each load and wait is minimal over the options, and no round is shared."""
     loads, waits = _least(problem, slowness)
     return step_of(phases_of(waits, loads), problem.given)
 
 
 def _least(problem: Problem, slowness: float) -> tuple[Floats, Floats]:
-    """The sum over the variables of the least load of each end, and of the least wait of each who waits."""
+    """The sum over the variables of the minimum load of each end, and of the minimum wait of each waiting process."""
     loads = sum(np.min([o.beside + slowness * o.link for o in options], axis=0) for options in problem.options)
     waits = sum(np.min([o.waits for o in options], axis=0) for options in problem.options)
     return np.asarray(loads), np.asarray(waits)
 
 
 def _that_may_be_best(problem: Problem, known_s: float | None, slowness: float) -> list[list[int]]:
-    """The options of each variable without those that make any step longer than one that is known.
+    """The options of each variable without those that make any step longer than a known one.
 
-    With one option fixed and every other load and wait at its least, the step cannot be shorter than their sum's.
+    With one option fixed and every other load and wait minimal, the step is at least that of their sum.
     """
     everything = [list(range(len(options))) for options in problem.options]
     if known_s is None or not problem.options:
@@ -158,7 +159,7 @@ def _that_may_be_best(problem: Problem, known_s: float | None, slowness: float) 
 
 
 def _classes(problem: Problem) -> list[list[int]]:
-    """The variables that cost the same, whatever the option."""
+    """The variables with equal costs for all options."""
     found: dict[tuple[object, ...], list[int]] = {}
     for number, options in enumerate(problem.options):
         key = tuple(
@@ -199,7 +200,7 @@ class _Program:
 
     def solve(self, nodes: int) -> tuple[list[int], float] | None:
         """(the option of each variable, the bound in this program's unit); None when nothing fits."""
-        # No other module needs it, and it takes a tenth of a worker's start.
+        # Only this module needs it, and its import takes a tenth of a worker's start.
         from scipy.optimize import Bounds, LinearConstraint, milp
         from scipy.sparse import coo_array
 
@@ -299,7 +300,7 @@ class _Program:
 
 
 def _settle(problem: Problem, picks: list[int], slowness: float) -> list[int]:
-    """Better or equal picks: no change of one variable shortens the step, or leaves it and costs that one less."""
+    """Better or equal picks, such that no change of one variable shortens the step, or saves cost at an equal step."""
     picks = list(picks)
     totals = problem.totals(picks)
     limits = np.array(problem.hosts.limits)
@@ -333,7 +334,7 @@ def _settle(problem: Problem, picks: list[int], slowness: float) -> list[int]:
 
 
 def _alone(problem: Problem, option: RouteOption, slowness: float) -> tuple[float, ...]:
-    """What an option costs by itself, for those that make no difference to the step; then the bytes it sends."""
+    """The isolated cost of an option, to break ties between equal steps; then the bytes it sends."""
     waits = option.waits + sum((problem.pricing.charges[k] for k in option.charges), np.zeros_like(option.waits))
     seconds = phases_of(waits, option.beside + slowness * option.link).sum()
     return (round(float(seconds), 15), float(option.link_bytes.sum()), len(option.charges))

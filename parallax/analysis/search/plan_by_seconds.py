@@ -27,7 +27,7 @@ from parallax.plans.plan import PS, Layout, Plan, PlanConstraints, RouteCost, Va
 from parallax.plans.prediction import CostTerm, HostLoad, Prediction, RunnerUp
 
 _EQUAL = 1e-9
-"""Relative difference of steps that is rounding."""
+"""Relative difference of steps that counts as rounding."""
 
 
 def timed_plan(
@@ -36,7 +36,7 @@ def timed_plan(
     """Plans with a cluster profile.
 
     Returns:
-        The plan without its prediction; who owns how much of a table spread over the workers; the prediction.
+        The plan without its prediction; the owners' shares of sharded tables; the prediction.
 
     Raises:
         PlanError: when nothing fits into memory.
@@ -78,7 +78,7 @@ def _prediction(routed: RoutedVariables, totals: Totals) -> Prediction:
 
 
 def _loads(routed: RoutedVariables) -> tuple[HostLoad, ...]:
-    """What each host's link carries in a step; that of the owner asked most, where it may be on any of them."""
+    """The load of each host's link in a step; that of the busiest owner, where it may be on any of them."""
     topology: Topology = routed.problem.pricing.topology
     carried = np.zeros((len(PHASES), len(topology.ends)))
     for options, pick in zip(routed.problem.options, routed.solution.picks, strict=True):
@@ -93,14 +93,14 @@ def _loads(routed: RoutedVariables) -> tuple[HostLoad, ...]:
 def _places_by_rule(
     setting: Setting, rest: list[VariablePlan], spec: GraphSpec
 ) -> dict[str, tuple[tuple[int, ...], ...]]:
-    """Where variables go that are on servers and not priced."""
+    """The placement of variables on servers that are not priced."""
     served = [spec.variable(p.name) for p in rest if p.route == PS]
     loads = {v.name: float(2 * v.value_bytes) for v in served}
     return place(served, loads, len(setting.layout.servers), setting.constraints.partitions) if served else {}
 
 
 class _Costs:
-    """What every route of a variable adds to the predicted step, all others as planned."""
+    """The cost that each route of a variable adds to the predicted step, all others as planned."""
 
     def __init__(self, setting: Setting, routed: RoutedVariables, totals: Totals) -> None:
         self.setting, self.routed, self.totals = setting, routed, totals
@@ -138,7 +138,7 @@ class _Costs:
         chosen: RouteOption,
         without_s: float,
     ) -> tuple[RouteCost, bool]:
-        """The cost of one route with its seconds, where they can be known; and whether it fits into memory."""
+        """The cost of one route with its seconds, where they are known; and whether it fits into memory."""
         if cost.route == chosen.route:
             return self._add_seconds(cost, chosen, without_s), True
         priced = [option for option in options if option.route == cost.route]
@@ -151,7 +151,7 @@ class _Costs:
         return min(timed, key=lambda c: c.seconds or 0.0), bool(fitting)
 
     def _price(self, candidate: Candidate, route: str) -> list[RouteOption]:
-        """A possible route that a wish or a rule has ruled out; servers only where places are known."""
+        """Prices a possible route that a request or a rule has excluded; servers only where places are known."""
         topology = self.pricing.topology
         if route == PS or topology.missing(route) or (candidate.touched is None and candidate.variable.has_slices):
             return []
@@ -165,7 +165,7 @@ class _Costs:
         return replace(cost, seconds=seconds, terms=self._terms(option))
 
     def _terms(self, option: RouteOption) -> tuple[CostTerm, ...]:
-        """What an option costs by itself, phase by phase, at its own busiest end."""
+        """The isolated cost of an option, phase by phase, at its own busiest end."""
         found = []
         waits, on_link = option.waits[FULL].copy(), option.link[FULL]
         for charge in option.charges:

@@ -17,20 +17,20 @@ from parallax.plans.plan import PS, Layout, Plan, PlanConstraints
 def step_seconds(
     spec: GraphSpec, plan: Plan, layout: Layout, constraints: PlanConstraints, measured: PlanInputs
 ) -> float | None:
-    """The predicted step of a plan, comparable with that of another for the same layout, wishes and profiles.
+    """The predicted step of a plan, comparable with that of another for the same layout, constraints and profiles.
 
-    Simplification: all tables spread over the workers have the owners of the first of them, by name, as in every plan
-    that is made here; a plan file may say otherwise.
+    Simplification: all sharded tables have the owners of the first of them, by name, as in every plan that this package
+    makes; a plan file may differ.
 
     Args:
-        spec: of the graph.
-        plan: of that graph.
+        spec: the spec of the graph.
+        plan: a plan of that graph.
         layout: the workers, and the servers that run.
-        constraints: what the user wants of other plans; its routes and partitions are the plan's here.
+        constraints: the user's requirements of other plans; routes and partitions are taken from the plan.
         measured: the profiles.
 
     Returns:
-        Seconds; None without a profile of the cluster, or with one that does not have what the plan needs.
+        Seconds; None without a cluster profile, or with one that lacks what the plan needs.
     """
     if measured.cluster is None or not plan.synchronous:
         return None
@@ -46,7 +46,7 @@ def step_seconds(
 
 
 def _as_planned(candidate: Candidate, plan: Plan) -> Candidate:
-    """A variable with its route of the plan alone."""
+    """A variable with only the route of the plan."""
     if not candidate.allowed:
         return candidate
     return replace(candidate, allowed=(plan.variable(candidate.variable.name).route,))

@@ -18,14 +18,14 @@ from parallax.analysis.timing.step_time import StepLoad, Totals, phases_of, step
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """What is to be chosen.
+    """The optimization problem.
 
     Attributes:
         names: of the variables, sorted.
-        options: of each, at least one.
-        pricing: what made them.
-        given: what a step takes besides.
-        hosts: that limit memory, in the order of `RouteOption.memory`.
+        options: of each variable, at least one.
+        pricing: the pricing by which they were made.
+        given: the fixed part of a step.
+        hosts: the hosts that limit memory, in the order of `RouteOption.memory`.
     """
 
     names: tuple[str, ...]
@@ -36,28 +36,28 @@ class Problem:
 
     @property
     def columns(self) -> int:
-        """How many options there are of variables that have a choice."""
+        """The number of options of variables with a choice."""
         return sum(len(options) for options in self.options if len(options) > 1)
 
     def totals(self, picks: Sequence[int]) -> Totals:
-        """The sum of the options picked."""
+        """The sum of the picked options."""
         found = Totals(self.pricing)
         for options, pick in zip(self.options, picks, strict=True):
             found.add(options[pick])
         return found
 
     def step_seconds(self, picks: Sequence[int], slowness: float = 1.0) -> float:
-        """The predicted step with the options picked."""
+        """The predicted step with the picked options."""
         return self.totals(picks).step_seconds(self.given, slowness)
 
     def fits(self, picks: Sequence[int]) -> bool:
-        """Whether the options picked leave enough memory everywhere."""
+        """Whether the picked options leave enough memory everywhere."""
         taken = sum((o[p].memory for o, p in zip(self.options, picks, strict=True)), np.zeros(len(self.hosts.limits)))
         return bool(np.all(taken <= np.array(self.hosts.limits)))
 
 
 def count_of(problem: Problem) -> int:
-    """How many choices there are."""
+    """The number of choices."""
     return math.prod(len(options) for options in problem.options)
 
 

@@ -36,14 +36,19 @@ from parallax.cluster.profiles import ClusterProfile
 from parallax.plans.plan import ALLTOALL, PS, Layout, PlanConstraints
 
 SERVERS_COMPARED = 2000
-"""Up to so many variables times servers, servers compete with other routes: beyond, places for all take too long."""
+"""The largest product of variables and servers for which servers compete with other routes; beyond, placing all takes
+too long.
+"""
 
 PLACES_COMPARED = 120
-"""Up to so many sets of servers for all variables together each set is looked at; beyond, one by the placement rule."""
+"""The largest number of server sets, over all variables, of which each is tried; beyond, one is chosen by the placement
+rule.
+"""
 
 KINDS_SEARCHED = 6
-"""Up to so many kinds of hosts the slots of each are searched for; of more, and in large models, shares are equal or by
-rate."""
+"""The largest number of kinds of hosts whose slots are searched; beyond, and in large models, shares are equal or by
+rate.
+"""
 
 _ROUNDS = 3
 
@@ -52,14 +57,14 @@ Servers = tuple[tuple[int, ...], ...]
 
 @dataclass(frozen=True, slots=True)
 class RoutedVariables:
-    """What was chosen for the variables whose seconds are known.
+    """The choice for the variables whose seconds are known.
 
     Attributes:
-        problem: what there was to choose from.
+        problem: the problem.
         solution: the choice.
-        shares: who owns how much of a table spread over the workers.
-        bound_of: which choices the solution's bound is of.
-        notes: what the user should know.
+        shares: the owners' shares of sharded tables.
+        bound_of: the choices that the solution's bound covers.
+        notes: information for the user.
     """
 
     problem: Problem
@@ -70,14 +75,14 @@ class RoutedVariables:
 
     @property
     def options(self) -> dict[str, RouteOption]:
-        """What was chosen for each variable that is priced."""
+        """The chosen option of each priced variable."""
         picked = zip(self.problem.names, self.problem.options, self.solution.picks, strict=True)
         return {name: options[pick] for name, options, pick in picked}
 
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """All that a problem is made of but the shares of owners."""
+    """The inputs of a problem, except the shares of owners."""
 
     candidates: tuple[Candidate, ...]
     layout: Layout
@@ -92,18 +97,18 @@ class Setting:
         return bool(self.places)
 
     def topology(self, shares: Shares) -> Topology:
-        """What routes are priced on."""
+        """The topology for which routes are priced."""
         return fabric_of(self.layout, self.cluster, shares, self.constraints, self.servers)
 
     def hosts(self, shares: Shares) -> Hosts:
-        """The hosts whose memory limits."""
+        """The hosts that limit memory."""
         return hosts_of(self.layout, shares, self.constraints, self.measured, self.servers)
 
 
 def explain_unmeasured(
     candidates: Sequence[Candidate], layout: Layout, constraints: PlanConstraints, cluster: ClusterProfile
 ) -> str:
-    """Why no times can be predicted with a profile: what it lacks; empty when it lacks nothing that is needed."""
+    """Why no times can be predicted with a profile: the measurements that it lacks; empty when none is missing."""
     topology = fabric_of(layout, cluster, equal_shares(layout.num_workers), constraints, False)
     for candidate in candidates:
         lacking = [topology.missing(route) for route in candidate.allowed]
@@ -119,7 +124,7 @@ def setting_of(
     measured: PlanInputs,
     cluster: ClusterProfile,
 ) -> tuple[Setting, tuple[str, ...]]:
-    """What is to be chosen, sorted by name, and notes on what is not looked at."""
+    """The variables to choose routes for, sorted by name, and notes on options that are not considered."""
     topology = fabric_of(layout, cluster, equal_shares(layout.num_workers), constraints, False)
     priced = sorted((c for c in candidates if c.is_priced), key=lambda c: c.variable.name)
     compares = len(priced) * len(layout.servers) <= SERVERS_COMPARED
@@ -162,7 +167,7 @@ def _options(setting: Setting, pricing: Pricing, hosts: Hosts, candidate: Candid
 
 
 def reprice(setting: Setting, problem: Problem, number: int, candidate: Candidate, rows: float) -> Problem:
-    """A problem as it is when a worker touches so many rows of its variable `number`, which is the candidate."""
+    """The problem for another number of touched rows of its variable `number`, which is the candidate."""
     if candidate.touched is None:
         raise ValueError("Only a variable looked up by row has touched rows.")
     candidate = replace(candidate, touched=candidate.touched.scaled_to(rows))
@@ -197,7 +202,7 @@ def route_all(setting: Setting, notes: tuple[str, ...] = ()) -> RoutedVariables:
 
 
 def _best_of_all(setting: Setting, kinds: VariableKinds) -> tuple[RoutedVariables, float]:
-    """The best of all patterns, the first of equal ones, and the bound of all."""
+    """The best of all patterns, the first of equal ones, and a bound that covers all of them."""
     best, bound_s = None, math.inf
     for slots in all_slots(kinds):
         problem = problem_of(setting, shares_of(setting.layout, kinds, slots))
@@ -218,7 +223,7 @@ def _best_of_all(setting: Setting, kinds: VariableKinds) -> tuple[RoutedVariable
 
 
 def _search(setting: Setting, kinds: VariableKinds) -> RoutedVariables:
-    """Begins with shares equal or by rate; then, in turn, the routes for the shares and the shares for the routes."""
+    """Starts with shares equal or by rate; then alternates between routes for the shares and shares for the routes."""
     slots = slots_by_rate(kinds)
     both = (equal_shares(setting.layout.num_workers), shares_of(setting.layout, kinds, slots))
     found = [routed for routed in (_route(problem_of(setting, shares), shares) for shares in both) if routed]
@@ -243,7 +248,7 @@ def _search(setting: Setting, kinds: VariableKinds) -> RoutedVariables:
 def _better_slots(
     setting: Setting, kinds: VariableKinds, slots: tuple[int, ...], routed: RoutedVariables
 ) -> tuple[int, ...]:
-    """The slots with the shortest step for the routes chosen, one kind changed at a time."""
+    """The slots with the shortest step for the chosen routes, one kind changed at a time."""
     chosen = tuple(
         replace(candidate, allowed=(options[pick].route,))
         for candidate, options, pick in zip(
@@ -272,7 +277,7 @@ def _better_slots(
 
 
 def _route(problem: Problem, shares: Shares) -> RoutedVariables | None:
-    """The best routes for some shares; None when nothing fits."""
+    """The best routes for given shares; None when nothing fits."""
     try:
         return RoutedVariables(problem, solve(problem), shares, "")
     except PlanError:
@@ -280,7 +285,7 @@ def _route(problem: Problem, shares: Shares) -> RoutedVariables | None:
 
 
 def _check(setting: Setting, problem: Problem) -> Problem:
-    """Refuses a problem in which some host is too small whatever is chosen."""
+    """Refuses a problem in which some host is too small for every choice."""
     takes = {n: [o.memory for o in options] for n, options in zip(problem.names, problem.options, strict=True)}
     if takes:
         check_fits(problem.hosts, takes, [host.name for host in setting.cluster.hosts])
@@ -296,7 +301,7 @@ def _kinds(setting: Setting) -> VariableKinds:
 def _places(
     candidates: Sequence[Candidate], layout: Layout, constraints: PlanConstraints
 ) -> dict[str, tuple[Servers, ...]]:
-    """The sets of servers that are looked at for every variable which may be on some."""
+    """The sets of servers that are tried for every variable that may be on servers."""
     if not candidates:
         return {}
     number = len(layout.servers)
@@ -317,7 +322,7 @@ def _places(
 
 
 def _all_places(setting: Setting) -> bool:
-    """Whether every set of servers is looked at."""
+    """Whether every set of servers is tried."""
     number = len(setting.layout.servers)
     sets: int = len(setting.places) * (2**number - 1)
     return sets <= PLACES_COMPARED

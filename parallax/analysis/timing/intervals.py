@@ -9,7 +9,7 @@ Interval = tuple[float, float]
 
 
 def union(intervals: Iterable[Interval], gap: float = 0.0) -> list[Interval]:
-    """The intervals that the given ones cover, those no more than `gap` apart joined; empty ones are left out."""
+    """The union of intervals, with gaps up to `gap` closed; empty ones are left out."""
     found: list[Interval] = []
     for start, end in sorted(intervals):
         if end <= start:
@@ -22,31 +22,31 @@ def union(intervals: Iterable[Interval], gap: float = 0.0) -> list[Interval]:
 
 
 def length(intervals: Iterable[Interval]) -> float:
-    """How long the intervals are together, what overlaps counted once."""
+    """The total length of intervals, with overlaps counted once."""
     return sum(end - start for start, end in union(intervals))
 
 
 def beside(some: Iterable[Interval], others: Iterable[Interval]) -> float:
-    """How long some of the one and some of the other intervals pass at one time."""
+    """The length of the overlap of two sets of intervals."""
     some, others = list(some), list(others)
     return length(some) + length(others) - length([*some, *others])
 
 
 def shares(intervals: Iterable[tuple[str, float, float]]) -> dict[str, float]:
-    """Time by name, where a moment that n intervals cover gives each of them 1/n of it: the sum is their union's.
+    """Time by name, where a moment covered by n intervals gives each of them 1/n of it: the sum is the union's length.
 
     Args:
-        intervals: (name, begin, end); a name may come several times.
+        intervals: (name, begin, end); a name may occur several times.
     """
     marks = [(at, by, name) for name, start, end in intervals for at, by in ((start, 1), (end, -1)) if end > start]
     found: dict[str, float] = {}
     passing: dict[str, int] = {}
-    given = before = 0.0  # what an interval that covers everything has been given so far
+    given = before = 0.0  # the time given so far to an interval that covers everything
     taken_at: dict[str, float] = {}
     number = 0
     for at, by, name in sorted(marks, key=lambda mark: (mark[0], mark[1], mark[2])):
         given += (at - before) / number if number else 0.0
-        # A name with n intervals on their way takes n parts of what is given.
+        # A name with n open intervals gets n parts of the time.
         found[name] = found.get(name, 0.0) + passing.get(name, 0) * (given - taken_at.get(name, 0.0))
         taken_at[name] = given
         passing[name] = passing.get(name, 0) + by

@@ -17,8 +17,9 @@ from parallax.analysis.timing.schedule import StepActivities
 
 _STEPS = 8
 _FIRST, _LAST = 1, 5
-"""Of so many steps the period is taken from the end of the first of these to the end of the last: not of those that
-find resources free, and not of those beside which no later ones are carried out."""
+"""The period is measured from the end of the first of these steps to the end of the last: without steps that find
+resources idle, and without steps that no later ones overlap.
+"""
 
 _Key = tuple[float, float]
 
@@ -29,20 +30,20 @@ class ListSchedule:
 
     Attributes:
         step_s: of one step, or from one step to the next.
-        busy: by resource, when it carries something out, in the seconds that were looked at.
+        busy: by resource, its busy intervals, in the seconds that were examined.
     """
 
     step_s: float
     busy: Mapping[str, tuple[Interval, ...]]
 
     def hidden_frac(self, device: str) -> float | None:
-        """Of the time of all other resources the part that lies beside the device's; None where there is none."""
+        """The fraction of the time of all other resources that overlaps with the device's; None where there is none."""
         others = [one for resource, busy in self.busy.items() if resource != device for one in busy]
         return hidden_frac(others, self.busy.get(device, ()))
 
 
 def hidden_frac(exchanges: Iterable[Interval], computing: Iterable[Interval]) -> float | None:
-    """Of the time in which something is exchanged the part in which something is computed too; None without any."""
+    """The fraction of exchange time that overlaps with compute; None without exchanges."""
     exchanges = list(exchanges)
     exchanged = length(exchanges)
     return beside(exchanges, computing) / exchanged if exchanged else None
@@ -56,11 +57,12 @@ def listed_alone(step: StepActivities) -> ListSchedule:
 
 
 def listed_overlapping(step: StepActivities, least_s: float = 0.0) -> ListSchedule:
-    """A schedule of steps that overlap.
+    """A schedule of overlapping steps.
 
     Args:
         step: its activities.
-        least_s: what no period is below (`shortest_overlapping`); a stretch in which what was put off is done may be.
+        least_s: a lower bound of every period (`shortest_overlapping`), below which a measured interval may fall by
+            catching up.
     """
     steps = _Steps(step, _STEPS)
     urgency, size = steps.urgency(), steps.size
@@ -78,8 +80,8 @@ def listed_overlapping(step: StepActivities, least_s: float = 0.0) -> ListSchedu
 class _Steps:
     """Several steps as one: activity k of step s has the number s (n + 1) + k, and the last number is that of its end.
 
-    At most two steps are on their way, as when runs overlap (worker/session/overlapping.py): each begins when
-    the second one before it has ended.
+    At most two steps are in flight, as when runs overlap (worker/session/overlapping.py): each begins when the second
+    one before it has ended.
     """
 
     def __init__(self, step: StepActivities, count: int) -> None:
@@ -103,7 +105,7 @@ class _Steps:
         return far
 
     def carried_out(self, keys: list[_Key]) -> list[float]:
-        """When each activity begins, where each resource takes the smallest key of what can begin."""
+        """The begin of each activity, where each resource takes the smallest key of those that can begin."""
         missing = [0] * len(self._users)
         for users in self._users:
             for user in users:
@@ -125,7 +127,7 @@ class _Steps:
                     begin(one)
                 else:
                     heapq.heappush(waiting[resource], (keys[one], one))
-            if not running or running[0][0] > now:  # all that ends now has ended
+            if not running or running[0][0] > now:  # all activities that end now have ended
                 for resource in waiting:
                     if free[resource] and waiting[resource]:
                         free[resource] = False
@@ -141,11 +143,11 @@ class _Steps:
                     ready.append(user)
 
     def ends(self, begins: list[float]) -> list[float]:
-        """When each activity is over."""
+        """The end of each activity."""
         return [begin + seconds for begin, seconds in zip(begins, self._seconds, strict=True)]
 
     def busy(self, begins: list[float], first_s: float, last_s: float) -> dict[str, tuple[Interval, ...]]:
-        """By resource, when it carries something out between two times."""
+        """By resource, its busy intervals between two times."""
         found: dict[str, list[Interval]] = {name: [] for name in self._resources if name is not None}
         for begin, end, resource in zip(begins, self.ends(begins), self._resources, strict=True):
             if resource is not None:

@@ -48,11 +48,12 @@ BEFORE, AFTER = (MERGE_IDS, PULL_IDS, PULL_ROWS), (MERGE_GRADIENTS, GRADIENTS)
 """Phases before the workers compute, and after; the last one follows the update."""
 
 ROWS, REDUCING, GATHERING, ASKING = range(4)
-"""Who waits in a phase: exchanges of rows, each with a thread of its own; Horovod's all-reduces, and its allgathers; a
-worker that asks servers. Behind them come the servers, one each. They wait side by side."""
+"""The groups that wait in a phase: exchanges of rows, each with its own thread; Horovod's all-reduces, and its
+allgathers; a worker that sends requests to servers. The servers follow, one each. They wait concurrently.
+"""
 
 FULL, LEFT = range(2)
-"""Of rounds and of time on links: all of it, and what is left of it where the other is longer."""
+"""For rounds and for time on links: all of it, and the remainder where the other is longer."""
 
 Floats = NDArray[np.float64]
 Charge = tuple[str, ...]
@@ -65,9 +66,9 @@ class RouteOption:
     Attributes:
         route: its name.
         servers: for `ps`, for each part the server of each partition.
-        beside: `[phases, ends]`, seconds that its bytes take besides their time on links.
-        link: `[FULL and LEFT, phases, ends]`, seconds that its bytes take on links.
-        waits: `[FULL and LEFT, phases, who]`, seconds of rounds that it shares with nobody.
+        beside: `[phases, ends]`, seconds of its bytes in addition to their time on links.
+        link: `[FULL and LEFT, phases, ends]`, seconds of its bytes on links.
+        waits: `[FULL and LEFT, phases, who]`, seconds of rounds that it does not share.
         charges: the rounds that it shares.
         link_bytes: `[phases, ends]`.
         memory: `[process kinds]`, bytes; see parallax/analysis/routes/memory.py.
@@ -84,12 +85,12 @@ class RouteOption:
 
 
 class Pricing:
-    """Prices routes on a fabric. Charges are kept as they are met, `[FULL and LEFT, phases, who]` seconds.
+    """Prices routes on a topology. Charges are recorded when first used, `[FULL and LEFT, phases, who]` seconds.
 
     Args:
         topology: the links.
         wire: the element type in which float32 travels, if another.
-        batches: of an update: rows are pulled for each of them, gradients travel once.
+        batches: of an update: rows are pulled for each of them, gradients are sent once.
     """
 
     def __init__(self, topology: Topology, wire: str | None = None, batches: int = 1) -> None:
@@ -113,13 +114,13 @@ class Pricing:
         memory: Floats,
         servers: tuple[tuple[int, ...], ...] = (),
     ) -> RouteOption:
-        """What a variable adds to each phase by a route.
+        """The cost that a variable adds to each phase on a route.
 
         Args:
             variable: the variable.
             route: ALLREDUCE, ALLGATHER, ALLTOALL or PS.
             touched: its rows; None only where its gradient is dense.
-            memory: what it takes by this route.
+            memory: its memory on this route.
             servers: for PS, for each part the server of each partition.
         """
         ends, who = (len(PHASES), len(self.away)), (len(PHASES), self.who)
@@ -136,9 +137,9 @@ class Pricing:
         return RouteOption(route, servers, adding.beside, adding.link, adding.waits, charges, adding.link_bytes, memory)
 
     def _allreduce(self, to: _Adding, variable: VariableSpec) -> None:
-        """A ring passes 2(W-1)/W w through every host, each way, or less where workers share a host.
+        """A ring sends 2(W-1)/W w through every host, in each direction, or less where workers share a host.
 
-        A sparse gradient is made dense, with one more column. bfloat16 travels as float32.
+        A sparse gradient is densified, with an additional column. bfloat16 travels as float32.
         """
         workers, line = self.topology.workers, self.topology.lines["allreduce"]
         dense_bytes = reduced_bytes(variable, self.wire)
@@ -147,9 +148,9 @@ class Pricing:
         self._charge(to, (ALLREDUCE,), line, [(GRADIENTS, REDUCING, line.seconds(workers, 0, None))])
 
     def _allgather(self, to: _Adding, variable: VariableSpec, touched: TouchedRowCount) -> None:
-        """Merged rows and ids of every worker pass every host around a ring: (W-1) u (i + de), each way.
+        """Coalesced rows and ids of every worker pass every host around a ring: (W-1) u (i + de), in each direction.
 
-        Rows that must not be merged are as many as the ids.
+        Rows that must not be coalesced are as many as the ids.
         """
         workers, line = self.topology.workers, self.topology.lines["allgather"]
         rows = self.batches * touched.ids if variable.unmerged else touched.of(self.batches)
@@ -160,9 +161,10 @@ class Pricing:
     def _alltoall(self, to: _Adding, variable: VariableSpec, touched: TouchedRowCount) -> None:
         """Ids to owners, rows back, gradient rows to owners.
 
-        A host asks for the union of its workers' rows where they merge. What it owns itself stays. The owner asked most
-        gets `busiest` times its share; it may be on any host. Exchanges of different width or type are on their way at
-        once: they wait for the others together, but each handles its own messages (parallax/native/exchange.cc).
+        A host requests the union of its workers' rows where they merge requests. Rows that it owns itself stay. The
+        busiest owner gets `busiest` times its share; it may be on any host. Exchanges of different width or type are in
+        flight concurrently: they wait for the others together, but each handles its own messages
+        (parallax/native/exchange.cc).
         """
         group = (ALLTOALL, variable.dtype, str(variable.width))
         self._between_workers(to, variable, touched, self.share, self.top_share, group)
@@ -177,7 +179,7 @@ class Pricing:
         top_share: Floats,
         group: Charge,
     ) -> None:
-        """All-to-alls of ids, rows and gradient rows, with what each end's unit owns and its fullest owner does."""
+        """All-to-alls of ids, rows and gradient rows, from each end's owned rows and those of its largest owner."""
         workers, line = self.topology.workers, self.topology.lines["alltoall"]
         of_id, of_row = id_bytes(variable, workers), sent_row_bytes(variable, self.wire)
         away, asked = self._crossing(self._pulls(touched), touched, share, top_share)
@@ -196,7 +198,8 @@ class Pricing:
     def _merge(self, to: _Adding, variable: VariableSpec, touched: TouchedRowCount, group: Charge) -> None:
         """The hops within a host: ids and rows in the pull, gradient rows in the push, among its workers.
 
-        Of the fullest host's m workers each sends (m-1)/m of what it touches to the others, in full precision.
+        Of the m workers of the host with the most, each sends (m-1)/m of its touched rows to the others, in full
+        precision.
         """
         members, line = self.topology.merging, self.topology.within
         if members < 2 or line is None:
@@ -214,14 +217,15 @@ class Pricing:
     def _servers(
         self, to: _Adding, variable: VariableSpec, touched: TouchedRowCount | None, servers: tuple[tuple[int, ...], ...]
     ) -> None:
-        """Requests to each partition's server: rows and gradients by row, or gradient and new value whole.
+        """Requests to each partition's server: rows and gradients by row, or gradient and new value in full.
 
-        The lines are of n workers that each ask n servers, a push with worker 0's word that the update is done. Tables
-        share no request, so each adds what further ones cost (`per_peer_s`): to a worker for its partitions, to a
-        server for the workers, for each partition that it holds. Of a host's bytes those to its own server stay.
+        The lines are of n workers that each send to n servers, a push with worker 0's signal that the update is done.
+        Tables share no request, so each adds the cost of further ones (`per_peer_s`): to a worker for its partitions,
+        to a server for the workers, for each partition that it stores. Of a host's bytes those to its own server stay.
 
-        With fronts rows go between workers, whose shares are those of their hosts' servers, and a front asks for its
-        own partitions alone. What it and its server send each other passes no link, and is taken to cost a request.
+        With fronts rows go between workers, whose shares are those of their hosts' servers, and a front sends requests
+        to its own partitions alone. Traffic between it and its server crosses no link, and is assumed to cost a
+        request.
         """
         pull, push = self.topology.lines["pull"], self.topology.lines["push"]
         parts = [server for of_part in servers for server in of_part]
@@ -263,13 +267,13 @@ class Pricing:
         self._merge(to, variable, rows, (PS, variable.name))
 
     def _pulls(self, touched: TouchedRowCount) -> Callable[[int], float]:
-        """How many rows so many workers of a host ask for in a step."""
+        """The number of rows that a number of workers on a host request in a step."""
         if self.topology.merging > 1:
             return lambda workers: self.batches * touched.of(workers)
         return lambda workers: self.batches * workers * touched.one
 
     def _pushes(self, touched: TouchedRowCount) -> Callable[[int], float]:
-        """Of how many rows so many workers of a host have gradients in a step."""
+        """The number of rows for which a number of workers on a host have gradients in a step."""
         if self.topology.merging > 1:
             return lambda workers: touched.of(self.batches * workers)
         return lambda workers: workers * touched.of(self.batches)
@@ -277,7 +281,7 @@ class Pricing:
     def _crossing(
         self, of: Callable[[int], float], touched: TouchedRowCount, share: Floats, top_share: Floats
     ) -> tuple[Floats, Floats]:
-        """Rows of others that each end's unit names, and rows of its own that others name."""
+        """The rows of others that each end's unit requests, and rows of its own that others request."""
         asks = np.array([of(unit.workers) for unit, _ in self.topology.ends])
         all_asks = sum(count * of(workers) for workers, count in self.topology.units_by_workers)
         asked = (all_asks - asks) * np.minimum(1.0, share + (touched.busiest - 1) * top_share)
@@ -298,7 +302,7 @@ class Pricing:
 
 @dataclass(frozen=True, slots=True)
 class _Adding:
-    """An option while it is put together."""
+    """An option under construction."""
 
     beside: Floats
     link: Floats

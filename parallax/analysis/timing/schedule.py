@@ -34,10 +34,12 @@ Floats = NDArray[np.float64]
 Bits = NDArray[np.uint8]
 
 _WINDOWS = 2
-"""Of how many activities of each resource, the longest, it is asked what must pass until the next step's begins."""
+"""The number of the longest activities of each resource for which the bound from one step to the next is computed."""
 
 _MOST_BYTES = 1 << 28
-"""Of who comes before whom; of larger steps heads and tails are longest paths alone, and the bound is lower."""
+"""The limit for the predecessor matrix; for larger steps heads and tails are longest paths alone, and the bound is
+lower.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,10 +47,10 @@ class Activity:
     """A part of a step.
 
     Attributes:
-        name: of no other activity of the step.
-        seconds: that it takes.
-        resource: what it takes for itself meanwhile; None where others may be beside it.
-        needs: names of those of its step that are over when it begins.
+        name: unique in the step.
+        seconds: its duration.
+        resource: the resource that it occupies; None for an activity that may overlap with any others.
+        needs: names of its predecessors in the step.
     """
 
     name: str
@@ -57,21 +59,21 @@ class Activity:
     needs: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        """Rejects seconds that are none."""
+        """Rejects invalid seconds."""
         if not 0 <= self.seconds < math.inf:
             raise ValueError(f"An activity takes 0 seconds or more, and {self.name} is to take {self.seconds}.")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StepActivities:
-    """The activities of a step, each after those that it needs; made by `step_of_activities`.
+    """The activities of a step in topological order; made by `step_of_activities`.
 
     Attributes:
         names: of the activities.
         seconds: `[n]`.
-        resources: `[n]`, None where an activity takes none.
-        needs: `[n]`, the numbers of the activities that each needs.
-        borders: (of a step, of the next step), as numbers: the second begins when the first is over.
+        resources: `[n]`, None where an activity occupies none.
+        needs: `[n]`, the numbers of each activity's predecessors.
+        borders: (of a step, of the next step), as numbers: the second begins when the first has ended.
     """
 
     names: tuple[str, ...]
@@ -81,7 +83,7 @@ class StepActivities:
     borders: tuple[tuple[int, int], ...]
 
     def users(self) -> tuple[tuple[int, ...], ...]:
-        """`[n]`, the numbers of the activities that need each."""
+        """`[n]`, the numbers of each activity's successors."""
         found: list[list[int]] = [[] for _ in self.names]
         for place, needed in enumerate(self.needs):
             for one in needed:
@@ -98,14 +100,14 @@ class StepActivities:
 
 
 def step_of_activities(activities: Sequence[Activity], borders: Sequence[tuple[str, str]] = ()) -> StepActivities:
-    """A step of activities, in whatever order they are given.
+    """A step of activities, given in any order.
 
     Args:
         activities: of the step.
         borders: (of a step, of the next step), by name.
 
     Raises:
-        ValueError: two have one name, one needs what is not there, or some need each other in a circle.
+        ValueError: two have one name, one has a missing predecessor, or there is a cycle.
     """
     by_name = {one.name: one for one in activities}
     if len(by_name) < len(activities):
@@ -125,7 +127,7 @@ def step_of_activities(activities: Sequence[Activity], borders: Sequence[tuple[s
 
 
 def shortest_alone(step: StepActivities) -> float:
-    """Seconds that no schedule of one step is below."""
+    """A lower bound, in seconds, of every schedule of one step."""
     if not step.names:
         return 0.0
     forward = range(len(step.names))
@@ -139,9 +141,9 @@ def shortest_alone(step: StepActivities) -> float:
 
 
 def shortest_overlapping(step: StepActivities) -> float:
-    """Seconds from step to step that no schedule of steps that overlap is below."""
+    """A lower bound, in seconds, of the period of every schedule of overlapping steps."""
     found = max(step.loads().values(), default=0.0)
-    # Who is bound to itself alone adds nothing to longer cycles: without that border they have a larger ratio.
+    # An activity bound only to itself adds nothing to longer cycles: without that border they have a larger ratio.
     found = max([found, *(float(step.seconds[a]) for a, b in step.borders if a == b)])
     borders = [(a, b) for a, b in step.borders if a != b]
     if not borders:
@@ -156,12 +158,12 @@ def shortest_overlapping(step: StepActivities) -> float:
 
 
 def jackson(heads: Floats, seconds: Floats, tails: Floats) -> float:
-    """The length of Jackson's preemptive schedule: of what can go on, the one with the longest tail does.
+    """The length of Jackson's preemptive schedule: among the available activities, the one with the longest tail runs.
 
     Args:
-        heads: `[n]`, when each can begin.
+        heads: `[n]`, the earliest begin of each.
         seconds: `[n]`, on the resource.
-        tails: `[n]`, what passes after the end of each.
+        tails: `[n]`, the time that passes after the end of each.
     """
     waiting: list[tuple[float, int]] = []
     left = [float(one) for one in seconds]
@@ -187,10 +189,10 @@ def largest_cycle_mean(weights: Floats) -> float:
     """The largest mean weight of a cycle's edges; 0 where there is none.
 
     Args:
-        weights: `[n, n]`, of the edge from row to column; -inf where there is none.
+        weights: `[n, n]`, of the edge from row to column; -inf without one.
     """
     number = len(weights)
-    walks = np.full((number + 1, number), -np.inf)  # the heaviest of so many edges that ends at each
+    walks = np.full((number + 1, number), -np.inf)  # the heaviest walk of that many edges to each
     walks[0] = 0.0
     for edges in range(number):
         walks[edges + 1] = (walks[edges][:, None] + weights).max(axis=0)
@@ -202,7 +204,7 @@ def largest_cycle_mean(weights: Floats) -> float:
 
 
 def _in_order(activities: Sequence[Activity]) -> list[Activity]:
-    """Each after those that it needs, else as given."""
+    """The activities in topological order, otherwise in the given one."""
     users: dict[str, list[int]] = {}
     missing = [len(set(one.needs)) for one in activities]
     for place, one in enumerate(activities):
@@ -224,14 +226,14 @@ def _in_order(activities: Sequence[Activity]) -> list[Activity]:
 
 
 def _heads(step: StepActivities, order: Sequence[int], needs: Sequence[Sequence[int]]) -> Floats:
-    """`[n]`, heads; with the order turned around and users for needs, tails."""
+    """`[n]`, heads; with the order reversed and successors as predecessors, tails."""
     heads: Floats = np.zeros(len(order))
     columns, of_resource = _columns(step)
     before = _before(order, needs, columns)
     for one in order:
         for needed in needs[one]:
             heads[one] = max(heads[one], heads[needed] + step.seconds[needed])
-        if before is None or len(needs[one]) < 2:  # behind one need, that one's head has it all
+        if before is None or len(needs[one]) < 2:  # with one predecessor, its head includes everything
             continue
         is_before = np.unpackbits(before[one], count=len(columns)).astype(bool)
         for places in of_resource.values():
@@ -242,7 +244,7 @@ def _heads(step: StepActivities, order: Sequence[int], needs: Sequence[Sequence[
 
 
 def _columns(step: StepActivities) -> tuple[NDArray[np.int64], dict[str, NDArray[np.int64]]]:
-    """The activities that take time of a resource, and by resource the places of its own among these."""
+    """The activities that occupy a resource, and by resource the indices of its own among these."""
     columns = [n for n, resource in enumerate(step.resources) if resource is not None and step.seconds[n] > 0]
     of_resource: dict[str, list[int]] = {}
     for place, one in enumerate(columns):
@@ -251,7 +253,7 @@ def _columns(step: StepActivities) -> tuple[NDArray[np.int64], dict[str, NDArray
 
 
 def _before(order: Sequence[int], needs: Sequence[Sequence[int]], columns: NDArray[np.int64]) -> Bits | None:
-    """`[n, columns / 8]`, a bit for each column that comes before an activity; None where that is too much."""
+    """`[n, columns / 8]`, a bit for each column that precedes an activity; None where that exceeds the limit."""
     width = -(-len(columns) // 8)
     if len(order) * width > _MOST_BYTES:
         return None
@@ -270,9 +272,9 @@ def _mark(bits: Bits, column: int | None) -> None:
 
 
 def _window(step: StepActivities, one: int) -> StepActivities:
-    """What must pass from the beginning of an activity to its beginning in the next step, as a step of its own.
+    """The activities between the begin of an activity and its begin in the next step, as a separate step.
 
-    That are the activities behind the one of the first step, itself included, and before the one of the second.
+    They are the successors of the activity in the first step, including itself, that precede the one of the second.
     """
     size, users = len(step.names), step.users()
     next_of: dict[int, list[int]] = {}
@@ -302,7 +304,7 @@ def _window(step: StepActivities, one: int) -> StepActivities:
 
 
 def _find_reached(first: int, following: Callable[[int], list[int]]) -> set[int]:
-    """All that is reached from the first, itself included."""
+    """All nodes reachable from the first, including itself."""
     found, waiting = {first}, [first]
     while waiting:
         for place in following(waiting.pop()):
@@ -313,7 +315,7 @@ def _find_reached(first: int, following: Callable[[int], list[int]]) -> set[int]
 
 
 def _between(step: StepActivities, starts: Sequence[int], ends: Sequence[int]) -> Floats:
-    """`[starts, ends]`, the least seconds from the beginning of a start to the end of an end; -inf without a path."""
+    """`[starts, ends]`, the minimum seconds from the begin of a start to the end of an end; -inf without a path."""
     forward = range(len(step.names))
     from_start = _longest(step, forward, step.needs, starts)
     found: Floats = (from_start[list(ends)] + step.seconds[list(ends), None]).T
@@ -337,9 +339,9 @@ def _between(step: StepActivities, starts: Sequence[int], ends: Sequence[int]) -
 def _longest(
     step: StepActivities, order: Sequence[int], needs: Sequence[Sequence[int]], starts: Sequence[int]
 ) -> Floats:
-    """`[n, starts]`, the longest path from the beginning of a start to that of each activity; -inf without one.
+    """`[n, starts]`, the longest path from the begin of a start to that of each activity; -inf without one.
 
-    With the order turned around and users for needs, the path from the end of each to the end of a start.
+    With the order reversed and successors as predecessors, the path from the end of each to the end of a start.
     """
     found = np.full((len(order), len(starts)), -np.inf)
     found[list(starts), range(len(starts))] = 0.0
@@ -350,7 +352,7 @@ def _longest(
 
 
 def _bits_with(bits: Bits, chosen: Sequence[int], columns: NDArray[np.int64]) -> NDArray[np.bool_]:
-    """`[chosen, columns]`, those that the bits name, and the chosen one itself."""
+    """`[chosen, columns]`, the columns set in the bits, and the chosen one itself."""
     named = np.unpackbits(bits[list(chosen)], axis=1, count=len(columns)).astype(bool)
     found: NDArray[np.bool_] = named | (np.array(chosen)[:, None] == columns)
     return found

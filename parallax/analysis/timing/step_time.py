@@ -45,12 +45,12 @@ from parallax.plans.prediction import COMPUTE, SESSION, Phase
 
 @dataclass(frozen=True, slots=True)
 class StepLoad:
-    """What a step takes whatever the routes.
+    """The cost of a step that does not depend on the routes.
 
     Attributes:
         session_s: between steps.
-        compute_s: of all workers at once.
-        overlap_s: of it, while gradients are already on their way.
+        compute_s: of all workers concurrently.
+        overlap_s: the part of it that overlaps with the exchange of gradients.
         has_compute: whether compute was measured.
     """
 
@@ -61,16 +61,16 @@ class StepLoad:
 
 
 def given_of(measured: PlanInputs, layout: Layout, batches: int = 1) -> StepLoad:
-    """What the profiles say of compute, when W workers are at it on C shared cores (`ClusterProfile.shared_cores`).
+    """The compute time from the profiles, for W workers on C shared cores (`ClusterProfile.shared_cores`).
 
-    They compute as fast as one alone as long as the cores suffice, and then as fast as those do:
+    They compute as fast as one alone while the cores suffice, and then at the rate of the cores:
 
         max(compute_s, W one_core_s / C)         where the time on one core is known
         compute_s max(1, W / C) / max(1, n / C)  else, where n workers computed at once when they were measured
 
-    The time on one core holds what threads take from each other there. Processor seconds would not do: threads that
-    have nothing to do use some up, as long as a core is free. Simplified: a worker alone is taken to use one core where
-    its time on one is not known.
+    The time on one core includes contention between threads there. Processor seconds would not do: idle threads use
+    some up while a core is free. Simplified: a worker alone is assumed to use one core where its time on one core is
+    unknown.
     """
     model, cluster = measured.model, measured.cluster
     if model is None or model.compute_s is None:
@@ -86,7 +86,7 @@ def given_of(measured: PlanInputs, layout: Layout, batches: int = 1) -> StepLoad
 
 
 class Totals:
-    """The sum of the options chosen, one for each variable; kept up to date as they change."""
+    """The sum of the chosen options, one for each variable; updated incrementally."""
 
     def __init__(self, pricing: Pricing) -> None:
         ends = len(pricing.topology.ends)
@@ -98,11 +98,11 @@ class Totals:
         self.users: dict[Charge, int] = {}
 
     def add(self, option: RouteOption) -> None:
-        """One variable more."""
+        """Adds one variable."""
         self._count(option, 1)
 
     def remove(self, option: RouteOption) -> None:
-        """One variable less."""
+        """Removes one variable."""
         self._count(option, -1)
 
     def _count(self, option: RouteOption, sign: int) -> None:
@@ -140,14 +140,14 @@ def phases_of(waits: Floats, loads: Floats) -> Floats:
 
 
 def step_of(phases: Floats, given: StepLoad) -> float:
-    """A step from the seconds of its phases."""
+    """The length of a step from the seconds of its phases."""
     before = float(sum(phases[p] for p in BEFORE))
     after = max(0.0, float(sum(phases[p] for p in AFTER)) - given.overlap_s)
     return given.session_s + before + given.compute_s + after + float(phases[NEW_VALUES])
 
 
 def steps_of(phases: Floats, given: StepLoad) -> Floats:
-    """As `step_of`, of many: `[n, phases]` to `[n]`."""
+    """Like `step_of`, for many steps: `[n, phases]` to `[n]`."""
     before = phases[:, list(BEFORE)].sum(axis=1)
     after = np.maximum(0.0, phases[:, list(AFTER)].sum(axis=1) - given.overlap_s)
     found: Floats = given.session_s + before + given.compute_s + after + phases[:, NEW_VALUES]
@@ -155,7 +155,7 @@ def steps_of(phases: Floats, given: StepLoad) -> Floats:
 
 
 def timeline(totals: Totals, given: StepLoad) -> tuple[Phase, ...]:
-    """The phases of a step that take time."""
+    """The phases of a step with non-zero time."""
     topology, seconds = totals.pricing.topology, totals.phase_seconds()
     found, now = [], 0.0
 

@@ -30,10 +30,10 @@ class Endpoint:
     Attributes:
         host: its number.
         workers: of it.
-        share: of the rows of a table spread over the workers, those that it owns.
-        top_share: the largest share of one worker of it.
+        share: the share of the rows of a sharded table that it owns.
+        top_share: the largest share of one of its workers.
         servers: the numbers of its servers.
-        rates: bytes per second of its link, out and in; None where there is no link.
+        rates: bytes per second of its link, out and in; None without a link.
     """
 
     host: int
@@ -46,19 +46,19 @@ class Endpoint:
 
 @dataclass(frozen=True, slots=True)
 class Topology:
-    """What routes are priced on.
+    """The topology for which routes are priced.
 
     Attributes:
         layout: the workers and servers.
-        shares: who owns how much of a table that is spread over the workers.
-        ends: the units and directions (OUT, IN) that may bind.
-        units_by_workers: (workers, how many units have so many).
+        shares: the owners' shares of sharded tables.
+        ends: the units and directions (OUT, IN) that may be the bottleneck.
+        units_by_workers: (workers, number of units with that many).
         lines: operation -> fit between units.
         within: fit of an all-to-all within a host; None when it is not needed, or was not measured.
-        merging: workers of the fullest host where the workers of a host merge what they ask for; else 1.
-        has_fronts: whether servers are asked by row by the workers of their hosts alone (parallax/plans/plan.py).
-        servers: how many servers there are that variables may be on.
-        ends_of_host: for each host, which of the ends stand for its link, out and in; empty on one host.
+        merging: workers of the largest host where the workers of a host merge their requests; else 1.
+        has_fronts: whether servers get row requests from the workers of their hosts alone (parallax/plans/plan.py).
+        servers: the number of servers on which variables may be.
+        ends_of_host: for each host, the ends of its link, out and in; empty on one host.
     """
 
     layout: Layout
@@ -74,11 +74,11 @@ class Topology:
 
     @property
     def workers(self) -> int:
-        """W."""
+        """The number of workers, W."""
         return self.layout.num_workers
 
     def missing(self, route: str) -> tuple[str, ...]:
-        """What was not measured and is needed to predict a route."""
+        """The missing measurements that the prediction of a route needs."""
         if self.workers == 1 and route != PS:
             return ()
         where = "across hosts" if len(self.layout.hosts) > 1 else "within a host"
@@ -92,14 +92,14 @@ class Topology:
 def fabric_of(
     layout: Layout, cluster: ClusterProfile, shares: Shares, constraints: PlanConstraints, servers: bool
 ) -> Topology:
-    """What the routes of a job are priced on.
+    """The topology for which the routes of a job are priced.
 
     Args:
         layout: the workers, and the servers that may be started.
-        cluster: what was measured of the hosts, in the order of the layout.
-        shares: who owns how much of a table that is spread over the workers.
-        constraints: whether training is synchronous, and the workers of a host merge what they ask for.
-        servers: whether any variable may be on servers; else where they are makes no difference.
+        cluster: the measurements of the hosts, in the order of the layout.
+        shares: the owners' shares of sharded tables.
+        constraints: whether training is synchronous, and the workers of a host merge their requests.
+        servers: whether any variable may be on servers; else their placement makes no difference.
     """
     several = len(layout.hosts) > 1
     units = _hosts(layout, cluster, shares) if several else _processes(layout, shares)
@@ -146,7 +146,7 @@ def _processes(layout: Layout, shares: Shares) -> list[Endpoint]:
 
 
 def _that_may_bind(units: list[Endpoint], end: int, servers: bool) -> list[Endpoint]:
-    """Of units alike the slowest in a direction; the first of equal ones."""
+    """Among identical units the slowest in a direction; the first of equal ones."""
     slowest: dict[tuple[object, ...], Endpoint] = {}
     for unit in units:
         key = _alike(unit, servers)
@@ -157,5 +157,5 @@ def _that_may_bind(units: list[Endpoint], end: int, servers: bool) -> list[Endpo
 
 
 def _alike(unit: Endpoint, servers: bool) -> tuple[object, ...]:
-    """Units for which this is equal carry equal bytes."""
+    """A key that is equal for units that carry equal bytes."""
     return unit.workers, round(unit.share, 12), unit.servers if servers else ()

@@ -37,9 +37,9 @@ def balances_of(
 
     Args:
         spec: the graph.
-        cluster: its hosts' slowest link counts.
-        model: whose compute is shared out; without it nothing is known.
-        workers: the largest number that is looked at.
+        cluster: the slowest link of its hosts is used.
+        model: whose compute is divided among layers; None if unknown.
+        workers: the largest number of workers to examine.
     """
     layers = [v for v in spec.variables if v.gradients and not v.has_slices and v.value_bytes]
     line = cluster.across.get("allreduce")
@@ -56,11 +56,11 @@ def balances_of(
 
 
 def balance_point(line: AlphaBeta, wire_bytes: float, rate_bytes_per_s: float, compute_s: float) -> int | None:
-    """The least number of workers, from 2, whose all-reduce takes as long as the compute; None when none does."""
+    """The smallest number of workers, from 2, whose all-reduce takes as long as the compute; None when none does."""
     p, v = line.per_peer_s, 2 * wire_bytes * (1 / rate_bytes_per_s + line.byte_s)
     q = line.base_s - p + v - compute_s
     root_s = math.sqrt(q * q + 4 * p * v)
-    if q > 0:  # the same root, without the difference of two near numbers
+    if q > 0:  # the same root, without cancellation
         root = 2 * v / (q + root_s)
     elif p > 0:
         root = (root_s - q) / (2 * p)

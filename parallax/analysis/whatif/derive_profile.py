@@ -25,7 +25,7 @@ class NewHost:
 
     Attributes:
         name: as in the resource file.
-        link_bytes_per_s: of its link, both ways; None for that of the host it is a copy of.
+        link_bytes_per_s: of its link, in both directions; None for that of the host that it copies.
     """
 
     name: str
@@ -37,12 +37,12 @@ def derive_profile(profiles: Sequence[ClusterProfile], hosts: Sequence[NewHost],
 
     Args:
         profiles: one calibration, or several of links with different rates.
-        hosts: what it shall be of.
+        hosts: the hosts of the new profile.
         shares_cores: whether the new hosts share the processor cores that the calibrated ones share, as emulated hosts
-            of one machine do; else each has cores of its own.
+            of one machine do; else each has its own cores.
 
     Raises:
-        PlanError: there is no calibration, no new host, or a calibration of one host for several.
+        PlanError: there is no calibration, no new host, or only a calibration of one host for several.
     """
     if not profiles or not hosts:
         raise PlanError("A profile is derived from at least one calibration, for at least one host.")
@@ -67,7 +67,7 @@ def _host(new: NewHost, copy: HostProfile) -> HostProfile:
 
 
 def _between(ordered: Sequence[ClusterProfile], rate: float) -> ClusterProfile:
-    """The calibration for links of a rate; of two, what lies between them."""
+    """The calibration for a link rate, interpolated between two."""
     above = next((n for n, profile in enumerate(ordered) if _rate(profile) >= rate), len(ordered) - 1)
     slow, fast = ordered[max(above - 1, 0)], ordered[above]
     if not rate or _rate(slow) == _rate(fast):

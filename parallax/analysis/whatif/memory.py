@@ -23,13 +23,14 @@ from parallax.plans.plan import ALLTOALL, NO_ROUTE, PS, Plan, PlanConstraints
 
 _SHOWN_PARTS = 4
 _CHUNKS_READ, _CHUNKS_WRITTEN = 2, 4
-"""Of rows on their way to a checkpoint: what a worker reads and sends; and what one that writes receives, puts in
-order, and keeps for a file, which TensorFlow copies."""
+"""Buffers, in chunks, of rows in transfer to a checkpoint: those that a worker reads and sends; and those that a
+writing worker receives, sorts, and buffers for a file, which TensorFlow copies.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class HostMemory:
-    """A host's name, what it has in bytes, and who says so (parallax/plans/memory.py)."""
+    """A host's name, its memory in bytes, and the source of that size (parallax/plans/memory.py)."""
 
     name: str
     has_bytes: int
@@ -38,13 +39,13 @@ class HostMemory:
 
 @dataclass(frozen=True, slots=True)
 class FixedMemory:
-    """What processes hold whatever their variables and steps are.
+    """The memory of processes that does not depend on variables and steps.
 
     Attributes:
-        base_bytes: of a worker or server before it has made a variable.
+        base_bytes: of a worker or server before it has created a variable.
         chunk_bytes: of rows that checkpoints move at once; 0 where there are none.
         launcher_bytes: of the launcher while the job runs.
-        launcher_host: the number of its host; None where it is on none of the job's.
+        launcher_host: the number of its host; None where it is on no host of the job.
     """
 
     base_bytes: int
@@ -55,7 +56,7 @@ class FixedMemory:
 
 @dataclass(frozen=True, slots=True)
 class HeldVariable:
-    """A variable, its plan's route, and what it takes by it."""
+    """A variable, its route in the plan, and its memory on that route."""
 
     variable: VariableSpec
     route: str
@@ -64,7 +65,7 @@ class HeldVariable:
 
     @property
     def grows(self) -> bool:
-        """Whether its buffers are of rows that steps touch."""
+        """Whether its buffers contain rows that steps touch."""
         return self.variable.has_slices and self.route != PS or self.takes.servers != () and self.variable.has_slices
 
     def share(self, kind: str, number: int) -> float:
@@ -89,7 +90,7 @@ class HeldVariable:
 def held_variables(
     spec: GraphSpec, plan: Plan, constraints: PlanConstraints, measured: PlanInputs
 ) -> tuple[HeldVariable, ...]:
-    """What every variable takes by the route that the plan gives it."""
+    """The memory of every variable on its route in the plan."""
     found = []
     for variable in spec.variables:
         planned, touched = plan.variable(variable.name), touched_of(variable, constraints, measured)
@@ -99,7 +100,7 @@ def held_variables(
 
 
 def gradient_bytes(held: Sequence[HeldVariable]) -> dict[str, float]:
-    """Variable op -> what its dense gradient and the buffers of its exchange take in a worker."""
+    """Variable op -> bytes of its dense gradient and of the buffers of its exchange in a worker."""
     found = {}
     for one in held:
         if not one.variable.has_slices and one.route != NO_ROUTE:
@@ -110,7 +111,7 @@ def gradient_bytes(held: Sequence[HeldVariable]) -> dict[str, float]:
 
 
 def touched_rows(spec: GraphSpec, constraints: PlanConstraints, measured: PlanInputs) -> dict[str, float]:
-    """Variable op -> rows that a worker touches in a step, where they are known."""
+    """Variable op -> the number of rows that a worker touches in a step, where it is known."""
     found: dict[str, float] = {}
     for variable in spec.variables:
         touched: TouchedRowCount | None = touched_of(variable, constraints, measured)
@@ -131,9 +132,9 @@ def memory_plan(
     Args:
         plan: the plan.
         held: its variables.
-        live: what a worker's step holds.
+        live: the live bytes of a worker's step.
         hosts: all hosts of the job.
-        fixed: what processes hold beside these.
+        fixed: all other memory of processes.
     """
     chunk_bytes = min(fixed.chunk_bytes, max((one.variable.value_bytes for one in held), default=0))
     members = [("worker", rank, host) for rank, host in enumerate(plan.layout.host_by_rank)]
@@ -159,7 +160,7 @@ def memory_plan(
 
 
 def _launcher(fixed: FixedMemory) -> list[ProcessUse]:
-    """What the launcher holds, where it is on a host of the job."""
+    """The memory of the launcher, where it is on a host of the job."""
     if fixed.launcher_host is None:
         return []
     return [ProcessUse("launcher", 0, fixed.launcher_host, 0, 0, 0, 0, 0, fixed.launcher_bytes)]
@@ -167,14 +168,14 @@ def _launcher(fixed: FixedMemory) -> list[ProcessUse]:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Series:
-    """What a process holds at each op of a step, beside values and slots: arrays `[ops]`.
+    """The memory of a process at each op of a step, besides values and slots: arrays `[ops]`.
 
     Attributes:
-        activations: that stay as they are whatever the batch.
+        activations: those that do not depend on the batch.
         gradients: dense ones with their buffers.
         of_batch: activations of the batch as built.
         rows_buffers: of exchanged rows of the batch as built.
-        moved: rows on their way to a checkpoint, whatever the batch.
+        moved: rows in transfer to a checkpoint, independent of the batch.
     """
 
     activations: NDArray[np.float64]
@@ -185,11 +186,11 @@ class _Series:
 
     @property
     def total(self) -> NDArray[np.float64]:
-        """All together."""
+        """The total."""
         return self.activations + self.gradients + self.of_batch + self.rows_buffers
 
     def at_peak(self) -> tuple[float, float]:
-        """Bytes of dense gradients, and of activations, where both are the most together."""
+        """Bytes of dense gradients, and of activations, at the peak of their sum."""
         if not self.total.size:
             return 0.0, 0.0
         peak = int(np.argmax(self.total))
@@ -197,7 +198,7 @@ class _Series:
 
 
 def _count_moved(kind: str, number: int, all_write: bool, chunk_bytes: int) -> float:
-    """What a process holds at most of rows on their way to a checkpoint: of spread rows each worker writes a share."""
+    """A process's maximum memory for rows in transfer to a checkpoint: each worker writes a share of sharded rows."""
     writes = kind == "worker" and (all_write or number == 0)
     return float((_CHUNKS_READ + _CHUNKS_WRITTEN) * chunk_bytes) if writes else 0.0
 
@@ -211,7 +212,7 @@ def _series(held: Sequence[HeldVariable], live: LiveBytes, kind: str, number: in
         whole = sum(one.buffers(kind, number) for one in held if not one.variable.has_slices)
         return _Series(rows, nothing + whole, nothing, of_rows, moved)
     pieces = [shares.get(kind, 1.0) * size for kind, size in live.largest_of.items() if kind != BATCH]
-    # Slots with one initial value share its memory, until their first updates, side by side, make a copy each.
+    # Slots with one initial value share its memory until their first updates, which run concurrently and copy it.
     pieces += [
         one.share(kind, number) * one.variable.rows * max(slot.width * slot.dtype_bytes for slot in one.variable.slots)
         for one in held
@@ -246,7 +247,7 @@ def _use(held: Sequence[HeldVariable], series: _Series, member: tuple[str, int, 
 
 
 def _largest_factor(free: float, series: Sequence[_Series]) -> float:
-    """By which factor the batch may grow until some op finds no room; infinite where nothing grows."""
+    """The factor by which the batch may grow until some op runs out of memory; infinite where nothing grows."""
     fixed = sum(one.activations + one.gradients + one.moved for one in series)
     grows = sum(one.of_batch + one.rows_buffers for one in series)
     room = free - np.asarray(fixed)

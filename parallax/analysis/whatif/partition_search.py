@@ -25,15 +25,15 @@ from parallax.plans.plan import PS, Plan
 from parallax.plans.prediction import Prediction
 
 SHORTER = 0.02
-"""By which share a step must be shorter to count as shorter: less is noise of a few steps."""
+"""The fraction by which a step must be shorter to count as shorter: less is noise of a few steps."""
 MOST_SAMPLES = 8
-"""Counts that are tried at most: doubling from one partition reaches 64 in seven."""
-_FITTED = 3  # samples that three unknowns need
+"""The maximum number of counts to try: doubling from one partition reaches 64 in seven."""
+_FITTED = 3  # samples needed for three unknowns
 
 
 @dataclass(frozen=True, slots=True)
 class PartitionSample:
-    """A count that was tried.
+    """A measured number of partitions.
 
     Attributes:
         count: partitions of each table.
@@ -53,12 +53,12 @@ class Fit:
     c: float
 
     def seconds(self, count: int) -> float:
-        """Of a step with so many partitions."""
+        """Seconds of a step with this number of partitions."""
         return self.a / count + self.b * count + self.c
 
 
 def searched_tables(spec: GraphSpec, plan: Plan, wished: Mapping[str, int]) -> tuple[str, ...]:
-    """The tables whose count is free: on servers, looked up by row, in one part, and not given by the user."""
+    """The tables whose count is free: on servers, looked up by row, in one part, and not set by the user."""
     return tuple(
         v.name
         for v in spec.variables
@@ -70,8 +70,8 @@ def next_count(samples: Sequence[PartitionSample], most: int) -> int | None:
     """The count to try next; None when enough were tried.
 
     Args:
-        samples: in the order in which they were tried; at least one.
-        most: no more partitions than this.
+        samples: in the order of measurement; at least one.
+        most: the maximum number of partitions.
     """
     times = {sample.count: sample.step_s for sample in samples}
     if len(times) >= MOST_SAMPLES:
@@ -103,14 +103,14 @@ def fit(samples: Sequence[PartitionSample]) -> Fit | None:
 
 
 def best_count(samples: Sequence[PartitionSample]) -> int:
-    """The count with the shortest step of those that were tried; of equal ones the least."""
+    """The measured count with the shortest step; among equal ones the smallest."""
     return min(samples, key=lambda sample: (sample.step_s, sample.count)).count
 
 
 def with_partitions(plan: Plan, spec: GraphSpec, tables: Sequence[str], count: int) -> Plan:
-    """A plan in which some tables on servers have so many partitions, or as many as they have rows.
+    """A plan in which some tables on servers have that many partitions, or one for each row if there are fewer rows.
 
-    The partitions are dealt out by the bytes of these tables alone; all other variables stay where they are.
+    The partitions are placed by the bytes of these tables alone; all other variables stay where they are.
     """
     variables = [spec.variable(name) for name in tables]
     wanted = {v.name: min(count, v.rows) for v in variables}

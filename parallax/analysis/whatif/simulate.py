@@ -33,19 +33,19 @@ from parallax.report.plan_table import held_by
 from parallax.report.text import pluralize
 
 SHOWN_CHANGES = 20
-"""So many changes against the size before are named; of more, how many there are."""
+"""The number of changes from the preceding size that are named; if there are more, the rest is counted."""
 
 Planner = Callable[[GraphSpec, Layout, PlanConstraints, PlanInputs], Plan]
 
 
 @dataclass(frozen=True, slots=True)
 class HostKind:
-    """A host that simulated ones are copies of.
+    """A host that simulated hosts copy.
 
     Attributes:
-        workers: on it.
-        servers: that may be started on it.
-        link_bytes_per_s: rate of its link, as the user gives it; None when the cluster profile has it.
+        workers: the number of workers on it.
+        servers: the number of servers that may be started on it.
+        link_bytes_per_s: rate of its link, as set by the user; None when the cluster profile has it.
     """
 
     workers: int = 1
@@ -64,16 +64,16 @@ def simulate(
     """Plans a graph for each size.
 
     Args:
-        spec: what the graph is.
+        spec: the spec of the graph.
         kinds: the hosts to copy, in turn; as many as the cluster profile's hosts, or any number without one.
-        constraints: what the user wants of every plan.
-        measured: what is known of cluster and model.
-        what_if: sizes, and what is to be different.
+        constraints: the user's requirements of every plan.
+        measured: the profiles of cluster and model.
+        what_if: sizes, and differences from the measured job.
         plan: makes a plan for a layout.
 
     Raises:
         PlanError: when nothing is known of the links, when no step can be predicted, when one host was measured and
-            several are asked for, or when no plan fits.
+            several are requested, or when no plan fits.
     """
     of_cluster = _cluster(kinds, measured, what_if)
     changed = changed_spec(spec, what_if)
@@ -104,7 +104,7 @@ def simulate(
 
 
 def copy_cluster(cluster: ClusterProfile, hosts: int) -> ClusterProfile:
-    """A cluster of so many hosts, copies of those of a profile in turn, each with cores of its own."""
+    """A cluster of `hosts` hosts, copies of those of a profile in turn, each with its own cores."""
     copies = (
         replace(host, name=f"{host.name} ({number})")
         for number, host in zip(range(hosts), itertools.cycle(cluster.hosts), strict=False)
@@ -113,10 +113,10 @@ def copy_cluster(cluster: ClusterProfile, hosts: int) -> ClusterProfile:
 
 
 def changed_spec(spec: GraphSpec, what_if: WhatIf) -> GraphSpec:
-    """With other rows and widths of the variables that are looked up by row, and more or fewer ids in a step.
+    """The spec with other rows and widths of the variables looked up by row, and other numbers of ids per step.
 
     Rows of each part times `vocabulary`, the last dimension times `width`, both rounded; ids times `batch`. Dense
-    variables stay as they are, also those that have a row for each word.
+    variables are unchanged, including those with a row for each word.
     """
     return replace(spec, variables=tuple(_changed_variable(v, what_if) for v in spec.variables))
 
@@ -139,12 +139,12 @@ def _changed_variable(variable: VariableSpec, what_if: WhatIf) -> VariableSpec:
 
 
 def changed_model(model: ModelProfile, spec: GraphSpec, what_if: WhatIf) -> ModelProfile:
-    """Compute, and what of it hides exchanges, times `batch`; memory too, but no less; tables as `changed_table`.
+    """Compute and the part of it that hides exchanges, times `batch`; memory too, but no less; `changed_table`s.
 
     Args:
         model: as measured.
         spec: the changed one.
-        what_if: what is to be different.
+        what_if: the differences from the measured job.
     """
     rows = {v.name: v.rows for v in spec.variables}
     tables = tuple(changed_table(t, rows.get(t.name, sys.maxsize), what_if.batch) for t in model.tables)
@@ -159,18 +159,20 @@ def changed_model(model: ModelProfile, spec: GraphSpec, what_if: WhatIf) -> Mode
 
 
 def changed_table(table: TableProfile, rows: int, batch: float) -> TableProfile:
-    """What steps with a batch b times as large touch: as many rows as b workers touch together.
+    """The touched rows of steps whose batch is b times as large: those that b workers touch together.
 
-    A worker with b times the examples looks up what b workers did, so with J(k) the rows that k workers touch together,
+    A worker with b times the examples looks up the ids of b workers, so with J(k) the rows that k workers touch
+    together,
 
         u' = J(b),    J'(k) = J(k b),    ids' = b ids
 
-    J is the measured curve: straight lines through (0, 0), (1, u) and the further points, the last one prolonged, and
-    at most all rows. It is concave, so between points there are a little more rows, beyond the last fewer.
+    J is the measured curve: straight lines through (0, 0), (1, u) and the further points, the last one extended, and at
+    most all rows. It is concave, so the true number of rows is a little larger between points, and smaller beyond the
+    last.
 
     Args:
         table: as measured.
-        rows: that the variable has.
+        rows: the number of rows of the variable.
         batch: b.
     """
     points = ((0, 0.0), *table.joined_rows) if table.joined_rows else ((0, 0.0), (1, table.touched_rows))
@@ -189,7 +191,7 @@ def changed_table(table: TableProfile, rows: int, batch: float) -> TableProfile:
 
 
 def _wished_rows(constraints: PlanConstraints, spec: GraphSpec, what_if: WhatIf) -> dict[str, int]:
-    """Touched rows that the user gives, times `batch`, at most all rows: no curve is known for them."""
+    """Touched rows set by the user, times `batch`, at most all rows: no curve is known for them."""
     rows = {v.name: v.rows for v in spec.variables}
     return {
         name: max(1, min(rows[name], round(count * what_if.batch))) if name in rows else count
@@ -198,7 +200,7 @@ def _wished_rows(constraints: PlanConstraints, spec: GraphSpec, what_if: WhatIf)
 
 
 def _cluster(kinds: Sequence[HostKind], measured: PlanInputs, what_if: WhatIf) -> ClusterProfile:
-    """The hosts to copy, with the rates that were asked for."""
+    """The hosts to copy, with the requested link rates."""
     if measured.cluster is not None:
         hosts, lines = measured.cluster.hosts, measured.cluster
         if not lines.across and max(what_if.hosts) > 1:
@@ -246,7 +248,7 @@ def _size(plan: Plan, before: Plan | None, sizes: Sequence[Size], what_if: WhatI
         first = next((size for size in sizes if size.throughput is not None), None)
         if first is None or first.throughput is None:
             efficiency = 1.0
-        elif rounds_take_time:  # what rounds take is what makes large sizes inefficient
+        elif rounds_take_time:  # the time of rounds is what makes large sizes inefficient
             efficiency = throughput / plan.num_workers / (first.throughput / first.workers)
     counts = Counter(v.route for v in plan.variables if v.route != NO_ROUTE)
     return Size(
@@ -266,7 +268,7 @@ def _size(plan: Plan, before: Plan | None, sizes: Sequence[Size], what_if: WhatI
 
 
 def _changes(before: Plan, after: Plan) -> tuple[str, ...]:
-    """The variables with another route, and what the old one would be now; on servers, other numbers of partitions."""
+    """The variables with another route, and the cost of the old one now; on servers, other numbers of partitions."""
     found = []
     for a, b in zip(before.variables, after.variables, strict=True):
         if a.route != b.route:
