@@ -26,7 +26,7 @@ class ShardedAxis:
     Attributes:
         batch: the placeholder whose first dimension is the per-worker batch; the pieces are in rank order.
         factor: entries of the axis for each example of a block.
-        blocks: how many batches are concatenated along the axis.
+        blocks: the number of batches that are concatenated along the axis.
     """
 
     batch: str
@@ -224,7 +224,7 @@ class OffsetRange:
         edges: the inputs that read the worker's numbers.
         along: a tensor with the axis as its first one, where `node` has none.
         output: the index of the node's result that has the numbers.
-        columns: how many numbers along the last axis index the axis' entries, from the first one on.
+        columns: the number of values along the last axis, from the first one on, that index the axis' entries.
         shape: a tensor with the shape of the sparse tensor whose indices the numbers are, or empty.
     """
 

@@ -43,7 +43,7 @@ class StageCut:
     """The assignment of a user's graph to stages.
 
     Attributes:
-        count: how many stages there are.
+        count: the number of stages.
         places: node -> stage, for the forward pass, its gradient nodes, and the variables that it reads.
     """
 

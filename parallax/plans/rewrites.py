@@ -270,7 +270,7 @@ class Rewrites:
         scatters: dense gradients of tables.
         owned: nodes that run on servers, in topological order.
         terms: the mode of training.
-        keeps: accumulated gradients, where updates have several batches.
+        keeps: accumulated gradients, where updates use several batches.
         alike_rows: constants that are combined with accumulated rows.
         batches: batches of possibly unequal length; one of a step.
         padded: ragged rows that are padded.

@@ -16,7 +16,7 @@ class UnevenBatch:
         placeholder: the placeholder whose first dimension is the length.
         length: the edge by which a tensor of the graph reads the length, and must read that of the global batch; None
             where there is no such tensor.
-        examples: how many examples it has on each worker, where it is of fixed length; else 0.
+        examples: its number of examples on each worker, where it has a fixed length; else 0.
         alike: other sources of values computed from the batch, whose lengths must be equal in a run.
         examples_of: for elements, of which examples have unequally many, the name of the batch of these examples.
         has_end: whether the placeholder has one entry more than the batch, as row splits have.

@@ -24,7 +24,7 @@ def check_pass(editor: Editor, rewrites: Rewrites, done: str) -> None:
 
     Args:
         editor: the graph under change.
-        rewrites: what is to be changed.
+        rewrites: the rewrites.
         done: the name of the pass that has just run.
 
     Raises:

@@ -1,4 +1,4 @@
-"""Has gradients leave autodiff as sums over the workers, and what updates need besides be alike on all workers."""
+"""Makes gradients leave autodiff as sums over the workers, and all other inputs of their updates equal on workers."""
 
 from __future__ import annotations
 

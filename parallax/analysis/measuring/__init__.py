@@ -1,1 +1,1 @@
-"""Counts what the steps of a program touch."""
+"""Counts the rows that the steps of a program touch."""

@@ -1,8 +1,9 @@
 """Finds where autodiff delivers each variable's gradient: from the record, or from the graph where there is none.
 
-Without a record (a graph loaded from a file, or built before Parallax was imported) autodiff is told from the user's
-post-processing by the names that `tf.gradients` gives its ops; where even those are missing, the gradient is read at
-the update op. Each source states how it was found, and the plan notes sources that were not recorded.
+Without a record (a graph loaded from a file, or built before Parallax was imported) the ops of autodiff are
+distinguished from the user's post-processing by the names that `tf.gradients` gives them; where even those are missing,
+the gradient is read at the update op. Each source states how it was found, and the plan notes sources that were not
+recorded.
 """
 
 from __future__ import annotations

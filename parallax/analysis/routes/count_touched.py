@@ -31,7 +31,7 @@ class TouchedRowCount:
     is_measured: bool = False
 
     def of(self, workers: int) -> float:
-        """The number of distinct rows that so many workers read together.
+        """The number of distinct rows that `workers` workers read together.
 
         Linear between measurements; beyond them the last slope, which is an overestimate, as rows that were touched
         already recur more and more often. Without measurements no two workers share a row.

@@ -139,7 +139,7 @@ def _changed_variable(variable: VariableSpec, what_if: WhatIf) -> VariableSpec:
 
 
 def changed_model(model: ModelProfile, spec: GraphSpec, what_if: WhatIf) -> ModelProfile:
-    """Compute and the part of it that hides exchanges, times `batch`; memory too, but no less; `changed_table`s.
+    """Compute and the part of it that hides exchanges, times `batch`; memory too, but no less; see `changed_table`.
 
     Args:
         model: as measured.

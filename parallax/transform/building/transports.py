@@ -197,9 +197,9 @@ class Transport(ABC):
             count: counts the run, wherever rows are sent.
 
         Returns:
-            Rows `[m, width]` and their local row numbers `[m]`, for each place where owners take them. Where workers
-            are owners: what came here, for each of `tables`; a row comes at most once from each worker (or host). Where
-            servers are: what goes to each partition.
+            Rows `[m, width]` and their local row numbers `[m]`, for each place where owners receive them. For workers
+            as owners: the rows that arrived here, for each of `tables`; a row arrives at most once from each worker (or
+            host). For servers: the rows of each partition.
         """
 
     @abstractmethod

@@ -19,7 +19,7 @@ class Fact:
     """The facts about one tensor of a step; about a list of tensors, those of their stack along a new first axis.
 
     Attributes:
-        layout: how the workers hold the tensor.
+        layout: its layout.
         dims: the lengths of its axes in the program of one process; None where its rank is unknown.
         value: for an integer scalar its value in the program of one process, for a vector the values; None where they
             are unknown. For a list the value of each of its tensors, where all have the same.

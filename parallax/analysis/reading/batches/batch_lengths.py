@@ -1,4 +1,4 @@
-"""Adds ops to a graph that compute from an open batch's length what was a constant for a fixed batch.
+"""Adds ops to a graph that compute a fixed batch's constants from the length of an open batch.
 
 The length is that of the first open axis of a tensor, or a scalar.
 """

@@ -1,10 +1,10 @@
 """Opens the batch of a graph that was built for a fixed batch length, and has TensorFlow derive its gradients again.
 
-Autodiff folds a fixed batch length into constants, which cannot be told from widths. So batch sources get an open first
-dimension, constants of the forward pass that lie along the batch are resized to its length, and `tf.gradients` runs
-again for the gradients that the script requested; it then emits Shape and Size ops instead of constants. The consumers
-of the old gradients read the new ones. Where any of these steps is undecidable there is no opened graph, and the reason
-is reported: losses are then taken to be means over each per-worker batch.
+Autodiff folds a fixed batch length into constants, which cannot be distinguished from widths. So batch sources get an
+open first dimension, constants of the forward pass that lie along the batch are resized to its length, and
+`tf.gradients` runs again for the gradients that the script requested; it then emits Shape and Size ops instead of
+constants. The consumers of the old gradients read the new ones. Where any of these steps is undecidable there is no
+opened graph, and the reason is reported: losses are then taken to be means over each per-worker batch.
 """
 
 from __future__ import annotations

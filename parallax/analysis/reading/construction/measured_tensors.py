@@ -1,7 +1,7 @@
 """Records the tensors whose shapes TensorFlow turned into constants while a script builds its graph.
 
 Where a tensor's shape is known, `tf.shape`, `tf.size`, `tf.zeros_like` and `tf.ones_like` return constants, in which a
-batch length cannot be told from a width. The graph stores the tensor behind each constant; no op is added.
+batch length cannot be distinguished from a width. The graph stores the tensor behind each constant; no op is added.
 """
 
 from __future__ import annotations
