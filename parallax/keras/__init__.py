@@ -1,4 +1,4 @@
-"""Keras models on several machines: `fit` as ever, its steps carried out by all workers.
+"""Trains Keras models on several hosts: `fit` is called as usual, and all workers execute its steps.
 
     import parallax.keras
 
@@ -6,8 +6,8 @@
     ...
     history = model.fit(dataset, epochs=3)
 
-From its import on, the `fit` of every model is carried out by workers on the machines, which get the graph of its steps
-and never run the script. They are started once, wait for the next `fit`, and end with the script or by `close`.
+Once this package is imported, workers on the hosts execute the `fit` of every model; they receive the graph of its
+steps and never run the script. They are started once, wait for the next `fit`, and end with the script or by `close`.
 """
 
 import keras

@@ -1,7 +1,7 @@
-"""Arrays that `fit` cuts into batches: Keras is given the numbers of their rows in their place.
+"""Replaces arrays that `fit` splits into batches with row numbers.
 
-Keras shuffles and cuts those as it would the arrays, and a worker takes its own rows of the arrays alone. What is no
-plain array (a dataset, tables of pandas, sparse matrices) goes the way that Keras has for it.
+Keras shuffles and batches the row numbers as it would the arrays, and a worker reads only its own rows of the arrays.
+Inputs that are not plain arrays (a dataset, pandas tables, sparse matrices) are handled by Keras itself.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ _NUMERIC = "biuf"
 def number_input(
     model: KerasModel, arguments: dict[str, Argument], spec: Nest, which: str = "train"
 ) -> NumberedArrays | None:
-    """Puts row numbers in the place of arrays that a call is given; None where they are no plain arrays.
+    """Replaces arrays that are passed to a call with row numbers; returns None where they are not plain arrays.
 
     Args:
-        model: whose call it is.
-        arguments: of the call by name, which are changed.
+        model: the model of the call.
+        arguments: of the call by name, which are modified.
         spec: of a batch.
-        which: the step that takes them.
+        which: the step that reads them.
     """
     y, weights = arguments.get("y"), arguments.get("sample_weight")
     if arguments.get("class_weight") is not None and isinstance(y, np.ndarray):
@@ -41,7 +41,7 @@ def number_input(
 
 
 def number_validation(model: KerasModel, arguments: dict[str, Argument], spec: Nest) -> NumberedArrays | None:
-    """The same of what `fit` validates with."""
+    """The same for the validation data of `fit`."""
     found = _arrays(library_of(model).unpacked(arguments["validation_data"]), spec)
     if found is None:
         return None
@@ -50,10 +50,10 @@ def number_validation(model: KerasModel, arguments: dict[str, Argument], spec: N
 
 
 def numbers_of(batch: Nest, which: str) -> Array | None:
-    """The row numbers that a batch of Keras's is, [n]; None if it is another one.
+    """The row numbers, [n], in a batch of Keras's; None for any other batch.
 
     Args:
-        batch: as Keras's dataset gives it.
+        batch: as returned by Keras's dataset.
         which: the name of a step.
     """
     numbers = row_numbers(batch[0] if isinstance(batch, tuple) and len(batch) == 1 else batch, which)
@@ -65,7 +65,7 @@ def _numbers(which: str, shared: SharedArrays) -> dict[str, Array]:
 
 
 def _arrays(data: tuple[Nest, Nest, Nest], spec: Nest) -> SharedArrays | None:
-    """Copies of the arrays, of the types that a batch has; a batch shows nothing that is done to the script's own."""
+    """Copies of the arrays, in the types of a batch; later changes of the script's own do not affect batches."""
     parts, wanted = parts_of(data), [one for one in tf.nest.flatten(spec) if one is not None]
     if len(parts) != len(wanted) or not all(map(_is_plain, parts, wanted)):
         return None

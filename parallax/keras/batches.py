@@ -1,4 +1,4 @@
-"""`train_on_batch` in a script's own loop: the workers carry out the steps of the models that it trains."""
+"""`train_on_batch` in a script's own loop: the workers execute the steps of the models that it trains."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ from parallax.settings.config import Config
 
 
 class LoopModel:
-    """A model that a script trains by train_on_batch, by batches of one kind.
+    """A model that a script trains by train_on_batch, for one kind of batches.
 
     Args:
         model: a compiled keras.Model.
-        loop: of the script.
-        step: the model's in it.
-        traced: the same as it was traced.
-        others: those of the model's other kinds of batches, this one among them.
+        loop: the script's loop.
+        step: the model's step in it.
+        traced: the traced step.
+        others: those for the model's other kinds of batches, including this one.
     """
 
     def __init__(
@@ -45,7 +45,7 @@ class LoopModel:
         self._training: ModelTraining
 
     def is_of(self, model: KerasModel) -> bool:
-        """Whether it is for a model, and not for one that this one is a copy of."""
+        """Whether it belongs to a model, and not to one of which this one is a copy."""
         return self._model is model
 
     def takes(self, spec: Nest) -> bool:
@@ -53,7 +53,7 @@ class LoopModel:
         return is_taken(spec, self._traced.spec)
 
     def train_function(self, iterator: Iterator[Nest]) -> Logs | None:
-        """What `Model.train_function` gives for the next batch of an iterator."""
+        """The result of `Model.train_function` for the next batch of an iterator."""
         opened = self._loop.session()
         if opened is not self._opened:
             steps, traced = {"train": opened.steps[self.step]}, {"train": self._traced}
@@ -66,7 +66,7 @@ class LoopModel:
 
 
 _steps: WeakKeyDictionary[KerasModel, list[LoopStep]] = WeakKeyDictionary()
-"""The latest steps of each model, which those replace that are traced when it is compiled again."""
+"""The latest steps of each model, which are replaced by those traced after it is compiled again."""
 
 
 def prepare_model(
@@ -76,17 +76,17 @@ def prepare_model(
     resource: str | Path | None,
     merge_rows: bool = False,
 ) -> None:
-    """Has Keras's own `train_on_batch` train a model by workers.
+    """Makes Keras's own `train_on_batch` train a model on workers.
 
     Args:
         model: a compiled keras.Model.
         arguments: of the call by name.
         config: settings.
-        resource: a resource file; None for workers on this machine.
-        merge_rows: whether optimizers see equal rows of a sparse gradient added up.
+        resource: a resource file; None for workers on this host.
+        merge_rows: whether optimizers see equal rows of a sparse gradient summed.
 
     Raises:
-        JobEnded: in a process that does something else than to train, as `parallax plan`.
+        JobEnded: in a process with a purpose other than training, such as `parallax plan`.
         ParallaxError: as `parallel_run`.
     """
     spec, known = _spec_of(model, arguments), getattr(model.train_function, "__self__", None)
@@ -121,13 +121,13 @@ def prepare_model(
 
 
 def _arrays_of(model: KerasModel, arguments: Mapping[str, Argument]) -> list[TensorLike]:
-    """The parts of the batch that `train_on_batch` makes of its arguments, flat."""
+    """The flat parts of the batch that `train_on_batch` forms from its arguments."""
     parts = [one for one in tf.nest.flatten(_batch_of(model, arguments)) if one is not None]
     return [one if isinstance(one, tf.RaggedTensor | tf.Tensor) else np.asarray(one) for one in parts]
 
 
 def _batch_of(model: KerasModel, arguments: Mapping[str, Argument]) -> Nest:
-    """The batch that `train_on_batch` makes of its arguments."""
+    """The batch that `train_on_batch` forms from its arguments."""
     weights = arguments.get("sample_weight")
     if arguments.get("class_weight") is not None and weights is None:
         weights = library_of(model).weights_of_classes(arguments.get("y"), arguments["class_weight"])
@@ -135,7 +135,7 @@ def _batch_of(model: KerasModel, arguments: Mapping[str, Argument]) -> Nest:
 
 
 def _spec_of(model: KerasModel, arguments: Mapping[str, Argument]) -> Nest:
-    """The spec of a batch of any length, as `train_on_batch` makes it of its arguments."""
+    """The spec of a batch of any length, formed by `train_on_batch` from its arguments."""
 
     def spec(one: TensorLike | None) -> TypeSpec | None:
         if one is None:

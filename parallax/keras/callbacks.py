@@ -1,4 +1,4 @@
-"""The list by which `fit` calls a model's callbacks, which are the script's own objects, in the script's process."""
+"""The list through which `fit` calls a model's callbacks, which run in the script's process as its own objects."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from parallax.base.types import Argument, KerasCallback, KerasCallbackList, Kera
 from parallax.keras.libraries import library_of
 
 _QUIET = ("ProgbarLogger", "History", "CSVLogger")
-"""They look at logs alone, so between batches nobody waits for the workers."""
+"""Callbacks that read only logs, so that no wait for workers is needed between batches."""
 _HOOKS = (
     *("on_epoch_begin", "on_epoch_end", "on_train_begin", "on_train_end", "on_test_begin", "on_test_end"),
     *("on_train_batch_begin", "on_train_batch_end", "on_test_batch_begin", "on_test_batch_end"),
@@ -18,18 +18,18 @@ _HOOKS = (
 
 
 def callback_list_for(model: KerasModel, within: Callable[..., AbstractContextManager[None]]) -> type:
-    """The class of `keras.callbacks.CallbackList` by which `fit` calls callbacks.
+    """The class of `keras.callbacks.CallbackList` through which `fit` calls callbacks.
 
     Args:
         model: the model that is trained.
-        within: what surrounds a hook, by its name and arguments; not those between batches.
+        within: returns the context of a hook, by its name and arguments; not for hooks between batches.
     """
     library = library_of(model)
     kind, known = library.CALLBACK_LIST, library.CALLBACKS
 
     def init(self: KerasCallbackList, callbacks: Nest = None, *args: Argument, **kwargs: Argument) -> None:
         kind.__init__(self, callbacks, *args, **kwargs)
-        # No callback runs during training: what it reads would be of another step.
+        # No callback runs during training: it would read the values of another step.
         self._async_train = self._async_test = self._async_predict = False
         between = [name for name in _HOOKS if "batch" in name]
         self._parallax_told = {
@@ -43,13 +43,13 @@ def callback_list_for(model: KerasModel, within: Callable[..., AbstractContextMa
 
 
 def _is_loud(callbacks: list[KerasCallback], hook: str, known: ModuleType) -> bool:
-    """Whether a callback that may look at the model, or decide something, has a hook of its own."""
+    """Whether a callback that may read the model, or make a decision, implements a hook."""
     quiet = tuple(getattr(known, name) for name in _QUIET)
     return any(not isinstance(one, quiet) and _has_own(one, hook, known) for one in callbacks)
 
 
 def _has_own(callback: KerasCallback, hook: str, known: ModuleType) -> bool:
-    """Whether a callback has a hook of its own."""
+    """Whether a callback implements a hook."""
     generic = hook.replace("train_", "") if hook.startswith("on_train_batch") else hook
     own = [getattr(type(callback), name, None) for name in {hook, generic}]
     ours = [getattr(known.Callback, name, None) for name in {hook, generic}]

@@ -1,7 +1,7 @@
-"""Checkpoints of a model in TensorFlow's format, written and read by rows: no process has a large variable whole.
+"""Checkpoints of a model in TensorFlow's format, read and written by rows: no process loads a whole large variable.
 
-While a model is trained its rows are with their owners, who bring them. In the process where the script goes on after
-`fit`, a large variable is in the checkpoint that `fit` has left, and is copied from there.
+While a model is trained, the owners of rows supply them. In the process where the script continues after `fit`, a large
+variable is in the checkpoint that `fit` has written, and is copied from there.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ def save_checkpoint(model: KerasModel, folder: str | Path, step: int) -> str:
 
     Args:
         model: a built keras.Model.
-        folder: on the machine of worker 0, or of this process where the model is not being trained.
-        step: a number for the checkpoint's name.
+        folder: on the host of worker 0, or of this process where the model is not being trained.
+        step: the number in the checkpoint's name.
 
     Returns:
         The checkpoint's prefix, FOLDER/model.ckpt-STEP.
 
     Raises:
-        CheckpointError: the files cannot be written, or those that have a large variable cannot be read.
+        CheckpointError: the files cannot be written, or those of a large variable cannot be read.
     """
     training = training_of(model)
     writer = Writer(absolute(str(folder)), step, CHUNK_BYTES)
@@ -62,16 +62,16 @@ def save_checkpoint(model: KerasModel, folder: str | Path, step: int) -> str:
 
 
 def load_checkpoint(model: KerasModel, prefix: str | Path) -> None:
-    """Gives a model and its optimizer the values of a checkpoint; large ones stay in the files until they are read.
+    """Loads a checkpoint into a model and its optimizer; large values stay in the files until they are read.
 
-    A following `fit` starts from there: worker 0's machine must have the files too.
+    A following `fit` starts from there: worker 0's host must have the files too.
 
     Args:
         model: a keras.Model; its optimizer must be built to get its values: model.optimizer.build(variables).
         prefix: of the checkpoint.
 
     Raises:
-        CheckpointError: the files cannot be read, or a variable is not in them.
+        CheckpointError: the files cannot be read, or lack a variable.
     """
     end_use()  # steps of a loop begin with the values of the files
     place = absolute(str(prefix))
@@ -89,7 +89,7 @@ def load_checkpoint(model: KerasModel, prefix: str | Path) -> None:
 
 
 def _variables(model: KerasModel) -> dict[str, Variable]:
-    """The variables of a model and its optimizer by name, without those of metrics."""
+    """The variables of a model and its optimizer by name, except those of metrics."""
     library = library_of(model)
     metrics = {id(library.value(one)) for metric in model.metrics for one in metric.variables}
     return {one.name: one.variable for one in variables_of(model) if id(one.variable) not in metrics}

@@ -1,9 +1,9 @@
-"""Looks into tf.data pipelines: takes one apart, and tells the lengths of the parts of its batches.
+"""Analyses tf.data pipelines: splits off their row functions, and finds the lengths of the parts of batches.
 
-Of one that is taken apart, the script's process goes on to read elements, and workers make rows of them.
+After a split, the script's process still reads the elements, and workers compute rows from them.
 
-A function that `map` calls for each element, without a state, gives the same row wherever and whenever it is called.
-So it may be called after what only chooses and orders elements, and by the worker that has the row.
+A stateless function that `map` calls for each element returns the same row wherever and whenever it is called. So it
+may be called after the ops that only select and order elements, and by the worker that needs the row.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from parallax.functions.batches.shares import whole_parts
 from parallax.keras.inputs import parts_of
 
 ELEMENTS = "parallax_elements_of_"
-"""What precedes the name of a step whose batches are elements of which rows are made."""
+"""Prefix of the name of a step whose batches are elements from which rows are computed."""
 _PASSED = (prefetch_op._PrefetchDataset, dataset_ops._OptionsDataset)
 _BATCHES = (batch_op._BatchDataset, batch_op._ParallelBatchDataset)
 _CHOOSERS = (repeat_op._RepeatDataset, take_op._TakeDataset, skip_op._SkipDataset, shard_op._ShardDataset)
@@ -40,11 +40,11 @@ _MAPS = (map_op._MapDataset, map_op._ParallelMapDataset)
 
 
 class SplitDataset(NamedTuple):
-    """A dataset taken apart.
+    """A split dataset.
 
     Attributes:
-        elements: batches of what rows are made of, in a dict under the step's name.
-        pipeline: what is done to each row.
+        elements: batches of the source elements of rows, in a dict under the step's name.
+        pipeline: the functions of each row.
     """
 
     elements: Dataset
@@ -52,10 +52,10 @@ class SplitDataset(NamedTuple):
 
 
 def split_dataset(dataset: Dataset, which: str) -> SplitDataset | None:
-    """Takes apart a dataset of batches; None where no function can be moved, and nothing is to be gained.
+    """Splits a dataset of batches; None where no function can be moved, so that nothing would be gained.
 
     Args:
-        dataset: a tf.data.Dataset, which is not changed.
+        dataset: a tf.data.Dataset, which is not modified.
         which: "train" or "test".
     """
     batches: Any = dataset
@@ -74,7 +74,7 @@ def split_dataset(dataset: Dataset, which: str) -> SplitDataset | None:
 
 
 def elements_of(batch: Nest, which: str) -> list[TensorLike] | None:
-    """What the rows of a batch are made of, flat; None where it is a batch of rows."""
+    """The source elements of a batch's rows, flat; None for a batch of rows."""
     if isinstance(batch, dict) and batch.keys() == {ELEMENTS + which}:
         found: list[TensorLike] = tf.nest.flatten(batch)
         return found
@@ -82,8 +82,8 @@ def elements_of(batch: Nest, which: str) -> list[TensorLike] | None:
 
 
 def _move_functions(dataset: Any) -> tuple[Any, list[ConcreteFunction]]:
-    """A dataset of elements without the functions that can be moved, and these, in order."""
-    passed: list[Any] = []  # what chooses and orders, the last first
+    """A dataset of elements without the functions that can be moved, and these functions, in order."""
+    passed: list[Any] = []  # datasets that select and order, the last first
     chosen: list[Any] = []
     functions: list[ConcreteFunction] = []
     elements = dataset
@@ -102,14 +102,14 @@ def _move_functions(dataset: Any) -> tuple[Any, list[ConcreteFunction]]:
 
 
 def _has_no_state(dataset: Any) -> bool:
-    """Whether a dataset chooses or orders elements, and another one like it gives the same or is free not to."""
-    if isinstance(dataset, shuffle_op._ShuffleDataset):  # with seeds the order depends on how often it was read
+    """Whether a dataset selects or orders elements, and an equal one returns the same order or any other."""
+    if isinstance(dataset, shuffle_op._ShuffleDataset):  # with seeds the order depends on earlier iterations
         return not int(dataset._seed) and not int(dataset._seed2)
     return isinstance(dataset, _CHOOSERS)
 
 
 def _choose_again(elements: Any, chooser: Any) -> Any:
-    """Chooses among elements as a dataset chooses among those that a function was called for."""
+    """Applies a dataset's selection to the elements before the moved functions."""
     if isinstance(chooser, repeat_op._RepeatDataset):
         return elements.repeat(chooser._count)
     if isinstance(chooser, take_op._TakeDataset):
@@ -123,21 +123,21 @@ def _choose_again(elements: Any, chooser: Any) -> Any:
 
 
 def _is_plain(spec: Nest, is_whole: bool = False) -> bool:
-    """Whether elements are tensors; with `is_whole`, such as can be batched whatever their values are."""
+    """Whether elements are tensors; with `is_whole`, tensors that can be batched whatever their values are."""
     parts = tf.nest.flatten(spec)
     plain = all(isinstance(one, tf.TensorSpec) and one.shape.rank is not None for one in parts)
     return plain and not (is_whole and any(not one.shape.is_fully_defined() for one in parts))
 
 
 def parts_given_whole(dataset: Dataset, peeked: Sequence[Nest]) -> frozenset[int] | None:
-    """The numbers of the parts of a batch, flat, that have another length than the batch.
+    """The flat indices of the parts of a batch whose length differs from the batch's.
 
     Args:
-        dataset: that `fit` makes of its arguments.
-        peeked: its first batches, where they were taken; else empty.
+        dataset: the dataset that `fit` makes of its arguments.
+        peeked: its first batches, if they were read; else empty.
 
     Returns:
-        The numbers; None where they are not known before a batch is taken.
+        The indices; None where they are unknown before a batch is read.
     """
     if peeked:
         return whole_parts([one if hasattr(one, "shape") else np.asarray(one) for one in parts_of(peeked[0])])
@@ -152,7 +152,7 @@ def parts_given_whole(dataset: Dataset, peeked: Sequence[Nest]) -> frozenset[int
 
 
 def _lengths_of(dataset: Any) -> list[int | None]:
-    """The lengths of the parts of a dataset's batches, flat; None where it is not known."""
+    """The flat lengths of the parts of a dataset's batches; None where unknown."""
     while isinstance(dataset, (*_PASSED, *_CHOOSERS, shuffle_op._ShuffleDataset)):
         dataset = dataset._input_dataset
     if isinstance(dataset, zip_op._ZipDataset):

@@ -1,11 +1,11 @@
-"""Keras 3's epochs: over row numbers without a dataset, and from the middle of one on.
+"""Keras 3 epochs: over row numbers without a dataset, and from the middle of an epoch.
 
-The order of an epoch over row numbers is drawn as Keras draws it, and cut into batches here. A dataset that gives a few
-hundred numbers a batch costs more than taking the rows by them.
+The order of an epoch over row numbers is drawn as Keras draws it, and split into batches here: a dataset that returns a
+few hundred numbers a batch costs more than reading the rows by them.
 
-A `fit` that goes on from a checkpoint passes over the epochs and batches that it was trained on. Keras makes their
-iterators again, so that shuffles draw what they drew; a generator or another source that goes on from epoch to epoch
-gives its batches again.
+A `fit` that resumes from a checkpoint skips the epochs and batches that it was trained on. Keras creates their
+iterators again, so that shuffles repeat their draws; a generator or another source that continues across epochs repeats
+its batches.
 """
 
 from __future__ import annotations
@@ -26,27 +26,27 @@ from parallax.keras.progress import FitProgress
 
 
 class BegunDataset:
-    """A dataset whose first batch was taken, to look at it; its first iterator gives that batch too.
+    """A dataset whose first batch was read for inspection; its first iterator returns that batch too.
 
     Attributes:
         dataset: a tf.data.Dataset.
-        first: its first batch; None where it has none.
-        is_taken: whether somebody has its first iterator.
+        first: its first batch; None if it is empty.
+        is_taken: whether its first iterator is in use.
     """
 
     def __init__(self, dataset: Dataset, batches: Dataset) -> None:
-        """Takes the first batch.
+        """Reads the first batch.
 
         Args:
-            dataset: as Keras is given it.
-            batches: what Keras makes of it, by weights of classes for example.
+            dataset: the argument of Keras.
+            batches: the dataset that Keras makes of it, for example with class weights.
         """
         self.dataset, self.is_taken = dataset, False
         self._rest = iter(batches)
         self.first: Nest = next(self._rest, None)
 
     def take(self) -> Iterator[Nest]:
-        """Its first iterator, once."""
+        """Its first iterator, which can be used once."""
         self.is_taken = True
         return itertools.chain([] if self.first is None else [self.first], self._rest)
 
@@ -55,9 +55,9 @@ BegunDatasets = Sequence[BegunDataset]
 
 
 class NumberedEpochs(TFEpochIterator):  # type: ignore[misc]
-    """In the place of what Keras goes over its batches by.
+    """Replaces the iterator over Keras's epochs.
 
-    It does something else only where batches are row numbers, and in the first epochs of a `fit` that goes on.
+    It differs only where batches are row numbers, and in the first epochs of a `fit` that resumes.
     """
 
     def __init__(
@@ -74,14 +74,14 @@ class NumberedEpochs(TFEpochIterator):  # type: ignore[misc]
         self._progress = progress if progress is not None and progress.follow(self) else None
         self._numbers = None if shuffle == "batch" else row_numbers(x)
         self._shuffled = None
-        if self._numbers is not None and shuffle:  # all of them are one batch
+        if self._numbers is not None and shuffle:  # all of them form one batch
             whole = ArrayDataAdapter(self._numbers, batch_size=len(self._numbers), shuffle=True)
             self._shuffled = whole.get_tf_dataset()
         self._named = x
 
     @property
     def known_batches(self) -> int | None:
-        """How many batches an epoch has; None where that is not known beforehand."""
+        """The number of batches in an epoch; None where it is unknown in advance."""
         batches: int | None = self.steps_per_epoch or self.data_adapter.num_batches
         return batches
 
@@ -109,7 +109,7 @@ class NumberedEpochs(TFEpochIterator):  # type: ignore[misc]
                 yield first, last, itertools.islice(iterator, self.steps_per_execution - passed)
 
     def _pass_over_epoch(self) -> None:
-        """Goes over an epoch, and takes as much of it as the batches of the next one depend on."""
+        """Iterates over an epoch, and reads as much of it as the batches of the next one depend on."""
         is_fresh = self.steps_per_epoch is None and isinstance(self.data_adapter, ArrayDataAdapter | TFDatasetAdapter)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # Keras warns where an epoch of unknown length ends

@@ -1,8 +1,8 @@
-"""`evaluate` and `predict` by workers: where this process cannot compute what they do, or workers save seconds.
+"""`evaluate` and `predict` on workers, where this process cannot compute them, or workers save time.
 
-They go by the graph of the model's last `fit`, with one step more where it has none for them, so that tables are where
-`fit` has them; the next `fit` has that step too, and so the workers go on with its session. Everywhere else Keras
-computes in this process.
+They use the graph of the model's last `fit`, with one additional step if it has none for them, so that tables stay
+where `fit` placed them. The next `fit` has that step too, so the workers continue with its session. In all other cases
+Keras computes in this process.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ from parallax.keras.training import ModelTraining
 from parallax.settings.parts import TableConfig
 
 TRACERS = {"test": traced_evaluation, "predict": traced_prediction}
-"""By the name of a step, what traces it."""
+"""The function that traces a step, by the step's name."""
 _OF_TRAINING = 3
-"""How many times as long as to evaluate a batch it takes to train on it."""
+"""The ratio of the time of a training batch to that of an evaluation batch."""
 _OF_GPU = 20
-"""How many times as long this process takes without a GPU as with one; assumed, not measured."""
+"""The ratio of this process's time without a GPU to that with one; assumed, not measured."""
 _OPENING_S, _RESUMING_S = 4.0, 0.5
-"""Until workers begin: with a step that is to be planned, and with one that they have."""
+"""Seconds until workers begin: with a step that must be planned, and with an existing one."""
 _VALUES_PER_S = 2.5e8
-"""Bytes of variables that are sent."""
+"""Bytes of variables sent per second."""
 _WORTH_S = 5.0
-"""What workers must save at least."""
+"""The minimum seconds that workers must save."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,12 +44,12 @@ class LastFit:
     """The last `fit` of this script.
 
     Attributes:
-        call: without its data.
-        loss: what `compile` had made of the loss then.
-        workers: their number.
-        examples_per_s: how many examples they trained on in a second, together.
+        call: the call without its data.
+        loss: the object that `compile` had made of the loss then.
+        workers: the number of workers.
+        examples_per_s: examples per second in training, over all workers.
         num_bytes: of the variables.
-        is_large: whether they are too large for one process.
+        is_large: whether they exceed the limit of one process.
     """
 
     call: FitCall
@@ -60,18 +60,18 @@ class LastFit:
     is_large: bool
 
     def after(self, call: FitCall) -> LastFit:
-        """The same with the steps of a later call of `evaluate` or `predict`."""
+        """A copy with the steps of a later call of `evaluate` or `predict`."""
         return replace(self, call=_without_data(call))
 
     @staticmethod
     def of(call: FitCall, workers: int, examples_per_s: float, tables: TableConfig) -> LastFit:
-        """That of a call which has ended.
+        """The last `fit`, from a call that has ended.
 
         Args:
-            call: of a model of Keras 3.
-            workers: their number.
-            examples_per_s: how many examples they trained on in a second, together.
-            tables: what is done with large variables.
+            call: of a Keras 3 model.
+            workers: the number of workers.
+            examples_per_s: examples per second in training, over all workers.
+            tables: the settings for large variables.
         """
         variables = {one.name: one.variable for one in call.graph.list_variables()}
         num_bytes, is_large = sum(map(bytes_of, variables.values())), bool(find_large_variables(variables, tables))
@@ -79,7 +79,7 @@ class LastFit:
         return LastFit(_without_data(call), loss, workers, examples_per_s, num_bytes, is_large)
 
     def is_of(self, model: KerasModel) -> bool:
-        """Whether it is a model's, which was not compiled anew."""
+        """Whether it belongs to a model that was not compiled again."""
         return self.call.model is model and self.loss is keras3.compiled_loss(model)
 
     def is_for_workers(self, which: str, arguments: Mapping[str, Argument], has_left_gpus: bool) -> bool:
@@ -88,7 +88,7 @@ class LastFit:
         Args:
             which: "test" or "predict".
             arguments: of the call, by name.
-            has_left_gpus: whether workers have GPUs that this process therefore does not use.
+            has_left_gpus: whether workers have GPUs that this process leaves to them.
         """
         if self.is_large:
             return True
@@ -101,7 +101,7 @@ class LastFit:
 
 
 def _without_data(call: FitCall) -> FitCall:
-    """A call of which nothing keeps the input, nor a dataset that was begun."""
+    """A call without references to its input or to a dataset that was begun."""
     return replace(call, arguments={}, begun=())
 
 
@@ -109,9 +109,9 @@ class LookCall(NamedTuple):
     """A call of `evaluate` or `predict`.
 
     Attributes:
-        call: with its step, and those of the calls before.
+        call: with its step, and those of the preceding calls.
         which: "test" or "predict".
-        name: of its step among them.
+        name: the name of its step among them.
     """
 
     call: FitCall
@@ -120,7 +120,7 @@ class LookCall(NamedTuple):
 
 
 def read_call(model: KerasModel, which: str, arguments: dict[str, Argument], last: LastFit) -> LookCall:
-    """Traces the step of a call of `evaluate` or `predict`, where the last `fit` has none that takes its batches.
+    """Traces the step of a call of `evaluate` or `predict`, if the last `fit` has none for its batches.
 
     Args:
         model: a keras.Model.
@@ -129,7 +129,7 @@ def read_call(model: KerasModel, which: str, arguments: dict[str, Argument], las
         last: the model's last `fit`.
 
     Raises:
-        GraphError: the step or its input cannot be had in a graph.
+        GraphError: the step or its input cannot be in a graph.
     """
     check_model(model)
     peeked = peek(arguments, "x")
@@ -151,10 +151,10 @@ def read_call(model: KerasModel, which: str, arguments: dict[str, Argument], las
 
 
 def run_call(look: LookCall, original: Callable[..., Nest], running: RemoteSteps) -> Nest:
-    """Carries out a call by steps that workers run, and gives what Keras returns.
+    """Executes a call by steps that workers run, and returns the result of Keras.
 
     Args:
-        look: of `read_call`.
+        look: returned by `read_call`.
         original: Keras's method, bound to the model.
         running: the steps.
     """

@@ -1,6 +1,6 @@
-"""`fit` by workers: the steps of the model are traced for the specs of the batches, and become one graph.
+"""`fit` on workers: the steps of the model are traced for the specs of the batches, and become one graph.
 
-Keras's own `fit` goes over the batches in this process, by steps of that graph, which workers carry out.
+Keras's own `fit` iterates over the batches in this process, with steps of that graph, which workers execute.
 """
 
 from __future__ import annotations
@@ -40,25 +40,25 @@ from parallax.runtime.driver_channel import ChannelClosed
 from parallax.settings.parts import TableConfig
 
 _LOOKED_AT_BATCHES = 2
-"""Of a generator, from which Keras tells the shapes of all."""
+"""The number of batches of a generator from which Keras infers the shapes of all."""
 _NO_LARGE_ONES = TableConfig(whole_bytes=sys.maxsize)
 
 
 @dataclass(frozen=True, slots=True)
 class FitCall:
-    """A call of `fit`, `evaluate` or `predict`, read.
+    """A parsed call of `fit`, `evaluate` or `predict`.
 
     Attributes:
-        model: whose it is.
-        arguments: of the call by name; what is an iterator can still be read from its beginning.
-        traced: by name: "train", "test" of what is evaluated, "predict", and for other batches "test_1" and so on.
-        graph: of both.
-        steps: the same in the graph.
+        model: the model of the call.
+        arguments: of the call by name; an iterator can still be read from its beginning.
+        traced: by name: "train", "test" for evaluation, "predict", and for other batches "test_1" and so on.
+        graph: of the traced steps.
+        steps: the steps in the graph.
         names: id of a tf.Variable -> its name in the graph.
-        reset: op of the graph that sets a worker's own parts of metrics to zero.
-        full: of the steps of which it is known, how many examples most batches have, all workers' together.
-        examples: how many a part of a batch has, by which the plan counts; 0 if unknown.
-        begun: datasets of the arguments whose first batch was taken.
+        reset: op of the graph that resets a worker's parts of metrics to zero.
+        full: by step, the usual length of the global batch, where it is known.
+        examples: the number of examples of a batch's share for byte counts; 0 if unknown.
+        begun: datasets of the arguments whose first batch was read.
     """
 
     model: KerasModel
@@ -79,7 +79,7 @@ class FitCall:
 
 
 def is_step_of(which: str, name: str) -> bool:
-    """Whether a step of a call is for what "train", "test" or "predict" names."""
+    """Whether a step of a call belongs to "train", "test" or "predict"."""
     return name.split("_")[0] == which
 
 
@@ -91,19 +91,19 @@ def read_fit(
     has_checkpoints: bool = False,
     before: FitCall | None = None,
 ) -> FitCall:
-    """Traces the steps of a call of `fit`, and makes one graph of them.
+    """Traces the steps of a call of `fit`, and builds one graph of them.
 
     Args:
         model: a compiled keras.Model.
         arguments: of the call by name.
-        parts: into how many a batch is cut.
-        merge_rows: whether optimizers see equal rows of a sparse gradient added up.
+        parts: the number of parts into which a batch is split.
+        merge_rows: whether optimizers see equal rows of a sparse gradient summed.
         has_checkpoints: whether workers write checkpoints, named by the number of steps.
-        before: the model's call before this one, whose other steps the graph has too.
+        before: the model's preceding call, whose other steps the graph has too.
 
     Raises:
-        ConfigError: they do, and this Keras cannot go on within an epoch.
-        GraphError: a step or its input cannot be had in a graph.
+        ConfigError: they do, and this Keras cannot resume within an epoch.
+        GraphError: a step or its input cannot be in a graph.
     """
     library = library_of(model)
     library.check_compiled(model, "fit")
@@ -138,20 +138,20 @@ def read_steps(
     is_counted: bool = False,
     before: FitCall | None = None,
 ) -> FitCall:
-    """Traces the steps of a model and makes one graph of them.
+    """Traces the steps of a model and builds one graph of them.
 
     Args:
         model: a compiled keras.Model.
         arguments: of the call, by name.
-        batches: "train", and "test" where there is validation: the kind of batches.
-        examples: how many a worker has of a batch, by which the plan counts; 0 if unknown.
-        merge_rows: whether optimizers see equal rows of a sparse gradient added up.
-        full: how many examples most batches have, all workers' together, of the steps of which it is known.
+        batches: "train", and "test" if there is validation: the kind of batches.
+        examples: a worker's number of examples of a batch, for byte counts; 0 if unknown.
+        merge_rows: whether optimizers see equal rows of a sparse gradient summed.
+        full: by step, the usual length of the global batch, where it is known.
         is_counted: whether the graph's global step counts steps of training.
         before: as in `read_fit`.
 
     Raises:
-        GraphError: a step cannot be had in a graph.
+        GraphError: a step cannot be in a graph.
     """
     traced = {"train": traced_training(model, batches["train"].spec, merge_rows)}
     if "test" in batches:
@@ -171,10 +171,10 @@ def make_call(
     full: Mapping[str, int] = NOT_KNOWN,
     is_counted: bool = False,
 ) -> FitCall:
-    """Makes one graph of traced steps; arguments are those of `read_steps`, with the steps by their names.
+    """Builds one graph of traced steps; arguments are those of `read_steps`, with the steps by their names.
 
     Raises:
-        GraphError: workers cannot carry out a step.
+        GraphError: workers cannot execute a step.
     """
     for name, one in traced.items():
         check_traced(name, one)
@@ -185,14 +185,14 @@ def make_call(
 
 
 def check_traced(name: str, traced: ModelStep) -> None:
-    """Refuses a traced step that workers cannot carry out.
+    """Refuses a traced step that workers cannot execute.
 
     Args:
         name: "train" or "test".
         traced: the step.
 
     Raises:
-        GraphError: what was found, and what to do.
+        GraphError: names the cause and the remedy.
     """
     check_step(name, traced.concrete)
     check_sums(traced.concrete, traced.metrics)
@@ -204,17 +204,17 @@ def run_fit(
     running: RemoteSteps,
     tables: TableConfig = _NO_LARGE_ONES,
 ) -> tuple[KerasHistory, dict[str, PortableValue]]:
-    """Carries out a call of `fit` by steps that workers run.
+    """Executes a call of `fit` by steps that workers run.
 
     Args:
         fit: the call.
         original: Keras's `fit`, bound to the model.
         running: the steps.
-        tables: what is done with large variables.
+        tables: the settings for large variables.
 
     Returns:
-        What Keras returned, and the values of all variables by name; in the place of those that the workers have
-        written to files, where they are.
+        The result of Keras, and the values of all variables by name; for those that the workers have written to files,
+        their place.
     """
     metrics = {step: one.metrics for step, one in fit.traced.items()}
     variables = TrainedVariables(running, metrics, fit.names, fit.reset)
@@ -223,7 +223,7 @@ def run_fit(
         return history, variables.values(tables)
     except BaseException:
         try:
-            with suppress(ParallaxError):  # the model has the workers' values, where they can be had
+            with suppress(ParallaxError):  # the model has the workers' values, where they can be fetched
                 variables.mirrors.refresh_all()
         except ChannelClosed:
             variables.fall_back()
@@ -235,7 +235,7 @@ def run_fit(
 def _fit_by(
     fit: FitCall, original: Callable[..., KerasHistory], running: RemoteSteps, variables: TrainedVariables
 ) -> KerasHistory:
-    """What Keras's `fit` returns over batches that workers train on."""
+    """The result of Keras's `fit` over batches that workers train on."""
     model = fit.model
     own = ["train", *(["test"] if fit.is_validated else [])]
     steps, traced = {name: fit.steps[name] for name in own}, {name: fit.traced[name] for name in own}
@@ -252,7 +252,7 @@ def _fit_by(
 
 @contextmanager
 def driving(model: KerasModel, training: ModelTraining, begun: BegunDatasets) -> Iterator[None]:
-    """Within it what Keras calls for a batch of a model, and for callbacks, is what drives workers."""
+    """A context in which the functions that Keras calls for a model's batches and callbacks drive the workers."""
     library = library_of(model)
     lists = mock.patch(library.CALLBACK_LIST_IN_FIT, callback_list_for(model, training.within))
     with _functions_of(model, training), lists, library.numbered_epochs(training.progress, begun):
@@ -260,12 +260,12 @@ def driving(model: KerasModel, training: ModelTraining, begun: BegunDatasets) ->
 
 
 def take_state(fit: FitCall, values: dict[str, PortableValue]) -> None:
-    """Gives a model's variables values by name."""
+    """Assigns values to a model's variables by name."""
     take_values({one.name: one.variable for one in fit.graph.variables}, values)
 
 
 def _number_arrays(fit: FitCall, arguments: dict[str, Argument]) -> dict[str, NumberedArrays]:
-    """By step, the arrays in whose place Keras has row numbers from now on."""
+    """By step, the arrays that row numbers replace from now on."""
     found = {"train": number_input(fit.model, arguments, fit.traced["train"].spec)}
     if fit.is_validated:
         found["test"] = number_validation(fit.model, arguments, fit.traced["test"].spec)
@@ -273,7 +273,7 @@ def _number_arrays(fit: FitCall, arguments: dict[str, Argument]) -> dict[str, Nu
 
 
 def _split_datasets(arguments: dict[str, Argument], begun: BegunDatasets) -> dict[str, RowPipeline]:
-    """By step, what is done to the elements in whose batches Keras has a dataset from now on."""
+    """By step, the row functions that are split off its dataset from now on."""
     found = {}
     for which, name in (("train", "x"), ("test", "validation_data")):
         if which == "test" or not arguments.get("class_weight"):
@@ -282,7 +282,7 @@ def _split_datasets(arguments: dict[str, Argument], begun: BegunDatasets) -> dic
 
 
 def split_input(arguments: dict[str, Argument], name: str, which: str, begun: BegunDatasets) -> dict[str, RowPipeline]:
-    """The same of one argument, by its name and that of the step that takes it; not of a dataset that was begun."""
+    """The same for one argument, by its name and that of the step that reads it; not for a dataset that was begun."""
     dataset = arguments.get(name)
     is_begun = any(one.dataset is dataset for one in begun)
     split = split_dataset(dataset, which) if isinstance(dataset, tf.data.Dataset) and not is_begun else None
@@ -294,7 +294,7 @@ def split_input(arguments: dict[str, Argument], name: str, which: str, begun: Be
 
 @contextmanager
 def _functions_of(model: KerasModel, training: ModelTraining) -> Iterator[None]:
-    """Within it Keras steps by a session."""
+    """A context in which Keras steps through a session."""
     model.make_test_function()
     model.make_predict_function()
     before = model.train_function, model.test_function, model.predict_function
@@ -307,7 +307,7 @@ def _functions_of(model: KerasModel, training: ModelTraining) -> Iterator[None]:
 
 
 def _with_validation_split(library: ModuleType, arguments: dict[str, Argument]) -> dict[str, Argument]:
-    """The arguments with validation data cut off as Keras cuts them off."""
+    """The arguments with validation data split off as Keras does."""
     split = arguments.pop("validation_split", 0.0)
     if split and arguments.get("validation_data") is None:
         names = ("x", "y", "sample_weight")
@@ -320,12 +320,12 @@ def _with_validation_split(library: ModuleType, arguments: dict[str, Argument]) 
 
 
 class BatchKind(NamedTuple):
-    """What is known of batches before a step is traced.
+    """Properties of batches that are known before a step is traced.
 
     Attributes:
         spec: of a batch of any length.
         whole: as in `ModelStep`.
-        begun: a dataset whose first batch had to be taken for that; else None.
+        begun: a dataset whose first batch had to be read for that; else None.
     """
 
     spec: Nest
@@ -336,7 +336,7 @@ class BatchKind(NamedTuple):
 def batches_of(
     library: ModuleType, arguments: dict[str, Argument], peeked: list[Nest], batch_size: int | None
 ) -> BatchKind:
-    """The kind of the batches that Keras makes of arguments; of a generator, by what was taken of it."""
+    """The kind of the batches that Keras makes of arguments; for a generator, from its first batches."""
     data = _again(peeked, iter(())) if peeked else arguments.get("x")
     y, weights, classes = (arguments.get(name) for name in ("y", "sample_weight", "class_weight"))
     dataset = library.dataset_of(data, y, weights, batch_size, classes)
@@ -348,7 +348,7 @@ def batches_of(
 
 
 def peek(arguments: dict[str, Argument], name: str) -> list[Nest]:
-    """The first batches of an argument that is a generator, which is put together again; else empty."""
+    """The first batches of an argument that is a generator, which is restored; else empty."""
     data = arguments.get(name)
     if not isinstance(data, GeneratorType):
         return []
@@ -358,9 +358,9 @@ def peek(arguments: dict[str, Argument], name: str) -> list[Nest]:
 
 
 def _again(peeked: list[Nest], rest: Iterator[Nest]) -> Iterator[Nest]:
-    """A generator of what was taken from one, and then of the rest.
+    """A generator of the batches read from another one, and then of the rest.
 
-    It gives copies: TensorFlow reads ahead, and takes arrays as they are, which some generators fill again.
+    It returns copies: TensorFlow reads ahead, and shares arrays without a copy, which some generators overwrite.
     """
     for batch in itertools.chain(peeked, rest):
         yield tf.nest.map_structure(lambda one: one.copy() if isinstance(one, np.ndarray) else one, batch)

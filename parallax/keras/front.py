@@ -1,4 +1,4 @@
-"""The door for Keras scripts: `use` says which machines, and the `fit` of every model trains on them."""
+"""The entry point for Keras scripts: `use` selects the hosts, and the `fit` of every model trains on them."""
 
 from __future__ import annotations
 
@@ -39,15 +39,15 @@ _Found = TypeVar("_Found")
 
 @dataclass
 class _Use:
-    """What the script has said.
+    """The script's settings.
 
     Attributes:
-        is_wanted: whether models are trained by jobs.
-        resource_info: a resource file; None for workers on this machine.
+        is_wanted: whether jobs train models.
+        resource_info: a resource file; None for workers on this host.
         config: settings.
-        merge_rows: whether optimizers see equal rows of a sparse gradient added up.
-        has_started: whether workers were started for a `fit` to come.
-        has_left_gpus: whether workers have GPUs that this process therefore does not use.
+        merge_rows: whether optimizers see equal rows of a sparse gradient summed.
+        has_started: whether workers were started for a future `fit`.
+        has_left_gpus: whether workers have GPUs that this process leaves to them.
         last_fit: of this script.
     """
 
@@ -66,13 +66,13 @@ _use = _Use()
 def use(
     resource_info: str | Path | None = None, parallax_config: Config | None = None, *, merge_rows: bool = False
 ) -> None:
-    """Says on which machines models are trained from now on.
+    """Selects the hosts on which models are trained from now on.
 
     Args:
-        resource_info: a resource file; None for workers on this machine.
+        resource_info: a resource file; None for workers on this host.
         parallax_config: settings.
-        merge_rows: whether optimizers see equal rows of a sparse gradient added up, and so do what they do with a dense
-            gradient; without it they do what they do in plain Keras.
+        merge_rows: whether optimizers see equal rows of a sparse gradient summed, so that results equal those for a
+            dense gradient; without it the results are those of plain Keras.
 
     Raises:
         ConfigError: a setting has the wrong type.
@@ -99,18 +99,18 @@ def call(
     *,
     merge_rows: bool = False,
 ) -> _Found:
-    """Calls a function that makes a model and its data and trains it, from a notebook too.
+    """Calls a function that creates a model and its data and trains it, also from a notebook.
 
-    Within it models are trained as `use` with these arguments says.
+    During the call, models are trained as after `use` with these arguments.
 
     Args:
-        function: takes no arguments.
-        resource_info: a resource file; None for workers on this machine.
+        function: has no arguments.
+        resource_info: a resource file; None for workers on this host.
         parallax_config: settings.
         merge_rows: as in `use`.
 
     Returns:
-        What the function returns.
+        The result of the function.
     """
     before = dict(vars(_use))
     try:
@@ -121,7 +121,7 @@ def call(
 
 
 def install() -> None:
-    """Has the `fit` of every Keras model ask whether it shall train by a job; a second call changes nothing."""
+    """Makes the `fit` of every Keras model check whether it trains by a job; a second call has no effect."""
     if getattr(keras3.TRAINER.fit, "_parallax", False):
         return
     _install(keras3)
@@ -151,12 +151,12 @@ def _wrap(kind: type, name: str, replacement: Callable[..., object]) -> None:
 
 
 def _tables() -> TableConfig:
-    """What the script or the command line says of large variables."""
+    """The settings of the script or the command line for large variables."""
     return merge_settings(_use.config, settings()).tables
 
 
 def _whole_bytes() -> float:
-    """How many bytes of traced variables a process makes whole."""
+    """The limit in bytes of traced variables that a process materializes."""
     return _tables().whole_bytes if _is_on() else math.inf
 
 
@@ -165,7 +165,7 @@ def _is_on() -> bool:
 
 
 def _start_early() -> None:
-    """Starts workers once, for the `fit` that is to come, where it can be told already what it needs."""
+    """Starts workers once, for a future `fit`, if its requirements are already known."""
     if _use.has_started or not _is_on() or settings().role != Role.LAUNCH:
         return
     _use.has_started = True
@@ -185,14 +185,14 @@ def _fit(original: Callable[..., KerasHistory], model: KerasModel, *args: Argume
         status_line(launches and arguments.get("verbose") != 0),
         reserved_workers(number, _use.config, _use.resource_info) if launches else nullcontext() as workers,
     ):
-        show_status("tracing the steps of fit")  # meanwhile workers start
+        show_status("tracing the steps of fit")  # workers start concurrently
         fit = _read(model, arguments)
         if workers is None:
             calls.perform_here(number, fit.graph.graph, _config_of(number), _use.resource_info)
         check_folder({one.name: one.variable for one in fit.graph.list_variables()}, _tables())
         with workers.session(fit.graph, fit.steps, _config_of(number)) as steps:
             history, values = run_fit(fit, functools.partial(original, model), steps, _tables())
-            take_state(fit, values)  # the model has them, whatever the end of the session brings
+            take_state(fit, values)  # the model has them, whatever happens at the end of the session
     if library_of(model) is keras3:
         number_of_workers = calls.number_of_workers(_use.config, _use.resource_info)
         _use.last_fit = LastFit.of(fit, number_of_workers, steps.examples_per_s, _tables())
@@ -200,7 +200,7 @@ def _fit(original: Callable[..., KerasHistory], model: KerasModel, *args: Argume
 
 
 def _look(which: str, original: Callable[..., Nest], model: KerasModel, *args: Argument, **kwargs: Argument) -> Nest:
-    """`evaluate` or `predict`: by workers, where that is worth it and their step can be had in a graph."""
+    """`evaluate` or `predict`: on workers, if that pays off and their step can be in a graph."""
     last = _use.last_fit
     if last is None or not _is_on() or training_of(model) is not None or not last.is_of(model):
         return original(model, *args, **kwargs)
@@ -213,7 +213,7 @@ def _look(which: str, original: Callable[..., Nest], model: KerasModel, *args: A
         show_status("tracing the step")
         try:
             look = read_call(model, which, arguments, last)
-        except (GraphError, TypeError, ValueError) as error:  # what is the script's own fault is raised here again
+        except (GraphError, TypeError, ValueError) as error:  # the script's own errors are raised again here
             log.info(f"{original.__name__} runs in this process alone: {error}")
             return original(model, **arguments)
         config = replace(_use.config, ckpt_config=CheckPointConfig(), hooks=(), chief_only_hooks=())
@@ -234,7 +234,7 @@ def _read(model: KerasModel, arguments: dict[str, Argument]) -> FitCall:
 
 
 def _config_of(number: int) -> Config:
-    """The settings of a call: checkpoints of a script's later ones are in folders of their own."""
+    """The settings of a call: checkpoints of a script's later calls are in separate folders."""
     saved = _use.config.ckpt_config
     if number == 1 or saved.ckpt_dir is None:
         return _use.config

@@ -1,4 +1,4 @@
-"""The specs of batches for which a model's steps are traced, and what Keras's steps take of a batch."""
+"""The specs of batches for which a model's steps are traced, and the parts of a batch that Keras's steps read."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from parallax.base.errors import GraphError
 from parallax.base.types import Argument, Nest, TensorLike, TypeSpec
 
 ROW_NUMBERS = "parallax_row_numbers_of_"
-"""What precedes the name of a step whose input are row numbers, as Keras is given them (arrays.py)."""
+"""Prefix of the name of a step whose inputs are row numbers, as passed to Keras (arrays.py)."""
 _OF_ARRAYS = 32
-"""What `fit` cuts arrays into where it is not told."""
+"""The default batch size of `fit` for arrays."""
 
 
 def open_spec(spec: Nest) -> Nest:
     """The spec of a batch of any length.
 
     Args:
-        spec: the structure of a dataset's elements, of tf.TensorSpec; what is Optional becomes None.
+        spec: the structure of a dataset's elements, of tf.TensorSpec; an Optional becomes None.
 
     Raises:
         GraphError: an element has no rows.
@@ -28,7 +28,7 @@ def open_spec(spec: Nest) -> Nest:
 
 
 def is_taken(spec: Nest, wanted: Nest) -> bool:
-    """Whether batches of a spec may be given to a step that was traced for another.
+    """Whether batches of a spec may be passed to a step that was traced for another.
 
     Args:
         spec: of the batches.
@@ -56,12 +56,12 @@ def _open(spec: TypeSpec) -> TypeSpec | None:
 
 
 def parts_of(batch: Nest) -> list[TensorLike]:
-    """The tensors of a batch, flat, as Keras's steps take them: what is Optional is left out."""
+    """The flat tensors of a batch, as Keras's steps read them, without Optionals."""
     return [one for one in tf.nest.flatten(batch) if one is not None and not isinstance(one, tf.experimental.Optional)]
 
 
 def row_numbers(x: Nest, which: str = "") -> TensorLike | None:
-    """The row numbers that an input of Keras's is; None if it is another one.
+    """The row numbers in an input of Keras's; None for any other input.
 
     Args:
         x: the input, or a batch of it.
@@ -72,11 +72,11 @@ def row_numbers(x: Nest, which: str = "") -> TensorLike | None:
 
 
 def batch_length(x: Nest, batch_size: int | None) -> int:
-    """How many examples the batches of `fit`'s argument have, as far as that is known before one is read; else 0.
+    """The number of examples in the batches of `fit`'s argument, if it is known before one is read; else 0.
 
     Args:
-        x: arrays, which Keras cuts into batches, or what gives batches.
-        batch_size: as `fit` was given it.
+        x: arrays, which Keras splits into batches, or a source of batches.
+        batch_size: the argument of `fit`.
     """
     dataset = x
     while isinstance(dataset, tf.data.Dataset):
@@ -93,7 +93,7 @@ def batch_length(x: Nest, batch_size: int | None) -> int:
 
 
 def input_of(arguments: Mapping[str, Argument]) -> list[Argument]:
-    """What a call of `fit` or `train_on_batch` trains and validates with.
+    """The training and validation data of a call of `fit` or `train_on_batch`.
 
     Args:
         arguments: of the call by name.
@@ -102,11 +102,11 @@ def input_of(arguments: Mapping[str, Argument]) -> list[Argument]:
 
 
 def count_examples(x: Nest, batch_size: int | None) -> int:
-    """How many examples an input has, as far as that is known before it is read; else 0.
+    """The number of examples in an input, if it is known before it is read; else 0.
 
     Args:
-        x: arrays, or what gives batches.
-        batch_size: as Keras was given it.
+        x: arrays, or a source of batches.
+        batch_size: the argument of Keras.
     """
     if isinstance(x, tf.data.Dataset):
         return max(int(x.cardinality()), 0) * batch_length(x, batch_size)

@@ -1,4 +1,4 @@
-"""What Keras 3 has of its own: how its models are fitted, built and traced, and its variables known."""
+"""The parts specific to Keras 3: how its models are fitted, built and traced, and how its variables are identified."""
 
 from __future__ import annotations
 
@@ -53,27 +53,27 @@ def dataset_of(x: Nest, y: Nest, sample_weight: Nest, batch_size: int | None, cl
 
 
 def begin(dataset: Dataset, batches: Dataset) -> BegunDataset | None:
-    """Takes the first of the batches that Keras makes of a dataset, for `numbered_epochs` to give it again."""
+    """Reads the first of the batches that Keras makes of a dataset; `numbered_epochs` returns it again."""
     return BegunDataset(dataset, batches)
 
 
 def numbered_epochs(progress: FitProgress | None = None, begun: BegunDatasets = ()) -> AbstractContextManager[object]:
-    """Within it `fit` goes over row numbers without a dataset, and begins where its progress says."""
+    """A context in which `fit` iterates over row numbers without a dataset, and begins where its progress says."""
     made = partial(NumberedEpochs, progress=progress, begun=begun)
     return mock.patch("keras.src.backend.tensorflow.trainer.TFEpochIterator", made)
 
 
 def check_resumable() -> None:
-    """Raises where `fit` cannot go on within an epoch: it can."""
+    """Raises where `fit` cannot resume within an epoch: it can."""
 
 
 def converting_layers() -> AbstractContextManager[object]:
-    """Within it layers are called as `fit` calls them: as they are written, without AutoGraph."""
+    """A context in which layers are called as `fit` calls them: unchanged, without AutoGraph."""
     return nullcontext()
 
 
 def tracing(model: KerasModel, merges_rows: bool) -> AbstractContextManager[object]:
-    """Within it a training step is traced, whose optimizers see merged rows where that is wanted."""
+    """A context for the trace of a training step, whose optimizers see coalesced rows if requested."""
     return optimizers_seen(merges_rows)
 
 
@@ -83,12 +83,12 @@ def check_compiled(model: KerasModel, call: str) -> None:
 
 
 def compiled_loss(model: KerasModel) -> object:
-    """What `compile` has made of a model's loss: another object each time."""
+    """The object that `compile` has made of a model's loss: a new one each time."""
     return getattr(model, "_compile_loss", None)
 
 
 def optimizer_variables(model: KerasModel) -> list[KerasVariable]:
-    """The variables of a model's optimizers: that it was compiled with, if any, and others among its attributes."""
+    """The variables of a model's optimizers: the one passed to `compile`, if any, and others among its attributes."""
     held = [getattr(model, "optimizer", None), *vars(model).values()]
     held += [one for several in held if isinstance(several, Mapping) for one in several.values()]
     held += [one for several in held if isinstance(several, list | tuple) for one in several]
@@ -104,12 +104,12 @@ def build_optimizer(model: KerasModel) -> None:
 
 
 def slot_path(model: KerasModel, variable: KerasVariable) -> str:
-    """The name of an optimizer's variable, below that of its own where it is a slot."""
+    """The name of an optimizer's variable, below that of its own variable if it is a slot."""
     return slot_name(variable.path, model.trainable_variables)
 
 
 def trace_large(limit: Callable[[], int]) -> None:
-    """Has variables of `limit()` bytes and more be made without a value, where their initializers can be traced."""
+    """Creates variables of `limit()` bytes and more without a value, where their initializers can be traced."""
     own = Variable._initialize_with_initializer
 
     def initialize(self: KerasVariable, initializer: Callable[..., TensorLike]) -> None:
@@ -125,28 +125,28 @@ def value(variable: KerasVariable) -> tf.Variable:
 
 
 def path(variable: KerasVariable) -> str:
-    """The name of a variable by which users know it."""
+    """The name of a variable for its users."""
     return str(variable.path)
 
 
 def steps_at_once(model: KerasModel) -> int:
-    """Over how many batches `fit` wants one call of the train function to go."""
+    """The number of batches for each call of the train function by `fit`."""
     return int(model.steps_per_execution)
 
 
 def has_trained(model: KerasModel, which: str) -> None:
-    """Takes in that a step was made."""
+    """Records that a step was run."""
 
 
 def late_logs(names: Logs, compute: Callable[[], Logs]) -> Logs:
-    """What a train function gives `fit`, which looks at it at the end of an epoch, and where a callback does."""
+    """The result of a train function for `fit`, which reads it at the end of an epoch, and where a callback does."""
     return LateLogs(names, compute)
 
 
 def tell_batch(
     callbacks: KerasCallbackList, hook: str, told: list[KerasCallback], batch: int, logs: Logs | None = None
 ) -> None:
-    """Calls a hook between batches of those callbacks of a list that have it."""
+    """Calls a hook between batches of those callbacks of a list that implement it."""
     names = dict.fromkeys([str(number) for number in range(len(logs or ()))])
     for callback in told:
         getattr(callback, hook)(batch, logs=LateLogs(names, partial(pythonify_logs, logs)))

@@ -1,4 +1,4 @@
-"""Which Keras a model is of: Keras 3, or tf_keras, which is loaded only where the script has."""
+"""Selects the Keras of a model: Keras 3, or tf_keras, which is loaded only if the script has loaded it."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from parallax.keras import keras3
 
 
 def library_of(model: KerasModel) -> ModuleType:
-    """The module that says what the Keras of a model has of its own: keras3.py, or tf_keras.py."""
+    """The module with the specifics of a model's Keras: keras3.py, or tf_keras.py."""
     if any(kind.__module__.split(".")[0] == "tf_keras" for kind in type(model).__mro__):
         return tf_keras()
     return keras3
 
 
 def tf_keras() -> ModuleType:
-    """What tf_keras has of its own; loads tf_keras."""
+    """The specifics of tf_keras; loads tf_keras."""
     return importlib.import_module(f"{__package__}.tf_keras")

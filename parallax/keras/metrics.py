@@ -1,4 +1,4 @@
-"""What Keras reports of a step: logs of the global batch, computed again of the sums of its metrics."""
+"""Keras's report of a step: logs of the global batch, computed again from the sums of its metrics."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ class LogsOfSums:
     """The logs of a traced step as functions of its metrics' variables.
 
     Attributes:
-        others: log -> its tensor in the step, of those that are made of something else.
+        others: log -> its tensor in the step, for logs that depend on other values.
     """
 
     def __init__(self, concrete: ConcreteFunction, logs: dict[str, Tensor], variables: Sequence[Variable]) -> None:
-        """Takes the part of a traced step that computes its logs.
+        """Extracts the part of a traced step that computes its logs.
 
         Args:
             concrete: the traced step.
             logs: log -> tensor of its graph.
-            variables: the tf.Variables of metrics, whose values are given in this order.
+            variables: the tf.Variables of metrics, whose values are passed in this order.
         """
         number_of = {id(variable.handle): number for number, variable in enumerate(variables)}
         handles = {
@@ -62,7 +62,7 @@ class LogsOfSums:
         results: Sequence[Tensor],
         variables: Sequence[Variable],
     ) -> Callable[..., Sequence[Value]]:
-        """What gives the results of the variables' values."""
+        """A function that computes the results from the variables' values."""
         whole = concrete.graph.as_graph_def()
         part = tf.compat.v1.GraphDef(versions=whole.versions, library=whole.library)
         part.node.extend(node for node in whole.node if node.name in nodes)
@@ -100,12 +100,12 @@ class LogsOfSums:
 
 
 def _no_metrics(*_: Value) -> Sequence[Value]:
-    """The results of a step whose logs are computed of no metric."""
+    """The results of a step whose logs depend on no metric."""
     return ()
 
 
 def is_of_metrics(tensor: Tensor, variables: Sequence[Variable]) -> bool:
-    """Whether a tensor of a function that is being traced is computed of metrics' variables alone."""
+    """Whether a tensor of a function that is being traced depends on metrics' variables alone."""
     handles = {id(variable.handle) for variable in variables}
     captured = {inner.op.name: 0 for outer, inner in tensor.graph.captures if id(outer) in handles}
     return _behind(tensor, captured) is not None
@@ -118,7 +118,7 @@ def _is_taken(name: str, part: GraphDef) -> bool:
 
 
 def _behind(tensor: Tensor, handles: dict[str, int]) -> tuple[list[Operation], dict[str, int]] | None:
-    """(the ops that compute a tensor of reads of metrics' variables, read -> variable); None where it needs more."""
+    """(the ops that compute a tensor from reads of metrics' variables, read -> variable); None where it needs more."""
     nodes, reads, waiting = [], {}, [tensor]
     seen = set()
     while waiting:

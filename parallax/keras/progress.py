@@ -1,8 +1,8 @@
-"""How far a `fit` with checkpoints is in its epochs, and where one that goes on from a checkpoint begins.
+"""The progress of a `fit` with checkpoints in its epochs, and the position where it resumes from a checkpoint.
 
-Each epoch's beginning is noted in a variable that checkpoints have: its number, the step at which it began, and how
-many batches it has. With the checkpoint's step, that is the place. Callbacks that choose the first epoch, as
-BackupAndRestore does where it finds a backup, have the last word: they bring the weights of that epoch.
+Each epoch's start is recorded in a variable that checkpoints include: its number, the step at which it began, and the
+number of its batches. Together with the checkpoint's step, that is the position. Callbacks that choose the first epoch,
+as BackupAndRestore does where it finds a backup, take precedence: they restore the weights of that epoch.
 """
 
 from __future__ import annotations
@@ -19,30 +19,30 @@ from parallax.report.logger import log
 
 
 class ResumedEpoch(int):
-    """The first epoch of a `fit` that goes on, as long as no callback has chosen another."""
+    """The first epoch of a `fit` that resumes, until a callback has chosen another."""
 
 
 class Epochs(Protocol):
-    """What goes over the batches of epochs."""
+    """The iterator over the batches of epochs."""
 
     @property
     def known_batches(self) -> int | None:
-        """How many batches an epoch has; None where that is not known beforehand."""
+        """The number of batches in an epoch; None where it is unknown in advance."""
 
 
 @dataclass
 class FitProgress:
-    """How far a call of `fit` is, on one worker; all workers make the same calls.
+    """The progress of a call of `fit`, on one worker; all workers make the same calls.
 
     Attributes:
-        model: whose `fit` it is.
+        model: the model that is fitted.
         running: its steps.
-        first_epoch: at which the call begins where no checkpoint says another.
-        last_epoch: before which it ends.
-        epochs: what goes over its training batches; None before Keras makes it.
-        skipped_epochs: how many whole epochs are passed over at the beginning.
-        skipped_batches: how many batches of the epoch after them.
-        batches: how many the last epoch had; None before one has ended.
+        first_epoch: the first epoch of the call, unless a checkpoint sets another.
+        last_epoch: the epoch before which it ends.
+        epochs: the iterator over its training batches; None before Keras creates it.
+        skipped_epochs: the number of whole epochs that are skipped at the beginning.
+        skipped_batches: the number of skipped batches of the following epoch.
+        batches: the number of batches of the last epoch; None before one has ended.
     """
 
     model: KerasModel
@@ -53,24 +53,24 @@ class FitProgress:
     skipped_epochs: int = 0
     skipped_batches: int = 0
     batches: int | None = None
-    _began: int = 0  # at this step the epoch
+    _began: int = 0  # the epoch began at this step
 
     def follow(self, epochs: Epochs) -> bool:
-        """Looks at what goes over batches; says whether it is the first, that of training."""
+        """Records the iterator over batches; returns whether it is the first, that of training."""
         if self.epochs is not None:
             return False
         self.epochs = epochs
         return True
 
     def pop_skipped(self) -> tuple[int, int]:
-        """How many epochs, and batches of the next, are passed over now: asked for once, before batches are taken."""
+        """The numbers of epochs, and of batches of the next one, to skip now: queried once, before batches are read."""
         found = self.skipped_epochs, self.skipped_batches
         self.skipped_epochs = self.skipped_batches = 0
         return found
 
     @contextmanager
     def within(self, hook: str, *args: Argument) -> Iterator[None]:
-        """What surrounds a hook of the callbacks.
+        """The context of a callback hook.
 
         Args:
             hook: its name.
@@ -89,7 +89,7 @@ class FitProgress:
         yield
 
     def _go_on(self) -> None:
-        """Has `fit` begin where the checkpoint was written."""
+        """Makes `fit` begin where the checkpoint was written."""
         resumed_step = self.running.resumed_step
         if resumed_step is None:
             return
@@ -103,7 +103,7 @@ class FitProgress:
         self.model._initial_epoch = ResumedEpoch(epoch)
 
     def _settle(self) -> None:
-        """Passes over nothing where a callback has chosen the first epoch."""
+        """Skips nothing where a callback has chosen the first epoch."""
         chosen = self.model._initial_epoch
         if not isinstance(chosen, ResumedEpoch):
             self.skipped_epochs = self.skipped_batches = 0

@@ -1,4 +1,4 @@
-"""What of a Keras model no worker can carry out as one process does: told before anything is traced or started."""
+"""Refuses Keras models that workers cannot execute as one process does, before anything is traced or started."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from parallax.base.types import ConcreteFunction, Graph, KerasModel, NodeDef
 from parallax.keras.libraries import library_of
 
 _PYTHON_OPS = ("PyFunc", "EagerPyFunc")
-"""With effects that TensorFlow does not know."""
+"""Ops with effects unknown to TensorFlow."""
 _EAGER = (
     "{what} is set, but Parallax runs the steps of a model as graphs and cannot call Python in each step. Remove it, "
     "and debug the script without Parallax."
@@ -46,13 +46,13 @@ _CALLS_PYTHON = (
 
 
 def check_model(model: KerasModel) -> None:
-    """Refuses a model whose steps cannot be had as a graph.
+    """Refuses a model whose steps cannot become a graph.
 
     Args:
         model: a keras.Model.
 
     Raises:
-        GraphError: what was found, and what to do.
+        GraphError: names the cause and the remedy.
     """
     if model.run_eagerly or tf.config.functions_run_eagerly():
         what = "run_eagerly=True" if model.run_eagerly else "tf.config.run_functions_eagerly(True)"
@@ -80,14 +80,14 @@ def check_step(name: str, concrete: ConcreteFunction) -> None:
         concrete: a tf.types.experimental.ConcreteFunction.
 
     Raises:
-        GraphError: what was found, and what to do.
+        GraphError: names the cause and the remedy.
     """
     for node in _find_nodes(concrete.graph, _PYTHON_OPS):
         raise GraphError(_CALLS_PYTHON.format(step=name, op=node.op, name=node.name))
 
 
 def _find_nodes(graph: Graph, ops: Collection[str]) -> Iterator[NodeDef]:
-    """The nodes of some ops, in the bodies of functions too."""
+    """The nodes of some op types, including those in the bodies of functions."""
     whole = graph.as_graph_def()
     nodes = chain(whole.node, *(one.node_def for one in whole.library.function))
     return (node for node in nodes if node.op in ops)

@@ -1,4 +1,4 @@
-"""What a step logs, with one level of names: a metric's result may be a dictionary, as that of `compile`'s metrics."""
+"""The logs of a step, with flat names: a metric's result may be a dictionary, as that of `compile`'s metrics is."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import Any
 from parallax.base.types import Log, Logs
 
 _BETWEEN = "\x1f"
-"""Between a log's name and a name within it; no name that is typed has it."""
+"""The separator between a log's name and a nested name; it cannot be typed."""
 
 
 def flat_logs(logs: Logs, within: str = "") -> Logs:
-    """The logs by name, those of dictionaries in it by both names."""
+    """The logs by name, with nested dictionaries flattened to combined names."""
     found: Logs = {}
     for name, value in logs.items():
         found.update(
@@ -22,7 +22,7 @@ def flat_logs(logs: Logs, within: str = "") -> Logs:
 
 
 def nested_logs(logs: Logs) -> Logs:
-    """The logs as `flat_logs` was given them."""
+    """Restores the logs passed to `flat_logs`."""
     found: Logs = {}
     for name, value in logs.items():
         *outer, last = name.split(_BETWEEN)
@@ -34,14 +34,14 @@ def nested_logs(logs: Logs) -> Logs:
 
 
 class LateLogs(Logs):
-    """Logs that are computed when somebody looks at one of them."""
+    """Logs that are computed when one of them is first read."""
 
     def __init__(self, names: Logs, compute: Callable[[], Logs]) -> None:
-        """Computes nothing.
+        """Stores the computation without running it.
 
         Args:
-            names: whose number is that of the logs, with anything.
-            compute: gives the logs.
+            names: any mapping of the same length as the logs.
+            compute: returns the logs.
         """
         super().__init__(names)
         self._compute: Callable[[], Logs] | None = compute
@@ -50,25 +50,25 @@ class LateLogs(Logs):
         return dict.__getitem__(self._compute_logs(), name)
 
     def __iter__(self) -> Iterator[str]:
-        return dict.__iter__(self._compute_logs())  # `dict(logs)` copies what is there unless there is this
+        return dict.__iter__(self._compute_logs())  # `dict(logs)` copies the stored items without this
 
     def get(self, name: str, default: Log = None) -> Log:
-        """As of any dictionary."""
+        """See `dict`."""
         return dict.get(self._compute_logs(), name, default)
 
     def __contains__(self, name: object) -> bool:
         return dict.__contains__(self._compute_logs(), name)
 
     def keys(self) -> Any:
-        """As of any dictionary."""
+        """See `dict`."""
         return dict.keys(self._compute_logs())
 
     def items(self) -> Any:
-        """As of any dictionary."""
+        """See `dict`."""
         return dict.items(self._compute_logs())
 
     def values(self) -> Any:
-        """As of any dictionary."""
+        """See `dict`."""
         return dict.values(self._compute_logs())
 
     def copy(self) -> Logs:

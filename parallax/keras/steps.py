@@ -1,6 +1,6 @@
 """The steps of a Keras model as one graph: training, evaluation and prediction, on the same variables.
 
-Keras's own `train_step`, `test_step` and `predict_step` are traced as they stand, those of the user's model too.
+Keras's own `train_step`, `test_step` and `predict_step` are traced unchanged, including those of the user's model.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ NOT_KNOWN: Mapping[str, int] = MappingProxyType({})
 
 @dataclass(frozen=True, slots=True)
 class ModelStep:
-    """A step of a model as TensorFlow traced it.
+    """A step of a model as traced by TensorFlow.
 
     Attributes:
-        concrete: gives (logs, values of the metrics' variables).
+        concrete: returns (logs, values of the metrics' variables).
         metrics: the tf.Variables of metrics, in order.
-        spec: what it takes.
-        captured: the tf.Variables that it takes, in the order in which it first does.
-        whole: numbers of the parts of a batch, flat, that have another length than the batch, and are given whole.
-        outputs: of a prediction: the structure of what the model gives; the logs are this, flat.
+        spec: of its input.
+        captured: the tf.Variables that it reads, in the order of first use.
+        whole: flat indices of the parts of a batch whose length differs from the batch's, and which are passed in full.
+        outputs: for a prediction: the structure of the model's result; the logs are its flat form.
     """
 
     concrete: ConcreteFunction
@@ -50,12 +50,12 @@ class ModelStep:
 
 
 def traced_training(model: KerasModel, spec: Nest, merges_rows: bool = False) -> ModelStep:
-    """The traced `train_step` of a compiled model; the trace makes the variables that the model does not have yet.
+    """The traced `train_step` of a compiled model; the trace creates the variables that the model lacks.
 
     Args:
         model: a keras.Model.
-        spec: the structure that `train_step` takes, of tf.TensorSpec; the first dimension is that of the batch.
-        merges_rows: whether equal rows of sparse gradients are added up before the optimizer sees them.
+        spec: the structure of the input of `train_step`, of tf.TensorSpec; the first dimension is that of the batch.
+        merges_rows: whether equal rows of sparse gradients are summed before the optimizer sees them.
     """
     library = library_of(model)
     with library.tracing(model, merges_rows):
@@ -69,7 +69,7 @@ def traced_evaluation(model: KerasModel, spec: Nest) -> ModelStep:
 
 
 def traced_prediction(model: KerasModel, spec: Nest) -> ModelStep:
-    """The traced `predict_step`, whose logs are what it gives, flat; see `traced_training`."""
+    """The traced `predict_step`, whose logs are its flat results; see `traced_training`."""
     structures: list[Nest] = []
 
     def predict(data: Nest) -> Logs:
@@ -92,13 +92,13 @@ def step_graph(
     Args:
         model: a keras.Model.
         traced: scope -> traced step.
-        examples: how many a worker's batch will have, as far as is known; what is sent is counted by it.
-        full: scope -> how many examples all workers have of most batches, of those of which it is known.
+        examples: a worker's number of examples of a batch, as far as it is known, for byte counts.
+        full: scope -> the usual length of the global batch, where it is known.
         is_counted: whether the graph's global step counts runs of the step "train".
 
     Returns:
-        The graph, and the steps in it by their scope. Where the batch's dimension is open, workers may have unequally
-        many examples of it, or none (parallax/graph/batches.py).
+        The graph, and the steps in it by their scope. Where the batch's dimension is open, workers may have unequal
+        numbers of examples, including none (parallax/graph/batches.py).
     """
     graph = StepGraph(variables_of(model, [variable for one in traced.values() for variable in one.captured]))
     lengths = {name: full.get(name, 0) for name in traced}
@@ -112,20 +112,20 @@ def step_graph(
 
 
 def rules_of_logs(traced: ModelStep) -> tuple[str, ...]:
-    """The rule by which each log of a step is combined, flat; empty for logs that are computed of metrics."""
+    """The rule by which each log of a step is combined, flat; empty for logs that are computed from metrics."""
     logs: Logs = traced.concrete.structured_outputs[0]
     of = {name: "" if is_of_metrics(log, traced.metrics) else default_rule(log) for name, log in logs.items()}
     return tuple(tf.nest.flatten(of))
 
 
 def variables_of(model: KerasModel, captured: Sequence[Variable] = ()) -> list[StepVariable]:
-    """The variables of a model, its optimizer and its metrics, and what else its steps take, with a name for each.
+    """The variables of a model, its optimizer and its metrics, and others that its steps read, with a name for each.
 
     A slot of an optimizer is named below its variable, as TF1's optimizers do: `emb/embeddings/adam/momentum`.
 
     Args:
         model: a keras.Model.
-        captured: the tf.Variables that its traced steps take, in order.
+        captured: the tf.Variables that its traced steps read, in order.
     """
     library = library_of(model)
     trained = {id(library.value(v)) for v in model.trainable_variables}
@@ -162,28 +162,28 @@ def _trace(model: KerasModel, step: Callable[[Nest], Logs], spec: Nest, has_metr
     concrete, captured = trace()
     known = {id(one.variable) for one in variables_of(model)}
     others = [variable for variable in captured if id(variable) not in known]
-    if others or _trained_and_slots(model) != before:  # again, as TensorFlow does: it may ask what is built
+    if others or _trained_and_slots(model) != before:  # again, as TensorFlow does: it may depend on what is built
         concrete, captured = trace()
-        check_made_once(others, captured)  # the script has them elsewhere, or the step makes them anew
+        check_made_once(others, captured)  # the script has them elsewhere, or the step creates them in every call
     return ModelStep(concrete, tuple(metrics), spec, tuple(captured))
 
 
 def _trained_and_slots(model: KerasModel) -> set[int]:
-    """The variables of a model's layers and of its optimizers that are there."""
+    """The existing variables of a model's layers and of its optimizers."""
     library = library_of(model)
     weights = model.weights if model.built else ()
     return {id(library.value(one)) for one in (*weights, *library.optimizer_variables(model))}
 
 
 def _mark_mean(log: Log, metrics: list[Variable]) -> Log:
-    """A log of a step, marked where it is computed of the batch itself and not of metrics, as a returned loss is."""
+    """A log of a step, marked if it is computed from the batch itself and not from metrics, like a returned loss."""
     tensor = tf.convert_to_tensor(log)
     is_mean = not is_of_metrics(tensor, metrics) and default_rule(tensor) == "mean"
     return reported_value(tensor) if is_mean else log
 
 
 def _metric_variables(model: KerasModel) -> list[Variable]:
-    """The tf.Variables of a model's metrics, and of its layers those that add up over workers, each once."""
+    """The distinct tf.Variables of a model's metrics, and those of its layers that add up over workers."""
     value = library_of(model).value
     found = [value(v) for metric in model.metrics for v in metric.variables]
     found += [one for v in model.variables if (one := value(v)).aggregation == tf.VariableAggregation.SUM]

@@ -1,7 +1,7 @@
-"""What tf_keras, the Keras of before 3, has of its own; the names are those of keras3.py.
+"""The parts specific to tf_keras, the Keras before version 3; the names are those of keras3.py.
 
-Its optimizers, the legacy ones too, merge equal rows of sparse gradients by themselves. Its metrics keep the methods
-that they were made with, so what Means are told is marked by each of them.
+Its optimizers, including the legacy ones, coalesce equal rows of sparse gradients themselves. Its metrics keep the
+methods that they were created with, so each marks the values that Means receive.
 """
 
 from __future__ import annotations
@@ -65,20 +65,20 @@ def dataset_of(x: Nest, y: Nest, sample_weight: Nest, batch_size: int | None, cl
 
 
 def begin(dataset: Dataset, batches: Dataset) -> BegunDataset | None:
-    """None: who goes over the batches makes an iterator anyway."""
+    """None: the iterator over the batches is created anyway."""
     return None
 
 
 def numbered_epochs(progress: FitProgress | None = None, begun: BegunDatasets = ()) -> AbstractContextManager[object]:
-    """Within it `fit` goes over row numbers: as it does over all arrays."""
+    """A context in which `fit` iterates over row numbers as it does over any arrays."""
     return nullcontext()
 
 
 def check_resumable() -> None:
-    """Raises where `fit` cannot go on within an epoch.
+    """Raises where `fit` cannot resume within an epoch.
 
     Raises:
-        ConfigError: always; the epochs of tf_keras have no place to begin at.
+        ConfigError: always; the epochs of tf_keras cannot begin in the middle.
     """
     raise ConfigError(
         "CheckPointConfig supports only Keras 3: the `fit` of a tf_keras model cannot resume within an epoch. Pass "
@@ -113,16 +113,16 @@ def optimizer_variables(model: KerasModel) -> list[Variable]:
 
 
 def build_optimizer(model: KerasModel) -> None:
-    """Makes nothing before the trace: the step makes the optimizer's slots, and is traced again then."""
+    """Creates nothing before the trace: the step creates the optimizer's slots, and is then traced again."""
 
 
 def slot_path(model: KerasModel, variable: Variable) -> str:
-    """The name of an optimizer's variable, which has that of its own in it where it is a slot."""
+    """The name of an optimizer's variable, which contains that of its own variable if it is a slot."""
     return path(variable)
 
 
 def trace_large(limit: Callable[[], int]) -> None:
-    """Has variables of `limit()` bytes and more be made without a value, where their initializers can be traced."""
+    """Creates variables of `limit()` bytes and more without a value, where their initializers can be traced."""
     of_layer, of_optimizer = base_layer_utils.make_variable, Optimizer.add_variable_from_reference
 
     def make_variable(
@@ -158,27 +158,27 @@ def value(variable: Variable) -> Variable:
 
 
 def path(variable: Variable) -> str:
-    """The name of a variable by which users know it."""
+    """The name of a variable for its users."""
     return str(variable.name).split(":")[0]
 
 
 def steps_at_once(model: KerasModel) -> int:
-    """Over how many batches `fit` wants one call of the train function to go."""
+    """The number of batches for each call of the train function by `fit`."""
     return 1 if model._steps_per_execution is None else int(model._steps_per_execution.numpy())
 
 
 def has_trained(model: KerasModel, which: str) -> None:
-    """Counts a step, as the functions that tf_keras makes do."""
+    """Counts a step, as the functions created by tf_keras do."""
     (model._train_counter if which == "train" else model._test_counter).assign_add(1)
 
 
 def late_logs(names: Logs, compute: Callable[[], Logs]) -> Logs:
-    """What a train function gives `fit`, which looks at it after every batch."""
+    """The result of a train function for `fit`, which reads it after every batch."""
     return compute()
 
 
 def tell_batch(
     callbacks: KerasCallbackList, hook: str, told: list[KerasCallback], batch: int, logs: Logs | None = None
 ) -> None:
-    """Calls a hook between batches of a list of callbacks, which knows who has it."""
+    """Calls a hook between batches of a list of callbacks, which knows which of them implement it."""
     getattr(super(type(callbacks), callbacks), hook)(batch, logs)

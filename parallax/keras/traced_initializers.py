@@ -1,9 +1,9 @@
-"""Initial values of large variables as Keras makes them, traced and not computed.
+"""Initial values of large variables in Keras, traced instead of computed.
 
-What TensorFlow can compute again from a trace alone is kept as one: no state, no variable, no array of the script. All
-else is computed at once, as Keras does.
+A value is kept as a trace if TensorFlow can compute it again from the trace alone: without state, variables or arrays
+of the script. All other values are computed at once, as in Keras.
 
-A script draws from the generators of Python, NumPy and TensorFlow: their states are kept for a later computation.
+A script draws from the generators of Python, NumPy and TensorFlow: their states are stored for a later computation.
 """
 
 from __future__ import annotations
@@ -32,16 +32,16 @@ from parallax.functions.tracing.traced_values import traced_variable
 
 _LARGEST_CONSTANT_BYTES = 1 << 20
 _NOT_TRACEABLE = (AttributeError, NotImplementedError, TypeError, ValueError)
-"""What Python code raises that takes a traced tensor for an array; what is wrong in any case comes again."""
+"""Errors of Python code that uses a traced tensor as an array; genuine errors are raised again later."""
 
 
 def making_large(limit: Callable[[], int], shape: TensorShape | None, dtype: DType) -> AbstractContextManager[object]:
     """A context in which a variable of this shape is traced, if it is large.
 
     Args:
-        limit: gives from how many bytes on it is.
-        shape: of the variable; None where that is not known.
-        dtype: of it.
+        limit: returns the number of bytes from which it is.
+        shape: of the variable; None where unknown.
+        dtype: of the variable.
     """
     size = math.prod(shape) * tf.as_dtype(dtype).size if shape is not None else 0
     is_large = size > 0 and size >= limit()
@@ -49,7 +49,7 @@ def making_large(limit: Callable[[], int], shape: TensorShape | None, dtype: DTy
 
 
 def _traced_where_possible(next_creator: Callable[..., Variable], **kwargs: Argument) -> Variable:
-    """A variable of a traced initial value; one as ever where the value cannot be traced, or nobody is eager."""
+    """A variable with a traced initial value; a plain one where it cannot be traced, or outside eager execution."""
     initial = kwargs.get("initial_value")
     if not callable(initial) or not tf.executing_eagerly() or tf.distribute.has_strategy():
         return next_creator(**kwargs)
@@ -74,7 +74,7 @@ def _trace(initial: Callable[[], TensorLike], dtype: DType) -> ConcreteFunction:
 
 
 def _can_be_repeated(traced: ConcreteFunction) -> bool:
-    """Whether the graph gives the same value whenever and wherever it is computed, and is small itself."""
+    """Whether the graph returns the same value whenever and wherever it is computed, and is small itself."""
     whole = traced.graph.as_graph_def()
     nodes = [*whole.node, *(node for function in whole.library.function for node in function.node_def)]
     is_alone = not traced.graph.captures and traced.outputs[0].shape.is_fully_defined()
@@ -83,14 +83,14 @@ def _can_be_repeated(traced: ConcreteFunction) -> bool:
 
 
 def random_states() -> RandomStates:
-    """The states now; None for TensorFlow where nobody has seeded it."""
+    """The current states; None for TensorFlow where it is not seeded."""
     eager = context.context()
     state = None if eager._seed is None else (eager._seed, eager._rng.getstate())  # of tf.data's shuffles too
     return random.getstate(), np.random.get_state(legacy=True), state
 
 
 def take_random_states(states: RandomStates) -> None:
-    """Goes on from earlier states."""
+    """Restores earlier states."""
     of_python, of_numpy, of_tensorflow = states
     random.setstate(of_python)
     np.random.set_state(of_numpy)

@@ -1,4 +1,4 @@
-"""Trains a Keras model by workers: what `fit` and `train_on_batch` of Keras call for a batch.
+"""Trains a Keras model on workers: the functions that Keras's `fit` and `train_on_batch` call for a batch.
 
 Keras's own loop runs in the script's process, which drives the workers (functions/remote/remote_steps.py).
 """
@@ -30,21 +30,21 @@ from parallax.keras.step_logs import nested_logs
 from parallax.keras.steps import ModelStep
 
 _trainings: WeakValueDictionary[int, ModelTraining] = WeakValueDictionary()
-"""By a model's id, what trains it in this process."""
+"""By a model's id, the object that trains it in this process."""
 
 
 def training_of(model: KerasModel) -> ModelTraining | None:
-    """What trains a model in this process at this time, if anything does."""
+    """The object that currently trains a model in this process, if there is one."""
     found = _trainings.get(id(model))
     return None if found is None or found.variables.is_released else found
 
 
 class ModelTraining:
-    """A model whose steps workers carry out.
+    """A model whose steps workers execute.
 
     Attributes:
-        variables: the script's.
-        progress: how far a `fit` with checkpoints is; None without.
+        variables: of the script.
+        progress: the progress of a `fit` with checkpoints; None without.
     """
 
     progress: FitProgress | None = None
@@ -58,21 +58,21 @@ class ModelTraining:
         traced: Mapping[str, ModelStep],
         has_late_logs: bool = True,
     ) -> None:
-        """Has a model's functions use the workers.
+        """Makes a model's functions use the workers.
 
         Args:
             model: a keras.Model.
             running: the steps that run.
             variables: of the session.
             steps: "train" and "test" in its graph; "test" may be missing.
-            traced: the same as they were traced.
-            has_late_logs: whether logs are computed when somebody looks at them, else after each step.
+            traced: the traced steps.
+            has_late_logs: whether logs are computed when one is first read, else after each step.
         """
         self._model, self._running, self._steps, self._traced = model, running, steps, traced
         self.variables, self._has_late_logs = variables, has_late_logs
         self._arrays: dict[str, NumberedArrays] = {}
         self._pipelines: dict[str, RowPipeline] = {}
-        self._known: tuple[Iterator[Nest], bool] | None = None  # whether a step takes the batches of an iterator
+        self._known: tuple[Iterator[Nest], bool] | None = None  # whether a step accepts the batches of an iterator
         self._logs = {
             name: LogsOfSums(one.concrete, one.concrete.structured_outputs[0], variables.sums.variables)
             for name, one in traced.items()
@@ -81,20 +81,20 @@ class ModelTraining:
         _trainings[id(model)] = self
 
     def take_arrays(self, arrays: Mapping[str, NumberedArrays]) -> None:
-        """Says of which arrays Keras's batches are row numbers, by step (arrays.py)."""
+        """Registers the arrays behind row numbers in Keras's batches, by step (arrays.py)."""
         self._arrays = dict(arrays)
 
     def take_pipelines(self, pipelines: Mapping[str, RowPipeline]) -> None:
-        """Says what is done to the elements that Keras has in the place of rows, by step (datasets.py)."""
+        """Registers the row functions for elements in Keras's batches, by step (datasets.py)."""
         self._pipelines = dict(pipelines)
-        self.variables.sums.ahead = 2 if pipelines else 1  # workers make the rows of one while they compute another
+        self.variables.sums.ahead = 2 if pipelines else 1  # workers compute the rows of one while they run another
 
     def train_function(self, iterator: Iterator[Nest]) -> Logs | None:
-        """What `Model.train_function` gives for the next batches of an iterator."""
+        """The result of `Model.train_function` for the next batches of an iterator."""
         return self._on_batches("train", iterator)
 
     def test_function(self, evaluate: Callable[[Argument], Logs]) -> Callable[[Iterator[Nest]], Logs | None]:
-        """What `Model.test_function` is: workers evaluate, or this process where they have no step for it.
+        """The value of `Model.test_function`: workers evaluate, or this process where they have no step for it.
 
         Args:
             evaluate: Keras's own.
@@ -109,14 +109,14 @@ class ModelTraining:
         return evaluating
 
     def predict_function(self, predict: Callable[[Argument], Nest]) -> Callable[[Argument], Nest]:
-        """What `Model.predict_function` is: workers predict, or this process where they have no step for it.
+        """The value of `Model.predict_function`: workers predict, or this process where they have no step for it.
 
         Args:
             predict: Keras's own.
         """
 
         def predicting(data: Argument) -> Nest:
-            if "predict" in self._steps:  # for nothing else, as no callback runs
+            if "predict" in self._steps:  # only this, as no callback runs
                 return self._predict(data)
             self.variables.mirrors.refresh_all()
             return predict(data)
@@ -124,19 +124,19 @@ class ModelTraining:
         return predicting
 
     def _has_step_for(self, which: str, iterator: Iterator[Nest]) -> bool:
-        """Whether workers have a step that takes the batches of an iterator of Keras's."""
+        """Whether workers have a step that accepts the batches of an iterator of Keras's."""
         if which not in self._steps:
             return False
         spec = getattr(iterator, "element_spec", None)
         names = spec.keys() if isinstance(spec, dict) else ()
         if spec is None or any(str(name).startswith((ROW_NUMBERS, ELEMENTS)) for name in names):
-            return True  # made for it
+            return True  # created for it
         if self._known is None or self._known[0] is not iterator:
             self._known = iterator, is_taken(open_spec(spec), self._traced[which].spec)
         return self._known[1]
 
     def within(self, hook: str, *args: Argument) -> AbstractContextManager[None]:
-        """What surrounds a hook of the callbacks."""
+        """The context of a callback hook."""
         if hook == "on_epoch_end":
             self._running.back_up()
         return nullcontext() if self.progress is None else self.progress.within(hook, *args)
@@ -146,7 +146,7 @@ class ModelTraining:
         return self.variables.store(folder, step)
 
     def _on_batches(self, which: str, iterator: Iterator[Nest]) -> Logs | None:
-        """Steps over as many batches as Keras asks for at once; logs of the last."""
+        """Runs steps over as many batches as Keras requests at once; returns the logs of the last."""
         logs = None
         for _ in range(library_of(self._model).steps_at_once(self._model)):
             try:
@@ -159,7 +159,7 @@ class ModelTraining:
         return logs
 
     def _parts_of(self, which: str, batch: Nest) -> Sequence[TensorLike | NumberedRows | RawRows]:
-        """The tensors of a batch, flat; or the rows that it names, or is made into by workers."""
+        """The flat tensors of a batch; or the rows that it names, or that workers compute from it."""
         numbers, elements = numbers_of(batch, which), elements_of(batch, which)
         if numbers is not None:
             return self._arrays[which].batch(numbers)
@@ -168,7 +168,7 @@ class ModelTraining:
         return parts_of(batch)
 
     def _predict(self, batches: Sequence[Nest]) -> Nest:
-        """What the model gives for batches, in its own structure."""
+        """The model's results for batches, in their own structure."""
         step, running = self._steps["predict"], self._running
         self.variables.flush()
         found = []
@@ -192,7 +192,7 @@ class ModelTraining:
         return self._report(results, logs)
 
     def _report(self, names: Iterable[str], logs: LogsOfSums) -> Logs:
-        """The logs of the last step, as its metrics are then."""
+        """The logs of the last step, from the current values of its metrics."""
         nothing, latest = nested_logs(dict.fromkeys(names, 0.0)), self.variables.sums.latest
 
         def compute() -> Logs:
@@ -202,5 +202,5 @@ class ModelTraining:
 
 
 def _values_of(found: Sequence[Value], parts: int, others: Iterable[str]) -> tuple[list[Value], dict[str, Value]]:
-    """The sums of metrics, and the logs that are made of something else, of what a step has given."""
+    """The sums of metrics, and the other logs, of a step's results."""
     return list(found[:parts]), dict(zip(others, found[parts:], strict=True))

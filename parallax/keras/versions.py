@@ -1,4 +1,4 @@
-"""Which Keras this front end is for: what it builds upon inside of Keras is there from 3.12 on, with TensorFlow."""
+"""Checks the version of Keras: the internals that this front end uses exist from 3.12 on, with TensorFlow."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ _OLDEST = (3, 12)
 
 
 def check_keras(version: str, backend: str) -> None:
-    """Refuses a Keras that cannot be driven.
+    """Refuses an unsupported Keras.
 
     Args:
         version: as `keras.__version__`.
         backend: as `keras.config.backend()`.
 
     Raises:
-        ConfigError: Keras is too old, or computes by something else than TensorFlow.
+        ConfigError: Keras is too old, or has another backend than TensorFlow.
     """
     numbers = tuple(int(one) for one in re.findall(r"\d+", version)[:2])
     if numbers < _OLDEST:
