@@ -1,1 +1,1 @@
-"""Cuts a model into stages: the forward pass where it costs least, and all else with it."""
+"""Cuts a model into stages: the forward pass at the lowest cost, and all other nodes accordingly."""

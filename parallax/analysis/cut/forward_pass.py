@@ -1,6 +1,6 @@
-"""The forward pass of a graph as a sequence that can be cut anywhere: loops, and what else is one block, as one member.
+"""The forward pass of a graph as a sequence that can be cut anywhere; a loop, or any other block, is one member.
 
-Blocks that take what is computed of each other become one.
+Blocks that depend on each other are merged.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ VARIABLES = ("VarHandleOp", "VariableV2", "Variable")
 
 @dataclass(frozen=True, slots=True)
 class ForwardPass:
-    """What is computed of a batch on the way to its loss.
+    """The nodes computed from a batch on the way to its loss.
 
     Attributes:
-        members: each a node, or the nodes of a block; every member after those that it takes of.
-        takes: member's number -> the numbers of those that it takes of.
+        members: each a node, or the nodes of a block, in topological order.
+        takes: member's number -> the numbers of its inputs.
     """
 
     members: tuple[tuple[str, ...], ...]
@@ -32,7 +32,7 @@ class ForwardPass:
         return {node: number for number, nodes in enumerate(self.members) for node in nodes}
 
     def before(self, numbers: Collection[int]) -> set[int]:
-        """Some members, and all that they are computed of."""
+        """Some members, and all their ancestors."""
         found, waiting = set(numbers), list(numbers)
         while waiting:
             for number in self.takes[waiting.pop()]:
@@ -87,14 +87,14 @@ def forward_pass(
 
 
 def _is_read(view: GraphView, node: str) -> bool:
-    """Whether a node gives the value of a variable."""
+    """Whether a node returns the value of a variable."""
     if view.op(node) == "Identity":
         return view.op(split_tensor(view.inputs(node)[0])[0]) in VARIABLES
     return view.op(node) == "ReadVariableOp"
 
 
 def _same_variable(view: GraphView, nodes: Collection[str]) -> dict[str, str]:
-    """Nodes that take one variable's handle, as lookups of one table, each with the first of them."""
+    """Nodes that read one variable's handle, such as lookups of one table, each with the first of them."""
     first: dict[str, str] = {}
     found = {}
     for node in nodes:
@@ -106,7 +106,7 @@ def _same_variable(view: GraphView, nodes: Collection[str]) -> dict[str, str]:
 
 
 def _merge(one: Mapping[str, str], other: Mapping[str, str]) -> dict[str, str]:
-    """Two ways to put nodes together, as one."""
+    """Merges two groupings of nodes into one."""
     parent: dict[str, str] = {}
 
     def root(node: str) -> str:

@@ -1,6 +1,7 @@
-"""The cut of a sequence into parts of which the dearest is as cheap as can be; exact.
+"""Splits a sequence into parts so that the most expensive part is as cheap as possible; exact.
 
-A part costs what its members do, and what crosses its two ends. Of cuts that are equal the first is taken.
+The cost of a part is the sum of its members' costs, and of the costs of crossing its two ends. Among equal cuts the
+first is chosen.
 """
 
 from __future__ import annotations
@@ -11,12 +12,12 @@ import numpy as np
 
 
 def cut_evenly(costs: Sequence[float], crossing: Sequence[float], parts: int) -> tuple[int, ...]:
-    """Where each part but the last ends: the number of members before.
+    """The end of each part but the last: the number of members before it.
 
     Args:
         costs: of each member.
-        crossing: of an end after so many members; one more than members, and nothing at both ends of the sequence.
-        parts: at most as many as members.
+        crossing: of an end after that many members; one more entry than members, and zero at both ends of the sequence.
+        parts: at most the number of members.
     """
     count = len(costs)
     total = np.concatenate([[0.0], np.cumsum(np.asarray(costs, float))])

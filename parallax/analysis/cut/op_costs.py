@@ -1,6 +1,6 @@
-"""What the nodes of a forward pass cost beside each other: multiplications of products and convolutions, else elements.
+"""Relative costs of a forward pass's nodes: multiplications for products and convolutions, else elements.
 
-Lengths that the graph leaves open, as that of the batch, count as 1, so a cost is an example's.
+Lengths that the graph leaves open, such as the batch length, count as 1, so a cost is that of one example.
 """
 
 from __future__ import annotations
@@ -9,13 +9,14 @@ from parallax.graph.cut.graph_to_cut import elements_of
 from parallax.graph.view import GraphView
 
 OPS_PER_BYTE = 4.0
-"""How many of these operations take as long as a byte between stages, where nothing is measured: 5 Gflop/s of a core
-beside a link of 10 Gbit/s."""
+"""The number of these operations that take as long as a byte between stages, if nothing is measured: 5 Gflop/s of a
+core and a link of 10 Gbit/s.
+"""
 _PRODUCTS = ("MatMul", "BatchMatMul", "BatchMatMulV2", "BatchMatMulV3")
 
 
 def cost_of(view: GraphView, node: str) -> float:
-    """What a node costs."""
+    """The cost of a node."""
     made = sum(elements_of(view.shape(tensor)) for tensor in view.outputs(node))
     op = view.op(node)
     if op in _PRODUCTS:
@@ -27,7 +28,7 @@ def cost_of(view: GraphView, node: str) -> float:
 
 
 def _length_of_sum(view: GraphView, node: str) -> int:
-    """The length that a product sums over."""
+    """The length over which a product sums."""
     shape = view.shape(view.inputs(node)[0])
     is_turned = view.flag(node, "transpose_a") or view.flag(node, "adj_x")
     return (shape[-2 if is_turned else -1] or 1) if shape else 1

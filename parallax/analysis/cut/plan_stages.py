@@ -1,4 +1,4 @@
-"""Plans a model in stages: the plan of its replicas, each of which is as many workers as there are stages."""
+"""Plans a model in stages: the plan of its replicas, each of which has one worker for each stage."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from parallax.settings.config import Config
 
 
 def count_stages(config: Config) -> int:
-    """How many stages a configuration asks for; 1 for none."""
+    """The number of stages in a configuration; 1 for none."""
     if config.stages is None:
         return 1
     return config.stages if isinstance(config.stages, int) else len(config.stages) + 1
 
 
 def layout_of_replicas(layout: Layout, stages: int) -> Layout:
-    """The layout of a job as one of replicas: consecutive workers are one, on the host of the first of them.
+    """The layout of a job in terms of replicas: consecutive workers form one, on the host of the first of them.
 
     Raises:
-        PlanError: the workers are no such number.
+        PlanError: the workers are not a multiple of the stages.
     """
     workers = layout.num_workers
     if workers % stages:
@@ -43,10 +43,10 @@ def layout_of_replicas(layout: Layout, stages: int) -> Layout:
 
 
 def check_supported(captured: CapturedGraph, config: Config, synchronous: bool) -> None:
-    """Refuses what stages are not built for yet.
+    """Refuses configurations that stages do not support.
 
     Raises:
-        PlanError: names it.
+        PlanError: names the unsupported part.
     """
     ckpt = config.ckpt_config
     refused = {
@@ -109,7 +109,7 @@ def _check_routes(plan: Plan) -> None:
 
 
 def graph_cut_of(captured: CapturedGraph, sources: tuple[GradientSource, ...]) -> GraphCut:
-    """Where a graph can be cut, found once."""
+    """The possible cuts of a graph, computed once."""
     key = ("stages", sources)
     if key not in captured.remembered:
         captured.remembered[key] = graph_cut(captured, sources)
@@ -118,10 +118,10 @@ def graph_cut_of(captured: CapturedGraph, sources: tuple[GradientSource, ...]) -
 
 
 def cut_of_plan(captured: CapturedGraph, sources: tuple[GradientSource, ...], plan: Plan) -> StageCut | None:
-    """Where a plan has the nodes of a graph; None where every worker has all.
+    """The assignment of a graph's nodes to stages in a plan; None where every worker has all nodes.
 
     Raises:
-        PlanError: the plan has stages that the graph has not.
+        PlanError: the graph lacks stages of the plan.
     """
     if not plan.stages:
         return None
@@ -131,7 +131,7 @@ def cut_of_plan(captured: CapturedGraph, sources: tuple[GradientSource, ...], pl
 def _stages_of(
     found: GraphCut, cut: StageCut, ends: tuple[tuple[str, ...], ...], spec: GraphSpec, plan: Plan
 ) -> tuple[StagePlan, ...]:
-    """What a plan says of each stage."""
+    """The plan's entry for each stage."""
     costs = found.costs()
     of_member = [cut.places[nodes[0]] for nodes in found.forward.members]
     messages = [one for one in found.messages_of(cut) if one.tensor]
@@ -160,5 +160,5 @@ def _stage_of(variable: VariableSpec, places: Mapping[str, int]) -> int:
 
 
 def _held_bytes(variable: VariableSpec, batches: int) -> int:
-    """Of a variable, its slots, and the gradient that is kept where an update takes several batches."""
+    """Bytes of a variable, its slots, and the gradient that is accumulated where an update uses several batches."""
     return variable.value_bytes + variable.slots_bytes + (variable.value_bytes if batches > 1 else 0)

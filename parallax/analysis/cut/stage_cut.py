@@ -1,7 +1,7 @@
-"""The stages of a captured graph: where the forward pass is cut, and what goes with it.
+"""The stages of a captured graph: the cut of the forward pass, and the nodes that belong to each stage.
 
-What autodiff made of a node is where the node is. A variable is where the forward pass takes it first. All else the
-transform places (graph/cut/places.py), which knows what it adds.
+A node of autodiff is on the stage of its forward node. A variable is where the forward pass first reads it. All other
+nodes are placed by the transform (graph/cut/places.py), which knows the nodes that it adds.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from parallax.graph.view import GraphView, split_tensor
 from parallax.plans.model_stages import StageCut
 
 _THERE_AND_BACK = 2.0
-"""A tensor of the forward pass crosses, and its gradient comes back."""
+"""A tensor of the forward pass crosses the cut, and its gradient crosses back."""
 _ALL_PASSES = 3.0
-"""A product of the forward pass has two in the backward pass."""
+"""A product of the forward pass corresponds to two in the backward pass."""
 _NAMED = 4  # ops that a message lists
 
 

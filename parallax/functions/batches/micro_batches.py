@@ -1,7 +1,8 @@
-"""Cuts a worker's share of a step's batch into micro-batches, and puts together what their runs give.
+"""Splits a worker's share of a step's batch into micro-batches, and combines the results of their runs.
 
 A worker of b examples has about b / m in each of m micro-batches. All workers run the same number of them: one that is
-empty on all is left out, and a worker that has none of another's computes on a stand-in, one of its own examples.
+empty on all workers is skipped, and a worker without examples of a micro-batch computes on a stand-in, one of its own
+examples.
 """
 
 from __future__ import annotations
@@ -20,12 +21,12 @@ from parallax.plans.micro_batches import MicroBatches
 
 @dataclass(frozen=True, slots=True)
 class StepCut:
-    """How the steps of a graph are cut.
+    """The split of a graph's steps into micro-batches.
 
     Attributes:
-        count: into how many micro-batches, at most.
-        steps: the names of those that are.
-        added: names of results that are added up over the micro-batches.
+        count: the maximum number of micro-batches.
+        steps: the names of the steps that are split.
+        added: names of results that are summed over the micro-batches.
     """
 
     count: int = 1
@@ -34,13 +35,13 @@ class StepCut:
 
     @staticmethod
     def of(count: int, rewrites: Sequence[MicroBatches]) -> StepCut:
-        """The cut that a plan has decided on."""
+        """The split that a plan has chosen."""
         steps = frozenset(name for one in rewrites for name in one.steps)
         added = frozenset(name for one in rewrites for result in one.results for name in result.copies)
         return StepCut(count, steps, added)
 
     def micro_batches(self, step: GraphStep, share: Share, size: int) -> list[Share]:
-        """The micro-batches of a worker's share, all in all the same number on every worker.
+        """The micro-batches of a worker's share, equally many on every worker.
 
         Args:
             step: one of the graph's.
@@ -59,11 +60,11 @@ class StepCut:
         return found
 
     def put_together(self, name: str, values: Sequence[Value]) -> Value:
-        """A result of a step that is no row of an example.
+        """A result of a step that is not a row of an example.
 
         Args:
             name: of the tensor.
-            values: of each micro-batch; None for what only an update gives.
+            values: of each micro-batch; None for results that exist only with an update.
         """
         if name not in self.added or len(values) == 1:
             return values[-1]
@@ -71,7 +72,7 @@ class StepCut:
 
 
 def _micro_batch(step: GraphStep, share: Share, first: int, end: int, total: int) -> Share:
-    """The rows of a share from the first to the end; where there are none, one as a stand-in."""
+    """The rows of a share from the first to the end; if there are none, one as a stand-in."""
     first = min(first, max(share.rows, 1) - 1)
     taken = slice(first, max(end, first + 1))
     arrays: list[Array] = []

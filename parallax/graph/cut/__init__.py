@@ -1,1 +1,1 @@
-"""Where the nodes of a graph run that is cut into stages, and what the stages send each other."""
+"""The assignment of a graph's nodes to stages, and the messages between stages."""

@@ -1,8 +1,8 @@
-"""What a cut may not part: loops and conditionals, and whatever is joined by something that no message can carry.
+"""Blocks that a cut must not split: loops, conditionals, and nodes connected by a tensor that no message can carry.
 
-A handle, a variant and a text stay in their process. In a conditional a tensor may be dead, and a loop has one for each
-turn. So what gives such a tensor and what takes it are in one block; what a loop takes from outside may come from
-elsewhere.
+Handles, variants and strings stay in their process. In a conditional a tensor may be dead, and a loop has one for each
+iteration. So the producer and the consumers of such a tensor are in one block; inputs of a loop from outside may come
+from elsewhere.
 """
 
 from __future__ import annotations
@@ -13,17 +13,17 @@ from parallax.graph.control_flow import branches_at, branches_of
 from parallax.graph.view import GraphView, split_tensor
 
 _TAKE_VALUES = ("SaveV2",)
-"""What takes the values of references, of many at once."""
+"""Ops that read the values of references, of many at once."""
 _HANDLE, _VARIANT, _TEXT = 20, 21, 7  # types.proto
 
 
 def blocks_of(view: GraphView, nodes: Collection[str], everywhere: Collection[str] = frozenset()) -> dict[str, str]:
-    """The nodes that are in a block with others: node -> the block, named by its first node.
+    """The nodes that share a block with others: node -> the block, named by its first node.
 
     Args:
         view: the graph.
-        nodes: those that are looked at; others part what they are between.
-        everywhere: nodes of which each stage has its own.
+        nodes: the nodes to group; other nodes separate those that they connect.
+        everywhere: nodes that exist on each stage.
     """
     wanted = set(nodes) - set(everywhere)
     parent: dict[str, str] = {}

@@ -1,8 +1,8 @@
-"""What each stage of a cut graph has for itself: what is made of constants and feeds alone, and small state of these.
+"""Nodes that exist on each stage of a cut graph: those computed from constants and feeds alone, and small state.
 
-A run feeds all ranks of a replica alike, so what is computed of feeds and constants is equal on all stages. So is a
-scalar variable that is written by nothing but this, as a global step, a learning rate or a power of Adam's: each stage
-keeps one, and the stages agree without a message.
+A run feeds all ranks of a replica alike, so values computed from feeds and constants are equal on all stages. The same
+holds for a scalar variable that is written only from these, such as a global step, a learning rate or a power of
+Adam's: each stage stores its own copy, and the stages agree without a message.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from parallax.graph.view import GraphView, split_tensor
 
 _SOURCES = ("Const", "Placeholder", "PlaceholderV2")
 _ALIKE = ("Assert", "RestoreV2")
-"""What is stateful, and does the same on all stages."""
+"""Stateful ops that have the same effect on all stages."""
 
 
 def find_everywhere(view: GraphView) -> frozenset[str]:
-    """The nodes that each stage has for itself."""
+    """The nodes that exist on each stage."""
     variables = {node for node in view.nodes_of(["VarHandleOp"]) if _is_scalar(view, node)}
     while True:
         found = _find_made(view, variables)
@@ -30,7 +30,7 @@ def find_everywhere(view: GraphView) -> frozenset[str]:
 
 
 def _find_made(view: GraphView, variables: set[str]) -> set[str]:
-    """What is made of constants, feeds and some variables."""
+    """The nodes computed from constants, feeds and some variables."""
     branches, found = branches_of(view), set(variables)
     for node in view.topological_order():
         if branches[node] or node in variables:
@@ -40,7 +40,7 @@ def _find_made(view: GraphView, variables: set[str]) -> set[str]:
         if op == "NoOp" or (op in _SOURCES and found.issuperset(view.controls(node))):
             found.add(node)
         elif has_all and not variables.isdisjoint(before) and not takes_functions(op):
-            found.add(node)  # reads or writes such a variable; it waits for nothing of another stage
+            found.add(node)  # reads or writes such a variable; it waits for no node of another stage
         elif has_all and before and found.issuperset(view.controls(node)) and _gives_alike(op):
             found.add(node)
     return found
@@ -57,5 +57,5 @@ def _is_scalar(view: GraphView, variable: str) -> bool:
 
 
 def _is_alike(view: GraphView, variable: str, found: set[str]) -> bool:
-    """Whether all that takes the handle of a variable is made on each stage."""
+    """Whether all nodes that read the handle of a variable exist on each stage."""
     return all(edge.node in found for edge in view.consumers(f"{variable}:0"))

@@ -1,4 +1,4 @@
-"""A graph as the cut into stages sees it: who takes what of whom, what has no place, and how large tensors are."""
+"""A graph in the form for cutting: inputs and consumers, nodes without a stage, and sizes of tensors."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ _BYTES = 4  # of an element whose type has no size
 
 @dataclass(frozen=True, slots=True)
 class GraphToCut:
-    """A graph as the cut sees it.
+    """A graph in the form for cutting.
 
     Attributes:
         order: its nodes, each after its inputs.
-        inputs: node -> the tensors that it takes.
-        controls: node -> the nodes that it waits for.
-        everywhere: nodes that each stage has for itself.
-        blocks: node -> the name of its block, of those that are in one with others.
-        size_bytes: tensor -> bytes, of those whose size is known.
+        inputs: node -> its input tensors.
+        controls: node -> its control inputs.
+        everywhere: nodes that exist on each stage.
+        blocks: node -> the name of its block, for nodes that share one with others.
+        size_bytes: tensor -> bytes, where its size is known.
     """
 
     order: tuple[str, ...]
@@ -37,16 +37,16 @@ class GraphToCut:
         return self.blocks.get(node, node)
 
     def sent_inputs(self, node: str) -> Iterator[str]:
-        """The inputs of a node that are computed by nodes with a place."""
+        """The inputs of a node that are computed by nodes of a stage."""
         return (tensor for tensor in self.inputs[node] if split_tensor(tensor)[0] not in self.everywhere)
 
 
 def graph_to_cut(view: GraphView, everywhere: frozenset[str], order: Sequence[str]) -> GraphToCut:
-    """A graph, or a part of it that is closed, as the cut sees it.
+    """A graph, or a closed part of it, in the form for cutting.
 
     Args:
         view: the graph.
-        everywhere: nodes that each stage has for itself.
+        everywhere: nodes that exist on each stage.
         order: the nodes, each after its inputs.
     """
     return GraphToCut(
@@ -60,12 +60,12 @@ def graph_to_cut(view: GraphView, everywhere: frozenset[str], order: Sequence[st
 
 
 def elements_of(shape: Shape) -> int:
-    """How many elements a shape has; a length that is open, as that of a batch, counts as 1."""
+    """The number of elements of a shape; an open length, such as that of a batch, counts as 1."""
     return math.prod(length or 1 for length in shape) if shape is not None else 1
 
 
 def size_bytes(view: GraphView, tensor: str) -> int:
-    """Bytes of a tensor, of an example where the batch is open."""
+    """Bytes of a tensor, for one example where the batch is open."""
     from tensorflow import as_dtype
 
     return elements_of(view.shape(tensor)) * int(as_dtype(view.dtype(tensor)).size or _BYTES)

@@ -1,8 +1,8 @@
-"""Where the nodes of a graph run that is cut into stages, as far as a few of them say it.
+"""Completes the assignment of a cut graph's nodes to stages from that of a few nodes.
 
-What must be together is a *block* (blocks.py). A block of which no node has a place yet goes where most bytes of what
-it takes are: where they are made, or where another node has had them sent. A block that takes nothing with a place, as
-the draw of an initial value, goes to whoever takes it first. What is `everywhere` has no place: each stage makes it.
+Nodes that must be together form a *block* (blocks.py). A block without an assigned node goes where most bytes of its
+inputs are: where they are computed, or where another node has already received them. A block without assigned inputs,
+such as the draw of an initial value, goes to its first consumer. Nodes `everywhere` have no stage: each stage has them.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from parallax.graph.view import split_tensor
 
 
 def complete_places(graph: GraphToCut, known: Mapping[str, int]) -> dict[str, int]:
-    """The stage of every node that is not everywhere.
+    """The stage of every node that does not exist on each stage.
 
     Args:
         graph: the graph.
-        known: node -> stage; of nodes of one block the first in order counts.
+        known: node -> stage; among nodes of one block the first in order counts.
     """
     by_block: dict[str, int] = {}
     for node in graph.order:
@@ -47,7 +47,7 @@ def complete_places(graph: GraphToCut, known: Mapping[str, int]) -> dict[str, in
 
 
 def _heaviest(graph: GraphToCut, node: str, by_block: Mapping[str, int], there: Mapping[str, set[int]]) -> int | None:
-    """The stage that has most bytes of what a node takes, the first of several; None where it takes nothing placed."""
+    """The stage with most bytes of a node's inputs, the first of several; None where no input is assigned."""
     weights: dict[int, int] = {}
     for tensor in dict.fromkeys(graph.sent_inputs(node)):
         source = by_block.get(graph.block(split_tensor(tensor)[0]))
@@ -59,7 +59,7 @@ def _heaviest(graph: GraphToCut, node: str, by_block: Mapping[str, int], there: 
 def _settle(
     graph: GraphToCut, node: str, stage: int, by_block: dict[str, int], members: Mapping[str, list[str]]
 ) -> None:
-    """Gives the blocks without a place that a node takes, and those that they take, the node's own place."""
+    """Assigns the node's stage to the unassigned blocks of its inputs, and recursively to those of their inputs."""
     waiting = [node]
     while waiting:
         for tensor in graph.sent_inputs(waiting.pop()):

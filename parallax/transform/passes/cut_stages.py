@@ -1,8 +1,8 @@
-"""Cuts a replica's finished graph into that of one stage: its nodes, with sends and receives where an edge is cut.
+"""Cuts a replica's finished graph to that of one stage: its nodes, with sends and receives at cut edges.
 
-It comes after all passes that make the graph what a worker without stages would run, and before all-reduces are joined,
-which are joined within a stage. A node of another stage is not in the graph; what is everywhere is, and waits for its
-own stage alone.
+The pass follows all passes that build the graph of a worker without stages, and precedes the fusion of all-reduces,
+which are fused within a stage. A node of another stage is not in the graph; a node that exists on each stage is, and
+waits for its own stage alone.
 """
 
 from __future__ import annotations
@@ -27,20 +27,20 @@ SEND, RECEIVE = "ParallaxSend", "ParallaxReceive"
 _SCOPE = "parallax/stage"
 _VARIABLES = ("VarHandleOp", "VariableV2", "Variable")
 _OF_ONE_PROCESS = ("_class", "_output_shapes")
-"""Attributes of nodes that name others, or say what was inferred of them."""
+"""Attributes that name other nodes, or contain inferred shapes."""
 
 
 @dataclass(frozen=True, slots=True)
 class StageGraph:
-    """What a worker's graph is a stage of.
+    """The stage of a worker's graph.
 
     Attributes:
-        count: how many stages there are.
+        count: the number of stages.
         stage: the worker's.
         whole: the graph of all stages, uncut.
-        places: node of that -> stage; what is everywhere has none.
-        messages: what stages send each other.
-        packed: tensors that travel with others, so that a feed of one would not come where it is taken.
+        places: node of that -> stage; nodes that exist on each stage have none.
+        messages: the messages between stages.
+        packed: tensors that travel with others, so that a feed of one would not reach its consumers.
     """
 
     count: int
@@ -55,11 +55,11 @@ class StageGraph:
         return self.places.get(node, self.stage) == self.stage
 
     def variables_elsewhere(self, view: GraphView) -> frozenset[str]:
-        """The variables of the user's graph that other stages hold, and this one does not."""
+        """The variables of the user's graph that other stages store, and this one does not."""
         return frozenset(op for op in view.nodes_of(_VARIABLES) if not self.is_here(op))
 
     def within(self, runs: set[str], fed: frozenset[str] = frozenset()) -> list[StageMessage]:
-        """What stages send each other in a run of some nodes, and all that they need."""
+        """The messages between stages in a run of some nodes and all their ancestors."""
         return list(messages_within(self.messages, runs, fed))
 
     def sends_for(self, targets: Iterable[str]) -> list[str]:
@@ -79,12 +79,12 @@ def receive_name(message: StageMessage) -> str:
 
 
 def cut_stages(graph_def: GraphDef, cut: StageCut, stage: int) -> tuple[GraphDef, StageGraph]:
-    """The graph of one stage, and what it is a stage of.
+    """The graph of one stage, and the description of the stage.
 
     Args:
-        graph_def: the graph of all stages, to which what packs small messages is added.
-        cut: where the nodes of the user's graph are.
-        stage: whose graph it is.
+        graph_def: the graph of all stages, to which nodes that pack small messages are added.
+        cut: the assignment of the user's graph to stages.
+        stage: the stage of the graph.
 
     Raises:
         TransformError: the graph cannot be cut there.
@@ -110,7 +110,7 @@ def cut_stages(graph_def: GraphDef, cut: StageCut, stage: int) -> tuple[GraphDef
 
 
 def _with_shapes(graph_def: GraphDef) -> GraphView:
-    """The graph with the shapes of all tensors, those of the transform's too, inferred."""
+    """The graph with inferred shapes of all tensors, including the transform's."""
     bare = tf.compat.v1.GraphDef()
     bare.CopyFrom(graph_def)
     for node in bare.node:
@@ -122,7 +122,7 @@ def _with_shapes(graph_def: GraphDef) -> GraphView:
 
 
 def _stage_of(graph_def: GraphDef, view: GraphView, made: StageGraph) -> GraphDef:
-    """The nodes of a stage, with what they take of others received, and what others take sent."""
+    """The nodes of a stage, with receives for inputs from other stages, and sends for their consumers."""
     received = {one.tensor: one for one in made.messages if one.target == made.stage and one.tensor}
     words: dict[str, list[StageMessage]] = {}
     for one in made.messages:
@@ -184,7 +184,7 @@ def _add_receive(graph_def: GraphDef, view: GraphView, message: StageMessage) ->
 
 
 def check_messages(graph_def: GraphDef, made: StageGraph) -> None:
-    """Checks that a stage sends and receives what the stages agree on, and takes nothing that it has not.
+    """Checks that a stage sends and receives the agreed messages, and that every input exists on it.
 
     Raises:
         TransformError: names the node.
