@@ -271,7 +271,7 @@ class DistributedStep:
         return tf.nest.map_structure(lambda one: None if one is None else tf.convert_to_tensor(next(waiting)), results)
 
     def graph_for(self, owner: tuple[object, ...], args: tuple[Argument, ...], kwargs: dict[str, Argument]) -> tf.Graph:
-        """As `graph_of`, with the arguments of `call`."""
+        """Like `graph_of`, with the arguments of `call`."""
         return graph_of([self._trace(owner, args, kwargs)]).graph
 
     def _loop(self) -> ScriptLoop:

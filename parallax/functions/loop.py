@@ -135,7 +135,7 @@ class ScriptLoop:
         return self._open
 
     def run(self, step: LoopStep, batch: Nest) -> tuple[Nest, list[Value]]:
-        """Has the workers execute a step on a global batch.
+        """Runs a step on a global batch, on the workers.
 
         Args:
             step: returned by `add`.

@@ -78,7 +78,7 @@ CONTROL_FLOW = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class StateOp:
-    """How an op writes state.
+    """The inputs of a state-writing op, by their role.
 
     Attributes:
         kind: `apply` (an optimizer's fused update), `assign`, `delta` (adds or subtracts), `scatter`, or `unknown`.

@@ -79,7 +79,7 @@ class Slot:
 
 @dataclass(frozen=True, slots=True)
 class GradientSource:
-    """Where autodiff delivers the gradient of one part.
+    """A gradient of one part, as delivered by autodiff.
 
     Attributes:
         part: the variable op.

@@ -102,7 +102,7 @@ def _move_functions(dataset: Any) -> tuple[Any, list[ConcreteFunction]]:
 
 
 def _has_no_state(dataset: Any) -> bool:
-    """Whether a dataset selects or orders elements, and an equal one returns the same order or any other."""
+    """Whether a dataset only selects or orders elements, in an order that is fixed or left to each instance."""
     if isinstance(dataset, shuffle_op._ShuffleDataset):  # with seeds the order depends on earlier iterations
         return not int(dataset._seed) and not int(dataset._seed2)
     return isinstance(dataset, _CHOOSERS)

@@ -265,7 +265,7 @@ def take_state(fit: FitCall, values: dict[str, PortableValue]) -> None:
 
 
 def _number_arrays(fit: FitCall, arguments: dict[str, Argument]) -> dict[str, NumberedArrays]:
-    """By step, the arrays that row numbers replace from now on."""
+    """The arrays that row numbers replace from now on, by step."""
     found = {"train": number_input(fit.model, arguments, fit.traced["train"].spec)}
     if fit.is_validated:
         found["test"] = number_validation(fit.model, arguments, fit.traced["test"].spec)
@@ -273,7 +273,7 @@ def _number_arrays(fit: FitCall, arguments: dict[str, Argument]) -> dict[str, Nu
 
 
 def _split_datasets(arguments: dict[str, Argument], begun: BegunDatasets) -> dict[str, RowPipeline]:
-    """By step, the row functions that are split off its dataset from now on."""
+    """The row functions that are split off each step's dataset from now on."""
     found = {}
     for which, name in (("train", "x"), ("test", "validation_data")):
         if which == "test" or not arguments.get("class_weight"):

@@ -88,7 +88,7 @@ def check_resumable() -> None:
 
 @contextmanager
 def converting_layers() -> Iterator[None]:
-    """Within it AutoGraph converts what layers of the user's own do in `call`, as in the functions of tf_keras."""
+    """A context in which AutoGraph converts the `call` of the user's own layers, as in the functions of tf_keras."""
     with ag_ctx.ControlStatusCtx(ag_ctx.Status.ENABLED, ConversionOptions(recursive=True)):
         yield
 

@@ -30,7 +30,7 @@ from parallax.keras.step_logs import nested_logs
 from parallax.keras.steps import ModelStep
 
 _trainings: WeakValueDictionary[int, ModelTraining] = WeakValueDictionary()
-"""By a model's id, the object that trains it in this process."""
+"""The objects that train models in this process, by the model's id."""
 
 
 def training_of(model: KerasModel) -> ModelTraining | None:

@@ -21,7 +21,7 @@ DISTINCT = " (distinct)"
 
 @dataclass(frozen=True, slots=True)
 class ShardedAxis:
-    """How workers shard an axis: it has consecutive `blocks`, and a worker has its piece of each block.
+    """The sharding of an axis: it has consecutive `blocks`, and a worker has its piece of each block.
 
     Attributes:
         batch: the placeholder whose first dimension is the per-worker batch; the pieces are in rank order.

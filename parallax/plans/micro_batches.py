@@ -41,7 +41,7 @@ class AddedResult:
 
 @dataclass(frozen=True, slots=True)
 class MicroBatches:
-    """How steps are split into micro-batches.
+    """The split of steps into micro-batches.
 
     Attributes:
         steps: the names of training steps; other steps run undivided.

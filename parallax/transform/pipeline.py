@@ -67,7 +67,7 @@ PASSES: tuple[Callable[[Editor, Rewrites], None], ...] = (
     gather_rows,
     run_on_servers,
 )
-"""In this order; between_passes.py has the invariants after each."""
+"""The passes in order; between_passes.py has the invariants after each."""
 
 
 @dataclass(frozen=True, slots=True)

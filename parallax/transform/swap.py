@@ -227,7 +227,7 @@ def _rename(node: NodeDef, names: Mapping[str, str]) -> None:
 
 
 def _give_own_state(node: NodeDef, name: str, prefix: str) -> None:
-    """Gives a variable, or a node that the transform made, separate state from another plan's node of that name."""
+    """Separates the state of a variable, or of a node that the transform made, from another plan's of the same name."""
     if "shared_name" not in node.attr:
         return
     if node.op in VARIABLES:

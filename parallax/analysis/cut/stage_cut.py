@@ -71,7 +71,7 @@ class GraphCut:
         return tuple(self._last_ops(begin, end) for begin, end in zip((0, *at), at, strict=False))
 
     def _last_ops(self, begin: int, end: int) -> tuple[str, ...]:
-        """Of members from one to another those of which no other of them is computed."""
+        """The sinks among a range of members: those from which no other of them is computed."""
         taken = frozenset[int]().union(*(self.forward.takes[number] for number in range(begin, end)))
         return tuple(self.forward.members[number][-1] for number in range(begin, end) if number not in taken)
 
@@ -153,14 +153,14 @@ class GraphCut:
                 yield handle, min(stages)
 
     def _places_of_derivatives(self, places: Mapping[str, int]) -> Iterator[tuple[str, int]]:
-        """What autodiff made of nodes with a place."""
+        """The stages of autodiff's nodes, from those of their forward nodes."""
         for record in self.captured.records:
             for node, forward in record.forward.items():
                 if node in self.view.nodes and forward in places and node not in places:
                     yield node, places[forward]
 
     def messages_of(self, cut: StageCut) -> tuple[StageMessage, ...]:
-        """What stages send each other for each micro-batch, as far as the user's graph says it."""
+        """The messages between stages for each micro-batch, as far as the user's graph determines them."""
         view = self.view
         needed = view.ancestors({_node(tensor) for source in self.sources for tensor in source.tensors})
         graph = graph_to_cut(view, self.everywhere, [node for node in view.topological_order() if node in needed])

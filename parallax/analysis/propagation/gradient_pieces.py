@@ -91,7 +91,7 @@ def _find_pieces(look: _PieceRules, source: GradientSource) -> list[GradientPiec
 
 
 def _without_others(piece: GradientPiece, every: list[GradientPiece]) -> GradientPiece:
-    """A piece of deduplicated ids, where it may be confused with another one of the same."""
+    """A piece of deduplicated ids; `unknown` if another piece has the same ids, as the two cannot be distinguished."""
     is_alone = not piece.merged or [one.merged for one in every].count(piece.merged) == 1
     return piece if is_alone else GradientPiece(piece.ids, "unknown", piece.merged)
 

@@ -32,7 +32,7 @@ _NOT_YET = -math.inf
 _MOST_WALKS = 12
 _OF_MATRICES = frozenset(PRODUCTS) - {"Mul", "MulNoNan"}
 FLOATS = (1, 2, 14, 19)
-"""Of types.proto: float, double, bfloat16, half."""
+"""The floating types of types.proto: float, double, bfloat16, half."""
 _Degree = float | None
 
 

@@ -186,7 +186,7 @@ class Walk:
         self.slices.setdefault((tensor, table), []).append(edge)
 
     def gather_rows(self, tensor: str, table: str, *edges: Edge) -> None:
-        """Gives the edges, and fetches of the tensor, all rows of it."""
+        """Makes the edges, and fetches of the tensor, read all rows of it."""
         self.gathers.setdefault(tensor, (table, []))[1].extend(edges)
 
     def condition(self, branches: Branches) -> State:

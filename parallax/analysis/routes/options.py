@@ -154,7 +154,7 @@ def cheapest(
 
 
 def _nearly_equal(option: RouteCost, best: RouteCost) -> bool:
-    """Within 2%: less than what the formulas leave out (message headers, unequal owners)."""
+    """Whether two costs differ by 2% at most: less than the formulas leave out (message headers, unequal owners)."""
     return 50 * (option.sent_bytes or 0) <= 51 * (best.sent_bytes or 0)
 
 

@@ -147,7 +147,7 @@ class _Steps:
         return [begin + seconds for begin, seconds in zip(begins, self._seconds, strict=True)]
 
     def busy(self, begins: list[float], first_s: float, last_s: float) -> dict[str, tuple[Interval, ...]]:
-        """By resource, its busy intervals between two times."""
+        """The busy intervals of each resource between two times."""
         found: dict[str, list[Interval]] = {name: [] for name in self._resources if name is not None}
         for begin, end, resource in zip(begins, self.ends(begins), self._resources, strict=True):
             if resource is not None:

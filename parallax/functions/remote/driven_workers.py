@@ -87,7 +87,7 @@ class DrivenWorkers:
         return self._open is not None and self._open.served.is_like(served)
 
     def close_session(self) -> None:
-        """Has workers close their open session, if any, asynchronously."""
+        """Makes workers close their open session, if any, asynchronously."""
         with suppress(ChannelClosed), deferred_interrupts():  # the next caller that needs them detects the failure
             if self._channel is not None and self._open is not None:
                 self._open = None
@@ -138,7 +138,7 @@ class DrivenWorkers:
             self._job.fail()
 
     def _whole_results(self) -> frozenset[str] | None:
-        """As for `RemoteSteps`, by the plan of the open session."""
+        """The results that layouts replicate, for `RemoteSteps`, by the plan of the open session."""
         if self.needs.cluster.num_workers == 1 or self._open is None:
             return None
         layouts = self._open.plans.on_all().decisions.rewrites.layouts
@@ -164,7 +164,7 @@ class DrivenWorkers:
                 return channel, RequestQueue(channel).open("open", *self._open.request(self._hosts))()
 
     def _settles(self, requests: RequestQueue, seconds: float = math.inf) -> bool:
-        """Has workers finish a call; returns False where they take longer than `seconds`."""
+        """Makes workers finish a call; returns False where they take longer than `seconds`."""
         try:
             if not requests.ask("settle")(seconds):
                 self._open = None

@@ -178,7 +178,7 @@ class RemoteSteps:
         parts: Sequence[Tensor] = (),
         rules: Sequence[str] | None = None,
     ) -> Callable[[], list[Value]]:
-        """Has the workers run a step on a batch.
+        """Runs a step on a batch, on the workers.
 
         Args:
             step: one of the graph's.

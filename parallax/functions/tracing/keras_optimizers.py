@@ -1,4 +1,4 @@
-"""Gives Keras's optimizers coalesced sparse gradients while a step is traced; results equal those of dense gradients.
+"""Makes Keras's optimizers see coalesced sparse gradients while a step is traced, with the results of dense gradients.
 
 Keras leaves equal rows of a gradient uncoalesced, so squares and moments are of parts and not of the sum, and its
 results for slices sometimes differ from those for a dense gradient. Here equal rows are summed before the update, which

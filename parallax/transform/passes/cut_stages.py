@@ -146,7 +146,7 @@ def _stage_of(graph_def: GraphDef, view: GraphView, made: StageGraph) -> GraphDe
 
 
 def _lead(node: NodeDef, made: StageGraph, received: Mapping[str, StageMessage], words: Iterable[StageMessage]) -> None:
-    """Has a node take what is received, and wait for what this stage has and for the words of others."""
+    """Redirects a node to received tensors, and makes it wait for local nodes and for the signals of other stages."""
     taken = []
     for name in node.input:
         before = name[1:] if name.startswith("^") else split_tensor(tensor_name(name))[0]

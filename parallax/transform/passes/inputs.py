@@ -208,7 +208,7 @@ class _InputPass:
         return f"{made[name]}:{number}" if number else made[name]
 
     def _seed(self, tensor: str, share: int) -> None:
-        """Gives seeds to the shuffles of a dataset that have none; before sharding, the same on all workers."""
+        """Sets seeds for the shuffles of a dataset that have none; before sharding, the same on all workers."""
         is_sharded = self._is_marked(_node(tensor))
         for name in self._before(tensor):
             before_shares = is_sharded and not self._is_marked(name)

@@ -297,7 +297,7 @@ class _Build:
         self._editor.redirect(one.edges, filled)
 
     def local_shape(self, one: LocalShape) -> None:
-        """Gives an edge a shape with one per-worker axis, and all others of one process."""
+        """Makes an edge read a shape with one per-worker axis, and all others of one process."""
         editor, edge = self._editor, one.edge
         tensor = editor.view.inputs(edge.node)[edge.slot]
         whole = self._find_global_value(tensor)

@@ -22,7 +22,7 @@ from parallax.transform.passes.server_partitions import row_places
 
 
 def spread_tables(editor: Editor, rewrites: Rewrites) -> None:
-    """Gives tables and their slots the local shape."""
+    """Sets the local shapes of tables and their slots."""
     for table in rewrites.tables:
         if table.servers:
             continue

@@ -65,7 +65,7 @@ class RandomStreams:
 
 
 def keep_streams(graph_def: GraphDef, view: GraphView, initial: frozenset[str]) -> RandomStreams:
-    """Gives random ops variables for their positions; seeds must have been set.
+    """Adds variables for the positions of random ops; seeds must have been set.
 
     Args:
         graph_def: modified in place.

@@ -284,7 +284,7 @@ class BatchConstants:
                 yield slot, place
 
     def open_input(self, opened: GraphDef, node: NodeDef, slot: int, axis: int) -> None:
-        """Gives a node a constant with the batch's length along an axis."""
+        """Resizes a node's constant input to the batch's length along an axis."""
         maker = split_tensor(self._view.inputs(node.name)[slot])[0]
         while self._view.op(maker) in ("Identity", "Cast") and maker in self._forward:
             maker = split_tensor(self._view.inputs(maker)[0])[0]

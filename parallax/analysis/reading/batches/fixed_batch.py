@@ -155,7 +155,7 @@ def _with_open_sources(view: GraphView, sources: Sequence[str], length: int, ini
 
 
 def _open_delivered(view: GraphView, seen: GraphView, opened: GraphDef, records: Sequence[Record]) -> bool:
-    """Gives consumers of gradients open shapes where their targets have them; returns whether any had not."""
+    """Sets open shapes for gradients whose targets have them; returns whether any changed."""
     by_name, count = {node.name: node for node in opened.node}, len(opened.node)
     autodiff = frozenset[str]().union(*(record.ops for record in records))
     delivered = {

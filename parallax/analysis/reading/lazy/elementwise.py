@@ -47,4 +47,4 @@ LARGEST_SUM = 8
 
 ADDED = {"AssignAddVariableOp": "add", "AssignSubVariableOp": "sub", "ResourceScatterAdd": "add"}
 ADDED["ResourceScatterSub"] = "sub"
-"""How a write combines its value with the old one."""
+"""The operation of a write on its value and the old one."""

@@ -166,7 +166,7 @@ def order_of(view: GraphView, handles: Handles, found: list[ConnectedVariables])
 
 
 def writes_together(handles: Handles, order: Order, found: ConnectedVariables) -> dict[str, list[str]]:
-    """By variable, the writes that run together with those of a gradient's rows."""
+    """The writes that run together with those of a gradient's rows, by variable."""
     seeds = order.bits(found.by_rows)
     writes = {}
     for name in found.variables:
