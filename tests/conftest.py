@@ -11,6 +11,7 @@ Of the tests marked `rotates` one in `SHARES` runs each day, by the date, and th
 from __future__ import annotations
 
 import datetime
+import gc
 import os
 import re
 import sys
@@ -138,6 +139,20 @@ def has_turn(nodeid: str, day: int, group: str = "") -> bool:
         group: named by tests that share a fixture's work, so that all of them have their turn on one day.
     """
     return (zlib.crc32((group or nodeid).encode()) + day) % SHARES == 0
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Leaves what all tests share out of the searches for garbage, of which Keras alone asks for one a model."""
+    gc.collect()
+    gc.freeze()
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
+    """After the last test of a file, the same of what its tests have left behind in caches."""
+    if nextitem is not None and nextitem.path != item.path:
+        gc.collect()
+        gc.freeze()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
