@@ -112,7 +112,7 @@ class WithoutTensorFlow:
             )
 
 
-SHARES = 5
+SHARES = 8
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
