@@ -7,7 +7,7 @@ own stage alone.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import tensorflow as tf
@@ -24,7 +24,7 @@ from parallax.transform.building.all_to_all import native_ops
 from parallax.transform.passes.packed_messages import find_packs, pack
 
 SEND, RECEIVE = "ParallaxSend", "ParallaxReceive"
-_SCOPE = "parallax/stage"
+SCOPE = "parallax/stage"
 _VARIABLES = ("VarHandleOp", "VariableV2", "Variable")
 _OF_ONE_PROCESS = ("_class", "_output_shapes")
 """Attributes of nodes that name others, or say what was inferred of them."""
@@ -68,14 +68,21 @@ class StageGraph:
         return [send_name(one) for one in self.within(runs) if one.source == self.stage]
 
 
+def ops_here(stages: StageGraph | None, names: Sequence[str]) -> list[str]:
+    """What a worker runs where all together run some ops."""
+    if stages is None:
+        return list(names)
+    return [*(name for name in names if stages.is_here(name)), *stages.sends_for(names)]
+
+
 def send_name(message: StageMessage) -> str:
     """The op that sends a message."""
-    return f"{_SCOPE}/send_{message.number}"
+    return f"{SCOPE}/send_{message.number}"
 
 
 def receive_name(message: StageMessage) -> str:
     """The op that receives a message."""
-    return f"{_SCOPE}/receive_{message.number}"
+    return f"{SCOPE}/receive_{message.number}"
 
 
 def cut_stages(graph_def: GraphDef, cut: StageCut, stage: int) -> tuple[GraphDef, StageGraph]:
@@ -163,7 +170,7 @@ def _add_send(graph_def: GraphDef, view: GraphView, message: StageMessage) -> No
     value, dtype = message.tensor, tf.bool.as_datatype_enum
     if not value:  # a word is a tensor without elements
         value = f"{send_name(message)}/word"
-        word = graph_def.node.add(op="Const", name=value, input=[f"^{message.after}"])
+        word = graph_def.node.add(op="Const", name=value, input=[f"^{node}" for node in message.after])
         word.attr["dtype"].type = dtype
         word.attr["value"].tensor.CopyFrom(tf.make_tensor_proto([], tf.bool))
     else:

@@ -16,12 +16,13 @@ import tensorflow as tf
 
 from parallax.base.types import AttrValue, FunctionDef, GraphDef, NameAttrList, NodeDef
 from parallax.graph.batches import FULL
+from parallax.graph.cut.layers import LAYERS
 from parallax.graph.ops import takes_functions
 from parallax.graph.view import EXAMPLES
 
 SEEDS = ("seed", "seed2")
-_OWN_NAMES = ("_gradient_op_type", FULL, EXAMPLES)
-"""Attributes that are no structure: by which a process finds a Python object of its own, and what is only expected."""
+_OWN_NAMES = ("_gradient_op_type", FULL, EXAMPLES, LAYERS)
+"""No structure: by what a process finds a Python object of its own, what is expected, and layers of the script."""
 _LEFT_OUT = frozenset([*SEEDS, *_OWN_NAMES, "shared_name"])
 """What a skeleton has in part or not at all."""
 _UUID = re.compile(rb"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}")
