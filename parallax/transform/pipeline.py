@@ -184,7 +184,7 @@ def transform(
     initializers = (*editor.counter_initializers, *(r.initializer for r in editor.wire.roundings), *cleared)
     for places in rewrites.stages:
         check(changed, rewrites, worker)
-        changed, stages = cut_stages(changed, places, worker.stage)
+        changed, stages = cut_stages(changed, places, worker.stage, view, editor.scratch)
         counters = tuple(one for one in counters if stages.is_here(split_tensor(one.tensor)[0]))
         initializers = tuple(one for one in initializers if stages.is_here(one))
         elsewhere = stages.variables_elsewhere(view)

@@ -158,6 +158,7 @@ MODELS = {
 }
 
 
+@pytest.mark.rotates
 @pytest.mark.parametrize("name", MODELS)
 def test_stages_change_no_value(name):
     make, replicas, micro_batches = MODELS[name]

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import tensorflow as tf
 
 from parallax.base.errors import TransformError
-from parallax.base.types import GraphDef, NodeDef
+from parallax.base.types import Graph, GraphDef, NodeDef
 from parallax.graph.cut.everywhere import find_everywhere
 from parallax.graph.cut.graph_to_cut import graph_to_cut
 from parallax.graph.cut.messages import StageMessage, find_messages, messages_within
@@ -21,6 +21,7 @@ from parallax.graph.cut.places import complete_places
 from parallax.graph.view import GraphView, split_tensor, tensor_name
 from parallax.plans.model_stages import StageCut
 from parallax.transform.building.all_to_all import native_ops
+from parallax.transform.passes.known_shapes import with_shapes
 from parallax.transform.passes.packed_messages import find_packs, pack
 
 SEND, RECEIVE = "ParallaxSend", "ParallaxReceive"
@@ -85,19 +86,23 @@ def receive_name(message: StageMessage) -> str:
     return f"{SCOPE}/receive_{message.number}"
 
 
-def cut_stages(graph_def: GraphDef, cut: StageCut, stage: int) -> tuple[GraphDef, StageGraph]:
+def cut_stages(
+    graph_def: GraphDef, cut: StageCut, stage: int, before: GraphView, new: Graph
+) -> tuple[GraphDef, StageGraph]:
     """The graph of one stage, and what it is a stage of.
 
     Args:
         graph_def: the graph of all stages, to which what packs small messages is added.
         cut: where the nodes of the user's graph are.
         stage: whose graph it is.
+        before: the user's graph, with shapes.
+        new: a graph that has the ops which the transform made, by the same names.
 
     Raises:
         TransformError: the graph cannot be cut there.
     """
     native_ops()
-    view = _with_shapes(graph_def)
+    view = GraphView(with_shapes(graph_def, before, new))
     everywhere = find_everywhere(view)
     graph = graph_to_cut(view, everywhere, view.topological_order())
     places = complete_places(graph, cut.places)
@@ -114,18 +119,6 @@ def cut_stages(graph_def: GraphDef, cut: StageCut, stage: int) -> tuple[GraphDef
     found = _stage_of(graph_def, view, made)
     check_messages(found, made)
     return found, made
-
-
-def _with_shapes(graph_def: GraphDef) -> GraphView:
-    """The graph with the shapes of all tensors, those of the transform's too, inferred."""
-    bare = tf.compat.v1.GraphDef()
-    bare.CopyFrom(graph_def)
-    for node in bare.node:
-        node.attr.pop("_output_shapes", None)
-    scratch = tf.Graph()
-    with scratch.as_default():
-        tf.graph_util.import_graph_def(bare, name="")
-    return GraphView(scratch.as_graph_def(add_shapes=True))
 
 
 def _stage_of(graph_def: GraphDef, view: GraphView, made: StageGraph) -> GraphDef:
