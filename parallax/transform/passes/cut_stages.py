@@ -21,7 +21,7 @@ from parallax.graph.cut.places import complete_places
 from parallax.graph.view import GraphView, split_tensor, tensor_name
 from parallax.plans.model_stages import StageCut
 from parallax.transform.building.all_to_all import native_ops
-from parallax.transform.passes.known_shapes import with_shapes
+from parallax.transform.building.known_shapes import with_shapes
 from parallax.transform.passes.packed_messages import find_packs, pack
 
 SEND, RECEIVE = "ParallaxSend", "ParallaxReceive"

@@ -66,7 +66,7 @@ def _infer(view: GraphView, changed: set[str], before: GraphView, made: Graph) -
     part.library.CopyFrom(view.graph_def.library)
     stands_for: dict[str, str] = {}
 
-    def taken(tensor: str) -> str:
+    def take(tensor: str) -> str:
         source = split_tensor(tensor)[0]
         if source in changed:
             return tensor
@@ -92,7 +92,7 @@ def _infer(view: GraphView, changed: set[str], before: GraphView, made: Graph) -
     sources: set[str] = set()
     for name, node in view.nodes.items():
         if name in changed:
-            inputs = [taken(tensor_name(one)) for one in node.input if not one.startswith("^")]
+            inputs = [take(tensor_name(one)) for one in node.input if not one.startswith("^")]
             _copy(part, node).input.extend(inputs)
     scratch = tf.Graph()
     with scratch.as_default():
