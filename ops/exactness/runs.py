@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,7 +17,10 @@ from parallax.analysis.stages import AnalysedGraph
 from parallax.graph.view import GraphView
 from parallax.runtime.worker.session.accumulation import Accumulation, MicroBatchRun
 from parallax.runtime.worker.session.names import Names
+from parallax.runtime.worker.session.resolved_run import ResolvedRun
 from parallax.transform.building.editor import Worker
+from parallax.transform.passes.cut_stages import ops_here
+from parallax.transform.passes.joined_messages import view_apart
 from parallax.transform.passes.seeds import set_seeds
 from parallax.transform.pipeline import WorkerGraph
 
@@ -145,11 +148,13 @@ class JobInMemory:
     Args:
         session: of the graph of all.
         analysed: the program.
-        made: by worker its graph.
+        made: by worker its graph; of a model in stages, those of a replica follow each other.
     """
 
     def __init__(self, session: NamedSession, analysed: AnalysedGraph, made: Sequence[WorkerGraph]) -> None:
-        self._session = session
+        self._session, self._made = session, made
+        self._views = [view_apart(one.graph_def) for one in made]
+        self._stages = 1 if made[0].stages is None else made[0].stages.count
         self._names = [Names(analysed.captured.view, one) for one in made]
         self._kept = [Accumulation(one.accumulate_steps) for one in made]
 
@@ -158,9 +163,10 @@ class JobInMemory:
         return [tensor for tensor in tensors if self._session.has(of_worker(rank, tensor))]
 
     def run_ops(self, ops: Sequence[Sequence[str]]) -> None:
-        """Runs ops of every worker's graph."""
-        check_meetings([names.run_view for names in self._names], ops, [()] * len(ops))
-        self._session.run([of_worker(rank, op) for rank, own in enumerate(ops) for op in own])
+        """Runs ops of every worker's graph; of a model in stages, those that each has of them."""
+        own = [ops_here(worker.stages, names) for worker, names in zip(self._made, ops, strict=True)]
+        self._check(own, [()] * len(own))
+        self._session.run([of_worker(rank, op) for rank, names in enumerate(own) for op in names])
 
     def run(
         self,
@@ -192,10 +198,23 @@ class JobInMemory:
             all_feeds.append(own)
             shown += [self._shown(rank, name) for name in all_names[-1]]
             feeds |= {of_worker(rank, tensor): value for tensor, value in own.items()}
-        check_meetings([names.run_view for names in self._names], all_names, all_feeds)
+        self._check(all_names, all_feeds)
         values = iter(self._session.run(shown, feeds))
         found = [([next(values) for _ in one.tensors], [next(values) for _ in names]) for one, names in asked]
-        return [[*one.values(own), *others] for (one, _), (own, others) in zip(asked, found, strict=True)]
+        given_by = [[*one.values(own), *others] for (one, _), (own, others) in zip(asked, found, strict=True)]
+        return [self._of_replica(rank, one, given_by) for rank, (one, _) in enumerate(asked)]
+
+    def _check(self, fetches: Sequence[Sequence[str]], fed: Sequence[Iterable[str]]) -> None:
+        """Checks that the workers of each stage meet in a run."""
+        for stage in range(self._stages):
+            of_stage = slice(stage, None, self._stages)
+            check_meetings(self._views[of_stage], fetches[of_stage], fed[of_stage])
+
+    def _of_replica(self, rank: int, run: ResolvedRun, given: Sequence[list[Any]]) -> list[Any]:
+        """What a worker's run gives, of which it has from other stages what these have."""
+        first = rank - rank % self._stages
+        brought = {place: given[first + stage][place] for place, stage in run.stages.items()}
+        return [brought.get(place, value) for place, value in enumerate(given[rank])]
 
     def run_alone(self, rank: int, fetches: Sequence[str], given: dict[str, Any]) -> list[Any]:
         """Runs a worker of asynchronous training once; as `run`."""

@@ -2,7 +2,8 @@
 
 `together` puts each worker's nodes under a prefix of its own, with functions, loops and state of their own. In place of
 each collective it puts ops over what all workers bring to it, so that one run of one session is a run of all workers.
-What one worker has on another process, as a server, is where all find it.
+What one worker has on another process, as a server, is where all find it. Of a model in stages a collective is among
+the workers of one stage, and what a stage receives is what the other one of the same replica sends.
 `check_meetings` tells before a run who waits in a collective that others do not come to. One inside of a conditional
 that not all workers take gives nothing to any: what `ran` names then has no value, which TensorFlow refuses to fetch.
 """
@@ -16,6 +17,8 @@ from typing import Any
 import numpy as np
 
 from parallax.graph.view import GraphView, split_tensor, tensor_name
+from parallax.transform.passes.cut_stages import RECEIVE, SEND
+from parallax.transform.passes.cut_stages import SCOPE as STAGE
 from parallax.transform.passes.joined_messages import members_of
 
 _ALL_REDUCE = "ParallaxAllReduce"
@@ -43,12 +46,13 @@ def is_collective(op: str) -> bool:
     return op.startswith("Horovod") or op in _COLLECTIVES
 
 
-def together(graph_defs: Sequence[Any], ops: Iterable[str] = ()) -> Any:
+def together(graph_defs: Sequence[Any], ops: Iterable[str] = (), stages: int = 1) -> Any:
     """One GraphDef of all workers'.
 
     Args:
         graph_defs: by worker; not changed.
-        ops: of every worker, of which it shall be known that they have run.
+        ops: of every worker that has them, of which it shall be known that they have run.
+        stages: how many workers are a replica of a model that is cut.
 
     Raises:
         MeetingError: not all workers have a collective.
@@ -58,18 +62,22 @@ def together(graph_defs: Sequence[Any], ops: Iterable[str] = ()) -> Any:
     joined.versions.CopyFrom(graph_defs[0].versions)
     collectives: list[dict[str, Any]] = []
     for rank, graph_def in enumerate(graph_defs):
-        own = _Own(rank, graph_def.library)
+        own = _Own(rank, graph_def.library, rank - rank % stages)
         nodes = joined.node
+        names = {node.name for node in graph_def.node} if stages > 1 else None
         collectives.append({node.name: node for node in graph_def.node if is_collective(node.op)})
         for node in graph_def.node:
             if node.name not in collectives[-1]:
                 own.put(node, nodes.add())
         own.put_library(graph_def.library, joined.library)
-        for op in ops:
+        for op in ops if names is None else names.intersection(ops):
             _Writer(joined).const(ran(rank, op).removesuffix(":0"), np.bool_(True), [f"^{of_worker(rank, op)}"])
-    _check_alike("the graph", collectives)
-    for name, node in collectives[0].items():
-        _meet(joined, node, [of[name] for of in collectives])
+    for stage in range(stages):
+        team = collectives[stage::stages]
+        _check_alike("the graph", team)
+        for name in team[0]:
+            members = {stage + stages * replica: own[name] for replica, own in enumerate(team)}
+            _meet(joined, f"together/stage_{stage}/{name}" if stages > 1 else f"together/{name}", members)
     return joined
 
 
@@ -107,10 +115,11 @@ class _Own:
     Args:
         rank: of the worker.
         library: of its graph.
+        first: the worker that has the first stage of its replica.
     """
 
-    def __init__(self, rank: int, library: Any) -> None:
-        self._rank = rank
+    def __init__(self, rank: int, library: Any, first: int) -> None:
+        self._rank, self._first = rank, first
         self._functions = {f.signature.name: f"worker_{rank}_{f.signature.name}" for f in library.function}
 
     def put(self, node: Any, to: Any) -> None:
@@ -123,7 +132,18 @@ class _Own:
             names[:] = [_colocated(self._rank, name.decode()).encode() for name in names]
         if node.op == "ParallaxAnnounce":  # wakes a thread of Horovod's
             to.op = "NoOp"
+        if node.op in (SEND, RECEIVE):
+            self._put_message(node, to)
         self._settle(to)
+
+    def _put_message(self, node: Any, to: Any) -> None:
+        """Has what a stage receives be what another one sends."""
+        if node.op == RECEIVE:
+            sender = self._first + node.attr["peer"].i
+            to.input.insert(0, of_worker(sender, f"{STAGE}/send_{node.attr['number'].i}"))
+        to.op = "Identity"
+        for attribute in set(to.attr) - {"T"}:
+            del to.attr[attribute]
 
     def put_library(self, library: Any, to: Any) -> None:
         """Copies all functions.
@@ -208,29 +228,30 @@ Given = Sequence[Sequence[str]]
 """By worker, what it brings to a collective."""
 
 
-def _meet(joined: Any, node: Any, of_workers: Sequence[Any]) -> None:
+def _meet(joined: Any, name: str, of_workers: Mapping[int, Any]) -> None:
     """Puts ops in place of a collective; none gives anything before all workers have come.
 
     Args:
         joined: the graph of all.
-        node: of worker 0.
+        name: of these ops.
         of_workers: by rank, the node of each.
     """
+    node = next(iter(of_workers.values()))
     if node.op not in _COLLECTIVES:
         raise NotImplementedError(f"{node.op} {node.name!r} has no transport in memory.")
     writer = _Writer(joined)
-    inputs = [[_input(rank, name) for name in one.input] for rank, one in enumerate(of_workers)]
+    inputs = [[_input(rank, name) for name in one.input] for rank, one in of_workers.items()]
     given = [[name for name in names if not name.startswith("^")] for names in inputs]
     comes = [
-        name if name.startswith("^") else f"^{split_tensor(tensor_name(name))[0]}"
+        taken if taken.startswith("^") else f"^{split_tensor(tensor_name(taken))[0]}"
         for names in inputs
-        for name in names
+        for taken in names
         # Each result of an all-reduce is made of all workers' parts; who waits for one that is fed has it computed.
-        if name.startswith("^") or node.op != _ALL_REDUCE
+        if taken.startswith("^") or node.op != _ALL_REDUCE
     ]
     controls = dict.fromkeys(comes)
-    results, types = _COLLECTIVES[node.op](writer, node, f"together/{node.name}", given)
-    for rank, made in enumerate(results):
+    results, types = _COLLECTIVES[node.op](writer, node, name, given)
+    for rank, made in zip(of_workers, results, strict=True):
         writer.node("IdentityN", of_worker(rank, node.name), [*made, *controls], T=types)
 
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NoReturn
 
+from parallax.analysis.cut.plan_stages import count_stages
 from parallax.analysis.graph_decisions import GraphDecisions
 from parallax.base.errors import ConfigError, SessionError
 from parallax.base.types import Buffer, Graph, Session
@@ -92,8 +93,9 @@ def number_of_workers(config: Config | None = None, resource_info: str | Path | 
 
 
 def parts_of_a_batch(config: Config | None = None, resource_info: str | Path | None = None) -> int:
-    """Into how many parts a call's job cuts the batch of a step that trains: each worker's, and their micro-batches."""
-    return number_of_workers(config, resource_info) * merge_settings(config or Config(), settings()).accumulate_steps
+    """Into how many parts a call's job cuts a step's batch that trains: each replica's, and their micro-batches."""
+    merged = merge_settings(config or Config(), settings())
+    return max(1, number_of_workers(config, resource_info) // count_stages(merged)) * merged.accumulate_steps
 
 
 def perform_here(

@@ -34,6 +34,7 @@ from parallax.base.types import (
     TensorShape,
     Variable,
 )
+from parallax.functions.tracing.layer_marks import layers_marked
 from parallax.keras.epochs import BegunDataset, BegunDatasets
 from parallax.keras.progress import FitProgress
 from parallax.keras.traced_initializers import making_large
@@ -94,8 +95,9 @@ def converting_layers() -> Iterator[None]:
 
 
 def tracing(model: KerasModel, merges_rows: bool) -> AbstractContextManager[object]:
-    """Within it a training step is traced: nothing is to be done."""
-    return nullcontext()
+    """Within it a training step is traced, and what its layers return is marked."""
+    marked: AbstractContextManager[object] = layers_marked(tf_keras.layers.Layer)
+    return marked
 
 
 def check_compiled(model: KerasModel, call: str) -> None:

@@ -47,7 +47,7 @@ from parallax.runtime.worker.session.stage_failures import StageFailures
 from parallax.runtime.worker.session.user_hooks import LastHook, UserHook
 from parallax.settings.config import Config
 from parallax.transform.building import editor
-from parallax.transform.passes.cut_stages import StageGraph
+from parallax.transform.passes.cut_stages import ops_here
 from parallax.transform.pipeline import WorkerGraph
 
 v1 = tf.compat.v1
@@ -109,8 +109,7 @@ def monitored_session(
         values = values_of(graph, places, members.workers.Dup(), worker) if has_values else None
         first = _first_initializers(imported if stages is None else graph, {name for phase in later for name in phase})
         first += [r.create.name for r in graph.get_collection("resources")]
-        if stages is not None:
-            first, later = _of_stage(stages, first), [_of_stage(stages, phase) for phase in later]
+        first, later = ops_here(stages, first), [ops_here(stages, phase) for phase in later]
         initializers = [*counters, *(imported.get_operation_by_name(name) for name in first)]
         scaffold = _scaffold(worker_graph, initializers, later, resume)
         monitored = v1.train.SingularMonitoredSession(
@@ -130,7 +129,7 @@ def monitored_session(
             if worker.stages is not None:
                 worker.stages.settle = direct.settle
         if stages is not None:
-            members.at_end.append(close_stages)
+            members.at_close.append(close_stages)
         return monitored, direct, saved, memory, values
 
 
@@ -156,11 +155,6 @@ def _first_initializers(graph: Graph, later: set[str]) -> list[str]:
     """The ops that give a graph's variables their initial values, but for those that run later."""
     names = [str(variable.initializer.name) for variable in graph.get_collection(v1.GraphKeys.GLOBAL_VARIABLES)]
     return [name for name in names if name not in later]
-
-
-def _of_stage(stages: StageGraph, names: Sequence[str]) -> list[str]:
-    """What a stage runs where all together run some ops."""
-    return [*(name for name in names if stages.is_here(name)), *stages.sends_for(names)]
 
 
 def _held_here(worker_graph: WorkerGraph) -> list[Variable]:

@@ -51,9 +51,10 @@ from parallax.runtime.worker.session.one_graph import launchers_graph, take_laun
 from parallax.runtime.worker.session.positions import InputPositions
 from parallax.runtime.worker.session.profile_files import ProfileHook
 from parallax.runtime.worker.session.run_context import TrainingRuns, WorkerContext
+from parallax.runtime.worker.session.session_parts import BetweenStepsHook
 from parallax.runtime.worker.session.stage_values import StageValues
 from parallax.runtime.worker.session.user_hooks import begin_hooks
-from parallax.runtime.worker.session.worker_session import BetweenStepsHook, Session
+from parallax.runtime.worker.session.worker_session import Session
 from parallax.settings.config import Config
 from parallax.settings.parts import CheckPointConfig
 from parallax.transform.building import editor
@@ -231,8 +232,8 @@ def _context(graph: Graph, made: _WorkerSetup, members: ProcessGroup, watch: Hea
     """Opens the channels of the exchanges, and says what runs of this worker are about."""
     open_channels(made.worker_graph.graph_def, members.team, members.host_workers)
     stages = None if members.peers is None else StageValues(open_stages(members.peers))
-    names = Names(made.analysed.captured.view, made.worker_graph)
-    worker = WorkerContext(graph, names, watch, made.analysed, stages=stages)
+    analysed, names = made.analysed, Names(made.analysed.captured.view, made.worker_graph)
+    worker = WorkerContext(graph, names, watch, analysed, stages=stages)
     worker.follow(made.plan, made.worker_graph)
     return worker
 
@@ -283,10 +284,8 @@ def _hooks(
     first: FirstSteps | None,
 ) -> list[Hook]:
     """What looks at the session's runs, in order."""
-    found: list[Hook] = [
-        *_profile(config, members.rank, worker, training),
-        *_trace(extras.trace, worker, training, made.worker_graph),
-    ]
+    found: list[Hook] = [*_profile(config, members.rank, worker, training)]
+    found += _trace(extras.trace, worker, training, made.worker_graph)
     if extras.kept is not None:
         found.append(KeptTensors(extras.kept, members.rank, training))
     if first is not None:

@@ -184,11 +184,11 @@ def transform(
     initializers = (*editor.counter_initializers, *(r.initializer for r in editor.wire.roundings), *cleared)
     for places in rewrites.stages:
         check(changed, rewrites, worker)
-        changed, stages = cut_stages(changed, places, worker.stage)
+        changed, stages = cut_stages(changed, places, worker.stage, view, editor.scratch)
         counters = tuple(one for one in counters if stages.is_here(split_tensor(one.tensor)[0]))
         initializers = tuple(one for one in initializers if stages.is_here(one))
         elsewhere = stages.variables_elsewhere(view)
-    joined = join_all_reduces(changed)
+    joined = join_all_reduces(changed, None if stages is None else stages.whole)
     in_parts = [step for one in rewrites.micro_batches for step in one.steps]
     full = add_full_batches(changed, worker, rewrites.terms.accumulate_steps, in_parts)
     can_overlap = overlaps and worker.size > 1 and rewrites.terms.synchronous and not worker.servers

@@ -37,7 +37,8 @@ class OneWorkerSession:
     """A session of TensorFlow's own in the place of a worker's: values in lists, variables by their ops' names."""
 
     def __init__(self, graph):
-        self.workers, self.values, self.resumed_step = Alone(), self, None
+        self.workers = self.comm = Alone()
+        self.values, self.resumed_step = self, None
         self._session = v1.Session(graph=graph.graph, config=as_written())
         self._variables = {variable.handle.op.name: variable for variable in graph.made.values()}
         self._session.run([variable.initializer for variable in graph.made.values()])
@@ -47,6 +48,9 @@ class OneWorkerSession:
         if not isinstance(fetches, list):
             return self._session.run(fetches, given)
         return [[value] for value in self._session.run(fetches, given)]
+
+    def run_parts(self, fetches, fed, micro_batches):
+        return [self.run(fetches, feeds) for feeds in fed]
 
     def read(self, ops):
         return self._session.run({op: self._variables[op] for op in ops})

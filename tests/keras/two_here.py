@@ -16,6 +16,7 @@ from ops.exactness.runs import JobInMemory
 from ops.exactness.session import NamedSession
 from ops.exactness.transport import together
 from parallax import Config
+from parallax.analysis.cut.plan_stages import count_stages
 from parallax.analysis.reading.capture import initialization_phases
 from parallax.analysis.stages import analyse, analyse_for, plan_for, rewrites_of
 from parallax.functions.batches.micro_batches import StepCut
@@ -57,10 +58,14 @@ def fit_by_two(model, *args, **kwargs):
     return fit_by(SIZE, model, *args, **kwargs)
 
 
-def fit_by(size, model, *args, layouts=None, run_option=None, servers=0, settings=None, **kwargs):
-    """What `fit` gives by so many workers, and servers; `layouts`, `run_option` and `settings` are those of Config."""
+def fit_by(size, model, *args, layouts=None, run_option=None, servers=0, settings=None, options=None, **kwargs):
+    """What `fit` gives by so many workers, and servers.
+
+    `layouts`, `run_option` and `settings` are those of Config, and `options` those of the session. Of a model in stages
+    there are so many replicas.
+    """
     fit = read(model, *args, size=size, **kwargs)
-    session = WorkersSession(fit.graph, size, layouts, run_option, servers, settings)
+    session = WorkersSession(fit.graph, size, layouts, run_option, servers, settings, options)
     original = functools.partial(plain_fit_of(model), model)
     history, values = run_fit(fit, original, _All(fit.graph, session, 1, 0))
     take_state(fit, values)
@@ -77,11 +82,12 @@ class WorkersSession:
         run_option: that of Config.
         servers: how many servers; by HYBRID on a host of their own, where tables are put on them.
         settings: others of Config.
+        options: of TensorFlow's session, a ConfigProto.
     """
 
     resumed_step = None
 
-    def __init__(self, graph, size, layouts=None, run_option=None, servers=0, settings=None):
+    def __init__(self, graph, size, layouts=None, run_option=None, servers=0, settings=None, options=None):
         native_ops()
         self.writes = {}
         with graph.graph.as_default():
@@ -89,22 +95,29 @@ class WorkersSession:
                 given = v1.placeholder(variable.dtype, variable.shape)
                 self.writes[name] = v1.assign(variable, given).op.name, given.name
         config = Config(run_option=run_option, layouts=layouts, **settings or {})
+        count = count_stages(config)
         analysed = analyse_for(graph.graph, config)
-        self.plan = plan = plan_for(analysed, _layout(size, servers, run_option), config)
+        self.plan = plan = plan_for(analysed, _layout(size * count, servers, run_option), config)
         rewrites = rewrites_of(analysed, plan, False)
         self.whole = {name for one in rewrites.layouts for name in one.whole_results}
         self.cut = StepCut.of(plan.accumulate_steps, rewrites.micro_batches)
-        of = [Worker(rank, size, SEED, False, servers=plan.servers) for rank in range(size)]
+        of = [
+            Worker(replica, size, SEED, False, servers=plan.servers, stage=stage)
+            for replica in range(size)
+            for stage in range(count)
+        ]
         made = [transform(analysed.captured.view, rewrites_of(analysed, plan, False), worker) for worker in of]
         runs = [op.name for op in graph.graph.get_operations() if op.name.endswith("/run")]
         runs += [op for op, _ in self.writes.values()]
         tables = [op.name for op in graph.graph.get_collection(v1.GraphKeys.TABLE_INITIALIZERS)]
-        session = NamedSession(together([one.graph_def for one in made], [*runs, *tables]), v1.ConfigProto())
-        self.workers, self.size, self.job = Alone(), size, JobInMemory(session, analysed, made)
+        graph_def = together([one.graph_def for one in made], [*runs, *tables], count)
+        session = NamedSession(graph_def, options or v1.ConfigProto())
+        self.workers, self.size, self.stages, self.made = Alone(), size, count, made
+        self.job = JobInMemory(session, analysed, made)
         for phase in initialization_phases(analysed.captured):
-            self.job.run_ops([phase] * size)
+            self.job.run_ops([phase] * size * count)
         self.job.run_ops([list(one.counter_initializers) for one in made])
-        self.job.run_ops([tables] * size)
+        self.job.run_ops([tables] * size * count)
 
 
 class _All(StepsHere):
@@ -119,14 +132,16 @@ class _All(StepsHere):
 
     def start(self, step, share, fetches, parts=(), rules=None):
         """The values of all workers' micro-batches, put together as in a job."""
-        job, cut, size = self._session.job, self._session.cut, self._session.size
+        job, cut, size, stages = self._session.job, self._session.cut, self._session.size, self._session.stages
         flat, counted = [*parts, *fetches], {tensor.name for tensor in parts}
         cuts = [cut.micro_batches(step, one, size) for one in share.arrays]
         runs = []
         for own in zip(*cuts, strict=True):
             which = MicroBatchRun(len(cuts[0]), own[0].total / max(share.total, 1)) if cut.count > 1 else None
             given = [{t.name: np.asarray(value) for t, (value,) in self._feeds(step, one).items()} for one in own]
-            runs.append(job.run([step.run.name, *(tensor.name for tensor in flat)], given, micro_batch=which))
+            given = [one for one in given for _ in range(stages)]  # all stages of a replica are fed alike
+            found = job.run([step.run.name, *(tensor.name for tensor in flat)], given, micro_batch=which)
+            runs.append(found[::stages])
         joined = []
         for number, tensor in enumerate(flat, 1):
             values = [[run[rank][number] for run in runs] for rank in range(size)]
@@ -147,16 +162,17 @@ class _All(StepsHere):
         return lambda: joined
 
     def reset(self, op):
-        self._session.job.run_ops([[op.name]] * self._session.size)
+        self._session.job.run_ops([[op.name]] * self._session.size * self._session.stages)
 
     def read(self, names):
         read = [f"{name}/Read/ReadVariableOp:0" for name in names]
-        return dict(zip(names, self._session.job.run(read, [{}] * self._session.size)[0], strict=True))
+        workers = self._session.size * self._session.stages
+        return dict(zip(names, self._session.job.run(read, [{}] * workers)[0], strict=True))
 
     def write(self, values):
         ops = [self._session.writes[name] for name in values]
         given = {fed: np.asarray(value) for (_, fed), value in zip(ops, values.values(), strict=True)}
-        self._session.job.run([op for op, _ in ops], [given] * self._session.size)
+        self._session.job.run([op for op, _ in ops], [given] * self._session.size * self._session.stages)
 
 
 def _layout(size, servers, run_option):

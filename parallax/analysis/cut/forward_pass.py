@@ -5,7 +5,7 @@ Blocks that depend on each other are merged.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from parallax.graph.control_flow import branches_of
@@ -84,6 +84,34 @@ def forward_pass(
             for number, those in enumerate(joined)
         ),
     )
+
+
+def main_part(forward: ForwardPass, losses: Collection[str], costs: Sequence[float]) -> ForwardPass:
+    """The part of a forward pass that leads to its dearest loss, without what other losses alone need.
+
+    A loss that shares at least half of what it needs is of that part too.
+
+    Args:
+        forward: of all losses.
+        losses: nodes.
+        costs: of its members.
+    """
+    number_of = forward.number_of()
+    needs = [frozenset(forward.before([number_of[loss]])) for loss in sorted(losses) if loss in number_of]
+
+    def cost(numbers: Collection[int]) -> float:
+        return sum(costs[number] for number in numbers)
+
+    main, others = frozenset[int](), frozenset[int]()
+    for own in sorted(needs, key=cost, reverse=True):
+        if not main or 2 * cost(own & main) >= cost(own):
+            main |= own
+        else:
+            others |= own
+    kept = [number for number in range(len(forward.members)) if number in main or number not in others]
+    place = {number: at for at, number in enumerate(kept)}
+    takes = [frozenset(place[taken] for taken in forward.takes[number] if taken in place) for number in kept]
+    return ForwardPass(tuple(forward.members[number] for number in kept), tuple(takes))
 
 
 def _is_read(view: GraphView, node: str) -> bool:

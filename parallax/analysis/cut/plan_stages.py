@@ -8,10 +8,10 @@ from dataclasses import replace
 from parallax.analysis.cut.stage_cut import GraphCut, graph_cut
 from parallax.analysis.reading.capture import CapturedGraph
 from parallax.base.errors import PlanError
-from parallax.graph.batches import is_of_script
+from parallax.graph.batches import full_length
 from parallax.graph.cut.graph_to_cut import size_bytes
 from parallax.graph.spec import GradientSource, GraphSpec, VariableSpec
-from parallax.graph.view import split_tensor
+from parallax.graph.view import GraphView, split_tensor
 from parallax.plans.model_stages import StageCut, StagePlan
 from parallax.plans.plan import ALLGATHER, ALLREDUCE, ALLTOALL, NO_ROUTE, Layout, Plan, PlanConstraints
 from parallax.settings.config import Config
@@ -52,7 +52,6 @@ def check_supported(captured: CapturedGraph, config: Config, synchronous: bool) 
     refused = {
         "asynchronous training (sync=False)": not synchronous,
         "servers (run_option='PS')": config.run_option == "PS",
-        "Keras models and parallax.function": not is_of_script(captured.view),
         "plans that change while a job runs (replan)": config.replan.mode != "off",
         "states in the memory of other hosts (ckpt_config.memory_steps)": ckpt.memory_steps is not None,
         "increments (ckpt_config.whole_every)": ckpt.whole_every > 1,
@@ -62,6 +61,22 @@ def check_supported(captured: CapturedGraph, config: Config, synchronous: bool) 
     for what, is_asked in refused.items():
         if is_asked:
             raise PlanError(f"Stages are not supported yet with {what}. Leave that out, or stages.")
+
+
+def check_micro_batches(view: GraphView, replicas: int, micro_batches: int) -> None:
+    """Refuses more micro-batches than a full batch has examples for, where its length is known.
+
+    Raises:
+        PlanError: says how many there are.
+    """
+    lengths = [full_length(view.nodes[node]) for node in view.nodes_of(["Placeholder"])]
+    least = min((length for length in lengths if length), default=0)
+    if 0 < least < replicas * micro_batches:
+        raise PlanError(
+            f"Each micro-batch of each replica must have an example of a batch: a batch has {least} examples, and "
+            f"there are {replicas} replicas x {micro_batches} micro-batches. Ask for fewer micro_batches, or take "
+            "larger batches."
+        )
 
 
 def plan_in_stages(
@@ -90,6 +105,7 @@ def plan_in_stages(
     count = count_stages(config)
     check_supported(captured, config, constraints.synchronous)
     replicas = layout_of_replicas(layout, count)
+    check_micro_batches(captured.view, replicas.num_workers, constraints.accumulate_steps)
     plan = make(replicas, replace(constraints, run_option="MPI"))
     _check_routes(plan)
     found = graph_cut_of(captured, sources)

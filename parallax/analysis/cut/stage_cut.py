@@ -9,13 +9,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from parallax.analysis.cut.forward_pass import VARIABLES, ForwardPass, forward_pass
+from parallax.analysis.cut.forward_pass import VARIABLES, ForwardPass, forward_pass, main_part
 from parallax.analysis.cut.min_max import cut_evenly
 from parallax.analysis.cut.op_costs import OPS_PER_BYTE, cost_of
 from parallax.analysis.reading.capture import CapturedGraph
 from parallax.base.errors import PlanError
 from parallax.graph.cut.everywhere import find_everywhere
 from parallax.graph.cut.graph_to_cut import graph_to_cut, size_bytes
+from parallax.graph.cut.layers import nodes_of_layers
 from parallax.graph.cut.messages import StageMessage, find_messages
 from parallax.graph.cut.places import complete_places
 from parallax.graph.spec import GradientSource
@@ -36,14 +37,16 @@ class GraphCut:
     Attributes:
         captured: the graph.
         sources: where gradients leave autodiff.
-        forward: its forward pass.
+        forward: its forward pass; of several of which each has a loss of its own, as steps of a script, the dearest.
         everywhere: nodes of which each stage has its own.
+        others: the nodes of the other forward passes, which are where most bytes of their inputs are, as variables.
     """
 
     captured: CapturedGraph
     sources: tuple[GradientSource, ...]
     forward: ForwardPass
     everywhere: frozenset[str]
+    others: frozenset[str] = frozenset()
 
     @property
     def view(self) -> GraphView:
@@ -52,7 +55,7 @@ class GraphCut:
 
     def costs(self) -> list[float]:
         """Operations of each member of the forward pass."""
-        return [sum(cost_of(self.view, node) for node in nodes) for nodes in self.forward.members]
+        return costs_of(self.view, self.forward)
 
     def best_ends(self, count: int) -> tuple[tuple[str, ...], ...]:
         """The ops that each stage but the last ends with, for the least cost of the dearest of `count` stages.
@@ -95,30 +98,49 @@ class GraphCut:
     def check_ends(self, ends: Sequence[str]) -> tuple[tuple[str, ...], ...]:
         """Cuts that a user has named, as those that `cut_at` takes.
 
+        Args:
+            ends: ops, or layers, after whose last call a stage ends.
+
         Raises:
             PlanError: one is no op of the forward pass, or does not come after the one before.
         """
-        number_of, before = self.forward.number_of(), set[int]()
+        number_of, before, last = self.forward.number_of(), set[int](), set[int]()
+        found = []
         for place, name in enumerate(ends):
-            node = split_tensor(name)[0] if ":" in name else name
-            if node not in number_of:
-                known = ", ".join(nodes[-1] for nodes in self.forward.members[-_NAMED:])
-                raise PlanError(
-                    f"A cut must be an op of the forward pass with a batch in it, and {name!r} is none. Name one as "
-                    f"the graph has it; the last ones are {known}."
-                )
-            here = self.forward.before([number_of[node]])
-            if place and number_of[_node(ends[place - 1])] not in here or number_of[node] in before:
+            nodes = self._ops_named(name)
+            numbers = {number_of[node] for node in nodes}
+            here = self.forward.before(numbers)
+            if not last <= here or numbers <= before:
                 raise PlanError(
                     f"Cuts must be in the order of the forward pass, each computed of the one before: {name!r} is not "
                     f"computed of {ends[place - 1]!r}. Put them in order, or leave one out."
                 )
-            before |= here
+            before, last = before | here, numbers
+            found.append(nodes)
         if len(before) == len(self.forward.members):
             raise PlanError(
                 f"The last stage must have an op of the forward pass, and {ends[-1]!r} is its end. Name an op before."
             )
-        return tuple((_node(name),) for name in ends)
+        return tuple(found)
+
+    def _ops_named(self, name: str) -> tuple[str, ...]:
+        """The ops of the forward pass that a user has named: by the name of an op, of a tensor, or of a layer.
+
+        Raises:
+            PlanError: there are none.
+        """
+        number_of, layers = self.forward.number_of(), nodes_of_layers(self.view)
+        if _node(name) in number_of:
+            return (_node(name),)
+        found = tuple(node for node in layers.get(name, ()) if node in number_of)
+        if found:
+            return found
+        known = [layer for layer, nodes in layers.items() if any(node in number_of for node in nodes)]
+        what, last = ("layers", known) if known else ("ones", [nodes[-1] for nodes in self.forward.members])
+        raise PlanError(
+            f"A cut must be an op of the forward pass with a batch in it, or a layer, and {name!r} is none. Name one "
+            f"of the graph or of the model; the last {what} are {', '.join(last[-_NAMED:])}."
+        )
 
     def cut_at(self, ends: Sequence[Sequence[str]]) -> StageCut:
         """Where nodes are if stages end with these ops.
@@ -137,6 +159,10 @@ class GraphCut:
         last = len(ends)
         places = {node: stage_of.get(number, last) for node, number in number_of.items()}
         places.update(self._places_of_variables(places))
+        if self.others:
+            order = [node for node in self.view.topological_order() if node in self.view.ancestors(self.others)]
+            complete = complete_places(graph_to_cut(self.view, self.everywhere, order), places)
+            places.update({node: complete[node] for node in self.others if node in complete})
         places.update(self._places_of_derivatives(places))
         return StageCut(last + 1, places)
 
@@ -187,7 +213,15 @@ def graph_cut(captured: CapturedGraph, sources: tuple[GradientSource, ...]) -> G
     autodiff = frozenset[str]().union(*(record.ops for record in captured.records))
     ends = losses | {_node(tensor) for source in sources for tensor in source.tensors}
     everywhere = find_everywhere(view)
-    return GraphCut(captured, sources, forward_pass(view, ends, autodiff, everywhere), everywhere)
+    every = forward_pass(view, ends, autodiff, everywhere)
+    forward = main_part(every, losses, costs_of(view, every))
+    others = every.number_of().keys() - forward.number_of().keys()
+    return GraphCut(captured, sources, forward, everywhere, frozenset(others))
+
+
+def costs_of(view: GraphView, forward: ForwardPass) -> list[float]:
+    """Operations of each member of a forward pass."""
+    return [sum(cost_of(view, node) for node in nodes) for nodes in forward.members]
 
 
 def _node(name: str) -> str:

@@ -212,7 +212,8 @@ def keeps_of(walk: Walk) -> tuple[AccumulateGradient, ...]:
 def _check_order(view: GraphView, keeps: tuple[AccumulateGradient, ...]) -> None:
     """Requires that every batch has its gradients before the first update."""
     takers = {e.node: keep.values for keep in keeps for e in (*keep.value_edges, *keep.index_edges)}
-    for keep in keeps:
+    after = view.descendants(takers, waits=True)
+    for keep in (one for one in keeps if split_tensor(one.values)[0] in after):
         early = view.ancestors([split_tensor(keep.values)[0]]) & takers.keys()
         if early:
             node = min(early)

@@ -16,7 +16,7 @@ from parallax.entry.job_beside import CallPlans, JobBeside, JobNeeds, PlannedMes
 from parallax.functions.remote.heard_requests import END
 from parallax.functions.remote.remote_steps import RemoteSteps
 from parallax.functions.remote.request_queue import RequestQueue
-from parallax.functions.remote.serve_driver import ReadyWorkers, serve
+from parallax.functions.remote.serve_driver import ReadyWorkers, ServedDriver, serve
 from parallax.functions.remote.step_runner import INITIAL, place_of_value
 from parallax.functions.tracing.served_graph import ServedGraph
 from parallax.functions.tracing.step_graph import GraphStep, StepGraph
@@ -56,7 +56,7 @@ class DrivenWorkers:
         self._requests: RequestQueue | None = None  # of the last call
         self._channel: DriverConnection | None = None
         self._listening = DriverSocket(_address_for(needs), needs.cluster.ports)
-        address = pickle.dumps(self._listening.address)
+        address = pickle.dumps(ServedDriver(self._listening.address, needs.config.stages is not None))
         try:
             servers_on = (lambda _: ()) if plans is None else (lambda hosts: plans.on(hosts).message.servers)
             self._job = JobBeside(needs, number, packed_function(serve), address, self._is_restart_wanted, servers_on)
@@ -66,7 +66,8 @@ class DrivenWorkers:
 
     @property
     def _is_spread(self) -> bool:
-        return not all(host.is_this_machine for host in self.needs.cluster.hosts)
+        """Whether workers make rows of elements: all stages of a replica would have to draw the same numbers."""
+        return self.needs.config.stages is None and not all(host.is_this_machine for host in self.needs.cluster.hosts)
 
     @property
     def is_sound(self) -> bool:

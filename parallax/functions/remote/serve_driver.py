@@ -49,6 +49,18 @@ _OTHER_ROWS = (
 )
 
 
+class ServedDriver(NamedTuple):
+    """The driver, as workers know it before they receive a graph.
+
+    Attributes:
+        address: the address on which it listens.
+        has_stages: whether models are cut into stages: the teams of workers are then known with the plan.
+    """
+
+    address: DriverAddress
+    has_stages: bool
+
+
 class ReadyWorkers(NamedTuple):
     """The first message of worker 0.
 
@@ -95,13 +107,14 @@ class StepResults(NamedTuple):
 
 def serve() -> None:
     """The main function of a worker (runtime/worker/call_function.py): serves the driver's requests until that ends."""
-    address: DriverAddress = pickle.loads(calls.attachment())
+    driver: ServedDriver = pickle.loads(calls.attachment())
     members = current_process_group()
     current_heartbeat().expect_sessions()
     with keras_left_out():
-        import_module("parallax.runtime.open_session")  # before a graph comes, which is being planned
-        members.start()
-    _Service(members, connect(address) if members.rank == 0 else None).run()
+        import_module("parallax.runtime.open_session")  # before a graph comes, which is planned meanwhile
+        if not driver.has_stages:
+            members.start()
+    _Service(members, connect(driver.address) if members.rank == 0 else None).run()
 
 
 class _Service:
@@ -180,7 +193,10 @@ class _Service:
     def _close(self) -> None:
         self._running.close()
         self._finish()
+        for last in self._members.at_close:
+            last()
         self._members.at_end.clear()
+        self._members.at_close.clear()
         self._steps.clear()
         del self._running
         gc.unfreeze()  # the graphs of the session
@@ -252,9 +268,10 @@ class _Service:
         self._run(wanted, self._own_share(own))
 
     def _own_share(self, batch: list[Array | RaggedRows] | None) -> Share:
-        """This worker's share of a batch that worker 0 has."""
-        size = self._members.size
-        shares = None if batch is None else [share_of(batch, rank, size) for rank in range(size)]
+        """This worker's share of a batch that worker 0 has: that of its replica, where the model is in stages."""
+        size, replicas = self._members.size, self._members.replicas
+        own = [] if batch is None else [share_of(batch, replica, replicas) for replica in range(replicas)]
+        shares = [one for one in own for _ in range(size // replicas)] or None
         found: Share = self._comm.scatter(shares) if size > 1 else shares[0] if shares else Share(())
         return found
 
@@ -290,6 +307,8 @@ class _Service:
         """Runs a step, and answers with the results of one process."""
         wanted, (step, others, of_examples) = self._wanted[number], self._of_wanted[number]
         found, by_part = self._running.run(step, share, others, of_examples)
+        if self._members.stage:
+            return  # the first stage of the replica has all values
         values = iter([np.asarray(value) for value in found])
         sums, means, _, same, whole = ([next(values) for _ in names] for names in wanted._replace(rows=()))
         rows = [

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from parallax.base.types import ArrayOnWorker0, Comm, Fetch, Operation, Session, Tensor, Value, Variable
+from parallax.base.types import ArrayOnWorker0, Comm, Operation, Session, Tensor, Value, Variable
 from parallax.functions.batches.micro_batches import StepCut
 from parallax.functions.batches.shares import Share
 from parallax.functions.tracing.step_graph import GraphStep, LoopVariables, StepGraph
@@ -90,12 +90,15 @@ class RunningSteps:
 
         Returns:
             The values of the fetches, arrays; and for each of `rows` the values of all micro-batches, with their
-            shares: of a stand-in's where a share has no rows.
+            shares: of a stand-in's where a share has no rows. With stages, the first stage has all values, and another
+            stage None for those of others.
         """
-        found = []
         wanted, parts = [step.run, *fetches, *rows], self._cut.micro_batches(step, share, self.size)
-        for part in parts:
-            found.append(self._run_part(wanted, self._feeds(step, part), len(parts), part.total / max(share.total, 1)))
+        runs = [MicroBatchRun(len(parts), part.total / max(share.total, 1)) for part in parts]
+        given = self._session.run_parts(
+            wanted, [self._feeds(step, part) for part in parts], runs if self._cut.count > 1 else None
+        )
+        found = [[None if one is None else one[0] for one in own] for own in given]
         self.steps += step.is_counted
         by_tensor = list(zip(*found, strict=True))[1:]
         values = [self._cut.put_together(one.name, own) for one, own in zip(fetches, by_tensor, strict=False)]
@@ -109,21 +112,11 @@ class RunningSteps:
             fed[step.length] = [np.asarray(share.total, np.int64)]
         return fed
 
-    def _run_part(
-        self, wanted: Sequence[Fetch], fed: dict[Tensor, list[Value]], count: int, share: float
-    ) -> list[Value]:
-        """The values of each fetch in one run; None for values that exist only in a run with an update."""
-        if self._cut.count == 1:
-            found = self._session.run(wanted, fed)
-        else:
-            found = self._session.run_micro_batch(wanted, fed, MicroBatchRun(count, share))
-        return [one if one is None else one[0] for one in found]
-
     def read_epoch(self) -> tuple[int, int, int]:
         """The graph's record of the loop: an epoch, the step at which it began, and its batches (-1: unknown)."""
-        barrier(self.comm)
-        op = self._loop().epoch.op.name
-        epoch, step, batches = self.comm.bcast(self._session.values.read([op])[op])
+        op, values = self._loop().epoch.op.name, self._session.values
+        barrier(values.comm)
+        epoch, step, batches = values.comm.bcast(values.read([op])[op])
         return int(epoch), int(step), int(batches)
 
     def note_epoch(self, epoch: int, step: int, batches: int | None) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 
 from parallax.graph.cut.blocks import blocks_of
 from parallax.graph.view import GraphView, Shape, split_tensor
@@ -55,7 +56,9 @@ def graph_to_cut(view: GraphView, everywhere: frozenset[str], order: Sequence[st
         controls={node: view.controls(node) for node in order},
         everywhere=everywhere,
         blocks=blocks_of(view, order, everywhere),
-        size_bytes={tensor: size_bytes(view, tensor) for node in order for tensor in view.inputs(node)},
+        size_bytes={
+            tensor: size_bytes(view, tensor) for tensor in {one for node in order for one in view.inputs(node)}
+        },
     )
 
 
@@ -66,6 +69,11 @@ def elements_of(shape: Shape) -> int:
 
 def size_bytes(view: GraphView, tensor: str) -> int:
     """Bytes of a tensor, for one example where the batch is open."""
+    return elements_of(view.shape(tensor)) * _bytes_of_type(view.dtype(tensor))
+
+
+@cache
+def _bytes_of_type(dtype: int) -> int:
     from tensorflow import as_dtype
 
-    return elements_of(view.shape(tensor)) * int(as_dtype(view.dtype(tensor)).size or _BYTES)
+    return int(as_dtype(dtype).size or _BYTES)

@@ -1,9 +1,9 @@
 """What stages of a cut graph send each other: tensors, and words that something is done.
 
 A tensor goes right from the stage that makes it to each stage that takes it, once. Where a node waits for one of
-another stage, that stage says when it is done, and so it does where a node waits for a group: the group is everywhere,
-and each stage waits for its own members of it. What is everywhere itself waits for its own stage alone: it touches
-nothing that another stage has.
+another stage, that stage says when it is done, once for all that the same nodes wait for. It does so where a node waits
+for a group, too: the group is everywhere, and each stage waits for its own members of it. What is everywhere itself
+waits for its own stage alone: it touches nothing that another stage has.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class StageMessage:
     Attributes:
         number: of the message.
         tensor: what is sent; empty for a word.
-        after: the node of which a word says that it is done; of a group, the sender's members of it.
+        after: the nodes of which a word says that they are done; of a group, the sender's members of it.
         source: the stage that sends.
         target: the stage that receives.
         takers: the nodes of the target that take the tensor, or wait for the word.
@@ -30,15 +30,15 @@ class StageMessage:
 
     number: int
     tensor: str
-    after: str
+    after: tuple[str, ...]
     source: int
     target: int
     takers: tuple[str, ...]
 
     @property
-    def node(self) -> str:
-        """The node that gives what is sent."""
-        return split_tensor(self.tensor)[0] if self.tensor else self.after
+    def nodes(self) -> tuple[str, ...]:
+        """The nodes that give what is sent, or that a word waits for."""
+        return (split_tensor(self.tensor)[0],) if self.tensor else self.after
 
 
 def find_messages(graph: GraphToCut, places: Mapping[str, int]) -> tuple[StageMessage, ...]:
@@ -48,7 +48,8 @@ def find_messages(graph: GraphToCut, places: Mapping[str, int]) -> tuple[StageMe
         graph: the graph.
         places: node -> stage, of all nodes that are not everywhere.
     """
-    takers: dict[tuple[str, str, int, int], list[str]] = {}
+    takers: dict[tuple[str, int, int], list[str]] = {}
+    waiting: dict[tuple[str, int, int], list[str]] = {}
     behind = _stages_behind(graph, places)
     for node in graph.order:
         stage = places.get(node)
@@ -57,11 +58,22 @@ def find_messages(graph: GraphToCut, places: Mapping[str, int]) -> tuple[StageMe
         for tensor in dict.fromkeys(graph.sent_inputs(node)):
             source = places[split_tensor(tensor)[0]]
             if source != stage:
-                takers.setdefault((tensor, "", source, stage), []).append(node)
+                takers.setdefault((tensor, source, stage), []).append(node)
         for control in dict.fromkeys(graph.controls.get(node, ())):
             for source in sorted(behind[control] - {stage}):
-                takers.setdefault(("", control, source, stage), []).append(node)
-    return tuple(StageMessage(number, *key, tuple(nodes)) for number, (key, nodes) in enumerate(takers.items()))
+                waiting.setdefault((control, source, stage), []).append(node)
+    words: dict[tuple[int, int, tuple[str, ...]], list[str]] = {}
+    for (control, source, stage), nodes in waiting.items():
+        words.setdefault((source, stage, tuple(nodes)), []).append(control)
+    found = [
+        StageMessage(number, tensor, (), source, stage, tuple(nodes))
+        for number, ((tensor, source, stage), nodes) in enumerate(takers.items())
+    ]
+    found += [
+        StageMessage(number, "", tuple(after), source, stage, nodes)
+        for number, ((source, stage, nodes), after) in enumerate(words.items(), len(found))
+    ]
+    return tuple(found)
 
 
 def _stages_behind(graph: GraphToCut, places: Mapping[str, int]) -> dict[str, frozenset[int]]:

@@ -37,7 +37,7 @@ def main() -> None:
             with membership() as members:
                 is_whole = _run(sys.argv[1:], members)
                 watch.finish()
-                for last in members.at_end:
+                for last in (*members.at_end, *members.at_close):
                     last()
         except BaseException as error:  # an exit too: others may wait, so it is told and ends this process
             _fail(error)

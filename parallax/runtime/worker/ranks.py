@@ -49,6 +49,7 @@ class ProcessGroup:
             hosts; else None. Set by `start`.
         when_built: what a worker does, with its rank, once the session is there.
         at_end: what a worker does when its script has ended well, with the others, who all come there.
+        at_close: what it does after that, when no session will run any more.
         folders: where a worker writes what all workers would write to one folder.
         replica: of a model in stages, which replica this worker is of; without stages its rank.
         replicas: how many there are.
@@ -72,6 +73,7 @@ class ProcessGroup:
         self.host_workers: Comm = None
         self.when_built: list[Callable[[int], None]] = []
         self.at_end: list[Callable[[], None]] = []
+        self.at_close: list[Callable[[], None]] = []
         self.folders = WorkerFolders(self.rank)
         self.replica, self.replicas, self.stage = self.rank, self.size, 0
         self.team, self.peers = workers, None
@@ -83,8 +85,10 @@ class ProcessGroup:
         """Takes consecutive workers for replicas of a model in stages; every worker must call it, before `start`.
 
         Args:
-            stages: how many the model has; 1 changes nothing.
+            stages: how many the model has.
         """
+        self.replica, self.replicas, self.stage = self.rank, self.size, 0
+        self.team, self.peers = self.workers, None
         if stages > 1:
             self.replica, self.stage = divmod(self.rank, stages)
             self.replicas = self.size // stages

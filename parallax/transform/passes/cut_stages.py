@@ -7,13 +7,13 @@ waits for its own stage alone.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import tensorflow as tf
 
 from parallax.base.errors import TransformError
-from parallax.base.types import GraphDef, NodeDef
+from parallax.base.types import Graph, GraphDef, NodeDef
 from parallax.graph.cut.everywhere import find_everywhere
 from parallax.graph.cut.graph_to_cut import graph_to_cut
 from parallax.graph.cut.messages import StageMessage, find_messages, messages_within
@@ -21,10 +21,11 @@ from parallax.graph.cut.places import complete_places
 from parallax.graph.view import GraphView, split_tensor, tensor_name
 from parallax.plans.model_stages import StageCut
 from parallax.transform.building.all_to_all import native_ops
+from parallax.transform.building.known_shapes import with_shapes
 from parallax.transform.passes.packed_messages import find_packs, pack
 
 SEND, RECEIVE = "ParallaxSend", "ParallaxReceive"
-_SCOPE = "parallax/stage"
+SCOPE = "parallax/stage"
 _VARIABLES = ("VarHandleOp", "VariableV2", "Variable")
 _OF_ONE_PROCESS = ("_class", "_output_shapes")
 """Attributes that name other nodes, or contain inferred shapes."""
@@ -68,29 +69,40 @@ class StageGraph:
         return [send_name(one) for one in self.within(runs) if one.source == self.stage]
 
 
+def ops_here(stages: StageGraph | None, names: Sequence[str]) -> list[str]:
+    """What a worker runs where all together run some ops."""
+    if stages is None:
+        return list(names)
+    return [*(name for name in names if stages.is_here(name)), *stages.sends_for(names)]
+
+
 def send_name(message: StageMessage) -> str:
     """The op that sends a message."""
-    return f"{_SCOPE}/send_{message.number}"
+    return f"{SCOPE}/send_{message.number}"
 
 
 def receive_name(message: StageMessage) -> str:
     """The op that receives a message."""
-    return f"{_SCOPE}/receive_{message.number}"
+    return f"{SCOPE}/receive_{message.number}"
 
 
-def cut_stages(graph_def: GraphDef, cut: StageCut, stage: int) -> tuple[GraphDef, StageGraph]:
+def cut_stages(
+    graph_def: GraphDef, cut: StageCut, stage: int, before: GraphView, new: Graph
+) -> tuple[GraphDef, StageGraph]:
     """The graph of one stage, and the description of the stage.
 
     Args:
         graph_def: the graph of all stages, to which nodes that pack small messages are added.
         cut: the assignment of the user's graph to stages.
         stage: the stage of the graph.
+        before: the user's graph, with shapes.
+        new: a graph of the ops that the transform made, with the same names.
 
     Raises:
         TransformError: the graph cannot be cut there.
     """
     native_ops()
-    view = _with_shapes(graph_def)
+    view = GraphView(with_shapes(graph_def, before, new))
     everywhere = find_everywhere(view)
     graph = graph_to_cut(view, everywhere, view.topological_order())
     places = complete_places(graph, cut.places)
@@ -107,18 +119,6 @@ def cut_stages(graph_def: GraphDef, cut: StageCut, stage: int) -> tuple[GraphDef
     found = _stage_of(graph_def, view, made)
     check_messages(found, made)
     return found, made
-
-
-def _with_shapes(graph_def: GraphDef) -> GraphView:
-    """The graph with inferred shapes of all tensors, including the transform's."""
-    bare = tf.compat.v1.GraphDef()
-    bare.CopyFrom(graph_def)
-    for node in bare.node:
-        node.attr.pop("_output_shapes", None)
-    scratch = tf.Graph()
-    with scratch.as_default():
-        tf.graph_util.import_graph_def(bare, name="")
-    return GraphView(scratch.as_graph_def(add_shapes=True))
 
 
 def _stage_of(graph_def: GraphDef, view: GraphView, made: StageGraph) -> GraphDef:
@@ -163,7 +163,7 @@ def _add_send(graph_def: GraphDef, view: GraphView, message: StageMessage) -> No
     value, dtype = message.tensor, tf.bool.as_datatype_enum
     if not value:  # a word is a tensor without elements
         value = f"{send_name(message)}/word"
-        word = graph_def.node.add(op="Const", name=value, input=[f"^{message.after}"])
+        word = graph_def.node.add(op="Const", name=value, input=[f"^{node}" for node in message.after])
         word.attr["dtype"].type = dtype
         word.attr["value"].tensor.CopyFrom(tf.make_tensor_proto([], tf.bool))
     else:

@@ -44,12 +44,18 @@ class JoinedMessage:
     dtype: str
 
 
-def join_all_reduces(graph_def: GraphDef) -> tuple[JoinedMessage, ...]:
-    """Fuses the small all-reduces of a worker's graph, which is modified."""
+def join_all_reduces(graph_def: GraphDef, whole: GraphDef | None = None) -> tuple[JoinedMessage, ...]:
+    """Fuses the small all-reduces of a worker's graph, which is modified.
+
+    Args:
+        graph_def: the graph.
+        whole: the graph of all stages, if `graph_def` is one stage's: paths between all-reduces may pass through other
+            stages.
+    """
     found = [node for node in graph_def.node if node.op == ALL_REDUCE and _size(node) is not None]
     if len(found) < 2:
         return ()
-    messages = list(_messages(GraphView(graph_def), found))
+    messages = list(_messages(GraphView(graph_def if whole is None else whole), found))
     return tuple(_join(graph_def, members, f"{_SCOPE}_{number}") for number, members in enumerate(messages))
 
 

@@ -90,12 +90,14 @@ def run_stages(graph, places, messages, count, draw):
 
     while todo:
         able = sorted(one for one in todo if is_ready(*one))
-        ready_messages = [m for m in messages if m.number not in received and (m.source, m.node) in values]
+        ready_messages = [
+            m for m in messages if m.number not in received and all((m.source, n) in values for n in m.nodes)
+        ]
         if not able and not ready_messages:
             raise AssertionError(f"nothing can go on: {sorted(todo)[:5]}")
         if ready_messages and (not able or draw.random() < 0.5):
             message = draw.choice(ready_messages)
-            received[message.number] = values[message.source, message.node]
+            received[message.number] = values[message.source, message.nodes[0]]
             continue
         stage, node = draw.choice(able)
         values[stage, node] = value_of(node, (taken(stage, t) for t in graph.inputs[node]))

@@ -16,12 +16,13 @@ import tensorflow as tf
 
 from parallax.base.types import AttrValue, FunctionDef, GraphDef, NameAttrList, NodeDef
 from parallax.graph.batches import FULL
+from parallax.graph.cut.layers import LAYERS
 from parallax.graph.ops import takes_functions
 from parallax.graph.view import EXAMPLES
 
 SEEDS = ("seed", "seed2")
-_OWN_NAMES = ("_gradient_op_type", FULL, EXAMPLES)
-"""Attributes that are not structure: keys of a process's own Python objects, and mere expectations."""
+_OWN_NAMES = ("_gradient_op_type", FULL, EXAMPLES, LAYERS)
+"""Attributes that are not structure: keys of a process's own Python objects, expectations, and the script's layers."""
 _LEFT_OUT = frozenset([*SEEDS, *_OWN_NAMES, "shared_name"])
 """Attributes that a skeleton contains in part or not at all."""
 _UUID = re.compile(rb"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}")

@@ -185,6 +185,17 @@ class WorkerContext:
         own = resolved.values(found)
         return own if self.stages is None else self.stages.bring(resolved, own)
 
+    def sharing_step(self) -> AbstractContextManager[None]:
+        """A context for the runs of a front end's step; other stages of the model fail with them."""
+        return nullcontext() if self.stages is None else self.stages.sharing_step()
+
+    def gather_values(self, runs: Sequence[tuple[ResolvedRun, Sequence[Value]]]) -> list[Sequence[Value]]:
+        """What the runs of a step have given: on the first stage of all stages, on others what is here."""
+        if self.stages is None:
+            return [own for _, own in runs]
+        with self.watch.run("the values of a step", "values of a step"):
+            return self.stages.gather(runs)
+
     def values(self, request: Request, found: Sequence[Value], per_replica: bool) -> Nest:
         """What a request gets, in the form in which it was asked for."""
         return put_together(request, found, self._is_saved_path if per_replica else None)

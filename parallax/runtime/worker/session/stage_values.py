@@ -1,13 +1,15 @@
 """What the stages of a replica tell each other of a run's values: each script gets all of them, or one error.
 
 Every worker of a replica makes the same runs. What one stage alone has it broadcasts after the run, or the error that
-it got in place of it, which the others then raise.
+it got in place of it, which the others then raise. The runs of a front end's step are made one after the other, and
+what they have given comes to the first stage after the last of them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from typing import NoReturn
 
 import tensorflow as tf
 
@@ -60,6 +62,44 @@ class StageValues:
         self._owed = [owed for owed in self._owed if owed is not run]
         return self._exchange(run, list(own), None)
 
+    @contextmanager
+    def sharing_step(self) -> Iterator[None]:
+        """A context for the runs of a step; all stages fail if one fails."""
+        try:
+            yield
+        except Exception as error:
+            with suppress(tf.errors.OpError):
+                self._tell_all(error)
+            with suppress(Exception):
+                self.settle()
+            raise
+
+    def gather(self, runs: Sequence[tuple[ResolvedRun, Sequence[Value]]]) -> list[Sequence[Value]]:
+        """What the runs of a step have given, on the first stage; on others None stands for what these have not.
+
+        Args:
+            runs: each with the values that are here.
+
+        Raises:
+            OpError: a run has failed on another stage.
+        """
+        self._tell_all(None)
+        stage = self._peers.Get_rank()
+        own = [{place: values[place] for place, at in run.stages.items() if at == stage} for run, values in runs]
+        of_stages = self._peers.gather(None if stage == 0 else own) or []
+        found = [list(values) for _, values in runs]
+        for theirs in of_stages[1:]:
+            for values, brought in zip(found, theirs, strict=True):
+                for place, value in brought.items():
+                    values[place] = value
+        return list(found)
+
+    def _tell_all(self, failed: Exception | None) -> None:
+        """Tells the other stages of an error, and raises theirs."""
+        said = next((one for one in self._peers.allgather(_text_of(failed)) if one is not None), None)
+        if said is not None:
+            _raise(said)
+
     def _exchange(self, run: ResolvedRun, values: list[Value], failed: Exception | None) -> list[Value]:
         said: tuple[int, str] | None = None
         for stage in sorted(set(run.stages.values())):
@@ -70,8 +110,13 @@ class StageValues:
             for place, value in zip(places, theirs, strict=True):
                 values[place] = value
         if said is not None:
-            raise tf.compat.v1.errors.exception_type_from_error_code(said[0])(None, None, said[1])
+            _raise(said)
         return values
+
+
+def _raise(said: tuple[int, str]) -> NoReturn:
+    """Raises the error of another stage."""
+    raise tf.compat.v1.errors.exception_type_from_error_code(said[0])(None, None, said[1])
 
 
 def _text_of(error: Exception | None) -> tuple[int, str] | None:

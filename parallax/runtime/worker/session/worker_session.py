@@ -7,20 +7,19 @@ run with collectives lasts, a watch tells the launcher what it waits for.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack, nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Protocol
+from typing import Any
 
 import tensorflow as tf
 from tensorflow.python.framework.stack import default_session  # what tf.Session enters
 
 from parallax.base.errors import SessionError
 from parallax.base.types import (
-    ArrayOnWorker0,
     Comm,
     FeedDict,
     Fetches,
@@ -35,85 +34,23 @@ from parallax.report.logger import log
 from parallax.report.show import show
 from parallax.runtime.worker.reports.id_errors import id_error
 from parallax.runtime.worker.reports.moved_bytes import ExchangeReport, exchange_report, measured_step, rounding_report
-from parallax.runtime.worker.session.accumulation import Gather, MicroBatchRun
+from parallax.runtime.worker.session.accumulation import MicroBatchRun
 from parallax.runtime.worker.session.direct import DirectRuns
 from parallax.runtime.worker.session.fetches import Request
 from parallax.runtime.worker.session.names import fetch_text
+from parallax.runtime.worker.session.resolved_run import ResolvedRun
 from parallax.runtime.worker.session.run_context import DefaultSession, PlainSession, Run, WorkerContext
+from parallax.runtime.worker.session.session_parts import (
+    BetweenStepsHook,
+    PlanChange,
+    RunGuard,
+    SavedSteps,
+    ValueAccess,
+    Verification,
+)
 
 _GOOD_ENDS = (tf.errors.OutOfRangeError, StopIteration)
 """Errors that only say that the data has ended."""
-
-
-class BetweenStepsHook(Protocol):
-    """Something that is done between the runs of a session, by all workers after the same one, once or in turns."""
-
-    done: bool
-    """Whether nothing is left to do."""
-
-    def after_run(self, fetched: tuple[str, ...], seconds: float) -> None:
-        """Looks whether it is time.
-
-        Args:
-            fetched: what the run fetched, in the user's names.
-            seconds: how long it took.
-        """
-
-
-class Verification(Protocol):
-    """Something that looks at the first runs that train, by all workers."""
-
-    @property
-    def done(self) -> bool:
-        """Whether nothing is left to look at."""
-
-    def before_run(self, request: Request) -> None:
-        """Takes in what is about to run."""
-
-    def after_run(self) -> None:
-        """Looks at what it gave."""
-
-
-class RunGuard(Protocol):
-    """Something that compares the workers after runs (guard/guard.py)."""
-
-    def after_run(
-        self,
-        fetched: tuple[str, ...],
-        for_hooks: tuple[str, ...],
-        fed: Mapping[str, Value] | set[str],
-        gather: Gather | None,
-        seconds: float,
-    ) -> None:
-        """Counts a run, and compares the workers when it is time."""
-
-    def close(self) -> None:
-        """Takes in that the session ends well."""
-
-
-class ValueAccess(Protocol):
-    """Reads and writes variables (checkpoint/values.py); every worker must make the same calls."""
-
-    def read(self, ops: Sequence[str]) -> dict[str, ArrayOnWorker0]:
-        """The values on worker 0, by variable op; None elsewhere."""
-
-    def write(self, values: Mapping[str, ArrayOnWorker0]) -> None:
-        """Writes worker 0's values, by variable op, wherever they are held."""
-
-
-class SavedSteps(Protocol):
-    """Which checkpoints a session has written (checkpoint/checkpoints.py)."""
-
-    @property
-    def saved_step(self) -> int | None:
-        """The global step of the latest one; None while there is none."""
-
-
-class PlanChange(Protocol):
-    """Goes over to other plans (replan/requested_plan.py); every worker must make the same calls."""
-
-    def to(self, plan: Plan | str | Path) -> str:
-        """Goes over to a plan, and gives what is to be told of it."""
 
 
 class Session(PlainSession):
@@ -188,9 +125,29 @@ class Session(PlainSession):
         """
         return self._run(fetches, feed_dict, options, run_metadata)
 
-    def run_micro_batch(self, fetches: Fetches, feed_dict: FeedDict, run: MicroBatchRun) -> Nest:
-        """As `run`, of one micro-batch of a front end's step: the last one's run updates."""
-        return self._run(fetches, feed_dict, micro_batch=run)
+    def run_parts(
+        self, fetches: Fetches, fed: Sequence[FeedDict], micro_batches: Sequence[MicroBatchRun] | None
+    ) -> list[Nest]:
+        """Makes a front end's step: as `run`, once for each part of its batch.
+
+        Of a model in stages the first one has all values, and another one None for those of others: they are brought
+        when all parts have run, so that parts follow each other through the stages.
+
+        Args:
+            fetches: as for `run`.
+            fed: of each part.
+            micro_batches: which micro-batch each part is, of which the last one's run updates; None where steps are not
+                cut.
+        """
+        worker, pending = self._worker, list[tuple[Request, ResolvedRun, Sequence[Value]]]()
+        with worker.sharing_step():
+            for number, feeds in enumerate(fed):
+                part = None if micro_batches is None else micro_batches[number]
+                self._run(fetches, feeds, micro_batch=part, later=pending)
+        given = worker.gather_values([(resolved, own) for _, resolved, own in pending])
+        for (request, *_), values in zip(pending, given, strict=True):
+            worker.look_at(request, values)
+        return [worker.values(request, values, True) for (request, *_), values in zip(pending, given, strict=True)]
 
     def _run(
         self,
@@ -200,7 +157,9 @@ class Session(PlainSession):
         run_metadata: RunMetadata | None = None,
         per_replica: bool = True,
         micro_batch: MicroBatchRun | None = None,
+        later: list[tuple[Request, ResolvedRun, Sequence[Value]]] | None = None,
     ) -> Nest:
+        """As `run`; what it gives is added to `later`, if that is given, and is not brought from other stages."""
         worker = self._worker
         self._check_open()
         request = worker.read(fetches, feed_dict, per_replica)
@@ -212,7 +171,8 @@ class Session(PlainSession):
         run = Run(None, request.names, set(request.feeds), gather)
         beside = worker.position_feeds(request.names, request.feeds, gather)
         feeds = {**resolved.feeds(request.feeds), **beside, **worker.names.micro_batch_feeds(kept, micro_batch)}
-        with worker.time_run() as times, worker.watch.run(), worker.sharing(resolved):
+        shared = worker.sharing(resolved) if later is None else nullcontext()
+        with worker.time_run() as times, worker.watch.run(), shared:
             try:
                 found = None
                 asked: tuple[tuple[str, ...], Any] = ((), request.feeds)  # for hooks, and all that is fed
@@ -237,9 +197,13 @@ class Session(PlainSession):
             worker.accumulation.has_run(kept)
             worker.count(run)
             worker.ran((*request.names, *run.hook_names), times)
-            given = worker.bring_values(resolved, found)
-            values = worker.values(request, given, per_replica)
-            worker.look_at(request, given)
+            values = None
+            if later is not None:
+                later.append((request, resolved, resolved.values(found)))
+            else:
+                given = worker.bring_values(resolved, found)
+                values = worker.values(request, given, per_replica)
+                worker.look_at(request, given)
         seconds = time.monotonic() - times.began_s
         if self._verification is not None:
             self._verification.after_run()

@@ -1,0 +1,35 @@
+"""Marks, while a step is traced, what its layers return, so that a model is cut by their names."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import tensorflow as tf
+
+from parallax.base.types import Argument, KerasModel, Nest
+from parallax.graph.cut.layers import mark_layer
+
+
+@contextmanager
+def layers_marked(kind: type[Any]) -> Iterator[None]:
+    """Within it, what layers return is marked.
+
+    Args:
+        kind: the class of all layers of a Keras.
+    """
+    own = kind.__call__
+
+    def call(self: KerasModel, *args: Argument, **kwargs: Argument) -> Nest:
+        found = own(self, *args, **kwargs)
+        for one in tf.nest.flatten(found):
+            if isinstance(one, tf.Tensor) and tf.is_symbolic_tensor(one):
+                mark_layer(one.op, self.name)
+        return found
+
+    kind.__call__ = call
+    try:
+        yield
+    finally:
+        kind.__call__ = own

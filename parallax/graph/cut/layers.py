@@ -1,0 +1,31 @@
+"""The layers of a model in its graph: the ops that give what they return are marked with their names.
+
+Ops that TensorFlow names after layers do not tell these apart: it numbers equal names, as layers do themselves.
+"""
+
+from __future__ import annotations
+
+from tensorflow.core.framework import attr_value_pb2
+
+from parallax.base.types import Operation
+from parallax.graph.view import GraphView, once_per_view
+
+LAYERS = "_parallax_layers"
+
+
+def mark_layer(op: Operation, name: str) -> None:
+    """Says that an op gives what a layer returns; the outermost layer that returns it is marked last."""
+    known = op.node_def.attr[LAYERS].list.s if LAYERS in op.node_def.attr else ()
+    if name.encode() not in known:
+        made = attr_value_pb2.AttrValue.ListValue(s=[*known, name.encode()])
+        op._set_attr(LAYERS, attr_value_pb2.AttrValue(list=made))
+
+
+@once_per_view
+def nodes_of_layers(view: GraphView) -> dict[str, tuple[str, ...]]:
+    """Layer -> the nodes that give what its calls return, in the order of the graph."""
+    found: dict[str, list[str]] = {}
+    for name, node in view.nodes.items():
+        for layer in node.attr[LAYERS].list.s if LAYERS in node.attr else ():
+            found.setdefault(layer.decode(), []).append(name)
+    return {layer: tuple(nodes) for layer, nodes in found.items()}
