@@ -1,7 +1,7 @@
 """Calls a function once a package has been imported, now or later, without importing it.
 
-While that package is imported, Python searches for no reference cycles: of the hundreds of thousands of objects that
-TensorFlow makes nearly all stay, and looking through them again and again takes a fifth of its import.
+During that import, Python's cyclic garbage collection is disabled: nearly all of the hundreds of thousands of objects
+that TensorFlow creates stay alive, and traversing them repeatedly takes a fifth of its import.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Files and folders of this user alone in places that others may write to, such as /dev/shm.
+"""Files and folders private to this user, in places that others may write to, such as /dev/shm.
 
-Whoever can write to such a folder can put a link, or a file or folder with open rights, under a name that is known or
-can be guessed. So no link is followed, and what is there already is used only if this user owns it.
+A user who can write to such a folder can create a link, or a file or folder with open permissions, under a name that is
+known or can be guessed. So no link is followed, and an existing file is used only if this user owns it.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""One line at a terminal that says what is waited for, and goes when something else is written."""
+"""A terminal status line that shows what the program waits for, and is erased before other output."""
 
 from __future__ import annotations
 

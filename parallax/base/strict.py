@@ -1,7 +1,7 @@
-"""Values that come from outside: files are read with types and bounds checked, and names are shown as plain text.
+"""Checks values from outside: files are read with types and bounds checked, and names are shown as plain text.
 
-What a dataclass of a file may hold is said once, by the annotations of its fields: `Count`, `Text` and the others here.
-All else is refused when the file is read, so no later stage meets it.
+The annotations of a dataclass's fields define what its file may contain: `Count`, `Text` and the others here. Anything
+else is refused when the file is read, so no later stage sees it.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Names for types, above all for those of other packages that have none that a checker knows: TensorFlow's, MPI's.
+"""Type aliases, above all for types of packages without annotations: TensorFlow's, MPI's.
 
-To a type checker most of these are `Any`; to a reader each says what a value is.
+To a type checker most of these are `Any`; to a reader each describes a value.
 """
 
 from __future__ import annotations

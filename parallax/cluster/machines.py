@@ -1,7 +1,7 @@
-"""What a job runs on: hosts, their workers, GPUs and links, and how they are reached.
+"""Describes the machines of a job: hosts, their workers, GPUs and links, and how to reach them.
 
-Frozen values without connections. Ranks follow from them alone: workers are numbered host by host, in the order of the
-hosts, so all who hold the same Cluster agree on who is where.
+All are frozen values without connections. Ranks follow from them alone: workers are numbered host by host, in the order
+of the hosts, so all processes with the same Cluster agree on the placement of ranks.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The profiles that a plan is made with, and that they belong to the job."""
+"""Loads the profiles that a plan is made with, and checks that they belong to the job."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where model profiles go, and writing them; plan_inputs.py reads them."""
+"""Writes model profiles and defines their paths; plan_inputs.py reads them."""
 
 from __future__ import annotations
 

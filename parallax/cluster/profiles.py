@@ -1,6 +1,6 @@
-"""What was measured: of a cluster, its links; of a model, the rows that its steps touch and the time they compute.
+"""Measured profiles: a cluster's links; a model's touched rows and compute time per step.
 
-A plan's seconds are computed from these, and from nothing else. Both are frozen values, stored as JSON.
+A plan's predicted seconds are computed from these, and from nothing else. Both are frozen values, stored as JSON.
 """
 
 from __future__ import annotations

@@ -1,9 +1,10 @@
 """Reads the file that lists the machines of a job, in either of its two formats.
 
-Lines: `host` or `host: 0,1,2` (GPU numbers) a line, as in Parallax 2019, or `host slots=2` (workers without GPU), as in
-Open MPI's hostfiles; `#` begins a comment, IPv6 goes in brackets.
-YAML: a map with the keys of `parallax.cluster.resource_keys`; an item of `hosts` is such a line or a map.
-Every error says file, line, key, what was expected and what was received.
+- Lines: `host` or `host: 0,1,2` (GPU numbers) per line, as in Parallax 2019, or `host slots=2` (workers without GPU),
+  as in Open MPI's hostfiles; `#` begins a comment, IPv6 goes in brackets.
+- YAML: a map with the keys of `parallax.cluster.resource_keys`; an item of `hosts` is such a line or a map.
+
+Every error states the file, line, key, the expected value and the received value.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The keys of a resource file in YAML: what each takes and means. The parser and the reference both go by them."""
+"""The keys of a YAML resource file, with their types and meanings. The parser and the reference docs both use them."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""What a user calls: `parallel_run`, in the launcher and in every worker, and `plan`.
+"""The public functions `parallel_run`, called in the launcher and in every worker, and `plan`.
 
-What `parallel_run` does depends on the role of the process; `_BY_ROLE` has a function for each.
+The behaviour of `parallel_run` depends on the role of the process; `_BY_ROLE` has a function for each.
 """
 
 from __future__ import annotations

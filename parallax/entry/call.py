@@ -1,7 +1,7 @@
-"""Calls of a script that workers carry out while it goes on: of `fit`, and of the steps of its own loops.
+"""Calls of a running script that workers execute: of `fit`, and of the steps of the script's own loops.
 
-The launching process drives them: it has the graph, the data and the results. Workers get the graph, and never run the
-script (parallax/functions/remote/serve_driver.py).
+The launching process drives the workers: it has the graph, the data and the results. Workers receive the graph, and
+never run the script (parallax/functions/remote/serve_driver.py).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The command `parallax`: run a script, profile and verify it; show, compare and simulate its plans."""
+"""The command `parallax`: runs, profiles and verifies a script; shows, compares and simulates its plans."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The partitioner that drivers of Parallax 2019 give to `tf.get_variable`."""
+"""The partitioner that programs written for Parallax 2019 pass to `tf.get_variable`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A call of the script, checked and planned: what is known before anything is started."""
+"""A call of the script after its checks and planning, before anything is started."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""In what two plans differ: the plan as a whole first, then variable by variable."""
+"""Lists the differences between two plans: the plan as a whole first, then variable by variable."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""The logger of Parallax and its users, named PARALLAX; PARALLAX_LOG_LEVEL sets what it shows (INFO).
+"""The logger of Parallax and its users, named PARALLAX; PARALLAX_LOG_LEVEL sets its level (INFO by default).
 
-It writes to stderr by a handler of its own, so that its lines come once whatever the script does with logging.
+It writes to stderr through its own handler, so that each line appears once, whatever logging setup the script has.
 """
 
 from __future__ import annotations

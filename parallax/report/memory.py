@@ -1,4 +1,4 @@
-"""The memory of a plan as a person reads it: a row a process, a line a host, what dominates, and the largest batch."""
+"""Formats the predicted memory of a plan: a row per process, a line per host, the largest terms, the largest batch."""
 
 from __future__ import annotations
 

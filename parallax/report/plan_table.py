@@ -1,4 +1,4 @@
-"""The plan as a person reads it: a table of all variables, and one variable explained."""
+"""Formats a plan as text: a table of all variables, and the explanation of one variable."""
 
 from __future__ import annotations
 

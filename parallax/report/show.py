@@ -1,6 +1,6 @@
-"""How the result of a command, or of a job's work during training, is shown: on stdout, at once.
+"""Prints the result of a command, or of a job's work during training, on stdout at once.
 
-Files that options of the command line name are written here too.
+It also writes the files that command-line options name.
 """
 
 from __future__ import annotations

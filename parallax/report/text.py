@@ -1,4 +1,4 @@
-"""Words for people: counts, bytes, times, ranks, hosts and tables of text."""
+"""Formats counts, bytes, times, ranks, hosts and text tables for readers."""
 
 from __future__ import annotations
 

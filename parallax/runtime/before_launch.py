@@ -1,4 +1,4 @@
-"""What is checked of a process, and of this machine, before a job is launched."""
+"""Checks the launching process and this host before a job is launched."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Messages between the process that drives workers and worker 0.
+"""Message channel between the process that drives workers and worker 0.
 
-On one machine the driver listens at an abstract address of the kernel, of which no file is left; for a worker 0 on
-another machine at a TCP port. Whoever connects must know a key that travels with the job's message; a stranger is sent
-away before anything of it is unpickled.
+On one machine the driver listens at an abstract socket address, which leaves no file behind; for a worker 0 on another
+machine it listens at a TCP port. A peer must know a key that travels with the job's message; a stranger is disconnected
+before any of its bytes are unpickled.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""From a call of `parallel_run` to the job that is started for it: machines, the script's words, the parcel."""
+"""Builds the job for a call of `parallel_run`: its hosts, the script's arguments, and the job message."""
 
 from __future__ import annotations
 

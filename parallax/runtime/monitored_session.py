@@ -1,7 +1,7 @@
-"""TensorFlow's monitored session on a worker's graph: hooks, initial values, and what is resumed.
+"""Opens TensorFlow's monitored session on a worker's graph: hooks, initial values, and resumed state.
 
-Initializers run, then every variable that all workers hold takes worker 0's value, and a checkpoint is loaded where
-there is one. Variables on servers have their values already.
+Initializers run, then every replicated variable is set to worker 0's value, and a checkpoint is loaded if there is one.
+Variables on servers have their values already.
 """
 
 from __future__ import annotations

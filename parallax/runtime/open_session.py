@@ -1,9 +1,9 @@
-"""Opens a worker's session: agree with the other workers, transform the graph, run it under its hooks.
+"""Opens a worker's session: agrees with the other workers, transforms the graph and runs it under its hooks.
 
-Each worker starts Horovod and trains the launcher's graph (session/one_graph.py). It takes the plan from the parcel,
-lets hooks build their ops, and decides; digests of plan and decisions must be equal on all workers, because those that
-disagree would wait for each other for ever. It transforms the graph and opens TensorFlow's monitored session on it
-(monitored_session.py), which gives variables their initial values.
+Each worker starts Horovod and trains the launcher's graph (session/one_graph.py). It reads the plan from the job
+message, lets hooks build their ops, and derives the rewrites. Digests of plan and rewrites must be equal on all
+workers, because workers that disagree would wait for each other for ever. It transforms the graph and opens
+TensorFlow's monitored session on it (monitored_session.py), which gives variables their initial values.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A planned job, run as often as its configuration allows: what is refused before, and the plan on fewer hosts."""
+"""Runs a planned job as often as its configuration allows: checks before each start, and the plan on fewer hosts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The parser of command lines: words are taken as they are written, and an unknown one is answered with the nearest."""
+"""The command-line parser: options must be spelled out, and the error about an unknown one suggests the nearest."""
 
 from __future__ import annotations
 

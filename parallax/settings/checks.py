@@ -1,4 +1,4 @@
-"""Checks of single values that a user sets: each gives the value in its kept form, or says rule, value and remedy."""
+"""Checks single values that a user sets: each returns the normalized value, or raises an error with the remedy."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""What a user may set for a run: each value is checked where it is set, at construction and at assignment alike.
+"""The configuration of a run: each value is checked where it is set, at construction and at assignment alike.
 
-The parts of a configuration (parts.py) are frozen values. `Config` itself may be assigned to, as drivers of Parallax
-2019 do; `parallel_run` takes a copy, so nothing changes during a run.
+The parts of a configuration (parts.py) are frozen values. `Config` itself is mutable, because programs written for
+Parallax 2019 assign to it; `parallel_run` copies it, so nothing changes during a run.
 """
 
 from __future__ import annotations

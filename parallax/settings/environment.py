@@ -1,6 +1,6 @@
-"""The only reader of the environment in the launcher and the workers' sessions: what a process of a job is to do.
+"""The only reader of environment variables in the launcher and the workers' sessions: role and settings of a process.
 
-The supervisor of a rank has variables of its own (parallax/runtime/supervisor/agent.py).
+The supervisor of a rank has its own variables (parallax/runtime/supervisor/agent.py).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Which of two says a setting: the command line, or the environment, goes before the script's configuration."""
+"""Merges settings: the command line and the environment override the script's configuration."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""How a setting is declared: its field has a default, a rule, and the options of the command line that set it.
+"""Declares settings: a field has a default, a rule, and the command-line options that set it.
 
-From the one declaration follow the check at assignment, `parallax COMMAND --the-field`, the variable PARALLAX_THE_FIELD
-of the environment, and the tables of docs/config.md and docs/command_line.md.
+From this one declaration follow the check at assignment, `parallax COMMAND --the-field`, the environment variable
+PARALLAX_THE_FIELD, and the tables of docs/config.md and docs/command_line.md.
 """
 
 from __future__ import annotations

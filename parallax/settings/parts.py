@@ -1,4 +1,4 @@
-"""The parts of a configuration: how to communicate, where to save, what to trace, when to plan anew. Frozen values."""
+"""The frozen parts of a configuration: communication, checkpoints, tracing, replanning."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a user says of one variable: one record of it, which the three mappings of before are merged into."""
+"""User settings of single variables: one record per variable, which replaces three separate mappings."""
 
 from __future__ import annotations
 

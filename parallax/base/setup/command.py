@@ -1,4 +1,4 @@
-"""`parallax setup`: builds in an environment what the package's wheel cannot bring."""
+"""`parallax setup`: builds in an environment what the package's wheel cannot contain."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Builds the project's own libraries, and Horovod, against the TensorFlow and MPI of an environment.
+"""Builds the project's native libraries, and Horovod, against the TensorFlow and MPI of an environment.
 
-It imports nothing but Python's library, so that it can be read before there is an environment (ops/install/install.py).
+It imports only Python's standard library, so that it can run before there is an environment (ops/install/install.py).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What the hosts of a plan hold of each variable; parts of a plan that several pictures and tables use."""
+"""Computes the bytes of each variable that a plan's hosts store, and other parts of a plan that several views share."""
 
 from __future__ import annotations
 

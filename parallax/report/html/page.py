@@ -1,7 +1,7 @@
-"""A plan as one HTML page that needs nothing else: table, pictures, and why each route was taken.
+"""Formats a plan as one self-contained HTML page: a table, pictures, and the reason for each route.
 
-The page's address says what of the table is shown: `#sort=-bytes&find=emb&open=NAME` sorts by bytes, most first, shows
-the variables in which the words are found, and opens one. The keys of columns are in parallax/report/html/table.py.
+The page's URL fragment selects the table's view: `#sort=-bytes&find=emb&open=NAME` sorts by bytes, most first, shows
+the variables that contain the words, and opens one. The keys of columns are in parallax/report/html/table.py.
 """
 
 from __future__ import annotations

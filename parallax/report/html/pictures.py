@@ -1,4 +1,4 @@
-"""The pictures of a plan: its hosts, its bytes by route, its step in time, and where routes would change."""
+"""Draws the pictures of a plan: its hosts, its bytes by route, the timeline of a step, and changes of route."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A simulation as text and as a page: a table of sizes, how the step and the throughput scale, and balance points."""
+"""Formats a simulation as text and as a page: a table of sizes, scaling of step and throughput, and balance points."""
 
 from __future__ import annotations
 

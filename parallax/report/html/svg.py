@@ -1,7 +1,7 @@
-"""The little SVG that the pictures are made of: shapes with tool tips, and scales of axes.
+"""Minimal SVG for the pictures: shapes with tooltips, and axis scales.
 
-All of a page is `Markup`: constants, into which values are put by `format` or `join`, which escape what is not Markup.
-So a text from a plan never becomes an element, whoever forgets to think of it.
+All of a page is `Markup`: constants, into which values are inserted by `format` or `join`, which escape everything that
+is not Markup. So text from a plan never becomes an element, even if a caller forgets to escape it.
 """
 
 from __future__ import annotations

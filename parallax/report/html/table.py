@@ -1,4 +1,4 @@
-"""The table of a plan's variables in HTML, each with all that is known of it behind it."""
+"""Formats the HTML table of a plan's variables, with the details of each in an expandable row."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Two processes build a script's graph; in what they differ is what would keep workers from training one graph."""
+"""Builds a script's graph in two processes and reports differences that would keep workers from training one graph."""
 
 from __future__ import annotations
 

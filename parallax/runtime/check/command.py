@@ -1,4 +1,4 @@
-"""`parallax check`: puts together what would be refused, what is suspicious, and what is good to know of a script."""
+"""`parallax check`: reports errors, suspicious constructs and useful notes about a script."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Says what of a graph is allowed and yet may not be meant: what trains nothing, or trains otherwise than it looks."""
+"""Finds constructs of a graph that are allowed but may be unintended: no training, or training other than it looks."""
 
 from __future__ import annotations
 

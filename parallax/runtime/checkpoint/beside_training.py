@@ -1,7 +1,8 @@
-"""Writes checkpoints while training goes on: an image of the variables is made, and a thread of each worker writes it.
+"""Writes checkpoints during training: variables are frozen in an image, which a thread of each worker writes out.
 
-The workers stand still until all have their part of the image. The threads have a communicator of their own, so their
-collectives never meet those of the loop. One checkpoint is written at a time. What came of it is taken by the loop.
+The workers pause until each has frozen its part of the image. The threads have their own communicator, so their
+collectives never interact with those of the training loop. One checkpoint is written at a time. The training loop
+collects its result.
 """
 
 from __future__ import annotations

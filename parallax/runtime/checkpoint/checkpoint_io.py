@@ -1,8 +1,8 @@
-"""Writes and reads checkpoints with all workers: worker 0 reads the files, and whoever sees their folder writes them.
+"""Writes and reads checkpoints collectively: worker 0 reads the files, and every worker that sees their folder writes.
 
-Everything goes in chunks of at most CHUNK_BYTES; a row is never cut. Keys, shapes and types are compared before
-anything is changed, and all workers raise the same error. A checkpoint is read after the initial values are there and
-before hooks see the session.
+All data moves in chunks of at most CHUNK_BYTES; a row is never split. Keys, shapes and types are compared before
+anything is changed, and all workers raise the same error. A checkpoint is read after variables have their initial
+values and before hooks see the session.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""The checkpoints of one job: what of a worker's graph is in them, what is read at the start, and where both go.
+"""Manages the checkpoints of one job: their contents, the checkpoint that is loaded at the start, and their folders.
 
-When they are written is decided in hook.py.
+hook.py decides when they are written.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
-"""Writes one checkpoint with all workers: they bring rows in chunks, and those that see its folder write them.
+"""Writes one checkpoint collectively: all workers supply rows in chunks, and those that see its folder write them.
 
-Worker 0 makes a folder for the files, of a name drawn at random. Each other worker that finds it and may write there
-leaves a sign, for which worker 0 looks. Whoever has left one writes runs of the rows that are spread into files of its
-own; where nobody has, worker 0 writes all. It also makes one checkpoint of the files, and gives it its name.
+Worker 0 creates a folder with a random name for the files. Every other worker that finds the folder and may write there
+leaves a marker file, for which worker 0 looks. Each worker that left a marker writes ranges of the sharded rows into
+its own files; if none did, worker 0 writes everything. Worker 0 also merges the files into one checkpoint and gives it
+its final name.
 """
 
 from __future__ import annotations

@@ -1,18 +1,18 @@
-"""When the workers write a checkpoint: at the start, every so many steps or seconds of training, and at a good end.
+"""Decides when workers write a checkpoint: at the start, at intervals of steps or seconds, and after a successful end.
 
-In synchronous training all workers must begin to write after the same run, and no run of one worker alone may come into
-it. So only runs that train are looked at: those that take part in collectives, which all workers run together, and that
-write the global step; not those of hooks or `raw_session()`. After such a run all workers have the same global step,
-and by steps each knows by itself what the others do. By seconds worker 0's clock decides, and tells the others after
-each such run. At a good end whose step is already saved nobody waits.
+In synchronous training all workers must begin to write after the same run, and no run of a single worker may count. So
+only training runs count: those that take part in collectives, which all workers run together, and that write the global
+step, but no runs of hooks or `raw_session()`. After such a run all workers have the same global step. With an interval
+in steps, each worker knows by itself what the others do. With an interval in seconds, worker 0's clock decides, and
+worker 0 informs the others after each such run. If the last step is already saved at a successful end, no worker waits.
 
 Asynchronous workers are at different steps. Worker 0 decides, calls the others, and waits until each has ended its run;
-they train on when all variables are frozen, so that weights and slots belong together.
+they resume training when all variables are frozen, so that weights and slots are consistent.
 
-What is due while a job trains is written during training (beside_training.py), as far as that can be: the workers stand
-while the variables are frozen, or while the checkpoint before is still being written. At the start and at the end they
-stand until all is written. A preempted job saves after a run on which the workers agree (worker/preemption.py), and
-ends.
+Checkpoints that fall due while a job trains are written during training (beside_training.py) where possible: the
+workers pause while the variables are frozen, or while the previous checkpoint is still being written. At the start and
+at the end they pause until everything is written. A preempted job saves after a run on which the workers agree
+(worker/preemption.py), and ends.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""Where random streams and the input are, in checkpoints: under keys of this project, which a plain Saver passes over.
+"""Stores the positions of random streams and input pipelines in checkpoints, under keys that a plain Saver ignores.
 
-`parallax/positions/workers` is int64 `[workers, things, 4]`, with a row of each worker, and `parallax/positions/names`
-`[things]` says by digests of names what they are. The first of the four numbers is the kind. The others are, of the
-job: batches consumed, seed, shares of its datasets; of a random op: count, seed2, seed; of an iterator: the number of
-the next element, a digest of the op by which it was begun, 0.
+`parallax/positions/workers` is int64 `[workers, things, 4]`, with a row for each worker, and `parallax/positions/names`
+`[things]` identifies the things by digests of their names. The first of the four numbers is the kind. The others are,
+for the job: batches consumed, seed, shards of its datasets; for a random op: count, seed2, seed; for an iterator: the
+number of the next element, a digest of the op that initialized it, 0.
 """
 
 from __future__ import annotations

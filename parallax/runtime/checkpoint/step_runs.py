@@ -1,4 +1,4 @@
-"""Which runs of a session train: those after which all workers have the same new global step."""
+"""Identifies a session's training runs: those after which all workers have the same new global step."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Values of single variables, read from and written to a session that runs, wherever a plan has their rows.
+"""Reads and writes the values of single variables in a running session, wherever the plan stores their rows.
 
-All workers make the same calls in the same order. Values travel in chunks of rows, as those of checkpoints do, and
-nobody but worker 0 ever has more of a table than a chunk beside its own rows.
+All workers make the same calls in the same order. Values travel in chunks of rows, like those of checkpoints, and only
+worker 0 ever holds more of a table than a chunk in addition to its local rows.
 """
 
 from __future__ import annotations

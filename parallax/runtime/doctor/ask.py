@@ -1,7 +1,7 @@
-"""Asks all hosts at once, each by the way on which mpirun reaches it; one that is silent holds up no other's answer.
+"""Probes all hosts in parallel, each through the agent that mpirun uses to reach it; a silent host delays no other.
 
-What a host sends is bounded in time and in bytes, read by type, and never shown as it came: a host may answer with a
-login banner, with another program's words, or without end.
+A host's output is bounded in time and in bytes, parsed by type, and never shown raw: a host may answer with a login
+banner, with another program's output, or without end.
 """
 
 from __future__ import annotations

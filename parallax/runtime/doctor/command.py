@@ -1,4 +1,4 @@
-"""`parallax doctor`: asks all hosts, measures their links, and prints what is wrong and what to do about it."""
+"""`parallax doctor`: probes all hosts, measures their links, and prints problems with their remedies."""
 
 from __future__ import annotations
 

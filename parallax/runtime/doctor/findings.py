@@ -1,7 +1,7 @@
-"""Judges what hosts have told: what is wrong on which of them, and what to do about it.
+"""Evaluates the hosts' answers: the problems of each host, and their remedies.
 
-A check compares one thing that a host told with what the job needs, or with what the launching machine has: workers
-plan and exchange by the same code only if all of it is equal.
+A check compares one property of a host with the job's requirements or with the launching host: workers plan and
+exchange by the same code only if all properties are equal.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What one process on each host runs under mpirun: measures the hosts' links, and shows that MPI starts there at all.
+"""Program that one process per host runs under mpirun: measures the hosts' links and proves that MPI starts there.
 
 Rank 0 writes the rates as a sealed line. No TensorFlow is loaded.
 """

@@ -1,8 +1,9 @@
-"""What one host is asked: which versions are there, what is free, what time it is.
+"""Probe that runs on one host: reports its versions, free resources and clock.
 
-It runs on the host itself, whose project may be missing or another, so it comes on standard input and needs nothing but
-Python: no MPI is started, and no package is imported. A line of JSON asks, a line answers, and each line after
-that is answered by the host's time. Answers begin with the word that the question has: a login may write lines too.
+The host's installation may be missing or different, so the probe is sent on standard input and needs nothing but
+Python: no MPI is started, and no package is imported. It reads a line of JSON as the request and writes a line as the
+answer. It answers each further line with the host's time. Answers begin with the token that the request contains,
+because a login may write lines too.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""Says what differs between workers: by how much, who has which value, and which op writes it.
+"""Describes a difference between workers: its size, each worker's value, and the op that writes the variable.
 
-Bits are equal by every route: all-reduces and exchanges give the same bits to all workers, and the same kernels on the
-same processors make the same of them. What may differ is which of several NaN comes out of a sum, and the sign of a
-zero. Hosts with other processors or numbers of cores may round otherwise; a difference between them counts when it is
-larger than ROUNDINGS roundings a step, added up as a random walk.
+Every route yields equal bits: all-reduces and exchanges return the same bits to all workers, and the same kernels on
+the same processors compute the same results from them. Two things may differ: which of several NaN results from a sum,
+and the sign of a zero. Hosts with different processors or numbers of cores may round differently; a difference between
+them counts when it is larger than ROUNDINGS roundings a step, accumulated as a random walk.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""The ops by which a worker makes 64 bits of each variable it holds, and reads its value where they differ.
+"""Ops that compute a 64-bit fingerprint of each of a worker's variables, and read its value where fingerprints differ.
 
-TensorFlow's Fingerprint reads a value once, at the speed of memory, and copies nothing. What is written by row
-TensorFlow copies for every reader; a large one is therefore read in pieces, one after the other.
+TensorFlow's Fingerprint reads a value once, at memory speed, and copies nothing. TensorFlow copies a variable that is
+written by row for every reader; a large one is therefore read in pieces, one after the other.
 """
 
 from __future__ import annotations

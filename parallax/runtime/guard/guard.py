@@ -1,16 +1,16 @@
-"""Compares the workers while they train: variables that must be equal, and the order of exchanges.
+"""Compares the workers during training: replicated variables, and the order of exchanges.
 
-Every worker makes 64 bits of each of its variables (fingerprints.py) after the same steps, and they send
-each other one digest of all. Where digests differ they compare variable by variable, and a difference that is neither
-rounding nor what the loop has done on some workers alone ends the job. A step is a run that trains: all workers make
-as many, as they train together, so all come to a comparison after the same one.
+Every worker computes a 64-bit fingerprint of each of its variables (fingerprints.py) after the same steps, and workers
+send each other one digest of all of them. If digests differ, they compare variable by variable. A difference ends the
+job unless it is rounding or was caused by the loop on some workers alone. A step is a training run: all workers make
+equally many, because they train together, so all reach a comparison after the same run.
 
-The guard is no hook, so that runs stay direct. A variable that no update takes (a metric) may differ when workers have
-run its writers unequally often, as worker 0 that evaluates does; one that updates take must be equal, and the message
-says who ran what. Each worker keeps its digests when its session closes, and they are compared when all scripts have
-ended: nobody waits who did not wait before.
+The guard is no hook, so that runs stay direct. A variable that no update reads (a metric) may differ when workers have
+run its writers unequally often, as worker 0 does when it evaluates. A variable that updates read must be equal, and the
+message lists each worker's runs. Each worker keeps its digests when its session closes, and they are compared when all
+scripts have ended: the guard adds no wait.
 
-Workers are compared after steps 1, 2, 4, 8, and then so that it costs next to nothing (`next_check`).
+Workers are compared after steps 1, 2, 4, 8, and then at intervals that keep the overhead negligible (`next_check`).
 """
 
 from __future__ import annotations

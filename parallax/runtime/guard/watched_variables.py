@@ -1,7 +1,7 @@
-"""Decides which variables of a graph workers must hold equal, and finds the ops that write them.
+"""Selects the variables of a graph that must be equal on all workers, and finds the ops that write them.
 
-All variables of the user's graph count, also those that the plan does not name, but for tables whose rows have owners,
-what is on servers alone, and what the plan says is each worker's own.
+All variables of the user's graph count, also those that the plan does not name. Excluded are tables whose rows have
+owners, variables that only servers store, and variables that the plan marks as per-worker.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What `parallax run --dry-run` prints: the command that would start a job, and what each rank would find."""
+"""Formats the output of `parallax run --dry-run`: the command that would start a job, its ranks and their variables."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""The fork server of a job to come, which imports TensorFlow while this process does the same and runs its script.
+"""Fork server of a future job: it imports TensorFlow while this process does the same and runs its script.
 
 `parallax run` starts it before anything else, for workers on this machine; there is at most one. The next job that is
-launched takes it, if its workers are to have the environment that the server was started with, and takes over the id
-and the secret that the server has had from its start.
+launched uses it if its workers need the environment that the server was started with. The job then adopts the id and
+the secret that the server has had from its start.
 """
 
 from __future__ import annotations

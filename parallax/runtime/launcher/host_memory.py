@@ -1,10 +1,10 @@
-"""Where a job has its state in the memory of hosts, and how nothing of it stays there when the job has ended.
+"""Records where a job has state in the memory of hosts, and removes all of it when the job has ended.
 
-A launcher that is killed removes nothing. So each has a record on its own machine, with the addresses of its hosts, and
-a lock on it, which the kernel gives back however the launcher ends. The next launcher of this user there removes from
-its hosts what records without a lock are about. No other user can open a record, and what another user puts under such
-a name is left alone. While a launcher lives its job may be between two starts, when no
-process of it is on any host.
+A killed launcher removes nothing. So each launcher has a record on its own machine, with the addresses of its hosts,
+and holds a lock on it, which the kernel releases however the launcher ends. The next launcher of this user on that
+machine removes, from the hosts, the state that records without a lock describe. No other user can open a record, and
+files that another user creates under such a name are left alone. While a launcher lives, its job may be between two
+starts, when no process of the job is on any host.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A job: what shall run, on which hosts, as which ranks."""
+"""Defines a job: its program, its hosts and its ranks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Starts a job with mpirun, prints what its ranks write, and ends all of it when one part fails.
+"""Starts a job with mpirun, relays the output of its ranks, and ends the whole job when one part fails.
 
 Exit statuses that `launch` returns:
     0            every rank ended with 0.
@@ -10,7 +10,7 @@ Exit statuses that `launch` returns:
     127          a rank's program could not be started.
     128 + n      the first rank that failed was killed by signal n (137: SIGKILL), or mpirun got it;
                  or the launcher got signal n and ended the job (130: Ctrl-C, 143: SIGTERM, nothing was saved);
-                 141: nobody reads the launcher's output any more.
+                 141: the launcher's output has no reader any more.
 A rank's own exit status is passed on whatever it is, so a script that uses these numbers itself makes them ambiguous;
 the message on stderr is not.
 """

@@ -1,10 +1,10 @@
-"""The mpirun command that starts a job on its hosts, and the environment it runs in: plain values, nothing is started.
+"""Builds the mpirun command that starts a job on its hosts, and its environment: plain values, nothing is started.
 
 Each host's workers are one application of the command, and its servers another, so that each has its own variables and
 arguments. The same paths (interpreter, mpirun, working folder) must exist on all hosts.
 
-The command is a list of words, without a shell; `parallax run --dry-run` prints it. On other hosts nothing is
-inherited, so variables are named one by one (`-x`). What the user's `mpirun_options` set is not set again.
+The command is a list of words, without a shell; `parallax run --dry-run` prints it. Other hosts inherit nothing, so
+variables are named one by one (`-x`). Options that the user's `mpirun_options` set are not set again.
 """
 
 from __future__ import annotations

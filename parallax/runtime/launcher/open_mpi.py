@@ -1,8 +1,8 @@
-"""Decides which settings of Open MPI count in a job.
+"""Decides which Open MPI settings apply to a job.
 
-The resource file says where processes start and what starts them. Variables and parameter files of Open MPI may say
-otherwise: those of a batch system's allocation, of an operator's pod, of a rank inside which a job is launched. They do
-not count. Settings of how ranks exchange messages do, and so do all words of `mpirun_options`.
+The resource file says where processes start and what starts them. Open MPI's variables and parameter files may say
+otherwise: those of a batch system's allocation, of an operator's pod, of a rank inside which a job is launched. These
+are ignored. Settings of how ranks exchange messages apply, and so do all words of `mpirun_options`.
 """
 
 from __future__ import annotations

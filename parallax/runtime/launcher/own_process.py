@@ -1,4 +1,4 @@
-"""Refuses, before anything is started, a process that lacks what a command or the ranks of a job need of it."""
+"""Refuses, before anything is started, a process that lacks what a command or the ranks of a job require of it."""
 
 from __future__ import annotations
 

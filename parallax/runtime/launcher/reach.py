@@ -1,7 +1,7 @@
-"""Asks all hosts of a job at once whether they can be reached, before mpirun starts, which would not name the host.
+"""Checks in parallel that all hosts of a job can be reached, before mpirun starts, which would not name a failing host.
 
-A silent host is named after some seconds, and ends the wait when its time is over. One that has answered but holds the
-connection open is left to mpirun: refused is only what is certain.
+A silent host is reported after some seconds, and ends the wait at its timeout. A host that has answered but keeps the
+connection open is left to mpirun: only certain failures are refused.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""What one worker computes in a step, alone and without any exchange: the user's own graph, trained on one device.
+"""Measures one worker's compute per step, without any exchange: the user's own graph, trained on one device.
 
-It trains in a session of its own; what it learns is thrown away.
+It trains in its own session; the trained values are discarded.
 """
 
 from __future__ import annotations

@@ -1,10 +1,11 @@
-"""Profiles a model from the first steps of a running job: their ids are fetched beside what the user fetches.
+"""Profiles a model from the first steps of a running job: their ids are fetched along with the user's fetches.
 
-The ids are there anyway, as every lookup takes them, so training goes on as without. Worker 0 gets what all have seen
-when the last of these steps is done: in synchronous training all come there together, else when the scripts have ended.
+Every lookup has the ids as input, so fetching them does not change training. Worker 0 receives the ids of all workers
+when the last of these steps is done: in synchronous training all workers get there together, otherwise when the scripts
+have ended.
 
-The time computed is that of the ops of a trace which are no exchange, where several ran at once counted once; where
-workers share cores it holds their waiting for one, which a process alone has not.
+The compute time is that of the ops of a trace other than exchanges; times at which several ops ran at once count once.
+Where workers share cores it includes their waiting for a core, which a process alone does not have.
 """
 
 from __future__ import annotations

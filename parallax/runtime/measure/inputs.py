@@ -1,7 +1,7 @@
-"""Cuts out of a user's graph what some tensors need, and opens a plain session on it as one worker has its inputs.
+"""Extracts the part of a user's graph that some tensors need, and opens a plain session on it with a worker's inputs.
 
-Only what is needed is given initial values: variables, lookup tables, dataset iterators; queues that are read are
-filled. Random ops draw what that worker of a job with the same seed draws, and shards are its own.
+Only what is needed is initialized: variables, lookup tables, dataset iterators; queues that are read are filled. Random
+ops draw what that worker of a job with the same seed draws, and datasets are sharded for that worker.
 """
 
 from __future__ import annotations

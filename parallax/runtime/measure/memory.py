@@ -1,4 +1,4 @@
-"""Memory of this process and of the machine, as Linux tells it."""
+"""Reads the memory of this process and of the machine, as Linux reports it."""
 
 from __future__ import annotations
 

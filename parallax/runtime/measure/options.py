@@ -1,4 +1,4 @@
-"""What `parallax run --measure FILE` asks for."""
+"""Options of `parallax run --measure FILE`."""
 
 from __future__ import annotations
 

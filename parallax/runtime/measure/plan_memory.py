@@ -1,6 +1,7 @@
-"""What `parallax plan --memory` says: the memory of a plan on the machines of a job, before anything is started.
+"""Predicts the memory of a plan on a job's hosts for `parallax plan --memory`, before anything is started.
 
-The launcher holds what this process holds, which has built and read the graph too; a worker's base is a little more.
+The launcher's memory is taken from this process, which has built and read the graph too; a worker's base is a little
+more.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Profiles a model from sample batches: every worker's ids are drawn, read or fed, and counted; nothing is trained.
 
-Beside that, where it is asked for, one process trains a few steps to see what a worker computes in one.
+On request, one process also trains a few steps to measure a worker's compute per step.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
-"""Which set the workers of a start go on from, when each has told which parts its host has.
+"""Selects the set that a restarted job resumes from, given the parts that each worker's host reports.
 
-A set is complete when every part of it is on a host that is there. Of the complete ones that of the latest generation
-counts, and of its sets the last: what a host has of an earlier generation, which was away meanwhile, is of the past.
+A set is complete when every part of it is on a host of the job. Of the complete sets, those of the latest generation
+count, and of these the last: a host that was away may have an earlier generation, which is outdated.
 
-Why one is always complete when one host is lost, at any instant: each part is on two hosts, or, where all have it
-alike, on all of them. Sets before number n are given up by a host only when n is on all hosts, and a generation only
-when the next one has its set 0 on all of them (store.py).
+One set is always complete when one host is lost, at any instant: each part is on two hosts or, if it is replicated, on
+all of them. A host discards the sets before number n only when n is on all hosts, and a generation only when the next
+one has its set 0 on all of them (store.py).
 """
 
 from __future__ import annotations

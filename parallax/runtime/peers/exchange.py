@@ -1,4 +1,4 @@
-"""How parts go from the host of their owner to another one: in a ring of hosts, each to the next."""
+"""Sends parts from the host of their owner to another host: in a ring of hosts, each to the next."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Keeps a job's state in the memory of its hosts: at the start, and after every so many steps of training.
+"""Saves a job's state to the memory of its hosts: at the start, and at a fixed interval of training steps.
 
-Runs that count are those of checkpoints (checkpoint/step_runs.py). The workers write one set together, after the same
-run. A start writes all rows of set 0, then every set the touched rows alone of variables that are updated by row.
+It counts the same runs as checkpoints do (checkpoint/step_runs.py). The workers write one set together, after the same
+run. A start writes all rows as set 0; every later set has only the touched rows of variables that are updated by row.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Puts together what keeps a worker's state in the memory of hosts."""
+"""Builds the objects that save a worker's state to the memory of hosts."""
 
 from __future__ import annotations
 

@@ -1,20 +1,20 @@
 """The files of one part of a job's state in the memory of a host; they outlive the process that writes them.
 
-A part is what one worker owns, or what all workers have alike. It is kept as sets with the numbers 0, 1, 2, ...: of
-variables that are updated by row, the rows of set 0 and then, in a record of each set, the rows that were touched since
-the set before; of all others, the whole value in each record.
+A part is the state that one worker owns, or the replicated state. It is stored as sets with the numbers 0, 1, 2, ...:
+of variables that are updated by row, the rows of set 0 and then, in a record of each set, the rows that were touched
+since the set before; of all other variables, the whole value in each record.
 
-    head.json         of which job's start the part is, and what variables it has
+    head.json         the start of the job that the part belongs to, and the part's variables
     base-V            rows of variable V: those of set `folded`, or between that and set `folding`
     progress          the two numbers
     record-NUMBER     one set
 
-A record gets its name when all of it is there. Records are put into the base in place, which may be broken off: until
-`folded` says that it is done the records are still there, and put in again they give the same. So whoever is killed
-when, a set can be read that is at `folding` or later and whose records since `folded` are all there. That `folding` is
-on all hosts is up to the caller.
+A record is renamed to its final name when it is complete. Records are folded into the base in place, which may be
+interrupted: until `folded` says that folding is done the records still exist, and folding them again gives the same
+result. So whenever a process is killed, a set can be read that is at `folding` or later and whose records since
+`folded` all exist. The caller must ensure that `folding` is on all hosts.
 
-The head, the two numbers and each record have a version and checksums; what does not agree with them is not read. The
+The head, the two numbers and each record have a version and checksums; data that does not match them is not read. The
 base has none: it changes in place at each set, as the variables in the worker's own memory do.
 """
 

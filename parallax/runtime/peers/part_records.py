@@ -1,4 +1,4 @@
-"""What stands in the files of a part: its head and its records, each with a version and checksums."""
+"""Formats of a part's files: the head and the records, each with a version and checksums."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Reads the state of a job from the memory of its hosts, under whatever plan it is started again.
+"""Reads a job's state from the memory of its hosts, under whatever plan the job is restarted with.
 
-Every worker tells which parts its host has, and all choose the same set. A range of rows is brought to worker 0 by who
-reads its parts, and goes from there to its owners, by the calls with which a checkpoint is loaded.
+Every worker reports the parts that its host has, and all select the same set. Worker 0 receives each range of rows from
+the workers that read its parts, and sends it to its owners, by the calls with which a checkpoint is loaded.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""What a worker reads of its variables for one set: in one run of TensorFlow, which also forgets the touched rows.
+"""Reads a worker's variables for one set, in one run of TensorFlow, which also resets the touched rows.
 
-A worker's own part is what the plan spreads over the workers; all others have the same values on all workers, and the
+A worker's own part is the state that the plan shards over the workers; all other variables are replicated, and the
 first worker of each host reads them.
 """
 

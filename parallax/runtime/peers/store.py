@@ -1,14 +1,14 @@
-"""What one worker keeps of the job's state in the memory of its host, and of another worker's on another host.
+"""Stores a worker's part of the job's state in the memory of its host, and the part of another host's worker.
 
-Each worker keeps the part of the rows that it owns, and those of its senders in the ring; the first worker of each host
-keeps what all have alike, which goes nowhere. A set is written in three moves:
+Each worker stores the part of the rows that it owns, and the parts of its senders in the ring. The first worker of each
+host stores the replicated state, which is not sent. A set is written in three steps:
 
-1. what the set before was ended with is waited for: it is on all hosts, and sets before that one are given up;
-2. own and received records are written;
-3. a barrier is begun, which is over when all workers have done that. Nobody waits for it now.
+1. it waits for the barrier of the previous set: that set is then on all hosts, and earlier sets are discarded;
+2. local and received records are written;
+3. it starts a barrier, which completes when all workers have written their records. No worker waits for it now.
 
-Whoever is killed when, of two sets that follow each other one is on all hosts that had a part in it. A start of the job
-has a generation of its own, and gives up those before when its set 0 is on all hosts.
+Whenever a process is killed, one of two consecutive sets is on all hosts that had a part in it. A start of the job has
+its own generation, and discards earlier ones when its set 0 is on all hosts.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Whether another plan is worth a change, and the words for it."""
+"""Decides whether another plan is worth a change, and formats the reason."""
 
 from __future__ import annotations
 

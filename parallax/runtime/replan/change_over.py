@@ -1,13 +1,13 @@
-"""Goes over to another plan in a session that runs, between two steps.
+"""Switches a running session to another plan, between two steps.
 
-The new plan's graph is added to the session's beside the one that runs (parallax/transform/swap.py), variables that
-the new plan holds elsewhere are moved, and from then on the user's names stand for the new graph. Whatever can fail for
-reasons of the graph or the plan comes first: then nothing has changed, and the job trains on with the plan it has.
+The new plan's graph is added to the session's current graph (parallax/transform/swap.py), variables that the new plan
+stores elsewhere are moved, and from then on the user's names map to the new graph. All steps that can fail because of
+the graph or the plan come first: if one fails, nothing has changed, and the job trains on with its current plan.
 
-A variable after the other gets room in its new place, its rows go through worker 0 in chunks, and the old place is
-given back: a worker never has more than its part of one variable twice, and worker 0 a chunk besides. Names, counters
-and checkpoints are then the new plan's. The old nodes stay in the session, unused, and servers that the new plan does
-not need run idle until the end.
+Variables are moved one at a time: memory is allocated in the new place, the rows go through worker 0 in chunks, and the
+old place is released. A worker never has more than its part of one variable twice, and worker 0 a chunk in addition.
+Names, counters and checkpoints are then the new plan's. The old nodes stay in the session, unused, and servers that the
+new plan does not need run idle until the end.
 """
 
 from __future__ import annotations

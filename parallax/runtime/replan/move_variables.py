@@ -1,6 +1,6 @@
-"""Moves variables from where one plan holds them to where another does, a piece at a time through worker 0.
+"""Moves variables from the processes of one plan to those of another, a piece at a time through worker 0.
 
-The same calls bring rows to worker 0 and back that checkpoints are written and read by (parallax/runtime/checkpoint).
+It uses the calls that checkpoints are written and read by (parallax/runtime/checkpoint).
 """
 
 from __future__ import annotations

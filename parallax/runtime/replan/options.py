@@ -1,4 +1,4 @@
-"""What a job shall do about better plans, as the configuration says."""
+"""Replanning options of a job, from its configuration."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Tries numbers of partitions in the running job, and stays with the one whose steps are the shortest.
+"""Tries numbers of partitions in the running job, and selects the one with the shortest steps.
 
-Each number is measured in WARM_UP + TIMED steps, after a change of plan (change_over.py); which number comes next is
-said by parallax/analysis/whatif/partition_search.py. All numbers are printed with their steps.
+Each number is measured in WARM_UP + TIMED steps, after a change of plan (change_over.py);
+parallax/analysis/whatif/partition_search.py selects the next number. All numbers are printed with their steps.
 """
 
 from __future__ import annotations

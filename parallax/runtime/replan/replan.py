@@ -1,10 +1,10 @@
-"""Looks for a better plan when the first steps have shown what they touch, and goes over to it or tells of it.
+"""Searches for a better plan once the first steps have been profiled, and switches to it or reports it.
 
-Worker 0 makes the best plan that the running processes can carry out: its servers are those that were started, none if
-none were. It prices the plan in force by the same profiles (analysis/search/predict_plan.py). When the other plan's
-predicted step is shorter by the margin, the plan goes to all workers, and with `on` they change over before their next
-run. Asynchronous workers have no step in common, and without a cluster profile there are no seconds: both are refused
-at the start.
+Worker 0 makes the best plan that the running processes can execute: its servers are those that were started, or none.
+It prices the current plan by the same profiles (analysis/search/predict_plan.py). If the other plan's predicted step is
+shorter by the margin, the plan goes to all workers, and with `on` they switch before their next run. Asynchronous
+workers have no common step, and without a cluster profile there are no predicted seconds: both are refused at the
+start.
 """
 
 from __future__ import annotations

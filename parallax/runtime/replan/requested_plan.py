@@ -1,4 +1,4 @@
-"""Goes over to a plan that the script names, between two of its runs (`Session.change_plan`)."""
+"""Switches to a plan that the script requests, between two of its runs (`Session.change_plan`)."""
 
 from __future__ import annotations
 

@@ -1,18 +1,20 @@
-"""The supervisor of one rank: starts the worker, sends on what it writes, and ends everything it started.
+"""The supervisor of one rank: starts the worker, forwards its output, and terminates everything it started.
 
 `python -m parallax.runtime.supervisor.agent [--preload LIBRARY] [--listen ADDRESS] [--start fork] -- PROGRAM ARGS...`
 runs once per rank under mpirun and starts `python PROGRAM ARGS...` with the same interpreter; with `--start fork` the
 host's fork server forks it (`worker_process.py`). The worker inherits mpirun's environment, so it may call MPI_Init
-itself; the supervisor imports neither MPI nor TensorFlow. All it writes are frames
-(`parallax.runtime.supervisor.frames`). Rank 0's worker inherits the standard input too, where the launcher's parcel
-comes. What the supervisor does is decided in `state_machine.py`; here is the loop that carries it out.
+itself; the supervisor imports neither MPI nor TensorFlow. It writes nothing but frames
+(`parallax.runtime.supervisor.frames`). Rank 0's worker also inherits the standard input, on which the launcher sends
+the job message. `state_machine.py` decides what the supervisor does; this module is the loop that executes the
+decisions.
 
-The launcher's word comes as SIGURG, which mpirun passes on to all ranks. Without it for `--unheard` seconds, from its
-start on, there is no launcher any more, or no way to it: the supervisor then ends its worker, mpirun's daemon on this
-host, and itself. That the job is preempted comes as SIGWINCH, and goes to rank 0's worker by a pipe.
+The launcher signals that it is alive with SIGURG, which mpirun forwards to all ranks. If the signal does not arrive for
+`--unheard` seconds, counted from the supervisor's start, the launcher is gone or unreachable: the supervisor then
+terminates its worker, mpirun's daemon on this host, and itself. A preemption is signalled by SIGWINCH, and passed to
+rank 0's worker by a pipe.
 
 The worker is started with the library that `--preload` names (parallax/native/preload/). In a job with servers,
-`--listen` names the host's own address, to which the library keeps TensorFlow's servers.
+`--listen` names the host's own address, and the library makes TensorFlow's servers listen there only.
 
 Exit status: the worker's own, or 128 + n when signal n ended it; mpirun ends the other ranks when it is not 0. 127 when
 the worker could not be started. The worker dies with the supervisor (SIGKILL), by the kernel or by its fork server; the

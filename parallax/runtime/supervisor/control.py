@@ -1,18 +1,18 @@
-"""The messages between a worker, its supervisor and the launcher, each sealed with a version and a checksum.
+"""Messages between a worker, its supervisor and the launcher, each sealed with a version and a checksum.
 
 A sealed line is `parallax/VERSION CRC JSON`: one JSON object in ASCII, and the CRC-32C of its bytes. A reader refuses
-another version, another checksum, and fields that a message of that kind does not have.
+another version, a wrong checksum, and fields that a message of that kind does not have.
 
 The supervisor of the rank (`parallax.runtime.supervisor.agent`) opens a pipe for the worker's messages and names its
 write end in an environment variable. Outside a job the variable is not set and nothing is sent. Rank 0 has a second
-pipe, for the bytes that the job gives back: those may be many, and beats must not wait behind them.
+pipe, for the bytes that the job returns: those may be many, and must not delay heartbeats.
 
-Every second a worker or server sends its beat, which its supervisor keeps (`runs` made, the `fetch` in progress and its
-`seconds`; of a server only that it is one). A worker sends `in_run` (the fetch, the digest of its collectives, the
-seconds so far) again and again once a run has lasted two seconds, `run_done`, `finished`, and `failed` with the
-traceback. Worker 0 tells of each checkpoint (`saved`: its `step`, and whether it was `loaded`, not written), and sends
-`preempted` (the `step`) when the state is saved and all workers leave. In a spare job each rank tells when it is
-`ready`, and its `bytes` of memory. A worker whose checkpoint folder has not answered for too long tells `what` is
+Every second a worker or server sends a heartbeat, which its supervisor keeps (`runs` completed, the `fetch` in progress
+and its `seconds`; of a server only that it is one). A worker sends `in_run` (the fetch, the digest of its collectives,
+the seconds so far) repeatedly once a run has lasted two seconds, `run_done`, `finished`, and `failed` with the
+traceback. Worker 0 reports each checkpoint (`saved`: its `step`, and whether it was `loaded`, not written), and sends
+`preempted` (the `step`) when the state is saved and all workers leave. In a spare job each rank reports when it is
+`ready`, and its `bytes` of memory. A worker whose checkpoint folder has not responded for too long reports what is
 `overdue`, and the launcher ends the job.
 """
 

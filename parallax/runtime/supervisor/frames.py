@@ -1,8 +1,8 @@
-"""How ranks' output and messages travel through mpirun: one sealed line each, and mpirun's tags taken off again.
+"""Carries ranks' output and messages through mpirun: one sealed line each, and removes mpirun's tags again.
 
 With `--tag-output` mpirun reads up to 4096 bytes of a rank at a time and writes `[job,rank]<stdout>:` before each such
-piece and after each newline inside it. Pieces of different ranks may meet in the middle of a line, so a line is put
-together from the pieces of its rank. No frame contains `<`, hence nothing a user prints can look like a tag.
+piece and after each newline inside it. Pieces of different ranks may be interleaved in the middle of a line, so a line
+is assembled from the pieces of its rank. No frame contains `<`, hence nothing a user prints can look like a tag.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Which lines on stderr are TensorFlow's own and of no news to a user; keeps them out of the terminal.
+"""Recognises TensorFlow's own stderr lines that are of no interest to a user, and keeps them out of the terminal.
 
-Only information and warnings in the format of its C++ log are taken, of sources known to write them when a program
-starts, or beside an exception that says the same; and that one of its Python functions is deprecated. All others are
-the program's, errors among them. A line is shown from the level on that the user asks for (`parallax run
+Only information and warnings in the format of its C++ log are removed, from sources known to write them when a program
+starts, or together with an exception that says the same; and warnings that one of its Python functions is deprecated.
+All other lines are the program's, including errors. A line is shown from the level that the user selects (`parallax run
 --framework-log`, TF_CPP_MIN_LOG_LEVEL).
 """
 

@@ -1,7 +1,7 @@
-"""What a supervisor checks on its host before the rank starts: room for Open MPI, and the address for servers.
+"""Checks a supervisor's host before the rank starts: disk space for Open MPI, and the address for servers.
 
-Open MPI needs room in the folder of its session, and in shared memory. Without it the ranks would fail inside MPI, in
-words that name no disk.
+Open MPI needs space in its session folder and in shared memory. Without it the ranks would fail inside MPI, with errors
+that name no disk.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""How long each kind of silence is waited for before it ends a job, and how often everybody proves to be alive.
+"""Timeouts of each kind of silence before it ends a job, and the intervals of heartbeats.
 
-A process that only computes for long is never silent: its beat goes on, or the processor time that it has used grows.
+A process that only computes for long is never silent: its heartbeat continues, or its processor time grows.
 """
 
 from __future__ import annotations

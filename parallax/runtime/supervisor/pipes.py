@@ -1,4 +1,4 @@
-"""A supervisor's pipes: what the worker writes becomes frames, which go to mpirun without being waited for."""
+"""A supervisor's pipes: the worker's output becomes frames, which are sent to mpirun without blocking."""
 
 from __future__ import annotations
 

@@ -1,12 +1,12 @@
-"""The library that processes of a job are started with (parallax/native/preload/): its variables, and the job's secret.
+"""Preloads the library of parallax/native/preload/ into the processes of a job: its variables, and the job's secret.
 
-mpirun, its daemons on other hosts and all ranks have it. Each inherits the variables of whoever started it, and ranks
-take those of the library out before they start anything: the user's processes are loaded without it.
+mpirun, its daemons on other hosts and all ranks have it. Each inherits the variables of its parent, and ranks remove
+those of the library before they start anything: the user's processes are loaded without it.
 
-The secret, by which the processes of a job know each other, is drawn by the launcher and never on a command line. It is
-in mpirun's environment, and reaches the daemons on the standard input of ssh. For that this file is a script too, which
-needs nothing but Python: `preload.py reach SSH...` becomes the command with the secret on its standard input, and
-`preload.py start LIBRARY DAEMON ARGS...`, on the other host, reads it and becomes the daemon.
+The secret, by which the processes of a job authenticate each other, is drawn by the launcher and never appears on a
+command line. It is in mpirun's environment, and reaches the daemons on the standard input of ssh. For that, this file
+is also a script that needs nothing but Python: `preload.py reach SSH...` becomes the command with the secret on its
+standard input, and `preload.py start LIBRARY DAEMON ARGS...`, on the other host, reads it and becomes the daemon.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
-"""Which processes of this machine belong to a job, how they fare, how they are made to end, and what they leave.
+"""Finds a job's processes on this host, monitors them, terminates them and cleans up after them.
 
-Every process of a job carries the job's mark in its environment, which its children inherit, so what is left after the
-end is found whoever started it. Linux only: it reads /proc and asks the kernel to signal a child when its parent dies.
+Every process of a job carries the job's mark in its environment, which its children inherit, so leftover processes are
+found whoever started them. Linux only: it reads /proc and asks the kernel to signal a child when its parent dies.
 
-Run as a script, `processes.py PARENT SIGNAL HELD COMMAND...` becomes COMMAND with that promise from the kernel, and
-blocks the signals HELD (numbers with commas between). It is for parents that have threads (TensorFlow's), where no
-Python code may run between fork and exec.
+Run as a script, `processes.py PARENT SIGNAL HELD COMMAND...` becomes COMMAND with that parent-death signal, and blocks
+the signals HELD (numbers with commas between). It is for parents that have threads (TensorFlow's), where no Python code
+may run between fork and exec.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Values that processes of one command leave for each other, in files or lines of output: sealed, and typed."""
+"""Passes values between processes of one command, in files or lines of output: sealed, and typed."""
 
 from __future__ import annotations
 

@@ -1,10 +1,11 @@
-"""Decides what a supervisor does: from its state, what happened and the time to its next state and what is to be done.
+"""Decides what a supervisor does, as a state machine: (state, event, time) -> (next state, actions).
 
-It reads no clock, no file and no pipe, so it runs over a simulated job as over a real one; `agent.py` is its loop.
+It reads no clock, file or pipe, so simulated and real jobs run the same code; `agent.py` is its loop.
 
-A rank's worker is alive by three signs, and each alone will do: its beat (a thread of Python, which also beats while
-TensorFlow compiles or waits), processor time that grows (whatever holds Python's lock), and the kernel calling it
-runnable (on a machine that gives it no processor). Being stopped by a signal is told apart, for that does not pass.
+Any one of three signs shows that a rank's worker is alive: its heartbeat (sent by a Python thread, also while
+TensorFlow compiles or waits), growing processor time (even if other code holds Python's lock), and the kernel calling
+it runnable (on a machine that gives it no processor). A worker stopped by a signal is reported separately, because that
+does not pass.
 """
 
 from __future__ import annotations

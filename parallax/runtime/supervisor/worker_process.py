@@ -1,12 +1,11 @@
-"""A rank's worker as its supervisor sees it: a new interpreter, or a process that the host's fork server has forked.
+"""A rank's worker process, as its supervisor controls it: a new interpreter, or a fork of the host's fork server.
 
 A host of several workers imports TensorFlow once: the first of its supervisors starts a fork server
-(`parallax.runtime.worker.fork_server`), if the launcher has not, and all ask it for their workers, on a socket that is
-no file and is named by the job. A supervisor sends one byte with the descriptors of the worker, the first of which
+(`parallax.runtime.worker.fork_server`), unless the launcher has, and all request their workers from it, on an abstract
+socket that is named by the job. A supervisor sends one byte with the worker's file descriptors, the first of which
 holds the request; the server answers with the worker's process id once it is forked, and with its exit status once it
-has ended. Whoever is at the other end of a connection must be a process of the same user. The server kills a worker
-whose supervisor has closed the connection, and ends when all have. Where it cannot be reached, workers are new
-interpreters.
+has ended. The peer of a connection must be a process of the same user. The server kills a worker whose supervisor has
+closed the connection, and ends when all have. Where it cannot be reached, workers are new interpreters.
 """
 
 from __future__ import annotations

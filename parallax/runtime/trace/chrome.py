@@ -1,4 +1,4 @@
-"""Traces as JSON in Chrome's trace format, for Perfetto and chrome://tracing: a process for each rank, a row a thread.
+"""Writes traces in Chrome's JSON format, for Perfetto and chrome://tracing: a process per rank, a row per thread.
 
 https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU describes the format.
 """

@@ -1,6 +1,6 @@
-"""How far clocks are apart, by questions and answers.
+"""Measures clock offsets by round trips.
 
-An offset is what is added to a clock's time to get that of another, rank 0's or the launching machine's, in
+An offset is added to a clock's time to get the time of another clock, rank 0's or the launching machine's, in
 microseconds.
 """
 

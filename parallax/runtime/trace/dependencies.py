@@ -1,9 +1,10 @@
-"""What each op of a worker's step needs, and what the next step's ops need of this one: activities from a graph.
+"""Derives from a worker's graph the dependencies between ops within a step, and from one step to the next.
 
-A loop of the old style is one activity, and an op that calls functions is one with all that it calls. Ops whose time is
-not known stay as activities of none, where they lie between ops that have been run. Between two steps there is what
-runs take turns at (parallax/transform/passes/turns.py): whatever touches a variable begins after all of the step before
-that touch it have ended. What is handed on to a loop under another name is touched by the loop.
+A control-flow v1 loop is one activity, and an op that calls functions is one with everything it calls. Ops of unknown
+time remain as activities of zero length where they lie between ops that have run. Dependencies between two steps follow
+from the resources at which runs take turns (parallax/transform/passes/turns.py): an op that touches a variable begins
+after all ops of the step before that touch it have ended. A value that is passed to a loop under another name is
+touched by the loop.
 """
 
 from __future__ import annotations

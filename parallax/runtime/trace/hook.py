@@ -1,8 +1,8 @@
-"""Records the wished steps of one worker, and brings the traces of all workers together.
+"""Records the requested steps of one worker, and gathers the traces of all workers.
 
-In synchronous training all workers come to the end of the last wished step, and there the traces are merged. What is
-left then (asynchronous training, fewer steps than wished) is merged when the scripts have ended: every worker comes
-there, or fails, which ends the job. Before it meets the others each worker writes what it has by itself.
+In synchronous training all workers reach the end of the last requested step, and merge the traces there. The rest
+(asynchronous training, fewer steps than requested) is merged when the scripts have ended: every worker gets there, or
+fails, which ends the job. Before the merge each worker writes its own traces.
 """
 
 from __future__ import annotations

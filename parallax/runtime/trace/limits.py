@@ -1,9 +1,9 @@
-"""How far a rank's steps are from the shortest ones of the ops that were traced, and how much of exchanges they hide.
+"""Compares a rank's steps with the lower bound of the traced ops, and measures how much of the exchanges is overlapped.
 
-An exchange is a collective without the waiting for others, and all other ops are the device's work. A moment in which
-several exchanges, or several ops of the device, are under way counts in equal parts for each of them: so a link is busy
-for as long as it was, and no more is done beside each other on one resource than was. What the graph says an op needs
-holds only where the trace agrees: an op that began before another had ended has not needed it in this step.
+An exchange is a collective without the waiting for other ranks, and all other ops are the device's work. At a moment
+when several exchanges, or several ops of the device, are in progress, each of them gets an equal share of it: so a link
+is busy for as long as it was, and overlapping ops on one resource are not counted twice. A dependency of the graph
+counts only if the trace agrees: an op that began before another had ended did not depend on it in this step.
 """
 
 from __future__ import annotations

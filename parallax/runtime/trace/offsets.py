@@ -1,4 +1,4 @@
-"""How far the clocks of servers are apart from those of workers, by what they sent to each other and received."""
+"""Estimates the clock offsets between servers and workers from the messages that they exchanged."""
 
 from __future__ import annotations
 

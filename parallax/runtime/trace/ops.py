@@ -1,4 +1,4 @@
-"""What TensorFlow measured in one step, op by op, and which kind of work each op is.
+"""Reads TensorFlow's measurements of one step, op by op, and classifies each op by its kind of work.
 
 All times are microseconds of the wall clock of the host where the op ran.
 """

@@ -1,4 +1,4 @@
-"""What `--trace` and `--trace-steps` ask for, and the folder that takes the files."""
+"""Options `--trace` and `--trace-steps`, and the folder of the trace files."""
 
 from __future__ import annotations
 

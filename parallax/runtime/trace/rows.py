@@ -1,7 +1,7 @@
-"""What one rank did, as rows of intervals: each kind of work, waiting, and what servers did for it.
+"""Lays out one rank's activities as rows of intervals: each kind of work, waiting, and the servers' work for the rank.
 
-An op that runs beside others of its kind counts once: a row shows when there was work of its kind. Of a collective the
-part before the last rank came is waiting, and the rest its own kind.
+Ops of one kind that overlap count once: a row shows when work of its kind was in progress. The part of a collective
+before the last rank arrived is waiting, and the rest is its own kind.
 """
 
 from __future__ import annotations

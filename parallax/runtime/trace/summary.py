@@ -1,4 +1,4 @@
-"""A trace in words: what each rank spent its steps on, and which rank the others waited for."""
+"""Summarises a trace as text: how each rank spent its steps, and the rank that the others waited for."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Who waited for whom: at a collective, or where gradients meet on a server, until the last one came.
+"""Attributes waiting to ranks: at a collective, or where a server aggregates gradients, until the last rank arrived.
 
-Who comes last may only have waited itself, for one that was late elsewhere: within a host, say. `causes` goes on to the
-rank that did not wait.
+The last rank may itself only have waited for one that was late elsewhere: within a host, for example. `causes` follows
+the chain to the rank that did not wait.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""The claims of a verification: which tensors are tried in which step, and what each worker leaves of them.
+"""Records a verification's claims: the tensors checked in each step, and the values that each worker saves.
 
-A step holds so much in memory: where the tensors of which something is said are more than LIMIT_BYTES, they are tried
-in groups, another one in each step. Before each step all variables are kept, and the one process begins there, so that
-each step is tried by itself. What is left out, and why, is part of the result.
+A step can hold only a limited amount in memory: if the tensors with claims exceed LIMIT_BYTES, they are checked in
+groups, one group per step. Before each step all variables are saved, and the one process starts from them, so that each
+step is checked by itself. Tensors that are left out are part of the result, with the reason.
 """
 
 from __future__ import annotations

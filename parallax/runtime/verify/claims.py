@@ -1,22 +1,22 @@
-"""What the analysis says of single tensors, and how it is tried: on what the workers have of them, and one process.
+"""The analysis's claims about single tensors, and their checks: the workers' values against those of one process.
 
-Every state (parallax/analysis/propagation/states.py) is a claim about what the workers hold of a tensor, against the
-one process:
+Every state (parallax/analysis/propagation/states.py) is a claim about the workers' values of a tensor, compared with
+the one process:
 - `same`: every worker has the one process's value;
-- a part of a sum, mean, minimum or maximum: all parts put together are the one process's value;
+- partial sum, mean, minimum or maximum: the reduction of all parts is the one process's value;
 - `values`, `touched`: the rows of all workers, or owners, add up to the one process's, and so do their squares. The
   order of rows is no claim: the one process has the rows of a first lookup of all workers, then those of a second.
   Nor is it one where ids are the same on all workers: only worker 0 has values there, and the others have zeros;
 - a gradient that leaves autodiff as joined rows: the mean over the workers of all rows' sum is the one process's sum;
 - `rows`: every owner has its rows of the one process's value.
 
-Where tensors have layouts (parallax/plans/layouts.py), these are the claims up to where gradients leave autodiff: what
-is replicated is the same on all workers, a partial tensor is a part of a reduction, and the pieces of a sharded one lie
-one behind the other in the one process's value.
+Where tensors have layouts (parallax/plans/layouts.py), these are the claims up to where gradients leave autodiff: a
+replicated tensor is the same on all workers, a partial tensor is a part of a reduction, and the shards of a sharded
+tensor, concatenated, are the one process's value.
 
-Other states claim nothing. Not looked at are tensors inside of conditionals and loops; references to variables, which
-change while a run goes on; and what is behind the exchange of gradient rows whose variable all workers hold, as these
-rows come in another order than in one process.
+Other states claim nothing. Not checked are tensors inside conditionals and loops; references to variables, which change
+during a run; and tensors behind the exchange of gradient rows of a replicated variable, because these rows come in a
+different order than in one process.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""`parallax verify`: starts both sides, k steps on N workers and on one process, and compares all variables."""
+"""`parallax verify`: runs k steps on N workers and on one process, and compares all variables."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Random numbers that are drawn for the rows of a batch, as dropout does: the one process takes those of the workers.
+"""Feeds the one process the workers' random numbers for ops that draw per example, such as dropout.
 
-All workers of a verification draw the same numbers for their own rows, and the one process would draw others for all
-rows. So each worker leaves what it has drawn in a step, and the one process is fed that, joined along the axis along
-which its own draw would be longer. What is drawn inside of conditionals and loops cannot be fetched, nor fed.
+All workers of a verification draw the same numbers for their local rows, and the one process would draw other numbers
+for all rows. So each worker saves its draws of a step, and the one process is fed these, concatenated along the axis
+along which its own draw would be longer. Draws inside conditionals and loops can be neither fetched nor fed.
 """
 
 from __future__ import annotations

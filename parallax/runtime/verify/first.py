@@ -1,9 +1,9 @@
-"""Holds the first steps of a running job against one process, beside it: `parallax run --verify-first K`.
+"""Compares the first steps of a running job with one process: `parallax run --verify-first K`.
 
-Before each of these steps all variables are read, and after it again. Worker 0 has the one process take the same step
-in a session of its own: the user's graph as it is, from the values read before, on the batches of all workers one after
-the other. The job itself is not touched: it trains as it would have without. So each step is judged by itself, and what
-a script does between steps (a learning rate that it assigns, an evaluation) is no part of it.
+All variables are read before and after each of these steps. Worker 0 has the one process take the same step in its own
+session: the user's graph unchanged, from the values read before, on the concatenated batches of all workers. The job
+itself is not affected: it trains as it would have without. So each step is judged by itself, and anything that a script
+does between steps (a learning rate that it assigns, an evaluation) is not part of it.
 """
 
 from __future__ import annotations

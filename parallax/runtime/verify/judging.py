@@ -1,20 +1,21 @@
-"""Decides whether workers hold what one process has, so that rounding passes and a lost or wrongly scaled update fails.
+"""Decides whether workers hold the values of one process: rounding passes, a lost or wrongly scaled update fails.
 
 Of every array (a variable, or a slot of the optimizer) three norms are compared:
 
-- *error*: a worker's value less the one process's, the largest of all workers;
+- *error*: the difference between a worker's value and the one process's, the largest of all workers;
 - *change*: by how much the steps changed the one process's value. A variable that is left out has an error as large as
-  its change, however small that is beside its value; one whose gradient is wrong by a factor 1/W has (1 - 1/W) of it;
+  its change, however small that is relative to its value; one whose gradient is wrong by a factor 1/W has (1 - 1/W) of
+  it;
 - *noise*: by how much the change itself changes when the one process starts from initial values that differ by one
-  rounding each, the largest of some such starts. Exact arithmetic would hardly tell them apart; floating point does as
-  soon as a gradient is nothing but rounding (the true gradient of a bias before a softmax is 0), and Adam, which
+  rounding each, the largest of several such starts. Exact arithmetic would hardly distinguish them; floating point does
+  as soon as a gradient is nothing but rounding (the true gradient of a bias before a softmax is 0), and Adam, which
   divides a gradient by its own size, then moves the variable by full steps in either direction.
 
 An error is allowed up to the largest of the tolerance times the change, MARGIN times the noise, and two roundings of
-each element that differs. Where so much is allowed that the part of one worker could be missing unseen, more than half
-of 1/W of the change, nothing can be said of the array and its verdict is *noise*: its error must still be no larger
-than allowed, and all workers must have the same. An array that the one process does not change at all is held against
-the rounding of the largest change of its kind: the trained variables, or the slots of one name. No other array is: in
+each element that differs. If that bound is so large that the part of one worker could be missing undetected, more than
+half of 1/W of the change, the array cannot be judged and its verdict is *noise*: its error must still be within the
+bound, and all workers must have the same. An array that the one process does not change at all is compared with the
+rounding of the largest change of its kind: the trained variables, or the slots of one name. No other array is: in
 attention models the gradients of query and key kernels begin at 1e-7 of the largest, and are exact all the same.
 """
 

@@ -1,8 +1,8 @@
-"""Both sides of a verification: a worker's, and the one process's. Each leaves what it found in the job's folder.
+"""Runs the two sides of a verification, a worker's and the one process's. Each saves its results in the job's folder.
 
-The one process runs the script's graph as it is, fed the workers' batches one after the other, and all those of an
-update at once where updates take several. All workers draw the same random numbers, and so does the one process, so
-that sampled candidates agree; what is drawn for the rows of a batch (dropout) it takes from the workers (draws.py).
+The one process runs the script's graph unchanged, fed the workers' batches one after the other, and all those of an
+update at once where updates accumulate several. All workers draw the same random numbers, and so does the one process,
+so that sampled candidates agree; draws for the rows of a batch (dropout) are taken from the workers (draws.py).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The one process of a comparison: runs the user's own graph on global batches, from given or moved initial values."""
+"""The one process of a comparison: runs the user's own graph on global batches, from given or perturbed values."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The table of a comparison: by name what differs and what is noise, and what is equal too or, if much, by kind."""
+"""Formats the table of a comparison: differing and noisy arrays by name; equal ones too or, if many, by kind."""
 
 from __future__ import annotations
 

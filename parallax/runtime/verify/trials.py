@@ -1,8 +1,8 @@
-"""Tries the claims of a verification: the one process takes each step from the workers' values, and both are compared.
+"""Checks the claims of a verification: the one process takes each step from the workers' values, and both are compared.
 
-A difference is allowed up to the largest of CLAIM_TOLERANCE and `judging.MARGIN` times the noise: how far the one
-process is from what is said, taken for the only worker, when it begins with trained variables moved by a rounding.
-Where that is so much that one worker's part could be missing unseen (half of 1/W), nothing is told of the claim.
+A difference is allowed up to the larger of CLAIM_TOLERANCE and `judging.MARGIN` times the noise: how far the one
+process, taken as the only worker, is from the claim when it starts with trained variables perturbed by a rounding. If
+that is so much that one worker's part could be missing undetected (half of 1/W), the claim gets no verdict.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Waiting of workers for each other that leaves their cores to others."""
+"""A barrier of workers that leaves their cores to other processes while they wait."""
 
 from __future__ import annotations
 

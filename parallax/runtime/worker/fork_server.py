@@ -1,11 +1,11 @@
-"""Forks the workers of a host from one process that has imported what they need, TensorFlow above all.
+"""Forks a host's workers from one process that has imported their modules, above all TensorFlow.
 
-Supervisors start it and ask it (`parallax.runtime.supervisor.worker_process`, which describes the protocol); on the
+Supervisors start it and send it requests (`parallax.runtime.supervisor.worker_process` describes the protocol); on the
 launcher's machine the launcher may have started it before there was a job (`runtime/launcher/early_server.py`). It
-imports, with MPI's library loaded and MPI not initialized, and forks a process for each connection; that process
-becomes the worker: with its descriptors, environment, arguments and limits, in a session of its own. It dies with the
-server. Where an import has failed, or something has started threads, which no fork has, the process becomes a new
-interpreter instead: that tells of what failed.
+imports, with MPI's library loaded and MPI not initialized, and forks a process for each connection. That process
+becomes the worker: with its descriptors, environment, arguments and limits, in its own POSIX session. It dies with the
+server. If an import has failed, or an import has started threads, which do not survive a fork, the process becomes a
+new interpreter instead, which reports the failure.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Packs a function of the launching process, which workers call in the place of a script (call_function.py).
+"""Pickles a function of the launching process, which workers call in place of a script (call_function.py).
 
-It comes pickled in the job message, by value as far as it was written in the launching program itself (a notebook has
-no file that workers could run), and is called without arguments.
+The pickled function is in the job message. Code of the launching program itself is pickled by value (a notebook has no
+file that workers could run). The function is called without arguments.
 """
 
 from __future__ import annotations

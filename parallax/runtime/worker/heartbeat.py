@@ -1,8 +1,8 @@
-"""Proves that this process is alive, and tells the launcher what it waits for while a run lasts longer than usual.
+"""Sends this process's heartbeats, and reports to the launcher what a long run waits for.
 
-A thread of its own beats every second, whatever TensorFlow and MPI do in others: while they compile, compute or wait
-they leave Python's lock free. The launcher compares the workers (stall.py) and ends a job whose workers wait for one
-that does not come.
+A separate thread sends a heartbeat every second, whatever TensorFlow and MPI do in other threads: while they compile,
+compute or wait, they release Python's lock. The launcher compares the workers (stall.py) and ends a job whose workers
+wait for one that does not arrive.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""What the launcher sends to every rank: the plan, the graph and its classes, the seed, and who is where.
+"""The launcher's message to every rank: the plan, the graph and its classes, the seed, and the placement of ranks.
 
-It travels on standard input: the launcher writes it to mpirun, which passes its input to rank 0, and rank 0 sends it to
-the others with MPI. So no folder must be seen by all hosts.
+The launcher writes it to the standard input of mpirun, which passes its input to rank 0, and rank 0 broadcasts it with
+MPI. So no folder must be visible to all hosts.
 """
 
 from __future__ import annotations

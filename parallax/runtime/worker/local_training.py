@@ -1,9 +1,9 @@
-"""Notices that a script under a `parallax` command trains in the process that runs it, without Parallax.
+"""Detects a script under a `parallax` command that trains in the process that runs it, without Parallax.
 
 A step without Parallax is a session's run that updates variables from gradients, or an update of an optimizer of
-TensorFlow or Keras outside of what Parallax traces. Commands that start nothing end the script there; of the others the
-user is told at once, before a long training of one process that was meant for many. Keras's `fit` is refused
-(unless the script imports `parallax.keras`, whose own `fit` takes its place), because all workers could run it.
+TensorFlow or Keras outside of what Parallax traces. Commands that start nothing end the script there. Under all other
+commands the user is warned at once, before a long training of one process that was meant for many. Keras's `fit` is
+refused (unless the script imports `parallax.keras`, whose own `fit` replaces it), because all workers could run it.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""What every rank runs (`python -m parallax.runtime.worker.main SCRIPT ARGS...`): the user's script, as a worker.
+"""Program of every rank (`python -m parallax.runtime.worker.main SCRIPT ARGS...`): runs the user's script as a worker.
 
-Gradients are recorded from the first line of the script on. A script that fails tells the launcher and ends at once,
-without waiting for collectives that will never come; one that ends well waits for the others before it leaves. A script
-also ends in its middle where a preempted job has saved (preemption.py).
+Gradients are recorded from the first line of the script. A script that fails informs the launcher and exits at once,
+without waiting for collectives that will never complete; one that succeeds waits for the others before it exits. A
+script also ends early when a preempted job has saved (preemption.py).
 """
 
 from __future__ import annotations

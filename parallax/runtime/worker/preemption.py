@@ -1,19 +1,19 @@
-"""When the workers of a preempted job save: all after the same run, though only worker 0 hears of the preemption.
+"""Makes the workers of a preempted job save after the same run, though only worker 0 is notified of the preemption.
 
-Its supervisor tells worker 0 (supervisor/control.py). While nobody has told, a worker of synchronous training looks
-once after each run that trains whether a message has come, and takes part in no collective for it.
+Worker 0's supervisor notifies it (supervisor/control.py). Until then, a worker of synchronous training checks once
+after each training run whether a message has arrived, and takes part in no collective for it.
 
-From the run after which worker 0 has heard, it sends a verdict after each run to all others: go on, or save now.
+From the run after which worker 0 was notified, it sends a verdict after each run to all others: continue, or save now.
 A worker that finds a first verdict after its run m answers with m, and from then on waits after each of its runs for
-the verdict about it. Worker 0 says `save now` about its run s once every worker has answered with m <= s.
+the verdict about it. Worker 0 sends `save now` about its run s once every worker has answered with m <= s.
 
-- Nobody passes run s unknowing: each worker had answered after a run m <= s, so after run s it waits for the verdict
-  about s, and messages of two workers come in their order.
-- Nobody waits for ever: the verdict about a run needs no more than that worker 0 ends that run, and of messages worker
-  0 waits for none. Workers train equally often, so who waits after a run has worker 0 in it or past it.
-- The agreement comes to its end: a message arrives during one of the next runs, whichever that is.
+- No worker passes run s unaware: each worker had answered after a run m <= s, so after run s it waits for the verdict
+  about s, and messages between two workers arrive in order.
+- No worker waits for ever: the verdict about a run needs only that worker 0 ends that run, and worker 0 waits for no
+  message. Workers train equally often, so when a worker waits after a run, worker 0 is in that run or past it.
+- The agreement terminates: a message arrives during one of the next runs, whichever that is.
 
-Runs are counted by each worker: those that all workers run together are in one order everywhere.
+Each worker counts runs: those that all workers run together are in one order everywhere.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""The random numbers of Python and NumPy: alike in all processes until the graph is built, each worker's own after it.
+"""Random state of Python and NumPy: equal in all processes until the graph is built, different on each worker after it.
 
-Layers draw their seeds, and scripts their constants and shuffles, from these while the graph is built. Batches that a
-loop draws must differ between workers. A generator that the script has seeded, or whose state it has set, is the
-script's and is left alone.
+Layers draw their seeds, and scripts their constants and shuffles, from these generators while the graph is built.
+Batches that a loop draws must differ between workers. A generator that the script has seeded, or whose state it has
+set, is left alone.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Who is in a running job: the ranks of its workers and servers, how they reach each other, and the start of both nets.
+"""Assigns ranks to a job's workers and servers, exchanges their addresses, and starts MPI and the servers.
 
-All ranks of the job call `enter` first, before the user's script: the parcel goes from rank 0 to all, the workers get a
-communicator of their own, and, when there are servers, every rank picks the port of its TensorFlow server and all hear
-of it. Until a server is started its port is held by a bound socket, so nobody else gets it.
+All ranks of the job call `enter` first, before the user's script: rank 0 broadcasts the job message, the workers get
+their own communicator, and, if there are servers, every rank picks the port of its TensorFlow server and announces it
+to all. Until a server is started its port is reserved by a bound socket, so no other process gets it.
 """
 
 from __future__ import annotations

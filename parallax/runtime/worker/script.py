@@ -1,4 +1,4 @@
-"""The user's script: run as Python itself would run it, its errors shown without the frames around it."""
+"""Runs the user's script as Python itself would, and shows its errors without the surrounding frames."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""What every server rank runs: a TensorFlow server that holds variables until the workers have finished.
+"""Program of every server rank: a TensorFlow server that stores variables until the workers have finished.
 
-A server waits in the barrier that ends the job, and never counts as stalled; it beats as a worker does. A plan without
-variables on servers starts none; MPI's ports are then the only ones.
+A server waits in the barrier that ends the job, and never counts as stalled; it sends heartbeats as a worker does. A
+plan without variables on servers starts none; MPI's ports are then the only ones.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""What a process of a spare job does until the job before it has failed: it imports at low priority, and waits.
+"""Prepares a process of a spare job while the current job runs: imports at low priority, then waits.
 
-It has called MPI_Init, so the spare's processes are connected; what is missing is the parcel. Nothing is forked, which
-threads of TensorFlow would not survive. That the parcel comes is seen by rank 0, and by the others because rank 0 then
-enters a barrier; who still imports does so at the usual priority from then on.
+It has called MPI_Init, so the spare's processes are connected; only the job message is missing. Nothing is forked,
+because TensorFlow's threads would not survive that. Rank 0 sees that the message arrives, and then enters a barrier, by
+which the others see it; a rank that is still importing then continues at normal priority.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
-"""Imports TensorFlow and Horovod without Keras, for workers that have their graph from another process.
+"""Imports TensorFlow and Horovod without Keras, for workers that receive their graph from another process.
 
-TensorFlow loads Keras at the end of its own import, and goes on where that fails; Horovod derives a layer from one of
-Keras. With all that Keras looks for (scikit-learn, Matplotlib) it takes a third to a half of TensorFlow's import.
+TensorFlow loads Keras at the end of its own import, and continues if that fails; Horovod derives a layer from one of
+Keras. With everything that Keras looks for (scikit-learn, Matplotlib), Keras takes a third to a half of TensorFlow's
+import.
 """
 
 from __future__ import annotations

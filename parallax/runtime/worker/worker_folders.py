@@ -1,12 +1,12 @@
-"""Gives each worker a folder of its own for the files of hooks and summaries that all workers would write alike.
+"""Redirects files of hooks and summaries to a folder per worker, where all workers would write the same files.
 
 Every worker runs the script, so hooks and summary writers name the same folder on all. Two workers of a host then write
-one events file, and one timeline or checkpoint over the other's. Worker 0 writes where the script says, and worker R in
-the folder `worker-R` in it:
+one events file, and overwrite each other's timelines or checkpoints. Worker 0 writes where the script says, and worker
+R in the subfolder `worker-R`:
 
-- Folders of hooks are compared when the session is opened: a folder that a script names by its worker stays.
+- Folders of hooks are compared when the session is opened: a folder that the script names per worker stays unchanged.
 - A summary writer that is made before `parallel_run` cannot know its worker.
-- One that is made later keeps a folder whose last name has the worker's number in it.
+- One that is made later keeps a folder whose last name contains the worker's number.
 """
 
 from __future__ import annotations

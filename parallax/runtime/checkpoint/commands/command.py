@@ -1,6 +1,6 @@
-"""`parallax checkpoint`: which checkpoints a folder has, whether each is whole, and one for other programs.
+"""`parallax checkpoint`: lists a folder's checkpoints, verifies each, and exports one for other programs.
 
-`parallax checkpoint compact` makes a whole checkpoint of the latest state of a folder, without a job.
+`parallax checkpoint compact` writes a full checkpoint of a folder's latest state, without a job.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """`parallax checkpoint export`: a SavedModel of the forward part of a graph, or a plain checkpoint.
 
-Values go from the checkpoint to the exported files a chunk at a time; no session holds them. The graph itself is in
-memory, constants included, and in the one file that TensorFlow has for it. `saved_model.pb`, without which a folder is
-no SavedModel, is written last.
+Values are copied from the checkpoint to the exported files a chunk at a time; no session holds them. The graph itself,
+including its constants, is in memory and in the single file that TensorFlow uses for it. `saved_model.pb`, without
+which a folder is no SavedModel, is written last.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""The forward part of a user's graph: what some outputs need, from some inputs on, and nothing that trains.
+"""Extracts the forward part of a user's graph: the ops between given inputs and outputs, without any training op.
 
-What writes a variable is refused, as a file that is only read cannot keep what is written; so is what reads a pipeline
-of its own or calls Python, which no file has. Variables by reference become resources, so that every loader of today's
-TensorFlow takes them. Names of the user's graph stay.
+Ops that write a variable are refused, because a read-only file cannot keep what is written. Ops that read their own
+input pipeline or call Python are refused too, because no file contains these. Reference variables become resource
+variables, so that every loader of current TensorFlow accepts them. Names of the user's graph are preserved.
 """
 
 from __future__ import annotations

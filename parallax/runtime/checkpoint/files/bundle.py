@@ -1,8 +1,8 @@
-"""Reads a TensorFlow checkpoint by rows; no byte of it is taken unchecked.
+"""Reads ranges of rows from a TensorFlow checkpoint and verifies every byte it returns.
 
-RestoreV2 can be asked for a slice, and then reads all of the stored piece that the slice lies in: the whole table,
-where tf.train.Saver wrote it. So the data files are read directly, at the places that the index file names. A piece
-that is wanted whole is compared with its checksum; of one of which rows are wanted, see checksum.py.
+RestoreV2 can read a slice, but it reads the whole stored piece that contains the slice: the entire table, if
+tf.train.Saver wrote it. So the data files are read directly, at the offsets that the index file records. A piece that
+is read whole is compared with its checksum; for ranges of a piece see checksum.py.
 """
 
 from __future__ import annotations

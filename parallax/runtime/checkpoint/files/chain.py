@@ -1,8 +1,8 @@
-"""Reads a whole checkpoint with the increments that follow it, as if it were one checkpoint.
+"""Reads a full checkpoint and the increments that follow it as if they were one checkpoint.
 
-Rows of an increment lie over those of the checkpoints before it. A range of rows is read from the whole one, and then
-from each increment what it has of the range; so there is never more in memory than the range, and the row numbers of
-one variable: eight bytes for each row that an increment has.
+Rows of an increment override those of earlier checkpoints. A range of rows is read from the full checkpoint and then
+overwritten with each increment's rows of that range. So memory holds at most the range and the row numbers of one
+variable: eight bytes for each row of an increment.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""CRC-32C of what a checkpoint's files hold, as TensorFlow stores it: masked, of a whole entry.
+"""Verifies the CRC-32C of checkpoint entries, as TensorFlow stores it: masked, one per entry.
 
-A range of an entry has no checksum of its own. So an entry of which only ranges are wanted is first read through once,
-in bounded memory: its blocks' checksums are kept, and together they must give the entry's. What is read of it later is
-compared with the blocks' checksums, so no byte is taken that the stored checksum does not vouch for.
+A range of an entry has no checksum of its own. So an entry of which only ranges are needed is first read through once,
+in bounded memory: the checksums of its blocks are kept, and combined they must equal the entry's. Later reads are
+compared with the blocks' checksums, so every byte used is covered by the stored checksum.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Which checkpoints a folder has, which of them are taken first, and which may go.
+"""Lists the checkpoints in a folder, orders them for loading, and selects the ones that may be deleted.
 
-The file `checkpoint` names them as TensorFlow does: the latest, and all in the order of their writing. Where it is
-damaged, the files themselves say which there are.
+The file `checkpoint` names them as TensorFlow does: the latest, and all in the order of their writing. If it is
+damaged, the checkpoints are listed from the files themselves.
 """
 
 from __future__ import annotations

@@ -1,13 +1,13 @@
-"""Which job a checkpoint folder belongs to: a mark in the folder, which its owner changes every few seconds.
+"""Reserves a checkpoint folder for one job by a mark: a file in the folder that its owner rewrites every few seconds.
 
-A job deletes what is unfinished in its folder, so two jobs in one folder would delete each other's files. The second is
-refused, by the first one's name. A mark may be left behind: by a killed process, a host that is gone, a machine that
-was started anew. On the owner's machine the kernel says whether the process lives. On any other machine the mark is
-watched on that machine's own clock: it changes while the owner lives, whatever time the owner's clock shows. A later
-start of the owner's own job, which its launcher makes when the earlier one has ended, takes the folder at once.
+A job deletes unfinished files in its folder, so two jobs in one folder would delete each other's files. The second job
+is refused, with an error that names the first. A mark may be left behind by a killed process, a lost host or a rebooted
+machine. On the owner's host the kernel says whether the owning process is alive. Any other host watches the mark by its
+own clock: the mark changes while the owner is alive, whatever the owner's clock shows. A later start of the owner's own
+job, made by its launcher after the earlier start has ended, takes the folder at once.
 
-Whoever takes a folder from an owner that seems dead first only claims it, for longer than an owner that lives needs to
-notice. An owner that was held up, by a frozen disk for example, then writes its mark again, and the claim is refused.
+A job that takes over a folder from an owner that seems dead first only claims it, for longer than a live owner needs to
+notice. An owner that was delayed, by a frozen disk for example, then rewrites its mark, and the claim is refused.
 """
 
 from __future__ import annotations

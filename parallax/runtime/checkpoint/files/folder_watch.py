@@ -1,8 +1,8 @@
-"""Tells when a checkpoint folder does not answer, and has the job ended when it has not for too long.
+"""Detects a checkpoint folder that does not respond, and ends the job when it has not responded for too long.
 
-A disk that hangs (a frozen file system, a network file system without its server) holds up whoever reads, writes,
-lists, renames or deletes a file there, for ever and without an error; the kernel may not even let that process be
-killed. So each piece of work in the folder, at most a chunk of rows, is watched by a thread that touches no file.
+A disk that hangs (a frozen file system, a network file system without its server) blocks every process that reads,
+writes, lists, renames or deletes a file there, for ever and without an error; the kernel may not even let that process
+be killed. So each operation in the folder, on at most a chunk of rows, is watched by a thread that touches no file.
 """
 
 from __future__ import annotations

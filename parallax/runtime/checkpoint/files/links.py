@@ -1,8 +1,8 @@
-"""Which increments follow which whole checkpoint: what each says of itself, and the chains that this makes.
+"""Links increments to the full checkpoint they extend: the record in each checkpoint, and the resulting chains.
 
-Every checkpoint of a job that writes increments has an id of its own, drawn at random. An increment names the id of its
-predecessor and that of the whole checkpoint at the beginning. So what an earlier run left in a folder, under whatever
-step, is never taken for a part of a chain.
+Every checkpoint of a job that writes increments has its own random id. An increment names the id of its predecessor and
+that of the full checkpoint at the start of its chain. So files that an earlier run left in a folder, at whatever step,
+are never mistaken for a part of a chain.
 """
 
 from __future__ import annotations

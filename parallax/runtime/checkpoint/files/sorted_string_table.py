@@ -1,7 +1,8 @@
 """Reads a sorted string table: LevelDB's format, in which TensorFlow writes a checkpoint's index, uncompressed.
 
-Blocks of keys that share prefixes, each with its checksum, an index block, and a footer that says where that is. Every
-byte of the file is checked: blocks must follow each other without a gap, and their checksums must be theirs.
+The table consists of blocks of prefix-compressed keys, each with a checksum, an index block, and a footer that locates
+the index block. Every byte of the file is checked: blocks must follow each other without a gap, and every checksum must
+match.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Reads variables from an open checkpoint, and copies them to another one, a chunk of rows at a time."""
+"""Reads variables from an open checkpoint and copies them to another one, a chunk of rows at a time."""
 
 from __future__ import annotations
 

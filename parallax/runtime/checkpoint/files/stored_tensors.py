@@ -1,7 +1,7 @@
-"""What a checkpoint holds: the global variables of the user's graph under the keys that tf.train.Saver gives them.
+"""Maps the global variables of the user's graph to tensors in a checkpoint, under the keys that tf.train.Saver uses.
 
 A part of a partitioned variable is a slice of its logical variable. A range of rows of any variable is a slice too, so
-that one variable can be written in several pieces.
+one variable can be written in several pieces.
 """
 
 from __future__ import annotations

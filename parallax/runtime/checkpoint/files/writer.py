@@ -1,10 +1,10 @@
-"""Writes one checkpoint's files, so that it is whole or not there at all, whenever a process or machine dies.
+"""Writes one checkpoint's files atomically: it is complete or absent, whenever a process or machine dies.
 
-A checkpoint is written in parts, in a folder of its own beside the others, by one process or by several that see that
-folder. Each forces its own parts to the disk. When all parts are there one process merges them and moves them to their
-names, the index last; only then does the file `checkpoint` name the new one. What a process left that died before is
-deleted before the next is written; where it still runs, on a host that was given up, it writes into a folder of another
-name.
+A checkpoint is written in parts, in its own temporary folder next to the others, by one process or by several that see
+that folder. Each process forces its own parts to disk. When all parts exist, one process merges them and renames them,
+the index last; only then does the file `checkpoint` name the new checkpoint. Parts left by a process that died are
+deleted before the next checkpoint is written. If that process still runs, on a host that was given up, it writes into a
+folder of another name.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Builds what reads and writes the variables of a worker's graph, each as its plan has it."""
+"""Builds the readers and writers of the variables in a worker's graph, according to each variable's plan."""
 
 from __future__ import annotations
 

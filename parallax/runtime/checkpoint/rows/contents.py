@@ -1,8 +1,8 @@
-"""What one checkpoint has: all variables, or, of tables whose touched rows are known, these rows alone.
+"""Selects the contents of one checkpoint: all variables or, for tables whose touched rows are tracked, only these rows.
 
-All workers bring their rows in one order. Rows that several processes hold are dealt to all workers that write, in
-runs; all else, and the touched rows of increments, which are few, worker 0 writes. Which rows of a table are touched it
-puts together from who remembers it, and tells all: a byte a row, once.
+All workers supply their rows in one order. Rows that are sharded over several processes are distributed in ranges to
+all workers that write. Worker 0 writes everything else, and the touched rows of increments, which are few. Worker 0
+collects the touched rows of a table from the processes that track them and broadcasts them: a byte per row, once.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
-"""Brings ranges of rows from the workers that read them to those that take them: worker 0, or a share to each of many.
+"""Redistributes ranges of rows from the workers that read them to those that write them: worker 0, or several workers.
 
-Rows of a table are held in turns, and a checkpoint's files have runs of rows. So the workers exchange them, a round at
-a time: each reads what it holds of a range of rows, and each taker gets a run of that range. A round is as long as can
-be without that a worker reads or takes more than a chunk.
+Rows of a table are stored round-robin over its owners, while a checkpoint's files contain contiguous ranges. So the
+workers exchange them in rounds: in each round every worker reads its local rows of a range, and each writer receives a
+contiguous part of that range. A round is as large as possible without any worker reading or receiving more than a
+chunk.
 """
 
 from __future__ import annotations

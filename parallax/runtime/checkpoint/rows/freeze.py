@@ -1,12 +1,12 @@
-"""The variables of a job as they were at one instant, read as the variables themselves are read.
+"""Freezes a job's variables at one instant, and reads the images as the variables themselves are read.
 
-A worker freezes its own rows of a spread table; worker 0 also those that all have, and, by TensorFlow, those on
-servers, which any worker may read. What has no rows worker 0 copies in the same run. Images are read in a graph and a
-session of their own, in the order of the rows and once: memory of rows that were read is given back.
+A worker freezes its local rows of a sharded table. Worker 0 also freezes replicated variables and, by TensorFlow, those
+on servers, which any worker may read. Worker 0 copies variables without rows in the same run. Images are read in their
+own graph and session, in row order and once: the memory of rows that were read is released.
 
-A process holds an image, and may be killed or stopped while it is read: the kernel's first choice when memory runs out.
-Other workers then wait for the rows in a collective. So a lost image gives zeros from then on, and its `Loss` says why;
-whoever writes a checkpoint asks all workers for their loss before the checkpoint gets its name.
+A process holds an image, and may be killed or stopped while it is read: it is the kernel's first choice when memory
+runs out. Other workers then wait for the rows in a collective. So a lost image returns zeros from then on, and its
+`Loss` gives the reason. The writer of a checkpoint asks all workers for their loss before the checkpoint gets its name.
 """
 
 from __future__ import annotations

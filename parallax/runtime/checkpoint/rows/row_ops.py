@@ -1,6 +1,6 @@
-"""Ops of a worker's graph that read and write what it has of one variable: ranges of local rows, or all at once.
+"""Ops of a worker's graph that read and write its part of one variable: ranges of local rows, or all at once.
 
-Before a lazily updated table is read or written here, all of its rows get their updates (`up_to_date`).
+Before a lazily updated table is read or written here, all its rows are brought up to date (`up_to_date`).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Where a plan has the rows of variables, as checkpoints and other readers of values take it."""
+"""Describes where a plan stores the rows of variables, for checkpoints and other readers of values."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A variable that one stage of the model holds: its workers read it, the first of them for all, and all write it."""
+"""Accesses a variable of one stage of the model: the stage's first worker reads it, and all its workers write it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The touched rows of a job's tables: who remembers them, how they are forgotten, and which checkpoint comes next."""
+"""Tracks the touched rows of a job's tables: the variables that record them, their reset, and the next increment."""
 
 from __future__ import annotations
 

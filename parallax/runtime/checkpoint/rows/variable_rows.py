@@ -1,13 +1,13 @@
-"""Where the rows of a variable are, and how worker 0 reads and writes a range of them.
+"""Locates the rows of a variable, and reads and writes ranges of them through worker 0.
 
-One class for each way to hold a variable, all with the same two calls, which every worker makes in the same order:
-`read` brings rows to worker 0, `write` takes them from worker 0 to whoever holds them. No other process gets rows that
-it does not hold, and nobody gets more than the range. Rows that several processes hold can be dealt to several workers
-too (dealing.py).
+There is one class for each way to store a variable. All have the same two calls, which every worker makes in the same
+order: `read` collects rows on worker 0, `write` sends them from worker 0 to the processes that store them. No other
+process receives rows that it does not store, and none receives more than the range. Rows that are sharded over several
+processes can be distributed to several workers too (dealing.py).
 
-Between workers rows travel as bytes by mpi4py, which knows all types and needs no ops of equal names on all workers;
-between worker 0 and servers, by TensorFlow. A range of rows is a range of local rows on each owner, which ops under
-`parallax/storage/` read and write.
+Between workers, rows travel as bytes through mpi4py, which handles all types and needs no ops of equal names on all
+workers; between worker 0 and servers, they travel through TensorFlow. A range of rows is a range of local rows on each
+owner, which ops under `parallax/storage/` read and write.
 """
 
 from __future__ import annotations

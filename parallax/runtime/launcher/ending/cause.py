@@ -1,4 +1,4 @@
-"""Of what kind a job's end is, as far as it matters for starting the job again, and how far the job has come."""
+"""Classifies the end of a job for the restart policy, and records the progress of the job."""
 
 from __future__ import annotations
 

@@ -1,15 +1,14 @@
-"""Decides when and how a job ends: from its state, what happened and the time to its next state and what is to be done.
+"""Decides when and how a job ends, as a state machine: (state, event, time) -> (next state, actions).
 
-It reads no clock, no pipe and no process, so it runs over a simulated job as over a real one; its loop is
-`launcher/launch.py`.
-What goes before what, when several things are known of a job that does not go on:
+It reads no clock, pipe or process, so simulated and real jobs run the same code; its loop is `launcher/launch.py`.
+Precedence, when several things are known about a job that cannot go on:
 
-1. a signal to the launcher, or nobody who reads its output; where workers can save, they do so at the first SIGTERM,
-   and end the job themselves, unless another signal comes or their time is over;
-2. a failure that a rank has told, unless somebody was silent before, who may be its cause;
-3. a worker whose checkpoint folder has not answered for too long, as it tells;
-4. who is silent (liveness.py);
-5. ranks that wait in vain (stall.py), unless somebody may be silent: what that rank does is not known.
+1. a signal to the launcher, or no reader of its output; where workers can save, they do so at the first SIGTERM and
+   end the job themselves, unless another signal comes or their time is over;
+2. a failure that a rank reported, unless a process was silent before, which may be its cause;
+3. a worker's report that its checkpoint folder has not responded for too long;
+4. a silent process (liveness.py);
+5. ranks that wait in vain (stall.py), unless a process may be silent: the state of its rank is then unknown.
 """
 
 from __future__ import annotations

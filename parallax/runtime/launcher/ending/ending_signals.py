@@ -1,4 +1,4 @@
-"""Which signals end a job, and the launcher's own handlers for them."""
+"""Lists the signals that end a job, and installs the launcher's handlers for them."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Decides who in a job is silent: a worker or server, a supervisor, a host, or mpirun itself.
+"""Decides which part of a job is silent: a worker or server, a supervisor, a host, or mpirun itself.
 
-Supervisors send a pulse every second, which says how the worker is (state_machine.py). Seconds count only while
-the launcher reads what they send, so a launcher that was held up itself raises no alarm. A program that is slow has no
-part in any of this: its supervisor's pulse comes whatever it does.
+Supervisors send a pulse every second, which reports the state of the worker (state_machine.py). Seconds count only
+while the launcher reads the pulses, so a launcher that was itself delayed raises no alarm. A slow program does not
+matter: its supervisor sends the pulse regardless.
 """
 
 from __future__ import annotations

@@ -1,10 +1,11 @@
-"""Decides how a job ended: which rank failed first, how, and what its last words were.
+"""Decides how a job ended: the rank that failed first, its kind of failure, and its last output.
 
-Its words are shown once: ranks that ended with the same error are named beside it, others get a line.
-When one rank fails the others fail after it, so the first to tell is the cause. Two things come before that. SIGKILL is
-never a consequence, though others may tell of their broken connections before the killed rank's supervisor tells of its
-death. A rank whose supervisor was killed cannot tell at all, but mpirun names it. A supervisor that got a signal tells
-which; SIGTERM is mpirun's way to end ranks, and no failure but of the rank that mpirun itself names as the first out.
+The last output is shown once: ranks that ended with the same error are listed with it, others get a line. When one rank
+fails, the others fail after it, so the first failure reported is the cause. Two things take precedence. SIGKILL is
+never a consequence, though other ranks may report broken connections before the killed rank's supervisor reports its
+death. A rank whose supervisor was killed cannot report at all, but mpirun names it. A supervisor that received a signal
+reports it; SIGTERM is mpirun's way to end ranks, and is a failure only of the rank that mpirun itself names as the
+first to exit.
 """
 
 from __future__ import annotations

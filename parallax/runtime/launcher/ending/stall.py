@@ -1,12 +1,13 @@
-"""Decides whether a job waits for ranks that will not come.
+"""Decides whether a job waits for ranks that will not arrive.
 
 A run with collectives ends only when every rank is in one with the same collectives. A rank that has been in one for
-the stall timeout while another is elsewhere waits for ever, or for a rank far too late. When all are in the same run,
-nothing is wrong, however long it takes; that all are alive is liveness.py's to say. A rank that caught a run's failure
-and went on is in another run than those that are still in that one, though both have the same collectives.
+the stall timeout while another rank is elsewhere waits for ever, or for a rank that is far too late. If all ranks are
+in the same run, nothing is wrong, however long it takes; liveness.py checks that all are alive. A rank that caught a
+run's failure and went on is in a different run from ranks that are still in that one, though both have the same
+collectives.
 
-A run may be patient: it waits for ranks that are still at something, and in vain only for those that ended their loop
-the stall timeout ago.
+A run may be patient: it waits for ranks that are still busy, and waits in vain only for those that ended their loop the
+stall timeout ago.
 """
 
 from __future__ import annotations

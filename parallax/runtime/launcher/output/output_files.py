@@ -1,7 +1,7 @@
-"""Files of what each rank prints, as the launcher relays it: `FOLDER/worker-0/stdout`, `FOLDER/server-0/stderr`, ...
+"""Writes each rank's relayed output to files: `FOLDER/worker-0/stdout`, `FOLDER/server-0/stderr`, ...
 
-The console still gets everything; the files hold the same text without ranks before the lines. They are their user's
-alone: scripts print what they train on.
+The console still gets everything; the files hold the same text without rank prefixes. Only the user may read them:
+scripts print training data.
 """
 
 from __future__ import annotations

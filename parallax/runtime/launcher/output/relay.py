@@ -1,11 +1,11 @@
-"""Prints what all ranks write, each line with its rank before it, and keeps each rank's last lines on stderr.
+"""Relays the output of all ranks, each line prefixed with its rank, and keeps each rank's last lines on stderr.
 
-Lines that TensorFlow writes at its start go to the files alone (`framework_log`).
-Colours go to terminals alone, and not there either where the environment has NO_COLOR.
-Text that has no newline yet is not lost: on a terminal one such text is shown in place (a progress bar, a prompt).
-Elsewhere a bar is printed at most every few seconds, as a line, and other text when its line ends.
+TensorFlow's startup messages go to the files alone (`framework_log`). Colours go to terminals only, and not if the
+environment has NO_COLOR. Text that has no newline yet is not lost: on a terminal one such text is shown in place (a
+progress bar, a prompt). Elsewhere a progress bar is printed as a line at most every few seconds, and other text when
+its line ends.
 
-Sequences by which programs set colours and move a terminal's cursor are taken out (`TerminalFilter`).
+Escape sequences that set colours or move a terminal's cursor are removed (`TerminalFilter`).
 """
 
 from __future__ import annotations

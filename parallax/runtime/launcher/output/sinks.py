@@ -1,7 +1,7 @@
-"""The launcher's own two streams: what happens when one cannot be written.
+"""The launcher's stdout and stderr, with handling of failed writes.
 
-A reader that is gone, or a terminal that was closed, ends the job; a full disk does not, and what it does not take is
-lost, for nobody can hold it.
+A reader that is gone, or a terminal that was closed, ends the job. A full disk does not; output that it rejects is
+lost, because nothing can buffer it.
 """
 
 from __future__ import annotations

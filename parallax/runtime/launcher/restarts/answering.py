@@ -1,4 +1,4 @@
-"""Which hosts answer now: a command runs there, and connects back to this machine, as mpirun's daemon would have to."""
+"""Finds the hosts that respond: a command runs there and connects back to this machine, as mpirun's daemon has to."""
 
 from __future__ import annotations
 

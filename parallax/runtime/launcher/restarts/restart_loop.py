@@ -1,9 +1,9 @@
-"""Runs a job and starts it again when it fails; restart_policy.py decides. Each job is launched by a thread of its own.
+"""Runs a job and restarts it when it fails; restart_policy.py decides. Each job is launched by its own thread.
 
-The main thread waits, for signals come to it alone, and hands them to the job that runs. Once that has made a run, a
-spare job is started beside it (spare.py), which becomes the next one if that is on the same hosts; one that was ready
-and has failed is replaced. While a job runs on fewer hosts than it may, the others are asked now and then whether they
-answer; if so, it saves, ends and goes on there.
+The main thread waits, because it alone receives signals, and forwards them to the running job. Once that job has made a
+run, a spare job is started alongside it (spare.py). The spare becomes the next job if that runs on the same hosts; a
+spare that was ready and has failed is replaced. While a job runs on fewer hosts than it may, the others are probed now
+and then; if they respond, the job saves, ends and continues there.
 """
 
 from __future__ import annotations

@@ -1,15 +1,15 @@
-"""Decides whether a job that has failed is started again, when, and on which hosts.
+"""Decides whether a failed job is restarted, when, and on which hosts.
 
-It reads no clock and starts nothing; `restart_loop.py` is its loop. Which ends are worth another start:
+It reads no clock and starts nothing; `restart_loop.py` is its loop. These ends lead to a restart:
 
-1. none by a signal to the launcher, or for want of a reader; none of a job of which no process has ever started;
-2. a rank killed by a signal, a supervisor or a host lost, somebody silent, a stall, mpirun's own end: always;
-3. an exception or an exit status of the script: once a run has been made, but not when the job before failed in the
-   same way and no checkpoint was written between: it would come again.
+1. never: a signal to the launcher, a lost reader of its output, or a job of which no process ever started;
+2. always: a rank killed by a signal, a lost supervisor or host, a silent process, a stall, mpirun's own end;
+3. an exception or an exit status of the script: once a run has been made, unless the previous job failed in the same
+   way and no checkpoint was written between: the failure would recur.
 
-A failure without a new checkpoint since the one before is quick, and waits twice as long as that. With `min_hosts` a
-host is left out that does not answer, or that was the first to fail twice without a new checkpoint between; when the
-others have written one, it is tried again at the next start.
+A failure without a new checkpoint since the previous one is quick, and doubles the delay before the next start. With
+`min_hosts` a host is excluded that does not respond, or that was the first to fail twice without a new checkpoint
+between; when the others have written one, it is tried again at the next start.
 """
 
 from __future__ import annotations

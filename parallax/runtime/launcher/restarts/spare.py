@@ -1,8 +1,8 @@
-"""A job in a thread of its own, and the spare one: started before it is needed, up to where it gets its parcel.
+"""Runs a job in its own thread, and prepares a spare job: started in advance, it waits for its message.
 
 The spare's processes have imported what the script will need, and wait. It is a job like any other, with supervisors, a
-mark and a parent whose death ends it; only its input comes when the job before it has failed, and until then nothing
-that it writes is shown.
+mark, and a parent whose death ends it. Its input arrives only when the job before it has failed, and until then its
+output is not shown.
 """
 
 from __future__ import annotations

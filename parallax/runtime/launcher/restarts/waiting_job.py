@@ -1,7 +1,7 @@
-"""The job of this process that runs on between two calls; there is at most one.
+"""Keeps this process's job running between two calls; there is at most one.
 
-It is idle, and ends after a time, before another job starts, and with this process. Or the script still uses it, from
-step to step of a loop of its own, until another call needs the workers.
+The job is idle, and ends after a timeout, before another job starts, and with this process. Or the script still uses
+it, from step to step of its own loop, until another call needs the workers.
 """
 
 from __future__ import annotations

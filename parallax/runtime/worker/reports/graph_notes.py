@@ -1,4 +1,4 @@
-"""What worker 0 logs of a worker's graph when the session is opened: values that are made whole, and lost positions."""
+"""Logs worker 0's notes on its graph when the session is opened: initial values built whole, and unsaved positions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Recognises in an error of TensorFlow that an id was no row of its table, and says which, who asked and when."""
+"""Recognises TensorFlow errors about out-of-range ids, and reports the id, the lookup and the step."""
 
 from __future__ import annotations
 

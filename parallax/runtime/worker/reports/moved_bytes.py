@@ -1,4 +1,4 @@
-"""Bytes that the exchanges moved: counted, beside the plan's formula at the measured touched rows."""
+"""Counts the bytes that exchanges moved, and compares them with the plan's formula at the measured touched rows."""
 
 from __future__ import annotations
 

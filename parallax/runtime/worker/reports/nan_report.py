@@ -1,8 +1,8 @@
-"""Says once in which step, and on which worker, a number that the script fetches was NaN first.
+"""Reports once the step and the worker in which a scalar that the script fetches was first NaN.
 
-Only what a run fetches anyway is looked at: the numbers (one element) of runs that train. Another worker that sees a
-NaN sends worker 0 a message and goes on. NaN spreads with the gradients, so worker 0 looks for messages when it sees
-one itself, now and then, and at the end.
+Only the values that a run fetches anyway are checked: the scalars (one element) of training runs. Another worker that
+sees a NaN sends worker 0 a message and goes on. NaN spreads with the gradients, so worker 0 checks for messages when it
+sees one itself, at intervals, and at the end.
 """
 
 from __future__ import annotations

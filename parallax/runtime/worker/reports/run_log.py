@@ -1,7 +1,7 @@
-"""What the runs of a worker's session did: whether any trains, and how long a step takes.
+"""Records what the runs of a worker's session did: whether any of them trains, and the time of a step.
 
-It is told of every run after it, and costs a look into a dictionary and two additions. At the end it says how long
-steps took, beside what the plan predicted; and that nothing was trained, where no run fetched what trains.
+It is called after every run, and costs a dictionary lookup and two additions. At the end it logs the measured step time
+next to the plan's prediction; and that nothing was trained, if no run fetched a training op.
 """
 
 from __future__ import annotations

@@ -1,13 +1,13 @@
-"""Which runs only keep gradients, and which one updates, where an update takes the gradients of several batches.
+"""Gradient accumulation: decides which runs only accumulate gradients, and which one updates the variables.
 
-A run that trains is one whose fetches need an update. Of every `accumulate_steps` of them all but the last keep their
-gradients: of what is fetched they carry out what no gradient and no write of a shared variable comes before, and give
-None for the rest. So shared variables, the global step among them, change with the update only; what a batch gives by
-itself (a moving average of its statistics, the counts of a metric) is written in every run. The count is by gradient,
-so train_ops may take turns. Between updates no plan is changed and no checkpoint is written.
+A training run is one whose fetches need an update. Of every `accumulate_steps` of them all but the last accumulate
+their gradients: they execute the fetches that depend on no gradient and no write of a shared variable, and return None
+for the rest. So shared variables, the global step among them, change with the update only; per-batch state (a moving
+average of its statistics, the counts of a metric) is written in every run. Runs are counted by gradient, so several
+train_ops may alternate. Between updates no plan is changed and no checkpoint is written.
 
-A front end cuts the batch of each of its steps into micro-batches (functions/batches/micro_batches.py), and says of
-each run which of how many it is.
+A front end splits the batch of each of its steps into micro-batches (functions/batches/micro_batches.py), and passes
+the index and the number of micro-batches with each run.
 """
 
 from __future__ import annotations

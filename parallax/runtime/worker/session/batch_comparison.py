@@ -1,13 +1,14 @@
-"""Compares the batches of all workers in the first steps, and warns where workers train on the same ones.
+"""Compares the batches of all workers in the first steps, and warns if workers train on the same ones.
 
 Such a job computes what fewer workers compute: a dataset that is not sharded, or a loop in which every worker feeds the
-same. Each worker keeps digests of what the steps feed and of what iterators and queues in the graph give them, which
-are fetched beside what the script fetches. After STEPS steps the workers exchange the digests without waiting for each
-other, and worker 0 says what it finds. An input that depends on the number of the worker's shard is not fetched.
+same. Each worker keeps digests of the values that the steps feed and of those that iterators and queues in the graph
+return, which are fetched along with the script's fetches. After STEPS steps the workers exchange the digests without
+waiting for each other, and worker 0 reports the result. An input that depends on the index of the worker's shard is not
+fetched.
 
-That two workers have equal batches says nothing where batches hardly differ: a constant, one batch that comes again in
-each step, ids of which there are few. So batches count when they change from step to step, and when it is most
-unlikely (2**-BITS) that workers which draw from the rows that were seen draw all the same.
+Equal batches on two workers prove nothing where batches hardly differ: a constant, one batch that recurs in each step,
+ids with few distinct values. So batches count when they change from step to step, and when it is very unlikely
+(2**-BITS) that workers which draw from the rows seen so far all draw the same.
 """
 
 from __future__ import annotations

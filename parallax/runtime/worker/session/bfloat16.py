@@ -1,9 +1,9 @@
-"""Computes in bfloat16 where TensorFlow offers it on a CPU: asks a session for it, and tells what a step really does.
+"""Computes in bfloat16 where TensorFlow supports it on a CPU: enables it in a session and reports its effect.
 
-TensorFlow's graph rewrite puts casts around matrix products and convolutions, and around ops that only move data beside
-them. The rewrite comes after the transform, on TensorFlow's servers too. It knows no op of Horovod or of Parallax, no
-variable and no update, so these stay as they are. Where it does nothing it says nothing: so the first step that trains
-is looked at as it ran.
+TensorFlow's graph rewrite puts casts around matrix products and convolutions, and around adjacent ops that only move
+data. The rewrite comes after the transform, on TensorFlow's servers too. It knows no op of Horovod or of Parallax, no
+variable and no update, so these stay unchanged. If it does nothing it reports nothing: so the first training step is
+inspected as it ran.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Gives every exchange and all-reduce of a worker's graph a communicator of its own, by which its node meets others."""
+"""Assigns a communicator to each exchange and all-reduce of a worker's graph, the same for a node on all workers."""
 
 from __future__ import annotations
 

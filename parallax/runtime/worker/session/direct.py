@@ -1,7 +1,7 @@
-"""Runs that need nothing of TensorFlow's sessions but the run: the same fetches again, feeds already in arrays.
+"""Fast path for repeated runs that need no session hooks: the same fetches again, with feeds already in arrays.
 
-TensorFlow looks at every fetch and feed of every run anew, for its hooks and itself, which for short steps of many
-workers on few cores is a tenth of the step. What is run again and again is made ready once.
+TensorFlow parses every fetch and feed of every run again, for its hooks and itself, which for short steps of many
+workers on few cores is a tenth of the step. Repeated runs are prepared once.
 """
 
 from __future__ import annotations

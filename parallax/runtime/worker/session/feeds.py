@@ -1,4 +1,4 @@
-"""What a step of a user's graph is fed and runs, where the user's own loop does not say: verifications and profiles."""
+"""Selects feeds and fetches of a step of a user's graph for verifications and profiles, which have no user's loop."""
 
 from __future__ import annotations
 

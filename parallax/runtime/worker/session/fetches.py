@@ -1,7 +1,7 @@
-"""Reads what a user passes to `run`: fetches and feeds of the user's graph, in lists per replica.
+"""Parses the arguments of `run`: fetches and feeds of the user's graph, in lists per replica.
 
-A fetch may be a tensor, operation, variable, name, or any nest of them; it comes back as a list with one entry per
-replica. A feed is such a list; what is no list counts for every replica.
+A fetch may be a tensor, operation, variable, name, or any nest of them; its result is a list with one entry per
+replica. A feed is such a list; a value that is not a list applies to every replica.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
-"""Which tensors of the worker's graph stand for the user's names, and what a run feeds besides.
+"""Maps the user's names to tensors of the worker's graph, and adds the feeds that a run needs besides.
 
-A variable, by whatever name, becomes its whole value; the parts of a fused exchange, or of joined all-reduces, that a
-run does not need are fed with nothing.
+A variable, by whatever name, becomes its full value; the parts of a fused exchange, or of fused all-reduces, that a run
+does not need are fed with empty values.
 
-A tensor that holds some rows only cannot be fetched, and the error says so. The collectives of a run are Horovod's ops,
-all-reduces, exchanges, gifts to accumulators, and meetings by their number: these alone have equal names on all
-workers. A run of asynchronous training has none, and is not watched.
+A tensor that contains only some rows cannot be fetched, and the error says so. The collectives of a run are Horovod's
+ops, all-reduces, exchanges, contributions to accumulators, and rendezvous by their number: these alone have equal names
+on all workers. A run of asynchronous training has none, and is not watched.
 """
 
 from __future__ import annotations

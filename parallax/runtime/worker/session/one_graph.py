@@ -1,7 +1,7 @@
-"""All workers train the launcher's graph: its names and structure must be theirs, its values become theirs.
+"""Makes all workers train the launcher's graph: compares names and structure, and copies the launcher's values.
 
-A worker's script may draw other numbers than the launcher's did. Small values come from the launcher. Of a large
-constant only a digest does, so worker 0's counts, which is the launcher's too where both built the same.
+A worker's script may draw other random numbers than the launcher's did. Small values come from the launcher. Of a large
+constant only a digest does, so worker 0's value counts, which is the launcher's too if both built the same.
 """
 
 from __future__ import annotations

@@ -1,13 +1,13 @@
-"""Runs that overlap: a run gives back what it fetches as soon as that is computed, and its tail goes on meanwhile.
+"""Overlaps runs: a run returns its fetches as soon as they are computed, while its tail continues.
 
-The tail of a step are its all-reduces, pushes and updates. While it goes on, the script prepares the next batch, and
-the next run begins: whatever reads a variable waits for the update of that variable, and for nothing else
-(parallax/native/turns.cc), so every value is the one that runs one after the other would read. Two runs are on their
-way at most; of a model in stages as many as there are stages from a worker's own on, so that the runs of micro-batches
-follow each other forward and back. Anything else that the session is asked to do, whoever asks, waits until none is. A
-run that fails after it has returned its values makes the next run fail, with the same error; the end of the data is
-raised by the run that reaches it, as a run also waits until it has taken its input, and has done whatever else keeps
-state before the workers meet.
+The tail of a step is its all-reduces, pushes and updates. While it runs, the script prepares the next batch, and the
+next run begins: an op that reads a variable waits for the update of that variable, and for nothing else
+(parallax/native/turns.cc), so every value is the one that sequential runs would read. At most two runs are in flight;
+with a model in stages, as many as there are stages from a worker's own stage on, so that the runs of micro-batches
+follow each other forward and backward. Any other request to the session, from any caller, waits until none is in
+flight. A run that fails after it has returned its values makes the next run fail, with the same error. The end of the
+data is raised by the run that reaches it, because a run also waits until it has read its input, and has done everything
+else that keeps state before the workers interact.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
-"""How far a job is in its data: batches that training has consumed, and elements taken from iterators of the graph.
+"""Tracks a job's position in its data: batches that training has consumed, and elements read from iterators.
 
-Every run of the user's is looked at, once for each combination of fetches. Elements are numbered as the one sequence
-that all workers read together: of W workers, worker r takes r, r + W, r + 2W and so on. So a number says what was seen
-whatever the workers were. An iterator over a dataset that is not sharded is each worker's own, and numbered by itself.
+Every run of the user's is inspected, once for each combination of fetches. Elements are numbered as the one sequence
+that all workers read together: of W workers, worker r reads r, r + W, r + 2W and so on. So a number identifies the
+consumed data for any number of workers. An iterator over a dataset that is not sharded is per worker, and numbered by
+itself.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
-"""Traces chosen steps of a worker: what TensorFlow measured of every op, as Parallax 2019 laid it out in files.
+"""Traces selected steps of a worker: TensorFlow's measurements of every op, in the file layout of Parallax 2019.
 
     PROFILE_DIR/HOST/worker:RANK/run_meta/run_meta_STEP    a RunMetadata
     PROFILE_DIR/HOST/worker:RANK/timeline/timeline_STEP    the same for chrome://tracing or Perfetto, as JSON
     PROFILE_DIR/HOST/worker:RANK/metagraph                 the worker's graph, a MetaGraphDef
 
-A step is a run that trains. Its number is the global step before the run; without one in the graph, how many such runs
-came before.
+A step is a training run. Its number is the global step before the run; without one in the graph, the number of earlier
+training runs.
 """
 
 from __future__ import annotations

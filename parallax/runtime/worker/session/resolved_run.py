@@ -1,4 +1,4 @@
-"""What a combination of fetches and feeds needs on a worker's graph."""
+"""A combination of fetches and feeds, resolved on a worker's graph."""
 
 from __future__ import annotations
 

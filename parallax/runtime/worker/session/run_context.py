@@ -1,7 +1,7 @@
-"""What runs of a worker are about: the user's graph, this worker's graph, and a session that reads names of the first.
+"""Context of a worker's runs: the user's graph, this worker's graph, and a session that reads names of the first.
 
-Whatever a hook fetches and feeds through the session it is given is read in names of the user's graph and comes back as
-a plain TensorFlow session would give it, not in lists per replica.
+The fetches and feeds of a hook, through the session it receives, are read in names of the user's graph. Their results
+are those of a plain TensorFlow session, not lists per replica.
 """
 
 from __future__ import annotations

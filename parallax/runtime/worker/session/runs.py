@@ -1,7 +1,7 @@
-"""Keeps what this worker's runs did that others must have done alike: which collectives, in which order, which writes.
+"""Records the aspects of this worker's runs that must match other workers: collectives, their order, and writes.
 
-Workers that fetch other things may go on without a stall and meet in collectives of other steps, so the order is part
-of what is compared. And what a variable was written by in runs of one worker alone says why it differs.
+Workers that fetch different things may continue without a stall and match collectives of different steps, so the order
+is part of the comparison. The writes of a variable in runs of one worker alone explain why it differs.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""The user's session hooks as TensorFlow calls them on a worker's session, and the hook that comes after them.
+"""Calls the user's session hooks on a worker's session as TensorFlow does, followed by the project's own hook.
 
-A hook of the user's is called with names of the user's graph; those that worker 0 alone has may not fetch what all
-workers must take part in.
+A hook of the user's is called with names of the user's graph. Hooks that only worker 0 has may not fetch values that
+all workers must take part in.
 """
 
 from __future__ import annotations

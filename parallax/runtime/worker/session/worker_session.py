@@ -1,7 +1,7 @@
-"""The session that a worker's loop runs on: the user's names in, the transformed graph's values out.
+"""The session of a worker's training loop: accepts the user's names, and returns the transformed graph's values.
 
-Every `run` is read in names of the user's graph (fetches.py) and carried out on this worker's graph (names.py). While a
-run with collectives lasts, a watch tells the launcher what it waits for.
+Every `run` is parsed in names of the user's graph (fetches.py) and executed on this worker's graph (names.py). While a
+run with collectives lasts, a watch informs the launcher what it waits for.
 """
 
 from __future__ import annotations
