@@ -18,7 +18,7 @@ from parallax.base.types import Buffer
 
 
 class JobInput:
-    """A pipe that mpirun reads at its own pace, which a thread of its own fills."""
+    """A pipe that mpirun reads at its own pace, filled by a separate thread."""
 
     def __init__(self) -> None:
         read_fd, written_fd = os.pipe()
@@ -28,14 +28,14 @@ class JobInput:
         self._thread: threading.Thread | None = None
 
     def give(self, pieces: Iterable[Buffer]) -> None:
-        """Begins to write `pieces`, once; of a job that has ended nothing is written."""
+        """Starts to write `pieces`, once; nothing is written to a job that has ended."""
         with self._lock:
             if not self._written.closed:
                 self._thread = threading.Thread(target=self._write, args=(pieces,), name="parallax-input", daemon=True)
                 self._thread.start()
 
     def close(self) -> None:
-        """Ends it, when mpirun has ended or was not started: what is not written yet has no reader."""
+        """Closes the pipe, when mpirun has ended or was not started: unwritten pieces have no reader."""
         self.read_end.close()
         with self._lock:
             if self._thread is not None:
