@@ -56,8 +56,7 @@ class Job:
         environment: variables exported to every rank, as (name, value), in addition to those of the launcher.
         stall_timeout_s: how long a rank may wait in one run for ranks that do not arrive; infinite for ever.
         input: the pieces that rank 0 reads on its standard input, in order and by their lengths: the end of file comes
-            when
-            the job has ended (job_input.py), at once if there are none. The other ranks read nothing.
+            when the job has ended (job_input.py), at once if there are none. The other ranks read nothing.
         output_folder: folder of the files with each rank's output, if any.
         framework_log: the level from which TensorFlow's startup messages are printed too; the files have all of them.
         limits: the timeout of each kind of silence.

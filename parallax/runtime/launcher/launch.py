@@ -134,8 +134,7 @@ def launch(
 
     Raises:
         LaunchError: mpirun, or something else that the job needs on this machine, is missing, a host cannot be reached,
-            or
-            a file for the ranks' output cannot be made.
+            or a file for the ranks' output cannot be made.
     """
     launcher = this_launcher()
     check_startable(job, launcher)

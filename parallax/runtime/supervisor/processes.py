@@ -114,8 +114,7 @@ class Vitals(NamedTuple):
 
     Attributes:
         state: the letter of proc(5): R running or runnable, S sleeping, D sleeping in the kernel, T stopped by a
-            signal, t
-            stopped by a debugger, Z dead; X when there is no such process.
+            signal, t stopped by a debugger, Z dead; X when there is no such process.
         ticks: processor time of all its threads, in the kernel's ticks (10 ms).
     """
 

@@ -116,8 +116,7 @@ class SupervisorState:
         ticks: the worker's processor time then.
         stopped_s, quiet_s: as in `Pulse`.
         unheard_s: how long the launcher's keepalive signal has been missing; the launcher sends it once a rank has
-            reported
-            its start.
+            reported its start.
         doing: the worker's last heartbeat; empty before the first.
         preempted: whether it has notified its worker of a preemption; the launcher repeats the signal.
         told: whether it was asked to end its worker.
