@@ -23,7 +23,7 @@ def halves(workers_by_host: Sequence[int]) -> bool:
 
 
 def sent_out_of_host(workers_by_host: Sequence[int]) -> float:
-    """What the busiest host sends to others in an all-reduce, in parts of what is reduced; 0 for a single host."""
+    """The bytes that the busiest host sends out in an all-reduce, relative to the reduced bytes; 0 for one host."""
     return _of_halving(workers_by_host) if halves(workers_by_host) else _of_ring(workers_by_host)
 
 
@@ -39,6 +39,6 @@ def _of_halving(workers_by_host: Sequence[int]) -> float:
     while distance < len(host_of):
         for rank, host in enumerate(host_of):
             if host_of[rank ^ distance] != host:
-                sent[host] += 2 * part  # on the way there, and on the way back
+                sent[host] += 2 * part  # in both directions of the algorithm
         distance, part = 2 * distance, part / 2
     return max(sent)

@@ -15,7 +15,7 @@ from parallax.settings.environment import log_level
 
 
 class _Stderr(logging.StreamHandler[TextIO]):
-    """Writes to what is stderr at the time."""
+    """A handler that writes to the current stderr."""
 
     def emit(self, record: logging.LogRecord) -> None:
         """Writes one line."""
@@ -30,10 +30,10 @@ def _logger() -> logging.Logger:
         handler = _Stderr()
         handler.setFormatter(logging.Formatter("%(name)s %(levelname)s: %(message)s"))
         logger.addHandler(handler)
-        logger.propagate = False  # libraries give the root logger handlers, and a line would come twice
+        logger.propagate = False  # libraries give the root logger handlers, and a line would appear twice
     try:
         logger.setLevel(log_level())
-    except ConfigError:  # an import is no place to refuse it: parallel_run does
+    except ConfigError:  # not refused at import time: parallel_run refuses it
         logger.setLevel(logging.INFO)
     return logger
 

@@ -9,7 +9,7 @@ _COLUMNS = ("process", "host", "values", "slots", "gradients, buffers", "saving"
 
 
 def memory_table(memory: MemoryPlan) -> str:
-    """What `parallax plan --memory` prints; processes with the same figures on a host share a row."""
+    """The output of `parallax plan --memory`; processes with the same figures on a host share a row."""
     rows = []
     alike: dict[tuple[object, ...], list[ProcessUse]] = {}
     for use in memory.processes:

@@ -12,7 +12,7 @@ from parallax.base.errors import ConfigError
 
 
 def show(text: str) -> None:
-    """Writes `text`, which ends its last line itself, to stdout; through a pipe it does not wait for what follows."""
+    """Writes `text`, which includes its last newline, to stdout, and flushes."""
     sys.stdout.write(text)
     sys.stdout.flush()
 

@@ -62,7 +62,7 @@ _TIMELINE = "Phases follow each other. Where bars overlap, compute hides the exc
 
 
 def html_page(title: str, parts: Sequence[Markup], script: Markup = NONE) -> str:
-    """A whole page of some parts."""
+    """A complete page of some parts."""
     head = Markup(
         '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">'
         '<title>{}</title><meta name="viewport" content="width=device-width, initial-scale=1">'
@@ -73,7 +73,7 @@ def html_page(title: str, parts: Sequence[Markup], script: Markup = NONE) -> str
 
 
 def section(heading: str, picture: Markup, words: str = "") -> Markup:
-    """A heading, a picture and a line below it; nothing without a picture."""
+    """A heading, a picture and a line of text below it; empty without a picture."""
     if not picture:
         return NONE
     below = Markup('<p class="faint">{}</p>').format(words) if words else NONE
@@ -81,13 +81,13 @@ def section(heading: str, picture: Markup, words: str = "") -> Markup:
 
 
 def sums(entries: Sequence[tuple[str, str]]) -> Markup:
-    """A line of figures, each with what it is."""
+    """A line of figures with their labels."""
     pairs = (Markup("<div><dt>{}</dt><dd>{}</dd></div>").format(*entry) for entry in entries)
     return Markup('<dl class="sum">{}</dl>').format(Markup().join(pairs))
 
 
 def _members(plan: Plan) -> list[str]:
-    """Workers and servers; of many hosts only how many."""
+    """Workers and servers; only their number if there are many hosts."""
     if len(plan.hosts) <= 4:
         return members_texts(plan)
     found = [f"{pluralize(plan.num_workers, 'worker')} on {len(plan.hosts)} hosts"]
