@@ -20,7 +20,7 @@ from parallax.base.types import OpLibrary
 
 @functools.cache
 def frozen_ops() -> OpLibrary:
-    """The ops, registered once loaded.
+    """Returns the ops, which are registered once loaded.
 
     Raises:
         CheckpointError: the library has not been built.

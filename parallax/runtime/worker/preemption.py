@@ -26,35 +26,35 @@ from parallax.runtime.worker.barrier import barrier
 
 
 class Preempted(BaseException):
-    """The state of a preempted job is saved: the worker leaves as if its script had ended well.
+    """The state of a preempted job is saved: the worker exits as if its script had succeeded.
 
-    No SystemExit, so that no script takes it for its own.
+    It is no SystemExit, so that no script mistakes it for its own.
     """
 
 
 class Preemption:
-    """What one worker knows of a preemption of its job.
+    """One worker's state of a preemption of its job.
 
     Args:
-        workers: communicator of the workers; every worker must make one of these at the same time.
+        workers: communicator of the workers; every worker must create one of these at the same time.
     """
 
     def __init__(self, workers: Comm) -> None:
-        self._comm = workers.Dup()  # its messages meet no others
+        self._comm = workers.Dup()  # its messages are separate from all others
         self._run = 0
         self._is_told = False
-        self._verdict: tuple[int, bool] | None = None  # the last that has come: about which run, and what
+        self._verdict: tuple[int, bool] | None = None  # the last one received: its run, and its content
         self._answers: dict[int, int] = {}  # rank -> run
-        self._sent: list[MpiRequest] = []  # messages must stay until they are taken
+        self._sent: list[MpiRequest] = []  # messages must stay alive until they are received
 
     def is_told(self) -> bool:
-        """Whether this is worker 0, and it has heard of a preemption."""
+        """Whether this is worker 0, and it was notified of a preemption."""
         if self._comm.Get_rank() == 0 and not self._is_told:
             self._is_told = is_preempted()
         return self._is_told
 
     def is_now(self) -> bool:
-        """Whether all workers save after the run that has just ended; synchronous workers ask after each that trains.
+        """Whether all workers save after the run that just ended; synchronous workers call it after each training run.
 
         Returns:
             The same on all workers.
@@ -65,7 +65,7 @@ class Preemption:
         return self.is_told() and self._lead()
 
     def _lead(self) -> bool:
-        """Worker 0's verdict about the run that has just ended, which all are sent."""
+        """Worker 0's verdict about the run that has just ended, which it sends to all."""
         others = range(1, self._comm.Get_size())
         for rank in others:
             if rank not in self._answers and self._comm.iprobe(source=rank):
@@ -91,16 +91,16 @@ class Preemption:
         self._sent += [self._comm.isend(step, rank) for rank in range(1, self._comm.Get_size())]
 
     def read_call(self) -> int | None:
-        """On the others: the step of worker 0, when it has called."""
+        """On the other workers: the step of worker 0, if it has called."""
         if self._comm.Get_rank() and self._comm.iprobe(source=0):
             return int(self._comm.recv(source=0))
         return None
 
     def leave(self, step: int) -> NoReturn:
-        """Tells the launcher that the state of a step is saved, and leaves the script; every worker must call it.
+        """Reports to the launcher that the state of a step is saved, and leaves the script; every worker must call it.
 
         Raises:
-            Preempted: always; it passes through the script, whose `finally` clauses are carried out.
+            Preempted: always; it passes through the script, whose `finally` clauses run.
         """
         barrier(self._comm)
         if self._comm.Get_rank() == 0:

@@ -32,27 +32,26 @@ _PIECE_BYTES = 1 << 28
 
 
 class ProcessGroup:
-    """The job as one rank sees it; made by `enter`.
+    """The job from the view of one rank; made by `enter`.
 
     Attributes:
-        parcel: what the launcher sent.
+        parcel: the launcher's job message.
         world: communicator of workers and servers.
-        workers: communicator of the workers only; everything between workers goes over it. None on a server.
+        workers: communicator of the workers only, for all communication between workers. None on a server.
         rank: number of this worker among the workers, or of this server among the servers.
         size: how many workers.
         is_server: whether this rank is a server.
         worker_addresses: `address:port` of each worker's TensorFlow server; empty without servers.
         server_addresses: `address:port` of each server; empty without servers.
-        target: what a session connects to: this rank's own TensorFlow server, or empty without servers or before
-            `start`.
-        host_workers: communicator of the workers of this host, where a host has several workers and there are several
+        target: the target of sessions: this rank's own TensorFlow server, or empty without servers or before `start`.
+        host_workers: communicator of the workers of this host, if a host has several workers and there are several
             hosts; else None. Set by `start`.
-        when_built: what a worker does, with its rank, once the session is there.
-        at_end: what a worker does when its script has ended well, with the others, who all come there.
-        folders: where a worker writes what all workers would write to one folder.
-        replica: of a model in stages, which replica this worker is of; without stages its rank.
+        when_built: called on a worker, with its rank, once the session exists.
+        at_end: called on a worker when its script has succeeded, together with the others.
+        folders: per-worker folders for files that all workers would write to one folder.
+        replica: of a model in stages, the replica of this worker; without stages its rank.
         replicas: how many there are.
-        stage: which stage of the model it computes.
+        stage: the stage of the model that it computes.
         team: communicator of the workers of this stage, one of each replica, ranked by replica; without stages of all.
         peers: communicator of the workers of this replica, ranked by stage; None without stages.
     """
@@ -80,10 +79,10 @@ class ProcessGroup:
         self._server: Any = None  # lives as long as the process
 
     def form_teams(self, stages: int) -> None:
-        """Takes consecutive workers for replicas of a model in stages; every worker must call it, before `start`.
+        """Groups consecutive workers into replicas of a model in stages; every worker must call it, before `start`.
 
         Args:
-            stages: how many the model has; 1 changes nothing.
+            stages: the number of stages; 1 has no effect.
         """
         if stages > 1:
             self.replica, self.stage = divmod(self.rank, stages)
@@ -94,7 +93,7 @@ class ProcessGroup:
     def start(self, config: ConfigProto | None = None) -> None:
         """Starts this rank's TensorFlow server, if the job has servers, and Horovod on a worker.
 
-        Every worker must call it; it waits for the others. A second call changes nothing.
+        Every worker must call it; it waits for the others. A second call has no effect.
 
         Args:
             config: a ConfigProto for the TensorFlow server.
@@ -114,7 +113,7 @@ class ProcessGroup:
         import tensorflow as tf
 
         held = self._held
-        assert held is not None  # until the server is there
+        assert held is not None  # reserved until the server exists
         cluster = tf.train.ClusterSpec(
             {SERVER_TASK: list(self.server_addresses), WORKER_TASK: list(self.worker_addresses)}
         )
@@ -145,7 +144,7 @@ class ProcessGroup:
 
 
 def enter() -> ProcessGroup:
-    """Joins the job; every rank calls it once, first of all that goes between ranks.
+    """Joins the job; every rank calls it once, before any other communication between ranks.
 
     Raises:
         LaunchError: on rank 0 when the launcher sent nothing; where no port is free.
@@ -173,7 +172,7 @@ def enter() -> ProcessGroup:
 
 
 def bytes_of_rank_0(data: Buffer | None, workers: Comm) -> Buffer:
-    """Rank 0's bytes on all workers, None elsewhere; MPI counts to 2**31 only, so they go in pieces."""
+    """Broadcasts rank 0's bytes (None elsewhere) to all workers; in pieces, because MPI counts to 2**31 only."""
     size = workers.bcast(None if data is None else memoryview(data).nbytes, 0)
     found = bytearray(size) if data is None else data
     view = memoryview(found)
@@ -183,7 +182,7 @@ def bytes_of_rank_0(data: Buffer | None, workers: Comm) -> Buffer:
 
 
 def _receive() -> JobMessage:
-    """The parcel from standard input, which is empty afterwards."""
+    """Reads the job message from standard input, which is empty afterwards."""
     parcel = read_parcel(sys.stdin.buffer)
     nothing = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, 0)
@@ -192,10 +191,10 @@ def _receive() -> JobMessage:
 
 
 def hold_port(address: str, ports: tuple[int, int] | None) -> socket.socket:
-    """A socket bound to a port of `address` that nobody else has, which a TensorFlow server can then take over.
+    """Returns a socket bound to a free port of `address`, which a TensorFlow server can then take over.
 
     Raises:
-        LaunchError: no port of the range is free, or the address is none of this host's.
+        LaunchError: no port of the range is free, or the address is not this host's.
     """
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     reason = ""
@@ -228,7 +227,7 @@ _of_this_process: ContextVar[ProcessGroup | None] = ContextVar("members", defaul
 
 @contextmanager
 def membership() -> Iterator[ProcessGroup]:
-    """Joins the job; inside, `current_process_group` gives what was joined."""
+    """Context of a job, which is joined here and returned by `current_process_group`."""
     members = enter()
     token = _of_this_process.set(members)
     try:
@@ -238,7 +237,7 @@ def membership() -> Iterator[ProcessGroup]:
 
 
 def current_process_group() -> ProcessGroup:
-    """The job that this process is in.
+    """The job of this process.
 
     Raises:
         SessionError: outside a job.
