@@ -16,11 +16,11 @@ Event = dict[str, Any]
 
 
 def trace_text(traces: Sequence[RankTrace], steps: Sequence[Step] = ()) -> str:
-    """The file of some ranks.
+    """The content of the trace file of some ranks.
 
     Args:
         traces: their rows; times are microseconds of rank 0's clock since 1970.
-        steps: where one rank is alone, its ops, for rows of single ops.
+        steps: for a single rank, its ops, for rows of single ops.
     """
     events = [event for trace in traces for event in _rank_events(trace, steps)]
     clocks = {f"rank {t.rank}": f"{t.offset.offset_us:+.0f} us, +-{t.offset.uncertainty_us:.0f} us" for t in traces}

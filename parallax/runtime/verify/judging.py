@@ -31,18 +31,19 @@ from parallax.base.types import Array, Value
 
 MARGIN = 32.0
 """Both are sums of roundings, drawn once and a few times: the error was at most 2 times the noise where many elements
-change, and 16 times where a few elements change by a rounding of theirs."""
+change, and 16 times where a few elements change by one rounding.
+"""
 
 HALF_MARGIN = 4.0
-"""Where the job itself rounds to half precision: all elements are then moved by the most that it rounds by."""
+"""Where the job itself rounds to half precision: all elements are then perturbed by the largest such rounding."""
 
 
 VARIABLES, OTHERS, OWN = "variable", "other", "own"
-"""Kinds of arrays: trained variables, what follows none of them, what every worker has for itself. `slot NAME` else."""
+"""Kinds of arrays: trained variables, untrained state, per-worker state. `slot NAME` for slots."""
 
 
 class Verdict(str, Enum):
-    """What is found of an array."""
+    """The verdict on an array."""
 
     EQUAL = "equal"
     NOISE = "noise"
@@ -56,14 +57,14 @@ class ArrayPair:
 
     Attributes:
         name: of the variable.
-        kind: with which others it is comparable in size.
-        errors: by worker, the norm of what its value differs by from the one process's.
-        spread: the largest norm of what a worker's value differs by from worker 0's.
-        change: the norm of what the steps changed the one process's value by.
+        kind: the arrays of similar size.
+        errors: by worker, the norm of the difference between its value and the one process's.
+        spread: the largest norm of the difference between a worker's value and worker 0's.
+        change: the norm of the change of the one process's value in the steps.
         largest: the largest element of that change.
         moved: how many elements changed, or differ.
         stored: the norm of one rounding of every element that differs.
-        noise: the norm of what this change changes by, from initial values that differ by a rounding.
+        noise: the norm of the change of this change, from initial values that differ by a rounding.
         rounding: unit of the element type at 1; 0 for integers, which must be equal.
     """
 
@@ -88,8 +89,8 @@ class ArrayVerdict:
         kind: as measured.
         error: the largest of all workers.
         worker: which worker has it.
-        allowed: how large it may be.
-        verdict: what follows.
+        allowed: its bound.
+        verdict: the result.
     """
 
     name: str
@@ -113,7 +114,7 @@ def measure(name: str, kind: str, before: Value, after: Value, noise: float, fou
 
     Args:
         name: of the variable.
-        kind: with which others it is comparable in size.
+        kind: the arrays of similar size.
         before: the one process's initial value.
         after: its value after the steps, of the same shape.
         noise: as `ArrayPair.noise`.
@@ -144,8 +145,8 @@ def judge(measured: Iterable[ArrayPair], tolerance: float, margin: float = MARGI
 
     Args:
         measured: all arrays of a comparison.
-        tolerance: the error that is allowed of an array's change.
-        margin: the error that is allowed of its noise.
+        tolerance: the allowed error relative to an array's change.
+        margin: the allowed error relative to its noise.
     """
     arrays = list(measured)
     largest: dict[str, float] = {}
