@@ -1,1 +1,1 @@
-"""What all else builds upon: checked values of files, private files, a status line, and calls after an import."""
+"""Foundations of all other packages: checked file values, private files, a status line, and post-import callbacks."""

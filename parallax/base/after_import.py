@@ -1,7 +1,7 @@
 """Calls a function once a package has been imported, now or later, without importing it.
 
-While that package is imported, Python searches for no reference cycles: of the hundreds of thousands of objects that
-TensorFlow makes nearly all stay, and looking through them again and again takes a fifth of its import.
+During that import, Python's cyclic garbage collection is disabled: nearly all of the hundreds of thousands of objects
+that TensorFlow creates stay alive, and traversing them repeatedly takes a fifth of its import.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def after_import(package: str, call: Callable[[], None]) -> None:
 
 
 class _Finder(MetaPathFinder):
-    """Finds one package as the other finders do, and has its loader call a function at the end."""
+    """Finds one package as the other finders do, and makes its loader call a function at the end."""
 
     def __init__(self, package: str, call: Callable[[], None]) -> None:
         self._package = package
@@ -54,7 +54,7 @@ class _Finder(MetaPathFinder):
             gc.disable()
             try:
                 execute(module)
-                gc.freeze()  # later searches leave out what is there now
+                gc.freeze()  # later garbage collections skip the current objects
             finally:
                 if was_on:
                     gc.enable()

@@ -16,7 +16,7 @@ class ResourceFileError(ParallaxError):
 
 
 class GraphError(ParallaxError):
-    """The user's graph cannot be trained in parallel as it is; the message names the op or variable."""
+    """The user's graph cannot be trained in parallel unchanged; the message names the op or variable."""
 
 
 class OtherGraphError(GraphError):
@@ -28,7 +28,7 @@ class PlanError(ParallaxError):
 
 
 class TransformError(ParallaxError):
-    """A pass left a graph that breaks what must hold after it; the message names the offending op."""
+    """A pass left a graph that violates a postcondition; the message names the offending op."""
 
 
 class SessionError(ParallaxError):
@@ -39,7 +39,7 @@ class IdError(SessionError):
     """An id of a lookup is no row of its table.
 
     Attributes:
-        what: the message without rank and step, by which ranks and starts that failed alike are known.
+        what: the message without rank and step, which identifies ranks and starts that failed alike.
     """
 
     def __init__(self, message: str, what: str) -> None:
@@ -48,7 +48,7 @@ class IdError(SessionError):
 
 
 class LaunchError(ParallaxError):
-    """The job could not be started on the machines named."""
+    """The job could not be started on the named machines."""
 
 
 class CheckpointError(ParallaxError):
@@ -56,4 +56,4 @@ class CheckpointError(ParallaxError):
 
 
 class GuardError(ParallaxError):
-    """What must be equal on all workers differs; the message names it, the workers, and since when."""
+    """State that must be equal on all workers differs; the message names it, the workers, and since when."""

@@ -1,7 +1,7 @@
-"""Files and folders of this user alone in places that others may write to, such as /dev/shm.
+"""Files and folders private to this user, in places that others may write to, such as /dev/shm.
 
-Whoever can write to such a folder can put a link, or a file or folder with open rights, under a name that is known or
-can be guessed. So no link is followed, and what is there already is used only if this user owns it.
+A user who can write to such a folder can create a link, or a file or folder with open permissions, under a name that is
+known or can be guessed. So no link is followed, and an existing file is used only if this user owns it.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def lock_own_file(path: Path) -> int | None:
         path: of the file.
 
     Returns:
-        The descriptor; None when somebody else has the lock, the file is gone, or it is not a regular file of this user
+        The descriptor; None if another process has the lock, the file is gone, or it is not a regular file of this user
         under one name.
     """
     try:
@@ -35,14 +35,14 @@ def lock_own_file(path: Path) -> int | None:
         if _is_own_file(os.fstat(file)):
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             if os.path.samestat(os.fstat(file), path.lstat()):
-                os.fchmod(file, _ALONE)  # a version before may have made it with other rights
+                os.fchmod(file, _ALONE)  # an earlier version may have created it with other permissions
                 return file
     os.close(file)
     return None
 
 
 def make_locked_file(path: Path, text: str) -> int:
-    """Makes a file that this user alone may open, and locks it; under its name it has the lock and all of the text.
+    """Creates a file that only this user may open, and locks it; it appears under its name locked and complete.
 
     Args:
         path: of the file; another file of this name is replaced.
@@ -57,7 +57,7 @@ def make_locked_file(path: Path, text: str) -> int:
     unfinished = path.with_name(f"{path.name}.{os.getpid()}")
     file = os.open(unfinished, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, _ALONE)
     try:
-        os.fchmod(file, _ALONE)  # whatever the umask is
+        os.fchmod(file, _ALONE)  # independent of the umask
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         with os.fdopen(file, "w", encoding="utf-8", closefd=False) as written:
             written.write(text)
@@ -70,14 +70,14 @@ def make_locked_file(path: Path, text: str) -> int:
 
 
 def make_own_folder(path: Path) -> None:
-    """Makes a folder that this user alone may look into, or finds it made.
+    """Creates a folder that only this user may read, unless it exists.
 
     Args:
-        path: of the folder; those above it are made with the usual rights.
+        path: of the folder; its ancestors are created with the usual permissions.
 
     Raises:
-        OSError: it cannot be made.
-        PermissionError: there is something else under its name: a link, or what another user owns or may look into.
+        OSError: it cannot be created.
+        PermissionError: something else has its name: a link, or a folder that another user owns or may read.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     with contextlib.suppress(FileExistsError):

@@ -1,4 +1,4 @@
-"""One line at a terminal that says what is waited for, and goes when something else is written."""
+"""A terminal status line that shows what the program waits for, and is erased before other output."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _ERASE = "\r\x1b[K"
 
 
 class _StatusLine:
-    """The line of this process."""
+    """The status line of this process."""
 
     def __init__(self) -> None:
         self.is_wanted = self._is_there = False
@@ -33,7 +33,7 @@ _line = _StatusLine()
 
 @contextmanager
 def status_line(is_wanted: bool = True) -> Iterator[None]:
-    """Within it, `show_status` shows a line where stderr is a terminal; at its end the line goes.
+    """Context in which `show_status` shows a line if stderr is a terminal; the line is erased at the end.
 
     Args:
         is_wanted: whether it shows anything.
@@ -47,10 +47,10 @@ def status_line(is_wanted: bool = True) -> Iterator[None]:
 
 
 def show_status(text: str) -> None:
-    """Says what is waited for from now on, in the place of what was."""
+    """Replaces the text about what the program waits for."""
     _line.show(text)
 
 
 def clear_status() -> None:
-    """Takes the line away, for other text to be written."""
+    """Erases the line, before other text is written."""
     _line.clear()

@@ -1,7 +1,7 @@
-"""Values that come from outside: files are read with types and bounds checked, and names are shown as plain text.
+"""Checks values from outside: files are read with types and bounds checked, and names are shown as plain text.
 
-What a dataclass of a file may hold is said once, by the annotations of its fields: `Count`, `Text` and the others here.
-All else is refused when the file is read, so no later stage meets it.
+The annotations of a dataclass's fields define what its file may contain: `Count`, `Text` and the others here. Anything
+else is refused when the file is read, so no later stage sees it.
 """
 
 from __future__ import annotations
@@ -18,23 +18,23 @@ from msgspec import Meta
 _Value = TypeVar("_Value")
 
 LARGEST = 2**53
-"""The largest whole number: what a float, and any reader of JSON, has exactly."""
+"""The largest integer: floats, and all JSON readers, represent integers exactly up to here."""
 
 Text = Annotated[str, Meta(max_length=100_000, pattern=r"^[^\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]*$")]
-"""Words or a name: without what moves a terminal's cursor, changes its colours or the direction of text."""
+"""Text or a name, without characters that move a terminal's cursor, change its colours or the direction of text."""
 
 Count = Annotated[int, Meta(ge=0, le=LARGEST)]
 Positive = Annotated[int, Meta(ge=1, le=LARGEST)]
 Finite = Annotated[float, Meta(ge=-1e15, le=1e15)]
 Amount = Annotated[float, Meta(ge=0, le=1e15)]
-"""Seconds, rows or bytes: from 0, and never infinite."""
+"""Seconds, rows or bytes: at least 0, and finite."""
 
 _SHOWN = 60
-"""Letters of a received value in a message."""
+"""The maximum number of a received value's characters in a message."""
 
 
 def shown(text: object) -> str:
-    """A name or text from a file, a graph or another process, for people: control characters as escapes."""
+    """A name or text from a file, a graph or another process, for display: control characters are escaped."""
     plain = str(text)
     if plain.isprintable():
         return plain
@@ -42,22 +42,22 @@ def shown(text: object) -> str:
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """` Did you mean X?` with the nearest of the known words; empty where none is near."""
+    """` Did you mean X?` with the nearest of the known words; empty if none is near."""
     near = difflib.get_close_matches(word, list(known), n=1)
     return f" Did you mean {near[0]}?" if near else ""
 
 
 def read_json(text: str, error_of: type[Exception], name: str, what: str) -> dict[str, Any]:
-    """A JSON object.
+    """Parses a JSON object.
 
     Args:
         text: of the file.
-        error_of: what is raised.
+        error_of: the exception class to raise.
         name: the file's name, for messages.
-        what: what it is, as `a plan file`.
+        what: its description, such as `a plan file`.
 
     Raises:
-        error_of: when it is none; the message has the line.
+        error_of: when it is not a JSON object; the message has the line.
     """
     try:
         raw = json.loads(text)
@@ -65,16 +65,16 @@ def read_json(text: str, error_of: type[Exception], name: str, what: str) -> dic
         raise error_of(
             f"{shown(name)}:{error.lineno}: {what} must be JSON, and this line is invalid: {error.msg}."
         ) from error
-    except (RecursionError, ValueError) as error:  # too deep; a number of too many digits
+    except (RecursionError, ValueError) as error:  # too deep, or a number with too many digits
         raise error_of(f"{shown(name)}: {what} must be valid JSON: {error}.") from error
     return raw if isinstance(raw, dict) else {}
 
 
 def checked_value(raw: Mapping[str, Any], kind: type[_Value]) -> _Value:
-    """A dataclass from JSON's values, with the types and bounds that its fields are annotated with.
+    """Builds a dataclass from JSON values, with the types and bounds of its field annotations.
 
     Raises:
-        ValueError: says where in the file something else is, and what.
+        ValueError: names the place in the file, and the value found there.
     """
     try:
         found = msgspec.convert(raw, kind)
@@ -91,7 +91,7 @@ def checked_value(raw: Mapping[str, Any], kind: type[_Value]) -> _Value:
 
 
 def _refuse_unknown(raw: Any, made: Any, place: str) -> None:
-    """Refuses what was in the file and is in no field."""
+    """Refuses values in the file that belong to no field."""
     if isinstance(raw, dict):
         for key, value in raw.items():
             if key not in made:
@@ -104,7 +104,7 @@ def _refuse_unknown(raw: Any, made: Any, place: str) -> None:
 
 
 def _describe_received(raw: Any, place: str) -> str:
-    """What stands at a place like `$.hosts[0]`; nothing where the place does not say it."""
+    """Describes the value at a place like `$.hosts[0]`; empty if the place does not identify it."""
     for field, number in re.findall(r"\.(\w+)|\[(\d+)\]", place):
         try:
             raw = raw[field] if field else raw[int(number)]

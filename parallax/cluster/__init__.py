@@ -1,1 +1,1 @@
-"""What machines there are: the resource file and what it says."""
+"""Describes clusters: the resource file, its hosts, and their profiles."""

@@ -1,9 +1,10 @@
-"""Which of Open MPI's all-reduces sends least out of a host, by how many workers each host has.
+"""Selects the Open MPI all-reduce algorithm that sends the fewest bytes out of a host, given the workers per host.
 
-A ring passes 2(W-1)/W of what is reduced from each worker to the next one, so out of each host whatever its workers
-(Patarasuk and Yuan 2009). Halving and doubling swaps with a worker at distance 1, 2, 4 and so on, half as much each
-time, and the same way back (Rabenseifner 2004). Neighbours share a host, so that the large swaps stay within it: of H
-hosts with equally many workers each sends 2(H-1)/H, the least possible. It is for 2^k workers.
+A ring sends 2(W-1)/W of the reduced bytes from each worker to the next one, so the same out of each host, whatever its
+number of workers (Patarasuk and Yuan 2009). Recursive halving and doubling exchanges with a worker at distance 1, 2, 4
+and so on, half as much each time, and the reverse on the way back (Rabenseifner 2004). Neighbours share a host, so the
+large exchanges stay within it: of H hosts with equally many workers each sends 2(H-1)/H, the least possible. It
+requires 2^k workers.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ def halves(workers_by_host: Sequence[int]) -> bool:
 
 
 def sent_out_of_host(workers_by_host: Sequence[int]) -> float:
-    """What the busiest host sends to others in an all-reduce, in parts of what is reduced; 0 for a single host."""
+    """The bytes that the busiest host sends out in an all-reduce, relative to the reduced bytes; 0 for one host."""
     return _of_halving(workers_by_host) if halves(workers_by_host) else _of_ring(workers_by_host)
 
 
@@ -38,6 +39,6 @@ def _of_halving(workers_by_host: Sequence[int]) -> float:
     while distance < len(host_of):
         for rank, host in enumerate(host_of):
             if host_of[rank ^ distance] != host:
-                sent[host] += 2 * part  # on the way there, and on the way back
+                sent[host] += 2 * part  # in both directions of the algorithm
         distance, part = 2 * distance, part / 2
     return max(sent)

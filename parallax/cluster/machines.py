@@ -1,7 +1,7 @@
-"""What a job runs on: hosts, their workers, GPUs and links, and how they are reached.
+"""Describes the machines of a job: hosts, their workers, GPUs and links, and how to reach them.
 
-Frozen values without connections. Ranks follow from them alone: workers are numbered host by host, in the order of the
-hosts, so all who hold the same Cluster agree on who is where.
+All are frozen values without connections. Ranks follow from them alone: workers are numbered host by host, in the order
+of the hosts, so all processes with the same Cluster agree on the placement of ranks.
 """
 
 from __future__ import annotations
@@ -16,27 +16,27 @@ from pathlib import Path
 from parallax.base.errors import ConfigError
 
 LOOPBACK_NAMES = ("localhost", "127.0.0.1", "::1")
-"""The names under which every machine knows itself; as hosts they are one and the same."""
+"""The names by which every machine knows itself; as hosts they are the same."""
 
 CPU_WORKERS = 2
-"""Workers on a machine without GPU when nobody says how many: the fewest that exchange something."""
+"""The default number of workers on a machine without GPU: the fewest that exchange something."""
 
 GPU_FOLDER = Path("/proc/driver/nvidia/gpus")
 """NVIDIA's driver lists a folder per GPU here; no folder, no GPU."""
 
-# Letters, digits, `_`, `-` and `.`; never a leading `-`, which ssh and mpirun would read as an option.
+# Letters, digits, `_`, `-` and `.`; never a leading `-`, which ssh and mpirun would parse as an option.
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
 
 # mpirun splits the command that reaches a host at blanks, and at colons into alternatives.
 _SSH_WORD = re.compile(r"[^\s:-][^\s:]*")
 _SSH_WORDS = re.compile(r"[^\s:-][^:\n]*")
 
-# Digits and dots only: an IP address or a mistyped one, which a resolver may take for another address.
+# Digits and dots only: an IP address or a mistyped one, which a resolver may accept as another address.
 _NUMERIC = re.compile(r"[0-9.]*")
 
 
 class FieldError(ConfigError):
-    """A field of a value breaks its rule. `field` names it, so that a parser can say on which line it stands."""
+    """A field of a value is invalid. `field` names it, so that a parser can report its line."""
 
     def __init__(self, field: str, expected: str, received: str) -> None:
         super().__init__(f"{field}: expected {expected}, got {received}")
@@ -51,11 +51,11 @@ class Host:
 
     Attributes:
         address: a name or an IP address; IPv6 without brackets.
-        num_workers: workers on it. 0 makes a host for servers only.
+        num_workers: workers on it. 0 for a host of servers only.
         gpus: the GPU of each worker, by local rank; empty when the workers use none.
         num_servers: servers on it; None leaves the number to the plan.
-        link_bytes_per_s: what its network link carries each way; None when nobody said.
-        memory_bytes: what its processes may take together; None when nobody said.
+        link_bytes_per_s: the rate of its network link in each direction; None if unknown.
+        memory_bytes: the total for its processes; None if unknown.
     """
 
     address: str
@@ -83,21 +83,21 @@ class Host:
 
     @property
     def is_loopback(self) -> bool:
-        """Whether the address means this machine on every machine."""
+        """Whether the address is the local machine on every machine."""
         return _machine(self.address) == "localhost" or (
             _is_ip(self.address) and ipaddress.ip_address(self.address).is_loopback
         )
 
     @property
     def is_this_machine(self) -> bool:
-        """Whether the address is a loopback address or this machine's own name, whole or its first label."""
+        """Whether the address is a loopback address or this machine's own name, in full or its first label."""
         own = socket.gethostname().lower()
         return self.is_loopback or _machine(self.address) in (own, own.split(".")[0])
 
 
 @dataclass(frozen=True, slots=True)
 class Ssh:
-    """How hosts are reached; what is None is left to ssh and its own configuration.
+    """Settings of ssh; None leaves a setting to ssh and its own configuration.
 
     Attributes:
         user: the login name.
@@ -125,7 +125,7 @@ class Ssh:
 
     @property
     def command(self) -> str:
-        """The words before the host's name; ssh must not ask anybody anything."""
+        """The command before the host's name; ssh must not prompt."""
         if self.agent is not None:
             return self.agent
         words = ["ssh", "-o", "BatchMode=yes"]
@@ -136,7 +136,7 @@ class Ssh:
 
 @dataclass(frozen=True, slots=True)
 class Network:
-    """Which network the job uses: one interface name, or one subnet (`10.0.0.0/16`); neither leaves it to MPI."""
+    """The network of the job: one interface name, or one subnet (`10.0.0.0/16`); neither leaves the choice to MPI."""
 
     interface: str | None = None
     subnet: str | None = None
@@ -154,15 +154,15 @@ class Network:
 class Cluster:
     """All machines of a job.
 
-    Hosts need not have equal numbers of workers. Rank r is the r-th worker when they are counted host by host, and
-    within a host by local rank; the mean over the global batch weighs every worker, not every host, the same.
+    Hosts may have different numbers of workers. Rank r is the r-th worker, counted host by host, and within a host by
+    local rank; in the mean over the global batch every worker, not every host, has the same weight.
 
     Attributes:
-        hosts: in the order in which ranks are counted; rank 0 is on the first that has workers. No machine comes
-            twice; that two different names mean one machine is seen for localhost, 127.0.0.1 and ::1 only.
-        ssh: how they are reached.
+        hosts: in the order in which ranks are counted; rank 0 is on the first that has workers. No machine may appear
+            twice; two names of one machine are detected for localhost, 127.0.0.1 and ::1 only.
+        ssh: settings for reaching them.
         mpirun_options: words added to the mpirun command.
-        network: what the job's traffic uses.
+        network: of the job's traffic.
         ports: first and last port that TensorFlow servers may listen on; None for any.
     """
 
@@ -191,7 +191,7 @@ class Cluster:
 
     @property
     def num_workers(self) -> int:
-        """Workers of all hosts."""
+        """The number of workers on all hosts."""
         return sum(host.num_workers for host in self.hosts)
 
     @property
@@ -223,7 +223,7 @@ class Cluster:
         raise IndexError(f"rank must be between 0 and {self.num_workers - 1}, got {rank}")
 
     def on(self, addresses: Collection[str]) -> Cluster:
-        """The same with some of its hosts alone."""
+        """The cluster restricted to some of its hosts."""
         return replace(self, hosts=tuple(host for host in self.hosts if host.address in addresses))
 
     @property
@@ -238,8 +238,8 @@ def local_cluster(
     """The cluster without a resource file: this machine.
 
     Args:
-        num_workers: None takes a worker for each GPU, or CPU_WORKERS where there is none.
-        visible_devices: the value of CUDA_VISIBLE_DEVICES; None when it is not set, and all GPUs are seen.
+        num_workers: None for a worker per GPU, or CPU_WORKERS if there is none.
+        visible_devices: the value of CUDA_VISIBLE_DEVICES; None if it is not set, and all GPUs are visible.
         gpu_folder: where the driver lists GPUs.
 
     Raises:
@@ -251,7 +251,7 @@ def local_cluster(
     if gpus and num_workers > len(gpus):
         remedy = "an empty CUDA_VISIBLE_DEVICES runs them without"
         raise FieldError("num_workers", f"at most one worker for each of {len(gpus)} GPUs ({remedy})", str(num_workers))
-    # A negative number takes no GPU either, so that Host names the number and not a slice of the GPUs.
+    # A negative number uses no GPU either, so that Host names the number and not a slice of the GPUs.
     return Cluster((Host("localhost", num_workers, gpus[: max(num_workers, 0)]),))
 
 
@@ -272,7 +272,7 @@ def _visible_gpus(value: str) -> tuple[int, ...]:
 
 
 def _machine(address: str) -> str:
-    """One spelling for each machine, as far as an address tells."""
+    """The canonical spelling of a machine, as far as its address determines it."""
     name = str(ipaddress.ip_address(address)) if _is_ip(address) else address.lower().removesuffix(".")
     return "localhost" if name in LOOPBACK_NAMES else name
 

@@ -1,4 +1,4 @@
-"""The profiles that a plan is made with, and that they belong to the job."""
+"""Loads the profiles that a plan is made with, and checks that they belong to the job."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from parallax.plans.prediction import ProfileUsed
 
 @dataclass(frozen=True, slots=True)
 class PlanInputs:
-    """What is known besides the graph and the layout.
+    """The inputs of a plan besides the graph and the layout.
 
     Attributes:
-        cluster: the links; None when they were not measured.
-        model: what the steps do; None when they were not looked at.
-        cluster_name: of the file that it came from, for people.
+        cluster: the links; None if not measured.
+        model: the steps' profile; None if not measured.
+        cluster_name: of the file that it came from, for messages.
         model_name: likewise.
     """
 
@@ -35,7 +35,7 @@ class PlanInputs:
 
     @property
     def used(self) -> tuple[ProfileUsed, ...]:
-        """The profiles at hand, for the plan."""
+        """The profiles, as recorded in the plan."""
         found = []
         if self.cluster is not None:
             found.append(ProfileUsed("cluster", self.cluster_name, self.cluster.fingerprint))
@@ -44,7 +44,7 @@ class PlanInputs:
         return tuple(found)
 
     def table(self, name: str) -> TableProfile | None:
-        """What was seen of a variable that is looked up by row; None when nothing was."""
+        """The profile of a variable that is looked up by row; None if there is none."""
         return None if self.model is None else self.model.table(name)
 
     def check_belongs_to(self, graph: str, hosts: int) -> None:
@@ -77,7 +77,7 @@ class PlanInputs:
             hosts: addresses as in the resource file, in its order.
 
         Raises:
-            PlanError: when the profile's hosts are others, or in another order.
+            PlanError: when the profile's hosts differ, or are in another order.
         """
         measured = [] if self.cluster is None else [host.name for host in self.cluster.hosts]
         if measured and measured != list(hosts):
@@ -89,7 +89,7 @@ class PlanInputs:
 
 
 def read_measured(cluster_file: Path | str | None, model_file: Path | str | None) -> PlanInputs:
-    """Reads the profiles at hand.
+    """Reads the given profiles.
 
     Raises:
         PlanError: when a file cannot be read, or is no profile.
@@ -101,7 +101,7 @@ def read_measured(cluster_file: Path | str | None, model_file: Path | str | None
 
 
 def file_text(file: Path | str) -> str:
-    """What is in the file of a profile.
+    """The content of a profile's file.
 
     Raises:
         PlanError: when it cannot be read.

@@ -1,4 +1,4 @@
-"""Where model profiles go, and writing them; plan_inputs.py reads them."""
+"""Writes model profiles and defines their paths; plan_inputs.py reads them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _DIGITS = 12
 
 
 def default_path(profile: ModelProfile) -> Path:
-    """Where a profile goes when nobody says: in the working folder, named by its graph and cluster."""
+    """The default path of a profile: in the working folder, named by its graph and cluster."""
     keys = [key[:_DIGITS] for key in (profile.graph, profile.cluster) if key]
     return Path(f"parallax-profile-{'-'.join(keys)}.json")
 
@@ -32,7 +32,7 @@ def check_writable(path: Path) -> None:
     """Refuses, before anything is measured, a file that cannot be written.
 
     Raises:
-        ConfigError: the folder is not there, or the name is a folder's.
+        ConfigError: the folder does not exist, or the name is a folder's.
     """
     if path.is_dir():
         raise _unwritable(path, "it is a folder")

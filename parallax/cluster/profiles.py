@@ -1,6 +1,6 @@
-"""What was measured: of a cluster, its links; of a model, the rows that its steps touch and the time they compute.
+"""Measured profiles: a cluster's links; a model's touched rows and compute time per step.
 
-A plan's seconds are computed from these, and from nothing else. Both are frozen values, stored as JSON.
+A plan's predicted seconds are computed from these, and from nothing else. Both are frozen values, stored as JSON.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ MODEL_PROFILE_VERSION = 1
 _Profile = TypeVar("_Profile", "ClusterProfile", "ModelProfile")
 
 OPERATIONS = ("allreduce", "alltoall", "allgather", "pull", "push")
-"""What is measured across hosts, and within one: the collectives of workers, and a server's pull and push."""
+"""The measured operations, across hosts and within one: collectives of workers, and a server's pull and push."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,16 +33,17 @@ class AlphaBeta:
 
         latency + byte_s * bytes + on_link - overlap * min(latency, on_link)
 
-    with latency = base_s + per_peer_s * (n - 1) and on_link = bytes / rate. `bytes` are those that the busiest host's
-    link carries in its busier direction (within a host: a member's, and of a server those of all its members), `rate`
-    is that link's in bytes per second, as in `HostProfile`, and is not part of the fit (within a host there is none).
+    with latency = base_s + per_peer_s * (n - 1) and on_link = bytes / rate. `bytes` are those on the busiest host's
+    link in its busier direction (within a host: a member's, and for a server those of all its members). `rate` is that
+    link's in bytes per second, as in `HostProfile`, and is not part of the fit (within a host there is none).
 
     Attributes:
-        base_s: seconds whatever the members and bytes.
-        per_peer_s: seconds more for each further member; 0, and in the base, where one number of members was measured.
-        byte_s: seconds of a byte besides its time on the link: copies, checksums, waits between packets.
-        overlap: how much of the latency passes while the link is busy, from 0 (they add up) to 1 (the longer counts).
-            It is near 1 where a link that was idle lets more through at once afterwards, as emulated ones do.
+        base_s: seconds independent of members and bytes.
+        per_peer_s: additional seconds for each further member; 0, and included in the base, if only one number of
+            members was measured.
+        byte_s: seconds per byte in addition to its time on the link: copies, checksums, waits between packets.
+        overlap: the part of the latency that overlaps with the link's time, from 0 (they add up) to 1 (the longer
+            counts). It is near 1 for a link that lets a burst through after being idle, as emulated ones do.
         residual: median over the samples of |fitted - measured| / measured.
         samples: how many measurements it was fitted to.
     """
@@ -69,9 +70,9 @@ class HostProfile:
 
     Attributes:
         name: as in the resource file.
-        cores: that its processes may use.
+        cores: available to its processes.
         memory_bytes: of the machine.
-        out_bytes_per_s: measured rate of its link, sending; 0 where there is no other host.
+        out_bytes_per_s: measured rate of its link, sending; 0 if there is no other host.
         in_bytes_per_s: receiving; likewise.
     """
 
@@ -96,8 +97,8 @@ class ClusterProfile:
         across: operation -> fit, with one member on each host.
         within: operation -> fit, with all members on one host; an operation that was not measured is left out, as pull
             and push are with several hosts.
-        shared_cores: how many processes compute at once, one on each host, as fast as one alone; None when all do.
-            Emulated hosts share their machine's cores, and a step's compute time grows with their number.
+        shared_cores: the number of processes, one on each host, that can compute concurrently at full speed; None for
+            all. Emulated hosts share their machine's cores, and a step's compute time grows with their number.
     """
 
     version: int
@@ -118,16 +119,16 @@ class ClusterProfile:
 
 @dataclass(frozen=True, slots=True)
 class TableProfile:
-    """What the steps of a model do to one variable that is looked up by row.
+    """The lookups of a model's steps in one variable that is looked up by row.
 
     Attributes:
         name: of the variable.
-        ids: mean of the ids that a worker looks up in a step.
-        touched_rows: mean of the distinct ones among them.
-        joined_rows: (k, mean of the distinct rows that k workers touch together in a step), rising in k, from k = 1 to
-            as many as were seen at once: what the workers of a host merge, and what owners receive.
-        busiest_share: of all rows asked for, the share of the owner that is asked for most, times the number of
-            owners; 1 is balanced. For as many owners as `joined_rows` ends with.
+        ids: mean number of ids that a worker looks up in a step.
+        touched_rows: mean number of the distinct ones among them.
+        joined_rows: (k, mean number of distinct rows that k workers touch together in a step), ascending in k, from k =
+            1 to the number measured together: rows that the workers of a host merge, and that owners receive.
+        busiest_share: the share of all requested rows that the most requested owner stores, times the number of owners;
+            1 is balanced. For as many owners as the last k of `joined_rows`.
     """
 
     name: Text
@@ -139,23 +140,23 @@ class TableProfile:
 
 @dataclass(frozen=True, slots=True)
 class ModelProfile:
-    """What the steps of a model were seen to do.
+    """The profile of a model's steps.
 
     Attributes:
         version: of this format.
         graph: the `model_key` of the graph (spec.py).
-        cluster: fingerprint of the cluster profile that was at hand; empty without one.
-        steps: how many batches of each worker were looked at.
+        cluster: fingerprint of the cluster profile used; empty without one.
+        steps: the number of measured batches of each worker.
         source: `sample batches` or `first steps`.
         tables: one for each variable looked up by row, sorted by name.
-        compute_s: median seconds that a worker computes in a step, without any exchange; None when not measured.
-        memory_bytes: peak memory of a worker besides the values of variables and slots; None when not measured.
-        session_s: seconds of a step besides compute and exchanges (the session's own); None when not measured.
-        overlap_s: of `compute_s`, the seconds in which gradients are already on their way; None when not measured, and
-            then compute is taken to hide nothing.
-        one_core_s: median seconds that a worker with one core for all its threads computes in a step: what it takes of
-            cores that are shared; None when not measured.
-        computing: how many workers computed at once, on the cores of the cluster, when `compute_s` was measured.
+        compute_s: median seconds that a worker computes in a step, without any exchange; None if not measured.
+        memory_bytes: peak memory of a worker in addition to the values of variables and slots; None if not measured.
+        session_s: seconds of a step in addition to compute and exchanges (the session's own); None if not measured.
+        overlap_s: of `compute_s`, the seconds in which gradients are already being sent; None if not measured, and then
+            compute is assumed to hide nothing.
+        one_core_s: median seconds that a worker with one core for all its threads computes in a step: its demand on
+            shared cores; None if not measured.
+        computing: how many workers computed concurrently, on the cores of the cluster, when `compute_s` was measured.
     """
 
     version: int
@@ -172,7 +173,7 @@ class ModelProfile:
     computing: Positive = 1
 
     def table(self, name: str) -> TableProfile | None:
-        """That of one variable; None when it was not measured."""
+        """The profile of one variable; None if it was not measured."""
         return next((table for table in self.tables if table.name == name), None)
 
     @property
@@ -193,7 +194,7 @@ def cluster_profile_from_json(text: str, name: str = "cluster profile") -> Clust
         name: the file's name, for messages.
 
     Raises:
-        PlanError: when it is none, or one of another version.
+        PlanError: when it is no profile, or one of another version.
     """
     return _read(
         text, name, ClusterProfile, "cluster profile", "as `parallax calibrate` writes it", CLUSTER_PROFILE_VERSION
@@ -204,7 +205,7 @@ def model_profile_from_json(text: str, name: str = "model profile") -> ModelProf
     """Reads a model profile; as `cluster_profile_from_json`.
 
     Raises:
-        PlanError: when it is none, or one of another version.
+        PlanError: when it is no profile, or one of another version.
     """
     found = _read(text, name, ModelProfile, "model profile", "as it was written", MODEL_PROFILE_VERSION)
     names = [table.name for table in found.tables]

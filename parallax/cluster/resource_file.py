@@ -1,9 +1,10 @@
 """Reads the file that lists the machines of a job, in either of its two formats.
 
-Lines: `host` or `host: 0,1,2` (GPU numbers) a line, as in Parallax 2019, or `host slots=2` (workers without GPU), as in
-Open MPI's hostfiles; `#` begins a comment, IPv6 goes in brackets.
-YAML: a map with the keys of `parallax.cluster.resource_keys`; an item of `hosts` is such a line or a map.
-Every error says file, line, key, what was expected and what was received.
+- Lines: `host` or `host: 0,1,2` (GPU numbers) per line, as in Parallax 2019, or `host slots=2` (workers without GPU),
+  as in Open MPI's hostfiles; `#` begins a comment, IPv6 goes in brackets.
+- YAML: a map with the keys of `parallax.cluster.resource_keys`; an item of `hosts` is such a line or a map.
+
+Every error states the file, line, key, the expected value and the received value.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from parallax.base.errors import ResourceFileError
 from parallax.cluster.machines import LOOPBACK_NAMES, Cluster, FieldError, Host, Network, Ssh, local_cluster
 from parallax.cluster.resource_keys import FILE_KEYS, HOST_KEYS, LINE_FORM, NETWORK_KEYS, SSH_KEYS, Key
 
-# The keys of the file that are called differently in the values.
+# The keys of the file that differ from the names of fields.
 _KEY_BY_FIELD = {
     "num_workers": "workers",
     "num_servers": "servers",
@@ -30,7 +31,7 @@ _KEY_BY_FIELD = {
     "memory_bytes": "memory",
 }
 
-# What begins a line of a YAML file only: a document, a map in braces, the key `hosts`.
+# The beginning of a line that only a YAML file has: a document, a map in braces, the key `hosts`.
 _YAML_LINE = re.compile(r"""^(---|\{|hosts\s*:|"hosts"\s*:|'hosts'\s*:)""", re.MULTILINE)
 
 _SLOTS = re.compile(r"(\S+)\s+slots\s*=\s*(\S*)")
@@ -60,13 +61,13 @@ def parse_resource_file(path: Path | str, this_machine: Host | None = None) -> C
 def parse_resource_text(text: str, name: str, this_machine: Host | None = None) -> Cluster:
     """Reads the text of a resource file.
 
-    A host without GPUs and number of workers has one worker, without a GPU: nobody has looked at it yet. Only
-    `localhost` (127.0.0.1, ::1) then has what `this_machine` has. `workers` are workers without a GPU.
+    A host without GPUs and number of workers has one worker, without a GPU, because it has not been inspected. Only
+    `localhost` (127.0.0.1, ::1) then has the workers and GPUs of `this_machine`. `workers` are workers without a GPU.
 
     Args:
         text: lines or YAML.
-        name: how errors call the file; `.yaml` or `.yml` at its end means YAML.
-        this_machine: the workers and GPUs of this machine; None looks, as `local_cluster()`.
+        name: the file's name in errors; `.yaml` or `.yml` at its end means YAML.
+        this_machine: the workers and GPUs of this machine; None detects them, as `local_cluster()`.
 
     Raises:
         ResourceFileError: the text breaks a rule of its format or of the values in `parallax.cluster.machines`.
@@ -77,7 +78,7 @@ def parse_resource_text(text: str, name: str, this_machine: Host | None = None) 
 
 
 def parse_bandwidth(text: str) -> int | None:
-    """Bytes per second of a rate in bits per second like `10gbit`; None when the text is none."""
+    """Bytes per second of a rate in bits per second like `10gbit`; None if the text is no rate."""
     match = _BANDWIDTH.fullmatch(text)
     return int(Fraction(match[1]) * _BITS_BY_PREFIX[match[2].lower()] / 8) if match else None
 
@@ -88,7 +89,7 @@ def _error(file: str, line: int, key: str, expected: str, received: str) -> Reso
 
 @contextmanager
 def _on_lines(file: str, line: int, line_by_key: Mapping[str, int]) -> Iterator[None]:
-    """Reports a broken rule of a value on the line of its key, or on `line` where the key is not written."""
+    """Context that reports an invalid value on the line of its key, or on `line` if the key is not in the file."""
     try:
         yield
     except FieldError as error:
@@ -132,7 +133,7 @@ def _host_of_line(entry: str, this_machine: Host | None) -> Host:
 
 
 def _without_brackets(address: str) -> str:
-    """Takes the brackets off an IPv6 address; around anything else they stay, and Host refuses them."""
+    """Removes the brackets of an IPv6 address; around anything else they stay, and Host refuses them."""
     return address[1:-1] if re.fullmatch(r"\[[^\[\]]*:[^\[\]]*\]", address) else address
 
 
@@ -154,7 +155,7 @@ def _host_without_numbers(
 
 @dataclass(frozen=True, slots=True)
 class _Value:
-    """A YAML value, the key it belongs to, the line of that key (of the item, in a list), and what it must be."""
+    """A YAML value, its key, the line of that key (of the item, in a list), and the expected type."""
 
     file: str
     line: int
@@ -163,11 +164,11 @@ class _Value:
     expected: str = ""
 
     def error(self, expected: str = "", received: str = "") -> ResourceFileError:
-        """What to raise when the value is not what was expected."""
+        """The error about a value that is not of the expected type."""
         return _error(self.file, self.line, self.key, expected or self.expected, received or self._describe())
 
     def fields(self, keys: tuple[Key, ...], otherwise: str = "") -> dict[str, _Value]:
-        """The values of a map by key; only `keys` may come, each at most once. `otherwise` is what may stand there."""
+        """The values of a map by key; only `keys` are allowed, each at most once. `otherwise` lists them in errors."""
         expected = {key.name: key.expected for key in keys}
         known = f"a map with keys of {', '.join(expected)}{otherwise}"
         if not isinstance(self.node, yaml.MappingNode):
@@ -193,7 +194,7 @@ class _Value:
         ]
 
     def text(self, expected: str = "") -> str:
-        """A string; numbers, `yes` and the like are none unless quoted."""
+        """A string; unquoted numbers, `yes` and similar values are not strings."""
         if self.node.tag != "tag:yaml.org,2002:str":
             raise self.error(expected)
         return str(self.node.value)
@@ -229,7 +230,7 @@ def _read_yaml(text: str, file: str, this_machine: Host | None) -> Cluster:
 
 
 def _compose(text: str, file: str) -> yaml.Node | None:
-    """The nodes of the text, with their marks; None when there is nothing but comments."""
+    """The nodes of the text, with their positions; None if there are only comments."""
     try:
         return yaml.compose(text, Loader=yaml.SafeLoader)
     except yaml.MarkedYAMLError as error:
@@ -323,7 +324,7 @@ def _ports(value: _Value) -> tuple[int, int]:
 
 
 def _mpirun_options(value: _Value) -> tuple[str, ...]:
-    """The words of the options; a string is split as a shell does."""
+    """The words of the options; a string is split like a shell command."""
     if isinstance(value.node, yaml.SequenceNode):
         return tuple(item.text("a word as a string (numbers in quotes)") for item in value.items("a list of words"))
     try:

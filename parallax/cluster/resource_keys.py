@@ -1,11 +1,11 @@
-"""The keys of a resource file in YAML: what each takes and means. The parser and the reference both go by them."""
+"""The keys of a YAML resource file, with their types and meanings. The parser and the reference docs both use them."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 LINE_FORM = "`host` or `host: 0,1`, IPv6 as `[::1]: 0,1`"
-"""A host in one line, which is also what an item of `hosts` may be."""
+"""A host in one line, which is also a valid item of `hosts`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -14,9 +14,9 @@ class Key:
 
     Attributes:
         name: as it is written in the file.
-        expected: what its value must be, as errors say it.
-        meaning: what it does.
-        otherwise: what holds when it is left out.
+        expected: the type of its value, as in errors.
+        meaning: its meaning.
+        otherwise: the default.
     """
 
     name: str

@@ -1,1 +1,1 @@
-"""What a user calls, and the process that the script runs in: `parallel_run`, calls that workers carry out, options."""
+"""User entry points, in the process that runs the script: `parallel_run`, calls that workers execute, command line."""

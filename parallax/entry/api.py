@@ -1,6 +1,6 @@
-"""What a user calls: `parallel_run`, in the launcher and in every worker, and `plan`.
+"""The public functions `parallel_run`, called in the launcher and in every worker, and `plan`.
 
-What `parallel_run` does depends on the role of the process; `_BY_ROLE` has a function for each.
+The behaviour of `parallel_run` depends on the role of the process; `_BY_ROLE` has a function for each.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class JobEnded(SystemExit):
 
 
 class GraphTaken(JobEnded):
-    """Ends the script that `parallax check` or `parallax checkpoint export` looks at; `found` is what that takes."""
+    """Ends the script under `parallax check` or `parallax checkpoint export`; `found` is the graph for the command."""
 
     def __init__(self, found: FirstBuild | Graph) -> None:
         super().__init__(0)
@@ -76,24 +76,24 @@ def parallel_run(
     sync: bool = True,
     parallax_config: Config | None = None,
 ) -> tuple[Session, int, int, int]:
-    """Trains a graph on all workers: plans and launches in the first process, gives a session in each worker.
+    """Trains a graph on all workers: plans and launches in the first process, returns a session in each worker.
 
-    The first process prints the plan, starts the script again as every worker, relays their output and leaves with the
+    The first process prints the plan, starts the script again as every worker, relays their output and exits with the
     job's exit status; there this call does not return.
 
     Args:
         single_gpu_graph: a tf.Graph that trains on one device, with its update ops.
         resource_info: a resource file; None for workers on this machine.
-        sync: whether every step takes the gradients of all workers. If not, all trained variables are on servers, and
+        sync: whether every step uses the gradients of all workers. If not, all trained variables are on servers, and
             every worker updates them by itself.
         parallax_config: settings.
 
     Returns:
-        In a worker: the session, the number of workers, this worker's rank, and the replicas a worker (1). Of a model
-        in stages workers are counted by replica.
+        In a worker: the session, the number of workers, this worker's rank, and the replicas per worker (1). With a
+        model in stages, replicas are counted instead of workers.
 
     Raises:
-        ParallaxError: before anything is started, when graph, plan, configuration or resource file break a rule.
+        ParallaxError: before anything is started, when graph, plan, configuration or resource file are invalid.
     """
     return perform(checked_call(single_gpu_graph, resource_info, sync, parallax_config))
 
@@ -104,25 +104,25 @@ def plan(
     sync: bool = True,
     parallax_config: Config | None = None,
 ) -> Plan:
-    """The plan that `parallel_run` makes of these arguments. Starts nothing; in a notebook too.
+    """Returns the plan that `parallel_run` makes of these arguments. Starts nothing; works in a notebook too.
 
     Args:
         single_gpu_graph: a tf.Graph that trains on one device, with its update ops.
         resource_info: a resource file; None for workers on this machine.
-        sync: whether every step takes the gradients of all workers.
+        sync: whether every step uses the gradients of all workers.
         parallax_config: settings.
 
     Returns:
         The plan; `print` shows it as the command `parallax plan` does.
 
     Raises:
-        ParallaxError: when graph, plan, configuration or resource file break a rule.
+        ParallaxError: when graph, plan, configuration or resource file are invalid.
     """
     return PrintedPlan.of(plan_call(checked_call(single_gpu_graph, resource_info, sync, parallax_config)).plan)
 
 
 def perform(call: Call) -> tuple[Session, int, int, int]:
-    """Does what this process is to do at a call; what `parallel_run` returns.
+    """Executes the role of this process at a call; returns the result of `parallel_run`.
 
     Raises:
         JobEnded: in a process that is no worker.
@@ -135,7 +135,7 @@ def perform(call: Call) -> tuple[Session, int, int, int]:
 
 
 def _single(call: Call) -> int:
-    """The one process of a verification."""
+    """Runs the one process of a verification."""
     from parallax.runtime.verify.sides import run_single
 
     run_single(call.graph, call.wanted, call.config.lazy_updates)
@@ -143,7 +143,7 @@ def _single(call: Call) -> int:
 
 
 def _check_build(call: Call) -> int:
-    """The second build of a check."""
+    """Runs the second build of a check."""
     from parallax.runtime.check.builds import write_build
 
     write_build(call.graph, call.wanted)
@@ -151,7 +151,7 @@ def _check_build(call: Call) -> int:
 
 
 def _check(call: Call) -> NoReturn:
-    """What `parallax check` looks at: the graph, its plan, or why there is none."""
+    """Collects the input of `parallax check`: the graph, its plan, or why there is none."""
     from parallax.runtime.check.command import FirstBuild
 
     analysed = plan = None
@@ -196,7 +196,7 @@ def _worker(call: Call) -> tuple[Session, int, int, int] | int:
 
 
 def _show(call: Call) -> int:
-    """What `parallax plan` gives: the table or one variable explained, and the files; 1 where memory is lacking."""
+    """Implements `parallax plan`: the table or one variable explained, and the files; 1 if memory is insufficient."""
     wanted = call.wanted
     analysed, cluster, plan = plan_call(call)
     text = explanation(plan, wanted.explain) if wanted.explain else plan_table(plan, bool(wanted.all))
@@ -224,7 +224,7 @@ def _show(call: Call) -> int:
 
 
 def _profile(call: Call) -> int:
-    """What `parallax profile` gives: a model profile."""
+    """Implements `parallax profile`: writes a model profile."""
     from parallax.runtime.measure.samples import write_profile
 
     analysed, cluster = analyse_for(call.graph, call.config, call.sync), checked_cluster(call)
@@ -233,7 +233,7 @@ def _profile(call: Call) -> int:
 
 
 def _simulate(call: Call) -> int:
-    """What `parallax simulate` gives: the table of sizes, and the page."""
+    """Implements `parallax simulate`: the table of sizes, and the page."""
     from parallax.report.html.simulation_page import simulation_page, simulation_text
 
     analysed, wanted = analyse_for(call.graph, call.config, call.sync), call.wanted
@@ -254,12 +254,12 @@ def _simulate(call: Call) -> int:
 
 
 def _run(call: Call) -> int:
-    """What `parallax run` and `parallax verify` give, and the script itself: a job's exit status."""
+    """Implements `parallax run` and `parallax verify`, and the script itself: returns a job's exit status."""
     return run_job(call).status
 
 
 def run_job(call: Call, launch_job: Launch | None = None) -> JobEnd:
-    """Plans a call and starts its job; what `launch_job` gives, used as `launch.launch`, which is the default.
+    """Plans a call and starts its job; returns the result of `launch_job`, by default `launch.launch`.
 
     Raises:
         ParallaxError: before anything is started, as `parallel_run`.
@@ -330,4 +330,4 @@ _BY_ROLE: dict[Role, Callable[[Call], tuple[Session, int, int, int] | int]] = {
     Role.VERIFY_WORKER: _worker,
     Role.VERIFY_SINGLE: _single,
 }
-"""What this process does: gives a session, or ends with an exit status."""
+"""The behaviour of this process: it returns a session, or ends with an exit status."""

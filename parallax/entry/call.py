@@ -1,7 +1,7 @@
-"""Calls of a script that workers carry out while it goes on: of `fit`, and of the steps of its own loops.
+"""Calls of a running script that workers execute: of `fit`, and of the steps of the script's own loops.
 
-The launching process drives them: it has the graph, the data and the results. Workers get the graph, and never run the
-script (parallax/functions/remote/serve_driver.py).
+The launching process drives the workers: it has the graph, the data and the results. Workers receive the graph, and
+never run the script (parallax/functions/remote/serve_driver.py).
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ class _Calls:
     """The calls of the script that this process runs.
 
     Attributes:
-        calls: how many it has made.
-        jobs: for how many of them workers have trained.
+        calls: the number of calls so far.
+        jobs: the number of them that workers have executed.
     """
 
     calls: int = 0
@@ -51,31 +51,31 @@ _calls = _Calls()
 
 
 def next_call() -> int:
-    """The number of the call that the script makes now, from 1; asked for once for each call."""
+    """Returns the number of the script's current call, from 1; to be called once for each call."""
     _calls.calls += 1
     return _calls.calls
 
 
 def upcoming_call() -> int:
-    """The number that `next_call` gives next."""
+    """The next result of `next_call`."""
     return _calls.calls + 1
 
 
 def jobs_run() -> int:
-    """For how many calls of this process workers have trained."""
+    """The number of this process's calls that workers have executed."""
     return _calls.jobs
 
 
 def count_job() -> None:
-    """Counts a call that workers have carried out."""
+    """Counts a call that workers have executed."""
     _calls.jobs += 1
 
 
 def is_launching() -> bool:
-    """Whether this process has calls carried out by workers; else it does something else with the graph of one.
+    """Whether this process has its calls executed by workers; otherwise it uses a call's graph for another command.
 
     Raises:
-        ConfigError: the command line asked for a verification.
+        ConfigError: the command line requests a verification.
         SessionError: this process is a worker.
     """
     role = settings().role
@@ -87,13 +87,13 @@ def is_launching() -> bool:
 
 
 def number_of_workers(config: Config | None = None, resource_info: str | Path | None = None) -> int:
-    """How many workers a call's job has."""
+    """The number of workers in a call's job."""
     call = checked_call(None, resource_info, True, config)
     return cluster_of(call.resource_info, call.config, call.wanted).num_workers
 
 
 def parts_of_a_batch(config: Config | None = None, resource_info: str | Path | None = None) -> int:
-    """Into how many parts a call's job cuts a step's batch that trains: each replica's, and their micro-batches."""
+    """The number of parts into which a call's job splits the batch of a training step: replicas times micro-batches."""
     merged = merge_settings(config or Config(), settings())
     return max(1, number_of_workers(config, resource_info) // count_stages(merged)) * merged.accumulate_steps
 
@@ -101,7 +101,7 @@ def parts_of_a_batch(config: Config | None = None, resource_info: str | Path | N
 def perform_here(
     number: int, graph: Graph, config: Config | None = None, resource_info: str | Path | None = None
 ) -> NoReturn:
-    """Does what the command line asks of a call's graph in the place of training: a plan, a profile.
+    """Executes the command line's command on a call's graph instead of training: a plan, a profile.
 
     Args:
         number: of the call (`next_call`).
@@ -123,8 +123,8 @@ def worker_session(graph: Graph, config: Config, decisions: GraphDecisions) -> t
 
     Args:
         graph: a tf.Graph, from the launching process.
-        config: as there.
-        decisions: what the launching process has decided of the graph.
+        config: the launching process's configuration.
+        decisions: the launching process's rewrites of the graph.
 
     Returns:
         The session, the number of workers and the rank of this one.
@@ -134,10 +134,10 @@ def worker_session(graph: Graph, config: Config, decisions: GraphDecisions) -> t
     """
     session, size, rank, _ = perform(replace(checked_call(graph, None, True, config), decisions=decisions))
     members = current_process_group()
-    members.parcel = members.parcel.without_raw()  # it may be large, and nobody needs it any more
+    members.parcel = members.parcel.without_raw()  # it may be large, and is not needed any more
     return session, size, rank
 
 
 def attachment() -> Buffer:
-    """What the launching process has given to this worker's job."""
+    """The data that the launching process has attached to this worker's job."""
     return current_process_group().parcel.attachment

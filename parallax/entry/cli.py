@@ -1,4 +1,4 @@
-"""The command `parallax`: run a script, profile and verify it; show, compare and simulate its plans."""
+"""The command `parallax`: runs, profiles and verifies a script; shows, compares and simulates its plans."""
 
 from __future__ import annotations
 
@@ -51,10 +51,10 @@ EXIT_USAGE = 2
 
 
 def main(argv: list[str] | None = None) -> None:
-    """Runs the command line and leaves with its exit status."""
+    """Runs the command line and exits with its status."""
     arguments = command_parser().parse_args(argv)
     environment = with_equal_hashes()
-    if argv is None and environment is not None and "script" in arguments:  # nothing but Python is there yet
+    if argv is None and environment is not None and "script" in arguments:  # no module but Python's own is loaded yet
         os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], environment)
     by_command: dict[str, Callable[[argparse.Namespace], int]] = {
         **{"show": _show_plan, "diff": _compare_plans, "calibrate": _calibrate, "checkpoint": _checkpoint},
@@ -64,8 +64,8 @@ def main(argv: list[str] | None = None) -> None:
         (check_own_process if arguments.command in (RUN, VERIFY, CALIBRATE) else check_surroundings)()
         status = by_command.get(arguments.command, _run_script)(arguments)
     except ParallaxError as error:
-        _say("\n".join(map(shown, f"parallax: {error}".split("\n"))))  # it may have names from files
-        status = EXIT_USAGE if arguments.command == "diff" else 1  # of diff, 1 says that plans differ
+        _say("\n".join(map(shown, f"parallax: {error}".split("\n"))))  # it may contain names from files
+        status = EXIT_USAGE if arguments.command == "diff" else 1  # for diff, 1 means that plans differ
     sys.exit(status)
 
 
@@ -103,12 +103,12 @@ def _set_up(_: argparse.Namespace) -> int:
 
 
 def _run_script(arguments: argparse.Namespace) -> int:
-    """Runs the script in this process; `parallel_run` in it does the rest and leaves by SystemExit."""
+    """Runs the script in this process; `parallel_run` in it does the rest and exits by SystemExit."""
     if arguments.script != MODULE and not Path(arguments.script).is_file():
         _say(f"parallax: the script must be a file, got {arguments.script!r}.")
         return EXIT_USAGE
     wanted = _read_settings(arguments)
-    trace_options(wanted.trace, wanted.trace_steps)  # refused before the script
+    trace_options(wanted.trace, wanted.trace_steps)  # refused before the script runs
     shown_from = framework_level() if wanted.framework_log is None else wanted.framework_log
     wanted = replace(wanted, framework_log=shown_from)
     set_defaults({MIN_LOG_LEVEL: str(min(shown_from, 1))})
@@ -121,7 +121,7 @@ def _run_script(arguments: argparse.Namespace) -> int:
 
 
 def _report_check(second: SecondBuild, ended: JobEnded) -> int:
-    """Reports what a check has found, of the graph that this process has built and of the other one's."""
+    """Reports the results of a check, from the graphs of this process and of the other one."""
     from parallax.entry.api import GraphTaken
     from parallax.runtime.check.command import report
 
@@ -129,7 +129,7 @@ def _report_check(second: SecondBuild, ended: JobEnded) -> int:
 
 
 def _write_model(arguments: argparse.Namespace, ended: JobEnded) -> int:
-    """Exports the graph that the script has given."""
+    """Exports the script's graph."""
     from parallax.entry.api import GraphTaken
     from parallax.runtime.checkpoint.commands.command import export_lines
 
@@ -141,7 +141,7 @@ def _write_model(arguments: argparse.Namespace, ended: JobEnded) -> int:
 
 
 def _read_settings(arguments: argparse.Namespace) -> Settings:
-    """What the command line asks of this process."""
+    """Returns the command line's settings of this process."""
     role = {RUN: Role.LAUNCH, CHECKPOINT: Role.EXPORT}.get(arguments.command) or Role(arguments.command)
     given: dict[str, Any] = {"script_seed": drawn_seed()}
     for setting, options in options_by_setting().items():
@@ -159,10 +159,10 @@ def _run_here(
     shown_from: int,
     finish: Callable[[JobEnded], int] = lambda ended: ended.status,
 ) -> int:
-    """Runs the script; `finish` takes what ended it at its first job, and gives the exit status."""
+    """Runs the script; `finish` receives the exception that ended it at its first job, and returns the exit status."""
     words = [arguments.script, *arguments.args]
     if wanted.role == Role.LAUNCH:
-        with contextlib.suppress(ParallaxError, OSError):  # which the script's call raises too
+        with contextlib.suppress(ParallaxError, OSError):  # the script's call raises these too
             start_early_server(cluster_named(wanted.resource, wanted.workers), mentions_keras(words))
     with quiet_import(shown_from):
         from parallax.analysis.reading.construction import record
@@ -183,7 +183,7 @@ def _run_here(
         status = _status(stop)
         if status:
             return status
-    except Exception as error:  # a script may raise anything: it is shown as Python shows it, status 1
+    except Exception as error:  # a script may raise anything: it is shown as Python shows it, with status 1
         _say(error_text(error))
         return 1
     finally:
@@ -222,7 +222,7 @@ def _show_plan(arguments: argparse.Namespace) -> int:
 
 
 def _compare_plans(arguments: argparse.Namespace) -> int:
-    """Prints in what two stored plans differ."""
+    """Prints the differences between two stored plans."""
     from parallax.report.diff import difference_text, differences
 
     found = differences(read_plan(arguments.first), read_plan(arguments.second))
@@ -262,7 +262,7 @@ def _checkpoint(arguments: argparse.Namespace) -> int:
 
 
 def _status(stop: SystemExit) -> int:
-    """The exit status that Python gives a script for this."""
+    """The exit status that Python derives from this exception for a script."""
     if stop.code is None or isinstance(stop.code, int):
         return stop.code or 0
     _say(str(stop.code))

@@ -80,7 +80,7 @@ def command_parser() -> argparse.ArgumentParser:
 
 
 def complete(shell: str) -> str:
-    """The script with which a shell, one of `bash`, `zsh` and `tcsh`, completes the command line."""
+    """Returns the completion script of the command line for a shell: `bash`, `zsh` or `tcsh`."""
     import shtab
 
     parser = command_parser()
@@ -89,7 +89,7 @@ def complete(shell: str) -> str:
 
 
 def _complete_files(parser: argparse.ArgumentParser, file: Any, folder: Any) -> None:
-    """Has shells complete the names of files and folders where an argument is one."""
+    """Makes shells complete the names of files and folders for arguments that are paths."""
     for action in parser._actions:
         if isinstance(action, argparse._SubParsersAction):
             for command in action.choices.values():
@@ -102,7 +102,7 @@ def _complete_files(parser: argparse.ArgumentParser, file: Any, folder: Any) -> 
 
 
 class _RunModule(argparse.Action):
-    """Takes `-m`, a module and its arguments in place of a script; the parser then serves no other command line."""
+    """Accepts `-m`, a module and its arguments instead of a script; the parser then serves no other command line."""
 
     def __init__(self, replaced: Sequence[argparse.Action], **keywords: Any) -> None:
         super().__init__(**keywords)
@@ -111,7 +111,7 @@ class _RunModule(argparse.Action):
     def __call__(
         self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: Any, option: str | None = None
     ) -> None:
-        """Leaves the words as `run_script` takes them; no script is needed any more."""
+        """Stores the words in the form of `run_script`; a script is no longer required."""
         if not values:
             parser.error(f"argument {MODULE}: expected the name of a module")
         for positional in self._replaced:
@@ -120,7 +120,7 @@ class _RunModule(argparse.Action):
 
 
 def _group(parser: argparse.ArgumentParser, name: str) -> argparse._MutuallyExclusiveGroup:
-    """The options of a command of which one only may be given; made when it is first asked for."""
+    """The mutually exclusive group of a command's options; created on first use."""
     found = next((group for group in parser._mutually_exclusive_groups if group.title == name), None)
     if found is None:
         found = parser.add_mutually_exclusive_group()
@@ -129,7 +129,7 @@ def _group(parser: argparse.ArgumentParser, name: str) -> argparse._MutuallyExcl
 
 
 def _of_calibrate(calibrate: argparse.ArgumentParser) -> None:
-    """The options of `parallax calibrate` alone."""
+    """Adds the options of `parallax calibrate` alone."""
     calibrate.add_argument("-o", "--output", required=True, metavar="FILE", help="the profile to write")
     calibrate.add_argument("--quick", action="store_true", help="fewer sizes and rounds")
     calibrate.add_argument(
@@ -144,7 +144,7 @@ def _of_calibrate(calibrate: argparse.ArgumentParser) -> None:
 
 
 def _of_simulate(simulate: argparse.ArgumentParser) -> None:
-    """The options of `parallax simulate` alone."""
+    """Adds the options of `parallax simulate` alone."""
     simulate.add_argument(
         "--hosts", type=_numbers, required=True, metavar="N,N,...", help="numbers of hosts, as 8,64,512"
     )
@@ -158,7 +158,7 @@ def _of_simulate(simulate: argparse.ArgumentParser) -> None:
 
 
 def _of_checkpoint(checkpoint: argparse.ArgumentParser) -> None:
-    """The actions of `parallax checkpoint`."""
+    """Adds the actions of `parallax checkpoint`."""
     actions = checkpoint.add_subparsers(dest="action", required=True, metavar="ACTION")
     made = {
         name: actions.add_parser(name, help=f"{text[0].lower()}{text[1:].partition('.')[0]}", description=text)

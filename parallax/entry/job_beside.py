@@ -38,7 +38,7 @@ _PATIENCE_S = 5.0
 
 
 class JobFailed(JobEnded, Exception):
-    """The job of a call has failed, and has said why; uncaught, it ends the script with the job's exit status."""
+    """The job of a call has failed, and has reported why; uncaught, it ends the script with the job's exit status."""
 
     def __init__(self, status: int) -> None:
         super().__init__(status)
@@ -49,12 +49,12 @@ class JobFailed(JobEnded, Exception):
 
 @dataclass(frozen=True, slots=True)
 class JobNeeds:
-    """What a call needs of a job; equal needs are met by one job.
+    """A call's requirements of a job; calls with equal requirements share one job.
 
     Attributes:
         cluster: the machines.
-        config: the settings, with those of the command line.
-        wanted: what the command line asks.
+        config: the settings, merged with those of the command line.
+        wanted: the command line's settings.
         config_text: the settings as text, by which they are compared.
     """
 
@@ -65,10 +65,10 @@ class JobNeeds:
 
     @staticmethod
     def of(config: Config | None, resource_info: str | Path | None) -> JobNeeds:
-        """The needs of a call with these arguments of `parallel_run`.
+        """The requirements of a call with these arguments of `parallel_run`.
 
         Raises:
-            ConfigError: configuration or resource file break a rule.
+            ConfigError: configuration or resource file are invalid.
         """
         call = checked_call(None, resource_info, True, config)
         cluster = checked_cluster(call)
@@ -77,17 +77,17 @@ class JobNeeds:
 
 
 class JobBeside:
-    """A job whose workers call a function while this process goes on; their output is shown from `show` on.
+    """A job whose workers call a function while this process continues; their output is shown from `show` on.
 
-    The function has its graphs from this process, and finds TensorFlow imported without Keras.
+    The function receives its graphs from this process, and finds TensorFlow imported without Keras.
 
     Args:
         needs: the machines and settings.
         number: of the call that it is started for (`call.next_call`).
-        function: of `packed_function`; it must end by itself when this process is done with it.
-        attachment: what the function is given.
-        is_restart_wanted: whether it shall be started again, where it has failed now and its settings allow that.
-        servers_on: by the addresses of its hosts, the number of the host that each server is on.
+        function: of `packed_function`; it must end by itself when this process no longer needs it.
+        attachment: data for the function.
+        is_restart_wanted: whether it may be restarted after a failure now, if its settings permit that.
+        servers_on: by the addresses of its hosts, the host number of each server.
 
     Raises:
         LaunchError: before anything is started, when this machine or process cannot start a job.
@@ -116,11 +116,11 @@ class JobBeside:
         return not self._running.wait(0)
 
     def preempt_on_sigterm(self) -> AbstractContextManager[None]:
-        """Within it, at SIGTERM of this process, its workers save and end."""
+        """Context in which SIGTERM of this process makes its workers save and end."""
         return add_sigterm_to(self._running.contact.signals)
 
     def show(self) -> None:
-        """Shows what its processes write, and have written; a second call changes nothing."""
+        """Shows the past and future output of its processes; a second call has no effect."""
         for stream in self._held:
             stream.release()
 
@@ -132,7 +132,7 @@ class JobBeside:
         return job_with(message, cluster, self._needs.config, self._mine)
 
     def _launch(self, job: Job, out: BinaryIO, errors: BinaryIO, contact: Contact) -> JobEnd:
-        """Launches it, and again where it fails and that is wanted."""
+        """Launches it, and restarts it after failures if configured."""
         config = self._needs.config
         asked = config.restart
         if not asked.max_restarts:
@@ -164,24 +164,24 @@ class JobBeside:
 
         Raises:
             JobFailed: with its exit status.
-            LaunchError: it could not be started, or has ended well, which it must not.
+            LaunchError: it could not be started, or has succeeded, which it must not.
         """
         self._running.wait()
         end = self._running.end()
         raise JobFailed(end.status) if end.status else LaunchError(_ENDED_EARLY)
 
     def stop(self) -> None:
-        """Waits for its end, which a signal brings about if it takes long."""
+        """Waits for its end; ends it by a signal if that takes long."""
         if not self._running.wait(_PATIENCE_S):
             self.cancel()
 
 
 class PlannedMessage(NamedTuple):
-    """What workers of a job beside this process are sent of a plan.
+    """The message about a plan to workers of a job alongside this process.
 
     Attributes:
-        message: as workers of any job.
-        decisions: what follows for the graph, which they need not read themselves.
+        message: as for workers of any job.
+        decisions: the rewrites of the graph, which they need not derive themselves.
     """
 
     message: JobMessage
@@ -189,7 +189,7 @@ class PlannedMessage(NamedTuple):
 
 
 class CallPlans:
-    """The plans of one call, by the hosts that its job is on; each is made and printed once.
+    """The plans of one call, by the hosts of its job; each is made and printed once.
 
     Args:
         number: of the call (`call.next_call`).
@@ -198,7 +198,7 @@ class CallPlans:
         resource_info: a resource file; None for workers on this machine.
 
     Raises:
-        ParallaxError: graph, plan, configuration or resource file break a rule.
+        ParallaxError: graph, plan, configuration or resource file are invalid.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""The partitioner that drivers of Parallax 2019 give to `tf.get_variable`."""
+"""The partitioner that programs written for Parallax 2019 pass to `tf.get_variable`."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from parallax.settings import checks
 
 
 def get_partitioner(min_partitions: int) -> Any:
-    """Cuts a variable by rows into so many parts, in size at most one row apart.
+    """Splits a variable by rows into a number of parts, whose sizes differ by at most one row.
 
-    Any count will do: rows that it does not divide (a prime vocabulary) give parts of two sizes, and a variable with
-    fewer rows gets one part a row. Changed: 2019 took more parts when its search found that faster; here the rows of a
-    variable travel as the plan says, whatever its parts.
+    Any count is valid: rows that it does not divide (a prime vocabulary) give parts of two sizes, and a variable with
+    fewer rows gets one part per row. Changed: 2019 used more parts when its search found that faster; here the plan
+    determines how the rows of a variable travel, whatever its parts.
 
     Args:
         min_partitions: the number of parts.
 
     Returns:
-        What `tf.get_variable` takes as `partitioner`.
+        The argument `partitioner` of `tf.get_variable`.
 
     Raises:
-        ConfigError: when it is no whole number from 1.
+        ConfigError: when it is not a positive integer.
     """
     if not checks.is_int(min_partitions) or min_partitions < 1:
         raise ConfigError(f"min_partitions must be an integer of at least 1, got {min_partitions!r}.")

@@ -1,4 +1,4 @@
-"""A call of the script, checked and planned: what is known before anything is started."""
+"""A call of the script after its checks and planning, before anything is started."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _WITHOUT_STAGES = {
     "measure": "--measure",
     "verify_first": "--verify-first",
 }
-"""What takes each worker for one that has the whole model: settings, and their options."""
+"""Features that assume each worker has the full model: settings, and their options."""
 _ROLES_WITHOUT_STAGES = (Role.VERIFY, Role.PROFILE, Role.CHECK)
 
 
@@ -46,10 +46,10 @@ class Call:
     Attributes:
         graph: the user's tf.Graph; None before it is known.
         resource_info: a resource file; None for workers on this machine.
-        sync: whether every step takes the gradients of all workers.
-        config: settings, checked again, with what the command line says.
-        wanted: what the command line or the launcher asks of this process.
-        decisions: in a worker that has the graph from the launching process, what that has decided of it.
+        sync: whether every step uses the gradients of all workers.
+        config: settings, checked again, merged with the command line's.
+        wanted: the settings of this process from the command line or the launcher.
+        decisions: in a worker that has the graph from the launching process, that process's rewrites.
     """
 
     graph: Graph
@@ -61,18 +61,18 @@ class Call:
 
 
 def checked_call(graph: Graph, resource_info: str | Path | None, sync: bool, given: Config | None) -> Call:
-    """The arguments of a call, checked, the command line before the script's configuration."""
+    """Checks the arguments of a call; the command line overrides the script's configuration."""
     config = given if given is not None else Config()
     if not isinstance(config, Config):
         raise ConfigError(f"parallax_config must be a parallax.Config, got {config!r}.")
     checks.truth("sync", sync)
     wanted = settings()
-    config = merge_settings(replace(config), wanted)  # checked again, and what the script assigns later changes nothing
+    config = merge_settings(replace(config), wanted)  # checked again, and later assignments have no effect
     return Call(graph, resource_info, sync, config, replace(wanted, compute_dtype=config.compute_dtype))
 
 
 class PlannedCall(NamedTuple):
-    """What is known before a job is started."""
+    """The plan and cluster of a call, before its job is started."""
 
     analysed: AnalysedGraph
     cluster: Cluster
@@ -83,7 +83,7 @@ def plan_call(call: Call) -> PlannedCall:
     """Analyses and plans a graph for the machines of a job.
 
     Raises:
-        ParallaxError: graph, plan, configuration or resource file break a rule.
+        ParallaxError: graph, plan, configuration or resource file are invalid.
     """
     for line in moot_settings(call.config):
         log.info(line)
@@ -96,7 +96,7 @@ def plan_on(cluster: Cluster, analysed: AnalysedGraph, call: Call) -> Plan:
     """A plan of an analysed graph for some machines.
 
     Raises:
-        PlanError: the model is in stages, and what is asked of it is not supported with these yet.
+        PlanError: the model is in stages, and a requested feature does not support these yet.
     """
     plan = plan_for(analysed, layout_of(cluster), call.config, call.sync, [host.address for host in cluster.hosts])
     if plan.stages:
@@ -108,12 +108,12 @@ def plan_on(cluster: Cluster, analysed: AnalysedGraph, call: Call) -> Plan:
 
 
 def checked_cluster(call: Call) -> Cluster:
-    """The machines of a job, when nothing speaks against it but the plan."""
+    """The machines of a job, if it passes all checks except planning."""
     config = call.config
-    if config.ckpt_config.keeps_state and call.graph is not None:  # workers may start before there is one
+    if config.ckpt_config.keeps_state and call.graph is not None:  # workers may start before there is a graph
         from parallax.runtime.checkpoint.checkpoints import check_global_step
 
-        check_global_step(call.graph, config.ckpt_config)  # what every worker would refuse
+        check_global_step(call.graph, config.ckpt_config)  # otherwise every worker would refuse it
     check_possible(replan_options(config, call.wanted), config, call.sync)
     cluster = cluster_of(call.resource_info, config, call.wanted)
     check_profile(config, cluster.num_workers)
@@ -121,7 +121,7 @@ def checked_cluster(call: Call) -> Cluster:
 
 
 def check_outputs(call: Call, cluster: Cluster) -> None:
-    """Makes ready, or refuses, the files that a job writes for its launching process on this machine."""
+    """Prepares, or refuses, the files that a job writes for its launching process on this machine."""
     trace = trace_options(call.wanted.trace, call.wanted.trace_steps)
     measure = measure_options(call.wanted)
     if trace is not None and any(host.is_this_machine for host in cluster.hosts):
@@ -131,7 +131,7 @@ def check_outputs(call: Call, cluster: Cluster) -> None:
 
 
 def show_plan(plan: Plan, config: Config) -> int:
-    """Prints a plan, and the seed where it is drawn, which is given."""
+    """Prints a plan, and the seed if it is drawn; returns the seed."""
     seed = config.seed if config.seed is not None else drawn_seed()
     clear_status()
     sys.stdout.write(plan_table(plan) + (f"Seed {seed}\n" if config.seed is None else ""))

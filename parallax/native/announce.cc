@@ -1,4 +1,4 @@
-// Tells Horovod's thread, which may be asleep (preload/wait_for_tensors.c), that a tensor is coming.
+// Notifies Horovod's thread, which may be asleep (preload/wait_for_tensors.c), that a tensor is about to arrive.
 #include <dlfcn.h>
 
 #include "tensorflow/core/framework/op.h"

@@ -1,6 +1,6 @@
-// Candidates as TensorFlow's samplers draw them, from a place in the stream that is given: the op keeps no count.
+// Draws candidates as TensorFlow's samplers do, from a given position in the stream: the op itself is stateless.
 //
-// TensorFlow's op moves its generator on by a fixed length whenever it runs (tensorflow/core/kernels/
+// TensorFlow's op advances its generator by a fixed length whenever it runs (tensorflow/core/kernels/
 // candidate_sampler_ops.cc), and draws with the samplers that are used here too.
 #include <cstdint>
 #include <memory>

@@ -54,7 +54,7 @@ Channel* FindChannel(const std::string& name) {
 // Whether nodes called `name` have a communicator.
 extern "C" int parallax_is_open(const char* name) { return parallax::FindChannel(name) != nullptr; }
 
-// Gives nodes called `name` their communicator, a Fortran handle; the same one on all workers, used for nothing else.
+// Gives nodes called `name` their communicator, a Fortran handle; the same on all workers, and used for nothing else.
 extern "C" void parallax_open(const char* name, int communicator) {
   std::lock_guard<std::mutex> hold(parallax::channels_mutex);
   parallax::Channels()[name] = new parallax::Channel(MPI_Comm_f2c(communicator));

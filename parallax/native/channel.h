@@ -1,4 +1,4 @@
-// What the nodes of a graph that workers meet in have of MPI: each a communicator and a thread of its own.
+// MPI resources of the nodes at which workers communicate: each node has its own communicator and thread.
 #ifndef PARALLAX_NATIVE_CHANNEL_H_
 #define PARALLAX_NATIVE_CHANNEL_H_
 
@@ -12,7 +12,7 @@
 
 namespace parallax {
 
-// What is done for one node, one thing after the other. Lives as long as the process: at its end the thread waits.
+// The task queue of one node. It lives as long as the process: at its end the thread waits.
 class Channel {
  public:
   explicit Channel(MPI_Comm comm);

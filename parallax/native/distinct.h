@@ -1,4 +1,4 @@
-// Which of many keys are equal.
+// Deduplicates keys.
 #ifndef PARALLAX_NATIVE_DISTINCT_H_
 #define PARALLAX_NATIVE_DISTINCT_H_
 
@@ -8,7 +8,7 @@
 
 namespace parallax {
 
-// Numbers the distinct keys in the order in which they come first.
+// Numbers the distinct keys in order of first occurrence.
 class Distinct {
  public:
   explicit Distinct(size_t expected) {

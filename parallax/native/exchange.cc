@@ -1,8 +1,8 @@
 // The all-to-all of rows between workers, as TensorFlow ops that call MPI.
 //
-// Every node has a communicator and a thread of its own. A worker's messages go out as soon as its own rows are there,
-// whatever the others are at, and exchanges of several nodes are on the wire at once, in any order: nothing has to be
-// agreed on first. The node's name is what the workers have in common (parallax_open).
+// Every node has its own communicator and thread. A worker sends its messages as soon as its rows are available,
+// whatever the other workers are doing, and exchanges of several nodes are in flight concurrently, in any order: no
+// prior agreement is needed. The node's name is common to all workers (parallax_open).
 #include <mpi.h>
 
 #include <algorithm>
@@ -39,7 +39,7 @@ long long Sum(const std::vector<int>& counts) {
   return sum;
 }
 
-// Rows of one exchange: [n, ...], splits of them, and either what comes from each or nothing.
+// Rows of one exchange: [n, ...], their splits, and either the counts received from each worker or nothing.
 class AllToAllOp : public AsyncOpKernel {
  public:
   explicit AllToAllOp(OpKernelConstruction* context) : AsyncOpKernel(context) {

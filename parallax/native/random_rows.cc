@@ -1,9 +1,10 @@
-// Some rows of what one of TensorFlow's random ops draws whole: an owner makes its rows of an initial value, no others.
+// Computes some rows of a tensor that TensorFlow's random ops would draw in full: an owner draws only its own rows of
+// an initial value.
 //
 // TensorFlow fills a tensor from a counter-based generator, Philox (Salmon et al., "Parallel Random Numbers: As Easy as
-// 1, 2, 3", SC 2011), in groups of values: group g of a tensor comes from the generator moved on by g, or by a fixed
-// length times g where a value may take several tries (tensorflow/core/kernels/random_op_cpu.h). So a value depends on
-// the seeds and its place alone, and generator and distributions here are TensorFlow's own.
+// 1, 2, 3", SC 2011), in groups of values: group g of a tensor comes from the generator advanced by g, or by a fixed
+// length times g if a value may need several tries (tensorflow/core/kernels/random_op_cpu.h). So a value depends only
+// on the seeds and its position. Generator and distributions here are TensorFlow's own.
 #include <algorithm>
 #include <cstdint>
 #include <string>
@@ -28,12 +29,12 @@ using tensorflow::TensorShape;
 using tensorflow::random::PhiloxRandom;
 using tensorflow::random::SingleSampleAdapter;
 
-constexpr int kReserved = 256;  // of the generator for each value: random_op.cc, random_op_cpu.h
+constexpr int kReserved = 256;  // generator outputs per value: random_op.cc, random_op_cpu.h
 
-// Which rows, and what a row is.
+// The selected rows, and the size of a row.
 struct Rows {
   int64_t turn;                // rows of a turn
-  std::vector<int64_t> slots;  // those of a turn that are wanted
+  std::vector<int64_t> slots;  // the selected rows of a turn
   int64_t width;               // values of a row
 
   int64_t Row(int64_t local) const {
@@ -101,7 +102,7 @@ class RandomRowsOp : public OpKernel {
   void Compute(OpKernelContext* context) override {
     const int streams = context->num_inputs() - (distribution_ == "uniform_int" ? 2 : 0);
     PhiloxRandom stream;
-    if (streams == 0) {  // as often as the op runs, its whole tensor lies further on
+    if (streams == 0) {  // each run of the op advances the stream by its full tensor
       stream = stream_.ReserveRandomOutputs(total_ * rows_.width, kReserved);
     } else {
       const Tensor &key = context->input(0), &counter = context->input(1);

@@ -1,12 +1,12 @@
-// Runs of a session that overlap: each takes its turn at every variable, and at whatever else keeps state.
+// Overlapping runs of a session: each takes its turn at every variable, and at every other stateful resource.
 //
-// A run may begin while the one before it still updates variables. What keeps state has a queue of the runs that shall
-// touch it, in the order in which they began (parallax_turns_begin). The gate before it lets a run through when all
-// before have left: the run's own ops say so by ParallaxLeave, or it has ended (parallax_turns_end). So every value read
-// is the one that runs one after the other would read; after a run that has failed none goes on. Run 0 stands for a run that overlaps with none: it waits for
-// nothing.
+// A run may begin while the one before it still updates variables. Each stateful resource has a queue of the runs that
+// will touch it, in the order in which they began (parallax_turns_begin). The gate before the resource lets a run
+// through when all earlier runs have left: the run's own ops report that by ParallaxLeave, or it has ended
+// (parallax_turns_end). So every value read is the one that sequential runs would read; after a failed run no further
+// run proceeds. Run 0 stands for a run that overlaps with none: it does not wait.
 //
-// What a run shall give back leaves it by ParallaxDeliver as soon as it is computed; another run takes it by
+// A run delivers its fetches by ParallaxDeliver as soon as they are computed; another run returns them by
 // ParallaxCollect.
 #include <algorithm>
 #include <deque>
@@ -34,7 +34,7 @@ using tensorflow::OpKernelContext;
 using tensorflow::Tensor;
 using Callback = std::function<void()>;
 
-// The runs that shall touch something, first come first served.
+// The runs that will touch a resource, in FIFO order.
 struct Queue {
   std::deque<int64_t> runs;
   std::unordered_map<int64_t, Callback> waiting;
@@ -60,7 +60,7 @@ class Turns {
     held_[run] = queues;
   }
 
-  // Calls back when it is the run's turn; at once if it stands in no queue there.
+  // Calls back when it is the run's turn; at once if it is not in the queue.
   void Await(Queue* queue, int64_t run, Callback go) {
     {
       std::lock_guard<std::mutex> hold(mutex_);
@@ -112,7 +112,7 @@ class Turns {
     if (came) came();
   }
 
-  // Calls back when a run has delivered, or has ended without.
+  // Calls back when a run has delivered, or has ended without delivering.
   void AwaitDelivery(int64_t run, Callback came) {
     {
       std::lock_guard<std::mutex> hold(mutex_);
@@ -133,7 +133,7 @@ class Turns {
     return absl::OkStatus();
   }
 
-  // What a run must not go on after; "" where all runs were well since the last Reset.
+  // The error after which no run may proceed; "" if all runs have succeeded since the last Reset.
   std::string failure() {
     std::lock_guard<std::mutex> hold(mutex_);
     return failure_;
@@ -157,7 +157,7 @@ class Turns {
     Callback came;
   };
 
-  // With the lock held: what goes on now that a run has left a queue.
+  // With the lock held: the callbacks to call now that a run has left a queue.
   static Callback Left(Queue* queue, int64_t run) {
     const auto place = std::find(queue->runs.begin(), queue->runs.end(), run);
     if (place == queue->runs.end()) return nullptr;
@@ -282,7 +282,7 @@ REGISTER_OP("ParallaxCollect")
     .Doc("Takes what a run has delivered, once; fails if it has ended without.");
 REGISTER_KERNEL_BUILDER(Name("ParallaxCollect").Device(tensorflow::DEVICE_CPU), CollectOp);
 
-// A run begins; it shall touch what `keys` stand for.
+// A run begins; it will touch the resources of `keys`.
 extern "C" void parallax_turns_begin(int64_t run, const char* const* keys, int count) {
   std::vector<Queue*> queues;
   for (int i = 0; i < count; ++i) queues.push_back(Turns::Get().Find(keys[i]));
@@ -292,8 +292,8 @@ extern "C" void parallax_turns_begin(int64_t run, const char* const* keys, int c
 // A run has ended, with an error or with "".
 extern "C" void parallax_turns_end(int64_t run, const char* error) { Turns::Get().End(run, error); }
 
-// Nobody will ask any more what a run, which has ended, has delivered.
+// Discards the delivered values of an ended run, which will not be collected.
 extern "C" void parallax_turns_forget(int64_t run) { Turns::Get().Forget(run); }
 
-// Runs may go on again after one has failed; none is on its way.
+// Permits runs again after a failed one; none is in flight.
 extern "C" void parallax_turns_reset() { Turns::Get().Reset(); }

@@ -1,1 +1,1 @@
-"""A plan for people: as text, as a difference of two, and as a page."""
+"""Formats plans for readers: as text, as a difference of two plans, and as HTML pages."""

@@ -1,4 +1,4 @@
-"""In what two plans differ: the plan as a whole first, then variable by variable."""
+"""Lists the differences between two plans: the plan as a whole first, then variable by variable."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from parallax.report.plan_table import flip_texts, held_by, members_texts
 from parallax.report.text import align, bytes_text, hosts_text, ms_text, pluralize
 
 _SHOWN = 60
-"""Letters of a value that has no words of its own."""
+"""The maximum length of a displayed value that has no text form of its own."""
 
 
 @dataclass(frozen=True, slots=True)
 class PlanDifference:
-    """One thing in which two plans differ.
+    """One difference between two plans.
 
     Attributes:
         variable: its name; empty for the plan as a whole.
-        what: which of its properties.
-        first: that of the first plan, in words; empty where it has none.
-        second: that of the second.
+        what: the property.
+        first: its value in the first plan, as text; empty if it has none.
+        second: its value in the second.
     """
 
     variable: str
@@ -34,7 +34,7 @@ class PlanDifference:
 
 
 def differences(first: Plan, second: Plan) -> tuple[PlanDifference, ...]:
-    """All in which two plans differ; empty when they are equal."""
+    """All differences between two plans; empty when they are equal."""
     found = list(_of_plans(first, second))
     names = sorted({v.name for plan in (first, second) for v in plan.variables})
     by_name = [{v.name: v for v in plan.variables} for plan in (first, second)]
@@ -48,7 +48,7 @@ def differences(first: Plan, second: Plan) -> tuple[PlanDifference, ...]:
 
 
 def difference_text(found: Sequence[PlanDifference], names: tuple[str, str] = ("A", "B")) -> str:
-    """What `parallax diff` prints.
+    """The output of `parallax diff`.
 
     Args:
         found: the differences.
@@ -68,7 +68,7 @@ def difference_text(found: Sequence[PlanDifference], names: tuple[str, str] = ("
 
 
 def places_text(first: Plan, second: Plan) -> str:
-    """A line for each variable whose gradients travel otherwise by the second plan, or whose rows are elsewhere."""
+    """A line for each variable whose gradients take another route in the second plan, or whose rows are elsewhere."""
     pairs = ((variable, second.variable(variable.name)) for variable in first.variables)
     return "".join(f"  {a.name}: {_place(a)} -> {_place(b)}\n" for a, b in pairs if _key(a) != _key(b))
 
@@ -166,7 +166,7 @@ def _of_costs(a: VariablePlan, b: VariablePlan) -> Iterator[PlanDifference]:
 
 
 def _format_change(values: Sequence[Any], words: Callable[[Any], str]) -> tuple[str, str]:
-    """Two figures, the second with its difference in percent; in full where three digits are equal."""
+    """Two figures, the second with its difference in percent; in full if three digits are equal."""
     first, second = values
     texts = words(first), words(second)
     if texts[0] == texts[1]:
@@ -183,7 +183,7 @@ def _words(value: object) -> str:
 
 
 def _cut(texts: Sequence[str]) -> tuple[str, str]:
-    """Both texts, short; from where they begin to differ when that is far behind."""
+    """Both texts, shortened; from where they begin to differ when that is far into the text."""
     first, second = texts
     least = min(len(first), len(second))
     common = next((n for n in range(least) if first[n] != second[n]), least)

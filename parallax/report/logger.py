@@ -1,6 +1,6 @@
-"""The logger of Parallax and its users, named PARALLAX; PARALLAX_LOG_LEVEL sets what it shows (INFO).
+"""The logger of Parallax and its users, named PARALLAX; PARALLAX_LOG_LEVEL sets its level (INFO by default).
 
-It writes to stderr by a handler of its own, so that its lines come once whatever the script does with logging.
+It writes to stderr through its own handler, so that each line appears once, whatever logging setup the script has.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from parallax.settings.environment import log_level
 
 
 class _Stderr(logging.StreamHandler[TextIO]):
-    """Writes to what is stderr at the time."""
+    """A handler that writes to the current stderr."""
 
     def emit(self, record: logging.LogRecord) -> None:
         """Writes one line."""
@@ -30,10 +30,10 @@ def _logger() -> logging.Logger:
         handler = _Stderr()
         handler.setFormatter(logging.Formatter("%(name)s %(levelname)s: %(message)s"))
         logger.addHandler(handler)
-        logger.propagate = False  # libraries give the root logger handlers, and a line would come twice
+        logger.propagate = False  # libraries give the root logger handlers, and a line would appear twice
     try:
         logger.setLevel(log_level())
-    except ConfigError:  # an import is no place to refuse it: parallel_run does
+    except ConfigError:  # not refused at import time: parallel_run refuses it
         logger.setLevel(logging.INFO)
     return logger
 

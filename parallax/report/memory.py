@@ -1,4 +1,4 @@
-"""The memory of a plan as a person reads it: a row a process, a line a host, what dominates, and the largest batch."""
+"""Formats the predicted memory of a plan: a row per process, a line per host, the largest terms, the largest batch."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ _COLUMNS = ("process", "host", "values", "slots", "gradients, buffers", "saving"
 
 
 def memory_table(memory: MemoryPlan) -> str:
-    """What `parallax plan --memory` prints; processes with the same figures on a host share a row."""
+    """The output of `parallax plan --memory`; processes with the same figures on a host share a row."""
     rows = []
     alike: dict[tuple[object, ...], list[ProcessUse]] = {}
     for use in memory.processes:

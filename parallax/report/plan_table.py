@@ -1,4 +1,4 @@
-"""The plan as a person reads it: a table of all variables, and one variable explained."""
+"""Formats a plan as text: a table of all variables, and the explanation of one variable."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ _TIMED_COLUMNS = (*_COLUMNS[:-1], "ms/step", "next best", "another route", "reas
 
 
 def plan_table(plan: Plan, shows_all: bool = False) -> str:
-    """The table that `parallax plan` prints; its bytes are what one worker sends per step, and it receives as many.
+    """The table of `parallax plan`; its bytes are what one worker sends per step, and it receives as many.
 
     Args:
-        plan: what is printed.
-        shows_all: whether variables without a route have a row each; else a line stands for those that are alike, and
-            what each worker keeps for itself, as what a metric counts, is left out.
+        plan: the plan to print.
+        shows_all: whether variables without a route have a row each; else similar ones share a line, and per-worker
+            state, such as the counts of a metric, is omitted.
     """
     trained = [v for v in plan.variables if v.route != NO_ROUTE]
     rest = [v for v in plan.variables if v.route == NO_ROUTE and (shows_all or v.cls is not VariableClass.LOCAL)]
@@ -53,13 +53,13 @@ def plan_table(plan: Plan, shows_all: bool = False) -> str:
 
 
 def _of_busiest_stage(plan: Plan, trained: list[VariablePlan]) -> list[VariablePlan]:
-    """The variables of which a worker sends gradients: all, or those of the stage that sends most."""
+    """The variables whose gradients a worker sends: all, or those of the stage that sends most."""
     by_stage = [[v for v in trained if v.name in stage.variables] for stage in plan.stages]
     return max(by_stage, key=lambda some: sum(v.cost.sent_bytes or 0 for v in some), default=trained)
 
 
 def _stage_texts(plan: Plan) -> list[str]:
-    """A line for each stage of the model, what they hold and send, and how long they wait; nothing without stages."""
+    """A line for each stage of the model, with its stored and sent bytes and its waiting time; empty without stages."""
     if not plan.stages:
         return []
     rows = []
@@ -79,13 +79,13 @@ def _stage_texts(plan: Plan) -> list[str]:
 
 
 class PrintedPlan(Plan):
-    """A plan whose text is its table."""
+    """A plan that prints as its table."""
 
     __slots__ = ()
 
     @classmethod
     def of(cls, plan: Plan) -> PrintedPlan:
-        """The plan with a text."""
+        """The plan with its table as text."""
         return cls(**{field.name: getattr(plan, field.name) for field in fields(plan)})
 
     def __str__(self) -> str:
@@ -93,7 +93,7 @@ class PrintedPlan(Plan):
 
 
 def _fold(rest: list[VariablePlan]) -> list[list[VariablePlan]]:
-    """The variables without a route that are alike, two or more each."""
+    """Groups of two or more similar variables without a route."""
     by_kind: dict[tuple[str, str], list[VariablePlan]] = {}
     for variable in rest:
         by_kind.setdefault((variable.cls.value, variable.reason), []).append(variable)
@@ -107,7 +107,7 @@ def _folded_text(alike: list[VariablePlan]) -> str:
 
 
 def _by_route(trained: list[VariablePlan]) -> list[str]:
-    """How many variables take each route, and their bytes; nothing where that is each row's own, or the total."""
+    """The number of variables on each route, and their bytes; empty if the rows or the total say the same."""
     by_route: dict[str, list[VariablePlan]] = {}
     for variable in trained:
         by_route.setdefault(variable.route, []).append(variable)
@@ -122,7 +122,7 @@ def _by_route(trained: list[VariablePlan]) -> list[str]:
 
 
 def _touched_setting(trained: list[VariablePlan]) -> list[str]:
-    """The setting that says what a plan does not know of tables; it stays to fill in how many ids a batch has."""
+    """The setting for a plan's unknown touched rows of tables; the user must fill in the number of ids per batch."""
     unknown = [v.name for v in trained if v.cost.sent_bytes is None]
     if not unknown:
         return []
@@ -131,7 +131,7 @@ def _touched_setting(trained: list[VariablePlan]) -> list[str]:
 
 
 def explanation(plan: Plan, name: str) -> str:
-    """Everything the plan knows of one variable.
+    """The complete explanation of one variable of the plan.
 
     Raises:
         PlanError: when the plan has no variable of that name.
@@ -155,7 +155,7 @@ def explanation(plan: Plan, name: str) -> str:
 
 
 def flip_texts(flips: tuple[Flip, ...]) -> tuple[str, ...]:
-    """Where the choice would change, each in words: `allreduce above 1.97 Gbit/s`."""
+    """The values at which the choice would change, each as text: `allreduce above 1.97 Gbit/s`."""
     found = []
     for flip in flips:
         value = f"{8 * flip.value / 1e9:.3g} Gbit/s" if flip.quantity == LINK else f"{flip.value:.0f} touched rows"
@@ -166,7 +166,7 @@ def flip_texts(flips: tuple[Flip, ...]) -> tuple[str, ...]:
 
 
 def step_texts(plan: Plan) -> list[str]:
-    """What is predicted of a step, and how far from the best it may be; nothing without a cluster profile."""
+    """The predictions about a step, and its distance from the optimum; empty without a cluster profile."""
     known = plan.prediction
     if known.step_s is None:
         return [known.unknown] if known.unknown and plan.profiles else []
@@ -186,7 +186,7 @@ def _phases(plan: Plan) -> str:
 
 
 def _describe_hidden(plan: Plan) -> list[str]:
-    """How much of the predicted exchanges lies beside compute, and how much could, where both are known."""
+    """The part of the predicted exchanges that overlaps with compute, and the possible part, if both are known."""
     computing = [(phase.start_s, phase.end_s) for phase in plan.prediction.phases if phase.name == COMPUTE]
     exchanges = [phase for phase in plan.prediction.phases if phase.name not in (COMPUTE, SESSION)]
     computed_s = sum(end_s - start_s for start_s, end_s in computing)
@@ -234,7 +234,7 @@ def _row(variable: VariablePlan, step_s: float | None, stage: str) -> tuple[str,
 
 
 def held_by(variable: VariablePlan) -> str:
-    """Who holds a variable's rows, in words."""
+    """The holders of a variable's rows, as text."""
     if variable.servers:
         partitions = [server for part in variable.servers for server in part]
         return f"{pluralize(len(partitions), 'partition')} on {pluralize(len(set(partitions)), 'server')}"
@@ -243,7 +243,7 @@ def held_by(variable: VariablePlan) -> str:
 
 
 def members_texts(plan: Plan) -> list[str]:
-    """The workers and servers of a plan, with their hosts where there are several."""
+    """The workers and servers of a plan, with their hosts if there are several."""
     members = [pluralize(plan.num_workers, "worker")]
     if plan.servers:
         members.append(pluralize(len(plan.servers), "server"))
@@ -255,7 +255,7 @@ def members_texts(plan: Plan) -> list[str]:
 
 
 def _owners(plan: Plan, variable: VariablePlan) -> list[str]:
-    """Who holds which rows, one line each: rows and bytes of the variable itself, without what follows it."""
+    """The rows of each owner, one line each: rows and bytes of the variable itself, without its slots."""
     row_bytes = value_bytes(variable) // max(variable.shape[0], 1) if variable.shape else value_bytes(variable)
     partitions = [server for part in variable.servers for server in part]
     lines = []
@@ -280,7 +280,7 @@ def shape_text(variable: VariablePlan) -> str:
 
 
 def value_bytes(variable: VariablePlan) -> int:
-    """Bytes of the whole value; the names of element types end in their bits, but for bool."""
+    """Bytes of the full value; the names of element types end in their number of bits, except for bool."""
     bits = re.search(r"\d+$", variable.dtype)
     return math.prod(variable.shape) * (int(bits[0]) // 8 if bits else 1)
 
@@ -294,7 +294,7 @@ def _rounds(cost: RouteCost) -> str:
 
 
 def _total(trained: list[VariablePlan]) -> str:
-    """What one worker moves in a step; the bytes of `ps` are those of both directions."""
+    """The bytes that one worker moves in a step; the bytes of `ps` are those of both directions."""
     among = [v for v in trained if v.route != PS]
     served = [v for v in trained if v.route == PS]
     sent, moved = (bytes_text(sum(v.cost.sent_bytes or 0 for v in some)) for some in (among, served))
@@ -307,7 +307,7 @@ def _total(trained: list[VariablePlan]) -> str:
 
 
 def _server_total(plan: Plan, variables: list[VariablePlan], server: int) -> str:
-    """What a server holds, and moves in a step for all workers."""
+    """The bytes that a server stores, and moves in a step for all workers."""
     held = sent = 0
     for variable in variables:
         rows = sum(variable.owner_rows) or 1

@@ -1,4 +1,4 @@
-"""A model profile as a person reads it."""
+"""Formats a model profile as text."""
 
 from __future__ import annotations
 

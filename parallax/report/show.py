@@ -1,6 +1,6 @@
-"""How the result of a command, or of a job's work during training, is shown: on stdout, at once.
+"""Prints the result of a command, or of a job's work during training, on stdout at once.
 
-Files that options of the command line name are written here too.
+It also writes the files that command-line options name.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from parallax.base.errors import ConfigError
 
 
 def show(text: str) -> None:
-    """Writes `text`, which ends its last line itself, to stdout; through a pipe it does not wait for what follows."""
+    """Writes `text`, which includes its last newline, to stdout, and flushes."""
     sys.stdout.write(text)
     sys.stdout.flush()
 

@@ -1,4 +1,4 @@
-"""Words for people: counts, bytes, times, ranks, hosts and tables of text."""
+"""Formats counts, bytes, times, ranks, hosts and text tables for readers."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ def align(heading: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
 
 
 def in_columns(rows: Sequence[Sequence[str]]) -> list[str]:
-    """A line for each row, its cells below those of the row before."""
+    """A line for each row, with aligned cells."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
 
 
 def bytes_text(count: int | None) -> str:
-    """A byte count for people: decimal units, three digits."""
+    """A byte count as text: decimal units, three digits."""
     if count is None:
         return "?"
     size = float(count)
@@ -30,24 +30,24 @@ def bytes_text(count: int | None) -> str:
 
 
 def ms_text(seconds: float | None) -> str:
-    """Milliseconds for people: three digits, and all of the whole ones."""
+    """Milliseconds as text: three digits, and all integer digits."""
     if seconds is None:
         return "?"
     return f"{1e3 * seconds:.0f} ms" if abs(seconds) >= 0.9995 else f"{1e3 * seconds:.3g} ms"
 
 
 def pluralize(count: int, what: str) -> str:
-    """A number of things: `1 row`, `2 rows`."""
+    """A count with its noun: `1 row`, `2 rows`."""
     return f"{count} {what}{'s' if count != 1 else ''}"
 
 
 def first_named(names: Sequence[str], most: int = 3) -> str:
-    """The first of some names, and how many there are besides."""
+    """The first of some names, and the number of the others."""
     return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
 
 
 def name_ranks(ranks: Sequence[int], noun: str = "rank") -> str:
-    """Ascending ranks for a message: `rank 3`, `ranks 0-3, 7`."""
+    """Ascending ranks as text: `rank 3`, `ranks 0-3, 7`."""
     spans: list[list[int]] = []
     for rank in ranks:
         if spans and rank == spans[-1][1] + 1:
@@ -59,7 +59,7 @@ def name_ranks(ranks: Sequence[int], noun: str = "rank") -> str:
 
 
 def hosts_text(counts: Mapping[int, int]) -> str:
-    """How many there are on each host, neighbors alike as one: `2 on each of hosts 0-3, 1 on host 4`."""
+    """The number on each host, with equal neighbours merged: `2 on each of hosts 0-3, 1 on host 4`."""
     alike: list[tuple[int, list[int]]] = []
     for host, count in sorted(counts.items()):
         if alike and (count, host - 1) == (alike[-1][0], alike[-1][1][-1]):
@@ -72,13 +72,13 @@ def hosts_text(counts: Mapping[int, int]) -> str:
 
 
 def peer_memory_text(steps: int, sent_bytes: int, host_bytes: int, seconds: float | None) -> str:
-    """What the state in the memory of hosts costs, as a note of a plan.
+    """The cost of the state in the memory of hosts, as a note of a plan.
 
     Args:
         steps: from one set to the next.
         sent_bytes: that a worker sends for a set to another host; 0 on one host.
         host_bytes: memory of a host.
-        seconds: of its link, where that was measured.
+        seconds: of its link, if measured.
     """
     often = "each step" if steps == 1 else f"every {steps} steps"
     if not sent_bytes:

@@ -1,1 +1,1 @@
-"""Runs a job: launch and supervision on one side, the workers' sessions on the other."""
+"""Runs jobs: launches and supervises the ranks, and runs the workers' sessions."""

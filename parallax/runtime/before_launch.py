@@ -1,4 +1,4 @@
-"""What is checked of a process, and of this machine, before a job is launched."""
+"""Checks the launching process and this host before a job is launched."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _HAS_GPUS = (
     "Call parallax.keras.use() right after the imports, or start the script with `parallax run`."
 )
 WORKER_BYTES = 250_000_000
-"""What a worker has for itself once it has imported TensorFlow 2.21, before its first variable."""
+"""Memory of one worker after importing TensorFlow 2.21, before its first variable."""
 
 
 def check_launching(runs_script: bool, cluster: Cluster, starts: bool) -> None:
@@ -32,10 +32,10 @@ def check_launching(runs_script: bool, cluster: Cluster, starts: bool) -> None:
     Args:
         runs_script: whether workers run this process's script.
         cluster: the machines of the job.
-        starts: whether the job shall be started, and not only its command be shown.
+        starts: whether the job is to be started, rather than its command shown.
 
     Raises:
-        LaunchError: what is missing: mpirun, a script that workers can run, memory for them.
+        LaunchError: names the missing thing: mpirun, a script that workers can run, memory for them.
     """
     show_errors_briefly()
     check_own_process()
@@ -52,8 +52,8 @@ def check_memory(cluster: Cluster, free: int | None = None) -> None:
     """Refuses more workers on this machine than its memory holds after their imports: they would be killed, or swap.
 
     Args:
-        cluster: the machines of the job; other hosts are not looked at.
-        free: bytes that processes may take here; None looks.
+        cluster: the machines of the job; other hosts are ignored.
+        free: bytes available to processes here; None to measure them.
 
     Raises:
         LaunchError: says how many fit.
@@ -71,10 +71,10 @@ def check_memory(cluster: Cluster, free: int | None = None) -> None:
 
 
 def missing_gpus(cluster: Cluster, is_cuda_build: bool, gpu_folder: Path = GPU_FOLDER) -> str:
-    """What the user is told of GPUs that are named for this machine and that no worker can use; empty when all can be.
+    """The user message about GPUs that are named for this machine but unusable by its workers; empty if all are usable.
 
     Args:
-        cluster: the machines of the job; other hosts are not looked at.
+        cluster: the machines of the job; other hosts are ignored.
         is_cuda_build: whether TensorFlow is built for GPUs.
         gpu_folder: where the driver lists GPUs.
     """
@@ -94,7 +94,7 @@ def missing_gpus(cluster: Cluster, is_cuda_build: bool, gpu_folder: Path = GPU_F
 
 
 def leave_gpus(cluster: Cluster) -> bool:
-    """Has TensorFlow use no GPU in this process where workers of this machine do: it takes nearly all of their memory.
+    """Keeps TensorFlow in this process off GPUs that local workers use: it would take nearly all of their memory.
 
     Args:
         cluster: the machines of the job that this process drives.

@@ -1,8 +1,8 @@
-"""Messages between the process that drives workers and worker 0.
+"""Message channel between the process that drives workers and worker 0.
 
-On one machine the driver listens at an abstract address of the kernel, of which no file is left; for a worker 0 on
-another machine at a TCP port. Whoever connects must know a key that travels with the job's message; a stranger is sent
-away before anything of it is unpickled.
+On one machine the driver listens at an abstract socket address, which leaves no file behind; for a worker 0 on another
+machine it listens at a TCP port. A peer must know a key that travels with the job's message; a stranger is disconnected
+before any of its bytes are unpickled.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from parallax.base.types import Picklable
 _POLL_S = 0.1
 _PATIENCE_S = 10.0
 _PROBE_S, _PROBES = 5, 4
-"""A machine that answers so many probes in a row, so far apart, with nothing is gone."""
+"""TCP keepalive: a machine that leaves so many probes unanswered, at this interval, is considered lost."""
 _NO_PORT = (
     "The script's process drives workers on other machines, for which it needs {span} of {own}, and got none: "
     "{reason}. Widen `ports` of the resource file."
@@ -40,11 +40,11 @@ _NOT_REACHED = (
 
 @dataclass(frozen=True, slots=True)
 class DriverAddress:
-    """Where a driver listens.
+    """The address of a driver.
 
     Attributes:
-        place: the name of a socket of this machine, or an IP address and a port.
-        key: by which both sides know each other.
+        place: the name of an abstract socket of this machine, or an IP address and a port.
+        key: a shared secret that authenticates both sides.
     """
 
     place: str | tuple[str, int]
@@ -52,14 +52,14 @@ class DriverAddress:
 
 
 class ChannelClosed(Exception):
-    """The other side of a channel has gone."""
+    """The peer has closed the channel."""
 
 
 class DriverConnection:
-    """One end of a connection, over which pickled messages go in order.
+    """One end of a connection that carries pickled messages in order.
 
     Attributes:
-        is_on_this_machine: whether the other end is.
+        is_on_this_machine: whether the peer is.
 
     Args:
         connected: a socket, which is closed with the channel.
@@ -73,7 +73,7 @@ class DriverConnection:
         """Sends a message.
 
         Raises:
-            ChannelClosed: the other side has gone.
+            ChannelClosed: the peer has closed the channel.
         """
         self.send_bytes(pickle.dumps(message, protocol=5))
 
@@ -86,14 +86,14 @@ class DriverConnection:
             raise ChannelClosed from error
 
     def wait(self, until_s: float = math.inf) -> None:
-        """Waits for the next message, and may be interrupted meanwhile.
+        """Waits for the next message, interruptibly.
 
         Args:
-            until_s: how long at most, by the monotonic clock.
+            until_s: the deadline, by the monotonic clock.
 
         Raises:
-            ChannelClosed: the other side has gone.
-            TimeoutError: it has said nothing.
+            ChannelClosed: the peer has closed the channel.
+            TimeoutError: no message has arrived.
         """
         try:
             while not self._connection.poll(_POLL_S):
@@ -103,22 +103,22 @@ class DriverConnection:
             raise ChannelClosed from error
 
     def has_come(self) -> bool:
-        """Whether `receive` would not wait: for a message, or since the other side has gone."""
+        """Whether `receive` would not block: a message has arrived, or the peer has closed the channel."""
         try:
             return self._connection.poll()
         except OSError:
             return True
 
     def receive(self) -> Picklable:
-        """The next message; waits for it.
+        """Waits for the next message and returns it.
 
         Raises:
-            ChannelClosed: the other side has gone.
+            ChannelClosed: the peer has closed the channel.
         """
         return pickle.loads(self.receive_bytes())
 
     def receive_bytes(self) -> bytes:
-        """The next message as it was pickled; as `receive`."""
+        """Returns the next message without unpickling it; as `receive`."""
         self.wait()
         try:
             with deferred_interrupts():
@@ -127,14 +127,14 @@ class DriverConnection:
             raise ChannelClosed from error
 
     def close(self) -> None:
-        """Ends it; a second call changes nothing."""
+        """Closes it; a second call has no effect."""
         self._connection.close()
 
     def _introduce(self, key: bytes, is_driver: bool) -> None:
-        """Has both sides prove that they know the key.
+        """Makes both sides prove that they know the key.
 
         Raises:
-            AuthenticationError: the other side does not.
+            AuthenticationError: the peer does not.
         """
         if is_driver:
             deliver_challenge(self._connection, key)
@@ -145,14 +145,14 @@ class DriverConnection:
 
 
 class DriverSocket:
-    """Where the driver waits for worker 0.
+    """The socket on which the driver waits for worker 0.
 
     Attributes:
         address: of it, for worker 0.
 
     Args:
         own: this machine's IP address for a worker 0 on another one; None for a worker 0 on this machine.
-        ports: the first and last port that may be listened on; None for any.
+        ports: the first and last port that may be used; None for any.
 
     Raises:
         LaunchError: none of the ports is free.
@@ -172,14 +172,14 @@ class DriverSocket:
         self._socket.settimeout(_POLL_S)
 
     def accept(self, is_alive: Callable[[], bool]) -> DriverConnection | None:
-        """The channel to worker 0; waits for it, and gives None when the job is no longer alive."""
+        """Waits for the connection of worker 0 and returns it; None when the job is no longer alive."""
         while is_alive():
             with suppress(TimeoutError):
                 connected, _ = self._socket.accept()
                 _watch_peer(connected)
                 copy, channel = connected.dup(), DriverConnection(connected)
                 with copy, suppress(AuthenticationError, EOFError, OSError):
-                    _limit_silence(copy, _PATIENCE_S)  # of a stranger who says nothing
+                    _limit_silence(copy, _PATIENCE_S)  # for an unauthenticated peer that sends nothing
                     channel._introduce(self.address.key, is_driver=True)
                     _limit_silence(copy, 0)
                     return channel
@@ -187,16 +187,16 @@ class DriverSocket:
         return None
 
     def close(self) -> None:
-        """Listens no more."""
+        """Closes the listening socket."""
         self._socket.close()
 
 
 def connect(address: DriverAddress) -> DriverConnection:
-    """The channel of worker 0 to its driver.
+    """Connects worker 0 to its driver.
 
     Raises:
-        LaunchError: nobody listens there.
-        AuthenticationError: whoever does is not the driver.
+        LaunchError: no process listens there.
+        AuthenticationError: the process that does is not the driver.
     """
     try:
         if isinstance(address.place, str):
@@ -214,7 +214,7 @@ def connect(address: DriverAddress) -> DriverConnection:
 
 
 def _listen(own: str, ports: tuple[int, int] | None) -> socket.socket:
-    """A socket that listens on a port of this machine."""
+    """Returns a socket that listens on a port of this machine."""
     reason = ""
     for port in range(ports[0], ports[1] + 1) if ports is not None else (0,):
         try:
@@ -226,7 +226,7 @@ def _listen(own: str, ports: tuple[int, int] | None) -> socket.socket:
 
 
 def _watch_peer(connected: socket.socket) -> None:
-    """Has messages to another machine leave at once, and a machine that is gone noticed."""
+    """Makes messages to another machine leave at once, and detects a lost machine."""
     if connected.family == socket.AF_UNIX:
         return
     connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -242,13 +242,13 @@ def _text_of(place: str | tuple[str, int]) -> str:
 
 
 def _limit_silence(connected: socket.socket, seconds: float) -> None:
-    """Has reading from a socket fail after a time; 0 for never."""
+    """Sets a timeout on reading from a socket; 0 for none."""
     connected.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("@ll", int(seconds), 0))
 
 
 @contextmanager
 def deferred_interrupts() -> Iterator[None]:
-    """Defers Ctrl-C until its end: after half a message nothing on a channel could be read."""
+    """Context that defers Ctrl-C to its end: after half a message nothing on a channel could be read."""
     if threading.current_thread() is not threading.main_thread() or signal.getsignal(signal.SIGINT) is None:
         yield
         return

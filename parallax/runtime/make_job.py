@@ -1,4 +1,4 @@
-"""From a call of `parallel_run` to the job that is started for it: machines, the script's words, the parcel."""
+"""Builds the job for a call of `parallel_run`: its hosts, the script's arguments, and the job message."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from parallax.settings.config import Config
 from parallax.settings.environment import Role, Settings, framework_level, is_commanded, visible_gpus
 
 CALLED = "parallax.runtime.worker.call_function"
-"""The module that workers run where they call a function."""
+"""The module that workers run to call a function."""
 
 _UNWRITABLE = (
     "A verification keeps both sides' variables in a temporary folder, and {place} cannot be written: {reason}. Free "
@@ -34,7 +34,7 @@ _UNWRITABLE = (
 
 
 def cluster_of(resource_info: str | Path | None, config: Config, wanted: Settings) -> Cluster:
-    """The machines: the command line goes before the script's own arguments."""
+    """Returns the machines; the command line overrides the script's own arguments."""
     if wanted.workers is not None:
         return local_cluster(wanted.workers, visible_gpus())
     file = wanted.resource or resource_info
@@ -54,7 +54,7 @@ def cluster_of(resource_info: str | Path | None, config: Config, wanted: Setting
 
 
 def check_profile(config: Config, num_workers: int) -> None:
-    """The worker to be traced must be one of the job's."""
+    """Requires the worker to be traced to be one of the job's."""
     worker = config.profile_config.profile_worker
     if worker is not None and worker >= num_workers:
         raise ConfigError(f"profile_worker must be a worker of the job, from 0 to {num_workers - 1}, got {worker}.")
@@ -69,7 +69,7 @@ def job_of(
     mine: Settings,
     seed: int,
 ) -> Job:
-    """The job of a plan, whose workers run the script; `mine` is what they are to do."""
+    """Builds the job of a plan, whose workers run the script; `mine` has the workers' settings."""
     from parallax.analysis.reading.construction.launcher_graph import pack_graph
 
     message = replace(
@@ -82,7 +82,7 @@ def job_of(
 
 
 def message_of(plan: Plan, cluster: Cluster, config: Config, mine: Settings, seed: int) -> JobMessage:
-    """What workers are sent of a plan, without the graph; `mine` is what they are to do."""
+    """Builds the message to workers about a plan, without the graph; `mine` has the workers' settings."""
     looks = replan_options(config, mine) is not None
     cluster_profile = read_measured(config.cluster_profile, None) if looks else PlanInputs()
     cluster_profile.check_names([host.address for host in cluster.hosts])
@@ -96,11 +96,11 @@ def message_of(plan: Plan, cluster: Cluster, config: Config, mine: Settings, see
 
 
 def message_without_plan(cluster: Cluster, servers: tuple[int, ...]) -> JobMessage:
-    """What processes are sent that wait for a plan.
+    """Builds the message to processes that wait for a plan.
 
     Args:
         cluster: their machines.
-        servers: the number of the host that each server is on.
+        servers: the host number of each server.
     """
     hosts = layout_of(cluster).host_by_rank
     addresses = tuple(host.address for host in cluster.hosts)
@@ -110,7 +110,7 @@ def message_without_plan(cluster: Cluster, servers: tuple[int, ...]) -> JobMessa
 
 
 def job_with(message: JobMessage, cluster: Cluster, config: Config, mine: Settings) -> Job:
-    """The job whose processes get a message; `mine` is what its workers are to do."""
+    """Builds the job whose processes receive a message; `mine` has its workers' settings."""
     calls = message.function or mine.call is not None
     words = ("-m", CALLED) if calls else script_words()
     return Job(
@@ -134,7 +134,7 @@ def _job_name() -> str:
 
 
 def of_workers(wanted: Settings, config: Config) -> Settings:
-    """What the workers of a job are to do, where the launching process is asked `wanted`."""
+    """Returns the settings of a job's workers, given the launching process's settings `wanted`."""
     return replace(
         with_cluster(wanted, config),
         role=Role.WORKER,
@@ -154,7 +154,7 @@ def of_workers(wanted: Settings, config: Config) -> Settings:
 
 
 def _output_folder(config: Config, call: int | None) -> Path | None:
-    """Where files of each rank's output go, if anywhere; later calls of a script have folders of their own."""
+    """The folder of the files with each rank's output, if any; later calls of a script have their own folders."""
     if config.redirect_path is None:
         return None
     folder = Path(config.redirect_path)
@@ -162,19 +162,19 @@ def _output_folder(config: Config, call: int | None) -> Path | None:
 
 
 def _preemption_grace_s(config: Config, mine: Settings) -> float | None:
-    """How long a preempted job may save; None where it writes no checkpoints, as in a verification."""
+    """How long a preempted job may save; None if it writes no checkpoints, as in a verification."""
     saves = config.ckpt_config.ckpt_dir is not None and mine.role == Role.WORKER
     return config.ckpt_config.preemption_grace_s if saves else None
 
 
 def with_cluster(wanted: Settings, config: Config) -> Settings:
-    """What is asked, with the fingerprint of the cluster profile, which is at the launcher's host only."""
+    """Returns the settings with the fingerprint of the cluster profile, which only the launcher's host has."""
     cluster = read_measured(config.cluster_profile, None).cluster
     return wanted if cluster is None else replace(wanted, cluster=cluster.fingerprint)
 
 
 def new_folder() -> Path:
-    """A new folder in which both sides of a verification leave their variables."""
+    """Creates a folder in which both sides of a verification save their variables."""
     try:
         return Path(tempfile.mkdtemp(prefix="parallax-"))
     except OSError as error:
@@ -182,7 +182,7 @@ def new_folder() -> Path:
 
 
 def script_words() -> tuple[str, ...]:
-    """How this process was started, for the workers to be started alike: a file, or -m and a module, and arguments."""
+    """How this process was started, so that workers start alike: a file, or -m and a module, and arguments."""
     main = sys.modules["__main__"]
     spec = getattr(main, "__spec__", None)
     if spec is not None and spec.name == "__main__":  # a folder or a zip file

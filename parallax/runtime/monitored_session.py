@@ -1,7 +1,7 @@
-"""TensorFlow's monitored session on a worker's graph: hooks, initial values, and what is resumed.
+"""Opens TensorFlow's monitored session on a worker's graph: hooks, initial values, and resumed state.
 
-Initializers run, then every variable that all workers hold takes worker 0's value, and a checkpoint is loaded where
-there is one. Variables on servers have their values already.
+Initializers run, then every replicated variable is set to worker 0's value, and a checkpoint is loaded if there is one.
+Variables on servers have their values already.
 """
 
 from __future__ import annotations
@@ -65,12 +65,12 @@ def monitored_session(
     place: editor.Worker,
     recovered: RecoveredState | None,
 ) -> tuple[Session, DirectRuns | None, Checkpoints | None, PeerMemory | None, VariableValues | None]:
-    """TensorFlow's monitored session on this worker's graph, and the direct way to it.
+    """Opens TensorFlow's monitored session on this worker's graph, and its fast path.
 
-    With them go checkpoints, the state in the memory of hosts and values of variables, where these are wanted.
+    It also returns checkpoints, the state in the memory of hosts and values of variables, where these are configured.
 
-    The initializers `later` run after the others; `place` says which of the workers this is, `recovered` what it goes
-    on from, where hosts have that in memory.
+    The initializers `later` run after the others; `place` is this worker's place among the workers; `recovered` is the
+    state to resume from, if hosts have it in memory.
     """
     imported = _import(graph, worker_graph)
     stages = worker_graph.stages
@@ -139,35 +139,35 @@ def _scaffold(
     later: list[list[str]],
     resume: Callable[[Session], None],
 ) -> Scaffold:
-    """What TensorFlow runs before the first step, in the default graph."""
+    """Returns the ops that TensorFlow runs before the first step, in the default graph."""
     return v1.train.Scaffold(
         init_op=tf.group(*initializers),
         init_fn=_equal_on_all(worker_graph, later, resume),
-        # TensorFlow would look for variables here that servers hold.
+        # TensorFlow would look for variables here that are on servers.
         ready_op=v1.report_uninitialized_variables(_held_here(worker_graph)),
         ready_for_local_init_op=tf.constant([], tf.string),
-        # TensorFlow would build one that takes the local rows of a table for all of it.
+        # TensorFlow would build one that mistakes the local rows of a table for all of it.
         saver=v1.train.Saver([], allow_empty=True),
     )
 
 
 def _first_initializers(graph: Graph, later: set[str]) -> list[str]:
-    """The ops that give a graph's variables their initial values, but for those that run later."""
+    """The ops that give a graph's variables their initial values, except those that run later."""
     names = [str(variable.initializer.name) for variable in graph.get_collection(v1.GraphKeys.GLOBAL_VARIABLES)]
     return [name for name in names if name not in later]
 
 
 def _held_here(worker_graph: WorkerGraph) -> list[Variable]:
-    """The variables that this worker has: whole, or rows of them."""
+    """The variables that this worker stores: in full, or rows of them."""
     everything = [*v1.global_variables(), *v1.local_variables()]
     elsewhere = worker_graph.on_servers | worker_graph.elsewhere
     return [v for v in everything if _op_name(v) not in elsewhere]
 
 
 def _options(config: Config, members: ProcessGroup) -> ConfigProto:
-    """The options of this worker's session, which sees the servers and itself.
+    """The options of this worker's session, in which the servers and itself are visible.
 
-    A worker that is slow or gone then holds up no other session, but by what the two exchange.
+    A slow or lost worker then blocks other sessions only through the exchanges between the two.
     """
     options = options_with(config.sess_config or _default_options(), config.compute_dtype)
     if members.target:
@@ -177,10 +177,10 @@ def _options(config: Config, members: ProcessGroup) -> ConfigProto:
 
 
 def _import(graph: Graph, worker_graph: WorkerGraph) -> Graph:
-    """The worker's graph, with those of the user's collections that a session needs."""
+    """Imports the worker's graph, with those of the user's collections that a session needs."""
     keys = v1.GraphKeys
     needed = [keys.GLOBAL_VARIABLES, keys.LOCAL_VARIABLES, keys.TABLE_INITIALIZERS, keys.QUEUE_RUNNERS]
-    with graph.as_default():  # variables are not written while TensorFlow executes eagerly
+    with graph.as_default():  # variables are not created while TensorFlow executes eagerly
         meta = meta_graph.create_meta_graph_def(
             graph_def=worker_graph.graph_def,
             graph=graph,
@@ -195,7 +195,7 @@ def _import(graph: Graph, worker_graph: WorkerGraph) -> Graph:
 
 
 def _drop_elsewhere(meta: MetaGraphDef, names: set[str]) -> None:
-    """Leaves out of a worker's collections what other stages have: variables, queues, initializers of word tables."""
+    """Removes other stages' objects from a worker's collections: variables, queues, initializers of lookup tables."""
     kinds = {v1.GraphKeys.QUEUE_RUNNERS: (queue_runner_pb2.QueueRunnerDef, "queue_name")}
     for key, collection in meta.collection_def.items():
         kind, field = kinds.get(key, (variable_pb2.VariableDef, "variable_name"))
@@ -212,7 +212,7 @@ def _op_of(said: Argument, field: str) -> str:
 
 
 def _default_options() -> ConfigProto:
-    """One GPU for each worker of a host, where there are any (this path is untested: no machine with a GPU)."""
+    """One GPU for each worker of a host, if there are any (this path is untested: no machine with a GPU)."""
     import horovod.tensorflow as hvd
 
     options = v1.ConfigProto(allow_soft_placement=True)
@@ -225,9 +225,9 @@ def _default_options() -> ConfigProto:
 def _equal_on_all(
     worker_graph: WorkerGraph, later: list[list[str]], resume: Callable[[Session], None]
 ) -> Callable[[Scaffold, Session], None]:
-    """Runs the later initializers, gives variables that every worker holds worker 0's initial value, and resumes.
+    """Runs the later initializers, sets replicated variables to worker 0's initial value, and resumes.
 
-    Seeds already make them equal where random ops give the values; this covers values that Python code gives.
+    Seeds already make them equal where random ops compute the values; this covers values from Python code.
     """
     from horovod.tensorflow import mpi_ops
 
@@ -250,7 +250,7 @@ def _equal_on_all(
 
 
 def _send(mpi_ops: ModuleType, value: Tensor) -> Tensor:
-    """Worker 0's value; bfloat16, which Horovod does not know, travels as the integers of its bits."""
+    """Broadcasts worker 0's value; bfloat16, which Horovod does not support, travels as integers with the same bits."""
     if value.dtype.base_dtype == tf.bfloat16:
         return tf.bitcast(mpi_ops.broadcast(tf.bitcast(value, tf.int16), 0), tf.bfloat16)
     return mpi_ops.broadcast(value, 0)

@@ -1,9 +1,9 @@
-"""Opens a worker's session: agree with the other workers, transform the graph, run it under its hooks.
+"""Opens a worker's session: agrees with the other workers, transforms the graph and runs it under its hooks.
 
-Each worker starts Horovod and trains the launcher's graph (session/one_graph.py). It takes the plan from the parcel,
-lets hooks build their ops, and decides; digests of plan and decisions must be equal on all workers, because those that
-disagree would wait for each other for ever. It transforms the graph and opens TensorFlow's monitored session on it
-(monitored_session.py), which gives variables their initial values.
+Each worker starts Horovod and trains the launcher's graph (session/one_graph.py). It reads the plan from the job
+message, lets hooks build their ops, and derives the rewrites. Digests of plan and rewrites must be equal on all
+workers, because workers that disagree would wait for each other for ever. It transforms the graph and opens
+TensorFlow's monitored session on it (monitored_session.py), which gives variables their initial values.
 """
 
 from __future__ import annotations
@@ -63,18 +63,18 @@ from parallax.transform.pipeline import WorkerGraph, transform
 
 @dataclass(frozen=True, slots=True)
 class SessionExtras:
-    """What a session does during training.
+    """Additional work of a session during training.
 
     Attributes:
         equal_randomness: for verification, all workers draw the same random numbers.
         graph_folder: where this worker's graph is written for TensorBoard, if anywhere.
         trace: which steps are traced, if any.
         measure: which steps are profiled, if any.
-        replan: whether a better plan is looked for, and what is done about it.
-        kept: for verification, where tensors of each step are left.
-        has_values: whether `session.values` shall read and write single variables.
-        decisions: what the launcher has decided of the graph, where this worker has the graph from it; hooks may then
-            add nothing to the graph.
+        replan: whether to search for a better plan, and how to use it.
+        kept: for verification, where tensors of each step are saved.
+        has_values: whether `session.values` can read and write single variables.
+        decisions: the launcher's rewrites of the graph, if this worker has the graph from it; hooks may then add
+            nothing to the graph.
     """
 
     equal_randomness: bool = False
@@ -90,17 +90,17 @@ class SessionExtras:
 def open_session(
     graph: Graph, config: Config, parcel: JobMessage, extras: SessionExtras | None = None
 ) -> tuple[Session, int, int]:
-    """The session of this worker, the number of workers and this one's rank; every worker must call it.
+    """Returns this worker's session, the number of workers and this one's rank; every worker must call it.
 
     Args:
         graph: the user's graph.
         config: hooks and session options.
-        parcel: what the launcher decided.
-        extras: what else is wanted.
+        parcel: the launcher's job message.
+        extras: additional work of the session.
 
     Raises:
         OtherGraphError: when this worker built a graph of another structure than the launcher.
-        PlanError: when the plan is not this graph's.
+        PlanError: when the plan does not belong to this graph.
         SessionError: when this process has opened a session before.
     """
     extras = extras or SessionExtras()
@@ -145,7 +145,7 @@ def open_session(
             write_text(Path(config.export_graph_path), members.rank, monitored.graph)
         if guard is not None:
             guard.begin()
-    gc.freeze()  # graphs are many objects that stay: to look through them again and again costs a step a tenth
+    gc.freeze()  # graphs are many objects that stay: repeated garbage collection over them costs a tenth of a step
     for act in members.when_built:
         act(members.rank)
     session = Session(
@@ -158,15 +158,15 @@ def open_session(
 
 @dataclass(frozen=True, slots=True)
 class _WorkerSetup:
-    """What the workers agreed on, and this one's graph.
+    """The state that the workers agreed on, and this one's graph.
 
     Attributes:
         plan: the launcher's.
         alone: the user's graph, as the launcher has it.
-        analysed: the graph with what the user's hooks added.
-        place: which of the workers this is.
-        worker_graph: what this worker runs.
-        recovered: what this start goes on from, where hosts have it in memory.
+        analysed: the graph with the additions of the user's hooks.
+        place: this worker's place among the workers.
+        worker_graph: the graph that this worker runs.
+        recovered: the state that this start resumes from, if hosts have it in memory.
     """
 
     plan: Plan
@@ -180,7 +180,7 @@ class _WorkerSetup:
 def _make_graph(
     graph: Graph, config: Config, parcel: JobMessage, members: ProcessGroup, extras: SessionExtras
 ) -> _WorkerSetup:
-    """Starts Horovod, takes the launcher's graph and plan, and transforms the graph as all workers do."""
+    """Starts Horovod, reads the launcher's graph and plan, and transforms the graph as all workers do."""
     plan, equal_randomness = plan_from_json(parcel.plan), extras.equal_randomness
     members.form_teams(len(plan.stages))
     if extras.decisions is None:
@@ -212,7 +212,7 @@ def _make_graph(
 
 
 def _read_graph(graph: Graph, config: Config, parcel: JobMessage, plan: Plan, members: ProcessGroup) -> AnalysedGraph:
-    """Starts Horovod, takes the launcher's graph in the place of the one that this worker has built, and reads it."""
+    """Starts Horovod, replaces the graph that this worker has built by the launcher's, and reads it."""
     launcher, digest = launchers_graph(graph, parcel.graph, plan.fingerprint, members.rank)
     members.start()
     take_launchers_graph(graph, launcher, members.workers)
@@ -222,14 +222,14 @@ def _read_graph(graph: Graph, config: Config, parcel: JobMessage, plan: Plan, me
 
 
 def _positions_of(recovered: RecoveredState | None, saved: CheckPointConfig, comm: Comm) -> StoredPositions | None:
-    """Where the job was that this one goes on from; None for a start from initial values."""
+    """The positions of the job that this one resumes; None for a start from initial values."""
     if recovered is not None:
         return recovered.positions()
     return None if saved.ckpt_dir is None else stored_positions(str(saved.ckpt_dir), comm, saved.folder_timeout_s)
 
 
 def _context(graph: Graph, made: _WorkerSetup, members: ProcessGroup, watch: Heartbeat) -> WorkerContext:
-    """Opens the channels of the exchanges, and says what runs of this worker are about."""
+    """Opens the channels of the exchanges, and returns the context of this worker's runs."""
     open_channels(made.worker_graph.graph_def, members.team, members.host_workers)
     stages = None if members.peers is None else StageValues(open_stages(members.peers))
     analysed, names = made.analysed, Names(made.analysed.captured.view, made.worker_graph)
@@ -239,13 +239,13 @@ def _context(graph: Graph, made: _WorkerSetup, members: ProcessGroup, watch: Hea
 
 
 def _training(worker: WorkerContext, made: _WorkerSetup, members: ProcessGroup, extras: SessionExtras) -> TrainingRuns:
-    """Which runs train, which is logged too; their batches are compared where the script shares them out itself."""
+    """Identifies and logs training runs; compares their batches if the script shards them itself."""
     updates = training_updates(made.analysed.captured, made.analysed.sources)
     training = TrainingRuns(worker, updates)
     inputs = {one.name: one for one in made.worker_graph.inputs.kept}
     worker.positions = InputPositions(members.replica, members.replicas, training.trains, inputs, made.plan.synchronous)
     view = made.analysed.captured.view
-    if not extras.equal_randomness:  # whoever compares fetches what was asked for
+    if not extras.equal_randomness:  # a comparison fetches only what was requested
         worker.log = RunLog(view, updates, members.rank == 0, may_idle=extras.has_values)
         worker.nan_report = NanReport(view, worker.log.trains, members.workers.Dup())
         members.at_end += [worker.log.finish, worker.nan_report.finish]
@@ -264,8 +264,8 @@ def _replan(
     made: _WorkerSetup,
     over: ChangeOver,
 ) -> Replan:
-    """What looks for a better plan under the constraints of this one."""
-    # The command line goes before the script's settings, and the plan has both.
+    """Returns the search for a better plan under the constraints of this one."""
+    # The command line overrides the script's settings, and the plan has both.
     constraints = replace(
         constraints_of(config, made.plan.synchronous),
         wire_dtype=made.plan.wire_dtype,
@@ -283,7 +283,7 @@ def _hooks(
     made: _WorkerSetup,
     first: FirstSteps | None,
 ) -> list[Hook]:
-    """What looks at the session's runs, in order."""
+    """The hooks of the session's runs, in order."""
     found: list[Hook] = [*_profile(config, members.rank, worker, training)]
     found += _trace(extras.trace, worker, training, made.worker_graph)
     if extras.kept is not None:
@@ -298,9 +298,9 @@ def _hooks(
 def _first_steps(
     extras: SessionExtras, members: ProcessGroup, worker: WorkerContext, training: TrainingRuns, analysed: AnalysedGraph
 ) -> FirstSteps | None:
-    """The hook that measures the first steps, if anybody wants to know what they touch."""
+    """The hook that measures the first steps, if their touched rows are needed."""
     measure = extras.measure
-    if extras.replan is not None:  # what is measured for a file is measured in the same steps
+    if extras.replan is not None:  # measurements for a file use the same steps
         path, cluster = (None, "") if measure is None else (measure.path, measure.cluster)
         measure = MeasureOptions(path, extras.replan.steps, cluster)
     if measure is None:
@@ -317,7 +317,7 @@ def _guard(
     analysed: AnalysedGraph,
     worker_graph: WorkerGraph,
 ) -> Guard | None:
-    """The guard, where there are several workers that have anything equal."""
+    """The guard, if there are several workers with replicated state."""
     if not config.guard or members.replicas == 1 or not worker_graph.synchronous:
         return None
     updates = training_updates(analysed.captured, analysed.sources)
@@ -333,7 +333,7 @@ def _guard(
 
 
 def _place(members: ProcessGroup, config: Config, equal_randomness: bool) -> editor.Worker:
-    """Which of the workers this is, for the transform."""
+    """This worker's place among the workers, for the transform."""
     aggregates = config.communication_config.ps_config.local_aggregation
     return editor.Worker(
         rank=members.replica,
@@ -348,7 +348,7 @@ def _place(members: ProcessGroup, config: Config, equal_randomness: bool) -> edi
 
 
 def _going_on(place: editor.Worker, found: StoredPositions | None) -> editor.Worker:
-    """Where the latest checkpoint says how the job first began, as it began: its seed, and how datasets are shared."""
+    """Restores the seed and the sharding of datasets from the start of the job, if the latest checkpoint has them."""
     if found is None:
         return replace(place, keeps_positions=True)
     shares = None if found.is_in_shares(place.size) else found.shares
@@ -358,7 +358,7 @@ def _going_on(place: editor.Worker, found: StoredPositions | None) -> editor.Wor
 
 
 def _with_hooks(analysed: AnalysedGraph, graph: Graph, config: Config, synchronous: bool) -> AnalysedGraph:
-    """The graph with what the user's hooks add to it when they begin."""
+    """The graph with the ops that the user's hooks add when they begin."""
     before = graph.version
     begin_hooks(config.hooks, graph)
     with current_process_group().folders.chiefs_begin():
@@ -369,7 +369,7 @@ def _with_hooks(analysed: AnalysedGraph, graph: Graph, config: Config, synchrono
 
 
 def _agree(what: str, text: str) -> None:
-    """Workers that disagree would wait for each other for ever."""
+    """Requires equal text on all workers: workers that disagree would wait for each other for ever."""
     digest = hashlib.sha256(text.encode()).hexdigest()
     for rank, other in enumerate(current_process_group().workers.allgather(digest)):
         if other != digest:

@@ -1,4 +1,4 @@
-"""A planned job, run as often as its configuration allows: what is refused before, and the plan on fewer hosts."""
+"""Runs a planned job as often as its configuration allows: checks before each start, and the plan on fewer hosts."""
 
 from __future__ import annotations
 
@@ -32,22 +32,22 @@ _NO_LOOP = (
     "(CheckPointConfig.ckpt_dir), and remove memory_steps."
 )
 
-# What processes of a spare job import: nothing that asks, when it is imported, for the job. What the launching process
-# has not imported, no worker will.
+# Modules that processes of a spare job import: none that accesses the job at import time. No worker will import a
+# module that the launching process has not imported.
 _TO_IMPORT = ("parallax.runtime.open_session", "horovod.tensorflow")
 _IF_IMPORTED = ("keras", "tf_keras")
 
 
 def check_restarts(config: Config, cluster: Cluster, is_call: bool) -> None:
-    """Refuses restarts that would lose all, or cannot be.
+    """Refuses restarts that would lose all progress, or are impossible.
 
     Args:
         config: the configuration.
         cluster: all machines.
-        is_call: the job is for a call of the script, which goes on where it was.
+        is_call: the job is for a call of the script, which continues where it was.
 
     Raises:
-        ConfigError: says what is missing.
+        ConfigError: names the missing setting.
     """
     asked, memory_steps = config.restart, config.ckpt_config.memory_steps
     if memory_steps is not None and (is_call or not asked.max_restarts):
@@ -77,15 +77,15 @@ def launch_planned(
     launch: Launch,
     memory_job: str | None = None,
 ) -> JobEnd:
-    """Runs a job, again where it fails and that is wanted; gives the last end.
+    """Runs a job, and restarts it after failures if configured; returns the last end.
 
     Args:
         config: the configuration.
         planned: all machines, and the plan for them.
         plan_on: plans for some of them.
-        job_of: the job of a plan.
+        job_of: builds the job of a plan.
         launch: as `launch.launch`.
-        memory_job: what its state in the memory of hosts is named by; None where there is none.
+        memory_job: the name of its state in the memory of hosts; None without such a state.
     """
     if memory_job is None:
         return _launch_planned(config, planned, plan_on, job_of, launch)
@@ -124,10 +124,10 @@ def _launch_planned(
 
 
 def standing_by(runs_script: bool = True) -> tuple[str, str]:
-    """The variable that has processes of a spare job import and wait, and its value.
+    """The variable, with its value, that makes processes of a spare job import and wait.
 
     Args:
-        runs_script: whether they will run the script, with what it has imported.
+        runs_script: whether they will run the script, with the modules that it has imported.
     """
     modules = [*_TO_IMPORT, *(name for name in _IF_IMPORTED if runs_script and name in sys.modules)]
     return variable_of("stand_by"), ",".join(modules)

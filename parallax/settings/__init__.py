@@ -1,1 +1,1 @@
-"""What a user can set: the configuration, its checks, and the environment."""
+"""User settings: the configuration, its checks, and the environment."""

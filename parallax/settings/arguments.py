@@ -1,4 +1,4 @@
-"""The parser of command lines: words are taken as they are written, and an unknown one is answered with the nearest."""
+"""The command-line parser: options must be spelled out, and the error about an unknown one suggests the nearest."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ _NUMBER = re.compile(r"-\d")
 
 
 class CommandParser(argparse.ArgumentParser):
-    """An argument parser without abbreviations; its commands are such parsers too.
+    """An argument parser without abbreviations; the parsers of its commands are of the same class.
 
-    An unknown option ends the process before anything else is looked at, with the usage of its own command: argparse
-    would take the word after it for the script, and would show the usage of the command that has all others.
+    An unknown option ends the process before any other check, with the usage of its own command: argparse would mistake
+    the next word for the script, and would show the usage of the main command.
     """
 
     def __init__(self, *args: Any, **keywords: Any) -> None:
@@ -26,7 +26,7 @@ class CommandParser(argparse.ArgumentParser):
     def parse_known_args(  # type: ignore[override]  # argparse's overloads are of the namespace's type
         self, args: Sequence[str] | None = None, namespace: Any = None
     ) -> tuple[Any, list[str]]:
-        """As argparse's; but an unknown option, or a word too many, is an error here."""
+        """Parses as argparse's method; but an unknown option, or an extra argument, is an error here."""
         words = list(sys.argv[1:] if args is None else args)
         self._refuse_unknown(words)
         found, left = super().parse_known_args(words, namespace)
@@ -46,7 +46,7 @@ class CommandParser(argparse.ArgumentParser):
                 if any(a.nargs == argparse.PARSER for a in filled) or (
                     positional and positional[0].nargs == argparse.REMAINDER
                 ):
-                    return  # what follows belongs to a command, or to a script
+                    return  # the rest belongs to a command, or to a script
                 continue
             name, equals, _ = word.partition("=")
             if not word.startswith("--") and word[:2] in known:
@@ -63,7 +63,7 @@ class CommandParser(argparse.ArgumentParser):
         self.error(f"unknown option {name}.{near}" if near else f"unknown option {name}; --help lists the options")
 
     def _check_value(self, action: argparse.Action, value: Any) -> None:
-        """Refuses a word that is none of an argument's choices, and names the nearest."""
+        """Refuses a value that is not among an argument's choices, and suggests the nearest."""
         if action.choices is not None and value not in action.choices:
             known = ", ".join(map(str, action.choices))
             near = did_you_mean(str(value), map(str, action.choices))

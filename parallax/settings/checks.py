@@ -1,4 +1,4 @@
-"""Checks of single values that a user sets: each gives the value in its kept form, or says rule, value and remedy."""
+"""Checks single values that a user sets: each returns the normalized value, or raises an error with the remedy."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ _Settings = TypeVar("_Settings")
 
 
 class UnknownSetting(ConfigError, TypeError):
-    """A configuration is made with a setting that it does not have, or with one twice."""
+    """A configuration is constructed with an unknown setting, or with one setting twice."""
 
 
 def refuse_unknown(cls: type[_Settings]) -> type[_Settings]:
-    """Has a dataclass of settings, where a keyword is none of them, say so and name the nearest.
+    """Makes a dataclass of settings refuse unknown keywords with an error that suggests the nearest.
 
     Python's own TypeError names the keyword alone.
     """
@@ -51,19 +51,19 @@ def refuse_unknown(cls: type[_Settings]) -> type[_Settings]:
 
 
 def unknown_setting(cls: str, name: str, names: Iterable[str]) -> str:
-    """What is said of a setting that a class does not have."""
+    """The error text about a setting that a class does not have."""
     known = list(names)
     near = did_you_mean(name, known)
     return f"{cls} has no setting {name!r}; its settings are {', '.join(known)}.{near}"
 
 
 def is_int(value: object) -> TypeGuard[int]:
-    """Whether a value is a whole number; True and False are none. NumPy's are not Python's, and count as none."""
+    """Whether a value is an integer; True and False are not. NumPy's integers are not Python's, and do not count."""
     return isinstance(value, int) and not isinstance(value, bool)
 
 
 def number_or_none(name: str, value: object, least: int = 1, most: int | None = None) -> int | None:
-    """A whole number within bounds, or None."""
+    """An integer within bounds, or None."""
     if value is None or (is_int(value) and value >= least and (most is None or value <= most)):
         return None if value is None else int(value)
     bounds = f"of at least {least}" if most is None else f"between {least} and {most}"
@@ -71,7 +71,7 @@ def number_or_none(name: str, value: object, least: int = 1, most: int | None = 
 
 
 def distinct_names(name: str, values: Sequence[object]) -> tuple[str, ...]:
-    """Names, each once."""
+    """Distinct names."""
     found = []
     for one in values:
         if not isinstance(one, str) or not one.strip():
@@ -83,7 +83,7 @@ def distinct_names(name: str, values: Sequence[object]) -> tuple[str, ...]:
 
 
 def number(name: str, value: object, least: int = 1) -> int:
-    """A whole number from `least`."""
+    """An integer that is at least `least`."""
     if not is_int(value) or value < least:
         raise ConfigError(f"{name} must be an integer of at least {least}, got {value!r}.")
     return int(value)
@@ -95,26 +95,26 @@ def seconds_or_none(name: str, value: object) -> float | None:
 
 
 def seconds(name: str, value: object) -> float:
-    """Seconds above 0; infinite ones for ever."""
+    """Seconds above 0; infinity for ever."""
     if not isinstance(value, int | float) or isinstance(value, bool) or not value > 0:
         raise ConfigError(f"{name} must be a number of seconds above 0 ({math.inf} for no limit), got {value!r}.")
     return value
 
 
 def truth(name: str, value: object) -> bool:
-    """True or False, and nothing that only counts as such."""
+    """True or False, and no other value that merely evaluates to one."""
     if not isinstance(value, bool):
         raise ConfigError(f"{name} must be True or False, got {value!r}.")
     return value
 
 
 def truth_or_none(name: str, value: object) -> bool | None:
-    """True or False; None where it follows from what is trained."""
+    """True or False; None if it depends on the trained model."""
     return None if value is None else truth(name, value)
 
 
 def path_or_none(name: str, value: object) -> Path | None:
-    """A path, or None; flags that are left empty give an empty text, which is none."""
+    """A path, or None; an empty text, as from an empty flag, is None."""
     if value is None or value == "":
         return None
     if not isinstance(value, str | os.PathLike):
@@ -135,14 +135,14 @@ def by_variable(name: str, value: Any, wanted: Any, least: int | None = None) ->
 
 
 def one_of(name: str, value: object, known: Sequence[str]) -> str:
-    """One of a few words, written as they are."""
+    """One of a few words, spelled exactly."""
     if not isinstance(value, str) or value not in known:
         raise ConfigError(f"{name} must be one of {', '.join(known)}, got {value!r}.")
     return value
 
 
 def instance_of(name: str, value: Any, wanted: type) -> Any:
-    """A value of one type; None stands for its defaults."""
+    """An instance of a type; None for its defaults."""
     if value is None:
         return wanted()
     if not isinstance(value, wanted):

@@ -1,7 +1,7 @@
-"""What a user may set for a run: each value is checked where it is set, at construction and at assignment alike.
+"""The configuration of a run: each value is checked where it is set, at construction and at assignment alike.
 
-The parts of a configuration (parts.py) are frozen values. `Config` itself may be assigned to, as drivers of Parallax
-2019 do; `parallel_run` takes a copy, so nothing changes during a run.
+The parts of a configuration (parts.py) are frozen values. `Config` itself is mutable, because programs written for
+Parallax 2019 assign to it; `parallel_run` copies it, so nothing changes during a run.
 """
 
 from __future__ import annotations
@@ -41,11 +41,11 @@ from parallax.settings.parts import (
 from parallax.settings.variables import FIELD_BY_MAPPING, Variable, together
 
 STALL_TIMEOUT_S = 60.0
-"""How long a worker waits for the others in one run before the job is ended; generous beside any healthy step."""
+"""How long a worker waits for the others in one run before the job is ended; far longer than any healthy step."""
 HOST_TIMEOUT_S = 30.0
-"""How long a host may take to answer: a login over ssh that asks other servers takes a few seconds."""
+"""How long a host may take to respond: an ssh login that queries other servers takes a few seconds."""
 COMPUTE_DTYPES = ("bfloat16",)
-"""What products may be computed in, besides their own type."""
+"""The element types of products that can be selected, besides their own type."""
 
 
 def _run_option(name: str, value: object) -> str:
@@ -254,7 +254,7 @@ class Config:
     chief_only_hooks: Sequence[Any] = setting((), rule=_hooks)
 
     def __setattr__(self, name: str, value: object) -> None:
-        """Sets one value, checks."""
+        """Checks and sets one value."""
         if name not in _RULES:
             raise ConfigError(checks.unknown_setting("Config", name, _RULES))
         value = _RULES[name](name, value)
@@ -264,10 +264,10 @@ class Config:
 
     @property
     def batches_per_update(self) -> int:
-        """Of how many batches an update takes the gradients.
+        """The number of batches whose gradients an update uses.
 
         Raises:
-            ConfigError: `accumulate_steps` and `micro_batches` say different things.
+            ConfigError: `accumulate_steps` and `micro_batches` differ.
         """
         if self.micro_batches is not None and self.accumulate_steps not in (1, self.micro_batches):
             raise ConfigError(
@@ -277,19 +277,19 @@ class Config:
         return self.micro_batches or self.accumulate_steps
 
     def of_variables(self, said: str) -> dict[str, Any]:
-        """Variable name -> what `variables` and its mapping say together, for those of which anything is said.
+        """Variable name -> value from `variables` and its mapping together, for variables that have one.
 
         Args:
             said: a field of `Variable`.
 
         Raises:
-            ConfigError: when the two say different things; a mapping may have been changed in place.
+            ConfigError: when the two differ; a mapping may have been changed in place.
         """
         records = together(**self._of_variables())
         return {name: value for name, record in records.items() if (value := getattr(record, said)) is not None}
 
     def _of_variables(self, **changed: object) -> dict[str, Any]:
-        """What is said of variables, with a value that is about to be set."""
+        """The settings of variables, including a value that is about to be set."""
         now = {name: changed.get(name, getattr(self, name, {})) for name in _OF_VARIABLES}
         return {"variables": now.pop("variables"), "mappings": now}
 
@@ -300,7 +300,7 @@ ParallaxConfig = Config
 
 
 def moot_settings(config: Config) -> tuple[str, ...]:
-    """A line for each setting that has no effect here, saying what happens instead."""
+    """A line for each setting that has no effect here, with the actual behaviour."""
     ps = config.communication_config.ps_config
     lines = {
         f"protocol={ps.protocol!r}: this TensorFlow no longer supports it; using plain gRPC.": ps.protocol != "grpc",

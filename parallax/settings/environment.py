@@ -1,6 +1,6 @@
-"""The only reader of the environment in the launcher and the workers' sessions: what a process of a job is to do.
+"""The only reader of environment variables in the launcher and the workers' sessions: role and settings of a process.
 
-The supervisor of a rank has variables of its own (parallax/runtime/supervisor/agent.py).
+The supervisor of a rank has its own variables (parallax/runtime/supervisor/agent.py).
 """
 
 from __future__ import annotations
@@ -35,19 +35,19 @@ from parallax.settings.options import (
 )
 
 MIN_LOG_LEVEL = "TF_CPP_MIN_LOG_LEVEL"
-"""Read by TensorFlow: the level from which on its C++ code logs."""
+"""Read by TensorFlow: the level from which its C++ code logs."""
 
 HASH_SEED, EQUAL_HASHES = "PYTHONHASHSEED", "0"
-"""Read by Python: from what its hashes of texts follow, and with them the order of sets; drawn where it is not set."""
+"""Read by Python: the seed of string hashes, which determines the order of sets; random if not set."""
 
 FRAMEWORK_QUIET = 2
-"""At this level neither information nor warnings of TensorFlow's start are shown."""
+"""At this level neither information nor warnings from TensorFlow's startup are shown."""
 
 _NO_PROXY = "no_grpc_proxy"
 
 
 class Role(str, Enum):
-    """What `parallel_run` shall do in this process."""
+    """The behaviour of `parallel_run` in this process."""
 
     LAUNCH = "launch"
     DRY_RUN = "dry-run"
@@ -64,7 +64,7 @@ class Role(str, Enum):
 
 
 def _one_a_line(text: str) -> str:
-    """Arguments as a shell splits them, one a line."""
+    """Splits arguments as a shell does, and joins them one per line."""
     return "\n".join(shlex.split(text))
 
 
@@ -219,14 +219,14 @@ _KINDS: dict[str, type] = {
 
 
 SETTINGS_VARIABLES = frozenset(map(variable_of, _KINDS))
-"""The names of the variables by which settings reach a process."""
+"""The names of the environment variables that carry settings to a process."""
 
 
 def settings() -> Settings:
     """Reads the settings of this process.
 
     Raises:
-        ConfigError: when a variable does not hold what it must.
+        ConfigError: when a variable's value is invalid.
     """
     log_level()
     texts = {name: os.environ.get(variable_of(name)) for name in _KINDS}
@@ -234,7 +234,7 @@ def settings() -> Settings:
 
 
 def as_variables(wanted: Settings) -> dict[str, str]:
-    """The settings as environment variables, for a process to be started."""
+    """The settings as environment variables, for a new process."""
     found = {}
     for name in _KINDS:
         value = getattr(wanted, name)
@@ -244,13 +244,13 @@ def as_variables(wanted: Settings) -> dict[str, str]:
 
 
 def environment_with(wanted: Settings, more: Mapping[str, str]) -> dict[str, str]:
-    """This process's environment with `more` and with settings, for a process to be started."""
+    """This process's environment with `more` and with settings, for a new process."""
     return {**os.environ, **more, **as_variables(wanted)}
 
 
 @contextmanager
 def apply_settings(wanted: Settings) -> Iterator[None]:
-    """Puts settings into this process's environment for the time of a `with` block."""
+    """Context in which this process's environment contains the settings."""
     before = dict(os.environ)
     os.environ.update(as_variables(wanted))
     try:
@@ -261,7 +261,7 @@ def apply_settings(wanted: Settings) -> Iterator[None]:
 
 
 def log_level() -> int:
-    """The level of the log that PARALLAX_LOG_LEVEL asks for, a number or a name; INFO when it is not set.
+    """The log level from PARALLAX_LOG_LEVEL, a number or a name; INFO if it is not set.
 
     Raises:
         ConfigError: when it is neither.
@@ -282,46 +282,46 @@ def is_commanded() -> bool:
 
 
 def framework_level() -> int:
-    """From which level on what TensorFlow writes at its start is shown: 0 INFO, 1 WARNING, 2 neither.
+    """The level from which TensorFlow's startup messages are shown: 0 INFO, 1 WARNING, 2 neither.
 
-    The launcher's wish goes before TF_CPP_MIN_LOG_LEVEL, as the user has set it.
+    The launcher's setting overrides TF_CPP_MIN_LOG_LEVEL, as the user has set it.
     """
     text = os.environ.get(variable_of("framework_log")) or os.environ.get(MIN_LOG_LEVEL, "")
     return int(text) if text.isdecimal() else FRAMEWORK_QUIET
 
 
 def wants_colours() -> bool:
-    """Whether what goes to a terminal may have colours: NO_COLOR, with any value but an empty one, says no."""
+    """Whether output to a terminal may have colours: any nonempty value of NO_COLOR forbids them."""
     return not os.environ.get("NO_COLOR")
 
 
 def reach_directly(addresses: Iterable[str]) -> None:
-    """Has gRPC connect to these addresses itself, also where the environment names a proxy for the web."""
+    """Makes gRPC connect to these addresses directly, even if the environment names a web proxy."""
     before = os.environ.get(_NO_PROXY) or os.environ.get("no_proxy")
     os.environ[_NO_PROXY] = ",".join([*filter(None, [before]), *dict.fromkeys(addresses)])
 
 
 def with_equal_hashes() -> dict[str, str] | None:
-    """This process's environment with a seed for Python's hashes, by which sets of texts have one order everywhere.
+    """This process's environment with a seed for Python's hashes, which makes the order of sets equal everywhere.
 
     Returns:
-        None where it has one: such a seed counts from a process's start only.
+        None if it has one: such a seed takes effect at a process's start only.
     """
     return None if HASH_SEED in os.environ else {**os.environ, HASH_SEED: EQUAL_HASHES}
 
 
 def visible_gpus() -> str | None:
-    """What CUDA_VISIBLE_DEVICES says."""
+    """The value of CUDA_VISIBLE_DEVICES."""
     return os.environ.get("CUDA_VISIBLE_DEVICES")
 
 
 def onednn_is_off() -> bool:
-    """Whether the environment turns off oneDNN, by which TensorFlow computes on CPUs."""
+    """Whether the environment turns off oneDNN, which TensorFlow uses on CPUs."""
     return os.environ.get("TF_ENABLE_ONEDNN_OPTS", "").lower() in ("0", "false")
 
 
 def with_defaults(defaults: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
-    """(name, value) of these variables: what the environment sets itself goes before the default."""
+    """(name, value) of these variables: values in the environment override the defaults."""
     return tuple((name, os.environ.get(name, value)) for name, value in defaults.items())
 
 
@@ -332,6 +332,6 @@ def set_defaults(defaults: Mapping[str, str]) -> None:
 
 
 def python_path_with(folder: Path) -> str:
-    """PYTHONPATH with `folder` in front; an installed package is found without."""
+    """PYTHONPATH with `folder` in front; an installed package is found without it."""
     own = [] if folder.name in ("site-packages", "dist-packages") else [str(folder)]
     return os.pathsep.join([*own, *filter(None, [os.environ.get("PYTHONPATH")])])

@@ -1,4 +1,4 @@
-"""Which of two says a setting: the command line, or the environment, goes before the script's configuration."""
+"""Merges settings: the command line and the environment override the script's configuration."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ _Part = TypeVar("_Part")
 
 
 def merge_settings(config: _Part, wanted: Settings) -> _Part:
-    """A configuration with what the command line or the environment asks of its settings.
+    """Returns a configuration with the command line's or the environment's values of its settings.
 
     Args:
         config: a Config, or a part of one.
-        wanted: what is asked.
+        wanted: the overriding settings.
 
     Raises:
-        ConfigError: when that breaks a rule of the configuration.
+        ConfigError: when the result violates a rule of the configuration.
     """
     given = {}
     for declared in fields(config):  # type: ignore[arg-type]
@@ -35,7 +35,7 @@ def merge_settings(config: _Part, wanted: Settings) -> _Part:
 
 
 def options_by_setting() -> dict[str, tuple[Option, ...]]:
-    """All options of the command line that are settings, by the field of `Settings`, in the order of these."""
+    """All options of the command line that are settings, by the field of `Settings`, in field order."""
     of_config = {name_of(declared): options_of(declared) for declared in _declared_in(Config())}
     return {declared.name: options_of(declared) or of_config.get(declared.name, ()) for declared in fields(Settings)}
 

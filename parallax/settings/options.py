@@ -1,7 +1,7 @@
-"""How a setting is declared: its field has a default, a rule, and the options of the command line that set it.
+"""Declares settings: a field has a default, a rule, and the command-line options that set it.
 
-From the one declaration follow the check at assignment, `parallax COMMAND --the-field`, the variable PARALLAX_THE_FIELD
-of the environment, and the tables of docs/config.md and docs/command_line.md.
+From this one declaration follow the check at assignment, `parallax COMMAND --the-field`, the environment variable
+PARALLAX_THE_FIELD, and the tables of docs/config.md and docs/command_line.md.
 """
 
 from __future__ import annotations
@@ -38,15 +38,16 @@ class Option:
     """An option of some commands, spelled as its setting.
 
     Attributes:
-        commands: which have it.
-        help: what it does there.
-        metavar: what stands for its value.
+        commands: that have it.
+        help: its help text there.
+        metavar: placeholder of its value.
         also: other spellings.
         choices: the only values; empty for any.
-        parse: gives the value of a word.
-        const: the value of an option without a word, which is spelled `--no-` for False; None where a word is given.
+        parse: converts a word to a value.
+        const: the value of an option without an argument, which is spelled `--no-` for False; None for one with an
+            argument.
         repeats: whether it may be given several times; the words are then joined by spaces.
-        excludes: name of a group of which one option only may be given; empty for none.
+        excludes: name of a group of mutually exclusive options; empty for none.
     """
 
     commands: tuple[str, ...]
@@ -60,16 +61,16 @@ class Option:
     excludes: str = ""
 
     def spellings(self, setting: str) -> tuple[str, ...]:
-        """The words of the command line that name it: short ones, the setting's own, and others."""
+        """The spellings that name it on the command line: short ones, the setting's own, and others."""
         short = [word for word in self.also if not word.startswith("--")]
         return (*short, self.spell(setting), *(word for word in self.also if word not in short))
 
     def spell(self, setting: str) -> str:
-        """The option that has the name of a setting."""
+        """The option spelled like a setting."""
         return f"--{'no-' if self.const is False else ''}{setting.replace('_', '-')}"
 
     def add_to(self, parser: argparse._ActionsContainer, setting: str) -> None:
-        """Gives it to an argparse parser, or a group of one."""
+        """Adds it to an argparse parser, or a group of one."""
         keywords: dict[str, Any] = {"dest": setting, "help": self.help}
         if self.const is not None:
             keywords |= {"action": "store_const", "const": self.const}
@@ -85,8 +86,8 @@ def setting(default: Any, *options: Option, rule: Callable[[str, Any], Any] | No
 
     Args:
         default: its default; a type is called for a new one each time.
-        options: what sets it on the command line.
-        rule: gives the kept form of a value, or says by a ConfigError which rule it breaks.
+        options: the command-line options that set it.
+        rule: returns the normalized value, or raises a ConfigError that states the violated rule.
         name: of the setting; empty for the field's.
     """
     metadata = {"options": options, "rule": rule, "name": name}
@@ -108,25 +109,25 @@ def rule_of(declared: Field[Any]) -> Callable[[str, Any], Any]:
 
 
 def name_of(declared: Field[Any]) -> str:
-    """The name of a setting, as the command line and the environment have it."""
+    """The name of a setting, on the command line and in the environment."""
     return declared.metadata.get("name") or declared.name
 
 
 def variable_of(setting: str) -> str:
-    """The variable of the environment that has a setting."""
+    """The environment variable of a setting."""
     return f"{_PREFIX}{setting.upper()}"
 
 
 def value_of(setting: str, kind: type, text: str) -> Any:
-    """The value that a variable of the environment has for a setting.
+    """Parses the value of an environment variable for a setting.
 
     Args:
         setting: its name.
         kind: type of its values.
-        text: what the variable holds.
+        text: the variable's value.
 
     Raises:
-        ConfigError: when it holds something else.
+        ConfigError: when the value is invalid.
     """
     try:
         return text == str(True) if kind is bool else kind(text)
@@ -138,12 +139,12 @@ def value_of(setting: str, kind: type, text: str) -> Any:
 
 
 def positive(text: str) -> int:
-    """A whole number from 1."""
+    """A positive integer."""
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"must be an integer of at least 1, got {text!r}")
     return int(text)
 
 
 def absolute(file: str) -> str:
-    """A path that stays the same when the script changes its folder."""
+    """An absolute path, which does not depend on the script's working folder."""
     return str(Path(file).absolute())

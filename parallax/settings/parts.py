@@ -1,4 +1,4 @@
-"""The parts of a configuration: how to communicate, where to save, what to trace, when to plan anew. Frozen values."""
+"""The frozen parts of a configuration: communication, checkpoints, tracing, replanning."""
 
 from __future__ import annotations
 
@@ -63,11 +63,11 @@ class MPIConfig:
 
     def __post_init__(self) -> None:
         checks.truth("use_allgatherv", self.use_allgatherv)
-        _ = self.words  # refuses what has none
+        _ = self.words  # raises an error if the options cannot be split
 
     @property
     def words(self) -> tuple[str, ...]:
-        """The options, a word each."""
+        """The options, one word each."""
         options = self.mpirun_options or ()
         if isinstance(options, str):
             try:
@@ -154,12 +154,12 @@ class CheckPointConfig:
 
     @property
     def keeps_state(self) -> bool:
-        """Whether there is something that a job started again goes on from: a folder, or the memory of hosts."""
+        """Whether a restarted job has a state to resume from: a folder, or the memory of hosts."""
         return self.ckpt_dir is not None or self.memory_steps is not None
 
     @property
     def remembers_rows(self) -> bool:
-        """Whether somebody asks which rows were touched."""
+        """Whether touched rows are recorded."""
         return self.memory_steps is not None or (self.ckpt_dir is not None and self.whole_every > 1)
 
     def __post_init__(self) -> None:
@@ -247,7 +247,7 @@ class ProfileConfig:
                 continue
             if not isinstance(value, Sequence) or not all(checks.is_int(step) and step >= 0 for step in value):
                 raise ConfigError(f"{name} must be a list of integers of at least 0, or None, got {value!r}.")
-            object.__setattr__(self, name, tuple(value) or None)  # drivers give [] for none
+            object.__setattr__(self, name, tuple(value) or None)  # programs for Parallax 2019 pass [] for none
         if self.profile_range is not None and (
             len(self.profile_range) != 2 or self.profile_range[0] >= self.profile_range[1]
         ):

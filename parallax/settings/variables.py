@@ -1,4 +1,4 @@
-"""What a user says of one variable: one record of it, which the three mappings of before are merged into."""
+"""User settings of single variables: one record per variable, which replaces three separate mappings."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from parallax.plans.plan import ROUTES
 from parallax.settings import checks
 
 FIELD_BY_MAPPING = {"routes": "route", "partitions": "partitions", "touched_rows": "touched_rows"}
-"""Mapping of `Config` from variable names -> the field of `Variable` that it says."""
+"""Mapping of `Config` from variable names -> the field of `Variable` that it sets."""
 
 
 @checks.refuse_unknown
@@ -57,14 +57,14 @@ _RULES: dict[str, Callable[[str, Any], Any]] = {
 
 
 def together(variables: Mapping[str, Variable], mappings: Mapping[str, Mapping[str, Any]]) -> dict[str, Variable]:
-    """One record of every variable that anything is said of.
+    """Merges the settings into one record per variable.
 
     Args:
         variables: records, by the names of variables.
-        mappings: name of a mapping, one of FIELD_BY_MAPPING -> what it says, by the names of variables.
+        mappings: name of a mapping, one of FIELD_BY_MAPPING -> its values, by the names of variables.
 
     Raises:
-        ConfigError: when a record and a mapping say different things, or a value breaks its rule.
+        ConfigError: when a record and a mapping differ, or a value violates its rule.
     """
     found = dict(variables)
     for mapping, said in mappings.items():

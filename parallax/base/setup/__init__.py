@@ -1,1 +1,1 @@
-"""What is built on a machine: the project's own libraries, and Horovod with TensorFlow. Python's library is enough."""
+"""Builds the project's native libraries, and Horovod with TensorFlow, on the target machine. Needs only Python."""

@@ -1,4 +1,4 @@
-"""`parallax setup`: builds in an environment what the package's wheel cannot bring."""
+"""`parallax setup`: builds in an environment what the package's wheel cannot contain."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ _HAS_NO_BUILD = "Horovod is compiled with packages of its build. Install them: p
 
 
 def set_up() -> int:
-    """Builds the libraries, and installs Horovod where it is not there with TensorFlow; gives the exit status.
+    """Builds the libraries, and installs Horovod if it is missing or lacks TensorFlow; returns the exit status.
 
     Raises:
-        LaunchError: what it needs is missing.
+        LaunchError: a prerequisite is missing.
     """
     folder, began_s = Path(sys.prefix), time.monotonic()
     if find_spec("tensorflow") is None:
@@ -46,7 +46,7 @@ def set_up() -> int:
 
 
 def _has_horovod() -> bool:
-    """Whether Horovod can be used with TensorFlow here."""
+    """Whether Horovod works with TensorFlow here."""
     argv = [sys.executable, "-c", "import horovod.tensorflow"]
     return subprocess.run(argv, capture_output=True, env={**os.environ, "OPAL_PREFIX": sys.prefix}).returncode == 0
 

@@ -1,6 +1,6 @@
-"""Builds the project's own libraries, and Horovod, against the TensorFlow and MPI of an environment.
+"""Builds the project's native libraries, and Horovod, against the TensorFlow and MPI of an environment.
 
-It imports nothing but Python's library, so that it can be read before there is an environment (ops/install/install.py).
+It imports only Python's standard library, so that it can run before there is an environment (ops/install/install.py).
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def horovod_argv(folder: Path, wanted: Sequence[str] = (HOROVOD,)) -> list[str]:
 
     Args:
         folder: of the environment; its packages are installed.
-        wanted: what pip is to install.
+        wanted: the requirement for pip.
     """
     python = str(folder / "bin" / "python")
     # No cache: a cached wheel is bound to the TensorFlow and to the folder that it was built with.
@@ -44,7 +44,7 @@ def horovod_argv(folder: Path, wanted: Sequence[str] = (HOROVOD,)) -> list[str]:
 
 
 def horovod_environment(folder: Path) -> dict[str, str]:
-    """The variables with which Horovod is compiled against an environment's TensorFlow and MPI."""
+    """The environment variables that make Horovod compile against an environment's TensorFlow and MPI."""
     return {
         **os.environ,
         "PATH": f"{folder / 'bin'}{os.pathsep}{os.environ['PATH']}",
@@ -70,26 +70,26 @@ def run(argv: Sequence[str], environment: Mapping[str, str]) -> None:
 
 
 def check_done(status: int, argv: Sequence[str]) -> None:
-    """Ends the process where a command has failed.
+    """Ends the process if a command has failed.
 
     Raises:
-        SystemExit: it has.
+        SystemExit: it has failed.
     """
     if status:
         sys.exit(f"Installation stopped (status {status}) at: {' '.join(argv)}")
 
 
 def preload_argv(folder: Path) -> list[str]:
-    """The command that builds the library which the ranks of a job are started with."""
+    """The command that builds the library that the ranks of a job preload."""
     library = str(folder / "lib" / "libparallax_preload.so")
     sources = map(str, sorted((NATIVE / "preload").glob("*.c")))
     return ["cc", "-O2", "-shared", "-fPIC", "-o", library, *sources, "-ldl"]
 
 
 def _exchange_argv(folder: Path) -> list[str]:
-    """The command that builds the ops by which workers exchange and draw, against the environment's TensorFlow and MPI.
+    """The command that builds the ops for exchanges and random draws, against the environment's TensorFlow and MPI.
 
-    TensorFlow's samplers of candidates are in the library of its kernels.
+    TensorFlow's candidate samplers are in its kernel library.
     """
     library = folder / "lib" / "libparallax_exchange.so"
     built = ["-O2", "-shared", "-fPIC", "-w", "-Wl,-rpath,$ORIGIN", "-o", str(library)]
@@ -100,7 +100,7 @@ def _rows_argv(folder: Path) -> list[str]:
     """The command that builds the ops that update rows of tables, against the environment's TensorFlow.
 
     The arithmetic is that of TensorFlow's packages, bit for bit: for AVX, without which TensorFlow does not start, and
-    with a rounding for each product and sum. Loops become vector instructions.
+    with a separate rounding for each product and sum. Loops are vectorized.
     """
     library = folder / "lib" / "libparallax_rows.so"
     arithmetic = ["-O3", "-mavx", "-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math"]
@@ -116,14 +116,14 @@ def _frozen_argv(folder: Path) -> list[str]:
 
 
 def _as_one_unit(folder: Path) -> list[str]:
-    """The C++ sources of a folder as one unit of translation: most of a unit's time goes to TensorFlow's headers."""
+    """The C++ sources of a folder as one translation unit: most of its compile time goes to TensorFlow's headers."""
     sources = [word for source in sorted(folder.glob("*.cc")) for word in ("-include", str(source))]
     return [*sources, "-x", "c++", os.devnull, "-x", "none"]
 
 
 @cache
 def _tensorflow_flags(folder: Path) -> list[str]:
-    """The compiler's words for TensorFlow's headers and libraries."""
+    """The compiler flags for TensorFlow's headers and libraries."""
     script = "import tensorflow as tf; print(*tf.sysconfig.get_compile_flags(), *tf.sysconfig.get_link_flags())"
     argv = [str(folder / "bin" / "python"), "-c", script]
     done = subprocess.run(argv, capture_output=True, text=True, check=False)

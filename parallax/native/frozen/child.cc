@@ -12,8 +12,8 @@ namespace parallax_frozen {
 namespace {
 
 constexpr int kSocket = 0;       // the only open file
-constexpr int kLookMs = 1000;    // how often the parent is looked for: another process of its may keep the socket open
-constexpr int kMostFiles = 65536;  // that are closed one by one, where the kernel has no close_range
+constexpr int kLookMs = 1000;    // interval of checks for the parent: another of its processes may keep the socket open
+constexpr int kMostFiles = 65536;  // that are closed one by one, if the kernel has no close_range
 constexpr int kHeadBytes = 192;  // of a line of /proc/self/maps: all but a long path
 constexpr int kTextBytes = 4096;
 
@@ -40,7 +40,7 @@ void KeepSocketOnly(int socket) {
   for (int file = kSocket + 1; file < kMostFiles; ++file) Call(__NR_close, file);
 }
 
-// Gives memory of [begin, end) back, but for what is kept.
+// Releases memory of [begin, end) except the kept spans.
 void GiveBack(const Start& start, uint64_t begin, uint64_t end) {
   for (uint64_t i = 0; i < start.spans && begin < end; ++i) {
     const Span& kept = start.kept[i];
@@ -72,14 +72,14 @@ void TakeLine(const Start& start, const char* text) {
     while (*text != 0 && *text != ' ') ++text;
     if (*text == ' ') ++text;
   }
-  if (Number(&text, 10) != 0) return;  // a file's
+  if (Number(&text, 10) != 0) return;  // of a file
   while (*text == ' ') ++text;
   const bool is_named = text[0] != 0;
-  if (is_named && !(text[0] == '[' && (text[1] == 'h' || text[1] == 'a'))) return;  // but [heap] and [anon:...]
+  if (is_named && !(text[0] == '[' && (text[1] == 'h' || text[1] == 'a'))) return;  // except [heap] and [anon:...]
   GiveBack(start, begin, end);
 }
 
-// What the parent goes on to write would else be kept twice, of all its memory.
+// Otherwise every page of the parent that it writes later would exist twice, whether frozen or not.
 void GiveRestBack(const Start& start) {
   const long file = Call(__NR_open, reinterpret_cast<long>("/proc/self/maps"), O_RDONLY);
   if (file < 0) return;
@@ -110,7 +110,7 @@ void Await(const Start& start, short event) {
   }
 }
 
-// Moves all bytes through the socket; the process ends when its other end is closed.
+// Transfers all bytes through the socket; the process ends when its other end is closed.
 void Move(const Start& start, long number, uint64_t address, uint64_t size, short event) {
   while (size > 0) {
     const long moved = Call(number, kSocket, address, size, MSG_DONTWAIT | MSG_NOSIGNAL);

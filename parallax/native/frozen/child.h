@@ -1,4 +1,4 @@
-// The process that holds an image: what it is told when it is made, and what it is asked.
+// The process that holds an image: its start parameters, and the requests it serves.
 #ifndef PARALLAX_NATIVE_FROZEN_CHILD_H_
 #define PARALLAX_NATIVE_FROZEN_CHILD_H_
 
@@ -12,21 +12,21 @@ struct Span {
   uint64_t begin, end;
 };
 
-// Asks for the bytes of `wanted`; pages of `over` are not asked for again, and are given back.
+// Requests the bytes of `wanted`; pages of `over` will not be requested again, and are released.
 struct Request {
   Span wanted, over;
 };
 
-// What the process starts with, in memory that nobody else writes.
+// The start parameters of the process, in memory that no other code writes.
 struct Start {
-  int socket;      // requests come by it, and bytes leave by it
+  int socket;      // receives requests, and sends bytes
   int parent;      // its end ends this process
-  uint64_t spans;  // how many there are
-  Span kept[];     // ascending, of whole pages: all memory that is not a file's and not in them is given back
+  uint64_t spans;  // number of spans
+  Span kept[];     // ascending, of whole pages: all anonymous memory outside them is released
 };
 
-// What runs in the process. Between a clone of a process with threads and its end nothing may be used that another
-// thread may have left locked: no memory allocation, no function of a library. So there are system calls only.
+// Body of the process. Between a clone of a process with threads and its end, it may use nothing that another thread
+// may have left locked: no memory allocation, no library function. So it makes system calls only.
 [[noreturn]] void Serve(const Start& start);
 
 }  // namespace parallax_frozen

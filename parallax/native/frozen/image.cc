@@ -21,7 +21,7 @@ namespace {
 
 constexpr uint64_t kPage = 4096;
 constexpr int kSecondMs = 1000, kReapMs = 5000;  // a killed process ends within the latter
-constexpr uint64_t kStackBytes = 256 << 10, kAroundBytes = 64 << 10;  // what the new process may touch of its thread
+constexpr uint64_t kStackBytes = 256 << 10, kAroundBytes = 64 << 10;  // thread memory that the new process may touch
 
 uint64_t Down(uint64_t address) { return address & ~(kPage - 1); }
 uint64_t Up(uint64_t address) { return Down(address + kPage - 1); }
@@ -45,8 +45,9 @@ std::vector<Span> Pages(std::vector<Span> spans) {
   return joined;
 }
 
-// Clones the process, which serves from then on; gives its number. It sends no signal when it ends, so that nobody who
-// waits for children of their own gets it, and takes none but SIGKILL: what ends the job's processes ends its parent.
+// Clones the process, which serves from then on; returns its process id. It sends no signal when it ends, so that code
+// that waits for its own children does not see it, and blocks all signals but SIGKILL: the signals that end the job's
+// processes end its parent.
 __attribute__((noinline)) absl::StatusOr<pid_t> Clone(std::vector<Span> kept, int socket) {
   const auto frame = reinterpret_cast<uint64_t>(__builtin_frame_address(0));
   const auto thread = reinterpret_cast<uint64_t>(__builtin_thread_pointer());
@@ -66,7 +67,7 @@ __attribute__((noinline)) absl::StatusOr<pid_t> Clone(std::vector<Span> kept, in
   sigset_t all, before;
   sigfillset(&all);
   pthread_sigmask(SIG_BLOCK, &all, &before);
-  const long process = syscall(SYS_clone, 0, 0, 0, 0, 0);  // fork would run what libraries want done at forks
+  const long process = syscall(SYS_clone, 0, 0, 0, 0, 0);  // fork would run the libraries' fork handlers
   if (process == 0) Serve(*start);
   const int failure = errno;
   pthread_sigmask(SIG_SETMASK, &before, nullptr);
@@ -101,13 +102,13 @@ absl::StatusOr<std::shared_ptr<Image>> Image::Make(const std::string& name, std:
 }
 
 Image::~Image() {
-  shutdown(socket_, SHUT_RDWR);  // the process ends, even if another one has the socket too
+  shutdown(socket_, SHUT_RDWR);  // the process ends, even if another process has the socket too
   close(socket_);
-  if (!is_reaped_) kill(process_, SIGKILL);  // also where it is stopped
+  if (!is_reaped_) kill(process_, SIGKILL);  // also if it is stopped
   Reap();
 }
 
-// Waits for the end of the process, for a while: one that waits for a disk in the kernel does not end.
+// Waits for the end of the process, with a timeout: a process that waits for a disk in the kernel does not end.
 void Image::Reap() {
   for (int waited = 0; !is_reaped_ && waited < kReapMs; ++waited) {
     is_reaped_ = waitpid(process_, &end_, __WALL | WNOHANG) != 0;
@@ -148,12 +149,12 @@ absl::Status Image::Read(int64_t buffer, int64_t offset, int64_t size, bool is_l
   const Span& all = buffers_[buffer];
   Request request{{all.begin + offset, all.begin + offset + size}, {0, 0}};
   if (is_last) {
-    // Of a page that is shared with what lies before or behind the buffer, nothing is given back.
+    // A page shared with memory before or behind the buffer is never released.
     request.over = {std::max(Down(request.wanted.begin), Up(all.begin)), Down(request.wanted.end)};
     over_[buffer] = offset + size;
   }
   if (send(socket_, &request, sizeof(request), MSG_NOSIGNAL) != sizeof(request)) return lost_ = Ended();
-  int silent = 0;  // seconds without a byte in which this process ran: it may be stopped together with the other
+  int silent = 0;  // seconds without a byte in which this process ran: both may be stopped together
   while (size > 0) {
     const ssize_t got = recv(socket_, into, size, MSG_DONTWAIT);
     if (got > 0) {
@@ -196,7 +197,7 @@ absl::StatusOr<std::shared_ptr<Image>> Find(const std::string& name) {
 }
 
 void Forget(const std::string& name) {
-  std::shared_ptr<Image> last;  // ended without the lock
+  std::shared_ptr<Image> last;  // destroyed outside the lock
   const std::lock_guard<std::mutex> lock(RegistryMutex());
   const auto found = Registry().find(name);
   if (found == Registry().end()) return;

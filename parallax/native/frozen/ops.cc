@@ -1,4 +1,4 @@
-// The ops of images: variables as they were at one instant, read while training goes on.
+// The ops of images: variables at one instant, read during training.
 #include <algorithm>
 #include <cstdint>
 #include <memory>
@@ -57,14 +57,14 @@ class FreezeOp : public OpKernel {
       OP_REQUIRES_OK(context, tensorflow::LookupResource(context, handle, &variables[i]));
       mutexes.push_back(variables[i]->mu());
     }
-    // No update may be half done. Whoever locks several variables does it in this order.
+    // No update may be half done. All code that locks several variables uses this order.
     std::sort(mutexes.begin(), mutexes.end());
     mutexes.erase(std::unique(mutexes.begin(), mutexes.end()), mutexes.end());
     std::vector<std::unique_ptr<tensorflow::tf_shared_lock>> locks;
     for (tensorflow::mutex* one : mutexes) locks.push_back(std::make_unique<tensorflow::tf_shared_lock>(*one));
     std::vector<Span> spans;
     for (int i = 0; i < handles.size(); ++i) {
-      // Not by a read of the variable: of one that is updated by row TensorFlow's read is a copy.
+      // Not by a read of the variable: for one that is updated by row, TensorFlow's read is a copy.
       const auto& name = handles[i].scalar<tensorflow::ResourceHandle>()().name();
       OP_REQUIRES_OK(context, SpanOf(name, *variables[i]->tensor(), &spans));
     }

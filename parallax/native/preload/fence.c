@@ -1,30 +1,31 @@
-/* Lets only processes of the job through to what listens for the job: TensorFlow's servers and Open MPI.
+/* Admits only processes of the job to its listening sockets: TensorFlow's servers and Open MPI.
  *
- * Both talk to everybody who reaches their port. Loaded with LD_PRELOAD, and with the job's secret in PARALLAX_SECRET (64
- * hexadecimal digits), this puts one message each way before a connection's own bytes:
+ * Both communicate with any peer that reaches their port. Loaded with LD_PRELOAD, and with the job's secret in
+ * PARALLAX_SECRET (64 hexadecimal digits), this library exchanges one message each way before a connection's own bytes:
  *
- *   who connects sends   a nonce, and the MAC of "connect", the addresses of both ends, and the nonce
- *   who accepts answers  the MAC of "accept", the same addresses, and the nonce
+ *   connecting side sends    a nonce, and the MAC of "connect", the addresses of both ends, and the nonce
+ *   accepting side answers   the MAC of "accept", the same addresses, and the nonce
  *
- * A MAC is HMAC-SHA256 under the secret, which is never sent. A message is of no use on a connection between other
- * addresses and ports, and who accepts takes a nonce once, so that a message that was recorded is of no use at all. Two
- * hosts may have an address alike (of a bridge for containers, or loopback), so between equal addresses the MACs are of
- * the kernel's boot id too: both ends are on one host. Who can send packets in the name of both ends can pass messages
- * on. What follows is neither hidden nor protected.
+ * A MAC is HMAC-SHA256 under the secret, which is never sent. A message is invalid on a connection between other
+ * addresses and ports, and the accepting side accepts a nonce once, so that a recorded message is useless. Two hosts
+ * may have equal addresses (of a bridge for containers, or loopback), so between equal addresses the MACs cover the
+ * kernel's boot id too: both ends are on one host. An attacker who can send packets in the name of both ends can relay
+ * messages. The following bytes are neither encrypted nor authenticated.
  *
- * Fenced are sockets whose address was narrowed (listen_address.c) and those on which Open MPI listens. Who connects to
- * an address of parallax_fence_peer, or is Open MPI, proves who he is. Everything else of a process is left alone.
+ * Fenced are sockets whose address was restricted (listen_address.c) and those on which Open MPI listens. A process
+ * that connects to an address of parallax_fence_peer, or Open MPI's code that connects, authenticates itself. All other
+ * sockets of a process are left alone.
  *
- * Nobody waits for a stranger. A fenced socket shows a connection only when data has come (TCP_DEFER_ACCEPT), and the
- * first message is one segment: where it is not there in whole, or is wrong, accept() closes the connection and looks
- * at the next. Who connects sends it when he hears that the connection is made, be it from connect() or from
- * getsockopt(SO_ERROR), and checks the answer before he reads anything else.
+ * A stranger blocks nobody. A fenced socket reports a connection only when data has arrived (TCP_DEFER_ACCEPT), and the
+ * first message is one segment: if it is incomplete or wrong, accept() closes the connection and examines the next. The
+ * connecting side sends it when it learns that the connection is established, be it from connect() or from
+ * getsockopt(SO_ERROR), and checks the answer before it reads anything else.
  *
- * Open MPI is not told that there is something to read while there is the answer alone (wait_for_messages.c): it would
- * read on and on for the greeting that follows, do nothing else meanwhile, and two processes that connect to each other
- * at one time would both wait so for ever.
+ * Open MPI is not notified of readable data while only the answer has arrived (wait_for_messages.c): it would read
+ * repeatedly for the greeting that follows, do nothing else meanwhile, and two processes that connect to each other
+ * simultaneously would deadlock.
  *
- * It needs Linux 4.12, whose cookies tell sockets apart.
+ * It requires Linux 4.12, whose cookies identify sockets.
  */
 #define _GNU_SOURCE
 #include "fence.h"
@@ -54,14 +55,14 @@
 #define PEERS 8192
 #define NONCE_BYTES 16
 #define HOST_BYTES 36 /* of the boot id, as text */
-#define DEFER_S 120 /* a connection without data is shown after so long, and closed */
+#define DEFER_S 120 /* a connection without data is reported after this time, and closed */
 
 enum { OTHER, LISTENER, CONNECTING, PROVEN, UNANSWERED, REFUSED };
 
 /* An end of a connection; an IPv4 address is in its mapped form. */
 struct end {
     uint8_t address[16];
-    uint16_t port; /* in the network's order */
+    uint16_t port; /* in network byte order */
 } __attribute__((packed));
 
 struct hello {
@@ -75,8 +76,7 @@ static uint8_t host[HOST_BYTES];
 static struct end peers[PEERS];
 static atomic_int num_peers;
 
-/* What a descriptor is. A number is used again after close(), so that the kernel's cookie tells whether it is the same
- * socket still. */
+/* The kind of a descriptor. A number is reused after close(), so the kernel's cookie identifies the socket. */
 static _Atomic uint8_t kinds[DESCRIPTORS];
 static uint64_t cookies[DESCRIPTORS];
 static uint8_t nonces[DESCRIPTORS][NONCE_BYTES];
@@ -120,12 +120,12 @@ static int read_host(void) {
 
 static int has_cookies(void) {
     int one = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
-    int has = one < 0 || cookie_of(one) != 0; /* who may open no socket fences none */
+    int has = one < 0 || cookie_of(one) != 0; /* a process that may open no socket fences none */
     if (one >= 0) close(one);
     return has;
 }
 
-/* When the library is loaded; and by a process that is forked, and is told of the job only then. */
+/* Called when the library is loaded; and by a forked process that learns of its job only then. */
 __attribute__((constructor)) void parallax_prepare_fence(void) {
     const char *text = getenv("PARALLAX_SECRET");
     if (text == NULL) return;
@@ -135,7 +135,7 @@ __attribute__((constructor)) void parallax_prepare_fence(void) {
     has_key = 1;
 }
 
-/* The cookie by which a descriptor's kind is kept; 0 and errno when it cannot be. */
+/* The cookie under which a descriptor's kind is stored; 0 and errno on failure. */
 static uint64_t kept_by(int fd) {
     uint64_t cookie = (unsigned)fd < DESCRIPTORS ? cookie_of(fd) : 0;
     if (cookie == 0) errno = (unsigned)fd < DESCRIPTORS ? EOPNOTSUPP : EMFILE;
@@ -165,7 +165,7 @@ static int is_tcp(int fd) {
     return next(fd, SOL_SOCKET, SO_PROTOCOL, &protocol, &size) == 0 && protocol == IPPROTO_TCP;
 }
 
-/* Whether a socket's address is one of IPv4 or IPv6, which it writes into `end`. */
+/* Whether a socket's address is IPv4 or IPv6; writes it into `end`. */
 static int as_end(const void *found, socklen_t size, struct end *end) {
     const struct sockaddr *address = found;
     memset(end, 0, sizeof *end);
@@ -186,8 +186,8 @@ static int as_end(const void *found, socklen_t size, struct end *end) {
     return 0;
 }
 
-/* Has connections to a port of an address (in digits) prove that they are the job's; -1 when it is no address, -2 when
- * there is no room for one more. */
+/* Makes connections to a port of a numeric address authenticate themselves; -1 if it is no address, -2 if there is no
+ * space for one more. */
 int parallax_fence_peer(const char *address, int port) {
     struct sockaddr_storage text = {0};
     struct sockaddr_in *ipv4 = (void *)&text;
@@ -219,12 +219,12 @@ static int is_peer(const struct sockaddr *address, socklen_t size) {
     return 0;
 }
 
-/* The MAC of one side's message on a connection; -1 when it is not connected. */
+/* The MAC of one side's message on a connection; -1 if it is not connected. */
 static int mac_of(int fd, int is_client, const char *side, const uint8_t *nonce, uint8_t mac[MAC_BYTES]) {
     struct __attribute__((packed)) {
         char side[8];
         struct end client, server;
-        uint8_t host[HOST_BYTES]; /* where both are on one */
+        uint8_t host[HOST_BYTES]; /* if both are on one host */
         uint8_t nonce[NONCE_BYTES];
     } text;
     struct sockaddr_storage own, other;
@@ -241,14 +241,14 @@ static int mac_of(int fd, int is_client, const char *side, const uint8_t *nonce,
     return 0;
 }
 
-/* In a time that does not tell where they differ. */
+/* Compares in constant time. */
 static int are_equal(const uint8_t *one, const uint8_t *other) {
     uint8_t difference = 0;
     for (int i = 0; i < MAC_BYTES; ++i) difference |= one[i] ^ other[i];
     return difference == 0;
 }
 
-/* Who has just connected sends the first message, for which the empty buffer of a new socket has room. */
+/* The side that has just connected sends the first message; the empty buffer of a new socket has space for it. */
 static int prove(int fd) {
     struct hello hello;
     if (getrandom(hello.nonce, sizeof hello.nonce, 0) != sizeof hello.nonce) return -1;
@@ -258,7 +258,7 @@ static int prove(int fd) {
     return send(fd, &hello, sizeof hello, MSG_DONTWAIT | MSG_NOSIGNAL) == sizeof hello ? 0 : -1;
 }
 
-/* Whether no connection with this nonce has been let through before; from now on one has. */
+/* Whether no earlier connection with this nonce has been admitted; records the nonce. */
 static int is_new(const uint8_t *nonce) {
     static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
     static uint8_t(*taken)[NONCE_BYTES];
@@ -278,7 +278,7 @@ static int is_new(const uint8_t *nonce) {
     return keeps;
 }
 
-/* Whether a connection that was accepted is of the job; answers when it is. */
+/* Whether an accepted connection belongs to the job; answers if it does. */
 static int is_let_through(int fd) {
     struct hello hello;
     uint8_t mac[MAC_BYTES];
@@ -290,7 +290,7 @@ static int is_let_through(int fd) {
     return send(fd, mac, sizeof mac, MSG_DONTWAIT | MSG_NOSIGNAL) == sizeof mac;
 }
 
-/* Checks the answer, which must be there in whole; 0 when reading may go on, else -1 and errno. */
+/* Checks the answer, which must be complete; 0 if reading may continue, else -1 and errno. */
 static int take_answer(int fd, int flags) {
     uint8_t answer[MAC_BYTES], wanted[MAC_BYTES];
     int kind = kind_of(fd), left = OTHER; /* also of a socket that has this number now */
@@ -322,7 +322,7 @@ int parallax_fence_had_the_answer_alone(int fd) {
     return size < MAC_BYTES || take_answer(fd, MSG_DONTWAIT) == 0;
 }
 
-/* 0 at the price of a load, for all that is not a new connection. */
+/* Returns 0 at the cost of a load, for all but new connections. */
 static inline int may_not_read(int fd, int flags) {
     if ((unsigned)fd >= DESCRIPTORS || atomic_load_explicit(&kinds[fd], memory_order_relaxed) < UNANSWERED) return 0;
     return take_answer(fd, flags);
@@ -336,7 +336,7 @@ int listen(int fd, int backlog) {
         int seconds = DEFER_S;
         if (set_kind(fd, LISTENER) != 0 || setsockopt(fd, IPPROTO_TCP, TCP_DEFER_ACCEPT, &seconds, sizeof seconds) != 0)
             return -1;
-        backlog = SOMAXCONN; /* strangers who say nothing stand in this queue too */
+        backlog = SOMAXCONN; /* silent strangers occupy this queue too */
     }
     return next(fd, backlog);
 }
@@ -350,7 +350,7 @@ int accept4(int fd, struct sockaddr *address, socklen_t *size, int flags) {
         if (made < 0 || kind_of(fd) != LISTENER || is_let_through(made)) return made;
         close(made);
         struct pollfd more = {fd, POLLIN, 0};
-        if (poll(&more, 1, 0) <= 0) { /* a listener that waits in accept() is one that select() told of a connection */
+        if (poll(&more, 1, 0) <= 0) { /* a listener that waits in accept() was told of a connection by select() */
             errno = EAGAIN;
             return -1;
         }
@@ -367,7 +367,7 @@ int connect(int fd, const struct sockaddr *address, socklen_t size) {
     int result = next(fd, address, size), why = errno;
     if (!proves) return result;
     if (result == 0) {
-        if (kind_of(fd) >= PROVEN || prove(fd) == 0) return 0; /* it may be asked again how it ended */
+        if (kind_of(fd) >= PROVEN || prove(fd) == 0) return 0; /* the result may be queried repeatedly */
         why = ECONNRESET;
     } else if ((why == EINPROGRESS || why == EINTR) && set_kind(fd, CONNECTING) != 0) {
         return -1;
@@ -415,7 +415,7 @@ ssize_t recvfrom(int fd, void *bytes, size_t size, int flags, struct sockaddr *a
     return may_not_read(fd, flags) ? -1 : next(fd, bytes, size, flags, address, room);
 }
 
-/* What the C library has in place of these for programs that are built with checks. */
+/* The C library's replacements of these in programs that are built with checks. */
 ssize_t __recv_chk(int, void *, size_t, size_t, int);
 ssize_t __recvfrom_chk(int, void *, size_t, size_t, int, struct sockaddr *, socklen_t *);
 ssize_t __read_chk(int, void *, size_t, size_t);

@@ -1,7 +1,7 @@
-/* What fence.c does for the others. */
+/* Interface of fence.c. */
 
-/* The socket listens for the job: it is fenced from its listen() on. 0, or -1 and errno when it cannot be. */
+/* Fences the socket, which listens for the job, from its listen() on. 0, or -1 and errno on failure. */
 int parallax_fence_listener(int fd) __attribute__((visibility("hidden")));
 
-/* Whether all that has come on a connection is the answer of who accepted it, which is taken then. */
+/* Whether all data received on a connection is the accepting side's answer, which is then consumed. */
 int parallax_fence_had_the_answer_alone(int fd) __attribute__((visibility("hidden")));

@@ -1,10 +1,10 @@
 /* Makes TensorFlow's servers listen on one address instead of all.
  *
- * tf.distribute.Server asks for 0.0.0.0 whatever its cluster says. Loaded with LD_PRELOAD, this replaces the wildcard
- * address in bind() of a stream socket by the one in PARALLAX_LISTEN_ADDRESS (an IPv4 or IPv6 address in digits). An
- * IPv4 address on an IPv6 socket goes in its mapped form. A bind that cannot be narrowed fails instead of listening
- * everywhere. Such a socket is fenced when the process has the job's secret (fence.c). With a port in
- * PARALLAX_LISTEN_PORT this is done for that port alone, since other threads may open sockets of their own meanwhile.
+ * tf.distribute.Server requests 0.0.0.0 whatever its cluster says. Loaded with LD_PRELOAD, this library replaces the
+ * wildcard address in bind() of a stream socket by the one in PARALLAX_LISTEN_ADDRESS (a numeric IPv4 or IPv6 address).
+ * An IPv4 address on an IPv6 socket is bound in its mapped form. A bind that cannot be restricted fails instead of
+ * listening everywhere. Such a socket is fenced if the process has the job's secret (fence.c). With a port in
+ * PARALLAX_LISTEN_PORT only that port is restricted, because other threads may open their own sockets meanwhile.
  */
 #define _GNU_SOURCE
 #include <arpa/inet.h>
@@ -29,7 +29,7 @@ static int is_mapped_any(const struct in6_addr *address) {
     return IN6_IS_ADDR_V4MAPPED(address) && memcmp(address->s6_addr + 12, "\0\0\0\0", 4) == 0;
 }
 
-/* Writes the wanted address into an IPv6 one; 0 when the text is no address. */
+/* Writes the configured address into an IPv6 one; 0 if the text is no address. */
 static int as_ipv6(const char *wanted, struct in6_addr *result) {
     struct in_addr ipv4;
     if (inet_pton(AF_INET, wanted, &ipv4) != 1) return inet_pton(AF_INET6, wanted, result) == 1;
@@ -39,7 +39,7 @@ static int as_ipv6(const char *wanted, struct in6_addr *result) {
     return 1;
 }
 
-/* Whether a bind to this port, in the network's order, is one to narrow. */
+/* Whether a bind to this port, in network byte order, must be restricted. */
 static int is_wanted(in_port_t port) {
     const char *wanted = getenv("PARALLAX_LISTEN_PORT");
     return wanted == NULL || *wanted == '\0' || atoi(wanted) == ntohs(port);

@@ -1,7 +1,8 @@
-/* Which code is Open MPI's, how long its threads may sleep, and when the kernel wakes a reader of a connection of its.
+/* Identifies Open MPI's code, limits the sleep of its threads, and sets when the kernel wakes a reader of its
+ * connections.
  *
- * A message arrives in pieces, and each piece would wake a reader that waits for all of it. The kernel is given the number
- * of missing bytes (SO_RCVLOWAT), up to MOST_MISSING, which Open MPI reads at once while the rest is in flight.
+ * A message arrives in pieces, and each piece would wake a reader that waits for all of it. The kernel is told the
+ * number of missing bytes (SO_RCVLOWAT), up to MOST_MISSING, which Open MPI reads at once while the rest is in flight.
  */
 #define _GNU_SOURCE
 #include "open_mpi.h"
@@ -44,10 +45,11 @@ int parallax_is_open_mpi(void *code) {
            !strncmp(name, "mca_", 4);
 }
 
-/* What a connection must have before its reader is woken, where that is not 1. */
+/* The bytes that a connection must have before its reader is woken, if more than 1. */
 static int marks[DESCRIPTORS];
 
-/* Open MPI reads what it has room for of a message, and into one part more whatever follows (btl_tcp_endpoint_cache). */
+/* Open MPI reads the expected bytes of a message, and any following bytes into one more part (btl_tcp_endpoint_cache).
+ */
 void parallax_has_read(int fd, const struct iovec *parts, int count, ssize_t size, void *caller) {
     int why = errno;
     if ((unsigned)fd >= DESCRIPTORS || (size <= 0 && !(size < 0 && why == EAGAIN))) return;

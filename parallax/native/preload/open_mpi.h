@@ -1,16 +1,17 @@
-/* What open_mpi.c does for the others. */
+/* Interface of open_mpi.c. */
 #include <sys/types.h>
 #include <sys/uio.h>
 
-#define DESCRIPTORS 65536 /* the kernel gives the lowest that is free; what is above is refused */
+#define DESCRIPTORS 65536 /* the kernel returns the lowest free number; higher ones are refused */
 
-/* How many microseconds a thread that waits in MPI may sleep, by PARALLAX_IDLE_US. */
+/* The longest sleep of a thread that waits in MPI, in microseconds, from PARALLAX_IDLE_US. */
 long parallax_idle_us(void) __attribute__((visibility("hidden")));
 
-/* As parallax_is_open_mpi(), of a thread's caller, which is mostly the one of before. */
+/* Same as parallax_is_open_mpi(), for a thread's caller, which is mostly the previous one. */
 int parallax_asks_open_mpi(void *caller) __attribute__((visibility("hidden")));
 
-/* A connection has been read by readv(), with what result; tells the kernel how much more there must be to wake a reader. */
+/* Processes the result of readv() on a connection; tells the kernel how many more bytes must arrive to wake a reader.
+ */
 void parallax_has_read(int fd, const struct iovec *parts, int count, ssize_t size, void *caller)
     __attribute__((visibility("hidden")));
 

@@ -1,4 +1,4 @@
-/* HMAC-SHA256 (RFC 2104, FIPS 180-4), for keys of at most a block and short texts: no library of the process is needed,
+/* HMAC-SHA256 (RFC 2104, FIPS 180-4), for keys of at most a block and short texts. It needs no library of the process,
  * which would have to be the same in mpirun and in Python.
  */
 #include "sha256.h"
@@ -37,7 +37,7 @@ static void take_block(uint32_t h[8], const uint8_t *block) {
     for (int i = 0; i < 8; ++i) h[i] += s[i];
 }
 
-/* The digest of a block and a text after it. */
+/* The digest of a block followed by a text. */
 static void digest(const uint8_t first[BLOCK_BYTES], const uint8_t *text, size_t size, uint8_t result[MAC_BYTES]) {
     uint32_t h[8] = {0x6a09e667, 0xbb67ae85, 0x3c6ef372, 0xa54ff53a, 0x510e527f, 0x9b05688c, 0x1f83d9ab, 0x5be0cd19};
     uint8_t rest[LONGEST_TEXT + 2 * BLOCK_BYTES] = {0};

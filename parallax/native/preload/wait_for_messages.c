@@ -1,16 +1,16 @@
-/* Lets a process that waits in MPI sleep until a message comes.
+/* Lets a process that waits in MPI sleep until a message arrives.
  *
- * Open MPI waits by asking all its connections again and again. Told that processes share cores (mpi_yield_when_idle)
- * it calls sched_yield() in between, which still takes the processor from those that compute. Loaded with LD_PRELOAD,
- * this makes such a yield wait on the descriptor that the same thread has just asked in vain, Open MPI's epoll of its
- * TCP connections: the thread sleeps until one of them has something, or PARALLAX_IDLE_US microseconds at most, in
- * which messages through shared memory may come. A job on one machine has no such connections, and Open MPI nothing to
- * ask: its yields sleep as long. 0, or no such variable, leaves sched_yield() as it is.
+ * Open MPI waits by polling all its connections in a loop. With mpi_yield_when_idle (processes share cores) it calls
+ * sched_yield() in between, which still takes processor time from processes that compute. Loaded with LD_PRELOAD, this
+ * library makes such a yield wait on the descriptor that the same thread has just polled without result, Open MPI's
+ * epoll of its TCP connections: the thread sleeps until one of them has data, or PARALLAX_IDLE_US microseconds at most,
+ * because messages through shared memory may arrive meanwhile. A job on one machine has no such connections, and Open
+ * MPI nothing to poll: its yields sleep as long. 0, or no such variable, leaves sched_yield() unchanged.
  *
- * Of the threads of a process that wait, one asks, and signals the others when their messages are there. Who is signalled
- * must not go on before the other has left the record of the wait, and Open MPI has it turn in a loop until then. Where
- * threads share a core, the one that turns has taken it from the one that it turns for, which a step's exchanges on one
- * machine lost a fifth of their processor time to. Here it leaves its core in between.
+ * Of a process's waiting threads, one polls, and signals the others when their messages have arrived. A signalled
+ * thread must not proceed before the polling thread has left the record of the wait, and Open MPI makes it spin until
+ * then. Where threads share a core, the spinning thread takes it from the one that it waits for, which cost a step's
+ * exchanges on one machine a fifth of their processor time. Here the spinning thread yields its core in between.
  */
 #define _GNU_SOURCE
 #include "fence.h"
@@ -27,10 +27,10 @@ typedef int (*wait_function)(int, struct epoll_event *, int, int);
 typedef int (*yield_function)(void);
 
 static __thread int asked = -1;
-static __thread int came = 0; /* Open MPI yields once more before it looks whether that is all it waits for. */
+static __thread int came = 0; /* Open MPI yields once more before it checks whether its wait is over. */
 
-/* Leaves out that a connection can be read on which nothing but the fence's answer has come. Open MPI's loop of events
- * keeps the descriptor of each with it. */
+/* Hides a connection from the poll if only the fence's answer has arrived. Open MPI's event loop stores the descriptor
+ * of each. */
 static int without_answers(struct epoll_event *events, int count) {
     int kept = 0;
     for (int i = 0; i < count; ++i) {
@@ -66,20 +66,20 @@ int sched_yield(void) {
         came = 0;
         return 0;
     }
-    struct pollfd descriptor = {asked, POLLIN, 0}; /* below 0 it is left out */
+    struct pollfd descriptor = {asked, POLLIN, 0}; /* a negative descriptor is ignored */
     struct timespec limit = {us / 1000000, us % 1000000 * 1000};
     if (ppoll(&descriptor, 1, &limit, NULL) < 0 || descriptor.revents & POLLNVAL) asked = -1;
     return 0;
 }
 
-/* The record of a wait, as Open MPI 4.1 has it (opal/threads/wait_sync.h). */
+/* The record of a wait, as in Open MPI 4.1 (opal/threads/wait_sync.h). */
 struct wait_sync {
-    volatile int count; /* messages that have not come */
+    volatile int count; /* missing messages */
     int status;
     pthread_cond_t condition;
     pthread_mutex_t lock;
     struct wait_sync *next, *prev;
-    volatile bool signaling; /* somebody else is at this record */
+    volatile bool signaling; /* another thread is accessing this record */
 };
 
 typedef int (*wait_sync_function)(struct wait_sync *);

@@ -1,12 +1,12 @@
-/* Lets Horovod's thread sleep while there is nothing for it to reduce.
+/* Lets Horovod's thread sleep while it has nothing to reduce.
  *
- * Once a cycle (HOROVOD_CYCLE_TIME) Horovod asks all workers which tensors are ready, also when none is: messages and
- * switches of threads that take the processor from those that compute. Loaded with LD_PRELOAD, this prolongs the sleep
- * between two cycles to FIRST_US at least, each to twice the one before up to LONGEST_US, and ends it when
- * parallax_tensor_is_coming() is called, which the graph does before every collective of Horovod's
- * (parallax/native/announce.cc). The next CYCLES sleeps are then as short as Horovod wants them: other tensors may
- * follow, and the other workers have to be ready too. A cycle is a collective itself, so who comes early waits in MPI
- * for the others. On with PARALLAX_IDLE_US, off without it or with 0.
+ * Once per cycle (HOROVOD_CYCLE_TIME) Horovod polls all workers for ready tensors, even if there are none: messages and
+ * context switches that take processor time from processes that compute. Loaded with LD_PRELOAD, this library extends
+ * the sleep between two cycles to at least FIRST_US, each to twice the previous one up to LONGEST_US, and ends it when
+ * parallax_tensor_is_coming() is called, which the graph does before each of Horovod's collectives
+ * (parallax/native/announce.cc). The next CYCLES sleeps are then as short as Horovod requests them: other tensors may
+ * follow, and the other workers have to be ready too. A cycle is a collective itself, so an early worker waits in MPI
+ * for the others. Enabled by PARALLAX_IDLE_US; disabled without it or with 0.
  */
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -25,7 +25,7 @@ static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
 static pthread_cond_t came;
 static pthread_once_t once = PTHREAD_ONCE_INIT;
 static int short_sleeps = CYCLES;
-static long idle_us = FIRST_US; /* the next sleep in which nothing is expected */
+static long idle_us = FIRST_US; /* the next sleep while nothing is expected */
 
 static void use_the_monotonic_clock(void) {
     pthread_condattr_t attributes;

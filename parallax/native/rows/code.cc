@@ -1,5 +1,5 @@
-// Makes instructions of a program: what depends on scalars alone goes to the scalar body, and of the rest only what a
-// result needs is kept. Where the gradient is zero, it counts as a constant.
+// Compiles a program to instructions: operations on scalars alone go to the scalar body, and of the others only those
+// that a result needs are kept. A zero gradient counts as a constant.
 #include "code.h"
 
 #include <algorithm>
@@ -101,7 +101,7 @@ class Compiler {
     const Register& one = program_.registers[index];
     const bool is_vector = one.of_state || (one.of_gradient && !missed_);
     auto& places = is_vector ? vectors_ : scalars_;
-    // What no gradient enters is the same number in both kinds of update.
+    // A value that does not depend on the gradient is the same in both kinds of update.
     const auto key = std::make_pair(index, !is_vector && one.of_gradient);
     const auto found = places.find(key);
     if (found != places.end()) return {is_vector, found->second};
@@ -148,7 +148,7 @@ class Compiler {
            (operands > 2 && one.z == place);
   }
 
-  // A register that only becomes a state's new value is the state itself, if nothing reads the old one after it.
+  // A register that only becomes a state's new value is the state itself, if nothing reads the old value after it.
   void WriteInPlace() {
     std::vector<Set> kept;
     for (size_t number = 0; number < into_.sets.size(); ++number) {

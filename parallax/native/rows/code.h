@@ -1,5 +1,5 @@
-// A program made ready to run: instructions over vectors of a row's columns, and apart from them what is the same for
-// all rows, which is computed once an update.
+// A program compiled for execution: instructions over vectors of a row's columns, and separately the computations
+// common to all rows, which are executed once per update.
 #ifndef PARALLAX_NATIVE_ROWS_CODE_H_
 #define PARALLAX_NATIVE_ROWS_CODE_H_
 
@@ -9,7 +9,7 @@
 
 namespace parallax_rows {
 
-// Operands are places in the file of vectors or in the file of scalars, as the form says.
+// Operands are indices into the vector file or the scalar file, depending on the form.
 enum Form { kVectors, kVectorScalar, kScalarVector, kScalarOnly, kForms };
 
 struct Instruction {
@@ -21,11 +21,11 @@ struct Set {
   int state, from;
 };
 
-// The file of vectors: the states, the gradients, then registers.
+// The vector file: the states, the gradients, then registers.
 struct Instructions {
   std::vector<Instruction> body;
-  std::vector<Set> sets;     // what the body has not written in place
-  std::vector<int> results;  // where the roots other than states stand
+  std::vector<Set> sets;     // values that the body has not written in place
+  std::vector<int> results;  // locations of the roots other than states
 };
 
 struct ScalarInstruction {
@@ -40,7 +40,7 @@ struct Move {
 
 struct Code {
   int states = 0, scalars = 0, gradients = 1, vectors = 0;
-  // The file of scalars: those of the update, then constants and what is computed of them.
+  // The scalar file: those of the update, then constants and values computed from them.
   int scalar_file = 0;
   std::vector<std::pair<int, double>> constants;
   std::vector<ScalarInstruction> scalar_body;
@@ -48,7 +48,7 @@ struct Code {
   Instructions missed;  // one whose gradient is zero
   Instructions bounds;  // the bounds of `moves`, of the states before a missed update
   bool covered = false;
-  std::vector<int> factors;  // by state, places in the file of scalars; empty unless covered
+  std::vector<int> factors;  // by state, indices into the scalar file; empty unless covered
   std::vector<Move> moves;
 };
 

@@ -1,7 +1,7 @@
 // The interpreter.
 //
-// A row is taken in chunks of columns. All updates of a chunk are made in a file of vectors, which stays in the nearest
-// cache; the loop over a vector has a constant length, so it becomes a few vector instructions of the processor.
+// A row is processed in chunks of columns. All updates of a chunk are made in a vector file, which stays in the L1
+// cache; the loop over a vector has a constant length, so it compiles to a few SIMD instructions.
 #include "interpret.h"
 
 #include <algorithm>
@@ -72,13 +72,13 @@ void Execute(const std::vector<Instruction>& body, T* file, const T* scalars) {
   }
 }
 
-// Makes an update in a file of vectors. `kept` has room for all states.
+// Makes an update in a vector file. `kept` has space for all states.
 template <typename T, int B>
 void RunUpdate(const Instructions& instructions, const T* scalars, T* file, T* kept) {
   Execute<T, B>(instructions.body, file, scalars);
   if (instructions.sets.size() == 1) {
     std::memcpy(file + instructions.sets[0].state * B, file + instructions.sets[0].from * B, sizeof(T) * B);
-  } else if (!instructions.sets.empty()) {  // all take effect together
+  } else if (!instructions.sets.empty()) {  // all take effect simultaneously
     T* to = kept;
     for (const Set& set : instructions.sets) std::memcpy(to, file + set.from * B, sizeof(T) * B), to += B;
     to = kept;
@@ -86,7 +86,7 @@ void RunUpdate(const Instructions& instructions, const T* scalars, T* file, T* k
   }
 }
 
-// A file of vectors, and room for all states. Vectors begin at multiples of 64 bytes, or 32.
+// A vector file, with space for all states. Vectors are aligned to 64 bytes, or 32.
 template <typename T, int B>
 class Files {
  public:
@@ -104,8 +104,8 @@ class Files {
 
 template <typename T>
 struct Limits;
-// `unit` is a quarter of half a unit in the last place, relative. Below `tiny` a state may not follow its factor, as a
-// product of it with a scalar may be rounded to zero; so may a bound below `least`, which is taken to be that.
+// `unit` is a quarter of half a unit in the last place, relative. Below `tiny` a state may not follow its factor,
+// because its product with a scalar may be rounded to zero; so may a bound below `least`, which is assumed to be that.
 template <>
 struct Limits<float> {
   static constexpr double unit = 0x1p-27, least = 0x1p-90, tiny = 0x1p-90;
@@ -143,18 +143,18 @@ class Chunk {
   }
 
  private:
-  static constexpr int64_t kStep = 8;  // updates at least between two looks whether the rest may be cut, and before one
+  static constexpr int64_t kStep = 8;  // minimum of updates before each check whether the rest may be skipped
 
   static void Load(const T* from, int count, T* vector) {
     std::memcpy(vector, from, sizeof(T) * count);
-    for (int i = count; i < B; ++i) vector[i] = vector[0];  // so that no lane differs in kind
+    for (int i = count; i < B; ++i) vector[i] = vector[0];  // so that no lane takes another path
   }
 
   void Update(const Instructions& instructions, const T* scalars) {
     RunUpdate<T, B>(instructions, scalars, file_, kept_);
   }
 
-  // Makes the updates from one number to another, the gradient being zero.
+  // Makes the updates from one number to another, with a zero gradient.
   void CatchUp(int64_t next, int64_t until) {
     for (int64_t look = next + kStep; next <= until; ++next) {
       if (next == look && until - next >= kStep) {
@@ -170,7 +170,7 @@ class Chunk {
     }
   }
 
-  // Makes an update. Whether no bit of any state has changed by it.
+  // Makes an update. Returns whether no bit of any state has changed.
   bool ChangesNothing(int64_t number) {
     const size_t size = sizeof(T) * B * code_.states;
     before_.assign(file_, file_ + B * code_.states);
@@ -187,7 +187,7 @@ class Chunk {
     return std::pow(base, exponent);
   }
 
-  // The greatest power of a number between `least` and `greatest` with an exponent that the leaf has.
+  // The greatest power of a number between `least` and `greatest`, with an exponent that the leaf has.
   static double Greatest(double least, double greatest, const Leaf& leaf) {
     return std::max(std::max(PowerOf(least, leaf.low), PowerOf(least, leaf.high)),
                     std::max(PowerOf(greatest, leaf.low), PowerOf(greatest, leaf.high)));
@@ -195,10 +195,10 @@ class Chunk {
 
   // Whether the updates from `next` on change the states only by their factors.
   //
-  // The bound of update j is at most the bound of `next` times q^(j - next) * Z: q bounds what an update does to it by
-  // the decay of the leaves, Z what the scalars' difference from those of `next` does. The state itself shrinks by at
-  // most the least factor B an update. With q < B, so, what is below half a unit in the last place of the state now
-  // (and after one update) remains so.
+  // The bound of update j is at most the bound of `next` times q^(j - next) * Z: q bounds the effect of an update on it
+  // by the decay of the leaves, Z the effect of the difference between its scalars and those of `next`. The state
+  // itself shrinks by at most the least factor B per update. With q < B, therefore, a value that is below half a unit
+  // in the last place of the state now (and after one update) remains so.
   bool MayCut(int64_t next, int64_t until) {
     for (size_t number = 0; number < code_.moves.size(); ++number) {
       if (!MoveIsOver(number, next, until)) return false;
@@ -228,9 +228,9 @@ class Chunk {
 
   // Whether a bound is over in all lanes: below the limit, or zero because a leaf is.
   //
-  // Near zero numbers do not follow their factors: what is subtracted may be rounded to zero. A leaf in a denominator
-  // that may get there counts as zero. One elsewhere counts as `tiny`, which is more than where it may stay, and beside
-  // it denominators as zero; the bound must be over with that, too.
+  // Near zero, numbers do not follow their factors: a subtracted value may be rounded to zero. A leaf in a denominator
+  // that may get there counts as zero. A leaf elsewhere counts as `tiny`, which is above the value where it may stop
+  // decreasing, and then the denominators in its term count as zero; the bound must be over with that, too.
   bool MoveIsOver(size_t number, int64_t next, int64_t until) {
     const Move& move = code_.moves[number];
     const T limit = static_cast<T>(Limit(move, next));
@@ -295,14 +295,15 @@ class Chunk {
     return below;
   }
 
-  // A bound that is so many times what is allowed, and gets nearer by `decay_` an update, need not be looked at before.
+  // A bound that exceeds the limit by this factor, and approaches it by `decay_` per update, need not be checked
+  // earlier.
   void Wait(double excess) {
     if (decay_ > 0 && decay_ < 1 && excess < std::numeric_limits<T>::max()) {
       wait_ = std::max(wait_, static_cast<int64_t>(std::log(excess) / -std::log(decay_)));
     }
   }
 
-  // Multiplies the states by their factors of the updates from `next` on. What is zero, infinite or NaN stays.
+  // Multiplies the states by their factors of the updates from `next` on. Zero, infinite and NaN values stay.
   void Cut(int64_t next) {
     for (int state = 0; state < code_.states; ++state) {
       const double product = ring_.Product(next, state);
@@ -321,9 +322,9 @@ class Chunk {
   Files<T, B> files_;
   T *const file_, *const kept_;
   std::vector<T> before_;
-  bool zero_[B], sinks_[B];  // by lane: what MoveIsOver has found
-  double decay_ = 1;  // of the bound that is looked at, an update, beside its state
-  int64_t wait_ = kStep;  // updates until the next look
+  bool zero_[B], sinks_[B];  // by lane: results of MoveIsOver
+  double decay_ = 1;  // of the bound being checked, per update, relative to its state
+  int64_t wait_ = kStep;  // updates until the next check
 };
 
 template <typename T, int B>
@@ -342,14 +343,14 @@ void BringRows(const Table<T>& table, const Row<T>* rows, int64_t count) {
   BringChunks<T, 64>(table, rows, count);
 }
 
-// Elements of many rows make a vector: one instruction is looked up for all of them.
+// Elements of many rows form a vector: one instruction is decoded for all of them.
 template <typename T>
 void UpdateOnlyRows(const Code& code, const T* scalars, T* const* states, int64_t width, const int64_t* rows,
                     const T* gradients, int64_t count) {
   constexpr int B = 128;
   Files<T, B> files(code);
   const int64_t all = count * width;
-  // Calls `move` with the number of a row, a column, a place in the vector, and how many bytes follow.
+  // Calls `move` with the index of a row, a column, a position in the vector, and the number of bytes that follow.
   const auto pieces = [&](int64_t first, int64_t size, const auto& move) {
     for (int64_t done = 0; done < size;) {
       const int64_t row = (first + done) / width, column = (first + done) % width;
@@ -365,7 +366,7 @@ void UpdateOnlyRows(const Code& code, const T* scalars, T* const* states, int64_
       pieces(first, size, [&](int64_t row, int64_t column, int64_t lane, size_t n) {
         std::memcpy(vector + lane, from + rows[row] * width + column, n);
       });
-      std::fill(vector + size, vector + B, vector[0]);  // so that no lane differs in kind
+      std::fill(vector + size, vector + B, vector[0]);  // so that no lane takes another path
     }
     for (int number = 0; number < code.gradients; ++number) {
       T* gradient = files.file + (code.states + number) * B;

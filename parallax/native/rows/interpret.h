@@ -9,12 +9,12 @@
 
 namespace parallax_rows {
 
-// A row that misses the last `behind` updates; or, with a gradient, the last one alone.
+// A row that has missed the last `behind` updates; or, with a gradient, only the last one.
 template <typename T>
 struct Row {
   int64_t row;
   int64_t behind;
-  const T* gradient;  // those of the last update, one after the other; null where that has none for the row
+  const T* gradient;  // those of the last update, one after the other; null if it has none for the row
 };
 
 template <typename T>
@@ -25,14 +25,14 @@ struct Table {
   int64_t width;
 };
 
-// Brings rows up to the last update of the ring; of two threads, none has a row of the other's.
+// Brings rows up to the last update of the ring; threads must have disjoint rows.
 template <typename T>
 void BringRows(const Table<T>& table, const Row<T>* rows, int64_t count);
 
-// Updates rows of which each has a gradient, and which come once each; other rows are left alone.
+// Updates rows, each of which has a gradient and is listed once; other rows are unchanged.
 //
-// scalars: the file of scalars. states: by state, [rows, width]. rows, gradients: [count] and
-// [count, gradients of a row * width].
+// scalars: the scalar file. states: by state, [rows, width]. rows, gradients: [count] and [count, gradients of a row *
+// width].
 template <typename T>
 void UpdateOnlyRows(const Code& code, const T* scalars, T* const* states, int64_t width, const int64_t* rows,
                     const T* gradients, int64_t count);

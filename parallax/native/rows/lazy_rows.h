@@ -1,4 +1,4 @@
-// What the ops of one table share: which updates each row has, and the scalars of the last updates.
+// State shared by the ops of one table: the last update of each row, and the scalars of the last updates.
 #ifndef PARALLAX_NATIVE_ROWS_LAZY_ROWS_H_
 #define PARALLAX_NATIVE_ROWS_LAZY_ROWS_H_
 
@@ -14,7 +14,8 @@
 
 namespace parallax_rows {
 
-// Found by the container and name of the table's variable. `mutex` guards all else, and is taken before the variables'.
+// Looked up by container and name of the table's variable. `mutex` guards all other members, and is locked before the
+// variables'.
 template <typename T>
 class LazyRows : public tensorflow::ResourceBase {
  public:
@@ -40,7 +41,7 @@ class LazyRows : public tensorflow::ResourceBase {
     has_[row] = static_cast<uint32_t>(ring_.last());
   }
 
-  // The rows of an update that has been pushed, and those of the sweep: none gets further behind than the ring goes.
+  // The rows of a pushed update, and those of the sweep: no row falls further behind than the ring is long.
   std::vector<Row<T>> TakeUpdate(const std::vector<int64_t>& rows, const std::vector<T>& gradients, int64_t width) {
     const int64_t of_row = width * code_.gradients;
     std::vector<Row<T>> taken;
@@ -58,7 +59,7 @@ class LazyRows : public tensorflow::ResourceBase {
 
   void Push(const T* scalars) { ring_.Push(scalars); }
 
-  // All rows are taken, or their variables begin anew.
+  // All rows are read, or their variables are reinitialized.
   void AllCurrent() {
     if (current()) return;
     std::fill(has_.begin(), has_.end(), static_cast<uint32_t>(ring_.last()));
@@ -71,19 +72,19 @@ class LazyRows : public tensorflow::ResourceBase {
     const Table<T> table{code_, ring_, states, width};
     const auto bring = [&](int64_t first, int64_t limit) { BringRows(table, taken.data() + first, limit - first); };
     auto threads = *context->device()->tensorflow_cpu_worker_threads();
-    const int64_t update = code_.missed.body.size() * (width / 4 + 4);  // cycles, about
+    const int64_t update = code_.missed.body.size() * (width / 4 + 4);  // approximate cycles
     tensorflow::Shard(threads.num_threads, threads.workers, taken.size(), kUpdates * update, bring);
   }
 
  private:
-  static constexpr int64_t kUpdates = 16;  // that a row misses, for the estimate of work
+  static constexpr int64_t kUpdates = 16;  // assumed number of updates missed per row, to estimate work
 
   tensorflow::mutex mutex_;
   const std::string text_;
   const Code code_;
   const int64_t length_;
   Ring<T> ring_;
-  std::vector<uint32_t> has_;  // by row: the number of the last update that it has, of which the low bits suffice
+  std::vector<uint32_t> has_;  // by row: the number of its last update, of which the low bits suffice
   int64_t cursor_ = 0, current_at_ = 0;
 };
 

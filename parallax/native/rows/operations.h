@@ -1,7 +1,7 @@
-// The elementwise operations of update programs: their names, and what each computes of elements x, y (and z).
+// The elementwise operations of update programs: their names, and their results for elements x, y (and z).
 //
-// Each gives what TensorFlow's op of that name gives, bit for bit. TensorFlow's packages are compiled for AVX, without
-// fused products and sums, and so is this (parallax/base/setup/libraries.py).
+// Each returns the same result as TensorFlow's op of that name, bit for bit. TensorFlow's packages are compiled for
+// AVX, without fused multiply-add, and so is this (parallax/base/setup/libraries.py).
 #ifndef PARALLAX_NATIVE_ROWS_OPERATIONS_H_
 #define PARALLAX_NATIVE_ROWS_OPERATIONS_H_
 
@@ -18,7 +18,7 @@ ROWS_INLINE float Floor(float x) { return __builtin_floorf(x); }
 ROWS_INLINE double Floor(double x) { return __builtin_floor(x); }
 #undef ROWS_INLINE
 
-// Of one element.
+// Unary.
 #define ROWS_UNARY(X)                                                             \
   X(neg, -x)                                                                      \
   X(abs, Absolute(x))                                                             \
@@ -29,7 +29,7 @@ ROWS_INLINE double Floor(double x) { return __builtin_floor(x); }
   X(not, x != T(0) ? T(0) : T(1))                                                 \
   X(fill, x)
 
-// Of two. Of equal ones, as zeros are, min and max give the second; of a NaN and another, the NaN.
+// Binary. Of equal operands, such as zeros, min and max return the second; of a NaN and another value, the NaN.
 #define ROWS_BINARY(X)                                                            \
   X(add, x + y)                                                                   \
   X(sub, x - y)                                                                   \
@@ -49,8 +49,8 @@ ROWS_INLINE double Floor(double x) { return __builtin_floor(x); }
   X(and, (x != T(0)) & (y != T(0)) ? T(1) : T(0))                                 \
   X(or, (x != T(0)) | (y != T(0)) ? T(1) : T(0))
 
-// What IEEE 754 does not define. Eigen has a formula for several elements at once, which TensorFlow takes for all but
-// the last few of a tensor, and another one for single elements.
+// Operations that IEEE 754 does not define. Eigen has a vectorized formula, which TensorFlow uses for all but the last
+// few elements of a tensor, and another one for single elements.
 #define ROWS_EIGEN_UNARY(X)                                                       \
   X(rsqrt, x.rsqrt())                                                             \
   X(reciprocal, x.inverse())                                                      \
@@ -58,7 +58,7 @@ ROWS_INLINE double Floor(double x) { return __builtin_floor(x); }
   X(log, x.log())
 #define ROWS_EIGEN_BINARY(X) X(pow, x.pow(y))
 
-// select: of three, y where x is true, else z.
+// select, ternary: y where x is true, else z.
 
 enum class Operation : int {
 #define X(name, value) k_##name,
@@ -71,7 +71,7 @@ inline int OperandsOf(Operation operation) {
   return operation < Operation::k_add ? 1 : operation < Operation::k_select ? 2 : 3;
 }
 
-// What the operation gives of single numbers.
+// The result of the operation on scalars.
 template <typename T>
 T Apply(Operation operation, T x_, T y_, T z_) {
   const T x = x_, y = y_;

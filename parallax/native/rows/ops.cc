@@ -1,7 +1,7 @@
-// The ops of tables whose optimizer changes every row in every update, while only some rows have gradients.
+// Ops on tables whose optimizer changes every row in every update, while only some rows have gradients.
 //
-// An update is made for the rows with gradients alone. Another row gets it later, when somebody reads or updates the
-// row: the same arithmetic, with the gradient zero and the scalars of each update that the row has missed.
+// An update is applied to the rows with gradients alone. Other rows get it later, when they are read or updated: the
+// same arithmetic, with a zero gradient and the scalars of each update that the row has missed.
 #include <cstdint>
 #include <string>
 #include <vector>
@@ -44,7 +44,7 @@ absl::Status Fits(const LazyRows<T>& record, const States<T>& states, int64_t co
                    count - 1, ". Read the whole table before it changes."));
 }
 
-// The states of a node that reads one of them: all, where rows of the table may miss updates; else that one alone.
+// The states of a node that reads one of them: all, if rows of the table may miss updates; otherwise only that one.
 template <typename T>
 absl::Status Open(OpKernelContext* context, int first, int which, const LazyRows<T>* record, States<T>* states) {
   const int count = context->num_inputs() - first;
@@ -65,7 +65,7 @@ absl::Status InRange(const Tensor& indices, int64_t rows) {
   return absl::OkStatus();
 }
 
-// Equal indices become one, with the sum of their values: from zero on, in order, as unsorted_segment_sum adds them.
+// Merges equal indices and sums their values: from zero on, in order, as unsorted_segment_sum does.
 template <typename T, typename Index>
 void Merge(const Tensor& indices, const Tensor& values, int64_t width, std::vector<int64_t>* rows,
            std::vector<T>* gradients) {
@@ -82,7 +82,7 @@ void Merge(const Tensor& indices, const Tensor& values, int64_t width, std::vect
   *rows = distinct.keys();
 }
 
-// Whether an update is given as many scalars as its program takes, and gradients of as many rows as it names.
+// Checks that an update has the number of scalars that its program expects, and a gradient for each index.
 template <typename T, typename Index>
 absl::Status FitsUpdate(const Program& program, const States<T>& states, const Tensor& values, const Tensor& indices,
                         const Tensor& scalars) {
@@ -146,7 +146,7 @@ class UpdateRowsOp : public OpKernel {
   }
 
  private:
-  // A record in which no row is behind is made anew where the table or its updates have become others.
+  // A record in which no row is behind is recreated when the table or its updates have changed.
   absl::Status FindOrMake(OpKernelContext* context, Record<T>* record) {
     int64_t rows = 0;
     {
@@ -161,7 +161,7 @@ class UpdateRowsOp : public OpKernel {
       tensorflow::mutex_lock lock(*(*record)->mutex());
       const LazyRows<T>& known = **record;
       if (known.rows() == rows && known.states() == count_ && known.runs(text_, ring_)) return absl::OkStatus();
-      if (!known.current()) return absl::OkStatus();  // which is refused
+      if (!known.current()) return absl::OkStatus();  // refused elsewhere
       context->resource_manager()->Delete<LazyRows<T>>(handle.container(), handle.name()).IgnoreError();
     }
     LazyRows<T>* made = nullptr;
@@ -215,7 +215,7 @@ class UpdateOnlyRowsOp : public OpKernel {
       UpdateOnlyRows(code_, file.data(), states.data(), width, rows.data() + first, from, limit - first);
     };
     auto threads = *context->device()->tensorflow_cpu_worker_threads();
-    const int64_t cycles = (code_.made.body.size() + 2 * count_) * (width / 4 + 4);  // of a row, about
+    const int64_t cycles = (code_.made.body.size() + 2 * count_) * (width / 4 + 4);  // of a row, approximately
     tensorflow::Shard(threads.num_threads, threads.workers, rows.size(), cycles, update);
   }
 
@@ -318,7 +318,7 @@ class BringUpToDateOp : public OpKernel {
     States<T> states;
     const absl::Status status = Open(context, 0, 0, record.get(), &states);
     if (absl::IsNotFound(status) || absl::IsFailedPrecondition(status)) {
-      record->AllCurrent();  // what is not initialized begins anew, and misses nothing
+      record->AllCurrent();  // an uninitialized variable starts from scratch, and misses nothing
       return;
     }
     OP_REQUIRES_OK(context, status);

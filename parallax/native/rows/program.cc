@@ -1,4 +1,4 @@
-// Reads programs. An error names the line, the rule that it breaks, and what stands there.
+// Parses programs. An error names the line, the violated rule, and the text found there.
 #include "program.h"
 
 #include <cstdlib>

@@ -1,6 +1,6 @@
-// What a program says: the text of the attribute `program`, read and checked line by line.
+// A parsed program: the text of the attribute `program`, checked line by line.
 //
-// The language stands in parallax/graph/row_updates.py.
+// parallax/graph/row_updates.py defines the language.
 #ifndef PARALLAX_NATIVE_ROWS_PROGRAM_H_
 #define PARALLAX_NATIVE_ROWS_PROGRAM_H_
 
@@ -22,17 +22,17 @@ struct Operand {
 struct Register {
   Operation operation;
   std::vector<Operand> operands;
-  bool of_state = false, of_gradient = false;  // what its value depends on
+  bool of_state = false, of_gradient = false;  // its dependencies
 };
 
-// A factor of a bound: a state or scalar, and the least and the greatest power of it in a term.
+// A factor of a bound: a state or scalar, and its least and greatest power in a term.
 struct Leaf {
   bool is_state;
   int index;
   double low, high;
 };
 
-// What is known of a state where the gradient is zero: factor * old state - (at most bound).
+// The known new value of a state with a zero gradient: factor * old state - (at most bound).
 struct Missed {
   bool known = false, moves = false;
   Operand factor, bound;
@@ -43,12 +43,12 @@ struct Program {
   int states = 0, scalars = 0;
   int gradients = 1;  // of a row, each as wide as the row
   std::vector<Register> registers;
-  std::vector<Operand> next;  // by state: its new value; itself where it stays
+  std::vector<Operand> next;  // by state: its new value; itself if unchanged
   std::vector<Missed> missed;  // by state
-  bool covered = false;        // all states are known where the gradient is zero
+  bool covered = false;        // all states have a known value with a zero gradient
 };
 
-// gradients: how many a row has.
+// gradients: the number per row.
 absl::StatusOr<Program> ReadProgram(const std::string& text, int gradients);
 
 }  // namespace parallax_rows

@@ -1,4 +1,4 @@
-// What the ops of up-to-date rows take and give.
+// Registers the inputs and outputs of the row-update ops.
 #include "tensorflow/core/framework/common_shape_fns.h"
 #include "tensorflow/core/framework/op.h"
 #include "tensorflow/core/framework/shape_inference.h"

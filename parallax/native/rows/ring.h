@@ -1,4 +1,4 @@
-// The scalars of the last updates of a table, and what is asked of all those since some update.
+// The scalars of a table's last updates, and queries over all updates since some update.
 #ifndef PARALLAX_NATIVE_ROWS_RING_H_
 #define PARALLAX_NATIVE_ROWS_RING_H_
 
@@ -12,7 +12,7 @@
 
 namespace parallax_rows {
 
-// Of the updates from some number on up to the last.
+// A summary of the updates from some number up to the last.
 struct Extent {
   double least = std::numeric_limits<double>::infinity(), greatest = 0;  // magnitudes
   double product = 1;
@@ -26,7 +26,7 @@ struct Extent {
   }
 };
 
-// The file of scalars of an update: those that it is given, constants, and what is computed of both.
+// The scalar file of an update: its inputs, constants, and values computed from both.
 template <typename T, typename S>
 void FillScalars(const Code& code, const T* scalars, S* file) {
   for (int i = 0; i < code.scalars; ++i) file[i] = static_cast<S>(scalars[i]);
@@ -36,10 +36,11 @@ void FillScalars(const Code& code, const T* scalars, S* file) {
   }
 }
 
-// Updates are numbered from 1. It holds the last `length` of them at least.
+// Updates are numbered from 1. The ring holds at least the last `length` of them.
 //
-// Extents are kept for what begins at each kBlock-th update, so a new update is added to each of these. An answer about
-// all updates since number n is about those since the beginning of n's block: some more of them, never fewer.
+// Extents are kept for ranges that begin at each kBlock-th update, so a new update is added to each of these. A query
+// about all updates since number n is answered for those since the beginning of n's block: for some more, never for
+// fewer.
 template <typename T>
 class Ring {
  public:
@@ -55,7 +56,7 @@ class Ring {
 
   int64_t last() const { return last_; }
 
-  // The file of scalars of an update.
+  // The scalar file of an update.
   const T* File(int64_t number) const { return &files_[number % (blocks_ * kBlock) * code_.scalar_file]; }
 
   // From this update on all scalars are those of the last one.
@@ -64,7 +65,7 @@ class Ring {
   const Extent& Scalar(int64_t since, int scalar) const { return Extents(since)[code_.factors.size() + scalar]; }
   const Extent& Factor(int64_t since, int state) const { return Extents(since)[state]; }
 
-  // The product of the factors of a state from an update on.
+  // The product of a state's factors from an update on.
   double Product(int64_t since, int state) const {
     double product = 1;
     for (; since % kBlock && since <= last_; ++since) product *= FactorsOf(since)[state];

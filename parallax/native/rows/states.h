@@ -1,4 +1,4 @@
-// A table's variable and its slots, held for writing in place.
+// A table's variable and its slots, locked for writing in place.
 #ifndef PARALLAX_NATIVE_ROWS_STATES_H_
 #define PARALLAX_NATIVE_ROWS_STATES_H_
 
@@ -18,7 +18,7 @@ namespace parallax_rows {
 template <typename T>
 class States {
  public:
-  // Looks the variables of inputs [first, first + count) up. An error is TensorFlow's, of what is not initialized.
+  // Looks up the variables of inputs [first, first + count). Errors about uninitialized variables are TensorFlow's.
   absl::Status Find(tensorflow::OpKernelContext* context, int first, int count) {
     variables_.resize(count);
     for (int i = 0; i < count; ++i) {
@@ -29,7 +29,7 @@ class States {
     return absl::OkStatus();
   }
 
-  // Takes the variables' locks in TensorFlow's order, and makes sure that nothing else has their memory.
+  // Acquires the variables' locks in TensorFlow's order, and ensures that nothing else shares their memory.
   absl::Status Lock(tensorflow::OpKernelContext* context) {
     std::vector<tensorflow::mutex*> mutexes;
     for (const auto& variable : variables_) mutexes.push_back(variable->mu());
@@ -75,7 +75,7 @@ class States {
     return absl::OkStatus();
   }
 
-  // As scatter ops do (tensorflow/core/kernels/training_op_helpers.h): a read that shares the memory keeps what it has.
+  // Same as scatter ops (tensorflow/core/kernels/training_op_helpers.h): a read that shares the memory keeps its value.
   static absl::Status Own(tensorflow::OpKernelContext* context, tensorflow::Var* variable) {
     if (variable->copy_on_read_mode.load()) return absl::OkStatus();
     tensorflow::Tensor* tensor = variable->tensor();

@@ -1,1 +1,1 @@
-"""Plans, predictions and what-ifs as pages that need nothing else."""
+"""Formats plans, predictions and what-if simulations as self-contained HTML pages."""

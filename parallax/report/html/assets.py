@@ -1,4 +1,4 @@
-"""The style and the script of the pages. No font, no library, nothing from a network."""
+"""The style sheet and the script of the pages: no font, no library, nothing from a network."""
 
 from markupsafe import Markup
 

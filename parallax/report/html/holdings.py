@@ -1,4 +1,4 @@
-"""What the hosts of a plan hold of each variable; parts of a plan that several pictures and tables use."""
+"""Computes the bytes of each variable that a plan's hosts store, and other parts of a plan that several views share."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from parallax.report.plan_table import value_bytes
 
 @dataclass(frozen=True, slots=True)
 class Holding:
-    """Values of one variable on one host, without the state that follows it.
+    """Values of one variable on one host, excluding slots.
 
     Attributes:
         name: of the variable.
-        route: how its gradients travel.
+        route: of its gradients.
         held_bytes: on the host.
-        what: in words: copies, rows, or partitions.
+        what: as text: copies, rows, or partitions.
     """
 
     name: str
@@ -27,7 +27,7 @@ class Holding:
 
 
 def held_by_host(plan: Plan, most: int) -> tuple[tuple[Holding, ...], ...]:
-    """For each host what it holds, in the order of the names; of the first hosts, at most so many."""
+    """For each host the variables that it stores, by name; of the first hosts, at most so many."""
     found: list[list[Holding]] = [[] for _ in plan.hosts[:most]]
     hosts = plan.layout.host_by_rank
     for variable in plan.variables:
@@ -47,7 +47,7 @@ def held_by_host(plan: Plan, most: int) -> tuple[tuple[Holding, ...], ...]:
 
 
 def memory_by_host(plan: Plan) -> tuple[tuple[int, int, int], ...]:
-    """For each host bytes of values with slots, of buffers of exchanges, and of all else that was measured."""
+    """For each host the bytes of values with slots, of exchange buffers, and of all other measured memory."""
     found = [[0, 0, 0] for _ in plan.hosts]
     for process in plan.prediction.memory:
         for place, count in enumerate((process.values_bytes, process.exchange_bytes, process.model_bytes)):
@@ -56,9 +56,9 @@ def memory_by_host(plan: Plan) -> tuple[tuple[int, int, int], ...]:
 
 
 def sent_by_route(plan: Plan) -> Mapping[str, tuple[int, int, int]]:
-    """Route -> bytes that one worker sends in a step, how many variables, and how many of them of unknown bytes.
+    """Route -> bytes that one worker sends in a step, number of variables, and number of those of unknown bytes.
 
-    The bytes of `ps` are those that a worker and the servers send each other.
+    The bytes of `ps` are those between a worker and the servers in both directions.
     """
     found: dict[str, tuple[int, int, int]] = {}
     for variable in find_trained(plan):
@@ -74,11 +74,11 @@ def find_trained(plan: Plan) -> list[VariablePlan]:
 
 
 _EXACT_BYTES = 1000
-"""Terms have whole bytes: from so many on their rate is exact to a thousandth."""
+"""Terms are whole bytes: from this size on their rate is exact to a thousandth."""
 
 
 def rate_now(plan: Plan) -> float | None:
-    """Bytes per second of the slowest link that binds anywhere in the plan's costs; None without times or links."""
+    """Bytes per second of the slowest link that limits any of the plan's costs; None without times or links."""
     rates = [
         term.link_bytes / term.seconds
         for variable in plan.variables

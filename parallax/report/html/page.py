@@ -1,7 +1,7 @@
-"""A plan as one HTML page that needs nothing else: table, pictures, and why each route was taken.
+"""Formats a plan as one self-contained HTML page: a table, pictures, and the reason for each route.
 
-The page's address says what of the table is shown: `#sort=-bytes&find=emb&open=NAME` sorts by bytes, most first, shows
-the variables in which the words are found, and opens one. The keys of columns are in parallax/report/html/table.py.
+The page's URL fragment selects the table's view: `#sort=-bytes&find=emb&open=NAME` sorts by bytes, most first, shows
+the variables that contain the words, and opens one. The keys of columns are in parallax/report/html/table.py.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ _TIMELINE = "Phases follow each other. Where bars overlap, compute hides the exc
 
 
 def html_page(title: str, parts: Sequence[Markup], script: Markup = NONE) -> str:
-    """A whole page of some parts."""
+    """A complete page of some parts."""
     head = Markup(
         '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">'
         '<title>{}</title><meta name="viewport" content="width=device-width, initial-scale=1">'
@@ -73,7 +73,7 @@ def html_page(title: str, parts: Sequence[Markup], script: Markup = NONE) -> str
 
 
 def section(heading: str, picture: Markup, words: str = "") -> Markup:
-    """A heading, a picture and a line below it; nothing without a picture."""
+    """A heading, a picture and a line of text below it; empty without a picture."""
     if not picture:
         return NONE
     below = Markup('<p class="faint">{}</p>').format(words) if words else NONE
@@ -81,13 +81,13 @@ def section(heading: str, picture: Markup, words: str = "") -> Markup:
 
 
 def sums(entries: Sequence[tuple[str, str]]) -> Markup:
-    """A line of figures, each with what it is."""
+    """A line of figures with their labels."""
     pairs = (Markup("<div><dt>{}</dt><dd>{}</dd></div>").format(*entry) for entry in entries)
     return Markup('<dl class="sum">{}</dl>').format(Markup().join(pairs))
 
 
 def _members(plan: Plan) -> list[str]:
-    """Workers and servers; of many hosts only how many."""
+    """Workers and servers; only their number if there are many hosts."""
     if len(plan.hosts) <= 4:
         return members_texts(plan)
     found = [f"{pluralize(plan.num_workers, 'worker')} on {len(plan.hosts)} hosts"]

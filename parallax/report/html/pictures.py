@@ -1,4 +1,4 @@
-"""The pictures of a plan: its hosts, its bytes by route, its step in time, and where routes would change."""
+"""Draws the pictures of a plan: its hosts, its bytes by route, the timeline of a step, and changes of route."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from parallax.report.text import bytes_text, ms_text, pluralize
 
 WIDTH = 1100.0
 SHOWN_HOSTS = 24
-"""Of more hosts the first are drawn; the words below the picture tell how far apart all of them are."""
+"""The maximum of hosts that are drawn; the text below the picture gives the range over all of them."""
 
 SHOWN_FLIPS = 40
 _COMPUTE, _EXCHANGE = "#9fb4c7", "#2f6db5"
@@ -42,14 +42,14 @@ _MEMORY = (
 )
 _PER_LINE, _BOX, _ROW = 4, 142.0, 24.0
 _SEEN = 1.5
-"""Pixels from which on a variable has a box of its own."""
+"""The width in pixels from which a variable has its own box."""
 
 _DECADES = 1.5
-"""So many decades are drawn beyond the outermost value of a chart of flips."""
+"""The number of decades drawn beyond the outermost value of a chart of route changes."""
 
 
 def hosts_svg(plan: Plan) -> Markup:
-    """Hosts as boxes: what each holds by variable, its memory, and what its link carries in a step."""
+    """Hosts as boxes: the stored bytes of each by variable, its memory, and its link's bytes in a step."""
     held, memory = held_by_host(plan, SHOWN_HOSTS), memory_by_host(plan)
     shown = min(len(plan.hosts), SHOWN_HOSTS)
     columns = min(_PER_LINE, shown)
@@ -86,7 +86,7 @@ def hosts_svg(plan: Plan) -> Markup:
 
 
 def _draw_holdings(held: Sequence[Holding], x: float, y: float, bar: float, most: int) -> list[Markup]:
-    """The variables of a host, by route and size; small ones of a route together, as a model may have thousands."""
+    """The variables of a host, by route and size; small ones of a route are merged, as models may have thousands."""
     parts = [rect(x, y, bar, 12, PALE)]
     for route, fill in COLOUR_BY_ROUTE.items():
         of_route = sorted((h for h in held if h.route == route), key=lambda h: (-h.held_bytes, h.name))
@@ -114,7 +114,7 @@ def _memory(memory: tuple[int, int, int], x: float, y: float, bar: float, most: 
 
 
 def hosts_words(plan: Plan) -> str:
-    """What the picture of the hosts leaves out."""
+    """Text about hosts that the picture omits."""
     if len(plan.hosts) <= SHOWN_HOSTS:
         return ""
     totals = [sum(m) for m in memory_by_host(plan)]
@@ -195,9 +195,9 @@ def _flips(
     tick: Callable[[float], str],
     unit: float = 1,
 ) -> Markup:
-    """One row a variable: the route now around its present value, others beyond the values where they begin.
+    """One row per variable: the current route around its present value, others beyond the values where they begin.
 
-    The axis is labelled in units, of which each value has `unit`.
+    The axis is labelled in units, each of `unit` values.
     """
     rows = [row for row in rows if row[1]][:SHOWN_FLIPS]
     if not rows:

@@ -1,4 +1,4 @@
-"""A simulation as text and as a page: a table of sizes, how the step and the throughput scale, and balance points."""
+"""Formats a simulation as text and as a page: a table of sizes, scaling of step and throughput, and balance points."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _EXCHANGES = ("#8c8c8c", "#8fc1e3", "#4d94cf", "#1f5fa8", "#a6c48a", "#d98324", 
 
 
 def simulation_text(simulation: Simulation) -> str:
-    """What `parallax simulate` prints."""
+    """The output of `parallax simulate`."""
     lines = [f"Simulation of graph {simulation.graph[:12]}: the best plan for each number of hosts"]
     if not any(used.kind == "cluster" for used in simulation.profiles):
         lines.append("No links were measured: steps take at least this, and efficiency is unknown; see the first note.")
@@ -46,7 +46,7 @@ _BALANCE_WORDS = (
 
 
 def simulation_page(simulation: Simulation) -> str:
-    """The same as one HTML page that needs nothing else."""
+    """The same as one self-contained HTML page."""
     sizes = simulation.sizes
     title = f"Simulation of {', '.join(str(size.hosts) for size in sizes)} hosts"
     used = " and ".join(f"{p.kind} profile {p.name or p.fingerprint[:12]}" for p in simulation.profiles)
@@ -84,7 +84,7 @@ def simulation_page(simulation: Simulation) -> str:
 
 
 def throughput_svg(sizes: Sequence[Size]) -> Markup:
-    """Predicted and linear throughput by workers, both axes by powers; empty where it is known of fewer than two."""
+    """Predicted and linear throughput by workers, both axes logarithmic; empty if known for fewer than two sizes."""
     known = [(size.workers, size.throughput) for size in sizes if size.throughput is not None]
     if len(known) < 2:
         return NONE
@@ -123,7 +123,7 @@ def throughput_svg(sizes: Sequence[Size]) -> Markup:
 
 
 def steps_svg(sizes: Sequence[Size]) -> Markup:
-    """A bar for each size, made of the phases of its step; empty where no step is known."""
+    """A bar for each size, composed of the phases of its step; empty if no step is known."""
     names = list(dict.fromkeys(phase.name for size in sizes for phase in size.phases))
     most = max((size.step_s or 0.0 for size in sizes), default=0.0)
     if not most > 0:
@@ -156,7 +156,7 @@ def steps_svg(sizes: Sequence[Size]) -> Markup:
 
 
 def routes_svg(sizes: Sequence[Size]) -> Markup:
-    """A bar for each size: how many variables take each route."""
+    """A bar for each size: the number of variables on each route."""
     seen = [route for route in COLOUR_BY_ROUTE if any(route in dict(size.routes) for size in sizes)]
     most = max((sum(dict(size.routes).values()) for size in sizes), default=0)
     if not most:

@@ -1,7 +1,7 @@
-"""The little SVG that the pictures are made of: shapes with tool tips, and scales of axes.
+"""Minimal SVG for the pictures: shapes with tooltips, and axis scales.
 
-All of a page is `Markup`: constants, into which values are put by `format` or `join`, which escape what is not Markup.
-So a text from a plan never becomes an element, whoever forgets to think of it.
+All of a page is `Markup`: constants, into which values are inserted by `format` or `join`, which escape everything that
+is not Markup. So text from a plan never becomes an element, even if a caller forgets to escape it.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ COLOUR_BY_ROUTE = {
 INK, FAINT, PALE = "#333333", "#8a8a8a", "#e4e4e4"
 NONE = Markup()
 LETTER = 6.6
-"""Width of a letter of 12 pixels, on average; used to leave room."""
+"""Average width of a letter of 12 pixels; used to reserve space."""
 
 
 def svg(width: float, height: float, name: str, words: str, parts: Iterable[Markup]) -> Markup:
-    """A picture that is as wide as there is room, up to its own width.
+    """A picture that fills the available width, up to its own width.
 
     Args:
         width: in pixels.
         height: likewise.
         name: its class, by which a style or a test finds it.
-        words: what it shows, for those who cannot see it.
+        words: its description, for users who cannot see it.
         parts: its shapes.
     """
     return Markup(
@@ -41,7 +41,7 @@ def svg(width: float, height: float, name: str, words: str, parts: Iterable[Mark
 
 
 def rect(x: float, y: float, width: float, height: float, fill: str, tip: str = "", more: Markup = NONE) -> Markup:
-    """A box; never narrower than can be seen."""
+    """A box; never too narrow to be visible."""
     title = Markup("<title>{}</title>").format(tip) if tip else NONE
     return Markup('<rect x="{:.2f}" y="{:.2f}" width="{:.2f}" height="{:.2f}" fill="{}"{}>{}</rect>').format(
         x, y, max(width, 0.75), height, fill, more, title
@@ -49,7 +49,7 @@ def rect(x: float, y: float, width: float, height: float, fill: str, tip: str = 
 
 
 def text(x: float, y: float, words: str, anchor: str = "start", fill: str = INK, size: float = 12) -> Markup:
-    """A line of words; `y` is their base line."""
+    """A line of text; `y` is its baseline."""
     return Markup('<text x="{:.2f}" y="{:.2f}" text-anchor="{}" fill="{}" font-size="{:g}">{}</text>').format(
         x, y, anchor, fill, size, words
     )
@@ -63,7 +63,7 @@ def line(x1: float, y1: float, x2: float, y2: float, stroke: str = FAINT, more: 
 
 
 def shorten(words: str, letters: int) -> str:
-    """At most so many letters; what is left out is left out in the middle."""
+    """Shortens text to at most so many letters by omitting its middle."""
     if len(words) <= letters:
         return words
     kept = max(2, letters - 1)
@@ -71,7 +71,7 @@ def shorten(words: str, letters: int) -> str:
 
 
 _LEAST = 1e-300
-"""From here on down powers of ten are no longer exact."""
+"""Below this, powers of ten are not exact."""
 
 
 def ticks(most: float, wanted: int = 6) -> list[float]:
@@ -85,13 +85,13 @@ def ticks(most: float, wanted: int = 6) -> list[float]:
 
 
 def powers(low: float, high: float) -> list[float]:
-    """The powers of ten between two positive values, both included."""
+    """The powers of ten between two positive values, inclusive."""
     first, last = math.ceil(math.log10(low) - 1e-9), math.floor(math.log10(high) + 1e-9)
     return [10.0**n for n in range(first, last + 1)]
 
 
 def legend(x: float, y: float, entries: Iterable[tuple[str, str]]) -> Markup:
-    """Coloured squares with words, in one line."""
+    """Coloured squares with labels, in one line."""
     parts = []
     for words, fill in entries:
         parts += [rect(x, y - 9, 10, 10, fill), text(x + 15, y, words)]

@@ -1,4 +1,4 @@
-"""The table of a plan's variables in HTML, each with all that is known of it behind it."""
+"""Formats the HTML table of a plan's variables, with the details of each in an expandable row."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ COLUMNS = (
     ("flip", "another route", ""),
     ("reason", "reason", ""),
 )
-"""The key by which the page's address sorts, the heading, and whether it is a number."""
+"""The column's key for sorting in the page's URL, its heading, and whether it is numeric."""
 
 SHOWN_OWNERS = 16
 
@@ -33,7 +33,7 @@ _WHAT = {"rounds": "rounds that wait", "link": "on the busiest link", "beside": 
 
 
 def table(plan: Plan) -> Markup:
-    """All variables, trained ones first; a row's details follow it, hidden until asked for."""
+    """All variables, trained ones first; a row's details follow it, initially hidden."""
     headings = Markup().join(
         Markup('<th data-key="{}" data-kind="{}"><button type="button">{}</button></th>').format(
             key, kind or "text", heading
@@ -46,7 +46,7 @@ def table(plan: Plan) -> Markup:
 
 
 def _row(plan: Plan, variable: VariablePlan) -> Markup:
-    """One `tbody` a variable, so that its details stay with it however the table is sorted."""
+    """One `tbody` per variable, so that its details stay with it however the table is sorted."""
     cells = Markup().join(
         Markup('<td data-sort="{}" class="{}">{}</td>').format(value, "n" if kind else f"c-{key}", shown)
         for (key, _, kind), (value, shown) in zip(COLUMNS, _cells(plan, variable), strict=True)
@@ -59,7 +59,7 @@ def _row(plan: Plan, variable: VariablePlan) -> Markup:
 
 
 def _cells(plan: Plan, variable: VariablePlan) -> list[tuple[str | float, str]]:
-    """(what is sorted by, what is shown) for each column; nothing to sort by comes last."""
+    """(sort key, displayed text) for each column; cells without a sort key come last."""
     shape = shape_text(variable)
     trained = variable.route != NO_ROUTE
     sent, seconds, second = variable.cost.sent_bytes, variable.cost.seconds, variable.runner_up
@@ -125,7 +125,7 @@ def _details(plan: Plan, variable: VariablePlan) -> Markup:
 
 
 def owner_texts(plan: Plan, variable: VariablePlan) -> list[str]:
-    """Who holds how many rows, one line an owner; of many owners the first and the range."""
+    """The number of rows at each owner, one line per owner; for many owners the first and the range."""
     if not variable.owner_rows:
         return []
     of_row = value_bytes(variable) / max(sum(variable.owner_rows), 1)
@@ -142,7 +142,7 @@ def owner_texts(plan: Plan, variable: VariablePlan) -> list[str]:
 
 
 def _routes(variable: VariablePlan) -> Markup:
-    """All routes side by side, and beneath each what it costs term by term."""
+    """All routes side by side, each with its cost term by term."""
     rows = []
     for cost in (variable.cost, *variable.rejected):
         taken = cost is variable.cost
@@ -170,6 +170,6 @@ def _term(term: CostTerm) -> str:
 
 
 def make_list(lines: Sequence[str]) -> Markup:
-    """Lines as a list; nothing without any."""
+    """Lines as a list; empty without any."""
     items = Markup().join(Markup("<li>{}</li>").format(line) for line in lines)
     return Markup("<ul>{}</ul>").format(items) if lines else NONE

@@ -1,1 +1,1 @@
-"""`parallax check`: what of a script would be refused or is suspicious, found in seconds without workers."""
+"""`parallax check`: finds in seconds, without workers, what would be refused or looks suspicious in a script."""

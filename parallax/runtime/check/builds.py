@@ -1,4 +1,4 @@
-"""Two processes build a script's graph; in what they differ is what would keep workers from training one graph."""
+"""Builds a script's graph in two processes and reports differences that would keep workers from training one graph."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ class SecondBuild:
     """A second process that builds the graph.
 
     Attributes:
-        process: it.
-        folder: where it leaves the graph, and what it says.
+        process: the process.
+        folder: of its graph, and of its output.
     """
 
     process: subprocess.Popen[bytes]
@@ -54,11 +54,11 @@ class SecondBuild:
 
 @contextmanager
 def second_build(words: Sequence[str], wanted: Settings) -> Iterator[SecondBuild]:
-    """Starts a second process that builds the graph; inside, it runs beside this one.
+    """Context in which a second process builds the graph concurrently with this one.
 
     Args:
         words: the script and its arguments.
-        wanted: what this process is to do.
+        wanted: this process's settings.
     """
     with tempfile.TemporaryDirectory(prefix="parallax-check-") as name:
         folder = Path(name)
@@ -76,13 +76,13 @@ def second_build(words: Sequence[str], wanted: Settings) -> Iterator[SecondBuild
 
 
 def write_build(graph: Graph, wanted: Settings) -> None:
-    """What the second process does: leaves its graph."""
+    """Runs in the second process: saves its graph."""
     data = graph.as_graph_def(add_shapes=True).SerializeToString()
     (Path(wanted.job_folder or "") / _GRAPH_FILE).write_bytes(data)
 
 
 def structural_difference(first: Graph, second: GraphDef) -> str:
-    """In what the structure of two builds differs, and where the script makes it; empty when in nothing.
+    """The structural difference of two builds, with the line of the script that makes it; empty if there is none.
 
     Args:
         first: tf.Graph of this process.
@@ -104,7 +104,7 @@ def structural_difference(first: Graph, second: GraphDef) -> str:
 
 
 def differing_values(first: Graph, second: GraphDef) -> str:
-    """The ops whose values (of constants, or seeds) differ between two builds of one structure; empty for none."""
+    """The ops whose values (of constants, or seeds) differ between two builds of one structure; empty if none."""
     from parallax.analysis.reading.construction.digests import values_differ
 
     others = {node.name: node for node in second.node}

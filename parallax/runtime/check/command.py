@@ -1,4 +1,4 @@
-"""`parallax check`: puts together what would be refused, what is suspicious, and what is good to know of a script."""
+"""`parallax check`: reports errors, suspicious constructs and useful notes about a script."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ _REFUSED, _SUSPICIOUS, _NOTE = "refused", "suspicious", "note"
 
 @dataclass(frozen=True)
 class FirstBuild:
-    """What this process found at `parallel_run`.
+    """This process's results at `parallel_run`.
 
     Attributes:
         graph: the user's.
         analysed: the same; None when it is refused.
         plan: of it; None when there is none.
-        refusal: what a run would say before it starts; empty when it would start.
+        refusal: the error of a run before it starts; empty if it would start.
     """
 
     graph: Graph
@@ -35,7 +35,7 @@ class FirstBuild:
 
 
 def report(first: FirstBuild, second: SecondBuild) -> int:
-    """Prints what was found, and gives the exit status: 1 when a run would be refused, else 0."""
+    """Prints the findings, and returns the exit status: 1 if a run would be refused, else 0."""
     found = [(_REFUSED, first.refusal)] if first.refusal else []
     found += _of_builds(first, second)
     if first.analysed is not None:
@@ -56,7 +56,7 @@ def report(first: FirstBuild, second: SecondBuild) -> int:
 
 
 def _of_builds(first: FirstBuild, second: SecondBuild) -> list[tuple[str, str]]:
-    """In what the two builds differ."""
+    """The differences between the two builds."""
     try:
         other = second.graph_def()
     except ParallaxError as error:
@@ -82,7 +82,7 @@ def _of_graph(graph: Graph, analysed: AnalysedGraph) -> list[tuple[str, str]]:
 
 
 def of_unsharded(graph: Graph, view: GraphView, updates: Iterable[str]) -> list[tuple[str, str]]:
-    """What is to be said of the inputs of the step that do not depend on the number of the worker's shard.
+    """The findings about inputs of the step that do not depend on the index of the worker's shard.
 
     Args:
         graph: the user's.

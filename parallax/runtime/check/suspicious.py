@@ -1,4 +1,4 @@
-"""Says what of a graph is allowed and yet may not be meant: what trains nothing, or trains otherwise than it looks."""
+"""Finds constructs of a graph that are allowed but may be unintended: no training, or training other than it looks."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ _PLACEHOLDERS = ("Placeholder", "PlaceholderV2")
 
 
 class Suspicion(NamedTuple):
-    """Something that may not be meant; `is_note` where it is only good to know."""
+    """A construct that may be unintended; `is_note` if it is for information only."""
 
     text: str
     is_note: bool = False
 
 
 def suspicions(captured: CapturedGraph, spec: GraphSpec, sources: tuple[GradientSource, ...]) -> list[Suspicion]:
-    """What may not be meant in a graph.
+    """Finds constructs of a graph that may be unintended.
 
     Args:
         captured: the graph.
-        spec: what it is.
+        spec: its classification.
         sources: where autodiff delivers its gradients.
     """
     updates = gradient_updates(captured, sources)
@@ -86,7 +86,7 @@ def _of_step(view: GraphView, step: set[str]) -> list[Suspicion]:
 
 
 def _rows(view: GraphView, tensor: str) -> int:
-    """The static length of the first axis; 0 where there is none."""
+    """The static length of the first axis; 0 if unknown."""
     shape = view.shape(tensor)
     return (shape[0] or 0) if shape else 0
 

@@ -1,1 +1,1 @@
-"""Checkpoints of all workers together: standard TensorFlow files, written and read a chunk of rows at a time."""
+"""Job-wide checkpoints: standard TensorFlow files, written and read by all workers in chunks of rows."""

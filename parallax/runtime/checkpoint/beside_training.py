@@ -1,7 +1,8 @@
-"""Writes checkpoints while training goes on: an image of the variables is made, and a thread of each worker writes it.
+"""Writes checkpoints during training: variables are frozen in an image, which a thread of each worker writes out.
 
-The workers stand still until all have their part of the image. The threads have a communicator of their own, so their
-collectives never meet those of the loop. One checkpoint is written at a time. What came of it is taken by the loop.
+The workers pause until each has frozen its part of the image. The threads have their own communicator, so their
+collectives never interact with those of the training loop. One checkpoint is written at a time. The training loop
+collects its result.
 """
 
 from __future__ import annotations
@@ -21,12 +22,12 @@ from parallax.runtime.checkpoint.files.links import Header
 from parallax.runtime.checkpoint.rows.freeze import CannotFreeze, Freezer, Image, freezer
 from parallax.runtime.supervisor.control import tell_saved
 
-_LOOK_S = 0.5  # how often the copied memory is counted, which takes some milliseconds
+_LOOK_S = 0.5  # interval of measuring the copied memory, which takes some milliseconds
 
 
 @dataclass
 class _InProgress:
-    """One checkpoint that is being written."""
+    """A checkpoint in progress."""
 
     step: int
     header: Header | None
@@ -39,19 +40,19 @@ class _InProgress:
     looked_s: float = field(default_factory=time.monotonic)
 
     def look(self) -> None:
-        """Counts the copied memory, now and then."""
+        """Measures the copied memory at intervals."""
         if time.monotonic() - self.looked_s >= _LOOK_S:
             self.copied_bytes, self.looked_s = max(self.copied_bytes, self.image.copied_bytes()), time.monotonic()
 
 
 @dataclass
 class BesideTraining:
-    """Writes a job's checkpoints during training, as one worker takes part.
+    """Writes a job's checkpoints during training, one worker's part in it.
 
     Attributes:
-        storage: what is written, and where.
+        storage: the variables and their folder.
         comm: a communicator of the workers for the threads alone.
-        freezer: makes images of what is written; or why there can be none.
+        freezer: makes images of the variables; or the reason why there can be none.
     """
 
     storage: Storage
@@ -60,27 +61,27 @@ class BesideTraining:
     _writes: _InProgress | None = None
 
     def begin(self, session: Session, step: int, header: Header | None = None) -> str:
-        """Freezes all variables and begins to write them; every worker must call it, with no other in progress.
+        """Freezes all variables and starts to write them; every worker must call it, while none is in progress.
 
-        Touched rows are forgotten, also when it cannot be.
+        Touched rows are reset, also on failure.
 
         Args:
             session: TensorFlow's session on the worker's graph.
             step: the global step.
-            header: as `Storage.save` takes it.
+            header: as in `Storage.save`.
 
         Returns:
-            Why it cannot be, on any worker; empty when it is written now.
+            Why freezing is impossible, on any worker; empty when writing has started.
 
         Raises:
-            CheckpointError: on all workers, when they are not at one step.
+            CheckpointError: on all workers, when they are not at the same step.
         """
         began_s = time.monotonic()
         check_one_step(self.storage.comm, step)
         image, refusal = self._image(session, self.storage.comm.bcast(f"checkpoint {uuid.uuid4().hex}"))
         if image is not None:
             self.storage.marks.forget(session)
-        refusals = self.storage.comm.allgather(refusal)  # and nobody trains before all have frozen
+        refusals = self.storage.comm.allgather(refusal)  # also a barrier: no worker trains before all have frozen
         worker = next((rank for rank, reason in enumerate(refusals) if reason), None)
         if worker is not None or image is None:
             if image is not None:
@@ -93,21 +94,21 @@ class BesideTraining:
 
     @property
     def step(self) -> int | None:
-        """The step of the checkpoint that is in progress, or was written and not taken; None without one."""
+        """The step of the checkpoint in progress, or of one whose result is not collected yet; None without one."""
         return None if self._writes is None else self._writes.step
 
     @property
     def is_writing(self) -> bool:
-        """Whether this worker still brings or writes rows."""
+        """Whether this worker still supplies or writes rows."""
         return self._writes is not None and self._writes.thread is not None and self._writes.thread.is_alive()
 
     def hold(self, storage: Storage) -> None:
-        """Writes other variables from now on; builds what that needs in the default graph, a worker's."""
+        """Switches to other variables; builds the ops for them in the default graph, a worker's."""
         self.join()
         self.storage, self.freezer = storage, _freezer(storage)
 
     def join(self) -> float:
-        """Waits until nothing is written any more; gives for how many seconds."""
+        """Waits until writing has ended; returns the seconds waited."""
         began_s = time.monotonic()
         if self._writes is None or self._writes.thread is None:
             return 0.0
@@ -117,7 +118,7 @@ class BesideTraining:
         return waited_s
 
     def take(self) -> CheckpointResult:
-        """What came of a checkpoint, when nothing is written any more.
+        """Returns the result of a checkpoint, when writing has ended.
 
         Raises:
             NotWritten: on all workers, when the folder cannot be written, or the image was lost on some worker.
@@ -136,7 +137,7 @@ class BesideTraining:
         ) from one.failed
 
     def _write(self, one: _InProgress) -> None:
-        """What the thread does: no error of it may be lost, so the loop raises them."""
+        """Body of the thread: no error of it may be lost, so the loop raises them."""
         try:
             one.moved = self._write_state(one)
         except BaseException as error:
@@ -156,7 +157,7 @@ class BesideTraining:
         return moved
 
     def _image(self, session: Session, name: str) -> tuple[Image | None, str]:
-        """The image, or why there is none."""
+        """Returns the image, or why there is none."""
         if isinstance(self.freezer, str):
             return None, self.freezer
         try:
@@ -166,7 +167,7 @@ class BesideTraining:
 
 
 def beside_training(storage: Storage) -> BesideTraining:
-    """Adds what writes checkpoints during training to the default graph, a worker's; every worker must call it."""
+    """Adds the ops for checkpoints during training to the default graph, a worker's; every worker must call it."""
     return BesideTraining(storage, storage.comm.Dup(), _freezer(storage))
 
 

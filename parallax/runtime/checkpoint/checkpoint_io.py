@@ -1,8 +1,8 @@
-"""Writes and reads checkpoints with all workers: worker 0 reads the files, and whoever sees their folder writes them.
+"""Writes and reads checkpoints collectively: worker 0 reads the files, and every worker that sees their folder writes.
 
-Everything goes in chunks of at most CHUNK_BYTES; a row is never cut. Keys, shapes and types are compared before
-anything is changed, and all workers raise the same error. A checkpoint is read after the initial values are there and
-before hooks see the session.
+All data moves in chunks of at most CHUNK_BYTES; a row is never split. Keys, shapes and types are compared before
+anything is changed, and all workers raise the same error. A checkpoint is read after variables have their initial
+values and before hooks see the session.
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ class Storage:
     """The variables of a job and the folder of their checkpoints.
 
     Attributes:
-        folder: where worker 0 writes and reads; the other workers write there too where they see it.
+        folder: worker 0 writes and reads here; the other workers write here too if they see it.
         held: all variables, in the same order on all workers, which keeps their calls in step.
         comm: communicator of the workers (mpi4py).
-        chunk_bytes: the most that is moved at once.
-        retention: which checkpoints stay when a new one is there.
-        marks: what remembers touched rows, where increments are written.
-        own: variables of this project that are written too, and that `read` passes over.
-        timeout_s: the folder may give no answer for so many seconds.
+        chunk_bytes: the maximum of bytes moved at once.
+        retention: which checkpoints remain after a new one.
+        marks: the variables that record touched rows, if increments are written.
+        own: variables of this project that are written too, and that `read` skips.
+        timeout_s: seconds that the folder may fail to respond.
         claim: on the folder, of worker 0's process; None where no other job writes there.
     """
 
@@ -62,16 +62,16 @@ class Storage:
 
     @property
     def watch(self) -> FolderWatch:
-        """Tells when the folder does not answer."""
+        """Detects that the folder does not respond."""
         return FolderWatch(absolute(self.folder), self.timeout_s)
 
     @property
     def everything(self) -> tuple[StoredVariable, ...]:
-        """All that must be read at one instant."""
+        """All variables that must be read at one instant."""
         return (*self.held, *self.own, *self.marks.held)
 
     def writer(self, step: int, header: Header | None, chunk_bytes: int) -> Writer:
-        """Writes the files of a checkpoint, as this worker takes part."""
+        """Returns the writer of a checkpoint's files for this worker."""
         name = f"{INCREMENT}-{step}" if header is not None and header.base else ""
         rank, claim = self.comm.Get_rank(), self.claim
         return Writer(
@@ -81,10 +81,11 @@ class Storage:
     def take_folder(self, waits: bool = False) -> None:
         """Takes the folder for this job; every worker must call it.
 
-        A folder that cannot be written is not taken yet: whoever writes a checkpoint takes it then, or says why not.
+        A folder that cannot be written is not taken yet: the next write of a checkpoint takes it, or reports why it
+        cannot.
 
         Args:
-            waits: whether a job that has the folder is waited for.
+            waits: whether to wait for a job that has the folder.
 
         Raises:
             FolderInUse: on all workers, when it belongs to another job.
@@ -100,7 +101,7 @@ class Storage:
         on_worker_0(self.comm, take, watch)
 
     def give_back_folder(self) -> None:
-        """Lets other jobs write to the folder."""
+        """Releases the folder for other jobs."""
         if self.claim is not None:
             with self.watch.doing("The job cannot end"):
                 self.claim.release()
@@ -111,45 +112,45 @@ class Storage:
         Args:
             session: TensorFlow's session on the worker's graph.
             step: the global step.
-            header: what the checkpoint says of itself, which makes it an increment or a whole one.
+            header: the checkpoint's header, which makes it an increment or a full one.
 
         Raises:
-            FilesFailed: on all workers, when the folder cannot be written. The checkpoints before are untouched.
-            CheckpointError: when the workers are not at one step.
+            FilesFailed: on all workers, when the folder cannot be written. Earlier checkpoints are untouched.
+            CheckpointError: when the workers are not at the same step.
         """
         check_one_step(self.comm, step)
         self._bring_up_to_date(session)
         contents = self.marks.contents(self.everything, header)
         moved = write_contents(contents, self.comm, session, self.writer(step, header, self.chunk_bytes))
         self.marks.forget(session)
-        barrier(self.comm)  # worker 0 forgets for servers, and nobody trains before
+        barrier(self.comm)  # worker 0 resets rows for servers, and no worker trains before that
         return moved
 
     def _bring_up_to_date(self, session: Session) -> None:
-        """On servers worker 0 brings rows up to date, as the other workers' graphs need not know of all updates."""
+        """Brings rows on servers up to date from worker 0, as the other workers' graphs may not know all updates."""
         on_servers = [one for one in self.everything if isinstance(one, RowsOnServers)]
         lacking = [op for one in on_servers for rows in one.partitions for op in rows.up_to_date]
         if lacking and self.comm.Get_rank() == 0:
             session.run(lacking)
 
     def next_step(self) -> int:
-        """The number after the highest that a checkpoint of the folder has, from 1; every worker must call it."""
+        """Returns the highest step of the folder's checkpoints plus 1, at least 1; every worker must call it."""
         folder = absolute(self.folder)
         found = on_worker_0(self.comm, lambda: list_prefixes(folder), self._reading(folder))
         steps = [int(prefix.rpartition("-")[2]) for prefix in found or () if prefix.rpartition("-")[2].isdecimal()]
         return int(self.comm.bcast(max(steps, default=0) + 1))
 
     def load(self, session: Session) -> CheckpointResult | None:
-        """Reads the latest state that is whole, if there is one; every worker must call it.
+        """Loads the latest intact state, if there is one; every worker must call it.
 
-        That is a whole checkpoint with all increments that follow it. What turns out to be damaged is skipped, and what
-        is before it is read over what was read of it.
+        This is a full checkpoint with all increments that follow it. A checkpoint found to be damaged is skipped, and
+        the state before it overwrites the values that were read of it.
 
         Returns:
             None when the folder has none.
 
         Raises:
-            CheckpointError: on all workers, when no checkpoint is whole, or one does not fit the graph.
+            CheckpointError: on all workers, when no checkpoint is intact, or one does not fit the graph.
         """
         began_s = time.monotonic()
         folder, comm = absolute(self.folder), self.comm
@@ -183,7 +184,7 @@ class Storage:
         """Reads one checkpoint; every worker must call it.
 
         Returns:
-            Bytes of all variables, and the most that was held at once.
+            Bytes of all variables, and the maximum that was in memory at once.
 
         Raises:
             CheckpointError: on all workers, when it does not fit the graph, or is damaged.
@@ -191,7 +192,7 @@ class Storage:
         return self._read(session, prefix, lambda: Bundle(prefix))
 
     def _read(self, session: Session, prefix: str, opening: Callable[[], Readable]) -> tuple[int, int]:
-        """Reads what worker 0 opens."""
+        """Reads the checkpoint that worker 0 opens."""
         reader: list[Readable] = []
 
         def open_ranges() -> list[list[tuple[int, int]]]:

@@ -1,6 +1,6 @@
-"""The checkpoints of one job: what of a worker's graph is in them, what is read at the start, and where both go.
+"""Manages the checkpoints of one job: their contents, the checkpoint that is loaded at the start, and their folders.
 
-When they are written is decided in hook.py.
+hook.py decides when they are written.
 """
 
 from __future__ import annotations
@@ -45,10 +45,10 @@ _OF_FRONT_END = (
 
 
 def check_global_step(graph: Graph, config: CheckPointConfig) -> None:
-    """Checkpoints, and states in memory, are named by the global step.
+    """Requires a global step, which names checkpoints and states in memory.
 
     Raises:
-        ConfigError: when they are wanted and the graph has none.
+        ConfigError: when they are configured and the graph has none.
     """
     if config.keeps_state and v1.train.get_global_step(graph) is None:
         name = "memory_steps" if config.ckpt_dir is None else "ckpt_dir"
@@ -61,18 +61,18 @@ def check_global_step(graph: Graph, config: CheckPointConfig) -> None:
 
 @dataclass
 class Checkpoints:
-    """The checkpoints of one job, as one worker takes part in them.
+    """The checkpoints of one job, one worker's part in them.
 
     Attributes:
-        config: where and when.
+        config: the folder and the schedule.
         storage: writes and reads.
         step: tensor of the global step in the worker's graph.
         step_op: the op of the user's graph that holds it.
-        succession: whole checkpoints and increments.
+        succession: full checkpoints and increments.
         beside: writes during training; None where training waits.
         loaded_step: the step that the session was resumed at; None for a start from initial values.
         saved_step: the step of the latest one that was written or loaded.
-        positions: where random streams and the input are; None where checkpoints do not hold that.
+        positions: positions of random streams and input pipelines; None where checkpoints do not have them.
     """
 
     config: CheckPointConfig
@@ -86,20 +86,20 @@ class Checkpoints:
     positions: KeptPositions | None = None
 
     def hold(self, graph: Graph, places: Places) -> None:
-        """Goes by other places from now on; builds what that needs in the default graph, a worker's.
+        """Switches to another placement of rows; builds the ops for it in the default graph, a worker's.
 
-        Checkpoints are whole from then on.
+        Checkpoints are full from then on.
         """
         held = hold(stored_variables(graph), places, self.storage.comm)
-        self.storage = replace(self.storage, held=held, marks=Marks())  # the new places do not remember rows
+        self.storage = replace(self.storage, held=held, marks=Marks())  # the new placement does not record touched rows
         self.step = step_tensor(graph, places)
         if self.beside is not None:
             self.beside.hold(self.storage)
 
     def finish(self) -> None:
-        """Waits until nothing is written any more, and gives the folder back.
+        """Waits until writing has ended, and releases the folder.
 
-        No thread may be in MPI when the process leaves.
+        No thread may be in MPI when the process exits.
         """
         if self.beside is not None:
             self.beside.join()
@@ -134,15 +134,15 @@ def checkpoints(
     touched: RowMemory = NO_ROW_MEMORY,
     positions: KeptPositions | None = None,
 ) -> Checkpoints:
-    """Adds what checkpoints need to the default graph, a worker's.
+    """Adds the ops for checkpoints to the default graph, a worker's.
 
     Args:
         graph: the user's graph.
-        places: where the rows of its variables are.
+        places: the placement of its variables' rows.
         config: has a folder.
         comm: communicator of the workers.
-        touched: which rows are remembered for increments.
-        positions: what is held besides.
+        touched: the rows recorded for increments.
+        positions: the positions stored in addition.
     """
     check_global_step(graph, config)
     stored = stored_variables(graph)
@@ -164,7 +164,7 @@ def checkpoints(
 
 
 def step_tensor(graph: Graph, places: Places) -> Tensor:
-    """The value of the global step in the default graph, a worker's."""
+    """Returns the value of the global step in the default graph, a worker's."""
     variable = v1.train.get_global_step(graph)
     handle = v1.get_default_graph().get_tensor_by_name(f"{places.here(variable_op(variable))}:0")
     with tf.name_scope("parallax/storage/"):

@@ -1,8 +1,9 @@
-"""Writes one checkpoint with all workers: they bring rows in chunks, and those that see its folder write them.
+"""Writes one checkpoint collectively: all workers supply rows in chunks, and those that see its folder write them.
 
-Worker 0 makes a folder for the files, of a name drawn at random. Each other worker that finds it and may write there
-leaves a sign, for which worker 0 looks. Whoever has left one writes runs of the rows that are spread into files of its
-own; where nobody has, worker 0 writes all. It also makes one checkpoint of the files, and gives it its name.
+Worker 0 creates a folder with a random name for the files. Every other worker that finds the folder and may write there
+leaves a marker file, for which worker 0 looks. Each worker that left a marker writes ranges of the sharded rows into
+its own files; if none did, worker 0 writes everything. Worker 0 also merges the files into one checkpoint and gives it
+its final name.
 """
 
 from __future__ import annotations
@@ -28,23 +29,23 @@ from parallax.runtime.worker.barrier import barrier
 
 
 class ImageLost(NotWritten):
-    """The image that a checkpoint was to be written from could not be read to its end."""
+    """The image from which a checkpoint was being written could not be read to its end."""
 
 
 @dataclass(frozen=True, slots=True)
 class CheckpointResult:
-    """What came of one checkpoint, on worker 0; the other workers know the prefix only.
+    """The result of one checkpoint, on worker 0; the other workers know the prefix only.
 
     Attributes:
         prefix: the checkpoint's name.
         moved_bytes: bytes of all variables.
-        largest_bytes: the most that was held at once of what was moved.
+        largest_bytes: the maximum of moved bytes that were in memory at once.
         seconds: how long it took.
         waited_s: how long of that training waited.
-        copied_bytes: the most memory that a worker held twice, as it had written it while the checkpoint was written.
-        notes: what was skipped as it was damaged, or deleted to make room, a sentence each.
-        header: what the checkpoint says of itself, on all workers; None where it says nothing.
-        writers: the workers that wrote spread rows; none where there are no such rows.
+        copied_bytes: the maximum of memory that a worker held twice, because it wrote to it during the checkpoint.
+        notes: checkpoints skipped as damaged, or deleted to make room, a sentence each.
+        header: the checkpoint's header, on all workers; None if it has none.
+        writers: the workers that wrote sharded rows; none if there are no such rows.
     """
 
     prefix: str
@@ -69,16 +70,16 @@ def write_contents(
     """Writes a checkpoint; every worker must call it, and returns when it is done.
 
     Args:
-        contents: what it has.
+        contents: of the checkpoint.
         comm: communicator of the workers.
         session: to read them with.
-        writer: of the checkpoint, as this worker takes part.
-        after_chunk: is called when this worker has brought its rows of a chunk.
-        loss: of the image that this worker reads; None where it reads variables.
+        writer: of the checkpoint, for this worker.
+        after_chunk: called when this worker has supplied its rows of a chunk.
+        loss: of the image that this worker reads; None if it reads variables.
 
     Raises:
         ImageLost: on all workers, when one of them could not read its image to the end.
-        FilesFailed: on all workers, when the folder cannot be written. The checkpoints before are untouched.
+        FilesFailed: on all workers, when the folder cannot be written. Earlier checkpoints are untouched.
     """
     began_s = time.monotonic()
     on_worker_0(comm, writer.begin, _writing(writer))
@@ -99,7 +100,7 @@ def write_contents(
         _check_whole(losses, writer.step)
         _finish(writer, contents.header, parts)
 
-    on_worker_0(comm, finish, _writing(writer))  # the others wait: what they did next would find worker 0 missing
+    on_worker_0(comm, finish, _writing(writer))  # the others wait: their next call needs worker 0
     seconds = time.monotonic() - began_s
     return CheckpointResult(
         writer.prefix,
@@ -114,7 +115,7 @@ def write_contents(
 
 
 def _check_whole(losses: Sequence[str], step: int) -> None:
-    """A checkpoint has no rows of an image that was lost.
+    """Refuses a checkpoint with rows of a lost image.
 
     Args:
         losses: of each worker.
@@ -130,7 +131,7 @@ def _check_whole(losses: Sequence[str], step: int) -> None:
 
 
 def _writers(comm: Comm, writer: Writer) -> tuple[int, ...]:
-    """The workers that see the folder of a checkpoint and may write there; worker 0, which has made it, is one."""
+    """The workers that see the folder of a checkpoint and may write there; including worker 0, which has made it."""
     name = comm.bcast(writer.parts_name)
     with writer.watch_folder():
         has_signed = comm.Get_rank() == 0 or writer.join(name)
@@ -144,10 +145,10 @@ def _writers(comm: Comm, writer: Writer) -> tuple[int, ...]:
 
 @dataclass
 class _OwnFiles:
-    """What one worker writes of a checkpoint.
+    """The files that one worker writes of a checkpoint.
 
-    After an error of files it writes no more, but goes on to bring rows, and all hear of it at the end. Where the disk
-    is full it has worker 0, which alone deletes, make room, and tries again.
+    After a file error it writes no more, but continues to supply rows, and all workers learn of the error at the end.
+    If the disk is full, worker 0, which alone deletes files, makes room, and the write is retried.
     """
 
     comm: Comm
@@ -160,12 +161,12 @@ class _OwnFiles:
 
     @property
     def said(self) -> str | None:
-        """What failed; None when nothing has."""
+        """Returns the error so far; None without one."""
         rank = self.comm.Get_rank()
         return None if self.failed is None else f"{reason(self.failed)}{f' (worker {rank})' if rank else ''}"
 
     def write(self, piece: Content) -> None:
-        """Writes what this worker has of a piece; of one that is dealt, every worker must call it."""
+        """Writes this worker's part of a piece; if the piece is distributed, every worker must call it."""
         size = int(getattr(piece.value, "nbytes", 0))
         self.total_bytes, self.largest_bytes = self.total_bytes + size, max(self.largest_bytes, size)
 
@@ -176,11 +177,11 @@ class _OwnFiles:
         self._try(add)
         if piece.is_dealt:
             self._try_again(add)
-        else:  # worker 0's, which has made room if it could
+        else:  # a piece of worker 0's, which has made room if it could
             self._may_ask = self.failed is None
 
     def close(self) -> None:
-        """Ends this worker's files; every worker must call it."""
+        """Closes this worker's files; every worker must call it."""
 
         def close() -> None:
             self.parts = self.writer.close()
@@ -198,7 +199,7 @@ class _OwnFiles:
             self.failed = error
 
     def _try_again(self, do: Callable[[], None]) -> None:
-        """Where a disk was full, does it again as long as worker 0 has room made; every worker must call it."""
+        """Retries after a full disk while worker 0 can make room; every worker must call it."""
         while True:
             asks = self.failed is not None and self._may_ask and is_full(self.failed)
             barrier(self.comm)
@@ -216,7 +217,7 @@ class _OwnFiles:
 
 
 def _finish(writer: Writer, header: Header | None, parts: Sequence[str]) -> None:
-    """Gives a checkpoint its name, and deletes what can no longer be read with any; `parts` are the other workers'."""
+    """Gives a checkpoint its name, and deletes files that it makes obsolete; `parts` are the other workers'."""
     if header is not None and header.base:
         delete_others(writer.folder, header)
         writer.finish_files(parts)
@@ -226,10 +227,10 @@ def _finish(writer: Writer, header: Header | None, parts: Sequence[str]) -> None
 
 
 def on_worker_0(comm: Comm, do: Callable[[], Any], words: AbstractContextManager[None]) -> Any:
-    """Does something with files on worker 0; all workers wait for it and raise what it raises.
+    """Executes a file operation on worker 0; all workers wait for it and raise its exception.
 
     Returns:
-        What it gives, on worker 0; None elsewhere.
+        Its result on worker 0; None elsewhere.
     """
     found, failed = None, None
     if comm.Get_rank() == 0:
@@ -246,10 +247,10 @@ def on_worker_0(comm: Comm, do: Callable[[], Any], words: AbstractContextManager
 
 
 def check_one_step(comm: Comm, step: int) -> None:
-    """Workers at different steps have variables that do not belong together; every worker must call it.
+    """Requires all workers to be at the same step, because others' variables are inconsistent; a collective call.
 
     Raises:
-        CheckpointError: on all workers, when they are not at one step.
+        CheckpointError: on all workers, when they are not at the same step.
     """
     steps = comm.allgather(step)
     other = next((rank for rank, found in enumerate(steps) if found != steps[0]), None)
@@ -262,13 +263,13 @@ def check_one_step(comm: Comm, step: int) -> None:
 
 @contextmanager
 def _writing(writer: Writer) -> Iterator[None]:
-    """Puts failures of files into words, and leaves nothing unfinished behind."""
+    """Context that describes failures of files, and leaves no unfinished files behind."""
     rule = f"Cannot write the checkpoint of step {writer.step} to {writer.folder}"
     remedy = "Free space there, or name another folder in CheckPointConfig.ckpt_dir. The previous checkpoint is intact."
     try:
         with writer.watch_folder(), file_errors(rule, remedy):
             yield
-    except FolderInUse:  # what is unfinished there may be another job's
+    except FolderInUse:  # unfinished files there may be another job's
         raise
     except CheckpointError:
         with writer.watch_folder():

@@ -1,18 +1,18 @@
-"""When the workers write a checkpoint: at the start, every so many steps or seconds of training, and at a good end.
+"""Decides when workers write a checkpoint: at the start, at intervals of steps or seconds, and after a successful end.
 
-In synchronous training all workers must begin to write after the same run, and no run of one worker alone may come into
-it. So only runs that train are looked at: those that take part in collectives, which all workers run together, and that
-write the global step; not those of hooks or `raw_session()`. After such a run all workers have the same global step,
-and by steps each knows by itself what the others do. By seconds worker 0's clock decides, and tells the others after
-each such run. At a good end whose step is already saved nobody waits.
+In synchronous training all workers must begin to write after the same run, and no run of a single worker may count. So
+only training runs count: those that take part in collectives, which all workers run together, and that write the global
+step, but no runs of hooks or `raw_session()`. After such a run all workers have the same global step. With an interval
+in steps, each worker knows by itself what the others do. With an interval in seconds, worker 0's clock decides, and
+worker 0 informs the others after each such run. If the last step is already saved at a successful end, no worker waits.
 
 Asynchronous workers are at different steps. Worker 0 decides, calls the others, and waits until each has ended its run;
-they train on when all variables are frozen, so that weights and slots belong together.
+they resume training when all variables are frozen, so that weights and slots are consistent.
 
-What is due while a job trains is written during training (beside_training.py), as far as that can be: the workers stand
-while the variables are frozen, or while the checkpoint before is still being written. At the start and at the end they
-stand until all is written. A preempted job saves after a run on which the workers agree (worker/preemption.py), and
-ends.
+Checkpoints that fall due while a job trains are written during training (beside_training.py) where possible: the
+workers pause while the variables are frozen, or while the previous checkpoint is still being written. At the start and
+at the end they pause until everything is written. A preempted job saves after a run on which the workers agree
+(worker/preemption.py), and ends.
 """
 
 from __future__ import annotations
@@ -50,9 +50,9 @@ class CheckpointHook(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
 
     Attributes:
         checkpoints: of this job.
-        worker: whose runs are looked at.
-        begins_with_values: whether variables have the values that training begins with when the session is made; those
-            of a front end have not, and the first checkpoint is written when it is due.
+        worker: the worker whose runs are inspected.
+        begins_with_values: whether variables have their starting values when the session is made; those of a front end
+            do not, and the first checkpoint is written when it is due.
     """
 
     checkpoints: Checkpoints
@@ -60,10 +60,10 @@ class CheckpointHook(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
     begins_with_values: bool = True
     is_patient: ClassVar[bool] = False
     _saved_step: int = -1
-    _is_missing: bool = False  # what was to be saved then could not be written
-    _warned: set[str] = field(default_factory=set)  # kinds of warnings that come once
+    _is_missing: bool = False  # the initial state could not be written
+    _warned: set[str] = field(default_factory=set)  # kinds of warnings that are logged once
     _saved_s: float = 0.0
-    _writers: tuple[int, ...] = ()  # that were told of last
+    _writers: tuple[int, ...] = ()  # the writers logged last
     _preemption: Preemption = field(init=False)
     _runs: StepRuns = field(init=False)
 
@@ -71,7 +71,7 @@ class CheckpointHook(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
         self._runs = StepRuns(self.worker, self.checkpoints.step_op, self.checkpoints.storage.comm)
 
     def after_create_session(self, session: Session, coord: Coordinator) -> None:
-        """Writes the state at the start, unless it has just been read."""
+        """Writes the initial state, unless it has just been loaded."""
         self._preemption = Preemption(self.checkpoints.storage.comm)
         if self.checkpoints.positions is not None:
             self.checkpoints.positions.begin_again(session)
@@ -86,7 +86,7 @@ class CheckpointHook(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
             self.checkpoints.positions.put(session)
 
     def after_run(self, run_context: RunContext, run_values: RunValues) -> None:
-        """Writes a checkpoint when it is time."""
+        """Writes a checkpoint when it is due."""
         self._look()
         if not self._runs.has_trained():
             return
@@ -94,7 +94,7 @@ class CheckpointHook(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
             self.worker.count(self.worker.run)  # it is in the checkpoint
         session, config = self.worker.raw, self.checkpoints.config
         if self.checkpoints.positions is not None and self.worker.accumulation.steps > 1:
-            self.checkpoints.positions.put(session)  # where to go on when the loop ends between updates
+            self.checkpoints.positions.put(session)  # where to resume when the loop ends between updates
         if config.save_ckpt_steps is None and config.save_ckpt_secs is None:
             return
         step = self._step(session)
@@ -104,14 +104,14 @@ class CheckpointHook(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
             self._leave(session, step)
 
     def end(self, session: Session) -> None:
-        """Writes the state at a good end, when all workers have come to theirs."""
+        """Writes the final state after success, when all workers have reached their end."""
         step = self._step(session)
         self._wait(is_due=False)
         last = self.checkpoints.succession.last
-        is_increment = last is not None and bool(last.base)  # a good end leaves a whole one
+        is_increment = last is not None and bool(last.base)  # a successful end leaves a full checkpoint
         if step == self._saved_step and not self._is_missing and not is_increment:
             return
-        # One worker may evaluate long after the others have ended, so this waits without limit for those who still run.
+        # One worker may evaluate long after the others have ended, so this waits without limit for running workers.
         with self.worker.watch.run("the last checkpoint", "checkpoint, end", patient=True):
             barrier(self.checkpoints.storage.comm)
         self._save(session, step, may_fail=False, is_between=bool(self.worker.accumulation.pending))
@@ -124,10 +124,10 @@ class CheckpointHook(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
         is_between: bool = False,
         must_be_whole: bool | None = None,
     ) -> None:
-        """Writes a checkpoint; while a job trains, one that cannot be written is a warning, and training goes on.
+        """Writes a checkpoint; during training a failed write is a warning, and training continues.
 
-        Between updates (`is_between`) it has the positions of the last one: batches that no update took come again.
-        One that may not fail is whole, if nothing else is said.
+        Between updates (`is_between`) it has the positions of the last update: batches of no update are read again. A
+        write that may not fail is full by default.
         """
         storage, beside = self.checkpoints.storage, self.checkpoints.beside
         self._wait(is_due=may_fail)
@@ -140,7 +140,7 @@ class CheckpointHook(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
         with self.worker.watch.run(f"checkpoint of step {step}", f"checkpoint, {step}", patient=self.is_patient):
             refusal = beside.begin(session, step, header) if beside is not None and may_fail else None
             if refusal:
-                header = following(must_be_whole=True)  # touched rows are forgotten
+                header = following(must_be_whole=True)  # touched rows are reset
             if refusal != "":
                 self._take(step, lambda: self._stand(session, step, header), may_fail)
         if refusal:
@@ -148,7 +148,7 @@ class CheckpointHook(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
         self._note_saved(step)
 
     def _stand(self, session: Session, step: int, header: Header | None) -> CheckpointResult:
-        """Writes a checkpoint while all wait, and tells the launcher."""
+        """Writes a checkpoint while all workers wait, and reports it to the launcher."""
         storage = self.checkpoints.storage
         moved = storage.save(session, step, header)
         if storage.comm.Get_rank() == 0:
@@ -156,7 +156,7 @@ class CheckpointHook(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
         return moved
 
     def _take(self, step: int, result: Callable[[], CheckpointResult], may_fail: bool) -> None:
-        """Takes in what came of the checkpoint of a step."""
+        """Processes the result of the checkpoint of a step."""
         try:
             moved = result()
         except NotWritten as error:
@@ -178,7 +178,7 @@ class CheckpointHook(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
             _LOG.warning("%s", note)
 
     def _tell_writers(self, writers: tuple[int, ...]) -> None:
-        """Says which workers write spread rows, once and whenever it changes."""
+        """Logs the workers that write sharded rows, once and after each change."""
         if writers in ((), self._writers):
             return
         storage, self._writers = self.checkpoints.storage, writers
@@ -194,13 +194,13 @@ class CheckpointHook(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
         )
 
     def _look(self) -> None:
-        """Takes in what came of a checkpoint during training, once it has ended."""
+        """Processes the result of a checkpoint during training, once it has ended."""
         beside = self.checkpoints.beside
         if beside is not None and beside.step is not None and not beside.is_writing:
             self._take(beside.step, beside.take, may_fail=True)
 
     def _wait(self, is_due: bool = True) -> None:
-        """Waits for the checkpoint that is being written, if there is one; every worker must call it."""
+        """Waits for the checkpoint in progress, if there is one; every worker must call it."""
         beside = self.checkpoints.beside
         if beside is not None and beside.is_writing:
             step = beside.step
@@ -220,7 +220,7 @@ class CheckpointHook(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
             _LOG.warning("%s%s", kind, more)
 
     def _leave(self, session: Session, step: int) -> NoReturn:
-        """Writes the state of a preempted job, as an increment where it writes these, and ends it."""
+        """Writes the state of a preempted job, as an increment if it writes these, and ends the job."""
         self._wait(is_due=False)
         if step != self._saved_step or self._is_missing:
             self._save(session, step, may_fail=False, must_be_whole=False)
@@ -233,7 +233,7 @@ class CheckpointHook(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
         return int(session.run(self.checkpoints.step))
 
     def _is_due(self, step: int) -> bool:
-        """Whether to write now; equal on all workers."""
+        """Whether a checkpoint is due now; equal on all workers."""
         config, comm = self.checkpoints.config, self.checkpoints.storage.comm
         by_steps = config.save_ckpt_steps is not None and step >= self._saved_step + config.save_ckpt_steps
         if config.save_ckpt_secs is None:
@@ -244,14 +244,15 @@ class CheckpointHook(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
 
 @dataclass(eq=False)
 class CallingHook(CheckpointHook):
-    """Writes checkpoints while workers train asynchronously: worker 0 calls, and the others come after their runs."""
+    """Writes checkpoints while workers train asynchronously: worker 0 calls, and the others join after their runs."""
 
-    is_patient: ClassVar[bool] = True  # whatever a run takes that another worker is in
+    is_patient: ClassVar[bool] = True  # however long another worker's run takes
     _ending: Comm = None
 
     def after_create_session(self, session: Session, coord: Coordinator) -> None:
-        """Writes the state at the start, unless it has just been read."""
-        # Collectives of one communicator must begin in one order on all workers, and who ends when is not known.
+        """Writes the initial state, unless it has just been loaded."""
+        # Collectives of one communicator must start in one order on all workers, and the order in which workers end is
+        # unknown.
         self._ending = self.checkpoints.storage.comm.Dup()
         self._preemption = Preemption(self.checkpoints.storage.comm)
         if self.checkpoints.loaded_step is None:
@@ -260,7 +261,7 @@ class CallingHook(CheckpointHook):
             self._note_saved(self.checkpoints.loaded_step)
 
     def after_run(self, run_context: RunContext, run_values: RunValues) -> None:
-        """On worker 0, calls the others when it is time; elsewhere, comes when it was called."""
+        """On worker 0, calls the others when a checkpoint is due; elsewhere, joins after a call."""
         self._look()
         comm, session = self.checkpoints.storage.comm, self.worker.raw
         if comm.Get_rank():
@@ -279,7 +280,7 @@ class CallingHook(CheckpointHook):
             self._leave(session, step)
 
     def end(self, session: Session) -> None:
-        """Writes the state at a good end, when all workers have come to theirs."""
+        """Writes the final state after success, when all workers have reached their end."""
         comm = self.checkpoints.storage.comm
         with self.worker.watch.run("the last checkpoint", "checkpoint, end", patient=True):
             arrived = self._ending.Ibarrier()
@@ -298,7 +299,7 @@ class CallingHook(CheckpointHook):
             self._leave(session, called)
 
     def _read_step(self, session: Session) -> int:
-        """The servers' step, where a worker's own copy is as old as its last run."""
+        """The servers' step; a worker's own copy is as old as its last run."""
         storage = self.checkpoints.storage
         held = next(h for h in storage.held if h.stored.op == self.checkpoints.step_op)
         return int(held.read(session, 0, 1)) if storage.comm.Get_rank() == 0 else 0

@@ -1,9 +1,9 @@
-"""Where random streams and the input are, in checkpoints: under keys of this project, which a plain Saver passes over.
+"""Stores the positions of random streams and input pipelines in checkpoints, under keys that a plain Saver ignores.
 
-`parallax/positions/workers` is int64 `[workers, things, 4]`, with a row of each worker, and `parallax/positions/names`
-`[things]` says by digests of names what they are. The first of the four numbers is the kind. The others are, of the
-job: batches consumed, seed, shares of its datasets; of a random op: count, seed2, seed; of an iterator: the number of
-the next element, a digest of the op by which it was begun, 0.
+`parallax/positions/workers` is int64 `[workers, things, 4]`, with a row for each worker, and `parallax/positions/names`
+`[things]` identifies the things by digests of their names. The first of the four numbers is the kind. The others are,
+for the job: batches consumed, seed, shards of its datasets; for a random op: count, seed2, seed; for an iterator: the
+number of the next element, a digest of the op that initialized it, 0.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _UNEVEN = "Workers had taken different numbers of elements from {name}: some com
 
 @dataclass(frozen=True, slots=True)
 class StoredPositions:
-    """What a checkpoint says.
+    """The positions stored in a checkpoint.
 
     Attributes:
         values: digest of a name -> int64 `[workers, 4]`.
@@ -53,7 +53,7 @@ class StoredPositions:
 
     @property
     def workers(self) -> int:
-        """How many workers wrote it."""
+        """The number of workers that wrote it."""
         return len(self.of(_JOB))
 
     @property
@@ -63,32 +63,32 @@ class StoredPositions:
 
     @property
     def shares(self) -> int:
-        """How many shares the job's datasets are cut into: its workers when it first began."""
+        """The number of shards of the job's datasets: its workers when it first began."""
         return int(self.of(_JOB)[0][3])
 
     @property
     def consumed(self) -> int:
-        """Batches that training had consumed."""
+        """The number of batches that training had consumed."""
         return int(self.of(_JOB)[0][1])
 
     def of(self, name: str) -> Any:
-        """The numbers `[workers, 4]` of one thing; None where the checkpoint has none of it."""
+        """The values `[workers, 4]` of one thing; None if the checkpoint does not have it."""
         return self.values.get(_digest(name))
 
     def is_in_shares(self, size: int) -> bool:
-        """Whether each of `size` workers goes on in the share that has its own number, in all sharded datasets."""
+        """Whether each of `size` workers resumes in the shard with its own number, in all sharded datasets."""
         found = [value for value in self.values.values() if value[0][0] == _OF_SHARES and value[0][2]]
         is_own = all(int(value[rank][1]) % size == rank for value in found for rank in range(len(value)))
         return size == self.workers == self.shares and is_own
 
 
 def stored_positions(folder: str, comm: Comm, timeout_s: float = float("inf")) -> StoredPositions | None:
-    """What the latest checkpoint of a folder says, if anything; every worker must call it, worker 0 has the folder.
+    """Reads the positions in a folder's latest checkpoint, if any; every worker must call it, worker 0 has the folder.
 
     Args:
         folder: with checkpoints.
         comm: communicator of the workers.
-        timeout_s: the folder may give no answer for so many seconds.
+        timeout_s: seconds that the folder may fail to respond.
 
     Raises:
         CheckpointError: on all workers, when the folder cannot be read.
@@ -102,7 +102,7 @@ def stored_positions(folder: str, comm: Comm, timeout_s: float = float("inf")) -
 
 
 def _from_worker_0(comm: Comm, name: str, read: Callable[[], StoredPositions | None]) -> StoredPositions | None:
-    """What worker 0 reads, on all workers; they raise what it raises."""
+    """Broadcasts worker 0's result or exception of a read to all workers."""
     found: StoredPositions | CheckpointError | None = None
     if comm.Get_rank() == 0:
         try:
@@ -120,16 +120,16 @@ def _first_whole(states: States) -> StoredPositions | None:
     while states.following() is not None:
         try:
             return read_positions(states.open_chain())
-        except DamagedCheckpoint as error:  # told when the variables are read
+        except DamagedCheckpoint as error:  # reported when the variables are read
             states.is_damaged(error)
     return None
 
 
 def read_positions(reader: Readable) -> StoredPositions | None:
-    """What a checkpoint says; None for one that was written by an older version, or a Saver.
+    """Reads the positions in a checkpoint; None for one written by an older version, or a Saver.
 
     Raises:
-        DamagedCheckpoint: when its files are not as they were written.
+        DamagedCheckpoint: when its files are corrupted.
     """
     if WORKERS not in reader.tensors or NAMES not in reader.tensors:
         return None
@@ -139,20 +139,20 @@ def read_positions(reader: Readable) -> StoredPositions | None:
 
 @dataclass(frozen=True, slots=True)
 class KeptPositions:
-    """The variables of a worker's graph by which checkpoints hold its positions.
+    """The variables of a worker's graph in which checkpoints store its positions.
 
     Attributes:
         positions: of this worker's runs.
-        held: what is written into checkpoints.
+        held: the variables written into checkpoints.
         streams: the random ops.
         comm: communicator of the workers.
         seed: the seed of the job's random numbers.
-        shares: of its datasets.
-        counted: what is fed to `update`: the job's numbers, and those of iterators.
+        shares: the number of shards of its datasets.
+        counted: the feeds of `update`: the job's values, and those of iterators.
         update: brings the variables up to date.
         drawn: reads the streams, int64 `[streams, 3]`: count, seed2, seed.
-        go_to: is fed to `move`: the streams.
-        move: puts the streams there.
+        go_to: the feed of `move`: the streams.
+        move: sets the streams to these positions.
     """
 
     positions: InputPositions
@@ -168,7 +168,7 @@ class KeptPositions:
     move: Operation
 
     def put(self, session: Session) -> None:
-        """Writes where this worker is into its variables; before a checkpoint, on all workers."""
+        """Writes this worker's positions into its variables; before a checkpoint, on all workers."""
         rows = [[_OF_JOB, self.positions.consumed, self.seed, self.shares]]
         for name, one in self.positions.inputs.items():
             taken = self.positions.taken[name]
@@ -179,7 +179,7 @@ class KeptPositions:
         session.run(self.update, {self.counted: np.array(rows, np.int64)})
 
     def begin(self, session: Session) -> None:
-        """Begins the iterators that no op of the user's begins."""
+        """Initializes the iterators that no op of the user's initializes."""
         for name, one in self.positions.inputs.items():
             if one.begins_by_itself:
                 begins = ((name, one.makers[0].op),)
@@ -187,7 +187,7 @@ class KeptPositions:
                 self.positions.began(begins)
 
     def begin_again(self, session: Session) -> None:
-        """Puts iterators where they were that TensorFlow has begun with the tables, before anybody takes of them."""
+        """Restores positions of iterators that TensorFlow has initialized with the tables, before elements are read."""
         at_start = {op.name for op in session.graph.get_collection(tf.compat.v1.GraphKeys.TABLE_INITIALIZERS)}
         for name, one in self.positions.inputs.items():
             for maker in one.makers:
@@ -199,23 +199,23 @@ class KeptPositions:
                 self.positions.began(begins)
 
     def take(self, session: Session, prefix: str) -> tuple[str, ...]:
-        """Goes on from where a checkpoint was, as `go_on` does; every worker must call it."""
+        """Resumes from a checkpoint's positions, as `go_on` does; every worker must call it."""
         found = _from_worker_0(self.comm, prefix, lambda: read_positions(state_of(prefix)))
         return self.go_on(session, found, prefix)
 
     def go_on(self, session: Session, found: StoredPositions | None, prefix: str) -> tuple[str, ...]:
-        """Goes on from where a state was.
+        """Resumes from the positions of a state.
 
         Args:
             session: TensorFlow's session on the worker's graph.
-            found: what the state says.
+            found: the positions in the state.
             prefix: its name.
 
         Returns:
-            What does not go on there, a sentence each.
+            Messages about streams that do not resume there, a sentence each.
 
         Raises:
-            CheckpointError: on all workers, when its datasets are cut in another way than this start expects.
+            CheckpointError: on all workers, when its datasets are sharded differently than this start expects.
         """
         if found is None:
             return ("It has no positions of random streams and input, which begin anew.",)
@@ -234,7 +234,7 @@ class KeptPositions:
                 anew.append(name)
             elif rank < found.workers:
                 numbers[place] = stored[rank][1:]
-            else:  # a worker that was not there has seeds of its own, and has not drawn these numbers before either
+            else:  # a worker that did not exist has its own seeds, and has not drawn these numbers before either
                 numbers[place][0] = stored[0][1]
         session.run(self.move, {self.go_to: numbers})
         return [f"Random ops that it does not have begin anew: {first_named(anew)}."] if anew else []
@@ -259,7 +259,7 @@ class KeptPositions:
 
 
 def _number(name: str, maker: Maker, numbers: Sequence[int], rank: int, size: int) -> tuple[int, str]:
-    """The number of the element that a worker takes next, and what is to be said of it."""
+    """The number of the element that a worker reads next, and a message about it."""
     if len(numbers) == size:
         return numbers[rank], ""
     if not maker.is_sharded:
@@ -279,7 +279,7 @@ def keep_positions(
         positions: of its runs.
         comm: communicator of the workers.
         seed: of the job's random numbers.
-        shares: into how many its datasets are cut.
+        shares: the number of shards of its datasets.
     """
     graph, streams = tf.compat.v1.get_default_graph(), worker_graph.streams.kept
     names = [_JOB, *positions.inputs, *(one.op for one in streams)]
@@ -306,12 +306,12 @@ def keep_positions(
 
 
 def _assign(name: str, value: Tensor) -> Operation:
-    """Writes a new variable of this name."""
+    """Creates a variable of this name and returns the op that writes it."""
     with tf.name_scope(""):
         handle = tf.raw_ops.VarHandleOp(dtype=value.dtype, shape=value.shape, shared_name=name, name=name)
     return tf.raw_ops.AssignVariableOp(resource=handle, value=value)
 
 
 def _digest(name: str) -> int:
-    """A name as a number of 63 bits."""
+    """A 63-bit digest of a name."""
     return int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "little") >> 1

@@ -1,4 +1,4 @@
-"""Which runs of a session train: those after which all workers have the same new global step."""
+"""Identifies a session's training runs: those after which all workers have the same new global step."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ _TAKES_ALONG = ("If", "StatelessIf", "While", "StatelessWhile", "Case", "Partiti
 
 @dataclass
 class StepRuns:
-    """Tells runs that train from others.
+    """Distinguishes training runs from others.
 
     Attributes:
-        worker: whose runs are looked at.
+        worker: the worker whose runs are inspected.
         step_op: the op of the user's graph that holds the global step.
         comm: communicator of the workers.
     """
@@ -28,7 +28,7 @@ class StepRuns:
     step_op: str
     comm: Comm
     _trains: dict[tuple[tuple[str, ...], frozenset[str]], bool] = field(default_factory=dict)
-    _names: Names | None = None  # of the plan that these are known for
+    _names: Names | None = None  # of the plan for which these are known
     _step_writers: frozenset[str] = frozenset()
 
     def has_trained(self) -> bool:
@@ -53,7 +53,7 @@ class StepRuns:
 
 
 def _writers(view: GraphView, variable: str) -> frozenset[str]:
-    """The ops that write a variable, or take it into a body where they may."""
+    """The ops that write a variable, or pass it to a function body that may write it."""
     found, waiting, seen = set(), [variable], {variable}
     while waiting:
         node = waiting.pop()

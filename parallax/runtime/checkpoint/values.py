@@ -1,7 +1,7 @@
-"""Values of single variables, read from and written to a session that runs, wherever a plan has their rows.
+"""Reads and writes the values of single variables in a running session, wherever the plan stores their rows.
 
-All workers make the same calls in the same order. Values travel in chunks of rows, as those of checkpoints do, and
-nobody but worker 0 ever has more of a table than a chunk beside its own rows.
+All workers make the same calls in the same order. Values travel in chunks of rows, like those of checkpoints, and only
+worker 0 ever holds more of a table than a chunk in addition to its local rows.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ class VariableValues:
     """Reads and writes the global variables of a user's graph.
 
     Attributes:
-        held: variable op -> what reads and writes its rows.
+        held: variable op -> the reader and writer of its rows.
         comm: communicator of the workers (mpi4py).
-        worker: whose session it is.
+        worker: the worker of the session.
     """
 
     held: dict[str, StoredVariable]
@@ -39,7 +39,7 @@ class VariableValues:
     worker: WorkerContext
 
     def read(self, ops: Sequence[str]) -> dict[str, ArrayOnWorker0]:
-        """The values on worker 0, by variable op, arrays in the user's row order; None elsewhere.
+        """Reads values on worker 0, by variable op, arrays in the user's row order; None elsewhere.
 
         Every worker must call it.
         """
@@ -51,7 +51,7 @@ class VariableValues:
         return found
 
     def write(self, values: Mapping[str, ArrayOnWorker0]) -> None:
-        """Writes worker 0's values (None elsewhere), by variable op, wherever rows of them are.
+        """Writes worker 0's values (None elsewhere), by variable op, to all processes that store rows of them.
 
         Every worker must call it.
         """
@@ -64,7 +64,7 @@ class VariableValues:
             session.run([small[op].access.update for op in group], fed)
 
     def _small(self, ops: Iterable[str]) -> dict[str, WholeVariable]:
-        """Those of some variables that are read and written whole, and with others."""
+        """Those of some variables that are read and written at once, together with others."""
         found = {op: whole_of(self.held[op]) for op in ops}
         return {op: one for op, one in found.items() if one is not None and _bytes_of(one) <= CHUNK_BYTES}
 
@@ -88,12 +88,12 @@ class VariableValues:
             one.write(session, first, count, None if value is None else value[first : first + count])
 
     def save(self, folder: str, ops: Sequence[str], step: int | None = None) -> str:
-        """Writes a checkpoint, when no other job writes to the folder any more; every worker must call it.
+        """Writes a checkpoint, once no other job writes to the folder; every worker must call it.
 
         Args:
-            folder: on the machine of worker 0; what is in it stays.
+            folder: on the machine of worker 0; existing files stay.
             ops: of the variables that are written.
-            step: its number; None for the one that comes after those of the folder.
+            step: its number; None for the one that follows those in the folder.
 
         Returns:
             Its prefix.
@@ -126,13 +126,13 @@ class VariableValues:
 
 
 def values_of(graph: Graph, places: Places, comm: Comm, worker: WorkerContext) -> VariableValues:
-    """Adds what reads and writes variables to the default graph, a worker's.
+    """Adds the ops that read and write variables to the default graph, a worker's.
 
     Args:
         graph: the user's graph.
-        places: where the rows of its variables are.
+        places: the placement of its variables' rows.
         comm: communicator of the workers.
-        worker: whose session will run it.
+        worker: the worker of the session.
     """
     with tf.name_scope("parallax/values/"):
         held = hold(stored_variables(graph), places, comm)
@@ -144,5 +144,5 @@ def _bytes_of(one: StoredVariable) -> int:
 
 
 def _groups(small: Mapping[str, WholeVariable]) -> Iterator[list[str]]:
-    """Variables for one run each: TensorFlow looks through the whole graph to make one ready, so that each counts."""
+    """Groups variables into few runs, because TensorFlow traverses the full graph to prepare each run."""
     return groups({op: _bytes_of(one) for op, one in small.items()})

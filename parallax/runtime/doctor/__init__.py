@@ -1,1 +1,1 @@
-"""Looks at the hosts of a resource file before a job does: `parallax doctor`."""
+"""`parallax doctor`: checks the hosts of a resource file before a job uses them."""

@@ -1,7 +1,7 @@
-"""Asks all hosts at once, each by the way on which mpirun reaches it; one that is silent holds up no other's answer.
+"""Probes all hosts in parallel, each through the agent that mpirun uses to reach it; a silent host delays no other.
 
-What a host sends is bounded in time and in bytes, read by type, and never shown as it came: a host may answer with a
-login banner, with another program's words, or without end.
+A host's output is bounded in time and in bytes, parsed by type, and never shown raw: a host may answer with a login
+banner, with another program's output, or without end.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from parallax.runtime.trace.clocks import Ping, best_offset
 from parallax.settings.config import HOST_TIMEOUT_S
 
 MOST_BYTES = 1 << 20
-"""How much a host may send, login banners included; an answer has a few kB."""
+"""The maximum output of a host, login banners included; an answer has a few kB."""
 _PINGS = 8
 _READ_BYTES = 1 << 16
 _TAIL_BYTES = 1 << 12  # of errors, for the last line
@@ -46,14 +46,14 @@ def ask_all(
     limit_s: float = HOST_TIMEOUT_S,
     tell: Callable[[str], None] = lambda text: None,
 ) -> list[Answer]:
-    """What every host answers, in the order of the hosts.
+    """Returns the answer of every host, in the order of the hosts.
 
     Args:
-        cluster: whose hosts are asked.
+        cluster: the hosts to probe.
         python: path of the interpreter, on all hosts.
-        asked: the question for each host (probe.py).
+        asked: the request for each host (probe.py).
         limit_s: how long a host may take, its connection included.
-        tell: tells the user in a line whose answer is waited for.
+        tell: prints a line to the user with the hosts that are awaited.
     """
     with ThreadPoolExecutor(min(len(cluster.hosts), _MOST_AT_ONCE)) as pool:
         answers = [
@@ -69,8 +69,8 @@ def ask_all(
 
 def _ask(cluster: Cluster, host: Host, python: str, asked: JsonObject, limit_s: float) -> Answer:
     code = Path(probe.__file__).read_bytes()
-    word = secrets.token_hex(_WORD_BYTES)  # marks the answers: no banner has it
-    # The program comes first on standard input, and what it is asked after it.
+    word = secrets.token_hex(_WORD_BYTES)  # marks the answers: no banner contains it
+    # The program is sent first on standard input, followed by the request.
     words = [python, "-c", f"import sys; exec(sys.stdin.buffer.read({len(code)}))"]
     try:
         process = subprocess.Popen(
@@ -103,16 +103,16 @@ def _ask(cluster: Cluster, host: Host, python: str, asked: JsonObject, limit_s: 
 
 
 class _TooMuch(Exception):
-    """A host sends without end."""
+    """A host sends output without end."""
 
 
 class _Conversation:
-    """Marked lines from a process and lines to it, until a moment, however much or little it sends.
+    """Exchanges marked lines with a process until a deadline, however much or little it sends.
 
     Args:
         process: with pipes for all three streams.
-        word: begins what counts as an answer; all else (login banners) is kept for messages alone.
-        until_s: the moment, by the monotonic clock.
+        word: prefix of answers; all other lines (login banners) are kept for messages alone.
+        until_s: the deadline, by the monotonic clock.
     """
 
     def __init__(self, process: subprocess.Popen[bytes], word: bytes, until_s: float) -> None:
@@ -130,14 +130,14 @@ class _Conversation:
         os.set_blocking(self._in, False)
 
     def write(self, data: bytes) -> None:
-        """Sends all of `data`; what the process writes meanwhile is read."""
+        """Sends all of `data`; reads the process's output meanwhile."""
         left = memoryview(data)
         while left:
             if self._in in self._wait(self._in):
                 left = left[os.write(self._in, left[: select.PIPE_BUF]) :]
 
     def answer(self) -> bytes:
-        """What follows the word in the next line that has it."""
+        """Returns the text after the word in the next line that has it."""
         while True:
             line, newline, rest = self._rest.partition(b"\n")
             if newline:
@@ -153,7 +153,7 @@ class _Conversation:
                 self._wait()
 
     def read_rest(self, seconds: float) -> None:
-        """Reads what a process that ends has written; its lines are kept for messages."""
+        """Reads the output of a process that ends; its lines are kept for messages."""
         self._until_s = min(self._until_s, time.monotonic() + seconds)
         try:
             while self._has_errors:
@@ -164,14 +164,14 @@ class _Conversation:
             return
 
     def said(self) -> str:
-        """The last line that the process wrote, of errors before others, as `: LINE`; empty where there is none."""
+        """The last line that the process wrote, preferably to stderr, as `: LINE`; empty if there is none."""
         errors = [line for line in self._error_tail.splitlines() if line.strip()]
         line = errors[-1] if errors else self._last_line
         text = shown(line.decode("utf-8", "replace").strip())
         return f": {text[:_SHOWN]}" if text else ""
 
     def _wait(self, *written: int) -> set[int]:
-        """Reads what has come; returns which of these descriptors can be written."""
+        """Reads available data; returns those of these descriptors that can be written."""
         poll = select.poll()
         for fd in written:
             poll.register(fd, select.POLLOUT)
@@ -181,7 +181,7 @@ class _Conversation:
             poll.register(self._err, select.POLLIN)
         left_s = self._until_s - time.monotonic()
         ready = {fd for fd, _ in poll.poll(max(0.0, left_s) * 1e3)}
-        if left_s <= 0 or not ready:  # the clock is asked each time: a process may never stop sending
+        if left_s <= 0 or not ready:  # the clock is checked each time: a process may never stop sending
             raise TimeoutError
         if self._out in ready:
             read = self._read(self._out)
@@ -202,19 +202,19 @@ class _Conversation:
 
 
 def _ping(talk: _Conversation) -> Ping:
-    """Asks for the host's time. Of the two clocks it is the launching machine's that answers, so it is turned round."""
+    """Requests the host's time. The answering clock should be the launching machine's, so the result is inverted."""
     began_ns, sent_us = time.monotonic_ns(), time.time_ns() / 1e3
     talk.write(b"?\n")
     answer = talk.answer()
     if not answer.isdigit() or len(answer) > _CLOCK_DIGITS:
         raise ValueError(f"its clock must be whole microseconds, and it tells {bytes(answer[:_CLOCK_DIGITS])!r}")
     theirs_us = float(answer)
-    half_us = (time.monotonic_ns() - began_ns) / 2e3  # whatever the clock is set to meanwhile
+    half_us = (time.monotonic_ns() - began_ns) / 2e3  # independent of changes of the wall clock
     return Ping(theirs_us - half_us, sent_us + half_us, theirs_us + half_us)
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """Ends the command, and what it has started here; its pipes are not waited for."""
+    """Ends the command, and the processes it has started here; does not wait for its pipes."""
     for pipe in (process.stdin, process.stdout, process.stderr):
         if pipe is not None and not pipe.closed:
             pipe.close()

@@ -1,4 +1,4 @@
-"""`parallax doctor`: asks all hosts, measures their links, and prints what is wrong and what to do about it."""
+"""`parallax doctor`: probes all hosts, measures their links, and prints problems with their remedies."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ LIBRARIES = tuple(f"libparallax_{name}.so" for name in ("exchange", "frozen", "p
 _LINKS = "parallax.runtime.doctor.links"
 _PROJECT = Path(__file__).resolve().parents[2]
 _RANK_0 = b"[0] "
-# A job of a few seconds: what is silent for longer is told, whatever users' jobs wait for.
+# A job of a few seconds: longer silence is reported, whatever the timeout of users' jobs.
 _LIMITS = Limits(begin_s=60.0, start_s=30.0)
 _LAST_LINES = 3
 
@@ -58,21 +58,21 @@ def doctor(
     output: str | None,
     limit_s: float = HOST_TIMEOUT_S,
 ) -> int:
-    """Looks at the hosts of a job, and prints a table of them.
+    """Checks the hosts of a job, and prints a table of them.
 
     Args:
         resource: a resource file; None for this machine.
-        workers: on this machine, where there is no file.
-        cluster_profile: with which links are compared, if any.
-        checkpoints: a folder for checkpoints that worker 0's host shall have, if any.
-        output: a JSON file for what was found, if any.
-        limit_s: how long a host may take to answer.
+        workers: on this machine, if there is no file.
+        cluster_profile: the profile with which links are compared, if any.
+        checkpoints: a folder for checkpoints on worker 0's host, if any.
+        output: a JSON file for the findings, if any.
+        limit_s: how long a host may take to respond.
 
     Returns:
-        The exit status: 0 when all is well, else 1.
+        The exit status: 0 if there is no problem, else 1.
 
     Raises:
-        ParallaxError: the resource file, the profile or the number of workers breaks its rule, or there is no mpirun.
+        ParallaxError: the resource file, the profile or the number of workers is invalid, or there is no mpirun.
     """
     cluster = cluster_named(resource, workers)
     measured = read_measured(cluster_profile, None)
@@ -100,7 +100,7 @@ def doctor(
 
 
 def questions(cluster: Cluster, launcher: Launcher, checkpoints: str | None) -> list[JsonObject]:
-    """What each host is asked (probe.py)."""
+    """The request to each host (probe.py)."""
     first = next(number for number, host in enumerate(cluster.hosts) if host.num_workers)
     libraries = [str(Path(launcher.python).parent.parent / "lib" / name) for name in LIBRARIES]
     return [
@@ -124,14 +124,14 @@ def _tell(text: str) -> None:
 
 
 def _rates(measured: PlanInputs, cluster: Cluster) -> list[float]:
-    """The slower way of each host's link, by the profile; 0 without one."""
+    """The slower direction of each host's link, from the profile; 0 without one."""
     if measured.cluster is None:
         return [0.0] * len(cluster.hosts)
     return [min(host.out_bytes_per_s, host.in_bytes_per_s) for host in measured.cluster.hosts]
 
 
 def _unstartable(cluster: Cluster, launcher: Launcher) -> list[Finding]:
-    """What of this machine would keep a job from being started."""
+    """Problems of this machine that would keep a job from being started."""
     try:
         check_startable(Job(("-m", _LINKS), cluster), launcher)
     except LaunchError as error:
@@ -140,7 +140,7 @@ def _unstartable(cluster: Cluster, launcher: Launcher) -> list[Finding]:
 
 
 def _links(cluster: Cluster, found: Sequence[Finding]) -> Links:
-    """The rates of the links, where nothing is known yet that would keep MPI from starting."""
+    """Measures the rates of the links, if no problem is known yet that would keep MPI from starting."""
     if any(one.problem and one.check in CHECKS[: CHECKS.index("cores")] for one in found):
         return Links()
     hosts = tuple(replace(host, num_workers=1, gpus=(), num_servers=None) for host in cluster.hosts)
@@ -158,7 +158,7 @@ def _links(cluster: Cluster, found: Sequence[Finding]) -> Links:
 
 
 def read_links(output: bytes, num_hosts: int) -> Links:
-    """The rates that rank 0 has written (links.py), of all hosts."""
+    """Parses the rates that rank 0 has written (links.py), of all hosts."""
     lines = [line for line in output.splitlines() if line.startswith(_RANK_0)]
     try:
         rates = value_of(lines[-1][len(_RANK_0) :] if lines else b"", list[tuple[Amount, Amount]])
@@ -170,7 +170,7 @@ def read_links(output: bytes, num_hosts: int) -> Links:
 
 
 def table_text(cluster: Cluster, found: Sequence[Finding]) -> str:
-    """A row for each host, a column for each check that was made, and below what is wrong with remedies."""
+    """A row for each host, a column for each check that was made, and below them the problems with remedies."""
     by_place = {(one.host, one.check): one for one in found}
     checks = [check for check in CHECKS if any(one.check == check for one in found)]
 
@@ -185,10 +185,10 @@ def table_text(cluster: Cluster, found: Sequence[Finding]) -> str:
         lines += [f"{one.host}, {one.check}: {one.problem}.", *([f"  {one.remedy}"] if one.remedy else [])]
     hosts = pluralize(len(cluster.hosts), "host")
     lines.append(f"{pluralize(len(wrong), 'problem')} on {hosts}." if wrong else f"All is well on {hosts}.")
-    return "".join(f"{shown(line)}\n" for line in lines)  # some have words of hosts
+    return "".join(f"{shown(line)}\n" for line in lines)  # some contain text from hosts
 
 
 def json_text(found: Sequence[Finding], answers: Sequence[Answer]) -> str:
-    """All findings, and what the hosts told."""
+    """All findings, and the hosts' answers."""
     body = {"findings": [asdict(one) for one in found], "hosts": [asdict(one) for one in answers]}
     return json.dumps(body, indent=1, sort_keys=True) + "\n"

@@ -1,7 +1,7 @@
-"""Judges what hosts have told: what is wrong on which of them, and what to do about it.
+"""Evaluates the hosts' answers: the problems of each host, and their remedies.
 
-A check compares one thing that a host told with what the job needs, or with what the launching machine has: workers
-plan and exchange by the same code only if all of it is equal.
+A check compares one property of a host with the job's requirements or with the launching host: workers plan and
+exchange by the same code only if all properties are equal.
 """
 
 from __future__ import annotations
@@ -23,37 +23,37 @@ REACHED, PYTHON, PACKAGES, MPI, PROJECT, CORES, MEMORY, DISK, FILES, PORTS, CLOC
     *("reached", "python", "packages", "mpi", "project", "cores"),
     *("memory", "disk", "files", "ports", "clock", "link"),
 )
-"""What is looked at, in the order of the table's columns."""
+"""The checks, in the order of the table's columns."""
 
 SHARED_MEMORY = "/dev/shm"
 CHECKPOINT_BYTES = 1 << 30
-"""What a folder for checkpoints should have free when nobody knows how large they will be."""
+"""The space that a folder for checkpoints should have if their size is unknown."""
 CLOCK_US = 500_000.0
-"""How far apart clocks may be: files of several hosts are then in the order in which they were written."""
+"""The largest clock difference: files of several hosts are then in the order in which they were written."""
 LINK_SHARE = 0.7
-"""A link with less of the expected rate is told: rates that are measured shortly scatter by a tenth or two."""
-_OWN_FILES, _PEER_FILES = 256, 4  # what TensorFlow and Python open; connections to one other rank
+"""A link with a smaller part of the expected rate is reported: short measurements vary by 10 to 20 %."""
+_OWN_FILES, _PEER_FILES = 256, 4  # files that TensorFlow and Python open; connections to one other rank
 
 
 @dataclass(frozen=True, slots=True)
 class HostFacts:
-    """What a host has told of itself (probe.py).
+    """A host's answer about itself (probe.py).
 
     Attributes:
-        name: by which it calls itself.
+        name: its own host name.
         python: version.
         packages: that workers import: name -> version; empty for one that is missing.
-        mpirun: what it says of its version; empty where it does not run.
-        project: digest of the project's source; empty where there is none.
-        libraries: path -> digest of each native library; empty for one that is missing,
-            NOT_NATIVE for one of another processor.
+        mpirun: its version line; empty if it does not run.
+        project: digest of the project's source; empty if there is none.
+        libraries: path -> digest of each native library; empty for one that is missing, NOT_NATIVE for one of another
+            processor.
         cores: that processes may use.
         memory_bytes: that is free.
         disks: folder -> free bytes.
         unwritable: folders that must be writable, and are not.
-        has_folder: whether the folder in which ranks work is there.
+        has_folder: whether the ranks' working folder exists.
         open_files: how many a process may have.
-        free_ports: of the range; None where any will do.
+        free_ports: of the range; None if any will do.
     """
 
     name: Text
@@ -72,10 +72,10 @@ class HostFacts:
 
 
 def facts_from(text: bytes, asked: JsonObject) -> HostFacts:
-    """What a host has told, of all that it was asked (probe.py).
+    """Parses a host's answer to all that was requested (probe.py).
 
     Raises:
-        ValueError: it is no JSON, has other fields or types, or tells of other folders or files.
+        ValueError: it is not JSON, has other fields or types, or is about other folders or files.
     """
     raw = read_json(text.decode("utf-8", "replace"), ValueError, "answer", "an answer")
     found = checked_value(raw, HostFacts)
@@ -88,13 +88,13 @@ def facts_from(text: bytes, asked: JsonObject) -> HostFacts:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What came of asking one host.
+    """The result of probing one host.
 
     Attributes:
         address: of the host, as in the resource file.
-        facts: what it told; None when nothing came.
-        why: why nothing came.
-        offset: what is added to its clock to get the launching machine's.
+        facts: its answer; None without one.
+        why: why there is no answer.
+        offset: added to its clock to get the launching machine's.
     """
 
     address: str
@@ -105,17 +105,17 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class Expectations:
-    """What the hosts are judged by.
+    """The reference values for the hosts.
 
     Attributes:
-        cluster: what the job runs on.
-        own: what the launching machine tells of itself.
+        cluster: the machines of the job.
+        own: the answer of the launching machine.
         python: the interpreter's path, on all hosts.
-        folder: where ranks work, on all hosts.
+        folder: the ranks' working folder, on all hosts.
         temporary: the folder for temporary files.
         checkpoints: the folder of the checkpoints; empty for none.
         expected: rate of each host's link that was measured before, or that the resource file has, in bytes per second;
-            0 where nobody knows.
+            0 if unknown.
     """
 
     cluster: Cluster
@@ -133,10 +133,10 @@ class Finding:
 
     Attributes:
         host: its address.
-        check: which.
-        seen: what was seen.
-        problem: what is wrong; empty when nothing is.
-        remedy: what to do.
+        check: its name.
+        seen: the observed value.
+        problem: the problem; empty if there is none.
+        remedy: its remedy.
     """
 
     host: str
@@ -148,11 +148,11 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class Links:
-    """What the measuring job found.
+    """The results of the measuring job.
 
     Attributes:
-        rates: (sending, receiving) of each host in bytes per second; empty when it was not measured.
-        why: why it was not, when that is a problem.
+        rates: (sending, receiving) of each host in bytes per second; empty if not measured.
+        why: why not, if that is a problem.
     """
 
     rates: tuple[tuple[float, float], ...] = field(default=())
@@ -160,7 +160,7 @@ class Links:
 
 
 def findings(against: Expectations, answers: Sequence[Answer], links: Links = Links()) -> list[Finding]:
-    """All checks that could be made, host by host in the order of the resource file."""
+    """All checks that were possible, host by host in the order of the resource file."""
     found: list[Finding] = []
     for number, (host, answer) in enumerate(zip(against.cluster.hosts, answers, strict=True)):
         found.append(_check_reach(host, answer, against))
@@ -187,7 +187,7 @@ def _check_reach(host: Host, answer: Answer, against: Expectations) -> Finding:
 
 
 def _software(host: Host, told: HostFacts, against: Expectations) -> Iterator[Finding]:
-    """What must be equal on all hosts."""
+    """Checks software that must be equal on all hosts."""
     own, name = against.own, host.address
     same = "Install what the launching machine has, in the same folder: `make install`."
     differs = "" if told.python == own.python else f"Python {told.python}, but {own.python} here"
@@ -227,7 +227,7 @@ def _project(name: str, told: HostFacts, own: HostFacts, folder: str) -> Finding
 
 
 def _library(path: str, told: HostFacts, own: HostFacts) -> str:
-    """What is wrong with a native library of a host; empty for nothing."""
+    """The problem with a native library of a host; empty if there is none."""
     digest, expected = told.libraries[path], own.libraries.get(path, "")
     if not digest:
         return "is missing"
@@ -237,7 +237,7 @@ def _library(path: str, told: HostFacts, own: HostFacts) -> str:
 
 
 def _room(host: Host, told: HostFacts, against: Expectations) -> Iterator[Finding]:
-    """What a job takes of a host."""
+    """Checks the resources that a job needs of a host."""
     name = host.address
     ranks = host.num_workers + (host.num_servers or 0)
     few = host.num_workers > told.cores
@@ -265,7 +265,7 @@ def _room(host: Host, told: HostFacts, against: Expectations) -> Iterator[Findin
 
 
 def _disk(host: Host, told: HostFacts, against: Expectations) -> Finding:
-    """Room for Open MPI's files, and for checkpoints on worker 0's host."""
+    """Checks the space for Open MPI's files, and for checkpoints on worker 0's host."""
     needed = {against.temporary: SESSION_BYTES}
     if host.num_workers > 1:
         needed[SHARED_MEMORY] = host.num_workers * SEGMENT_BYTES * 21 // 20
@@ -283,7 +283,7 @@ def _disk(host: Host, told: HostFacts, against: Expectations) -> Finding:
 
 
 def _clock(host: Host, offset: Offset) -> Finding:
-    """A clock that is certainly off."""
+    """Checks for a clock that is certainly off."""
     seen = f"{offset.offset_us / 1e3:+.1f} ms"
     if abs(offset.offset_us) - offset.uncertainty_us <= CLOCK_US:
         return Finding(host.address, CLOCK, seen)

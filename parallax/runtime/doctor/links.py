@@ -1,4 +1,4 @@
-"""What one process on each host runs under mpirun: measures the hosts' links, and shows that MPI starts there at all.
+"""Program that one process per host runs under mpirun: measures the hosts' links and proves that MPI starts there.
 
 Rank 0 writes the rates as a sealed line. No TensorFlow is loaded.
 """
@@ -12,11 +12,11 @@ from parallax.runtime.calibrate.links import link_rates
 from parallax.runtime.supervisor.preload import forget_preloaded
 from parallax.runtime.supervisor.sealed_files import sealed_value
 
-_LIMIT_S = 60.0  # for what waits inside MPI
+_LIMIT_S = 60.0  # for operations that wait inside MPI
 
 
 def main() -> None:
-    """Measures; the launcher has started this on all hosts."""
+    """Measures the links; the launcher has started this on all hosts."""
     forget_preloaded()
     faulthandler.dump_traceback_later(_LIMIT_S, exit=True)
     from mpi4py import MPI

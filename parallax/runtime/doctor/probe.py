@@ -1,8 +1,9 @@
-"""What one host is asked: which versions are there, what is free, what time it is.
+"""Probe that runs on one host: reports its versions, free resources and clock.
 
-It runs on the host itself, whose project may be missing or another, so it comes on standard input and needs nothing but
-Python: no MPI is started, and no package is imported. A line of JSON asks, a line answers, and each line after
-that is answered by the host's time. Answers begin with the word that the question has: a login may write lines too.
+The host's installation may be missing or different, so the probe is sent on standard input and needs nothing but
+Python: no MPI is started, and no package is imported. It reads a line of JSON as the request and writes a line as the
+answer. It answers each further line with the host's time. Answers begin with the token that the request contains,
+because a login may write lines too.
 """
 
 from __future__ import annotations
@@ -29,10 +30,10 @@ PACKAGES = {
     "google-crc32c": ("google-crc32c",),
     "cloudpickle": ("cloudpickle",),
 }
-"""What workers import, and the names under which it is installed."""
+"""Packages that workers import, with the names under which they are installed."""
 
 NOT_NATIVE = "not native"
-"""In the place of a library's digest."""
+"""Replaces a library's digest."""
 
 _MPIRUN_S = 10.0
 _NO_LIMIT = 1 << 50
@@ -40,12 +41,12 @@ _ELF_BYTES, _IDENT_BYTES, _MACHINE = 20, 6, slice(18, 20)  # elf(5): mark, class
 
 
 def facts(asked: dict[str, Any]) -> dict[str, Any]:
-    """Answers a question.
+    """Answers a request.
 
     Args:
-        asked: `project`, the folder of the package; `libraries`, native libraries; `mpirun`, its path; `disks`,
-            folders whose room is told; `written`, folders that must be writable; `address` and `ports`, a range of
-            which the free ones are counted, or None; `folder`, where ranks work.
+        asked: `project`, the folder of the package; `libraries`, native libraries; `mpirun`, its path; `disks`, folders
+            whose free space is reported; `written`, folders that must be writable; `address` and `ports`, a range of
+            which the free ones are counted, or None; `folder`, the ranks' working folder.
     """
     return {
         "name": socket.gethostname(),
@@ -74,7 +75,7 @@ def _version(names: tuple[str, ...]) -> str:
 
 
 def _mpirun(path: str) -> str:
-    """The first line that it says of itself; empty where it does not run."""
+    """The first line of its version output; empty if it does not run."""
     try:
         done = subprocess.run([path, "--version"], capture_output=True, text=True, timeout=_MPIRUN_S, check=False)
     except (OSError, subprocess.TimeoutExpired):
@@ -83,7 +84,7 @@ def _mpirun(path: str) -> str:
 
 
 def _digest(files: list[Path]) -> str:
-    """Of the contents of files, and their names; empty where there is none."""
+    """A digest of the names and contents of files; empty if there are none."""
     found = hashlib.sha256()
     for file in files:
         if not file.is_file():
@@ -93,7 +94,7 @@ def _digest(files: list[Path]) -> str:
 
 
 def _library(path: Path) -> str:
-    """Digest of a native library; empty for one that is missing, NOT_NATIVE for one of another processor."""
+    """The digest of a native library; empty if it is missing, NOT_NATIVE for another processor."""
     heads = []
     for file in (path, Path(sys.executable)):
         try:
@@ -106,7 +107,7 @@ def _library(path: Path) -> str:
 
 
 def _memory_bytes() -> int:
-    """What processes may take besides what is taken; of a container, within its limit."""
+    """The memory that is available to processes; in a container, within its limit."""
     lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
     free = next(int(line.split()[1]) << 10 for line in lines if line.startswith("MemAvailable:"))
     limit, used = Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory.current")
@@ -116,7 +117,7 @@ def _memory_bytes() -> int:
 
 
 def _free_bytes(folder: str) -> int:
-    """What this user may write into a folder, or into the nearest above it that is there."""
+    """The bytes that this user may write into a folder, or into its nearest existing ancestor."""
     path = Path(folder)
     while not path.is_dir():
         path = path.parent
@@ -137,7 +138,7 @@ def _open_files() -> int:
 
 
 def _free_ports(address: str, first: int, last: int) -> int:
-    """How many ports of a range can be listened on; 0 where the address is none of this host's."""
+    """The number of ports of a range that can be listened on; 0 if the address is not this host's."""
     free = 0
     for port in range(first, last + 1):
         try:
@@ -152,7 +153,7 @@ def _free_ports(address: str, first: int, last: int) -> int:
 
 
 def main() -> None:
-    """Answers on standard output what standard input asks."""
+    """Answers requests of standard input on standard output."""
     asked = json.loads(sys.stdin.buffer.readline())
     sys.stdout.write(asked["word"] + json.dumps(facts(asked)) + "\n")
     sys.stdout.flush()

@@ -1,1 +1,1 @@
-"""Looks, while a job runs, whether what the plan says is equal on all workers is equal."""
+"""Checks during a job that state which the plan calls replicated is equal on all workers."""

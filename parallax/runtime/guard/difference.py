@@ -1,9 +1,9 @@
-"""Says what differs between workers: by how much, who has which value, and which op writes it.
+"""Describes a difference between workers: its size, each worker's value, and the op that writes the variable.
 
-Bits are equal by every route: all-reduces and exchanges give the same bits to all workers, and the same kernels on the
-same processors make the same of them. What may differ is which of several NaN comes out of a sum, and the sign of a
-zero. Hosts with other processors or numbers of cores may round otherwise; a difference between them counts when it is
-larger than ROUNDINGS roundings a step, added up as a random walk.
+Every route yields equal bits: all-reduces and exchanges return the same bits to all workers, and the same kernels on
+the same processors compute the same results from them. Two things may differ: which of several NaN results from a sum,
+and the sign of a zero. Hosts with different processors or numbers of cores may round differently; a difference between
+them counts when it is larger than ROUNDINGS roundings a step, accumulated as a random walk.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from parallax.report.text import name_ranks
 from parallax.runtime.guard.watched_variables import WatchedVariable
 
 ROUNDINGS = 32
-"""Of so many operations of a step may two processors round each otherwise; from step to step that is a random walk."""
+"""So many operations of a step may each round differently on two processors; over steps that is a random walk."""
 _NAMED = 5  # further variables that a message lists
 _SENT_BYTES = 64 * 2**20
 _FRACTION_BITS = {"bfloat16": 7, "float16": 10, "float32": 23, "float64": 52, "complex64": 23, "complex128": 52}
@@ -39,7 +39,7 @@ class Largest:
         place: index of the element.
         mine: this worker's element.
         first: worker 0's.
-        scale: the largest absolute value that worker 0 has.
+        scale: worker 0's largest absolute value.
     """
 
     size: float
@@ -50,10 +50,10 @@ class Largest:
 
 
 def largest_difference(comm: Comm, pieces: Iterator[Array]) -> Largest | None:
-    """The largest difference from worker 0's value; None where it is the same. Every worker must call it.
+    """Returns the largest difference from worker 0's value; None if there is none. Every worker must call it.
 
-    Numbers are the same when they are equal or both are none (NaN): what comes first of two zeros or two that are none
-    is up to whoever adds them.
+    Two numbers are the same when they are equal or both NaN: which of two zeros or two NaN results from a sum depends
+    on the order of addition.
 
     Args:
         comm: communicator of the workers.
@@ -75,12 +75,12 @@ def largest_difference(comm: Comm, pieces: Iterator[Array]) -> Largest | None:
 
 
 def rounds(dtype: str) -> bool:
-    """Whether numbers of a type, by TensorFlow's name, are rounded."""
+    """Whether values of a type, by TensorFlow's name, are rounded."""
     return dtype in _FRACTION_BITS
 
 
 def is_rounding(largest: Largest, dtype: str, steps: int) -> bool:
-    """Whether a difference is what processors that round otherwise make of the same updates in so many steps."""
+    """Whether different rounding of the same updates on different processors explains a difference after some steps."""
     bits = _FRACTION_BITS.get(dtype)
     return bits is not None and largest.size <= ROUNDINGS * 2.0**-bits * largest.scale * max(1, steps) ** 0.5
 
@@ -94,15 +94,15 @@ def difference_text(
     unequal: str,
     others: Sequence[str],
 ) -> str:
-    """What is said of a variable that differs.
+    """The message about a variable that differs.
 
     Args:
         one: the variable.
-        when: it differs, as `when_text` says it.
-        values: by worker, what tells its value from another; None for none.
-        largest: by worker, the largest difference from worker 0's value; empty where it is not known.
-        wrote: op and name of what has written it.
-        unequal: of runs that write it and that not all workers made; empty when they made the same.
+        when: the time of the difference, from `when_text`.
+        values: by worker, an identification of its value; None for none.
+        largest: by worker, the largest difference from worker 0's value; empty if unknown.
+        wrote: op and name of the last writer.
+        unequal: about runs that write it and that not all workers made; empty if they made the same.
         others: further variables that differ.
     """
     lines = [
@@ -122,11 +122,11 @@ def difference_text(
 
 
 def when_text(step: int, equal: int, at_end: bool) -> str:
-    """Since when something differs.
+    """The time since which values differ.
 
     Args:
-        step: after which it does; 0 for the initial values.
-        equal: the last one after which it was equal; 0 for the initial values, and -1 for never.
+        step: after which they differ; 0 for the initial values.
+        equal: the last one after which they were equal; 0 for the initial values, and -1 for never.
         at_end: whether the sessions have ended.
     """
     when = "at the end" if at_end else f"after step {step}" if step else "from the start, in its initial value"
@@ -136,7 +136,7 @@ def when_text(step: int, equal: int, at_end: bool) -> str:
 
 
 def order_text(recent: Sequence[Sequence[tuple[str, str]]], step: int) -> str:
-    """What is said when workers took part in other collectives, or in another order.
+    """The message about workers that took part in different collectives, or in another order.
 
     Args:
         recent: by worker (fetches, collectives) of its runs since the last comparison.
@@ -157,7 +157,7 @@ def order_text(recent: Sequence[Sequence[tuple[str, str]]], step: int) -> str:
 
 
 def unequal_runs_text(counts: Sequence[dict[str, int]]) -> str:
-    """Which op that writes a variable was not run equally often by all workers; empty when all were.
+    """The message about ops that write a variable and that workers ran unequally often; empty if there are none.
 
     Args:
         counts: by worker, op -> runs.

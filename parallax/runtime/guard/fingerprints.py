@@ -1,7 +1,7 @@
-"""The ops by which a worker makes 64 bits of each variable it holds, and reads its value where they differ.
+"""Ops that compute a 64-bit fingerprint of each of a worker's variables, and read its value where fingerprints differ.
 
-TensorFlow's Fingerprint reads a value once, at the speed of memory, and copies nothing. What is written by row
-TensorFlow copies for every reader; a large one is therefore read in pieces, one after the other.
+TensorFlow's Fingerprint reads a value once, at memory speed, and copies nothing. TensorFlow copies a variable that is
+written by row for every reader; a large one is therefore read in pieces, one after the other.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Fingerprint:
         is_there: scalar bool, whether the variable has a value.
         digest: `[1]` int64, farmhash64 of the value's bytes.
         pieces: its value, in pieces by row.
-        has_nan: scalar bool, whether something in it is no number; None where the type has only numbers.
+        has_nan: scalar bool, whether it contains a NaN; None if its type has no NaN.
     """
 
     is_there: Tensor
@@ -39,13 +39,13 @@ class Fingerprint:
 def fingerprint(
     variable: Operation, one: WatchedVariable, lazy: Sequence[tuple[str, ...]] = (), chunk_bytes: int = CHUNK_BYTES
 ) -> Fingerprint:
-    """Adds what fingerprints a variable to the default graph.
+    """Adds the fingerprint ops of a variable to the default graph.
 
     Args:
         variable: the op that holds it.
-        one: what is known of it.
-        lazy: the ops of each table whose rows are to be brought up to date before they are read.
-        chunk_bytes: of what is written by row, so much is read at once.
+        one: its description.
+        lazy: the ops of each table whose rows must be brought up to date before they are read.
+        chunk_bytes: the piece size for variables that are written by row.
     """
     with tf.name_scope(_SCOPE), tf.control_dependencies(up_to_date(variable.name, lazy)):
         handle = variable.outputs[0]
@@ -63,7 +63,7 @@ def fingerprint(
 
 
 def _digest(value: Tensor) -> Tensor:
-    """`[1]` int64 of any value; the op is there for CPUs only."""
+    """`[1]` int64 of any value; the op exists for CPUs only."""
     with tf.device("/device:CPU:0"):
         made = tf.raw_ops.Fingerprint(data=tf.reshape(value, [1, -1]), method="farmhash64")
         return tf.bitcast(made, tf.int64)
@@ -79,7 +79,7 @@ def _has_nan(pieces: Sequence[Tensor]) -> Tensor | None:
 def _by_row(
     handle: Handle, dtype: DType, one: WatchedVariable, chunk_bytes: int
 ) -> tuple[tuple[Tensor, ...], list[Tensor]]:
-    """Pieces of rows, and the digest of each; a piece is read when the one before is done with."""
+    """Pieces of rows, and the digest of each; a piece is read when the previous one is finished."""
     rows = (one.shape or (1,))[0]
     pieces: list[Tensor] = []
     digests: list[Tensor] = []

@@ -1,16 +1,16 @@
-"""Compares the workers while they train: variables that must be equal, and the order of exchanges.
+"""Compares the workers during training: replicated variables, and the order of exchanges.
 
-Every worker makes 64 bits of each of its variables (fingerprints.py) after the same steps, and they send
-each other one digest of all. Where digests differ they compare variable by variable, and a difference that is neither
-rounding nor what the loop has done on some workers alone ends the job. A step is a run that trains: all workers make
-as many, as they train together, so all come to a comparison after the same one.
+Every worker computes a 64-bit fingerprint of each of its variables (fingerprints.py) after the same steps, and workers
+send each other one digest of all of them. If digests differ, they compare variable by variable. A difference ends the
+job unless it is rounding or was caused by the loop on some workers alone. A step is a training run: all workers make
+equally many, because they train together, so all reach a comparison after the same run.
 
-The guard is no hook, so that runs stay direct. A variable that no update takes (a metric) may differ when workers have
-run its writers unequally often, as worker 0 that evaluates does; one that updates take must be equal, and the message
-says who ran what. Each worker keeps its digests when its session closes, and they are compared when all scripts have
-ended: nobody waits who did not wait before.
+The guard is no hook, so that runs stay direct. A variable that no update reads (a metric) may differ when workers have
+run its writers unequally often, as worker 0 does when it evaluates. A variable that updates read must be equal, and the
+message lists each worker's runs. Each worker keeps its digests when its session closes, and they are compared when all
+scripts have ended: the guard adds no wait.
 
-Workers are compared after steps 1, 2, 4, 8, and then so that it costs next to nothing (`next_check`).
+Workers are compared after steps 1, 2, 4, 8, and then at intervals that keep the overhead negligible (`next_check`).
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ _PROCESSOR = ("model name", "flags", "CPU part", "Features")
 
 
 class _State(NamedTuple):
-    """What a worker has after a step: for each variable its 64 bits, None where it has no value."""
+    """A worker's state after a step: the 64-bit fingerprint of each variable, None if it has no value."""
 
     step: int
     digests: tuple[int | None, ...]
@@ -70,7 +70,7 @@ class _State(NamedTuple):
 
 
 class _Said(NamedTuple):
-    """What a worker tells at every comparison: the digest of its state, and seconds."""
+    """A worker's message at every comparison: the digest of its state, and seconds."""
 
     digest: bytes
     made_s: float
@@ -81,7 +81,7 @@ class _Said(NamedTuple):
 
 @dataclass(slots=True)
 class _Clock:
-    """Seconds of one worker; `spent_s` is what all comparisons have cost, and equal on all."""
+    """Times of one worker; `spent_s` is the cost of all comparisons, and equal on all workers."""
 
     began_s: float | None = None
     compared_s: float = 0.0
@@ -95,16 +95,16 @@ class Guard:
     """The guard of one worker; all workers have one.
 
     Attributes:
-        runs: what this worker's runs did.
-        step: how many steps were made.
-        checks: how many comparisons.
+        runs: records of this worker's runs.
+        step: the number of steps made.
+        checks: the number of comparisons.
 
     Args:
         worker: this worker's graph and session.
         comm: communicator of the workers, the guard's own.
         view: the user's graph.
-        updates: the ops of it that gradients reach and that write variables. An optimizer's count also where no
-            gradient is known to reach them: what the analysis has missed is looked for here.
+        updates: its ops that gradients reach and that write variables. An optimizer's ops also count if no gradient is
+            known to reach them: the guard must detect updates that the analysis has missed.
     """
 
     def __init__(self, worker: WorkerContext, comm: Comm, view: GraphView, updates: frozenset[str]) -> None:
@@ -117,24 +117,24 @@ class Guard:
         self.runs = Runs(view, writers, TrainingRuns(worker, self._updates).trains)
         self.step = self.checks = 0
         self._next = 1
-        self._equal = -1  # the last step after which all was equal; 0 for the initial values
+        self._equal = -1  # the last step after which all were equal; 0 for the initial values
         self._clock = _Clock()
         self._watched: tuple[WatchedVariable, ...] = ()
         self._ops: dict[str, Fingerprint] = {}
         self._here: dict[str, str] = {}
         self._calls: dict[tuple[str, ...], Callable[[], list[Value]]] = {}
-        self._there: set[str] = set()  # of the variables in the session, those known to have a value
+        self._there: set[str] = set()  # variables in the session that are known to have a value
         self._rounded: set[str] = set()
         self._last: _State | None = None
         self._finished_step: int | None = None
         self._rounds_alike = len(set(comm.allgather(_processor()))) == 1
 
     def follow(self, worker_graph: WorkerGraph, names: Mapping[str, str] | None = None) -> None:
-        """Takes a plan as the one in force; adds what it needs to the default graph, a worker's.
+        """Switches to a new plan; adds its ops to the default graph, a worker's.
 
         Args:
             worker_graph: made by the plan.
-            names: node of the user's graph -> node in the session, where that is another.
+            names: node of the user's graph -> node in the session, if that is another.
         """
         graph = tf.compat.v1.get_default_graph()
         self._watched = watched_variables(self._view, self._updates, worker_graph)
@@ -146,9 +146,9 @@ class Guard:
                 self._ops[here] = fingerprint(graph.get_operation_by_name(here), one, worker_graph.lazily_updated)
 
     def begin(self) -> None:
-        """Compares the initial values; every worker must call it, when they are there.
+        """Compares the initial values, once they exist; every worker must call it.
 
-        What TensorFlow does to make a run ready belongs to the start then, and not to the first step.
+        TensorFlow's preparation of the run then counts as part of the start, not of the first step.
 
         Raises:
             GuardError: on all workers, when they differ.
@@ -165,13 +165,13 @@ class Guard:
         gather: Gather | None,
         seconds: float,
     ) -> None:
-        """Counts a run of the user's loop, and compares the workers when it is time.
+        """Counts a run of the user's loop, and compares the workers when due.
 
         Args:
             fetched: by the user, in the user's names.
             for_hooks: fetched by hooks.
             fed: by both.
-            gather: for a run that keeps gradients for a later update.
+            gather: for a run that accumulates gradients for a later update.
             seconds: how long it took.
 
         Raises:
@@ -190,20 +190,20 @@ class Guard:
                 self._compare(now_s)
 
     def close(self) -> None:
-        """Keeps what this worker has when its session ends well, to be compared with the others' ends."""
+        """Keeps this worker's state when its session ends successfully, to compare it with the others' at the end."""
         state, nan = self._state(), [self._ops[self._here[one.op]].has_nan for one in self._watched]
         asked = [i for i, of_one in enumerate(nan) if of_one is not None and state.digests[i] is not None]
         found = self._run(tuple(nan[i] for i in asked)) if asked else []
         have = {i for i, has_nan in zip(asked, found, strict=True) if has_nan}
-        # Which of many NaN a sum gives depends on the worker: their bits say nothing.
+        # Which of several NaN results from a sum depends on the worker: their bits mean nothing.
         digests = tuple(_NAN if i in have else digest for i, digest in enumerate(state.digests))
         self._last = state._replace(digests=digests)
 
     def finish(self) -> bool:
-        """Compares the ends of all workers, every one of which must come here.
+        """Compares the final states of all workers, every one of which must call it.
 
         Returns:
-            False where there was no step since it was called before, and nothing is done.
+            False if there was no step since the last call, and nothing is done.
 
         Raises:
             GuardError: on all workers, when they differ.
@@ -223,7 +223,7 @@ class Guard:
         return True
 
     def cost_text(self) -> str:
-        """What the comparisons have cost so far."""
+        """The cost of the comparisons so far."""
         share = self._clock.spent_s / self._clock.steps_s if self._clock.steps_s else 0.0
         return (
             f"Guard: {self.checks} comparisons of {pluralize(len(self._watched), 'variable')} took "
@@ -246,14 +246,15 @@ class Guard:
             clock.spent_s += max(self._comm.allgather(time.monotonic() - began_s - clock.met_s))
         self._equal = self.step
         self.runs.forget_recent()
-        # Who comes last waits for nobody: its time is that of the meeting. All must come to the same next step.
+        # The last worker to arrive does not wait: its time is that of the comparison. All must schedule the same next
+        # step.
         clock.spent_s += max(one.made_s for one in everyone) + min(one.met_s for one in everyone)
         times = Times(clock.spent_s, min(o.elapsed_s for o in everyone), min(o.step_s for o in everyone))
         self._next = next_check(self.step, times) if self.step else 1
         clock.compared_s, clock.compared_step = time.monotonic(), self.step
 
     def _state(self) -> _State:
-        """Of this worker, now."""
+        """This worker's current state."""
         names = [self._here[one.op] for one in self._watched]
         unknown = tuple(name for name in names if name not in self._there)
         if unknown:
@@ -267,18 +268,18 @@ class Guard:
         return _State(self.step, tuple(digests.get(name) for name in names), self.runs.list_met().digest)
 
     def _run(self, tensors: tuple[Tensor, ...]) -> list[Value]:
-        """The values of some tensors; the same ones are asked for again and again."""
+        """The values of some tensors; the same ones are fetched repeatedly."""
         key = tuple(tensor.name for tensor in tensors)
         if key not in self._calls:
             self._calls[key] = self._worker.raw.make_callable(list(tensors))
         return self._calls[key]()
 
     def _judge(self, states: Sequence[_State], at_end: bool = False) -> None:
-        """Raises GuardError, on all workers, where states differ that must not.
+        """Raises GuardError, on all workers, if states differ that must be equal.
 
         Args:
             states: by worker.
-            at_end: whether the sessions have ended: what workers did since their last step counts for nothing.
+            at_end: whether the sessions have ended: the workers' actions since their last step do not count.
         """
         if len({(state.step, state.order) for state in states}) > 1 and not at_end:
             raise GuardError(order_text(self._comm.allgather(self.runs.list_met().recent), self.step))
@@ -289,7 +290,7 @@ class Guard:
             one, counts = self._watched[i], [of_worker[number] for of_worker in by_worker]
             unequal = unequal_runs_text(counts)
             if unequal and (at_end or not one.trains):
-                continue  # the loop has done it, and no step takes it
+                continue  # the loop has caused it, and no step reads the variable
             values = [state.digests[i] for state in states]
             largest: list[Largest | None] = []
             if not at_end and None not in values:
@@ -302,7 +303,7 @@ class Guard:
             raise GuardError(difference_text(one, when, values, largest, wrote, unequal, others))
 
     def _is_the_same(self, one: WatchedVariable, largest: Sequence[Largest | None], at_end: bool) -> bool:
-        """Whether values whose bits differ are equal, or differ as processors do that round otherwise."""
+        """Whether values whose bits differ are equal, or differ by rounding of different processors."""
         if not largest:
             return at_end and rounds(one.dtype) and not self._rounds_alike
         known = [one for one in largest if one is not None]
@@ -328,31 +329,31 @@ class Guard:
 
 
 def _processor() -> str:
-    """What this worker's arithmetic depends on: alike everywhere, equal steps give equal bits."""
+    """The properties of this processor that arithmetic depends on: if they are equal, equal steps give equal bits."""
     lines = _CPU_INFO.read_text(encoding="utf-8").splitlines() if _CPU_INFO.is_file() else [platform.processor()]
     of_cpu = sorted({line for line in lines if line.startswith(_PROCESSOR)} or {platform.machine()})
-    # TensorFlow cuts a sum into as many parts as it may use cores, and adds in no order on a GPU.
+    # TensorFlow splits a sum into as many parts as it may use cores, and adds in no fixed order on a GPU.
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     gpus = [platform.node() for _ in tf.config.list_physical_devices("GPU")]
     return repr((of_cpu, cores, gpus, tf.__version__))
 
 
 DOUBLING_UP_TO = 8
-"""So many steps are compared whatever it costs: most faults show in the first."""
+"""The number of first steps that are compared whatever the cost: most faults show in these."""
 PERIOD_S = 30.0
-"""Steps between two comparisons double until they take this long."""
+"""The interval up to which the steps between two comparisons double."""
 SHARE = 0.005
-"""The most of a job's time that comparisons after those first ones may bring their sum to."""
+"""The share of a job's time that all comparisons together may reach, after those first ones."""
 
 
 @dataclass(frozen=True, slots=True)
 class Times:
-    """What is known after a comparison; equal on all workers, who must go on to the same next one.
+    """Times known after a comparison; equal on all workers, which must schedule the same next one.
 
     Attributes:
         spent_s: seconds of all comparisons so far.
         elapsed_s: since the first step.
-        step_s: seconds of a step, with what the loop does between.
+        step_s: seconds of a step, including the loop's work between steps.
     """
 
     spent_s: float
@@ -361,7 +362,7 @@ class Times:
 
 
 def next_check(step: int, times: Times) -> int:
-    """The step after which workers are compared next, when they have been after `step`."""
+    """The step after which workers are compared next, after a comparison at `step`."""
     if step < DOUBLING_UP_TO:
         return 2 * step
     step_s = max(times.step_s, 1e-6)

@@ -1,7 +1,7 @@
-"""Decides which variables of a graph workers must hold equal, and finds the ops that write them.
+"""Selects the variables of a graph that must be equal on all workers, and finds the ops that write them.
 
-All variables of the user's graph count, also those that the plan does not name, but for tables whose rows have owners,
-what is on servers alone, and what the plan says is each worker's own.
+All variables of the user's graph count, also those that the plan does not name. Excluded are tables whose rows have
+owners, variables that only servers store, and variables that the plan marks as per-worker.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from parallax.transform.pipeline import WorkerGraph
 from parallax.transform.swap import VARIABLES
 
 _PASSES_ON = frozenset("Identity Enter RefEnter RefIdentity Switch RefSwitch Merge RefMerge".split())
-"""Ops that pass a handle or reference on, to where it may be written."""
+"""Ops that forward a handle or reference to ops that may write it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,10 +28,10 @@ class WatchedVariable:
     Attributes:
         op: the variable op in the user's graph.
         dtype: TensorFlow's name of the element type.
-        shape: its static shape; None where the graph does not fix it.
-        trains: whether updates from gradients take it, so that a difference spreads.
+        shape: its static shape; None if the graph does not fix it.
+        trains: whether updates from gradients read it, so that a difference spreads.
         writers: the ops that write it, and calls that may.
-        by_row: whether one of these writes rows. TensorFlow then copies what is read.
+        by_row: whether one of these writes rows. TensorFlow then copies the variable for readers.
     """
 
     op: str
@@ -48,12 +48,12 @@ class WatchedVariable:
 def watched_variables(
     view: GraphView, updates: Iterable[str], worker_graph: WorkerGraph
 ) -> tuple[WatchedVariable, ...]:
-    """The variables that every worker holds whole and that must be equal, in the order of the graph.
+    """The replicated variables that must be equal, in the order of the graph.
 
     Args:
         view: the user's graph.
         updates: the ops that write variables from gradients.
-        worker_graph: of the plan in force.
+        worker_graph: of the current plan.
     """
     elsewhere = worker_graph.tables | worker_graph.on_servers | worker_graph.local_variables | worker_graph.elsewhere
     taken = _taken_by(view, updates)
@@ -80,7 +80,7 @@ def watched_variables(
 
 
 def writers_of(view: GraphView, variable: str) -> tuple[str, ...]:
-    """The ops that write a variable, and the calls, branches and loops that take it along and may; sorted."""
+    """The ops that write a variable, and the calls, branches and loops that receive it and may write it; sorted."""
     found: set[str] = set()
     waiting, seen = [variable], {variable}
     while waiting:
@@ -91,7 +91,7 @@ def writers_of(view: GraphView, variable: str) -> tuple[str, ...]:
                 if op not in _PASSES_ON:
                     if not _may_write(view, taker, slot):
                         continue
-                    found.add(taker)  # a reference comes out as it went in
+                    found.add(taker)  # a reference passes through unchanged
                 if taker not in seen:
                     seen.add(taker)
                     waiting.append(taker)
@@ -113,7 +113,7 @@ def _may_write(view: GraphView, node: str, slot: int) -> bool:
 
 
 def _taken_by(view: GraphView, nodes: Iterable[str]) -> set[str]:
-    """The nodes whose values some nodes take, and those whose values these take, and so on."""
+    """The ancestors of some nodes."""
     found = set(nodes)
     waiting = list(found)
     while waiting:
@@ -126,5 +126,5 @@ def _taken_by(view: GraphView, nodes: Iterable[str]) -> set[str]:
 
 
 def size_bytes(one: WatchedVariable) -> int:
-    """Bytes of its value; 0 where the shape is not fixed."""
+    """Bytes of its value; 0 if the shape is not fixed."""
     return 0 if one.shape is None else math.prod(one.shape) * int(tf.as_dtype(one.dtype).size)

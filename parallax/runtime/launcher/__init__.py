@@ -1,1 +1,1 @@
-"""On the machine that starts a job: launches the ranks, reads their output, ends the job when one of them dies."""
+"""Runs on the machine that starts a job: launches the ranks, reads their output, and ends the job when a rank dies."""

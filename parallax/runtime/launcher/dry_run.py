@@ -1,4 +1,4 @@
-"""What `parallax run --dry-run` prints: the command that would start a job, and what each rank would find."""
+"""Formats the output of `parallax run --dry-run`: the command that would start a job, its ranks and their variables."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _DRAWN = "(drawn at the start)"
 
 
 def dry_run_text(job: Job, launcher: Launcher) -> str:
-    """The command, whole and split; who runs where; and the variables."""
+    """The text of a dry run: the command, whole and split; the host and role of each rank; and the variables."""
     argv = mpirun_argv(job, launcher)
     common = mpirun_environment(job, _DRAWN, _DRAWN, launcher)
     lines = [
@@ -54,7 +54,7 @@ def _row(job: Job, launcher: Launcher, rank: int) -> tuple[str, str, str, str]:
 
 
 def _split(argv: list[str], python: str) -> Iterator[str]:
-    """One option a line, each with its values; the program of an application is one line."""
+    """Splits a command: one option per line with its values; the program of an application is one line."""
     line: list[str] = []
     in_program = False
     for word in argv[1:]:

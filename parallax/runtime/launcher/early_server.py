@@ -1,8 +1,8 @@
-"""The fork server of a job to come, which imports TensorFlow while this process does the same and runs its script.
+"""Fork server of a future job: it imports TensorFlow while this process does the same and runs its script.
 
 `parallax run` starts it before anything else, for workers on this machine; there is at most one. The next job that is
-launched takes it, if its workers are to have the environment that the server was started with, and takes over the id
-and the secret that the server has had from its start.
+launched uses it if its workers need the environment that the server was started with. The job then adopts the id and
+the secret that the server has had from its start.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _AT_START = (
     *(_WITHOUT_KERAS, "PYTHON", "LD_", "LC_", "LANG", "MALLOC_", "OMP_", "GOMP_", "KMP_", "MKL_", "OPENBLAS_"),
     *("TF_", "XLA_", "CUDA_", "HOROVOD_", "NCCL_"),
 )
-"""How variables begin that an interpreter, an import or a library at its loading reads."""
+"""Prefixes of variables that an interpreter, an import or a library at load time reads."""
 _PATIENCE_S = 5.0
 _OF_A_JOB = {JOB_ID, SECRET, *SETTINGS_VARIABLES} - {_WITHOUT_KERAS}
 
@@ -46,8 +46,8 @@ class EarlyServer:
     """A fork server that waits for its job.
 
     Args:
-        job: one like that to come.
-        launcher: what starts jobs.
+        job: one similar to the coming job.
+        launcher: the launcher of jobs.
 
     Attributes:
         job_id, secret: of the job that it can serve.
@@ -61,14 +61,14 @@ class EarlyServer:
             listening.bind(server_name(self.job_id))
             tie = tied_to(os.getpid())
 
-            def listen() -> None:  # in the server, whose process others then see at the other end
+            def listen() -> None:  # in the server, whose process others then see as the peer
                 tie()
                 listening.listen(BACKLOG)
 
             self._process = subprocess.Popen(
                 [launcher.python, *FORK_SERVER, str(listening.fileno()), str(lifeline)],
                 stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,  # an import that fails is tried by the workers again
+                stdout=subprocess.DEVNULL,  # the workers retry an import that fails
                 stderr=subprocess.DEVNULL,
                 env={**WORKER_DEFAULTS, **self._environment, **PLACE_OF_RANK},
                 pass_fds=(listening.fileno(), lifeline),
@@ -78,7 +78,7 @@ class EarlyServer:
         os.close(lifeline)
 
     def serves(self, environment: Mapping[str, str]) -> bool:
-        """Whether it is there, and its workers can have an environment of mpirun's."""
+        """Whether it is alive, and its workers can have a given environment of mpirun's."""
         if self._process.poll() is not None:
             return False
         own, other = ({n: v for n, v in one.items() if n not in _OF_A_JOB} for one in (self._environment, environment))
@@ -88,7 +88,7 @@ class EarlyServer:
         )
 
     def close(self) -> None:
-        """Kills it, and with it what is left of its workers."""
+        """Kills it and the rest of its workers."""
         self._process.kill()
         with contextlib.suppress(subprocess.TimeoutExpired):  # it hangs in the kernel
             self._process.wait(_PATIENCE_S)
@@ -99,11 +99,11 @@ _waiting: list[EarlyServer] = []
 
 
 def start_early_server(cluster: Cluster, without_keras: bool) -> None:
-    """Starts the fork server of the next job, where that has several workers on this machine.
+    """Starts the fork server of the next job, if that has several workers on this machine.
 
     Args:
         cluster: the machines of the job.
-        without_keras: whether its workers will have their graph from this process.
+        without_keras: whether its workers will receive their graph from this process.
     """
     if not _waiting and _has_forks_here(cluster):
         wanted = Settings(Role.WORKER, without_keras=without_keras or None)
@@ -111,13 +111,13 @@ def start_early_server(cluster: Cluster, without_keras: bool) -> None:
 
 
 def _has_forks_here(cluster: Cluster) -> bool:
-    """Whether workers of this machine are forked; the user's own options of mpirun may set variables and cores."""
+    """Whether workers of this machine are forked; the user's own mpirun options may set variables and cores."""
     is_here = any(host.is_this_machine and host.num_workers > 1 for host in cluster.hosts)
     return is_here and not cluster.mpirun_options
 
 
 def take_early_server(job: Job, launcher: Launcher) -> EarlyServer | None:
-    """The fork server that a job may take; whoever takes it must close it."""
+    """Returns the fork server if the job can use it; the caller must close it."""
     if not job.forks_workers or job.program[: len(WORKER)] != WORKER or not _has_forks_here(job.cluster):
         return None
     try:

@@ -1,10 +1,10 @@
-"""Where a job has its state in the memory of hosts, and how nothing of it stays there when the job has ended.
+"""Records where a job has state in the memory of hosts, and removes all of it when the job has ended.
 
-A launcher that is killed removes nothing. So each has a record on its own machine, with the addresses of its hosts, and
-a lock on it, which the kernel gives back however the launcher ends. The next launcher of this user there removes from
-its hosts what records without a lock are about. No other user can open a record, and what another user puts under such
-a name is left alone. While a launcher lives its job may be between two starts, when no
-process of it is on any host.
+A killed launcher removes nothing. So each launcher has a record on its own machine, with the addresses of its hosts,
+and holds a lock on it, which the kernel releases however the launcher ends. The next launcher of this user on that
+machine removes, from the hosts, the state that records without a lock describe. No other user can open a record, and
+files that another user creates under such a name are left alone. While a launcher lives, its job may be between two
+starts, when no process of the job is on any host.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ _ANSWER_S = 10.0
 
 @contextmanager
 def host_memory(cluster: Cluster, memory_dir: Path | str, job: str) -> Iterator[None]:
-    """Removes what killed launchers have left when a `with` block begins, and when it ends what this job has.
+    """Context that removes the leftovers of killed launchers at its start, and this job's state at its end.
 
     Args:
         cluster: all hosts on which the job may run.
-        memory_dir: as `host_folder` takes it.
+        memory_dir: as in `host_folder`.
         job: likewise.
     """
     clear_left(cluster, memory_dir)
@@ -46,11 +46,11 @@ def host_memory(cluster: Cluster, memory_dir: Path | str, job: str) -> Iterator[
 
 
 def clear_left(cluster: Cluster, memory_dir: Path | str) -> None:
-    """Removes from hosts what jobs of this user's have there whose launchers on this machine were killed.
+    """Removes from hosts the state of this user's jobs whose launchers on this machine were killed.
 
     Args:
-        cluster: these hosts; others that such a job had keep what they have, and the record says which.
-        memory_dir: as `host_folder` takes it.
+        cluster: these hosts; other hosts of such a job keep its state, and the record lists them.
+        memory_dir: as in `host_folder`.
     """
     ours = {host.address for host in cluster.hosts}
     for path in sorted(Path(memory_dir).glob(f"{_NAME}-*{_RECORD}")):
@@ -70,11 +70,11 @@ def clear_left(cluster: Cluster, memory_dir: Path | str) -> None:
 
 
 def host_folder(memory_dir: Path | str, job: str, host: str) -> Path:
-    """The folder of one host; hosts that see one file system have one each.
+    """The folder of one host; hosts that share a file system have one each.
 
     Args:
         memory_dir: a file system in memory.
-        job: what this job alone has, the same at all its starts.
+        job: a name unique to this job, the same at all its starts.
         host: the host's own name.
     """
     return Path(memory_dir) / f"{_NAME}-{job}-{host}"
@@ -83,13 +83,13 @@ def host_folder(memory_dir: Path | str, job: str, host: str) -> Path:
 def clear_host_memory(
     cluster: Cluster, memory_dir: Path | str, job: str, addresses: Collection[str] | None = None
 ) -> None:
-    """Removes what a job that has ended has on its hosts; one that gives no answer is left as it is.
+    """Removes the state of a job that has ended from its hosts; hosts that do not respond are skipped.
 
     Args:
         cluster: all hosts on which the job may have run.
-        memory_dir: as `host_folder` takes it.
+        memory_dir: as in `host_folder`.
         job: likewise.
-        addresses: of those of the hosts that are meant; None for all.
+        addresses: of the hosts to clear; None for all.
     """
     pattern = f"{shlex.quote(str(Path(memory_dir) / f'{_NAME}-{job}-'))}*"
     words = ["sh", "-c", f"rm -rf {pattern}"]
@@ -115,7 +115,7 @@ def _start(words: Sequence[str]) -> subprocess.Popen[bytes] | None:
 
 @contextmanager
 def _record(path: Path, text: str) -> Iterator[None]:
-    """A file with a lock inside the `with` block; none where this machine has no such file system."""
+    """Context of a file with a lock; without effect where this machine has no such file system."""
     try:
         record = make_locked_file(path, text)
     except OSError:

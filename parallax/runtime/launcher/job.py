@@ -1,4 +1,4 @@
-"""A job: what shall run, on which hosts, as which ranks."""
+"""Defines a job: its program, its hosts and its ranks."""
 
 from __future__ import annotations
 
@@ -44,24 +44,24 @@ _RESERVED = (
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """What is to be launched.
+    """A job to launch.
 
     Ranks 0 to W-1 are the workers, counted host by host; the servers follow in the order of `servers`.
 
     Attributes:
         program: arguments of the Python interpreter that every worker runs: `("train.py", "--epochs", "3")`,
             `("-m", "package.module")`.
-        cluster: the hosts, how they are reached, and the workers on each.
-        servers: the number of the host that each server is on, ascending; empty for a job without servers.
-        environment: variables exported to every rank, as (name, value), besides those of the launcher.
-        stall_timeout_s: how long a rank may wait in one run for ranks that do not come; infinite for ever.
-        input: what rank 0 reads on its standard input, one after the other, by their lengths: the end comes when the
-            job has ended (job_input.py), at once where there is nothing. The other ranks read nothing.
-        output_folder: where files with each rank's output go, if anywhere.
-        framework_log: from which level on what TensorFlow writes at its start is printed too; the files have all of it.
-        limits: how long each kind of silence is waited for.
-        host_timeout_s: how long a host may take to answer before anything is started.
-        preemption_grace_s: how long the workers have to save when the launcher gets SIGTERM; None when they cannot.
+        cluster: the hosts, how to reach them, and the workers on each.
+        servers: the host number of each server, ascending; empty for a job without servers.
+        environment: variables exported to every rank, as (name, value), in addition to those of the launcher.
+        stall_timeout_s: how long a rank may wait in one run for ranks that do not arrive; infinite for ever.
+        input: the pieces that rank 0 reads on its standard input, in order and by their lengths: the end of file comes
+            when the job has ended (job_input.py), at once if there are none. The other ranks read nothing.
+        output_folder: folder of the files with each rank's output, if any.
+        framework_log: the level from which TensorFlow's startup messages are printed too; the files have all of them.
+        limits: the timeout of each kind of silence.
+        host_timeout_s: how long a host may take to respond before anything is started.
+        preemption_grace_s: how long the workers have to save when the launcher receives SIGTERM; None when they cannot.
         forks_workers: whether the workers of a host are forked from one process that has imported TensorFlow.
     """
 
@@ -96,22 +96,22 @@ class Job:
 
     @property
     def num_workers(self) -> int:
-        """Workers of all hosts."""
+        """The number of workers on all hosts."""
         return self.cluster.num_workers
 
     @property
     def num_ranks(self) -> int:
-        """Workers and servers of all hosts."""
+        """The number of workers and servers on all hosts."""
         return self.num_workers + len(self.servers)
 
     def host_of(self, rank: int) -> str:
-        """The address of a rank's host, as the resource file gives it."""
+        """The address of a rank's host, as in the resource file."""
         if rank < self.num_workers:
             return self.cluster.host_of_worker(rank).address
         return self.cluster.hosts[self.servers[rank - self.num_workers]].address
 
     def name_of(self, rank: int) -> str:
-        """How messages call a rank: `rank 1`, `rank 1 on host a` where there are several, `server 0 on host b`."""
+        """A rank's name in messages: `rank 1`, `rank 1 on host a` where there are several, `server 0 on host b`."""
         if rank >= self.num_workers:
             return f"server {rank - self.num_workers} on host {self.host_of(rank)}"
         return f"rank {rank} on host {self.host_of(rank)}" if len(self.cluster.hosts) > 1 else f"rank {rank}"
@@ -123,7 +123,7 @@ class Job:
         return (*workers, *(f"server-{number}" for number in range(len(self.servers))))
 
     def label_of(self, rank: int) -> str:
-        """What stands before the lines that a rank writes."""
+        """The prefix of the lines that a rank writes."""
         return str(rank) if rank < self.num_workers else f"server {rank - self.num_workers}"
 
 
@@ -131,7 +131,7 @@ def cluster_named(resource: str | None, workers: int | None) -> Cluster:
     """The machines that a command names: those of a resource file, or this one.
 
     Raises:
-        ConfigError: the file, or the number of workers, breaks its rule.
+        ConfigError: the file, or the number of workers, is invalid.
     """
     if resource is None:
         return local_cluster(workers, visible_gpus())
@@ -139,29 +139,30 @@ def cluster_named(resource: str | None, workers: int | None) -> Cluster:
 
 
 def servers_by_host(cluster: Cluster) -> list[int]:
-    """How many servers may be started on each host: one, or as many as the resource file says."""
+    """The number of servers that may be started on each host: one, or as many as the resource file says."""
     return [1 if host.num_servers is None else host.num_servers for host in cluster.hosts]
 
 
 def layout_of(cluster: Cluster) -> Layout:
-    """What plans are made for: each host has its workers, and one server or as many as the resource file says."""
+    """The layout for which plans are made: each host's workers, and one server or as many as the resource file says."""
     servers = tuple(host for host, number in enumerate(servers_by_host(cluster)) for _ in range(number))
     return Layout(tuple(host.num_workers for host in cluster.hosts), servers)
 
 
 def worker_defaults(cluster: Cluster, servers: tuple[int, ...]) -> dict[str, str]:
-    """Variables for the workers of a job, where the environment does not set them itself."""
+    """Default variables of a job's workers, where the environment does not set them."""
     return {
-        # How long a rank that waits sleeps at most: messages through memory, within a host, wake nobody. Any but 0
-        # also has Horovod's thread sleep until there is something to do.
+        # The longest sleep of a waiting rank: messages through shared memory, within a host, wake no process. Any value
+        # but 0 also makes Horovod's thread sleep until there is something to do.
         "PARALLAX_IDLE_US": "20000" if cluster.workers_are_alone else "50",
-        # With hashes of their own the workers would go through sets in other orders, and build other graphs.
+        # With different hash seeds the workers would iterate over sets in different orders, and build different graphs.
         HASH_SEED: EQUAL_HASHES,
-        # Every worker would repeat TensorFlow's greeting, and with servers a warning at the end of runs.
+        # Every worker would repeat TensorFlow's startup messages, and with servers a warning at the end of runs.
         MIN_LOG_LEVEL: "2" if servers else "1",
-        # While there is something to do, Horovod's thread asks all workers this often (in ms) what is ready.
+        # While there is something to do, Horovod's thread polls all workers for ready tensors at this interval (in ms).
         "HOROVOD_CYCLE_TIME": "1",
-        # glibc gives memory back to the kernel and takes it again, each step, which then clears every page of it.
+        # By default glibc returns memory to the kernel and requests it again in each step; the kernel then zeroes every
+        # page.
         "MALLOC_MMAP_THRESHOLD_": str(32 << 20),
         "MALLOC_TRIM_THRESHOLD_": str(256 << 20),
     }
@@ -171,9 +172,9 @@ def worker_variables(mine: Settings, cluster: Cluster, servers: tuple[int, ...])
     """The variables of a job's processes.
 
     Args:
-        mine: what workers are to do.
+        mine: the workers' settings.
         cluster: the machines.
-        servers: the number of the host that each server is on.
+        servers: the host number of each server.
     """
     path = python_path_with(Path(__file__).resolve().parents[3])
     return (

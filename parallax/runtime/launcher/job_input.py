@@ -1,9 +1,9 @@
-"""What rank 0 reads on its standard input, through mpirun: all that it is given, and no end while the job runs.
+"""Feeds rank 0's standard input through mpirun: the whole message, and no end of file while the job runs.
 
-mpirun of Open MPI 4.1 may be killed by the end of its input (SIGSEGV in orte_iof_hnp_read_local_handler): while pieces
-for rank 0 still wait in it, it reads that end again and again, and once rank 0 has taken the first one it follows a
-null pointer. Of jobs whose input is more than a pipe holds (64 KB) about one in fifty ended so. So who reads goes by
-lengths, and mpirun meets the end when nobody reads any more.
+mpirun of Open MPI 4.1 may crash at the end of its input (SIGSEGV in orte_iof_hnp_read_local_handler): while pieces for
+rank 0 are still queued in mpirun, it reads that end again and again, and once rank 0 has received the first one it
+follows a null pointer. Of jobs whose input is more than a pipe holds (64 KB) about one in fifty ended so. So readers
+rely on lengths, and mpirun sees the end of file only when no process reads any more.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from parallax.base.types import Buffer
 
 
 class JobInput:
-    """A pipe that mpirun reads at its own pace, which a thread of its own fills."""
+    """A pipe that mpirun reads at its own pace, filled by a separate thread."""
 
     def __init__(self) -> None:
         read_fd, written_fd = os.pipe()
@@ -28,14 +28,14 @@ class JobInput:
         self._thread: threading.Thread | None = None
 
     def give(self, pieces: Iterable[Buffer]) -> None:
-        """Begins to write `pieces`, once; of a job that has ended nothing is written."""
+        """Starts to write `pieces`, once; nothing is written to a job that has ended."""
         with self._lock:
             if not self._written.closed:
                 self._thread = threading.Thread(target=self._write, args=(pieces,), name="parallax-input", daemon=True)
                 self._thread.start()
 
     def close(self) -> None:
-        """Ends it, when mpirun has ended or was not started: what is not written yet has no reader."""
+        """Closes the pipe, when mpirun has ended or was not started: unwritten pieces have no reader."""
         self.read_end.close()
         with self._lock:
             if self._thread is not None:

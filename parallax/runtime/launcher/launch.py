@@ -1,4 +1,4 @@
-"""Starts a job with mpirun, prints what its ranks write, and ends all of it when one part fails.
+"""Starts a job with mpirun, relays the output of its ranks, and ends the whole job when one part fails.
 
 Exit statuses that `launch` returns:
     0            every rank ended with 0.
@@ -10,7 +10,7 @@ Exit statuses that `launch` returns:
     127          a rank's program could not be started.
     128 + n      the first rank that failed was killed by signal n (137: SIGKILL), or mpirun got it;
                  or the launcher got signal n and ended the job (130: Ctrl-C, 143: SIGTERM, nothing was saved);
-                 141: nobody reads the launcher's output any more.
+                 141: the launcher's output has no reader any more.
 A rank's own exit status is passed on whatever it is, so a script that uses these numbers itself makes them ambiguous;
 the message on stderr is not.
 """
@@ -78,20 +78,20 @@ from parallax.runtime.supervisor.state_machine import ReaderGone, SignalCame
 __all__ = ["EXIT_PREEMPTED", "EXIT_STALLED", "Contact", "JobEnd", "launch"]
 
 _STRAY_GRACE_S = 2.0  # for supervisors to end their workers when mpirun was killed
-_LAST_WORDS_S = 1.0  # after mpirun's death, for output that is on its way
+_LAST_WORDS_S = 1.0  # after mpirun's death, for output in flight
 _POLL_S = 0.1
 _READ_BYTES = 1 << 16
 
 
 @dataclass(frozen=True, slots=True)
 class JobEnd:
-    """How a job ended.
+    """The end of a job.
 
     Attributes:
         status: its exit status (see above).
-        cause: of what kind the end is.
-        reason: what the user was told of it, in a line.
-        progress: how far it came.
+        cause: the kind of the end.
+        reason: the user message about it, in a line.
+        progress: its progress.
     """
 
     status: int
@@ -102,13 +102,14 @@ class JobEnd:
 
 @dataclass
 class Contact:
-    """What passes between a job that runs in a thread of its own and the thread that waits for it.
+    """State shared between a job's launching thread and the thread that waits for it.
 
     Attributes:
-        signals: those that shall end the job; the waiting thread appends them.
-        given: what rank 0 reads on its standard input, for a job whose own input is empty: it comes later.
-        progress: how far the job is; its own thread keeps it.
-        shall_yield: whether it shall save and end, to go on on more hosts; the waiting thread sets it.
+        signals: those that must end the job; the waiting thread appends them.
+        given: the pieces that rank 0 reads on its standard input, for a job whose own input is empty: they arrive
+            later.
+        progress: the job's progress; updated by the launching thread.
+        shall_yield: whether it must save and end, to continue on more hosts; set by the waiting thread.
     """
 
     signals: list[int]
@@ -120,19 +121,19 @@ class Contact:
 def launch(
     job: Job, stdout: BinaryIO | None = None, stderr: BinaryIO | None = None, contact: Contact | None = None
 ) -> JobEnd:
-    """Runs `job` on its hosts until it has ended, and leaves no process of it.
+    """Runs `job` on its hosts until it has ended, and leaves none of its processes behind.
 
     Args:
-        job: what to run.
-        stdout: where the ranks' output goes; the process's own by default.
-        stderr: where their errors and the launcher's messages go.
-        contact: of a job that runs in a thread of its own; without one, signals to this process end the job.
+        job: the job to run.
+        stdout: stream of the ranks' output; the process's own by default.
+        stderr: stream of their errors and the launcher's messages.
+        contact: of a job that runs in its own thread; without one, signals to this process end the job.
 
     Returns:
-        How the job ended.
+        The end of the job.
 
     Raises:
-        LaunchError: there is no mpirun, or something else that the job needs on this machine, a host cannot be reached,
+        LaunchError: mpirun, or something else that the job needs on this machine, is missing, a host cannot be reached,
             or a file for the ranks' output cannot be made.
     """
     launcher = this_launcher()
@@ -159,7 +160,7 @@ def launch(
         if any(job.input):
             given.give(job.input)
         elif watch.contact.given is None:
-            given.close()  # rank 0 meets the end at once
+            given.close()  # rank 0 sees the end of file at once
         ended = threading.Event()
         speaker = threading.Thread(target=_speak, args=(process, watch, ended), name="parallax-word", daemon=True)
         try:
@@ -180,7 +181,7 @@ def launch(
 
 
 class _Watch:
-    """What is known of a running job, and its printing."""
+    """The state of a running job and its output."""
 
     def __init__(self, job: Job, relay: Relay, contact: Contact) -> None:
         self.relay = relay
@@ -193,24 +194,24 @@ class _Watch:
         self.scratch: set[str] = set()
         self._agents: dict[int, int] = {}  # supervisors on this machine: rank -> process
         self._num_ranks = job.num_ranks
-        self._damaged: set[int] = set()  # ranks of which that is said
+        self._damaged: set[int] = set()  # ranks for which that is reported
         self._looked_s = now_s
         self._stdout = Demultiplexer()
         self._stderr = Demultiplexer()
 
     def step(self, event: JobEvent) -> tuple[SignalMpirun, ...]:
-        """Takes in what happened; returns what is to be done."""
+        """Processes an event; returns the actions to execute."""
         self.state, actions = step(self.state, event, time.monotonic())
         return actions
 
     def take_stdout(self, data: bytes) -> None:
-        """Takes in what mpirun wrote to its stdout: the supervisors' frames."""
+        """Processes mpirun's stdout: the supervisors' frames."""
         for rank, line in self._stdout.feed(data) if data else self._stdout.close():
             with self._printing():
                 self._take_frame(rank, line, time.monotonic(), is_whole=bool(data))
 
     def take_stderr(self, data: bytes) -> None:
-        """Takes in what mpirun wrote to its stderr: its own words, or those of a supervisor that broke."""
+        """Processes mpirun's stderr: its own messages, or those of a supervisor that failed."""
         for rank, line in self._stderr.feed(data) if data else self._stderr.close():
             text = line.decode("utf-8", "surrogateescape")
             with self._printing():
@@ -220,17 +221,17 @@ class _Watch:
                     self.relay.write(rank, "stderr", text + "\n", time.monotonic())
 
     def tick(self) -> None:
-        """Prints what is due."""
+        """Prints the output that is due."""
         with self._printing():
             self.relay.tick(time.monotonic())
 
     def close(self) -> None:
-        """Prints what is unfinished."""
+        """Prints unfinished lines."""
         with self._printing():
             self.relay.close()
 
     def look(self, mpirun_pid: int, signals: Sequence[int]) -> tuple[SignalMpirun, ...]:
-        """Takes in what the launcher sees by itself; returns what is to be done."""
+        """Processes what the launcher observes by itself; returns the actions to execute."""
         now_s = time.monotonic()
         if now_s >= self._looked_s + self.state.alive.limits.beat_s:
             self._looked_s = now_s
@@ -246,7 +247,7 @@ class _Watch:
         return self.step(Looked())
 
     def _take_frame(self, rank: int | None, line: bytes, now_s: float, is_whole: bool) -> None:
-        """Takes in a line; one that is not whole was cut off by its supervisor's death, and says nothing."""
+        """Processes a line; an incomplete one was cut off by its supervisor's death, and is ignored."""
         try:
             frame = read_frame(line)
         except DamagedMessage as error:
@@ -263,7 +264,7 @@ class _Watch:
         if isinstance(frame, Text):
             self.relay.write(frame.rank, frame.stream, frame.text, now_s)
         elif isinstance(frame, Control):
-            if frame.message.get("kind") == "failed":  # printed once for all, in the end
+            if frame.message.get("kind") == "failed":  # printed once for all, at the end
                 self.relay.keep(frame.rank, str(frame.message.get("error", "")))
         elif isinstance(frame, Start) and frame.host == socket.gethostname():
             self.scratch.update(frame.scratch)
@@ -273,12 +274,12 @@ class _Watch:
     def _printing(self) -> Iterator[None]:
         try:
             yield
-        except BrokenPipeError:  # mpirun is still read to its end, for it would not end otherwise
+        except BrokenPipeError:  # mpirun is still read to its end, because it would not end otherwise
             self.step(ReaderGone())
             self.relay.drop_unread()
 
     def _say_damaged(self, rank: int, error: DamagedMessage) -> None:
-        """Says once of each rank that what its supervisor sent cannot be read; the job goes on without it."""
+        """Reports once per rank that its supervisor's message cannot be read; the job continues without it."""
         if rank not in self._damaged:
             self._damaged.add(rank)
             self.relay.say(f"parallax: a message of rank {rank}'s supervisor was dropped: {error}.")
@@ -290,7 +291,7 @@ class _Watch:
 
 
 def _tell(sink: BinaryIO, text: str) -> None:
-    with contextlib.suppress(BrokenPipeError):  # seen again as soon as a rank writes
+    with contextlib.suppress(BrokenPipeError):  # detected again as soon as a rank writes
         sink.write(f"parallax: {text}\n".encode())
         sink.flush()
 
@@ -304,12 +305,12 @@ def _start(argv: list[str], environment: dict[str, str], given: JobInput) -> sub
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             env=environment,
-            start_new_session=True,  # Ctrl-C reaches the launcher alone
+            start_new_session=True,  # so that Ctrl-C reaches the launcher alone
         )
 
 
 def _run(process: subprocess.Popen[bytes], watch: _Watch, caught: list[int]) -> Ending:
-    """Relays until mpirun has ended; ends it when a rank failed, the job stalled or a signal came."""
+    """Relays output until mpirun has ended; ends mpirun when a rank failed, the job stalled or a signal arrived."""
     read_until_s = float("inf")
     with selectors.DefaultSelector() as selector:
         for pipe, take in ((process.stdout, watch.take_stdout), (process.stderr, watch.take_stderr)):
@@ -331,8 +332,8 @@ def _run(process: subprocess.Popen[bytes], watch: _Watch, caught: list[int]) -> 
 
 
 def _speak(process: subprocess.Popen[bytes], watch: _Watch, ended: threading.Event) -> None:
-    """Has mpirun pass the launcher's word on, again and again; printing may hold up the launcher's loop for long."""
-    # Before a rank has started mpirun may not have its handlers, nor daemons to pass a word on.
+    """Makes mpirun forward the keepalive signal at intervals, in a thread: printing may block the launcher's loop."""
+    # Before a rank has started, mpirun may have neither its handlers nor daemons to forward the signal.
     while watch.state.alive.first_s is None and not has_written(process.stdout) and not ended.wait(_POLL_S):
         pass
     while not ended.is_set():
@@ -341,7 +342,7 @@ def _speak(process: subprocess.Popen[bytes], watch: _Watch, ended: threading.Eve
 
 
 def has_written(pipe: IO[bytes] | None) -> bool:
-    """Whether something waits to be read from a pipe: a launcher that is held up does not read what ranks tell."""
+    """Whether a pipe has data to read: a launcher that is blocked does not read the ranks' messages."""
     if pipe is None:
         return False
     poll = select.poll()  # a script may have more files open than select() takes
@@ -350,7 +351,7 @@ def has_written(pipe: IO[bytes] | None) -> bool:
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """Ends mpirun if it still runs, which is when the launcher itself broke, and closes its pipes."""
+    """Ends mpirun if it still runs, which is when the launcher itself failed, and closes its pipes."""
     process.terminate()
     try:
         process.wait(GRACE_S)

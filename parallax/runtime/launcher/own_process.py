@@ -1,4 +1,4 @@
-"""Refuses, before anything is started, a process that lacks what a command or the ranks of a job need of it."""
+"""Refuses, before anything is started, a process that lacks what a command or the ranks of a job require of it."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ _BLOCK_BYTES = 1024  # the unit of `ulimit -f` in bash
 
 
 def check_surroundings() -> None:
-    """Refuses a process in which no command of Parallax can do its work.
+    """Refuses a process in which no Parallax command can work.
 
     Raises:
-        LaunchError: it has no working folder or standard stream, or may write no files; says what helps.
+        LaunchError: it has no working folder or standard stream, or may write no files; names the remedy.
     """
     try:
         Path.cwd()

@@ -1,7 +1,7 @@
-"""Asks all hosts of a job at once whether they can be reached, before mpirun starts, which would not name the host.
+"""Checks in parallel that all hosts of a job can be reached, before mpirun starts, which would not name a failing host.
 
-A silent host is named after some seconds, and ends the wait when its time is over. One that has answered but holds the
-connection open is left to mpirun: refused is only what is certain.
+A silent host is reported after some seconds, and ends the wait at its timeout. A host that has answered but keeps the
+connection open is left to mpirun: only certain failures are refused.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from parallax.runtime.launcher.job import Job
 from parallax.runtime.launcher.mpirun import Launcher, may_use_ssh
 
 NOTICE_S = 5.0
-"""After so long a wait the user is told for whom."""
+"""The user is told which hosts are awaited after this time."""
 _POLL_S = 0.05
 _REACHED = "parallax-reached"
 
@@ -33,14 +33,14 @@ class HostsNotReady(LaunchError):
 
 
 def argv_on(host: Host, ssh: Ssh, words: Sequence[str]) -> list[str]:
-    """The command that runs `words` on a host, by the way on which mpirun reaches it."""
+    """The command that runs `words` on a host, through the agent by which mpirun reaches it."""
     if host.is_this_machine:
         return list(words)
     return [*shlex.split(ssh.command), host.address, shlex.join(words)]
 
 
 class _AskedHost(NamedTuple):
-    """A host that is being asked, by a command whose output goes to files: what it leaves behind holds up nobody."""
+    """A probed host: the command's output goes to files, so that processes it leaves behind block nothing."""
 
     host: Host
     process: subprocess.Popen[bytes]
@@ -51,16 +51,16 @@ class _AskedHost(NamedTuple):
 def check_reachable(
     job: Job, launcher: Launcher, tell: Callable[[str], None], is_stopped: Callable[[], bool] = lambda: False
 ) -> None:
-    """Refuses a job of which a host cannot be reached, does not answer, or lacks what every host must have.
+    """Refuses a job if one of its hosts cannot be reached, does not respond, or lacks what every host must have.
 
     Args:
-        job: whose hosts are asked, and how long they may take.
-        launcher: what every host must have.
-        tell: tells the user in a line whose answer is waited for.
-        is_stopped: whether the job shall not be started any more; then nothing is waited for.
+        job: its hosts are probed, with its timeout.
+        launcher: lists what every host must have.
+        tell: prints a line to the user with the hosts that are awaited.
+        is_stopped: whether the job must not be started any more; then there is no wait.
 
     Raises:
-        HostsNotReady: names each such host, and what is wrong.
+        HostsNotReady: names each such host, and its problem.
         LaunchError: the command that reaches them cannot be started.
     """
     cluster = job.cluster
@@ -81,7 +81,7 @@ def check_reachable(
 
 
 def waiting_text(hosts: Sequence[str], waited_s: float, limit_s: float) -> str:
-    """What the user is told of hosts that have not answered yet."""
+    """The user message about hosts that have not responded yet."""
     verb = "has" if len(hosts) == 1 else "have"
     return (
         f"{name_hosts(hosts)} {verb} not responded for {waited_s:.0f} s. Waiting for at most {limit_s:g} s "
@@ -111,7 +111,7 @@ def _wait(
 
 
 def _refuse(asked: Sequence[_AskedHost], limit_s: float) -> None:
-    """Raises HostsNotReady for what the hosts have answered, and for those that have not."""
+    """Raises HostsNotReady for problems that the hosts report, and for hosts that have not responded."""
     silent, wrong = [], {}
     for host, process, out, err in asked:
         status, said = process.poll(), _text_of(out)
@@ -132,12 +132,12 @@ def _refuse(asked: Sequence[_AskedHost], limit_s: float) -> None:
 
 
 def what_is_wrong(status: int, out: str, err: str) -> str:
-    """What the answer of a host says against it; empty for nothing.
+    """The problem that a host's answer shows; empty if there is none.
 
     Args:
-        status: of the command that asked.
-        out: what it wrote.
-        err: what it wrote of errors.
+        status: of the probing command.
+        out: its output.
+        err: its error output.
     """
     lines = out.splitlines()
     if _REACHED not in lines:
@@ -160,7 +160,7 @@ def _start(host: Host, argv: list[str]) -> _AskedHost:
 
 
 def _question(launcher: Launcher) -> list[str]:
-    """A command that tells that it runs, and then which of the paths are missing that every host must have."""
+    """A command that reports that it runs, and then the missing ones of the paths that every host must have."""
     paths = [launcher.python, launcher.folder]
     if launcher.prefix is not None:  # mpirun of the environment
         paths.append(launcher.mpirun)
@@ -176,7 +176,7 @@ def _text_of(stream: IO[bytes]) -> str:
 
 
 def _end(asked: _AskedHost) -> None:
-    """Ends a command that still runs, with all that it started here."""
+    """Ends a command that still runs, with all processes that it started on this machine."""
     if asked.process.poll() is None:
         os.killpg(asked.process.pid, signal.SIGKILL)
         asked.process.wait()

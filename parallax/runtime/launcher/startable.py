@@ -13,9 +13,9 @@ from parallax.runtime.launcher.open_mpi import MCA, PASSED_ON, parameters_of
 from parallax.runtime.supervisor import preload
 from parallax.runtime.supervisor.limits import WORD
 
-# Files that mpirun opens, with a reserve: it has 24 and three for each rank here, and three for each ssh.
+# Files that mpirun opens, with a reserve: 24, three for each rank on this machine, and three for each ssh.
 _OWN_FILES, _RANK_FILES, _HOST_FILES, _USUAL_FILES = 36, 4, 4, 1024
-# How daemons are reached over ssh, with the old names of the parameter, and what starts them there.
+# The agent that reaches daemons over ssh, with the old names of the parameter, and the program that starts them there.
 _REACHES = ("plm_rsh_agent", "pls_rsh_agent", "orte_rsh_agent")
 _STARTS = ("orte_launch_agent", "--launch-agent", "-launch-agent")
 _PLAIN_PATH = re.compile(r"[\w@%+=,./-]+")  # one word to mpirun, to the loader and to a shell
@@ -40,7 +40,7 @@ def check_startable(job: Job, launcher: Launcher) -> None:
 
 
 def _check_word(cluster: Cluster, launcher: Launcher) -> None:
-    """Refuses settings of mpirun with which no supervisor would hear the launcher, and would take it for dead."""
+    """Refuses mpirun settings that keep the keepalive signal from supervisors: they would think the launcher dead."""
     found = parameters_of(cluster.mpirun_options)
     old = MCA + PASSED_ON[1]  # Open MPI takes the variable before the option
     for name, value in (*((name, found.get(name)) for name in PASSED_ON), (old, launcher.variables.get(old))):
@@ -52,7 +52,7 @@ def _check_word(cluster: Cluster, launcher: Launcher) -> None:
 
 
 def _check_descriptors(job: Job) -> None:
-    """Refuses a limit of open files with which mpirun itself could not start all ranks; it would hang."""
+    """Refuses a limit of open files at which mpirun itself could not start all ranks; it would hang."""
     hosts = job.cluster.hosts
     here = sum(host.num_workers for host in hosts if host.is_this_machine)
     here += sum(hosts[number].is_this_machine for number in job.servers)
@@ -66,7 +66,7 @@ def _check_descriptors(job: Job) -> None:
 
 
 def _check_paths(cluster: Cluster, launcher: Launcher) -> None:
-    """Refuses paths that the loader, mpirun or a shell would part, so that a process would start without the fence."""
+    """Refuses paths that the loader, mpirun or a shell would split, so that a process would start without the fence."""
     started = () if cluster.is_local else (launcher.python, preload.__file__)
     for path in (launcher.preload_library, *started):
         if not _PLAIN_PATH.fullmatch(path):
@@ -77,7 +77,7 @@ def _check_paths(cluster: Cluster, launcher: Launcher) -> None:
 
 
 def _check_ways(cluster: Cluster) -> None:
-    """Refuses other ways to start daemons over ssh than the one by which they get the secret."""
+    """Refuses agents that start daemons over ssh in another way than the one that passes them the secret."""
     if cluster.is_local or not may_use_ssh(cluster):
         return
     options = set(cluster.mpirun_options)

@@ -1,1 +1,1 @@
-"""Measures a model: the rows that its steps touch, what a worker computes in a step, and the memory that takes."""
+"""Measures a model: the rows that its steps touch, and a worker's compute time and memory per step."""

@@ -1,6 +1,6 @@
-"""What one worker computes in a step, alone and without any exchange: the user's own graph, trained on one device.
+"""Measures one worker's compute per step, without any exchange: the user's own graph, trained on one device.
 
-It trains in a session of its own; what it learns is thrown away.
+It trains in its own session; the trained values are discarded.
 """
 
 from __future__ import annotations
@@ -24,20 +24,20 @@ from parallax.settings.config import Config
 from parallax.transform.building.editor import Worker
 
 _UNTIMED, _TIMED = 3, 10
-"""The first steps make memory and kernels ready, once; of the others the median counts."""
+"""Steps excluded at the start, which allocate memory and prepare kernels; the median is of the others."""
 
 _UNTIMED_ON_ONE = 1
-"""Likewise, when threads have been moved to one core."""
+"""The same, after threads have been moved to one core."""
 
 
 @dataclass(frozen=True, slots=True)
 class ComputeMeasurement:
-    """What was measured.
+    """The measured compute of a worker.
 
     Attributes:
-        step_s: median seconds of a step; None when it was not measured.
-        one_core_s: the same with one core for all threads; None when the kernel does not say how to do that.
-        memory_bytes: peak memory of the process besides its variables; None when the kernel does not tell.
+        step_s: median seconds of a step; None if not measured.
+        one_core_s: the same with one core for all threads; None if the kernel does not support that.
+        memory_bytes: peak memory of the process in addition to its variables; None if the kernel does not report it.
     """
 
     step_s: float | None
@@ -48,14 +48,14 @@ class ComputeMeasurement:
 def measure_compute(
     inputs: Inputs, fetch: str, batch: Callable[[int], dict[str, Value]], worker: Worker, config: Config
 ) -> ComputeMeasurement:
-    """Trains some steps in this process, on all cores that a session takes.
+    """Trains some steps in this process, on all cores that a session uses.
 
     Args:
-        inputs: what the training op needs.
+        inputs: the subgraph that the training op needs.
         fetch: the training op.
-        batch: what is fed, by step.
-        worker: whose random numbers and shard.
-        config: options of the session, by default all devices are taken, and what products are computed in.
+        batch: the feeds, by step.
+        worker: the worker whose random numbers and shard are used.
+        config: options of the session, which uses all devices by default, and the element type of products.
 
     Raises:
         GraphError: when the variables do not fit into memory, or a step fails.
@@ -103,7 +103,7 @@ def measure_compute(
 
 @contextlib.contextmanager
 def _one_core() -> Iterator[bool]:
-    """Moves all threads of this process to one core inside the block; gives whether it could."""
+    """Context that moves all threads of this process to one core; yields whether it could."""
     if not hasattr(os, "sched_setaffinity"):
         yield False
         return
@@ -117,12 +117,12 @@ def _one_core() -> Iterator[bool]:
 
 def _move(cores: set[int]) -> None:
     for thread in Path("/proc/self/task").iterdir():
-        with contextlib.suppress(ProcessLookupError):  # it has just ended
+        with contextlib.suppress(ProcessLookupError):  # the thread has just ended
             os.sched_setaffinity(int(thread.name), cores)
 
 
 def _check_fits(inputs: Inputs, held: int) -> None:
-    """Refuses variables that do not fit; the largest is counted twice, as an initial value is made, then assigned."""
+    """Refuses variables that do not fit; the largest counts twice, for building its initial value and assigning it."""
     largest = max((variable_bytes([node]) for node in inputs.graph_def.node), default=0)
     free = free_bytes()
     if held + largest > free:

@@ -1,10 +1,11 @@
-"""Profiles a model from the first steps of a running job: their ids are fetched beside what the user fetches.
+"""Profiles a model from the first steps of a running job: their ids are fetched along with the user's fetches.
 
-The ids are there anyway, as every lookup takes them, so training goes on as without. Worker 0 gets what all have seen
-when the last of these steps is done: in synchronous training all come there together, else when the scripts have ended.
+Every lookup has the ids as input, so fetching them does not change training. Worker 0 receives the ids of all workers
+when the last of these steps is done: in synchronous training all workers get there together, otherwise when the scripts
+have ended.
 
-The time computed is that of the ops of a trace which are no exchange, where several ran at once counted once; where
-workers share cores it holds their waiting for one, which a process alone has not.
+The compute time is that of the ops of a trace other than exchanges; times at which several ops ran at once count once.
+Where workers share cores it includes their waiting for a core, which a process alone does not have.
 """
 
 from __future__ import annotations
@@ -44,25 +45,25 @@ from parallax.runtime.worker.session.run_context import TrainingRuns, WorkerCont
 v1 = tf.compat.v1
 _LOG = logging.getLogger("parallax.measure")
 FIRST_STEPS = "first steps"
-_TRACED = 5  # the last of the measured steps: after what the first do once, and odd, for a median
+_TRACED = 5  # the last of the measured steps: after the one-time work of the first ones, and odd, for a median
 
 
 class FirstSteps(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
     """Measures one worker's first steps; all workers must have one, and call `finish` at their ends.
 
     Attributes:
-        finished: whether that is done, and no run needs to be looked at any more.
-        profile: what was measured, on worker 0 when finished; None elsewhere, and when not all workers trained.
+        finished: whether the measurement is complete, and runs need no more inspection.
+        profile: the result, on worker 0 when finished; None elsewhere, and if not all workers trained.
 
     Args:
-        wish: how many, and where to.
+        wish: the number of steps, and the file.
         members: the job.
         worker: this one's graph.
-        training: tells which runs are steps.
-        analysed: the user's graph, with what hooks add to it.
+        training: identifies the runs that are steps.
+        analysed: the user's graph, with the additions of hooks.
 
     Raises:
-        ValueError: no plan is in force yet.
+        ValueError: there is no current plan yet.
     """
 
     def __init__(
@@ -89,7 +90,7 @@ class FirstSteps(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
         self._comm: Comm = None
         self._asked: list[list[LookedUpIds]] = []
         self._step = 0
-        self._fetched: list[list[int]] | None = None  # of the step in progress: by table, which lookups
+        self._fetched: list[list[int]] | None = None  # of the step in progress: by table, the indices of its lookups
         self._traced: list[StepStats] = []
         self._tells_peak = False
         self._peak: int | None = None
@@ -99,11 +100,11 @@ class FirstSteps(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
         self._level = v1.RunOptions.FULL_TRACE if gpu else v1.RunOptions.SOFTWARE_TRACE
 
     def after_create_session(self, session: Session, coord: Coordinator) -> None:
-        """Takes a communicator for itself; every worker comes here."""
+        """Creates its own communicator; every worker calls it."""
         self._comm = self._members.workers.Dup()
 
     def before_run(self, run_context: RunContext) -> RunArgs:
-        """Asks for the ids of those lookups that the step runs, and of the last steps for a trace."""
+        """Adds fetches of the ids of those lookups that the step runs, and of a trace in the last steps."""
         self._fetched = None
         step = None if self.finished else self._training.step
         if step is None or step >= self._wish.steps:
@@ -120,7 +121,7 @@ class FirstSteps(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
         return v1.train.SessionRunArgs(tensors, options=options)
 
     def after_run(self, run_context: RunContext, run_values: RunValues) -> None:
-        """Keeps what was fetched; after the last of the steps, writes the profile."""
+        """Keeps the fetched values; after the last of the steps, writes the profile."""
         if self._fetched is None:
             return
         values = iter(run_values.results)
@@ -139,7 +140,7 @@ class FirstSteps(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
                     self.finish()
 
     def finish(self) -> None:
-        """Meets the other workers and has worker 0 write what all have seen; a second call changes nothing."""
+        """Gathers the workers' results, which worker 0 writes; a second call has no effect."""
         if self.finished or self._comm is None:
             return
         self.finished = True
@@ -153,19 +154,19 @@ class FirstSteps(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
                 self._write(self.profile, self._wish.path)
 
     def _lookups_of_run(self) -> list[list[int]]:
-        """For each table the numbers of those of its lookups that the run in progress needs."""
+        """For each table the indices of those of its lookups that the run in progress needs."""
         run = self._worker.run
         if run is None:
             return [[] for _ in self._tables]
         key = (run.names, frozenset(run.fed))
         if key not in self._needed:
             nodes = {split_tensor(name)[0] if ":" in name else name for name in run.names}
-            needed = self._worker.names.run_view.ancestors(nodes, key[1])  # no other plan is in force before the end
+            needed = self._worker.names.run_view.ancestors(nodes, key[1])  # there is no other plan before the end
             self._needed[key] = [[i for i, one in enumerate(t.tensors) if one.lookup in needed] for t in self._tables]
         return self._needed[key]
 
     def _compute_s(self) -> list[float]:
-        """For each traced step, how long this worker computed; what ran beside each other counted once."""
+        """This worker's compute time in each traced step; concurrent ops count once."""
         found = []
         for number, stats in enumerate(self._traced):
             ops = [op for op in read_step(number, stats).ops if op.kind == COMPUTE and op.server is None]
@@ -200,7 +201,7 @@ class FirstSteps(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
     def _write(self, profile: ModelProfile, path: Path) -> None:
         try:
             write_model_profile(profile, path)
-        except ConfigError as error:  # training is worth more than its profile
+        except ConfigError as error:  # a failed profile does not end training
             _LOG.warning("The profile is lost: %s", error)
             return
         show(profile_table(profile, tuple(explain_unmeasured(self._reasons))) + f"Written to {path}\n")

@@ -1,7 +1,7 @@
-"""Cuts out of a user's graph what some tensors need, and opens a plain session on it as one worker has its inputs.
+"""Extracts the part of a user's graph that some tensors need, and opens a plain session on it with a worker's inputs.
 
-Only what is needed is given initial values: variables, lookup tables, dataset iterators; queues that are read are
-filled. Random ops draw what that worker of a job with the same seed draws, and shards are its own.
+Only what is needed is initialized: variables, lookup tables, dataset iterators; queues that are read are filled. Random
+ops draw what that worker of a job with the same seed draws, and datasets are sharded for that worker.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ class Inputs:
     Attributes:
         graph_def: its nodes.
         variables: variable ops among them.
-        phases: ops that give initial values, to be run one phase after the other.
-        alike: the nodes that draw the same for all workers, as those do that initial values of variables need.
+        phases: ops that compute initial values, to be run one phase after the other.
+        alike: the nodes that draw the same for all workers, as those for initial values of variables do.
         runners: protos of the queue runners that fill its queues.
-        placeholders: what must be fed, sorted.
-        takes: all its tensors' nodes, for what is fed besides.
+        placeholders: those that must be fed, sorted.
+        takes: the nodes of all tensors that can be fed in addition.
     """
 
     graph_def: GraphDef
@@ -48,32 +48,32 @@ class Inputs:
     takes: frozenset[str]
 
     def fed_by(self, batch: Mapping[str, Value]) -> dict[str, Value]:
-        """What of a batch this part of the graph takes."""
+        """The values of a batch that this part of the graph reads."""
         return {name: value for name, value in batch.items() if split_tensor(name)[0] in self.takes}
 
 
 def inputs_of(
     graph: Graph, captured: CapturedGraph, tensors: Sequence[str], fed: frozenset[str], named: Sequence[str] = ()
 ) -> Inputs:
-    """What some tensors need.
+    """Extracts the part of a graph that some tensors need.
 
     Args:
         graph: the user's.
         captured: the same, captured.
         tensors: names of tensors or operations.
         fed: tensors that are fed, and so need nothing.
-        named: ops that the user names for the initial values of iterators.
+        named: ops that the user names to initialize iterators.
 
     Raises:
-        ConfigError: when an iterator has no op that begins it, or several, and none is named.
-        GraphError: when nobody fills a queue.
+        ConfigError: when an iterator has no initializer op, or several, and none is named.
+        GraphError: when a queue is never filled.
     """
     view = captured.view
     wanted = {_node(name) for name in tensors if name not in fed}
     runners: list[QueueRunnerDef] = []
     initial: set[str] = set()
     tables: list[str] = []
-    with graph.as_default():  # while TensorFlow executes eagerly, queues tell another name
+    with graph.as_default():  # under eager execution, queues report another name
         protos = [runner.to_proto() for runner in graph.get_collection("queue_runners")]
     while True:
         needed = view.ancestors(wanted, fed)
@@ -100,7 +100,7 @@ def inputs_of(
 
 
 def _beginnings(graph: Graph, captured: CapturedGraph, needed: set[str], named: Sequence[str]) -> list[str]:
-    """The ops that fill the lookup tables and begin the iterators among the needed nodes."""
+    """The ops that fill the lookup tables and initialize the iterators among the needed nodes."""
     view = captured.view
     handles = {n for n in needed if "HashTable" in view.op(n) or view.op(n) in _ITERATORS}
     known = [op.name for op in graph.get_collection("table_initializer")]
@@ -120,7 +120,7 @@ def _beginnings(graph: Graph, captured: CapturedGraph, needed: set[str], named: 
 
 
 def _check_filled(captured: CapturedGraph, needed: set[str], filled: set[str]) -> None:
-    """Refuses a queue that is read and that nobody fills: to read it would wait for ever."""
+    """Refuses a queue that is read and never filled: reading it would block for ever."""
     view = captured.view
     for node in sorted(needed - filled):
         if view.op(node).removesuffix("V2").endswith("Queue") and not any(
@@ -157,13 +157,13 @@ def _cut_out(graph_def: GraphDef, names: set[str]) -> GraphDef:
 def open_session(
     inputs: Inputs, worker: Worker, first: Mapping[str, Value], options: ConfigProto | None = None
 ) -> Iterator[Session]:
-    """A session in this process, with initial values and filled queues; everything in it is thrown away afterwards.
+    """Opens a session in this process, with initial values and filled queues; its state is discarded afterwards.
 
     Args:
-        inputs: what is run.
-        worker: whose random numbers and shard.
+        inputs: the part of the graph.
+        worker: the worker whose random numbers and shard are used.
         first: the worker's first batch, by the names of tensors: initial values may need some of it.
-        options: a ConfigProto; without one the session leaves GPUs alone.
+        options: a ConfigProto; without one the session uses no GPUs.
     """
     v1 = tf.compat.v1
     graph_def = type(inputs.graph_def)()

@@ -1,4 +1,4 @@
-"""Memory of this process and of the machine, as Linux tells it."""
+"""Reads the memory of this process and of the machine, as Linux reports it."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ import tensorflow as tf
 from parallax.base.types import NodeDef
 
 _STATUS, _CLEAR, _MACHINE = Path("/proc/self/status"), Path("/proc/self/clear_refs"), Path("/proc/meminfo")
-_RESET_PEAK = "5"  # proc(5): sets the peak to what is held now
+_RESET_PEAK = "5"  # proc(5): sets the peak to the current value
 _LIMITS = (
     (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory.current")),
     (Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"), Path("/sys/fs/cgroup/memory/memory.usage_in_bytes")),
 )
 _OF_A_JOB = 60 << 20
-"""Of MPI, Horovod and a session, which a worker loads and makes beside what builds and reads a graph."""
+"""Memory of MPI, Horovod and a session, which a worker needs in addition to building and reading a graph."""
 _VARIABLES = ("VarHandleOp", "VariableV2", "Variable")
 
 
 def reset_peak() -> bool:
-    """Forgets the peak so far; whether the kernel lets us."""
+    """Resets the recorded peak; returns whether the kernel permits it."""
     try:
         _CLEAR.write_text(_RESET_PEAK, encoding="ascii")
     except OSError:
@@ -31,27 +31,27 @@ def reset_peak() -> bool:
 
 
 def peak_bytes() -> int:
-    """The most that this process has held since `reset_peak`."""
+    """The peak memory of this process since `reset_peak`."""
     return _kilobytes(_STATUS, "VmHWM")
 
 
 def resident_bytes() -> int:
-    """What this process holds now."""
+    """The current memory of this process."""
     return _kilobytes(_STATUS, "VmRSS")
 
 
 def launcher_bytes() -> int:
-    """What the launcher holds while a job runs, seen from a process that has built and read the graph too."""
+    """The launcher's memory while a job runs, estimated from a process that has built and read the graph too."""
     return resident_bytes()
 
 
 def base_bytes() -> int:
-    """What a process of a job holds before it has made a variable, seen from one that has built and read the graph."""
+    """A job process's memory before its first variable, estimated from a process that has built and read the graph."""
     return resident_bytes() + _OF_A_JOB
 
 
 def machine_bytes() -> int:
-    """What this machine has; in a container what that may take."""
+    """The memory of this machine, or the limit of its container."""
     limits = [
         int(limit.read_text()) for limit, _ in _LIMITS if limit.is_file() and limit.read_text().strip().isdecimal()
     ]
@@ -59,7 +59,7 @@ def machine_bytes() -> int:
 
 
 def free_bytes() -> int:
-    """What this process may still take: of the machine's memory, and of a container's where it is in one."""
+    """The memory that this process may still allocate: of the machine, and within a container's limit."""
     free = [_kilobytes(_MACHINE, "MemAvailable")]
     for limit, used in _LIMITS:
         if limit.is_file() and used.is_file() and limit.read_text().strip().isdecimal():
@@ -68,7 +68,7 @@ def free_bytes() -> int:
 
 
 def variable_bytes(nodes: Iterable[NodeDef]) -> int:
-    """Bytes of the variables among a graph's nodes that this process holds: those that are on no server."""
+    """Bytes of the variables among a graph's nodes that this process stores: those that are not on servers."""
     total = 0
     for node in nodes:
         if node.op in _VARIABLES and "/job:ps" not in node.device:

@@ -1,4 +1,4 @@
-"""What `parallax run --measure FILE` asks for."""
+"""Options of `parallax run --measure FILE`."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from parallax.base.errors import ConfigError
 from parallax.settings.environment import Settings
 
 STEPS = 20
-"""Batches of each worker, unless another number is asked for: means of rows then differ little from run to run."""
+"""Default number of batches per worker: averages of rows then differ little from run to run."""
 
 
 @dataclass(frozen=True, slots=True)
 class MeasureOptions:
-    """A profile of the first steps.
+    """Options of a profile of the first steps.
 
     Attributes:
-        path: where worker 0 writes it; None when it is for the job's own use.
-        steps: how many runs that train are measured.
-        cluster: fingerprint of the cluster profile at hand; empty without one.
+        path: the file that worker 0 writes; None if it is for the job's own use.
+        steps: the number of training runs to measure.
+        cluster: fingerprint of the current cluster profile; empty without one.
     """
 
     path: Path | None
@@ -28,7 +28,7 @@ class MeasureOptions:
 
 
 def measure_options(wanted: Settings) -> MeasureOptions | None:
-    """The wish of a command line or environment; None when no file is named.
+    """The options from a command line or environment; None if no file is named.
 
     Raises:
         ConfigError: when steps are named without a file.

@@ -1,6 +1,7 @@
-"""What `parallax plan --memory` says: the memory of a plan on the machines of a job, before anything is started.
+"""Predicts the memory of a plan on a job's hosts for `parallax plan --memory`, before anything is started.
 
-The launcher holds what this process holds, which has built and read the graph too; a worker's base is a little more.
+The launcher's memory is taken from this process, which has built and read the graph too; a worker's base is a little
+more.
 """
 
 from __future__ import annotations
@@ -18,15 +19,15 @@ from parallax.settings.config import Config
 def planned_memory(
     analysed: AnalysedGraph, plan: Plan, cluster: Cluster, config: Config, synchronous: bool, examples: int
 ) -> MemoryPlan:
-    """The memory of every process.
+    """Predicts the memory of every process.
 
     Args:
         analysed: the graph.
         plan: its plan.
         cluster: the machines.
-        config: what the plan was made with.
-        synchronous: whether every step takes the gradients of all workers.
-        examples: of a worker's batch, where the graph leaves it open; 0 where that is unknown.
+        config: the configuration of the plan.
+        synchronous: whether every step uses the gradients of all workers.
+        examples: of a worker's batch, if the graph leaves it open; 0 if unknown.
     """
     hosts = [
         HostMemory(host.address, host.memory_bytes or machine_bytes(), RESOURCE_FILE if host.memory_bytes else MACHINE)

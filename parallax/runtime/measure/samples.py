@@ -1,6 +1,6 @@
 """Profiles a model from sample batches: every worker's ids are drawn, read or fed, and counted; nothing is trained.
 
-Beside that, where it is asked for, one process trains a few steps to see what a worker computes in one.
+On request, one process also trains a few steps to measure a worker's compute per step.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ SAMPLE_BATCHES = "sample batches"
 
 
 def write_profile(graph: Graph, analysed: AnalysedGraph, workers: int, config: Config, wanted: Settings) -> None:
-    """What `parallax profile` does: measures, prints, writes the file.
+    """Implements `parallax profile`: measures, prints, writes the file.
 
     Raises:
         ConfigError: feeds, the training op or the file are missing or wrong.
@@ -57,14 +57,14 @@ def write_profile(graph: Graph, analysed: AnalysedGraph, workers: int, config: C
 
 @dataclass(frozen=True, slots=True)
 class _Asking:
-    """What is profiled, and how.
+    """The subject and the options of a profile.
 
     Attributes:
         graph: the user's.
         analysed: the same.
         workers: how many.
         config: seed and session options.
-        wanted: what the command line says.
+        wanted: the command line's settings.
         feeds: of a step and worker.
         fed: names of the tensors that are fed.
     """
@@ -78,15 +78,15 @@ class _Asking:
     fed: frozenset[str]
 
     def batch(self, step: int, rank: int) -> dict[str, Value]:
-        """What a worker feeds, by the names of tensors."""
+        """The feeds of a worker, by the names of tensors."""
         return named_batch(self.graph, self.feeds(step, rank, self.workers))
 
     def worker(self, rank: int) -> Worker:
-        """Whose random numbers and shard are taken."""
+        """The worker whose random numbers and shard are used."""
         return Worker(rank, self.workers, self.config.seed or 1)
 
     def inputs(self, tensors: Sequence[str]) -> Inputs:
-        """What some tensors need; refuses placeholders that nobody feeds."""
+        """Extracts the part that some tensors need; refuses placeholders that are not fed."""
         named = tuple((self.wanted.init or "").split())
         found = inputs_of(self.graph, self.analysed.captured, tensors, self.fed, named)
         if found.placeholders and self.wanted.feeds is None:
@@ -103,14 +103,14 @@ class _Asking:
 def profile_samples(
     graph: Graph, analysed: AnalysedGraph, workers: int, config: Config, wanted: Settings
 ) -> tuple[ModelProfile, tuple[str, ...]]:
-    """The profile, and what could not be measured, a sentence each.
+    """Returns the profile, and the values that could not be measured, a sentence each.
 
     Args:
         graph: the user's.
         analysed: the same.
         workers: how many.
         config: seed and session options.
-        wanted: steps, feeds, fetch and what else the command line says.
+        wanted: steps, feeds, fetch and other settings of the command line.
     """
     feeds = read_feeds(wanted.feeds) if wanted.feeds else _no_feeds
     asking = _Asking(
@@ -144,7 +144,7 @@ def _no_feeds(step: int, worker: int, size: int) -> dict[str, Value]:
 
 
 def _measurable(asking: _Asking) -> tuple[tuple[TableIds, ...], list[str]]:
-    """The tables whose ids can be known without training, and why others' cannot."""
+    """The tables whose ids can be computed without training, and the reasons for the others."""
     captured, spec = asking.analysed.captured, asking.analysed.spec
     needed = None
     if asking.wanted.fetch:
@@ -156,7 +156,7 @@ def _measurable(asking: _Asking) -> tuple[tuple[TableIds, ...], list[str]]:
 
 
 def _collect_ids(asking: _Asking, tables: Sequence[TableIds], steps: int) -> list[list[list[LookedUpIds]]]:
-    """What each worker asks of each table in each step, `[worker][step][table]`, until its data ends."""
+    """The ids that each worker looks up in each table in each step, `[worker][step][table]`, until its data ends."""
     tensors = [one.tensor for table in tables for one in table.tensors]
     inputs = asking.inputs(tensors)
     return [_seen_by(asking, inputs, tables, rank, steps) for rank in range(asking.workers)]

@@ -1,1 +1,1 @@
-"""The state of a job in the memory of its hosts: each owner's rows on two of them, for a start without a folder."""
+"""Replicates a job's state in the memory of its hosts: each owner's rows on two hosts, to restart without a folder."""

@@ -1,11 +1,11 @@
-"""Which set the workers of a start go on from, when each has told which parts its host has.
+"""Selects the set that a restarted job resumes from, given the parts that each worker's host reports.
 
-A set is complete when every part of it is on a host that is there. Of the complete ones that of the latest generation
-counts, and of its sets the last: what a host has of an earlier generation, which was away meanwhile, is of the past.
+A set is complete when every part of it is on a host of the job. Of the complete sets, those of the latest generation
+count, and of these the last: a host that was away may have an earlier generation, which is outdated.
 
-Why one is always complete when one host is lost, at any instant: each part is on two hosts, or, where all have it
-alike, on all of them. Sets before number n are given up by a host only when n is on all hosts, and a generation only
-when the next one has its set 0 on all of them (store.py).
+One set is always complete when one host is lost, at any instant: each part is on two hosts or, if it is replicated, on
+all of them. A host discards the sets before number n only when n is on all hosts, and a generation only when the next
+one has its set 0 on all of them (store.py).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class PartFound:
         generation: as `PartHead.generation`.
         owner: as `PartHead.owner`.
         workers: how many owners there are.
-        sets: those that can be read, number -> global step.
+        sets: the readable ones, number -> global step.
     """
 
     generation: int
@@ -37,13 +37,13 @@ class PartFound:
 
 @dataclass(frozen=True, slots=True)
 class ChosenSet:
-    """The set to go on from.
+    """The set to resume from.
 
     Attributes:
-        generation, number: which it is.
+        generation, number: identify it.
         step: its global step.
         workers: how many owners there are.
-        readers: part -> the worker that reads it; of parts that were on one host alone, those that are there.
+        readers: part -> the worker that reads it; of parts that were on one host alone, the existing ones.
     """
 
     generation: int
@@ -54,12 +54,12 @@ class ChosenSet:
 
 
 def newest_generation(found: Sequence[Sequence[PartFound]]) -> int:
-    """The highest that any host knows; 0 where there is none."""
+    """The highest generation that any host has; 0 if there is none."""
     return max((one.generation for parts in found for one in parts), default=0)
 
 
 def choose_set(found: Sequence[Sequence[PartFound]]) -> ChosenSet | None:
-    """The set that the workers go on from; None where the job has not come to its first.
+    """Selects the set that the workers resume from; None if the job did not complete its first set.
 
     Args:
         found: for each worker the parts on its host.
@@ -98,7 +98,7 @@ def choose_set(found: Sequence[Sequence[PartFound]]) -> ChosenSet | None:
 
 
 def _one_of(readers: Sequence[int], owner: int) -> int:
-    """One of them, not the same for all parts."""
+    """Selects one of the readers, not the same for all parts."""
     return readers[owner % len(readers)]
 
 

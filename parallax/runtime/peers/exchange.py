@@ -1,4 +1,4 @@
-"""How parts go from the host of their owner to another one: in a ring of hosts, each to the next."""
+"""Sends parts from the host of their owner to another host: in a ring of hosts, each to the next."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ _FIRST_PAUSE_S, _LAST_PAUSE_S = 5e-5, 1e-3
 
 @dataclass(frozen=True, slots=True)
 class Ring:
-    """Who sends to whom.
+    """A worker's neighbours in the ring.
 
     Attributes:
-        target: the worker that gets this worker's part; None where there is one host.
-        senders: the workers whose parts this worker gets.
+        target: the worker that receives this worker's part; None if there is one host.
+        senders: the workers whose parts this worker receives.
     """
 
     target: int | None
@@ -29,10 +29,10 @@ class Ring:
 
 
 def ring(hosts: Sequence[int], rank: int) -> Ring:
-    """The place of a worker in the ring.
+    """Returns the neighbours of a worker in the ring.
 
     Args:
-        hosts: the number of each worker's host.
+        hosts: the host number of each worker.
         rank: of the worker.
     """
     targets = [_target(hosts, one) for one in range(len(hosts))]
@@ -40,7 +40,7 @@ def ring(hosts: Sequence[int], rank: int) -> Ring:
 
 
 def _target(hosts: Sequence[int], rank: int) -> int | None:
-    """A worker on the next host, the one with the same place there as far as that has so many."""
+    """The worker on the next host with the same local rank, modulo the number of workers there."""
     by_host: dict[int, list[int]] = {}
     for other, host in enumerate(hosts):
         by_host.setdefault(host, []).append(other)
@@ -52,16 +52,16 @@ def _target(hosts: Sequence[int], rank: int) -> int | None:
 
 
 def exchange(comm: Comm, place: Ring, pieces: Iterable[Buffer], deliver: Callable[[int, Array], None]) -> int:
-    """Sends this worker's pieces, and takes those of its senders as they come; every worker must call it.
+    """Sends this worker's pieces, and receives those of its senders as they arrive; every worker must call it.
 
     Args:
         comm: communicator of the workers, for this alone.
         place: of this worker.
-        pieces: what it sends; each of at most PIECE_BYTES.
-        deliver: is given a sender's rank and a piece, uint8 `[n]`, in the order of the sender.
+        pieces: the pieces to send; each of at most PIECE_BYTES.
+        deliver: called with a sender's rank and a piece, uint8 `[n]`, in the sender's order.
 
     Returns:
-        How many bytes were sent.
+        The number of bytes sent.
     """
     from mpi4py import MPI
 
@@ -95,7 +95,7 @@ def exchange(comm: Comm, place: Ring, pieces: Iterable[Buffer], deliver: Callabl
 
 
 def cut(pieces: Iterable[Buffer]) -> Iterable[Buffer]:
-    """The same bytes in pieces of at most PIECE_BYTES; small ones that follow each other are put together."""
+    """Splits bytes into pieces of at most PIECE_BYTES; consecutive small ones are merged."""
     small = bytearray()
     for piece in pieces:
         view = memoryview(piece).cast("B") if memoryview(piece).nbytes else memoryview(b"")

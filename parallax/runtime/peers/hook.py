@@ -1,7 +1,7 @@
-"""Keeps a job's state in the memory of its hosts: at the start, and after every so many steps of training.
+"""Saves a job's state to the memory of its hosts: at the start, and at a fixed interval of training steps.
 
-Runs that count are those of checkpoints (checkpoint/step_runs.py). The workers write one set together, after the same
-run. A start writes all rows of set 0, then every set the touched rows alone of variables that are updated by row.
+It counts the same runs as checkpoints do (checkpoint/step_runs.py). The workers write one set together, after the same
+run. A start writes all rows as set 0; every later set has only the touched rows of variables that are updated by row.
 """
 
 from __future__ import annotations
@@ -30,20 +30,20 @@ from parallax.runtime.supervisor.control import tell_saved
 from parallax.runtime.worker.preemption import Preemption
 from parallax.runtime.worker.session.run_context import WorkerContext
 
-_TELL_S = 1.0  # between two words to the launcher on how far the state is
+_TELL_S = 1.0  # interval of progress reports to the launcher
 
 
 @dataclass
 class PeerMemory:
-    """The state of a job in the memory of hosts, as one worker takes part in keeping it.
+    """The state of a job in the memory of hosts, one worker's part in it.
 
     Attributes:
-        every: so many steps are from one set to the next.
+        every: the number of steps from one set to the next.
         store: writes.
         snapshot: reads the variables.
-        held: the variables, which a recovered state is written to.
-        recovered: what this start goes on from; None for a start without.
-        positions: where random streams and the input are.
+        held: the variables, to which a recovered state is written.
+        recovered: the state that this start resumes from; None without one.
+        positions: of random streams and input pipelines.
         alone: the variables of which each row is on one host only.
         is_shared: whether there is another host.
         seconds: how long training has waited for sets.
@@ -64,7 +64,7 @@ class PeerMemory:
     is_new: bool = True
 
     def load(self, session: Session) -> bool:
-        """Goes on from the recovered state, if there is one, and says whether; every worker must call it."""
+        """Loads the recovered state, if there is one, and returns whether it did; every worker must call it."""
         state, self.recovered = self.recovered, None
         if state is None:
             return False
@@ -81,7 +81,7 @@ class PeerMemory:
         return True
 
     def begin(self, session: Session) -> int:
-        """Writes set 0 of a new generation; every worker must call it. Gives its step."""
+        """Writes set 0 of a new generation; every worker must call it. Returns its step."""
         generation = next_generation(self.store.folder, self.store.comm)
         self.store.begin(generation, self.snapshot.heads(generation), self.snapshot.bases(session))
         step = self._write(session, 0)
@@ -94,9 +94,9 @@ class PeerMemory:
         return step
 
     def hold(self, graph: Graph, places: Places) -> None:
-        """Goes by other places from now on; builds what that needs in the default graph, a worker's.
+        """Switches to another placement of rows; builds the ops for it in the default graph, a worker's.
 
-        The next set is the first of a generation, and in all that follow variables are whole.
+        The next set is the first of a generation, and in all later sets variables are stored in full.
         """
         comm, is_first = self.store.comm, self.store.is_first
         self.held = hold(stored_variables(graph), places, comm)
@@ -105,7 +105,7 @@ class PeerMemory:
         self.is_new = True
 
     def write(self, session: Session) -> int:
-        """Writes the next set; every worker must call it. Gives its step."""
+        """Writes the next set; every worker must call it. Returns its step."""
         if self.is_new:
             return self.begin(session)
         began_s = time.monotonic()
@@ -114,7 +114,7 @@ class PeerMemory:
         return step
 
     def tell_cost(self) -> None:
-        """Tells what sets have taken, on worker 0."""
+        """Logs the cost of the sets, on worker 0."""
         if self.store.comm.Get_rank() or not self.sets:
             return
         sent, taken = bytes_text(self.store.sent_bytes // self.sets), bytes_text(self.store.memory_bytes())
@@ -136,10 +136,10 @@ class PeerMemoryHook(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
     """Writes sets around the runs of a session.
 
     Attributes:
-        memory: what is kept.
-        worker: whose runs are looked at.
-        runs: which of them train.
-        ends_early: whether this hook ends a job that is to go on on other hosts; else that of checkpoints does.
+        memory: the state in memory.
+        worker: the worker whose runs are inspected.
+        runs: identifies the training runs.
+        ends_early: whether this hook ends a job that must continue on other hosts; else the hook of checkpoints does.
     """
 
     memory: PeerMemory
@@ -151,7 +151,7 @@ class PeerMemoryHook(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
     _preemption: Preemption = field(init=False)
 
     def after_create_session(self, session: Session, coord: Coordinator) -> None:
-        """Writes the state at the start."""
+        """Writes the initial state."""
         if self.ends_early:
             self._preemption = Preemption(self.memory.store.comm)
             if self.memory.positions is not None:
@@ -160,7 +160,7 @@ class PeerMemoryHook(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
             self._written_step = self.memory.begin(session)
 
     def after_run(self, run_context: RunContext, run_values: RunValues) -> None:
-        """Writes a set when it is time."""
+        """Writes a set when it is due."""
         if not self.runs.has_trained():
             return
         if self.worker.run is not None:
@@ -183,7 +183,7 @@ class PeerMemoryHook(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
             self._told_s = time.monotonic()
 
     def end(self, session: Session) -> None:
-        """Tells what it has cost."""
+        """Logs the cost."""
         self.memory.tell_cost()
 
     def _step(self, session: Session) -> int:

@@ -1,4 +1,4 @@
-"""Puts together what keeps a worker's state in the memory of hosts."""
+"""Builds the objects that save a worker's state to the memory of hosts."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def memory_folder(config: CheckPointConfig) -> Path:
     """The folder of this worker's host.
 
     Raises:
-        SessionError: the launcher has not said which job this is.
+        SessionError: the launcher has not named the job.
     """
     job = settings().memory_job
     if job is None:
@@ -43,11 +43,11 @@ def memory_folder(config: CheckPointConfig) -> Path:
 
 
 def state_in_memory(config: CheckPointConfig, comm: Comm) -> RecoveredState | None:
-    """What this start goes on from, if hosts have something; every worker must call it.
+    """Finds the state that this start resumes from, if hosts have any; every worker must call it.
 
     Raises:
-        CheckpointError: on all workers, when there was a state, and not all of it is there; on this one, when its
-            host's folder cannot be made, or another user has put something under its name.
+        CheckpointError: on all workers, when there was a state, and it is incomplete; on this one, when its host's
+            folder cannot be made, or another user has created a file under its name.
     """
     folder = memory_folder(config)
     try:
@@ -70,16 +70,16 @@ def peer_memory(
     recovered: RecoveredState | None,
     alone: frozenset[str],
 ) -> PeerMemory:
-    """Adds what the state in memory needs to the default graph, a worker's; every worker must call it.
+    """Adds the ops for the state in memory to the default graph, a worker's; every worker must call it.
 
     Args:
         graph: the user's graph.
-        places: where the rows of its variables are.
-        config: how often, and where.
+        places: the placement of its variables' rows.
+        config: interval and folder.
         members: the job.
-        touched: which rows are remembered.
-        positions: what is kept besides.
-        recovered: what this start goes on from.
+        touched: the recorded touched rows.
+        positions: the positions stored in addition.
+        recovered: the state that this start resumes from.
         alone: the variables of which each row is on one host only.
     """
     comm, hosts = members.workers.Dup(), members.parcel.hosts

@@ -1,20 +1,20 @@
 """The files of one part of a job's state in the memory of a host; they outlive the process that writes them.
 
-A part is what one worker owns, or what all workers have alike. It is kept as sets with the numbers 0, 1, 2, ...: of
-variables that are updated by row, the rows of set 0 and then, in a record of each set, the rows that were touched since
-the set before; of all others, the whole value in each record.
+A part is the state that one worker owns, or the replicated state. It is stored as sets with the numbers 0, 1, 2, ...:
+of variables that are updated by row, the rows of set 0 and then, in a record of each set, the rows that were touched
+since the set before; of all other variables, the whole value in each record.
 
-    head.json         of which job's start the part is, and what variables it has
+    head.json         the start of the job that the part belongs to, and the part's variables
     base-V            rows of variable V: those of set `folded`, or between that and set `folding`
     progress          the two numbers
     record-NUMBER     one set
 
-A record gets its name when all of it is there. Records are put into the base in place, which may be broken off: until
-`folded` says that it is done the records are still there, and put in again they give the same. So whoever is killed
-when, a set can be read that is at `folding` or later and whose records since `folded` are all there. That `folding` is
-on all hosts is up to the caller.
+A record is renamed to its final name when it is complete. Records are folded into the base in place, which may be
+interrupted: until `folded` says that folding is done the records still exist, and folding them again gives the same
+result. So whenever a process is killed, a set can be read that is at `folding` or later and whose records since
+`folded` all exist. The caller must ensure that `folding` is on all hosts.
 
-The head, the two numbers and each record have a version and checksums; what does not agree with them is not read. The
+The head, the two numbers and each record have a version and checksums; data that does not match them is not read. The
 base has none: it changes in place at each set, as the variables in the worker's own memory do.
 """
 
@@ -49,11 +49,11 @@ from parallax.runtime.peers.part_records import (
 from parallax.runtime.supervisor.control import checksum, seal
 
 COMMON = -1
-"""The number of the part that all workers have alike; the others have the rank of their owner, or `lone` of it."""
+"""The number of the replicated part; other parts have the rank of their owner, or `lone` of it."""
 
 
 def lone(rank: int) -> int:
-    """The number of the part with those of a worker's rows that are on its own host alone; the same back again."""
+    """The number of the part with the rows that a worker has on its own host alone; the function is its own inverse."""
     return -2 - rank
 
 
@@ -65,17 +65,17 @@ class PartFiles:
     """Writes the files of one part.
 
     Args:
-        folder: of this part alone; must not be there.
-        head: which part it is.
+        folder: of this part alone; must not exist.
+        head: identifies the part.
 
     Raises:
-        OSError: there is no room.
+        OSError: there is no space.
     """
 
     def __init__(self, folder: Path, head: PartHead) -> None:
         self._folder = folder
         self._head = head
-        self._bases: dict[int, Array] = {}  # stay mapped: a page is then looked up once, and not at each set
+        self._bases: dict[int, Array] = {}  # stay mapped: a page is then looked up once, and not for each set
         folder.mkdir(parents=True)
         for at, one in enumerate(head.variables):
             if one.by_row:
@@ -92,18 +92,18 @@ class PartFiles:
             file.write(bytes_of_array(rows))
 
     def begin(self) -> UnfinishedSet:
-        """A record that comes in pieces."""
+        """Returns a record that is written in pieces."""
         return UnfinishedSet(self._folder)
 
     def add(self, record: SetRecord) -> None:
-        """Writes a record, which is there when this returns."""
+        """Writes a record, which is complete when this returns."""
         unfinished = self.begin()
         for piece in record.pieces():
             unfinished.write(piece)
         unfinished.finish()
 
     def fold(self, number: int) -> None:
-        """Sets before `number` can no longer be read; to be called when that set is on all hosts."""
+        """Discards the sets before `number`; to be called when that set is on all hosts."""
         found = records_of(self._folder)
         folded, _ = _progress(self._folder)
         if number <= folded:
@@ -127,7 +127,7 @@ class PartFiles:
 
 
 class UnfinishedSet:
-    """A record whose bytes come one after the other."""
+    """A record whose bytes arrive in sequence."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -138,7 +138,7 @@ class UnfinishedSet:
         self._file.write(piece)
 
     def finish(self) -> None:
-        """Gives it its name, by the number that it has itself."""
+        """Gives it its final name, from the number that it contains."""
         self._file.flush()
         self._file.seek(0)
         number = read_record_head(self._file).number
@@ -166,11 +166,11 @@ class PartView:
         self._set = read_record(found[number], self.head)
 
     def has(self, op: str) -> bool:
-        """Whether the part has something of a variable."""
+        """Whether the part has data of a variable."""
         return op in self._places
 
     def variable(self, op: str) -> PartVariable:
-        """What it has of a variable."""
+        """The part's data of a variable."""
         return self.head.variables[self._places[op]]
 
     def value(self, op: str) -> Buffer:
@@ -204,12 +204,12 @@ def read_head(folder: Path) -> PartHead:
 
 
 def is_part(folder: Path) -> bool:
-    """Whether a folder is that of a part; its writer may have been killed before it was."""
+    """Whether a folder is that of a part; its writer may have been killed before it became one."""
     return (folder / _HEAD).exists()
 
 
 def sets_of(folder: Path) -> dict[int, int]:
-    """The sets of a part that can be read: number -> global step. A damaged record is as none.
+    """The readable sets of a part: number -> global step. A damaged record counts as missing.
 
     Raises:
         CheckpointError: the head, the numbers or a base is damaged, without which no set can be read.
@@ -237,7 +237,7 @@ def records_of(folder: Path) -> dict[int, Path]:
 
 
 def memory_bytes(folders: Iterable[Path]) -> int:
-    """The memory that files of parts take now."""
+    """The memory that files of parts currently use."""
     return sum(path.stat().st_blocks * 512 for folder in folders for path in folder.rglob("*") if path.is_file())
 
 
@@ -271,7 +271,7 @@ def _progress(folder: Path) -> tuple[int, int]:
 
 
 def _write(path: Path, pieces: Iterable[Buffer]) -> None:
-    """Writes a file that is there in whole or not at all."""
+    """Writes a file atomically: it is complete or absent."""
     unfinished = path.with_name(path.name + _UNFINISHED)
     with unfinished.open("wb") as file:
         for piece in pieces:

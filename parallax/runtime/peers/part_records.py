@@ -1,4 +1,4 @@
-"""What stands in the files of a part: its head and its records, each with a version and checksums."""
+"""Formats of a part's files: the head and the records, each with a version and checksums."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from parallax.base.types import Array, Buffer
 from parallax.runtime.supervisor.control import DamagedMessage, checksum, read_sealed, seal
 
 RECORD = "record-"
-"""Begins the name of a record's file; its number follows."""
+"""Prefix of the name of a record's file; its number follows."""
 
 _LENGTH = struct.Struct("<Q")
 _LARGEST_HEAD_BYTES = 1 << 26  # of a record
@@ -28,14 +28,14 @@ _Value = TypeVar("_Value")
 
 @dataclass(frozen=True, slots=True)
 class PartVariable:
-    """What a part has of one variable.
+    """A part's data of one variable.
 
     Attributes:
         op: the variable op in the user's graph.
-        rows: how many rows are in the part; 1 for a value that has none.
-        row_bytes: bytes of a row; 0 for a value that has none.
+        rows: the number of rows in the part; 1 for a value without rows.
+        row_bytes: bytes of a row; 0 for a value without rows.
         by_row: whether records have its touched rows; else all of it.
-        pattern: who owns which row, as in `Ownership`; empty where the part has all rows.
+        pattern: the owner of each row, as in `Ownership`; empty if the part has all rows.
     """
 
     op: Text
@@ -47,13 +47,13 @@ class PartVariable:
 
 @dataclass(frozen=True, slots=True)
 class PartHead:
-    """Which part it is.
+    """Identifies a part.
 
     Attributes:
-        generation: how often the job's state was put into the memory of hosts anew, this time included.
+        generation: how often the job's state was stored from scratch in the memory of hosts, including this time.
         owner: the rank of the worker whose rows it has, `lone` of it, or COMMON.
-        workers: how many there were.
-        variables: what it has.
+        workers: the number of workers then.
+        variables: its data.
     """
 
     generation: Count
@@ -64,7 +64,7 @@ class PartHead:
 
 @dataclass(frozen=True, slots=True)
 class RecordHead:
-    """What a record says of itself.
+    """The header of a record.
 
     Attributes:
         number, step: as in `SetRecord`.
@@ -111,7 +111,7 @@ class SetRecord:
 
 
 def read_record(path: Path, head: PartHead) -> SetRecord:
-    """A record; its rows are read again from the file when they are used.
+    """Opens a record; its rows are read from the file again when they are used.
 
     Raises:
         CheckpointError: it is damaged, or another part's.
@@ -144,7 +144,7 @@ def read_record(path: Path, head: PartHead) -> SetRecord:
 
 
 def read_record_head(file: BinaryIO) -> RecordHead:
-    """The head at the beginning of a record's file, which is left at the first byte after it.
+    """Reads the header at the beginning of a record's file, and leaves the position at the first byte after it.
 
     Raises:
         CheckpointError: it is damaged.
@@ -157,7 +157,7 @@ def read_record_head(file: BinaryIO) -> RecordHead:
 
 
 def read_value(path: Path, data: bytes, kind: type[_Value]) -> _Value:
-    """What a sealed line of a file holds.
+    """The value of a sealed line of a file.
 
     Raises:
         CheckpointError: it is damaged, or of another version.
@@ -170,7 +170,7 @@ def read_value(path: Path, data: bytes, kind: type[_Value]) -> _Value:
 
 
 def damaged_file(path: Path, how: str) -> CheckpointError:
-    """What is raised where a file is not as it was written."""
+    """The error about a corrupted file."""
     return CheckpointError(f"What is kept in the memory of a host must be as it was written, and {path}: {shown(how)}.")
 
 
@@ -179,5 +179,5 @@ def _checksum_of_rows(numbers: Array, rows: Array) -> int:
 
 
 def bytes_of_array(array: Array) -> memoryview:
-    """The bytes of an array; a copy only where they are not in one piece."""
+    """The bytes of an array; copied only if they are not contiguous."""
     return np.ascontiguousarray(array).reshape(-1).view(np.uint8).data

@@ -1,7 +1,7 @@
-"""Reads the state of a job from the memory of its hosts, under whatever plan it is started again.
+"""Reads a job's state from the memory of its hosts, under whatever plan the job is restarted with.
 
-Every worker tells which parts its host has, and all choose the same set. A range of rows is brought to worker 0 by who
-reads its parts, and goes from there to its owners, by the calls with which a checkpoint is loaded.
+Every worker reports the parts that its host has, and all select the same set. Worker 0 receives each range of rows from
+the workers that read its parts, and sends it to its owners, by the calls with which a checkpoint is loaded.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ from parallax.runtime.worker.barrier import barrier
 
 @dataclass(frozen=True)
 class RecoveredState:
-    """A set that is complete, as one worker takes part in reading it.
+    """A complete set, one worker's part in reading it.
 
     Attributes:
         folder: of this worker's host.
         comm: communicator of the workers.
-        chosen: which set.
+        chosen: the set.
     """
 
     folder: Path
@@ -54,7 +54,7 @@ class RecoveredState:
 
     @cached_property
     def patterns(self) -> Mapping[str, tuple[int, ...]]:
-        """Variable op -> who owned its rows, of those whose rows were spread over the workers; on all workers."""
+        """Variable op -> the former owners of its rows, for variables sharded over the workers; on all workers."""
         own = {one.op: one.pattern for view in self.views.values() for one in view.head.variables if one.pattern}
         return {op: pattern for found in self.comm.allgather(own) for op, pattern in found.items()}
 
@@ -66,7 +66,7 @@ class RecoveredState:
 
     @property
     def lost(self) -> tuple[int, ...]:
-        """The owners whose rows of such variables are not there."""
+        """The owners whose rows of such variables are lost."""
         return tuple(rank for rank in range(self.chosen.workers) if lone(rank) not in self.chosen.readers)
 
     def load(self, session: Session, held: Sequence[StoredVariable]) -> list[str]:
@@ -77,10 +77,10 @@ class RecoveredState:
             held: the variables, under the plan of this start.
 
         Returns:
-            Those of which some rows are lost, and stay what they are.
+            Those of which some rows are lost, and keep their current values.
 
         Raises:
-            CheckpointError: on all workers, when the state has not all of them.
+            CheckpointError: on all workers, when the state does not have all of them.
         """
         known = {one.op for view in self.views.values() for one in view.head.variables}
         everywhere = set().union(*self.comm.allgather(known))
@@ -101,7 +101,7 @@ class RecoveredState:
         return sorted(one.stored.op for one in held if one.stored.op in self.alone) if self.lost else []
 
     def positions(self) -> StoredPositions | None:
-        """Where random streams and the input were; every worker must call it. None where that was not kept."""
+        """The positions of random streams and input pipelines; None if not stored. Every worker must call it."""
         own = {owner: _positions(view, WORKERS, 0, 1) for owner, view in self.views.items() if view.has(WORKERS)}
         by_owner = {owner: row for found in self.comm.allgather(own) for owner, row in found.items()}
         named = [_names(view) for view in self.views.values() if view.has(NAMES)]
@@ -118,7 +118,7 @@ class RecoveredState:
             stored: the variable.
             first: the first row.
             count: how many.
-            below: on worker 0, what stands where rows are lost.
+            below: on worker 0, the values used for lost rows.
         """
         pattern = self.patterns.get(stored.op)
         if pattern is None:
@@ -149,7 +149,7 @@ class RecoveredState:
         return None if data is None else tf.make_ndarray(TensorProto.FromString(data))
 
     def _to_worker_0(self, owner: int, data: Picklable) -> Picklable:
-        """What the reader of a part has of it, on worker 0."""
+        """Sends data from the reader of a part to worker 0."""
         reader, rank = self.chosen.readers[owner], self.comm.Get_rank()
         barrier(self.comm)
         if reader and rank == reader:
@@ -160,17 +160,17 @@ class RecoveredState:
 
 
 def recovered_state(folder: Path, comm: Comm) -> RecoveredState | None:
-    """The state that the hosts of these workers have; every worker must call it.
+    """Finds the state that the hosts of these workers have; every worker must call it.
 
     Args:
         folder: of this worker's host.
         comm: communicator of the workers.
 
     Returns:
-        None where there is none.
+        None if there is none.
 
     Raises:
-        CheckpointError: on all workers, when there was one, and not all of it is there.
+        CheckpointError: on all workers, when there was one, and it is incomplete.
     """
     chosen = choose_set(comm.allgather(parts_in(folder)))
     return None if chosen is None else RecoveredState(folder, comm, chosen)
@@ -182,7 +182,7 @@ def next_generation(folder: Path, comm: Comm) -> int:
 
 
 def _cast(stored: CheckpointEntry, rows: Array) -> Value:
-    """Bytes of rows as the variable has them."""
+    """Converts bytes of rows to the variable's type and shape."""
     return rows.view(tf.as_dtype(stored.dtype).as_numpy_dtype).reshape(len(rows), *(stored.shape or ())[1:])
 
 

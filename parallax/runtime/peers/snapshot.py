@@ -1,6 +1,6 @@
-"""What a worker reads of its variables for one set: in one run of TensorFlow, which also forgets the touched rows.
+"""Reads a worker's variables for one set, in one run of TensorFlow, which also resets the touched rows.
 
-A worker's own part is what the plan spreads over the workers; all others have the same values on all workers, and the
+A worker's own part is the state that the plan shards over the workers; all other variables are replicated, and the
 first worker of each host reads them.
 """
 
@@ -38,9 +38,9 @@ class _Part:
 
     Attributes:
         owner: of the part.
-        variables: what it has.
-        tables: the touched rows' numbers, and what reads these rows of each variable, by its place.
-        wholes: what reads the others, by place.
+        variables: its data.
+        tables: the touched rows' numbers, and the readers of these rows of each variable, by its place.
+        wholes: the readers of the others, by place.
         bases: the row ops of the variables that are updated by row, by place.
     """
 
@@ -62,7 +62,7 @@ class _Part:
                 yield at, first, _bytes(ops.read(session, first, first + count), one.row_bytes)
 
     def record(self, number: int, step: int, found: Any) -> SetRecord:
-        """A set of what was read."""
+        """The record of a set, from the values read."""
         tables, wholes = found
         rows = {
             at: (numbers, _bytes(values, self.variables[at].row_bytes))
@@ -84,7 +84,7 @@ class Snapshot:
     Attributes:
         parts: those that this worker reads: its own, which is sent, and others.
         step: the global step.
-        clear: forgets the touched rows, after they were read.
+        clear: resets the touched rows, after they were read.
         workers: how many there are.
     """
 
@@ -98,12 +98,12 @@ class Snapshot:
         return {one.owner: one.head(generation, self.workers) for one in self.parts}
 
     def bases(self, session: Session) -> dict[int, BaseRows]:
-        """What `PeerStore.begin` takes; the touched rows are forgotten first."""
+        """The rows for `PeerStore.begin`; the touched rows are reset first."""
         session.run(self.clear)
         return {one.owner: one.base_rows(session) for one in self.parts}
 
     def read(self, session: Session, number: int) -> dict[int, SetRecord]:
-        """The records of the set of this number, as `PeerStore.add` takes them."""
+        """Reads the records of a set, for `PeerStore.add`."""
         step, found, _ = session.run([self.step, [(one.tables, one.wholes) for one in self.parts], self.clear])
         return {one.owner: one.record(number, int(step), read) for one, read in zip(self.parts, found, strict=True)}
 
@@ -116,18 +116,18 @@ def snapshot(
     step: Tensor,
     alone: Collection[str] = (),
 ) -> Snapshot:
-    """Adds what reads sets to the default graph, a worker's.
+    """Adds the ops that read sets to the default graph, a worker's.
 
     Args:
         held: all variables, and those of positions.
-        marks: what remembers touched rows.
+        marks: the records of touched rows.
         comm: communicator of the workers.
         is_first: whether this worker is the first of its host.
         step: tensor of the global step.
         alone: the variables of which each row is on one host only.
 
     Raises:
-        CheckpointError: when servers hold a variable.
+        CheckpointError: when a variable is on servers.
     """
     rank = comm.Get_rank()
     own, single, common = _Part(rank), _Part(lone(rank)), _Part(COMMON)
@@ -184,7 +184,7 @@ def _ops(one: Any) -> RowOps:
 
 
 def _gather(ops: RowOps, numbers: Tensor) -> Tensor:
-    """Rows of a variable, as they are before anybody trains on."""
+    """Gathers rows of a variable, before any worker trains on."""
     with tf.device(ops.variable.device or None), tf.control_dependencies(ops.up_to_date):
         if ops.variable.dtype == tf.resource:
             return tf.raw_ops.ResourceGather(resource=ops.variable, indices=numbers, dtype=ops.rows.dtype)

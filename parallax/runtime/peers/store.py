@@ -1,14 +1,14 @@
-"""What one worker keeps of the job's state in the memory of its host, and of another worker's on another host.
+"""Stores a worker's part of the job's state in the memory of its host, and the part of another host's worker.
 
-Each worker keeps the part of the rows that it owns, and those of its senders in the ring; the first worker of each host
-keeps what all have alike, which goes nowhere. A set is written in three moves:
+Each worker stores the part of the rows that it owns, and the parts of its senders in the ring. The first worker of each
+host stores the replicated state, which is not sent. A set is written in three steps:
 
-1. what the set before was ended with is waited for: it is on all hosts, and sets before that one are given up;
-2. own and received records are written;
-3. a barrier is begun, which is over when all workers have done that. Nobody waits for it now.
+1. it waits for the barrier of the previous set: that set is then on all hosts, and earlier sets are discarded;
+2. local and received records are written;
+3. it starts a barrier, which completes when all workers have written their records. No worker waits for it now.
 
-Whoever is killed when, of two sets that follow each other one is on all hosts that had a part in it. A start of the job
-has a generation of its own, and gives up those before when its set 0 is on all hosts.
+Whenever a process is killed, one of two consecutive sets is on all hosts that had a part in it. A start of the job has
+its own generation, and discards earlier ones when its set 0 is on all hosts.
 """
 
 from __future__ import annotations
@@ -45,13 +45,13 @@ BaseRows = Iterable[tuple[int, int, Array]]
 
 
 def part_folder(folder: Path, generation: int, owner: int) -> Path:
-    """The folder of a part in that of its host."""
+    """The folder of a part, inside its host's folder."""
     name = "common" if owner == COMMON else f"worker-{owner}" if owner >= 0 else f"lone-{lone(owner)}"
     return folder / f"{generation}" / name
 
 
 def parts_in(folder: Path) -> list[PartFound]:
-    """The parts that a host has; a damaged one is left out, and another host may have its rows."""
+    """The parts that a host has; a damaged one is left out, because another host may have its rows."""
     found = []
     for part in sorted(folder.glob("*/*")):
         if not is_part(part):
@@ -66,7 +66,7 @@ def parts_in(folder: Path) -> list[PartFound]:
 
 @dataclass
 class PeerStore:
-    """The parts that one worker keeps.
+    """The parts that one worker stores.
 
     Attributes:
         folder: of its host.
@@ -75,7 +75,7 @@ class PeerStore:
         is_first: whether this worker is the first of its host.
         generation: of this start; 0 before `begin`.
         number: of the last set.
-        sent_bytes: in all, to the other host.
+        sent_bytes: total, to the other host.
     """
 
     folder: Path
@@ -89,17 +89,7 @@ class PeerStore:
     _ended: MpiRequest | None = None
 
     def begin(self, generation: int, heads: Mapping[int, PartHead], bases: Mapping[int, BaseRows]) -> None:
-        """Makes the parts of a generation, and fills what is updated by row; every worker must call it.
-
-        Args:
-            generation: above all that any host has.
-            heads: owner -> head, of the parts of which this worker reads the rows: its own, which is sent, and others
-                that stay on this host.
-            bases: owner -> rows, of the same parts.
-
-        Raises:
-            CheckpointError: on this worker, when its host has no room.
-        """
+        """Creates the parts of a generation, and fills variables that are updated by row; every worker must call it."""
         self.settle()
         own = self.comm.Get_rank()
         of_all: list[PartHead] = self.comm.allgather(heads[own])
@@ -111,7 +101,7 @@ class PeerStore:
 
         with self._room():
             self._files = {o: PartFiles(part_folder(self.folder, generation, o), head) for o, head in kept.items()}
-            barrier(self.comm)  # nobody sends to who has no files yet
+            barrier(self.comm)  # no worker sends to one that has no files yet
             for owner in heads.keys() - {own}:
                 for at, low, rows in bases[owner]:
                     self._files[owner].write_base(at, low, rows)
@@ -120,14 +110,7 @@ class PeerStore:
         self.generation, self.number = generation, -1
 
     def add(self, records: Mapping[int, SetRecord]) -> None:
-        """Writes the next set; every worker must call it, and goes on when its own part and what came is written.
-
-        Args:
-            records: owner -> record, of the parts that `begin` was given.
-
-        Raises:
-            CheckpointError: on this worker, when its host has no room.
-        """
+        """Writes the next set; every worker must call it, and returns when its own and received parts are written."""
         self.settle()
         incoming: dict[int, UnfinishedSet] = {}
 
@@ -161,11 +144,11 @@ class PeerStore:
                     remove(before)
 
     def memory_bytes(self) -> int:
-        """The memory that this host's parts take now."""
+        """The memory that this host's parts currently use."""
         return memory_bytes([self.folder])
 
     def _write(self, owner: int, rows: BaseRows) -> Iterator[Buffer]:
-        """This worker's rows of set 0, which are written here before they are sent."""
+        """Writes this worker's rows of set 0 here, and yields them to be sent."""
         for at, low, values in rows:
             self._files[owner].write_base(at, low, values)
             if self.place.target is not None:
@@ -184,4 +167,4 @@ class PeerStore:
 
 
 BASE_BYTES = PIECE_BYTES - _PLACE.size
-"""The most bytes of `BaseRows` at once."""
+"""The maximum of bytes of `BaseRows` at once."""

@@ -1,1 +1,1 @@
-"""A running job goes over to another plan: when, which, and how."""
+"""Switches a running job to another plan: the decision, the choice of plan, and the change itself."""

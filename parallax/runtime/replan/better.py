@@ -1,4 +1,4 @@
-"""Whether another plan is worth a change, and the words for it."""
+"""Decides whether another plan is worth a change, and formats the reason."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from parallax.report.text import ms_text, pluralize
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """What came of comparing the plan in force with the best one.
+    """The result of comparing the current plan with the best one.
 
     Attributes:
-        plan: the better one; None when the job stays with its plan.
-        text: what was compared, for people; lines that end with a newline.
+        plan: the better one; None if the job stays with its plan.
+        text: the comparison, for readers; lines that end with a newline.
     """
 
     plan: Plan | None
@@ -23,14 +23,14 @@ class Comparison:
 
 
 def verdict(now: Plan, now_s: float | None, best: Plan, margin: float, steps: int) -> Comparison:
-    """Compares two plans of one graph by the steps that are predicted with the same profiles.
+    """Compares two plans of one graph by their predicted steps, from the same profiles.
 
     Args:
-        now: the plan in force.
-        now_s: its predicted step in seconds; None when it cannot be predicted.
+        now: the current plan.
+        now_s: its predicted step in seconds; None if it cannot be predicted.
         best: another.
-        margin: by which share of `now_s` the other's step must be shorter.
-        steps: how many steps the profile is of.
+        margin: the share of `now_s` by which the other's step must be shorter.
+        steps: the number of steps in the profile.
     """
     best_s = best.prediction.step_s
     since = f"After {pluralize(steps, 'step')}"

@@ -1,13 +1,13 @@
-"""Goes over to another plan in a session that runs, between two steps.
+"""Switches a running session to another plan, between two steps.
 
-The new plan's graph is added to the session's beside the one that runs (parallax/transform/swap.py), variables that
-the new plan holds elsewhere are moved, and from then on the user's names stand for the new graph. Whatever can fail for
-reasons of the graph or the plan comes first: then nothing has changed, and the job trains on with the plan it has.
+The new plan's graph is added to the session's current graph (parallax/transform/swap.py), variables that the new plan
+stores elsewhere are moved, and from then on the user's names map to the new graph. All steps that can fail because of
+the graph or the plan come first: if one fails, nothing has changed, and the job trains on with its current plan.
 
-A variable after the other gets room in its new place, its rows go through worker 0 in chunks, and the old place is
-given back: a worker never has more than its part of one variable twice, and worker 0 a chunk besides. Names, counters
-and checkpoints are then the new plan's. The old nodes stay in the session, unused, and servers that the new plan does
-not need run idle until the end.
+Variables are moved one at a time: memory is allocated in the new place, the rows go through worker 0 in chunks, and the
+old place is released. A worker never has more than its part of one variable twice, and worker 0 a chunk in addition.
+Names, counters and checkpoints are then the new plan's. The old nodes stay in the session, unused, and servers that the
+new plan does not need run idle until the end.
 """
 
 from __future__ import annotations
@@ -40,14 +40,14 @@ from parallax.transform.swap import SwappedGraph, beside, outside
 
 @dataclass(frozen=True, slots=True)
 class PlanChangeResult:
-    """What came of a change of plan.
+    """The result of a change of plan.
 
     Attributes:
-        refusal: why nothing has changed; empty when the new plan is in force.
+        refusal: why nothing has changed; empty if the new plan is in use.
         variables: how many were moved.
         moved_bytes: bytes of them, on worker 0.
         seconds: how long it took.
-        redrawn: random ops that began anew.
+        redrawn: random ops that restarted.
     """
 
     refusal: str = ""
@@ -58,16 +58,16 @@ class PlanChangeResult:
 
 
 class ChangeOver:
-    """The plan in force on one worker; all workers have one and call `to` after the same run.
+    """The current plan of one worker; all workers have one and call `to` after the same run.
 
     Args:
         members: the job.
         worker: this one's graph.
-        analysed: the user's graph, with what hooks add to it.
-        place: which of the workers this is.
-        worker_graph: of the plan in force.
+        analysed: the user's graph, with the additions of hooks.
+        place: this worker's place among the workers.
+        worker_graph: of the current plan.
         saved: the job's checkpoints, if there are any.
-        guard: compares the workers, if anything does.
+        guard: compares the workers, if enabled.
     """
 
     def __init__(
@@ -85,7 +85,7 @@ class ChangeOver:
         self._worker = worker
         self._analysed = analysed
         self._place = place
-        self._planned = worker_graph  # as the transform made it
+        self._planned = worker_graph  # as returned by the transform
         self._places = places_of(worker_graph)
         self._names: Mapping[str, str] = {}
         self._saved = saved
@@ -94,14 +94,14 @@ class ChangeOver:
         self._number = 1
 
     def to(self, plan: Plan, steps: int) -> PlanChangeResult:
-        """Goes over to a plan; every worker must call it with the same one, between two steps.
+        """Switches to a plan; every worker must call it with the same one, between two steps.
 
         Args:
             plan: the new one.
             steps: how many steps were done before.
 
         Returns:
-            What was done; on all workers a refusal when one of them cannot.
+            The result; on all workers a refusal if one of them cannot switch.
         """
         began_s = time.monotonic()
         self._number += 1
@@ -131,7 +131,7 @@ class ChangeOver:
         return PlanChangeResult("", len(stored), moved_bytes, time.monotonic() - began_s, added.redrawn)
 
     def _agree(self, refusal: str, decided: str) -> str:
-        """Why not all workers can, or would do the same; equal on all of them."""
+        """Returns why some worker cannot switch, or would switch differently; equal on all workers."""
         digest = hashlib.sha256(decided.encode()).hexdigest()
         everyone = self._members.workers.allgather((refusal, digest))
         for rank, (of_rank, other) in enumerate(everyone):
@@ -142,7 +142,7 @@ class ChangeOver:
         return ""
 
     def _move(self, added: SwappedGraph, stored: tuple[CheckpointEntry, ...], places: Places) -> int:
-        """Adds the new graph to the session's and fills the variables that go elsewhere; gives their bytes."""
+        """Adds the new graph to the session's and moves the variables that change place; returns their bytes."""
         session, comm = self._worker.raw, self._members.workers
         open_channels(added.added, comm, self._members.host_workers)
         graph = session.graph
@@ -165,11 +165,11 @@ class ChangeOver:
 
 
 def places_of(worker_graph: WorkerGraph, names: Mapping[str, str] | None = None) -> Places:
-    """Where a plan holds variables.
+    """The placement of variables in a plan.
 
     Args:
         worker_graph: made by it.
-        names: node of the user's graph -> node in the session, where that is another.
+        names: node of the user's graph -> node in the session, if that is another.
     """
     stages = worker_graph.stages
     return Places(
@@ -185,7 +185,7 @@ def places_of(worker_graph: WorkerGraph, names: Mapping[str, str] | None = None)
 
 
 def _add(graph: Graph, added: GraphDef) -> None:
-    """Adds nodes to a graph, which take what they lack from there."""
+    """Adds nodes to a graph, which provides their missing inputs."""
     given = {}
     for name in outside(added):
         if name.startswith("^"):

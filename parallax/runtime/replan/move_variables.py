@@ -1,6 +1,6 @@
-"""Moves variables from where one plan holds them to where another does, a piece at a time through worker 0.
+"""Moves variables from the processes of one plan to those of another, a piece at a time through worker 0.
 
-The same calls bring rows to worker 0 and back that checkpoints are written and read by (parallax/runtime/checkpoint).
+It uses the calls that checkpoints are written and read by (parallax/runtime/checkpoint).
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ v1 = tf.compat.v1
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """One variable that goes elsewhere.
+    """The move of one variable.
 
     Attributes:
-        source: where it is.
-        target: where it goes.
-        make: ops of this worker that give room to what is written, with what each is fed.
-        free: ops of this worker that give room back.
+        source: its current place.
+        target: its new place.
+        make: ops of this worker that allocate the new variables, with their feeds.
+        free: ops of this worker that release memory.
     """
 
     source: StoredVariable
@@ -39,7 +39,7 @@ class Move:
 
 
 def to_be_moved(view: GraphView, before: Places, after: Places) -> tuple[CheckpointEntry, ...]:
-    """The variables that the two hold in other places, in the order of the user's graph."""
+    """The variables that the two place differently, in the order of the user's graph."""
     found = []
     for name, node in view.nodes.items():
         if node.op not in VARIABLES or _place(name, before) == _place(name, after):
@@ -51,12 +51,12 @@ def to_be_moved(view: GraphView, before: Places, after: Places) -> tuple[Checkpo
 
 
 def moves(stored: Sequence[CheckpointEntry], before: Places, after: Places, comm: Comm) -> tuple[Move, ...]:
-    """Builds what moves variables, in the default graph, which must be a worker's that has the ops of both.
+    """Builds the moves of variables in the default graph, which must be a worker's that has the ops of both.
 
     Args:
         stored: the variables.
-        before: where they are.
-        after: where they shall be.
+        before: their current placement.
+        after: their new placement.
         comm: communicator of the workers.
     """
     sources, targets = hold(tuple(stored), before, comm), hold(tuple(stored), after, comm)
@@ -71,7 +71,7 @@ def moves(stored: Sequence[CheckpointEntry], before: Places, after: Places, comm
 
 
 def move(session: Session, one: Move, chunk_bytes: int = CHUNK_BYTES) -> int:
-    """Moves one variable; every worker must call it. Gives the bytes that went through worker 0, on worker 0."""
+    """Moves one variable; every worker must call it. Returns the bytes that went through worker 0, on worker 0."""
     for op, feeds in one.make:
         session.run(op, feeds)
     stored, moved_bytes = one.source.stored, 0
@@ -89,13 +89,13 @@ def _place(op: str, places: Places) -> tuple[object, ...]:
 
 
 def _own(op: str, places: Places, rank: int) -> tuple[str, ...]:
-    """The variables in the session that hold something of a user's one and are this worker's to make and to free."""
+    """The variables in the session that store part of a user's variable, for this worker to allocate and release."""
     served = places.partitions.get(op, ()) if rank == 0 else ()
     return (*(() if op in places.absent else (places.here(op),)), *served)
 
 
 def _make_zeros(op: str, dims: Tensor) -> tuple[Operation, dict[Tensor, Value]]:
-    """An op that makes a variable of zeros, and what it is fed: a constant would stay in the graph."""
+    """An op that allocates a variable of zeros, with its feeds: a constant would stay in the graph."""
     variable = v1.get_default_graph().get_operation_by_name(op)
     handle, dtype = variable.outputs[0], tf.as_dtype(variable.get_attr("dtype"))
     with tf.device(handle.device or None):
@@ -108,7 +108,7 @@ def _make_zeros(op: str, dims: Tensor) -> tuple[Operation, dict[Tensor, Value]]:
 
 
 def _free(op: str) -> Operation:
-    """An op that gives back the memory of a variable; a reference variable, which cannot go, becomes empty."""
+    """An op that releases a variable's memory; a reference variable, which cannot be deleted, becomes empty."""
     handle = v1.get_default_graph().get_operation_by_name(op).outputs[0]
     with tf.device(handle.device or None):
         if handle.dtype == tf.resource:

@@ -1,4 +1,4 @@
-"""What a job shall do about better plans, as the configuration says."""
+"""Replanning options of a job, from its configuration."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from parallax.settings.parts import OFF, ReplanConfig
 
 @dataclass(frozen=True, slots=True)
 class ReplanOptions:
-    """Whether a job looks for a better plan, and what it does with one.
+    """The search for a better plan in a job, and its consequence.
 
     Attributes:
         mode: `ask` or `on`.
-        margin: by which share of the predicted step the other plan must be shorter.
+        margin: the share of the predicted step by which the other plan must be shorter.
         steps: after how many steps.
-        path: where worker 0 writes the other plan; None for a name by the graph, in its working folder.
+        path: where worker 0 writes the other plan; None for a name from the graph, in its working folder.
     """
 
     mode: str
@@ -29,10 +29,10 @@ class ReplanOptions:
 
 
 def replan_options(config: Config, wanted: Settings) -> ReplanOptions | None:
-    """The wish of a configuration in which the command line goes first already; None when plans stay as they are.
+    """The options of a configuration that includes the command line's settings; None if plans do not change.
 
     Raises:
-        ConfigError: when the command line names steps for nothing.
+        ConfigError: when the command line names steps without replanning.
     """
     asked: ReplanConfig = config.replan
     if asked.mode == OFF:
@@ -44,10 +44,10 @@ def replan_options(config: Config, wanted: Settings) -> ReplanOptions | None:
 
 
 def check_possible(wish: ReplanOptions | None, config: Config, sync: bool) -> None:
-    """Refuses before the start a wish that cannot be met.
+    """Refuses options that are impossible, before the start.
 
     Raises:
-        ConfigError: there is nothing to predict seconds from, or no step at which all workers are.
+        ConfigError: there is no profile to predict seconds from, or no step common to all workers.
     """
     if wish is None:
         return

@@ -1,7 +1,7 @@
-"""Tries numbers of partitions in the running job, and stays with the one whose steps are the shortest.
+"""Tries numbers of partitions in the running job, and selects the one with the shortest steps.
 
-Each number is measured in WARM_UP + TIMED steps, after a change of plan (change_over.py); which number comes next is
-said by parallax/analysis/whatif/partition_search.py. All numbers are printed with their steps.
+Each number is measured in WARM_UP + TIMED steps, after a change of plan (change_over.py);
+parallax/analysis/whatif/partition_search.py selects the next number. All numbers are printed with their steps.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from parallax.runtime.worker.session.run_context import TrainingRuns, WorkerCont
 from parallax.settings.config import Config
 
 WARM_UP, TIMED = 3, 12
-"""Steps of each count that are left out, as TensorFlow makes its executors in them, and steps that count."""
+"""Steps of each count that are excluded, because TensorFlow creates its executors in them, and steps that count."""
 MOST_PER_SERVER = 16
-"""Partitions of a table on one server at most: each costs every worker a request."""
+"""The maximum of a table's partitions on one server: each costs every worker a request."""
 
 
 class PartitionSearch:
@@ -41,10 +41,10 @@ class PartitionSearch:
     Args:
         members: the job.
         worker: this one's graph.
-        training: tells which runs are steps.
-        spec: of the graph that plans are of.
-        wished: variable name -> partitions that the user has given, which stay.
-        over: carries changes out.
+        training: identifies the runs that are steps.
+        spec: of the plans' graph.
+        wished: variable name -> partitions that the user has set, which stay.
+        over: executes changes.
     """
 
     def __init__(
@@ -70,7 +70,7 @@ class PartitionSearch:
         self._samples: list[PartitionSample] = []
 
     def after_run(self, fetched: tuple[str, ...], seconds: float) -> None:
-        """Takes the time of a step, and after enough of them goes over to another count."""
+        """Records the time of a step, and after enough of them switches to another count."""
         if self.done or not self._training.trains(fetched):
             return
         plan = self._worker.plan
@@ -88,7 +88,7 @@ class PartitionSearch:
             self._go_on(plan)
 
     def _begin(self, plan: Plan) -> bool:
-        """Whether there is anything to search for."""
+        """Starts the search; returns whether there is anything to search for."""
         if self._tables is None:
             self._tables = searched_tables(self._spec, plan, self._wished)
             if self._tables:
@@ -114,23 +114,23 @@ class PartitionSearch:
 
 
 def searches(config: Config, plan: Plan, verifying: bool) -> bool:
-    """Whether a job tries numbers of partitions: it was asked to, has servers, and its workers step together.
+    """Whether a job tries numbers of partitions: it is configured, has servers, and its workers step together.
 
     Args:
         config: of the job.
-        plan: that it begins with.
+        plan: its initial plan.
         verifying: whether it is one side of a verification, which is too short.
     """
     return config.search_partitions and plan.synchronous and bool(plan.servers) and not verifying
 
 
 def search_text(samples: list[PartitionSample], count: int, refusal: str = "") -> str:
-    """What is printed of a search.
+    """The report of a search.
 
     Args:
-        samples: in the order in which they were tried.
-        count: of the plan that is in force now.
-        refusal: why the search ended early; empty when it did not.
+        samples: in the order of the trials.
+        count: of the current plan.
+        refusal: why the search ended early; empty if it did not.
     """
     found = fit(samples)
     lines = ["Partitions of the tables on servers, and seconds of a step:"]

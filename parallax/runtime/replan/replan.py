@@ -1,10 +1,10 @@
-"""Looks for a better plan when the first steps have shown what they touch, and goes over to it or tells of it.
+"""Searches for a better plan once the first steps have been profiled, and switches to it or reports it.
 
-Worker 0 makes the best plan that the running processes can carry out: its servers are those that were started, none if
-none were. It prices the plan in force by the same profiles (analysis/search/predict_plan.py). When the other plan's
-predicted step is shorter by the margin, the plan goes to all workers, and with `on` they change over before their next
-run. Asynchronous workers have no step in common, and without a cluster profile there are no seconds: both are refused
-at the start.
+Worker 0 makes the best plan that the running processes can execute: its servers are those that were started, or none.
+It prices the current plan by the same profiles (analysis/search/predict_plan.py). If the other plan's predicted step is
+shorter by the margin, the plan goes to all workers, and with `on` they switch before their next run. Asynchronous
+workers have no common step, and without a cluster profile there are no predicted seconds: both are refused at the
+start.
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ class Replan:
         done: whether that has happened, and nothing is left to do.
 
     Args:
-        wish: what to do with a better plan.
+        wish: the replanning options.
         members: the job.
         worker: this one's graph.
         first: measures the first steps.
-        analysed: the graph that plans are of, without what hooks add.
-        constraints: what the user wants of plans.
-        over: carries a change out.
+        analysed: the plans' graph, without the additions of hooks.
+        constraints: the user's constraints on plans.
+        over: executes a change.
     """
 
     def __init__(
@@ -69,7 +69,7 @@ class Replan:
         self._over = over
 
     def after_run(self, fetched: tuple[str, ...], seconds: float) -> None:
-        """After the last of the steps that are measured, compares; all workers come here after the same run."""
+        """Compares plans after the last of the measured steps, which all workers reach after the same run."""
         if self.done or not self._first.finished:
             return
         self.done = True
@@ -83,7 +83,7 @@ class Replan:
             show(change_text(changed))
 
     def _better(self) -> Plan | None:
-        """The better plan on all workers; None when there is none."""
+        """Returns the better plan on all workers; None if there is none."""
         comm, text = self._members.workers, None
         if self._members.rank == 0:
             found = self._compare()
@@ -91,7 +91,7 @@ class Replan:
             if found.plan is not None:
                 text = found.plan.to_json()
                 self._write(text)
-        barrier(comm)  # planning may take its time
+        barrier(comm)  # planning may take long
         text = comm.bcast(text)
         return None if text is None else plan_from_json(text)
 
@@ -106,12 +106,12 @@ class Replan:
         return verdict(now, now_s, best, self._wish.margin, steps)
 
     def _best(self, now: Plan, profile: ModelProfile) -> tuple[Plan, float | None]:
-        """The best plan that the running processes can carry out, and the predicted step of the one in force."""
+        """Returns the best plan that the running processes can execute, and the predicted step of the current one."""
         parcel = self._members.parcel
         measured = PlanInputs(
             cluster_profile_from_json(parcel.cluster, parcel.cluster_name), profile, parcel.cluster_name, "first steps"
         )
-        layout = Layout(now.hosts, parcel.servers)  # no server can be started any more
+        layout = Layout(now.hosts, parcel.servers)  # no more servers can be started
         best = feasible(self._analysed, layout, self._wishes, measured)
         return best, step_seconds(self._analysed.spec, now, layout, self._wishes, measured)
 
@@ -120,7 +120,7 @@ class Replan:
         path = self._wish.path or Path(f"parallax-plan-{graph}.json").absolute()
         try:
             path.write_text(text, encoding="utf-8")
-        except OSError as error:  # training is worth more than a plan's file
+        except OSError as error:  # a failed write of a plan does not end training
             _LOG.warning("The better plan is not kept: %s cannot be written: %s.", path, error.strerror)
             return
         how = ""
@@ -130,7 +130,7 @@ class Replan:
 
 
 def change_text(changed: PlanChangeResult) -> str:
-    """What is printed of a change."""
+    """The report of a change."""
     if changed.refusal:
         return f"The plan stays as it is, {changed.refusal}\n"
     moved = f"{pluralize(changed.variables, 'variable')} of {bytes_text(changed.moved_bytes)} moved"

@@ -1,4 +1,4 @@
-"""Goes over to a plan that the script names, between two of its runs (`Session.change_plan`)."""
+"""Switches to a plan that the script requests, between two of its runs (`Session.change_plan`)."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from parallax.runtime.worker.session.run_context import TrainingRuns, WorkerCont
 
 @dataclass
 class RequestedChange:
-    """Carries out the changes of plan that a script asks for; each worker has one.
+    """Executes the plan changes that a script requests; each worker has one.
 
     Attributes:
-        worker: whose session it is.
-        training: which runs train.
-        spec: what plans of the graph are of.
+        worker: the worker of the session.
+        training: identifies the training runs.
+        spec: of the plans' graph.
         layout: of the job.
-        over: carries a change out.
+        over: executes a change.
         comm: communicator of the workers.
-        done: never, for a script may ask at any time.
+        done: never, because a script may request a change at any time.
     """
 
     worker: WorkerContext
@@ -42,13 +42,13 @@ class RequestedChange:
         self._steps += self.training.trains(fetched)
 
     def to(self, plan: Plan | str | Path) -> str:
-        """Goes over to a plan, or to that of worker 0's file; every worker must call it.
+        """Switches to a plan, or to that of worker 0's file; every worker must call it.
 
         Returns:
-            What is to be told of it.
+            A message about it.
 
         Raises:
-            PlanError: on all workers, when the plan is another graph's, for another job, or cannot be carried out here.
+            PlanError: on all workers, when the plan is another graph's, for another job, or cannot be executed here.
         """
         now = self.worker.plan
         if not isinstance(plan, Plan):

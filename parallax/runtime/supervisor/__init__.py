@@ -1,1 +1,1 @@
-"""One process beside each rank: starts its rank, watches it, and ends it. It imports neither TensorFlow nor MPI."""
+"""Supervises one rank: starts it, monitors it and terminates it. It imports neither TensorFlow nor MPI."""

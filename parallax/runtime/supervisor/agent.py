@@ -1,18 +1,20 @@
-"""The supervisor of one rank: starts the worker, sends on what it writes, and ends everything it started.
+"""The supervisor of one rank: starts the worker, forwards its output, and terminates everything it started.
 
 `python -m parallax.runtime.supervisor.agent [--preload LIBRARY] [--listen ADDRESS] [--start fork] -- PROGRAM ARGS...`
 runs once per rank under mpirun and starts `python PROGRAM ARGS...` with the same interpreter; with `--start fork` the
 host's fork server forks it (`worker_process.py`). The worker inherits mpirun's environment, so it may call MPI_Init
-itself; the supervisor imports neither MPI nor TensorFlow. All it writes are frames
-(`parallax.runtime.supervisor.frames`). Rank 0's worker inherits the standard input too, where the launcher's parcel
-comes. What the supervisor does is decided in `state_machine.py`; here is the loop that carries it out.
+itself; the supervisor imports neither MPI nor TensorFlow. It writes nothing but frames
+(`parallax.runtime.supervisor.frames`). Rank 0's worker also inherits the standard input, on which the launcher sends
+the job message. `state_machine.py` decides what the supervisor does; this module is the loop that executes the
+decisions.
 
-The launcher's word comes as SIGURG, which mpirun passes on to all ranks. Without it for `--unheard` seconds, from its
-start on, there is no launcher any more, or no way to it: the supervisor then ends its worker, mpirun's daemon on this
-host, and itself. That the job is preempted comes as SIGWINCH, and goes to rank 0's worker by a pipe.
+The launcher signals that it is alive with SIGURG, which mpirun forwards to all ranks. If the signal does not arrive for
+`--unheard` seconds, counted from the supervisor's start, the launcher is gone or unreachable: the supervisor then
+terminates its worker, mpirun's daemon on this host, and itself. A preemption is signalled by SIGWINCH, and passed to
+rank 0's worker by a pipe.
 
 The worker is started with the library that `--preload` names (parallax/native/preload/). In a job with servers,
-`--listen` names the host's own address, to which the library keeps TensorFlow's servers.
+`--listen` names the host's own address, and the library makes TensorFlow's servers listen there only.
 
 Exit status: the worker's own, or 128 + n when signal n ended it; mpirun ends the other ranks when it is not 0. 127 when
 the worker could not be started. The worker dies with the supervisor (SIGKILL), by the kernel or by its fork server; the
@@ -67,7 +69,7 @@ from parallax.runtime.supervisor.worker_process import FORK, WORKER_DEFAULTS, Wo
 LINGER_S = 1.0
 CANNOT_START = 127
 
-_DRAIN_BYTES = 1 << 20  # no pipe holds more, so a dead worker's last words are not longer
+_DRAIN_BYTES = 1 << 20  # no pipe holds more, so a dead worker's last output is not longer
 _DAEMON_GRACE_S = 1.0
 _POLL_S = 0.02
 _ENDS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
@@ -120,7 +122,7 @@ def _split(arguments: list[str]) -> tuple[dict[str, str], tuple[str, ...]]:
 
 
 def _limits(options: Mapping[str, str]) -> Limits:
-    """Those of the job, as far as a supervisor keeps them."""
+    """The job's limits that a supervisor enforces."""
     beat_s, unheard_s = options.get("--beat", LIMITS.beat_s), options.get("--unheard", LIMITS.unheard_s)
     return Limits(beat_s=float(beat_s), unheard_s=float(unheard_s))
 
@@ -128,7 +130,7 @@ def _limits(options: Mapping[str, str]) -> Limits:
 def _variables(
     options: Mapping[str, str], rank: int, secret: Mapping[str, str], put: Callable[[Frame], None]
 ) -> dict[str, str]:
-    """What the worker's environment has besides its own."""
+    """Returns the variables that are added to the worker's environment."""
     library = options.get("--preload", "")
     if secret:
         check_library(library)
@@ -144,7 +146,7 @@ def _variables(
 
 
 def _install_signals() -> int:
-    """A descriptor from which the numbers of caught signals are read, so no wait misses one."""
+    """Installs signal handlers and returns a descriptor of the signal numbers, so that no wait misses a signal."""
     wake_fd, written_fd = os.pipe()
     for fd in (wake_fd, written_fd):
         os.set_blocking(fd, False)
@@ -155,7 +157,7 @@ def _install_signals() -> int:
 
 
 class _Supervisor:
-    """The loop: waits for what happens, asks the machine, and does what it says."""
+    """The supervisor's loop: waits for events, passes them to the state machine, and executes its actions."""
 
     def __init__(self, rank: int, limits: Limits, wake_fd: int) -> None:
         self.state = SupervisorState(rank, time.monotonic(), limits)
@@ -168,7 +170,7 @@ class _Supervisor:
         self._told_pid = 0
 
     def run(self, program: tuple[str, ...], variables: Mapping[str, str], is_forked: bool) -> Leave:
-        """Starts the worker and stays until it has ended, and with it all of its process group."""
+        """Starts the worker and returns once it and its whole process group have ended."""
         rank = self.state.rank
         try:
             self._start(program, variables, is_forked)
@@ -178,14 +180,14 @@ class _Supervisor:
         open_fds = set(self._channels)
         while not self._has_ended():
             self._wait(open_fds)
-        self._signal(signal.SIGKILL)  # what is left in its process group; its pipes may live longer, in its children
+        self._signal(signal.SIGKILL)  # the rest of its process group; pipes may stay open longer, in its children
         for fd, channel in self._channels.items():
             self._drain(fd, channel)
         self._step(WorkerEnded(self._process.wait() if self._process else 0))
         return self._left or Leave(CANNOT_START, False)
 
     def put(self, *frames: Frame) -> None:
-        """Sends frames; when nobody reads them the worker is ended."""
+        """Sends frames; terminates the worker when they have no reader."""
         try:
             self._outbox.put(*frames)
         except OSError:
@@ -193,7 +195,7 @@ class _Supervisor:
                 self._step(ReaderGone())
 
     def flush(self) -> None:
-        """Waits until mpirun has taken all, as long as there may be a launcher."""
+        """Waits until mpirun has read all frames, while there may be a launcher."""
         deadline_s = time.monotonic() + (0.0 if self.state.orphaned else self.state.limits.unheard_s)
         while not self._outbox.is_empty and time.monotonic() < deadline_s:
             time.sleep(_POLL_S)
@@ -226,8 +228,8 @@ class _Supervisor:
             self.put(Start(self.state.rank, os.getpid(), self._process.pid, host, scratch))
 
     def _wait(self, open_fds: set[int]) -> None:
-        """Takes in what happens until something has, or something is due; ends of pipes leave `open_fds`."""
-        is_held = self._outbox.is_full  # then the worker has to wait with what it writes
+        """Processes events until at least one occurred or an action is due; removes closed pipes from `open_fds`."""
+        is_held = self._outbox.is_full  # then the worker's output has to wait
         readers = [fd for fd in open_fds if not (is_held and self._channels[fd].may_wait)]
         writers = [] if self._outbox.is_empty else [self._outbox.fd]
         idle = any(channel.waiting for channel in self._channels.values())
@@ -269,7 +271,7 @@ class _Supervisor:
                 self._step(SignalCame(number))
 
     def _drain(self, fd: int, channel: Channel) -> None:
-        """Sends on what the pipe still holds, whoever has its other end open."""
+        """Forwards the data left in the pipe, even if another process still has its other end open."""
         os.set_blocking(fd, False)
         left_bytes = _DRAIN_BYTES
         while left_bytes > 0:
@@ -296,9 +298,9 @@ class _Supervisor:
                 self.put(action.frame)
 
     def _tell_preemption(self) -> None:
-        """Lets worker 0 know, which tells the others."""
+        """Notifies worker 0, which notifies the others."""
         if self._preemption_fd is not None:
-            with contextlib.suppress(BrokenPipeError):  # it has ended
+            with contextlib.suppress(BrokenPipeError):  # the worker has ended
                 os.write(self._preemption_fd, b"1")
 
     def _has_ended(self) -> bool:
@@ -313,8 +315,8 @@ class _Supervisor:
 def _linger(wake_fd: int, told: bool) -> None:
     """Leaves the launcher time to end the job first.
 
-    mpirun, when a rank fails, stops reading all others for a while: what they write then comes in any order, and the
-    launcher could take a consequence for the cause.
+    mpirun, when a rank fails, stops reading all others for a while: their output then arrives in any order, and the
+    launcher could mistake a consequence for the cause.
     """
     deadline_s = time.monotonic() + LINGER_S
     while not told and time.monotonic() < deadline_s:
@@ -326,7 +328,7 @@ def _linger(wake_fd: int, told: bool) -> None:
 
 
 def _end_daemon(daemon: int) -> None:
-    """Ends mpirun's daemon on this host, or mpirun itself, which no launcher can reach."""
+    """Terminates mpirun's daemon on this host, or mpirun itself, when no launcher can reach it."""
     for number in (signal.SIGTERM, signal.SIGKILL):
         deadline_s = time.monotonic() + _DAEMON_GRACE_S
         if os.getppid() == daemon:
@@ -336,18 +338,18 @@ def _end_daemon(daemon: int) -> None:
 
 
 def _leave_guard(rank: int) -> None:
-    """Leaves a process behind that ends the worker's own processes when this one is killed and cannot.
+    """Starts a guard process that terminates the worker's own processes if this supervisor is killed and cannot do it.
 
-    On the launcher's host the launcher would do it; no other host has one.
+    On the launcher's host the launcher would do it; other hosts have no launcher.
     """
     guarded_fd, held_fd = os.pipe()
     if os.fork() != 0:
-        os.close(guarded_fd)  # `held_fd` stays open until this process ends, and nobody inherits it
+        os.close(guarded_fd)  # `held_fd` stays open until this process ends, and is not inherited
         return
     os.setsid()
     os.close(held_fd)
     nothing = os.open(os.devnull, os.O_RDWR)
-    for fd in (0, 1, 2):  # mpirun waits until nobody holds its pipes
+    for fd in (0, 1, 2):  # mpirun waits until no process holds its pipes
         os.dup2(nothing, fd)
     os.read(guarded_fd, 1)
     _end_strays(rank)
@@ -355,7 +357,7 @@ def _leave_guard(rank: int) -> None:
 
 
 def _end_strays(rank: int) -> None:
-    """Kills what the worker started in process groups of its own, and the guard, which has nothing to do any more."""
+    """Kills the processes that the worker started in their own process groups, and the guard, which is obsolete."""
     job_id = os.environ.get(JOB_ID)
     if job_id:
         end_processes({JOB_ID: job_id, RANK: str(rank)}, grace_s=0)

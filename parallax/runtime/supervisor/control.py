@@ -1,18 +1,18 @@
-"""The messages between a worker, its supervisor and the launcher, each sealed with a version and a checksum.
+"""Messages between a worker, its supervisor and the launcher, each sealed with a version and a checksum.
 
 A sealed line is `parallax/VERSION CRC JSON`: one JSON object in ASCII, and the CRC-32C of its bytes. A reader refuses
-another version, another checksum, and fields that a message of that kind does not have.
+another version, a wrong checksum, and fields that a message of that kind does not have.
 
 The supervisor of the rank (`parallax.runtime.supervisor.agent`) opens a pipe for the worker's messages and names its
 write end in an environment variable. Outside a job the variable is not set and nothing is sent. Rank 0 has a second
-pipe, for the bytes that the job gives back: those may be many, and beats must not wait behind them.
+pipe, for the bytes that the job returns: those may be many, and must not delay heartbeats.
 
-Every second a worker or server sends its beat, which its supervisor keeps (`runs` made, the `fetch` in progress and its
-`seconds`; of a server only that it is one). A worker sends `in_run` (the fetch, the digest of its collectives, the
-seconds so far) again and again once a run has lasted two seconds, `run_done`, `finished`, and `failed` with the
-traceback. Worker 0 tells of each checkpoint (`saved`: its `step`, and whether it was `loaded`, not written), and sends
-`preempted` (the `step`) when the state is saved and all workers leave. In a spare job each rank tells when it is
-`ready`, and its `bytes` of memory. A worker whose checkpoint folder has not answered for too long tells `what` is
+Every second a worker or server sends a heartbeat, which its supervisor keeps (`runs` completed, the `fetch` in progress
+and its `seconds`; of a server only that it is one). A worker sends `in_run` (the fetch, the digest of its collectives,
+the seconds so far) repeatedly once a run has lasted two seconds, `run_done`, `finished`, and `failed` with the
+traceback. Worker 0 reports each checkpoint (`saved`: its `step`, and whether it was `loaded`, not written), and sends
+`preempted` (the `step`) when the state is saved and all workers leave. In a spare job each rank reports when it is
+`ready`, and its `bytes` of memory. A worker whose checkpoint folder has not responded for too long reports what is
 `overdue`, and the launcher ends the job.
 """
 
@@ -30,19 +30,19 @@ from msgspec import Meta
 
 CONTROL_FD = "PARALLAX_CONTROL_FD"
 PREEMPTION_FD = "PARALLAX_PREEMPTION_FD"
-"""Rank 0's pipe by which its supervisor lets it know that the job is preempted: a byte, and reading never waits."""
+"""Rank 0's pipe through which its supervisor signals a preemption: one byte, read without blocking."""
 BEAT = "alive"
 SAVED = "saved"
 OVERDUE = "overdue"
 READY = "ready"
 HOST_ADDRESS = "PARALLAX_HOST_ADDRESS"
-"""Set by the supervisor of a rank in a job with servers: the address of its host, in digits."""
+"""Set by the supervisor of a rank in a job with servers: the numeric address of its host."""
 
 WIRE_VERSION = 1
-"""Of sealed lines; a change needs another number."""
+"""Version of sealed lines; a format change needs a new number."""
 
 MARK = b"parallax/"
-"""Begins every sealed line; the version follows."""
+"""Prefix of every sealed line; the version follows."""
 _HEADING_BYTES = len(b"%s%d 01234567 " % (MARK, WIRE_VERSION))
 _PIECE_BYTES = 1 << 20
 _SHOWN_BYTES = 60
@@ -54,9 +54,9 @@ _one_at_a_time = threading.Lock()
 
 
 class DamagedMessage(ValueError):
-    """Bytes from another process are not what a process of this version sends; says in what way.
+    """Bytes from another process do not match the format of this version; the text says how.
 
-    Its text may quote such bytes: control characters are escapes in it.
+    The text may quote such bytes; control characters are escaped.
     """
 
     def __str__(self) -> str:
@@ -64,20 +64,20 @@ class DamagedMessage(ValueError):
 
 
 class WorkerMessage(msgspec.Struct, frozen=True, tag_field="kind", forbid_unknown_fields=True, omit_defaults=True):
-    """What a worker tells; `kind` says which of the classes below it is."""
+    """A worker's message; `kind` selects one of the classes below."""
 
 
 class AliveMessage(WorkerMessage, frozen=True, tag=BEAT):
-    """The worker's beat, which its supervisor keeps."""
+    """The worker's heartbeat, which its supervisor keeps."""
 
-    runs: _Number | None = None  # a server has none
+    runs: _Number | None = None  # servers send none
     fetch: str = ""
     seconds: _Seconds | None = None
     serves: bool = False
 
 
 class InRunMessage(WorkerMessage, frozen=True, tag="in_run"):
-    """The run that has lasted two seconds or more."""
+    """A run that has lasted two seconds or more."""
 
     fetch: str
     collectives: str
@@ -88,7 +88,7 @@ class InRunMessage(WorkerMessage, frozen=True, tag="in_run"):
 
 
 class RunDoneMessage(WorkerMessage, frozen=True, tag="run_done"):
-    """The run that was told of has ended."""
+    """The reported run has ended."""
 
 
 class FinishedMessage(WorkerMessage, frozen=True, tag="finished"):
@@ -98,20 +98,20 @@ class FinishedMessage(WorkerMessage, frozen=True, tag="finished"):
 
 
 class SavedMessage(WorkerMessage, frozen=True, tag=SAVED):
-    """A checkpoint was written, or loaded."""
+    """A checkpoint was written or loaded."""
 
     step: _Number
     loaded: bool
 
 
 class ReadyMessage(WorkerMessage, frozen=True, tag=READY):
-    """A process of a spare job has imported all."""
+    """A process of a spare job has finished its imports."""
 
     bytes: _Number
 
 
 class OverdueMessage(WorkerMessage, frozen=True, tag="overdue"):
-    """The checkpoint folder has not answered for too long, and the job shall be ended."""
+    """The checkpoint folder has not responded for too long, and the job must be ended."""
 
     what: str
 
@@ -143,19 +143,19 @@ _AnyMessage = (
 
 
 def check_message(message: object) -> dict[str, Any]:
-    """A worker's message with the fields of its kind, each of its type.
+    """Checks a worker's message and returns it with the fields of its kind, each of its type.
 
     Raises:
-        DamagedMessage: it is of no known kind, or a field is missing, unknown, of another type or out of bounds.
+        DamagedMessage: its kind is unknown, or a field is missing, unknown, of another type or out of bounds.
     """
     return _convert(message, _AnyMessage)
 
 
 def check_beat(doing: object) -> dict[str, Any]:
-    """The worker's last beat as a pulse carries it; empty before the first.
+    """Checks the worker's last heartbeat as carried by a pulse and returns it; empty before the first.
 
     Raises:
-        DamagedMessage: it is neither empty nor a beat.
+        DamagedMessage: it is neither empty nor a heartbeat.
     """
     return _convert(doing, AliveMessage) if doing != {} else {}
 
@@ -169,15 +169,15 @@ def _convert(value: object, kind: Any) -> dict[str, Any]:
 
 
 def seal(body: bytes) -> bytes:
-    """The line of a message: version, checksum, the body, a newline. The body has no newline."""
+    """Returns the sealed line of a message: version, checksum, body, newline. The body must contain no newline."""
     return bytes(b"%s%d %08x %s\n" % (MARK, WIRE_VERSION, google_crc32c.value(body), body))
 
 
 def unseal(line: bytes) -> bytes:
-    """The body of a line that `seal` made, with or without its newline.
+    """Returns the body of a line that `seal` made, with or without its newline.
 
     Raises:
-        DamagedMessage: the line is none, is of another version, or its checksum is another.
+        DamagedMessage: the line is not sealed, is of another version, or its checksum is wrong.
     """
     line = line.removesuffix(b"\n")
     body = line[_HEADING_BYTES:]
@@ -194,10 +194,10 @@ def unseal(line: bytes) -> bytes:
 
 
 def read_sealed(line: bytes) -> Any:
-    """The JSON value of a line that `seal` made.
+    """Returns the JSON value of a line that `seal` made.
 
     Raises:
-        DamagedMessage: as `unseal`, or the body is no JSON.
+        DamagedMessage: as `unseal`, or the body is not JSON.
     """
     body = unseal(line)
     try:
@@ -207,7 +207,7 @@ def read_sealed(line: bytes) -> Any:
 
 
 def checksum(data: bytes | bytearray | memoryview) -> int:
-    """CRC-32C of bytes; no more than a piece of them is copied."""
+    """Returns the CRC-32C of bytes; copies at most one piece of them at a time."""
     view = memoryview(data).cast("B")
     found = 0
     for begin in range(0, view.nbytes, _PIECE_BYTES):
@@ -219,7 +219,7 @@ def send(message: Mapping[str, object]) -> bool:
     """Sends `message` to the launcher, or does nothing outside a job.
 
     Args:
-        message: what is told; `kind` says which: `alive`, `in_run`, `run_done`, `finished`, `saved`, `ready`,
+        message: the message; `kind` is one of `alive`, `in_run`, `run_done`, `finished`, `saved`, `ready`,
             `preempted`, `overdue`, `failed`. Its fields are those of the class of that kind.
 
     Returns:
@@ -237,13 +237,13 @@ def send(message: Mapping[str, object]) -> bool:
             while line:  # one write, unless a signal cuts it short
                 line = line[os.write(int(number), line) :]
         except BrokenPipeError:
-            # The supervisor is dead: this process is being ended too, and nobody is left to be told.
+            # The supervisor is dead: this process is being ended too, and there is no receiver left.
             return False
     return True
 
 
 def is_preempted() -> bool:
-    """Whether the supervisor has let this process know since the last call that the job is preempted."""
+    """Whether the supervisor has signalled since the last call that the job is preempted."""
     number = os.environ.get(PREEMPTION_FD)
     if not number:
         return False
@@ -254,15 +254,15 @@ def is_preempted() -> bool:
 
 
 def host_address() -> str:
-    """The address on which this rank's TensorFlow server listens, in digits; its supervisor has put it there."""
+    """Returns the numeric address on which this rank's TensorFlow server listens, as set by its supervisor."""
     return os.environ.get(HOST_ADDRESS) or "127.0.0.1"
 
 
 def tell_saved(step: int, loaded: bool = False) -> None:
-    """Tells the launcher of a checkpoint as soon as it is there: a job that is started again begins with it.
+    """Reports a checkpoint to the launcher as soon as it exists: a restarted job begins with it.
 
     Args:
         step: of the checkpoint.
-        loaded: whether it was read and not written.
+        loaded: whether it was read rather than written.
     """
     send({"kind": SAVED, "step": step, "loaded": loaded})

@@ -1,8 +1,8 @@
-"""How ranks' output and messages travel through mpirun: one sealed line each, and mpirun's tags taken off again.
+"""Carries ranks' output and messages through mpirun: one sealed line each, and removes mpirun's tags again.
 
 With `--tag-output` mpirun reads up to 4096 bytes of a rank at a time and writes `[job,rank]<stdout>:` before each such
-piece and after each newline inside it. Pieces of different ranks may meet in the middle of a line, so a line is put
-together from the pieces of its rank. No frame contains `<`, hence nothing a user prints can look like a tag.
+piece and after each newline inside it. Pieces of different ranks may be interleaved in the middle of a line, so a line
+is assembled from the pieces of its rank. No frame contains `<`, hence nothing a user prints can look like a tag.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from msgspec import Meta
 from parallax.runtime.supervisor.control import DamagedMessage, check_beat, check_message, read_sealed, seal
 
 _TAG = re.compile(rb"\[\d+,(\d+)\]<(?:stdout|stderr|stddiag)>:")
-# What may become a tag when more bytes arrive.
+# A prefix of a tag that may be completed when more bytes arrive.
 _TAG_BEGIN = re.compile(rb"\[(?:\d+(?:,(?:\d+(?:\](?:<(?:[a-z]*>?)?)?)?)?)?)?\Z")
 
 StreamName = Literal["stdout", "stderr"]
@@ -37,7 +37,7 @@ class Start:
         agent_pid: process id of the supervisor, on its own host.
         worker_pid: process id of the worker, which also leads the worker's process group.
         host: where they run.
-        scratch: patterns of what Open MPI keeps on that host for the job, and leaves there when it is killed.
+        scratch: patterns of Open MPI's temporary files for the job on that host, which stay there when it is killed.
     """
 
     rank: _Count
@@ -49,7 +49,7 @@ class Start:
 
 @dataclass(frozen=True, slots=True)
 class Text:
-    """A piece of what a rank wrote to `stdout` or `stderr`; bytes that are not UTF-8 are surrogate escapes."""
+    """A piece of a rank's output on `stdout` or `stderr`; bytes that are not UTF-8 are surrogate escapes."""
 
     rank: _Count
     stream: StreamName
@@ -58,7 +58,7 @@ class Text:
 
 @dataclass(frozen=True, slots=True)
 class Control:
-    """What a worker told its launcher (`parallax.runtime.supervisor.control`)."""
+    """A worker's message to its launcher (`parallax.runtime.supervisor.control`)."""
 
     rank: _Count
     message: Mapping[str, object]
@@ -71,8 +71,8 @@ class Exit:
     Attributes:
         rank: the rank.
         status: the worker's exit status, or minus the number of the signal that ended it.
-        told: the supervisor had been told to end it, so the status is no news.
-        by: the signal that told the supervisor, when it was not mpirun's SIGTERM; else 0.
+        told: the supervisor had been requested to end it, so the status is expected.
+        by: the signal that requested the end, if it was not mpirun's SIGTERM; else 0.
     """
 
     rank: _Count
@@ -83,13 +83,15 @@ class Exit:
 
 @dataclass(frozen=True, slots=True)
 class Pulse:
-    """A rank's supervisor is alive; this is how its worker is.
+    """A rank's supervisor is alive; reports the state of its worker.
 
     Attributes:
         rank: the rank.
         stopped_s: how long the worker has been stopped by a signal; 0 when it is not.
-        quiet_s: how long it has given no sign of life: no beat, no processor time; 0 for programs that never beat.
-        doing: its last beat: `runs` made, the `fetch` in progress (empty outside `session.run`) and its `seconds`.
+        quiet_s: how long it has shown no sign of life: no heartbeat, no processor time; 0 for programs that never send
+            heartbeats.
+        doing: its last heartbeat: `runs` completed, the `fetch` in progress (empty outside `session.run`) and its
+            `seconds`.
     """
 
     rank: _Count
@@ -110,14 +112,14 @@ _KIND_BY_CLASS = {kind: name for name, kind in _CLASS_BY_KIND.items()}
 
 
 def encode_frame(frame: Frame) -> bytes:
-    """The sealed line of `frame`: ASCII, ended by a newline, without the character `<`."""
+    """Encodes `frame` as a sealed line: ASCII, ended by a newline, without the character `<`."""
     kind = _KIND_BY_CLASS[type(frame)]
     # JSON itself has no `<`, so each one is inside a string and may be written as its escape.
     return seal(json.dumps({"frame": kind, **asdict(frame)}).replace("<", "\\u003c").encode("ascii"))
 
 
 def decode_frame(line: bytes) -> Frame | None:
-    """The frame in `line`, or None when the line is no frame: words of mpirun itself, or a damaged frame."""
+    """Decodes the frame in `line`; None if the line is no frame: output of mpirun itself, or a damaged frame."""
     try:
         return read_frame(line)
     except DamagedMessage:
@@ -125,10 +127,10 @@ def decode_frame(line: bytes) -> Frame | None:
 
 
 def read_frame(line: bytes) -> Frame:
-    """The frame in `line`.
+    """Decodes the frame in `line`.
 
     Raises:
-        DamagedMessage: the line is no frame of this version, or not as it was written; says in what way.
+        DamagedMessage: the line is no frame of this version, or is corrupted; says how.
     """
     raw = read_sealed(line)
     kind = _CLASS_BY_KIND.get(str(raw.pop("frame", ""))) if isinstance(raw, dict) else None
@@ -146,10 +148,10 @@ def read_frame(line: bytes) -> Frame:
 
 
 class Demultiplexer:
-    """Takes the bytes of one of mpirun's streams as they come and gives whole lines with the rank that wrote them.
+    """Splits the bytes of one of mpirun's streams into whole lines, each with the rank that wrote it.
 
-    The rank of a line is None for mpirun's own words: what follows a newline without a tag. mpirun makes room for as
-    many bytes of tags as of text in a piece, so lines shorter than a tag could lose theirs; every frame is longer.
+    The rank of a line is None for mpirun's own output: text that follows a newline without a tag. mpirun reserves as
+    many bytes for tags as for text in a piece, so lines shorter than a tag could lose theirs; every frame is longer.
     """
 
     def __init__(self) -> None:
@@ -172,7 +174,7 @@ class Demultiplexer:
         yield from self._take(rest[:cut])
 
     def close(self) -> Iterator[tuple[int | None, bytes]]:
-        """Yields what was never ended by a newline, by rank, mpirun's own words first."""
+        """Yields text that was never ended by a newline, by rank, mpirun's own first."""
         yield from self._take(self._input)
         self._input = b""
         for rank in sorted(self._unfinished, key=lambda rank: -1 if rank is None else rank):

@@ -1,8 +1,8 @@
-"""Which lines on stderr are TensorFlow's own and of no news to a user; keeps them out of the terminal.
+"""Recognises TensorFlow's own stderr lines that are of no interest to a user, and keeps them out of the terminal.
 
-Only information and warnings in the format of its C++ log are taken, of sources known to write them when a program
-starts, or beside an exception that says the same; and that one of its Python functions is deprecated. All others are
-the program's, errors among them. A line is shown from the level on that the user asks for (`parallax run
+Only information and warnings in the format of its C++ log are removed, from sources known to write them when a program
+starts, or together with an exception that says the same; and warnings that one of its Python functions is deprecated.
+All other lines are the program's, including errors. A line is shown from the level that the user selects (`parallax run
 --framework-log`, TF_CPP_MIN_LOG_LEVEL).
 """
 
@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 INFO, WARNING = 0, 1
-"""Levels as TF_CPP_MIN_LOG_LEVEL counts them; higher ones are never kept from the user."""
+"""Levels as TF_CPP_MIN_LOG_LEVEL counts them; higher levels are never hidden from the user."""
 
 _LINE = re.compile(r"([IW])\d{4} \d\d:\d\d:\d+\.\d+ +\d+ ([a-z0-9_]+\.cc):\d+\] ")
 _SOURCES = frozenset(
@@ -32,19 +32,19 @@ _SOURCES = frozenset(
         "gpu_process_state.cc",
         "grpc_channel.cc",
         "grpc_server_lib.cc",
-        "local_rendezvous.cc",  # as op_kernel.cc
+        "local_rendezvous.cc",  # like op_kernel.cc
         "master_session.cc",
         "mlir_graph_optimization_pass.cc",
-        "op_kernel.cc",  # tells of every error that the run raises
+        "op_kernel.cc",  # reports every error that the run raises
         "port.cc",
         "pluggable_device_factory.cc",
         "profiler_session.cc",
-        "queue_base.cc",  # tells of what the end of a job cancels
+        "queue_base.cc",  # reports operations that the end of a job cancels
     }
 )
 _BESIDE = (
     "WARNING: All log messages before absl::InitializeLog() is called are written to STDERR",
-    # The second line of what cpu_feature_guard.cc says.
+    # The second line of the message of cpu_feature_guard.cc.
     "To enable the following instructions:",
 )
 _FOLLOWS = re.compile(r"\t \[\[\{\{node .*\}\}\]\]$")
@@ -53,12 +53,12 @@ _FOLLOWS = re.compile(r"\t \[\[\{\{node .*\}\}\]\]$")
 _DEPRECATED = re.compile(
     r"From \S.*:\d+: .* (?:is deprecated and will be removed|is deprecated\. Please use) ", re.DOTALL
 )
-# How TensorFlow's logger begins a line, by itself or by absl's handler.
+# Prefixes of TensorFlow's logger, by itself or through absl's handler.
 _LOGGER = re.compile(r"WARNING:tensorflow:|W\d{4} \d\d:\d\d:\d\d\.\d+ +\d+ \w+\.py:\d+\] ")
 
 
 def is_hidden(line: str, shown_from: int, after_hidden: bool = False) -> bool:
-    """Whether a line on stderr is TensorFlow's own, of a level below the one from which on these are shown.
+    """Whether a line on stderr is TensorFlow's own and below the level from which these are shown.
 
     Args:
         line: without its newline.
@@ -83,10 +83,10 @@ def _level_of(line: str) -> int | None:
 
 @contextmanager
 def quiet_import(shown_from: int) -> Iterator[None]:
-    """Keeps hidden lines that this process writes to stderr meanwhile; the others are written at the end.
+    """Suppresses hidden lines that this process writes to stderr meanwhile; all others are written at the end.
 
-    It is for the import of TensorFlow, whose first lines no setting turns off. They are written below Python, so the
-    descriptor itself is led elsewhere, to a file in memory.
+    It is used for the import of TensorFlow, whose first lines no setting turns off. They are written below Python, so
+    the file descriptor itself is redirected to a file in memory.
     """
     if shown_from <= INFO:
         yield
@@ -108,17 +108,17 @@ def quiet_import(shown_from: int) -> Iterator[None]:
 
 
 def write_lines_once() -> None:
-    """Has TensorFlow's logger write each line once, after TensorFlow was imported.
+    """Makes TensorFlow's logger write each line once, after TensorFlow was imported.
 
-    TensorFlow gives its logger a handler unless the root logger has one by then. A script that gives the root logger
-    one later, by absl's `app.run` or `logging.basicConfig`, would see every line twice.
+    TensorFlow attaches a handler to its logger unless the root logger already has one. If a script gives the root
+    logger one later, by absl's `app.run` or `logging.basicConfig`, every line would appear twice.
     """
     for handler in logging.getLogger("tensorflow").handlers:
         handler.addFilter(_Once(handler))
 
 
 class _Once(logging.Filter):
-    """Leaves a record to the root logger's handlers, where one of these writes it to the same stream.
+    """Passes a record to the root logger's handlers only, if one of them writes it to the same stream.
 
     Args:
         handler: TensorFlow's own.
@@ -137,14 +137,14 @@ class _Once(logging.Filter):
 
 
 def _stream_of(handler: logging.Handler) -> object:
-    """What a handler writes to; absl's has another handler that writes. Of one without a stream the handler itself."""
+    """Returns the stream that a handler writes to, for absl's its delegate's; the handler itself if it has none."""
     return getattr(getattr(handler, "python_handler", handler), "stream", handler)
 
 
 def join_deprecations(shown_from: int = INFO) -> None:
-    """Has TensorFlow's logger write what it calls deprecated in one line each, and nothing where these are hidden.
+    """Makes TensorFlow's logger write each deprecation warning as one line, or not at all where these are hidden.
 
-    In a worker, which shows all, the launcher knows them by that line.
+    In a worker, which shows all, the launcher recognises them by that line.
     """
     logging.getLogger("tensorflow").addFilter(_Deprecations(shown_from))
 

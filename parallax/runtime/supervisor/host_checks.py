@@ -1,7 +1,7 @@
-"""What a supervisor checks on its host before the rank starts: room for Open MPI, and the address for servers.
+"""Checks a supervisor's host before the rank starts: disk space for Open MPI, and the address for servers.
 
-Open MPI needs room in the folder of its session, and in shared memory. Without it the ranks would fail inside MPI, in
-words that name no disk.
+Open MPI needs space in its session folder and in shared memory. Without it the ranks would fail inside MPI, with errors
+that name no disk.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from parallax.runtime.supervisor.preload import CannotListen, check_library
 
 # With 8 MB MPI does not start, with 12 MB it does, whatever the number of ranks (Open MPI 4.1.8).
 SESSION_BYTES = 12 << 20
-# Open MPI asks for a twentieth more than the segment that a rank has.
+# Open MPI requires 5 % more than the segment of a rank.
 SEGMENT_BYTES, _MARGIN = 4 << 20, 1.05
 _SHARED_MEMORY = "/dev/shm"
 
@@ -26,13 +26,13 @@ class NoRoom(OSError):
 
 
 def check_room(variables: Mapping[str, str]) -> None:
-    """Refuses a rank whose host lacks room.
+    """Refuses a rank whose host lacks space.
 
     Args:
-        variables: the environment of a rank, as mpirun gives it.
+        variables: the environment of a rank, as mpirun sets it.
 
     Raises:
-        NoRoom: says where, how much is free, how much is needed, and what helps.
+        NoRoom: names the place, the free and the required space, and the remedy.
     """
     session = variables.get("OMPI_MCA_orte_jobfam_session_dir", "")
     _check(session, SESSION_BYTES, "Free some, or set TMPDIR to a folder of another disk.")
@@ -59,14 +59,14 @@ _LOCAL = ("localhost", *_LOOPBACK)
 
 
 def listening_variables(address: str, library: str) -> dict[str, str]:
-    """The variables with which a worker or server is started, so that it listens on one address.
+    """Returns the variables that make a worker or server listen on one address only.
 
     Args:
-        address: of this host, as the resource file gives it.
-        library: the one that narrows addresses, with which it is started too.
+        address: of this host, from the resource file.
+        library: the preload library that restricts addresses.
 
     Raises:
-        CannotListen: the library is missing here, or the address means nothing that other hosts could reach.
+        CannotListen: the library is missing here, or other hosts cannot reach the address.
     """
     check_library(library)
     host = socket.gethostname()

@@ -1,4 +1,4 @@
-"""A supervisor's pipes: what the worker writes becomes frames, which go to mpirun without being waited for."""
+"""A supervisor's pipes: the worker's output becomes frames, which are sent to mpirun without blocking."""
 
 from __future__ import annotations
 
@@ -17,15 +17,16 @@ READ_BYTES = 1 << 16
 
 
 class Outbox:
-    """Frames on their way to mpirun, by a descriptor that is set to never block.
+    """A non-blocking queue of frames to mpirun.
 
-    A supervisor that waited in a write could neither hear nor end anything while mpirun, or its daemon, is stopped.
+    A supervisor that blocked in a write could neither receive nor terminate anything while mpirun, or its daemon, is
+    stopped.
 
     Args:
         fd: mpirun's pipe.
     """
 
-    FULL_BYTES = 1 << 20  # from here on nothing more is read from the worker
+    FULL_BYTES = 1 << 20  # from here on the worker's pipes are not read
 
     def __init__(self, fd: int) -> None:
         self.fd = fd
@@ -34,22 +35,22 @@ class Outbox:
 
     @property
     def is_empty(self) -> bool:
-        """Whether all is sent."""
+        """Whether all frames are sent."""
         return not self._waiting
 
     @property
     def is_full(self) -> bool:
-        """Whether so much waits that no more should be added."""
+        """Whether the queue is so long that nothing more should be added."""
         return len(self._waiting) >= self.FULL_BYTES
 
     def put(self, *frames: Frame) -> None:
-        """Adds frames, and sends what mpirun takes now; OSError when nobody reads."""
+        """Adds frames, and sends as many as mpirun accepts now; OSError when they have no reader."""
         for frame in frames:
             self._waiting += encode_frame(frame)
         self.send()
 
     def send(self) -> None:
-        """Sends what mpirun takes now; OSError (EIO or EPIPE) when nobody reads."""
+        """Sends as many as mpirun accepts now; OSError (EIO or EPIPE) when they have no reader."""
         while self._waiting:
             try:
                 sent = os.write(self.fd, self._waiting[:READ_BYTES])
@@ -59,25 +60,25 @@ class Outbox:
 
 
 class Channel(Protocol):
-    """One of the worker's pipes: what comes there becomes frames."""
+    """One of the worker's pipes, whose data becomes frames."""
 
     @property
     def may_wait(self) -> bool:
-        """Whether the worker has to wait with what it writes while mpirun takes nothing."""
+        """Whether the worker's output has to wait while mpirun reads nothing."""
 
     @property
     def waiting(self) -> str | bytes:
-        """What has come and is in no frame yet."""
+        """Data that has arrived and is in no frame yet."""
 
     def feed(self, data: bytes) -> Iterator[Frame | Beaten]:
-        """What `data` completes."""
+        """Yields the frames or heartbeats that `data` completes."""
 
     def rest(self, last: bool) -> Iterator[Frame]:
-        """What waits, when it has waited long enough or nothing more comes."""
+        """Yields the incomplete data, when it has waited long enough or nothing more arrives."""
 
 
 class TextChannel:
-    """The worker's stdout or stderr: sent on in whole lines, or after a pause."""
+    """The worker's stdout or stderr: forwarded in whole lines, or after a pause."""
 
     may_wait = True
 
@@ -100,7 +101,7 @@ class TextChannel:
             yield Text(self._rank, self._stream, text[:cut])
 
     def rest(self, last: bool) -> Iterator[Frame]:
-        """A frame of what waits, when it has waited long enough or nothing more comes."""
+        """Yields a frame of the incomplete data, when it has waited long enough or nothing more arrives."""
         if last:
             self.waiting += self._decoder.decode(b"", True)
         if self.waiting and (last or time.monotonic() - self._since_s >= IDLE_S):
@@ -109,7 +110,7 @@ class TextChannel:
 
 
 class ControlChannel:
-    """The worker's messages, one sealed line each; beats are for the supervisor itself."""
+    """The worker's messages, one sealed line each; heartbeats are for the supervisor itself."""
 
     may_wait = False
 
@@ -118,7 +119,7 @@ class ControlChannel:
         self.waiting = b""
 
     def feed(self, data: bytes) -> Iterator[Frame | Beaten]:
-        """The frames of the messages that `data` completes, and its beats."""
+        """Yields the frames of the messages that `data` completes, and its heartbeats."""
         *lines, self.waiting = (self.waiting + data).split(b"\n")
         for line in lines:
             try:
@@ -129,5 +130,5 @@ class ControlChannel:
                 yield Beaten(message) if message.get("kind") == BEAT else Control(self._rank, message)
 
     def rest(self, last: bool) -> Iterator[Frame]:
-        """Nothing: half a message of a dead worker says nothing."""
+        """Yields nothing: half a message of a dead worker has no meaning."""
         return iter(())

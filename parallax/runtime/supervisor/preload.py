@@ -1,12 +1,12 @@
-"""The library that processes of a job are started with (parallax/native/preload/): its variables, and the job's secret.
+"""Preloads the library of parallax/native/preload/ into the processes of a job: its variables, and the job's secret.
 
-mpirun, its daemons on other hosts and all ranks have it. Each inherits the variables of whoever started it, and ranks
-take those of the library out before they start anything: the user's processes are loaded without it.
+mpirun, its daemons on other hosts and all ranks have it. Each inherits the variables of its parent, and ranks remove
+those of the library before they start anything: the user's processes are loaded without it.
 
-The secret, by which the processes of a job know each other, is drawn by the launcher and never on a command line. It is
-in mpirun's environment, and reaches the daemons on the standard input of ssh. For that this file is a script too, which
-needs nothing but Python: `preload.py reach SSH...` becomes the command with the secret on its standard input, and
-`preload.py start LIBRARY DAEMON ARGS...`, on the other host, reads it and becomes the daemon.
+The secret, by which the processes of a job authenticate each other, is drawn by the launcher and never appears on a
+command line. It is in mpirun's environment, and reaches the daemons on the standard input of ssh. For that, this file
+is also a script that needs nothing but Python: `preload.py reach SSH...` becomes the command with the secret on its
+standard input, and `preload.py start LIBRARY DAEMON ARGS...`, on the other host, reads it and becomes the daemon.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from typing import NoReturn
 
 LIBRARY = "libparallax_preload.so"
 LISTEN_ADDRESS = "PARALLAX_LISTEN_ADDRESS"
-"""Read by the library: the address to which it narrows what would listen on all (listen_address.c)."""
+"""Read by the library: the address that replaces the wildcard address of listening sockets (listen_address.c)."""
 LISTEN_PORT = "PARALLAX_LISTEN_PORT"
-"""Read by the library: the only port for which it does so; without it, every port."""
+"""Read by the library: the only port that is restricted; without it, every port."""
 SECRET = "PARALLAX_SECRET"
 """Read by the library when it is loaded: 64 hexadecimal digits (fence.c)."""
 
@@ -36,11 +36,11 @@ _NO_ROOM, _MOST_PEERS = -2, 8192  # of parallax_fence_peer (fence.c)
 
 
 class CannotListen(OSError):
-    """The host has no address for its servers, or cannot keep them to it."""
+    """The host has no address for its servers, or cannot restrict them to it."""
 
 
 def check_library(library: str) -> None:
-    """Refuses a rank without the library, to which no process of the job would talk.
+    """Refuses a rank without the library, because no process of the job would communicate with it.
 
     Raises:
         CannotListen: the library is missing on this host.
@@ -50,12 +50,12 @@ def check_library(library: str) -> None:
 
 
 def preload_variables(library: str, environment: Mapping[str, str]) -> dict[str, str]:
-    """The variable with which a process is started that loads `library`, and what the user has it load."""
+    """Returns the variable that preloads `library`, in addition to the user's own preloaded libraries."""
     return {_PRELOAD: ":".join([library, *_of_the_user(environment)])}
 
 
 def forget_preloaded() -> dict[str, str]:
-    """Takes the library and its variables out of this process's environment; what the user has there stays.
+    """Removes the library and its variables from this process's environment; the user's own values stay.
 
     Returns:
         The variable with the job's secret, for a process of the job; empty where nothing is fenced.
@@ -70,9 +70,9 @@ def forget_preloaded() -> dict[str, str]:
 
 @contextmanager
 def listening_on(address: str, port: int) -> Iterator[None]:
-    """Inside, a TensorFlow server with this port listens on `address` only, and may take over one that is held here.
+    """Context in which a TensorFlow server with this port listens on `address` only, and may reuse a reserved port.
 
-    What else is bound meanwhile, by other threads, stays as it is.
+    Other sockets that other threads bind meanwhile are unaffected.
     """
     variables = {LISTEN_ADDRESS: address, LISTEN_PORT: str(port), _REUSE_PORT: "1"}
     before = {name: os.environ.get(name) for name in variables}
@@ -88,16 +88,16 @@ def listening_on(address: str, port: int) -> Iterator[None]:
 
 
 def is_fenced() -> bool:
-    """Whether this process is loaded with the library and has the job's secret."""
+    """Whether this process has loaded the library and has the job's secret."""
     library = ctypes.CDLL(None)
     return hasattr(library, "parallax_is_fenced") and bool(library.parallax_is_fenced())
 
 
 def prove_to(addresses: Iterable[tuple[str, int]]) -> None:
-    """Has this process prove that it is of the job when it connects to one of these addresses, in digits, and ports.
+    """Makes this process prove that it belongs to the job when it connects to one of these numeric addresses and ports.
 
     Raises:
-        OSError: the library is not loaded, an address is none, or there are too many.
+        OSError: the library is not loaded, an address is invalid, or there are too many.
     """
     library = ctypes.CDLL(None)
     for address, port in addresses:
@@ -111,19 +111,19 @@ def prove_to(addresses: Iterable[tuple[str, int]]) -> None:
 
 
 def agent_words(python: str, library: str, agent: str) -> dict[str, str]:
-    """The parameters of Open MPI by which its daemons get the secret: how they are reached, and how started.
+    """Returns the Open MPI parameters that pass the secret to its daemons: the remote agent and the start command.
 
     Args:
         python: the interpreter, at the same path on all hosts, as this file and `library` are.
-        library: the library that daemons are loaded with.
-        agent: what runs a command on another host, as `ssh`; it must pass its standard input on.
+        library: the library that daemons preload.
+        agent: the command that runs a command on another host, such as `ssh`; it must forward its standard input.
     """
     script = f"{python} -I -S {__file__}"
     return {"plm_rsh_agent": f"{script} reach {agent}", "orte_launch_agent": f"{script} start {library} orted"}
 
 
 def _of_the_user(environment: Mapping[str, str]) -> list[str]:
-    """The libraries to load but for the job's; the loader parts them at blanks and colons."""
+    """Returns the libraries to preload other than the job's; the loader splits them at blanks and colons."""
     return [word for word in re.split("[ :]", environment.get(_PRELOAD, "")) if word and PurePath(word).name != LIBRARY]
 
 

@@ -1,11 +1,11 @@
-"""Which processes of this machine belong to a job, how they fare, how they are made to end, and what they leave.
+"""Finds a job's processes on this host, monitors them, terminates them and cleans up after them.
 
-Every process of a job carries the job's mark in its environment, which its children inherit, so what is left after the
-end is found whoever started it. Linux only: it reads /proc and asks the kernel to signal a child when its parent dies.
+Every process of a job carries the job's mark in its environment, which its children inherit, so leftover processes are
+found whoever started them. Linux only: it reads /proc and asks the kernel to signal a child when its parent dies.
 
-Run as a script, `processes.py PARENT SIGNAL HELD COMMAND...` becomes COMMAND with that promise from the kernel, and
-blocks the signals HELD (numbers with commas between). It is for parents that have threads (TensorFlow's), where no
-Python code may run between fork and exec.
+Run as a script, `processes.py PARENT SIGNAL HELD COMMAND...` becomes COMMAND with that parent-death signal, and blocks
+the signals HELD (numbers with commas between). It is for parents that have threads (TensorFlow's), where no Python code
+may run between fork and exec.
 """
 
 from __future__ import annotations
@@ -29,26 +29,26 @@ GONE = "X"
 STOPPED = "T"  # by a signal
 
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
-_KILL_WAIT_S = 5.0  # a killed process that stays longer than this hangs inside the kernel
+_KILL_WAIT_S = 5.0  # a killed process that stays longer than this is stuck inside the kernel
 _POLL_S = 0.02
-_SESSIONS = "ompi."  # begins the folder of a user's sessions with Open MPI on a host, which its last session removes
+_SESSIONS = "ompi."  # prefix of the folder of a user's sessions with Open MPI on a host, which its last session removes
 
 
 def die_with_parent(number: int) -> None:
-    """Has the kernel send signal `number` to this process when the thread that started it ends."""
+    """Makes the kernel send signal `number` to this process when the thread that started it ends."""
     if ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, number, 0, 0, 0) != 0:
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG) failed")
 
 
 def tied_argv(python: str, argv: list[str], parent_pid: int, number: int, held: Iterable[int] = ()) -> list[str]:
-    """`argv` as a command that gets signal `number` when process `parent_pid` dies, which must start it.
+    """Wraps `argv` in a command that gets signal `number` when process `parent_pid`, which must start it, dies.
 
     Args:
         python: path of the interpreter.
         argv: the command.
         parent_pid: the process that starts it.
         number: the signal.
-        held: signals that the command does not get: they stay pending, where `pending_signals` sees them.
+        held: signals that are blocked in the command: they stay pending, where `pending_signals` reads them.
     """
     # Isolated and without site packages: it starts in 10 ms and imports nothing of the user's folder.
     words = [str(parent_pid), str(number), ",".join(map(str, held))]
@@ -56,9 +56,9 @@ def tied_argv(python: str, argv: list[str], parent_pid: int, number: int, held: 
 
 
 def processes_with(marks: Mapping[str, str]) -> tuple[int, ...]:
-    """The process ids, ascending, whose environment at their start had all of `marks`; never the caller itself.
+    """Returns the process ids, ascending, whose environment at their start had all of `marks`; never the caller itself.
 
-    Processes of other users and dead ones that nobody has waited for are left out.
+    Processes of other users and zombies are left out.
     """
     wanted = {f"{name}={value}".encode() for name, value in marks.items()}
     found = []
@@ -75,7 +75,7 @@ def processes_with(marks: Mapping[str, str]) -> tuple[int, ...]:
 
 
 def end_processes(marks: Mapping[str, str], grace_s: float) -> tuple[int, ...]:
-    """Waits up to `grace_s` until no process has `marks`, then kills what is left.
+    """Waits up to `grace_s` until no process has `marks`, then kills the rest.
 
     Returns:
         The process ids that could not be killed within a few seconds, normally none.
@@ -104,17 +104,17 @@ def _wait_until_gone(marks: Mapping[str, str], timeout_s: float) -> tuple[int, .
 def _become(parent_pid: int, number: int, held: str, argv: list[str]) -> None:
     signal.pthread_sigmask(signal.SIG_BLOCK, [int(word) for word in held.split(",") if word])
     die_with_parent(number)
-    if os.getppid() != parent_pid:  # it died before the kernel was asked
+    if os.getppid() != parent_pid:  # the parent died before the kernel was set up
         sys.exit(128 + number)
     os.execv(argv[0], argv)
 
 
 class Vitals(NamedTuple):
-    """A process at one moment.
+    """The state of a process at one moment.
 
     Attributes:
-        state: the letter of proc(5): R runs or could, S waits, D waits in the kernel, T stopped by a signal, t held by
-            a debugger, Z dead; X when there is no such process.
+        state: the letter of proc(5): R running or runnable, S sleeping, D sleeping in the kernel, T stopped by a
+            signal, t stopped by a debugger, Z dead; X when there is no such process.
         ticks: processor time of all its threads, in the kernel's ticks (10 ms).
     """
 
@@ -123,7 +123,7 @@ class Vitals(NamedTuple):
 
 
 def vitals_of(pid: int) -> Vitals:
-    """The vitals of process `pid` on this machine."""
+    """Reads the vitals of process `pid` on this machine."""
     try:
         words = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
     except OSError:
@@ -132,7 +132,7 @@ def vitals_of(pid: int) -> Vitals:
 
 
 def pending_signals(pid: int, held: Iterable[int]) -> tuple[int, ...]:
-    """Those of the signals `held` that process `pid` was sent, and has blocked."""
+    """Returns those of the signals `held` that are pending for process `pid`, which blocks them."""
     try:
         lines = Path(f"/proc/{pid}/status").read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
@@ -142,7 +142,7 @@ def pending_signals(pid: int, held: Iterable[int]) -> tuple[int, ...]:
 
 
 def scratch_patterns(variables: Mapping[str, str]) -> tuple[str, ...]:
-    """Patterns of what Open MPI keeps on a host and leaves there when it is killed: a session folder, shared memory.
+    """Returns patterns of the files that a killed Open MPI leaves on a host: a session folder, shared memory.
 
     Args:
         variables: the environment of a rank.
@@ -154,7 +154,7 @@ def scratch_patterns(variables: Mapping[str, str]) -> tuple[str, ...]:
 
 
 def mpirun_scratch(variables: Mapping[str, str], pid: int) -> str:
-    """A pattern of the session folder that mpirun makes before any rank can tell of it.
+    """Returns a pattern of the session folder that mpirun makes before any rank can report it.
 
     Args:
         variables: the environment of mpirun.
@@ -166,7 +166,7 @@ def mpirun_scratch(variables: Mapping[str, str], pid: int) -> str:
 
 
 def remove_scratch(patterns: Iterable[str]) -> None:
-    """Removes what the patterns name on this host; no link is followed, and what another user owns stays."""
+    """Removes files that match the patterns on this host; links are not followed, and other users' files stay."""
     for pattern in sorted(patterns):
         for path in Path("/").glob(pattern.lstrip("/")):
             if path.is_dir() and not path.is_symlink():

@@ -1,4 +1,4 @@
-"""Values that processes of one command leave for each other, in files or lines of output: sealed, and typed."""
+"""Passes values between processes of one command, in files or lines of output: sealed, and typed."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ _Value = TypeVar("_Value")
 
 
 def sealed_value(value: object) -> bytes:
-    """The sealed line of a value that JSON has."""
+    """Returns the sealed line of a JSON value."""
     return seal(json.dumps(value).encode("ascii"))
 
 
 def value_of(line: bytes, kind: type[_Value]) -> _Value:
-    """The value of a line that `sealed_value` made.
+    """Returns the value of a line that `sealed_value` made.
 
     Args:
         line: with or without its newline.
         kind: type of the value.
 
     Raises:
-        DamagedMessage: the line is not as it was written, or the value is of another type.
+        DamagedMessage: the line is corrupted, or the value is of another type.
     """
     value: Any = read_sealed(line)
     try:
@@ -37,15 +37,15 @@ def value_of(line: bytes, kind: type[_Value]) -> _Value:
 
 
 def write_value(path: Path, value: object) -> None:
-    """Leaves a value in a file."""
+    """Writes a value to a file."""
     path.write_bytes(sealed_value(value))
 
 
 def read_file_value(path: Path, kind: type[_Value]) -> _Value:
-    """The value that `write_value` left.
+    """Reads the value that `write_value` wrote.
 
     Raises:
-        LaunchError: the file is not there, or not as it was written.
+        LaunchError: the file is missing or corrupted.
     """
     try:
         return value_of(path.read_bytes(), kind)

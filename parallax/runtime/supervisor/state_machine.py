@@ -1,10 +1,11 @@
-"""Decides what a supervisor does: from its state, what happened and the time to its next state and what is to be done.
+"""Decides what a supervisor does, as a state machine: (state, event, time) -> (next state, actions).
 
-It reads no clock, no file and no pipe, so it runs over a simulated job as over a real one; `agent.py` is its loop.
+It reads no clock, file or pipe, so simulated and real jobs run the same code; `agent.py` is its loop.
 
-A rank's worker is alive by three signs, and each alone will do: its beat (a thread of Python, which also beats while
-TensorFlow compiles or waits), processor time that grows (whatever holds Python's lock), and the kernel calling it
-runnable (on a machine that gives it no processor). Being stopped by a signal is told apart, for that does not pass.
+Any one of three signs shows that a rank's worker is alive: its heartbeat (sent by a Python thread, also while
+TensorFlow compiles or waits), growing processor time (even if other code holds Python's lock), and the kernel calling
+it runnable (on a machine that gives it no processor). A worker stopped by a signal is reported separately, because that
+does not pass.
 """
 
 from __future__ import annotations
@@ -20,48 +21,48 @@ from parallax.runtime.supervisor.processes import STOPPED, Vitals
 # From SIGTERM to SIGKILL. mpirun itself kills a supervisor one second after its SIGTERM.
 GRACE_S = 0.6
 
-_AT_WORK = "Rt"  # runnable, or held by a debugger, who knows
+_AT_WORK = "Rt"  # runnable, or possibly stopped by a debugger
 
 
 @dataclass(frozen=True, slots=True)
 class Sampled:
-    """The worker's vitals, taken every `beat_s`."""
+    """The worker's vitals, sampled every `beat_s`."""
 
     vitals: Vitals
 
 
 @dataclass(frozen=True, slots=True)
 class Beaten:
-    """The worker has told what it does."""
+    """The worker sent a heartbeat with its current activity."""
 
     doing: Mapping[str, object]
 
 
 @dataclass(frozen=True, slots=True)
 class WordHeard:
-    """The launcher's word has come: mpirun, the network between and the launcher are well."""
+    """The launcher's keepalive signal arrived: mpirun, the network between and the launcher are well."""
 
 
 @dataclass(frozen=True, slots=True)
 class PreemptionHeard:
-    """The launcher lets know that the job is preempted: its workers shall save and end."""
+    """The launcher signals that the job is preempted: its workers must save and end."""
 
 
 @dataclass(frozen=True, slots=True)
 class SignalCame:
-    """This process got a signal that asks it to end what it watches. mpirun ends ranks with SIGTERM."""
+    """This process received a signal that asks it to end what it watches. mpirun ends ranks with SIGTERM."""
 
     number: int
 
 
 @dataclass(frozen=True, slots=True)
 class ReaderGone:
-    """Nobody reads what this process writes; of a supervisor, mpirun's daemon here is dead."""
+    """This process's output has no reader; for a supervisor, mpirun's daemon on this host is dead."""
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerEnded:
-    """The worker has ended, with this status (minus the signal), and all that it wrote is sent on."""
+    """The worker has ended, with this status (minus the signal), and all its output has been forwarded."""
 
     status: int
 
@@ -90,7 +91,7 @@ class SignalWorker:
 
 @dataclass(frozen=True, slots=True)
 class TellPreemption:
-    """Let the worker know that the job is preempted."""
+    """Notify the worker that the job is preempted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,19 +107,20 @@ SupervisorAction = Tell | SignalWorker | TellPreemption | Leave
 
 @dataclass(frozen=True, slots=True)
 class SupervisorState:
-    """What a supervisor knows.
+    """State of a supervisor.
 
     Attributes:
         rank: its rank.
-        sampled_s: when it last looked at its worker.
+        sampled_s: when it last sampled its worker.
         limits: of the job.
         ticks: the worker's processor time then.
         stopped_s, quiet_s: as in `Pulse`.
-        unheard_s: how long no word of the launcher has come; the launcher speaks once a rank has told of its start.
-        doing: the worker's last beat; empty before the first.
-        preempted: whether it has let its worker know of a preemption; the launcher says it again and again.
-        told: whether it was told to end its worker.
-        by: the signal that told it, when that was not mpirun's.
+        unheard_s: how long the launcher's keepalive signal has been missing; the launcher sends it once a rank has
+            reported its start.
+        doing: the worker's last heartbeat; empty before the first.
+        preempted: whether it has notified its worker of a preemption; the launcher repeats the signal.
+        told: whether it was asked to end its worker.
+        by: the signal that asked it, if it was not mpirun's.
         orphaned: whether there is no launcher any more.
         kill_s: when the worker is killed if it has not ended.
     """
@@ -139,14 +141,14 @@ class SupervisorState:
 
     @property
     def due_s(self) -> float:
-        """When it has something to do though nothing happens."""
+        """The time of its next action if no event occurs."""
         return min(self.sampled_s + self.limits.beat_s, self.kill_s)
 
 
 def step(
     state: SupervisorState, event: SupervisorEvent, now_s: float
 ) -> tuple[SupervisorState, tuple[SupervisorAction, ...]]:
-    """The state after an event, and what is to be done now, in this order."""
+    """Returns the state after an event, and the actions to execute now, in this order."""
     after, actions = _react(state, event, now_s)
     if now_s >= after.kill_s:
         return replace(after, kill_s=float("inf")), (*actions, SignalWorker(signal.SIGKILL))

@@ -1,12 +1,11 @@
-"""A rank's worker as its supervisor sees it: a new interpreter, or a process that the host's fork server has forked.
+"""A rank's worker process, as its supervisor controls it: a new interpreter, or a fork of the host's fork server.
 
 A host of several workers imports TensorFlow once: the first of its supervisors starts a fork server
-(`parallax.runtime.worker.fork_server`), if the launcher has not, and all ask it for their workers, on a socket that is
-no file and is named by the job. A supervisor sends one byte with the descriptors of the worker, the first of which
+(`parallax.runtime.worker.fork_server`), unless the launcher has, and all request their workers from it, on an abstract
+socket that is named by the job. A supervisor sends one byte with the worker's file descriptors, the first of which
 holds the request; the server answers with the worker's process id once it is forked, and with its exit status once it
-has ended. Whoever is at the other end of a connection must be a process of the same user. The server kills a worker
-whose supervisor has closed the connection, and ends when all have. Where it cannot be reached, workers are new
-interpreters.
+has ended. The peer of a connection must be a process of the same user. The server kills a worker whose supervisor has
+closed the connection, and ends when all have. Where it cannot be reached, workers are new interpreters.
 """
 
 from __future__ import annotations
@@ -32,24 +31,24 @@ from parallax.runtime.supervisor.frames import StreamName
 from parallax.runtime.supervisor.processes import JOB_ID, die_with_parent
 
 WORKER = ("-m", "parallax.runtime.worker.main")
-"""How programs begin that a fork server has imported for."""
+"""Leading arguments of programs that a fork server has imported modules for."""
 FORK = "fork"
-"""How a supervisor is asked to have its worker forked."""
+"""Request of a supervisor to have its worker forked."""
 FORK_SERVER = ("-m", "parallax.runtime.worker.fork_server")
 WORKER_DEFAULTS = {
-    "PYTHONUNBUFFERED": "1",  # Python would hold back output to a pipe until 8 KiB have come together
+    "PYTHONUNBUFFERED": "1",  # Python would otherwise buffer output to a pipe in blocks of 8 KiB
     "UCX_DEBUG_SIGNO": "0",  # UCX, which Open MPI loads, would log more at a SIGHUP, and live on
 }
 NUMBER = struct.Struct("=i")
-"""What comes from a fork server: a process id, and later an exit status (minus the signal)."""
+"""Message of a fork server: a process id, and later an exit status (minus the signal)."""
 
 PLACE_OF_RANK = {"PARALLAX_PLACE_OF_RANK": "-" * 16}
-"""A variable of a server in whose place a forked worker writes its rank, by which its supervisor and others find it."""
+"""A variable of a server that a forked worker overwrites with its rank, by which its supervisor and others find it."""
 
 _OF_ONE_RANK = re.compile("OMPI_|PMIX_|PARALLAX_LISTEN_PORT$|.*_FD$")
 """Variables that differ between the workers of a host; a server has no rank, by which its supervisor would end it."""
 _NO_SERVER = 127
-"""The status of a worker whose server has ended before it was forked."""
+"""The status of a worker whose server ended before the worker was forked."""
 _PEER = struct.Struct("=iII")  # ucred of unix(7): process, user, group
 BACKLOG = 1024
 _PATIENCE_S, _PAUSE_S, _END_S = 10.0, 0.01, 0.5
@@ -58,13 +57,13 @@ _LIMITS = tuple(name for name in dir(resource) if name.startswith("RLIMIT_"))
 
 @dataclass(frozen=True, slots=True)
 class WorkerOrder:
-    """What a worker is started with.
+    """The start parameters of a worker.
 
     Attributes:
-        program: words for the interpreter.
+        program: arguments of the interpreter.
         environment: all of it.
-        stdin: the descriptor that it reads; None for nothing to read.
-        passed: other descriptors that it has, by the variables that name them.
+        stdin: the descriptor that it reads; None for an empty input.
+        passed: other descriptors that it inherits, by the variables that name them.
     """
 
     program: Sequence[str]
@@ -74,12 +73,12 @@ class WorkerOrder:
 
 
 class WorkerProcess(Protocol):
-    """A worker, whoever is its parent.
+    """A worker process, whichever process is its parent.
 
     Attributes:
         pid: its process id, and the number of its process group; until a fork server has forked it, the server's.
-        streams: the descriptors on which its output is read.
-        news_fd: a descriptor that is readable when there is news of it; None where SIGCHLD tells.
+        streams: the descriptors from which its output is read.
+        news_fd: a descriptor that becomes readable when its status changes; None where SIGCHLD reports it.
     """
 
     pid: int
@@ -87,30 +86,30 @@ class WorkerProcess(Protocol):
     news_fd: int | None
 
     def take_news(self) -> None:
-        """Reads what has come on `news_fd`."""
+        """Reads the messages on `news_fd`."""
 
     def has_ended(self) -> bool:
         """Whether it is dead; no other process can have its number before `wait` has returned."""
 
     def wait(self) -> int:
-        """Waits for its end; gives its exit status, or minus the signal that ended it."""
+        """Waits for its end; returns its exit status, or minus the signal that ended it."""
 
     def signal(self, number: int) -> None:
-        """Sends a signal to its process group; nothing where it has ended."""
+        """Sends a signal to its process group; does nothing if it has ended."""
 
 
 def start_worker(order: WorkerOrder, is_forked: bool) -> WorkerProcess:
     """Starts a worker.
 
     Args:
-        order: what to start.
-        is_forked: whether a fork server forks it, of a program that begins with `WORKER`.
+        order: the start parameters.
+        is_forked: whether a fork server forks it, for a program that begins with `WORKER`.
 
     Raises:
         OSError: the interpreter cannot be started.
     """
     if is_forked:
-        with contextlib.suppress(OSError):  # such as where security modules allow no sockets without files
+        with contextlib.suppress(OSError):  # for example where security modules allow no abstract sockets
             return ForkedWorker(order, lambda output: connect_to_server(order.environment, output))
     return SpawnedWorker(order)
 
@@ -138,7 +137,7 @@ class SpawnedWorker:
         self.news_fd: int | None = None
 
     def take_news(self) -> None:
-        """SIGCHLD is the news."""
+        """Does nothing: SIGCHLD reports status changes."""
 
     def has_ended(self) -> bool:
         """Whether it is dead; it is not waited for."""
@@ -147,18 +146,18 @@ class SpawnedWorker:
         return os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
 
     def wait(self) -> int:
-        """Waits for its end; gives its exit status, or minus the signal that ended it."""
+        """Waits for its end; returns its exit status, or minus the signal that ended it."""
         return self._process.wait()
 
     def signal(self, number: int) -> None:
-        """Sends a signal to its process group; nothing where it has ended."""
+        """Sends a signal to its process group; does nothing if it has ended."""
         if self._process.returncode is None:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self.pid, number)
 
 
 def tied_to(parent: int) -> Callable[[], None]:
-    """What a child calls between fork and exec, to die with a parent that has no threads."""
+    """Returns a function that a child calls between fork and exec, to die with a parent that has no threads."""
 
     def tie() -> None:
         die_with_parent(signal.SIGKILL)
@@ -169,11 +168,11 @@ def tied_to(parent: int) -> Callable[[], None]:
 
 
 class ForkedWorker:
-    """A process that a fork server forks when it has imported what workers need.
+    """A process that a fork server forks when it has imported the workers' modules.
 
     Args:
-        order: what to start.
-        connect: connects to the fork server; given descriptors for the output of one that it must start first.
+        order: the start parameters.
+        connect: connects to the fork server; receives descriptors for the output of one that it must start first.
     """
 
     def __init__(self, order: WorkerOrder, connect: Callable[[tuple[int, int]], ServerConnection]) -> None:
@@ -215,28 +214,28 @@ class ForkedWorker:
             self._is_forked, self.pid = True, NUMBER.unpack(data)[0]
 
     def has_ended(self) -> bool:
-        """Whether it is dead; the fork server does not wait for it before this process has."""
+        """Whether it is dead; the fork server does not reap it before this process has."""
         while self._status is None and select.select([self._server.socket], [], [], 0)[0]:
             self.take_news()
         return self._status is not None
 
     def wait(self) -> int:
-        """Waits for its end; gives its exit status, or minus the signal that ended it."""
+        """Waits for its end; returns its exit status, or minus the signal that ended it."""
         while self._status is None:
             self.take_news()
         self._server.close()
         return self._status
 
     def signal(self, number: int) -> None:
-        """Sends a signal to its process group; one that is still to be forked will not be."""
+        """Sends a signal to its process group; a worker that is not yet forked will not be."""
         if not self._is_forked and self._status is None:
             self._end(-number)
-            self._server.kill()  # what is not yet forked ends at once, and its job with it
+            self._server.kill()  # a worker that is not yet forked ends at once, and its job with it
         elif self._is_forked and not self._server.is_closed:
             self._signal_group(number)
 
     def _signal_group(self, number: int) -> None:
-        for kill in (os.killpg, os.kill):  # it may not have made its group yet
+        for kill in (os.killpg, os.kill):  # it may not have created its group yet
             try:
                 kill(self.pid, number)
             except ProcessLookupError:
@@ -244,7 +243,7 @@ class ForkedWorker:
             return
 
     def _lose_server(self) -> None:
-        """The server has ended, and with it whom it has forked; not what these have started."""
+        """Handles the end of the server, and with it of the workers it forked; processes that these started live on."""
         if self._is_forked:
             self._signal_group(signal.SIGKILL)
         status = self._server.status()
@@ -261,7 +260,7 @@ class ServerConnection:
     Args:
         connected: the socket.
         pid: of the server.
-        started: the server, where this process has started it.
+        started: the server, if this process has started it.
     """
 
     def __init__(self, connected: socket.socket, pid: int, started: subprocess.Popen[bytes] | None = None) -> None:
@@ -274,7 +273,7 @@ class ServerConnection:
             self._started.kill()
 
     def status(self) -> int | None:
-        """How a server ended that this process has started; None of others, and of one that goes on."""
+        """Exit status of a server that this process has started; None for others, and for a running one."""
         with contextlib.suppress(subprocess.TimeoutExpired):
             return None if self._started is None else self._started.wait(_END_S)
         return None
@@ -286,14 +285,14 @@ class ServerConnection:
 
 
 def connect_to_server(environment: Mapping[str, str], output: tuple[int, int]) -> ServerConnection:
-    """Connects to the job's fork server on this host, which is started if there is none.
+    """Connects to the job's fork server on this host, and starts it if there is none.
 
     Args:
         environment: of a worker.
         output: descriptors for standard output and errors of the server, if this process starts it.
 
     Raises:
-        OSError: it cannot be started, or does not let this process connect.
+        OSError: it cannot be started, or does not accept this process.
     """
     name = server_name(environment[JOB_ID])
     deadline_s = time.monotonic() + _PATIENCE_S
@@ -314,7 +313,7 @@ def connect_to_server(environment: Mapping[str, str], output: tuple[int, int]) -
 
 
 def server_name(job_id: str) -> str:
-    """The name of a job's socket, beyond the file system, where it has a fork server.
+    """Returns the name of the abstract socket of a job's fork server.
 
     Containers may share the network, in which such names are unique, and nothing else.
     """
@@ -323,7 +322,7 @@ def server_name(job_id: str) -> str:
 
 
 def check_peer(connected: socket.socket) -> int:
-    """The process at the other end of a connection on this machine.
+    """Returns the peer's process id of a local connection.
 
     Raises:
         PermissionError: it is another user's.
@@ -336,7 +335,7 @@ def check_peer(connected: socket.socket) -> int:
 
 
 def _start_server(name: str, environment: Mapping[str, str], output: tuple[int, int]) -> subprocess.Popen[bytes] | None:
-    """Starts a fork server; None where another process has the name already."""
+    """Starts a fork server; None if another process has the name already."""
     shared = {name: value for name, value in environment.items() if not _OF_ONE_RANK.match(name)}
     with socket.socket(socket.AF_UNIX) as listening:
         try:
@@ -352,7 +351,7 @@ def _start_server(name: str, environment: Mapping[str, str], output: tuple[int, 
             env={**shared, **PLACE_OF_RANK},
             pass_fds=(listening.fileno(),),
             start_new_session=True,
-            preexec_fn=lambda: listening.listen(BACKLOG),  # there, for whoever connects to know the server's process
+            preexec_fn=lambda: listening.listen(BACKLOG),  # in the child, so that peers see the server's process
         )
 
 

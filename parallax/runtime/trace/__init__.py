@@ -1,1 +1,1 @@
-"""Traces of training steps: what each rank did when, on one clock, and whom the others waited for."""
+"""Traces training steps: each rank's activities on one clock, and the rank that delayed the others."""

@@ -1,4 +1,4 @@
-"""Traces as JSON in Chrome's trace format, for Perfetto and chrome://tracing: a process for each rank, a row a thread.
+"""Writes traces in Chrome's JSON format, for Perfetto and chrome://tracing: a process per rank, a row per thread.
 
 https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU describes the format.
 """
@@ -16,11 +16,11 @@ Event = dict[str, Any]
 
 
 def trace_text(traces: Sequence[RankTrace], steps: Sequence[Step] = ()) -> str:
-    """The file of some ranks.
+    """The content of the trace file of some ranks.
 
     Args:
         traces: their rows; times are microseconds of rank 0's clock since 1970.
-        steps: where one rank is alone, its ops, for rows of single ops.
+        steps: for a single rank, its ops, for rows of single ops.
     """
     events = [event for trace in traces for event in _rank_events(trace, steps)]
     clocks = {f"rank {t.rank}": f"{t.offset.offset_us:+.0f} us, +-{t.offset.uncertainty_us:.0f} us" for t in traces}

@@ -1,6 +1,6 @@
-"""How far clocks are apart, by questions and answers.
+"""Measures clock offsets by round trips.
 
-An offset is what is added to a clock's time to get that of another, rank 0's or the launching machine's, in
+An offset is added to a clock's time to get the time of another clock, rank 0's or the launching machine's, in
 microseconds.
 """
 
@@ -12,12 +12,12 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Ping:
-    """One question to the other for its time.
+    """One request to a peer for its time.
 
     Attributes:
-        sent_us: when it was asked, on the own clock.
-        answered_us: what the other's clock said.
-        received_us: when the answer was there, on the own clock.
+        sent_us: when it was sent, on the local clock.
+        answered_us: the time on the peer's clock.
+        received_us: when the answer arrived, on the local clock.
     """
 
     sent_us: float
@@ -27,12 +27,12 @@ class Ping:
 
 @dataclass(frozen=True, slots=True)
 class Offset:
-    """An offset as it was measured.
+    """A measured clock offset.
 
     Attributes:
-        at_us: when, on the own clock.
-        offset_us: what to add to the own clock.
-        uncertainty_us: at most so wrong is it, either way.
+        at_us: when, on the local clock.
+        offset_us: to be added to the local clock.
+        uncertainty_us: the largest error, in either direction.
     """
 
     at_us: float
@@ -44,14 +44,14 @@ SAME_CLOCK = Offset(0, 0, 0)
 
 
 def best_offset(pings: Sequence[Ping]) -> Offset:
-    """The offset by the question that came back soonest (as NTP takes it: RFC 5905, section 10)."""
+    """The offset from the request with the shortest round trip (as in NTP: RFC 5905, section 10)."""
     best = min(pings, key=lambda p: p.received_us - p.sent_us)
     middle_us = (best.sent_us + best.received_us) / 2
     return Offset(middle_us, best.answered_us - middle_us, (best.received_us - best.sent_us) / 2)
 
 
 def offset_at(offsets: Sequence[Offset], at_us: float) -> float:
-    """The offset at a time between the first and the last that were measured, taken to change evenly between them."""
+    """Interpolates the offset linearly at a time between the first and the last measurement."""
     first, last = offsets[0], offsets[-1]
     if last.at_us <= first.at_us:
         return first.offset_us

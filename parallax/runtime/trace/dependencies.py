@@ -1,9 +1,10 @@
-"""What each op of a worker's step needs, and what the next step's ops need of this one: activities from a graph.
+"""Derives from a worker's graph the dependencies between ops within a step, and from one step to the next.
 
-A loop of the old style is one activity, and an op that calls functions is one with all that it calls. Ops whose time is
-not known stay as activities of none, where they lie between ops that have been run. Between two steps there is what
-runs take turns at (parallax/transform/passes/turns.py): whatever touches a variable begins after all of the step before
-that touch it have ended. What is handed on to a loop under another name is touched by the loop.
+A control-flow v1 loop is one activity, and an op that calls functions is one with everything it calls. Ops of unknown
+time remain as activities of zero length where they lie between ops that have run. Dependencies between two steps follow
+from the resources at which runs take turns (parallax/transform/passes/turns.py): an op that touches a variable begins
+after all ops of the step before that touch it have ended. A value that is passed to a loop under another name is
+touched by the loop.
 """
 
 from __future__ import annotations
@@ -18,11 +19,11 @@ from parallax.graph.view import GraphView
 from parallax.transform.passes.turns import keys_of
 
 DEVICE, LINK, HOST = "device", "link", "host"
-"""Resources: what computes, what leaves the host, and what stays in it."""
+"""Resources: the processor, the network between hosts, and communication within the host."""
 
 
 class TimeOn(NamedTuple):
-    """What an activity takes."""
+    """The time of an activity, on its resource."""
 
     seconds: float
     resource: str | None
@@ -33,10 +34,10 @@ class Dependencies:
     """The order of a step's activities.
 
     Attributes:
-        needs: activity -> those that it needs; each after those that it needs.
+        needs: activity -> its dependencies; in topological order.
         borders: (of a step, of the next step): the second begins when the first is over.
-        within: node -> the activity that it is part of, of nodes in loops.
-        can_overlap: whether all that keeps state is known, so that steps can overlap.
+        within: node -> the activity that it is part of, for nodes in loops.
+        can_overlap: whether all stateful ops are known, so that steps can overlap.
     """
 
     needs: Mapping[str, tuple[str, ...]]
@@ -48,7 +49,7 @@ class Dependencies:
         """The activities of a step.
 
         Args:
-            taken: by activity; those that are not named take no time.
+            taken: by activity; all others take no time.
         """
         nothing = TimeOn(0.0, None)
         activities = [Activity(name, *taken.get(name, nothing), needed) for name, needed in self.needs.items()]
@@ -57,11 +58,11 @@ class Dependencies:
 
 
 def dependencies_of(view: GraphView, ran: Iterable[str]) -> Dependencies:
-    """The order of the nodes that a step runs, and of the loops that they are in.
+    """The order of the nodes that a step runs, and of the loops that contain them.
 
     Args:
         view: the worker's graph.
-        ran: nodes of it. Others are looked through.
+        ran: nodes of it. Paths lead through other nodes.
     """
     keys = keys_of(view)
     kept = _between(view, {node for node in ran if node in view.nodes}, keys)
@@ -84,7 +85,7 @@ def dependencies_of(view: GraphView, ran: Iterable[str]) -> Dependencies:
 def _turns(
     keys_by_node: Mapping[str, Sequence[str]], within: Mapping[str, str], needs: dict[str, dict[str, None]]
 ) -> tuple[tuple[str, str], ...]:
-    """The borders, where `needs` gets an activity of no time at the beginning and end of what several touch."""
+    """The borders; adds to `needs` an activity of zero time at both ends of each resource that several touch."""
     touching: dict[str, dict[str, None]] = {}
     for node, keys in keys_by_node.items():
         for key in keys:
@@ -111,7 +112,7 @@ def _between(view: GraphView, ran: Set[str], touching: Collection[str]) -> dict[
     Args:
         view: the graph.
         ran: the nodes.
-        touching: what touches something that keeps state.
+        touching: ops that touch a stateful resource.
     """
     order = view.topological_order()
     after: set[str] = set()

@@ -1,8 +1,8 @@
-"""Records the wished steps of one worker, and brings the traces of all workers together.
+"""Records the requested steps of one worker, and gathers the traces of all workers.
 
-In synchronous training all workers come to the end of the last wished step, and there the traces are merged. What is
-left then (asynchronous training, fewer steps than wished) is merged when the scripts have ended: every worker comes
-there, or fails, which ends the job. Before it meets the others each worker writes what it has by itself.
+In synchronous training all workers reach the end of the last requested step, and merge the traces there. The rest
+(asynchronous training, fewer steps than requested) is merged when the scripts have ended: every worker gets there, or
+fails, which ends the job. Before the merge each worker writes its own traces.
 """
 
 from __future__ import annotations
@@ -35,17 +35,17 @@ from parallax.transform.swap import as_planned
 
 v1 = tf.compat.v1
 _LOG = logging.getLogger("parallax.trace")
-_ROUNDS = 20  # questions to rank 0; the one that comes back soonest counts
+_ROUNDS = 20  # requests to rank 0; the one with the shortest round trip counts
 
 
 class TraceHook(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
     """Traces one worker; all workers must have one, and call `finish` at their ends.
 
     Args:
-        wish: which steps, and where to.
+        wish: the steps, and the folder.
         members: the job.
         worker: this one's graph.
-        training: tells which runs are steps.
+        training: identifies the runs that are steps.
         synchronous: whether all workers run each step together.
     """
 
@@ -71,17 +71,17 @@ class TraceHook(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
         hosts = members.parcel.hosts
         several = len(set(hosts)) > 1
         self._host = members.parcel.addresses[hosts[members.rank]] if several else socket.gethostname()
-        # Kernels of GPUs, and what servers do, are in full traces only; those cost more.
+        # GPU kernels and the servers' work are in full traces only, which cost more.
         needs_all = bool(members.target) or bool(tf.config.list_physical_devices("GPU"))
         self._level = v1.RunOptions.FULL_TRACE if needs_all else v1.RunOptions.SOFTWARE_TRACE
 
     def after_create_session(self, session: Session, coord: Coordinator) -> None:
-        """Measures the clocks for the first time; every worker comes here."""
+        """Measures the clocks for the first time; every worker calls it."""
         self._comm = self._members.workers.Dup()
         self._offsets.append(_measured_offset(self._comm, self._members.parcel.hosts))
 
     def before_run(self, run_context: RunContext) -> RunArgs:
-        """Asks for a trace when the run is a wished step."""
+        """Requests a trace if the run is a requested step."""
         self._step = None
         step = None if self.finished else self._training.step
         if step is None or not self._wish.first <= step <= self._wish.last:
@@ -90,10 +90,10 @@ class TraceHook(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
         return v1.train.SessionRunArgs(None, options=v1.RunOptions(trace_level=self._level))
 
     def after_run(self, run_context: RunContext, run_values: RunValues) -> None:
-        """Keeps what was measured; after the last wished step, writes it."""
+        """Keeps the measurements; writes them after the last requested step."""
         if self._step is None:
             return
-        # Read later: it takes time, and the next step shall begin when it would.
+        # Parsed later: it takes time, and would delay the next step.
         self._measured.append((self._step, run_values.run_metadata.step_stats))
         if self._step < self._wish.last:
             return
@@ -104,7 +104,7 @@ class TraceHook(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
             self.finish()
 
     def finish(self) -> None:
-        """Meets the other workers and writes what all have; a second call changes nothing."""
+        """Gathers and writes the traces of all workers; a second call has no effect."""
         if self.finished or self._comm is None:
             return
         self.finished = True
@@ -122,7 +122,7 @@ class TraceHook(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
             show(text)
 
     def _write_alone(self) -> tuple[Step, ...]:
-        """Writes this worker's trace by its own clock, if that has not been done; its steps."""
+        """Writes this worker's trace on its own clock, unless already done; returns its steps."""
         if self._steps is None:
             self._steps = tuple(read_step(number, stats) for number, stats in self._measured)
             self._measured.clear()
@@ -131,7 +131,7 @@ class TraceHook(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
         return self._steps
 
     def _with_others(self, steps: tuple[Step, ...]) -> tuple[RankTrace, tuple[Step, ...]]:
-        """This worker's trace on rank 0's clock with what it waited for others, and its steps on that clock."""
+        """This worker's trace on rank 0's clock with its waits for others, and its steps on that clock."""
         comm, rank, parcel = self._comm, self._members.rank, self._members.parcel
         at_us = steps[0].ops[0].start_us if steps and steps[0].ops else self._offsets[0].at_us
         uncertainty_us = max(offset.uncertainty_us for offset in self._offsets)
@@ -147,19 +147,19 @@ class TraceHook(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
         return replace(trace, limits=limits), steps
 
     def _within_host(self) -> frozenset[str]:
-        """The collectives that are among the workers of a host: those of a process set."""
+        """The collectives between the workers of a host: those of a process set."""
         nodes = self._worker.names.run_view.nodes.values()
         return frozenset(as_planned(n.name) for n in nodes if n.op == ALL_TO_ALL and n.attr["among"].s.decode() == HOST)
 
     def _write(self, path: Path, text: str) -> None:
         try:
             path.write_text(text, encoding="utf-8")
-        except OSError as error:  # training is worth more than its trace
+        except OSError as error:  # a failed write of a trace does not end training
             _LOG.warning("The trace of this step range is lost: %s cannot be written: %s.", path, error.strerror)
 
 
 def _measured_offset(comm: Comm, hosts: tuple[int, ...]) -> Offset:
-    """How far this worker's clock is from rank 0's; all workers must call it. One host has one clock."""
+    """The offset between this worker's clock and rank 0's; all workers must call it. A host has one clock."""
     rank = comm.Get_rank()
     found = SAME_CLOCK
     for other in (r for r, host in enumerate(hosts) if host != hosts[0]):
@@ -180,7 +180,7 @@ def _ping(comm: Comm) -> Ping:
 
 
 def _now_us() -> float:
-    """The clock that TensorFlow's traces are in."""
+    """The current time on the clock of TensorFlow's traces."""
     return time.time_ns() / 1000
 
 
@@ -190,7 +190,7 @@ def _server_offsets(
     offsets: tuple[Offset, ...],
     bounds: tuple[dict[int, Bounds], ...],
 ) -> dict[int, Offset]:
-    """The offsets of the servers' clocks: of a worker's on their host, else from what came and went."""
+    """The offsets of the servers' clocks: those of a worker on their host, or estimated from messages."""
     found = {}
     for number, host in enumerate(servers):
         if host in hosts:

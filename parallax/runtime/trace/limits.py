@@ -1,9 +1,9 @@
-"""How far a rank's steps are from the shortest ones of the ops that were traced, and how much of exchanges they hide.
+"""Compares a rank's steps with the lower bound of the traced ops, and measures how much of the exchanges is overlapped.
 
-An exchange is a collective without the waiting for others, and all other ops are the device's work. A moment in which
-several exchanges, or several ops of the device, are under way counts in equal parts for each of them: so a link is busy
-for as long as it was, and no more is done beside each other on one resource than was. What the graph says an op needs
-holds only where the trace agrees: an op that began before another had ended has not needed it in this step.
+An exchange is a collective without the waiting for other ranks, and all other ops are the device's work. At a moment
+when several exchanges, or several ops of the device, are in progress, each of them gets an equal share of it: so a link
+is busy for as long as it was, and overlapping ops on one resource are not counted twice. A dependency of the graph
+counts only if the trace agrees: an op that began before another had ended did not depend on it in this step.
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ from parallax.runtime.trace.waits import Wait
 from parallax.transform.swap import as_planned
 
 _MOST_STEPS = 5
-"""The last ones that are looked at: of a graph of 5,000 nodes each takes half a second, for which the job waits."""
+"""The number of last steps that are analysed: at 5,000 nodes each takes half a second, for which the job waits."""
 
 _SLACK_US = 5
-"""By which the times of two ops may seem to overlap: TensorFlow gives whole microseconds, and begins counting late."""
+"""Tolerated overlap of two dependent ops: TensorFlow reports whole microseconds, and starts its clock late."""
 
 
 @dataclass(frozen=True, slots=True)
 class StepLimits:
-    """One rank's steps, and the shortest ones of their ops: means over the last of the traced steps.
+    """One rank's steps, and lower bounds from their ops: averages over the last of the traced steps.
 
     Attributes:
-        measured_us: of a step, waiting included.
-        hidden_frac: of the time of exchanges the part beside other ops.
-        possible_frac: that part in the step that list scheduling gives, or as measured where that is more.
+        measured_us: of a step, including waiting.
+        hidden_frac: the part of the time of exchanges that overlaps with other ops.
+        possible_frac: that part in the step that list scheduling gives, or as measured if that is more.
         shortest_us: no schedule of one step alone is below it.
         overlapping_frac: as `possible_frac`, where steps overlap; None where they cannot.
         overlapping_us: no schedule of steps that overlap has a shorter period; None where they cannot.
@@ -52,13 +52,13 @@ class StepLimits:
 def step_limits(
     view: GraphView, steps: Sequence[Step], waited: Sequence[Wait], within_host: frozenset[str]
 ) -> StepLimits | None:
-    """The limits of a rank's steps; None where nothing is exchanged, or servers take part.
+    """The limits of a rank's steps; None if nothing is exchanged, or servers take part.
 
     Args:
         view: the graph that this rank runs.
         steps: on rank 0's clock.
-        waited: what the rank waited at its meetings.
-        within_host: names of the collectives that are among the workers of a host.
+        waited: the rank's waits at collectives and servers.
+        within_host: names of the collectives between the workers of a host.
     """
     if any(op.server is not None for step in steps for op in step.ops):
         return None
@@ -81,7 +81,7 @@ def _of_step(timed: _TimedOps, dependencies: Dependencies) -> StepLimits:
     overlapping = listed_overlapping(step, overlapping_us).hidden_frac(DEVICE) or 0.0
     return replace(
         found,
-        shortest_us=max(found.shortest_us, overlapping_us),  # steps one after the other keep all borders
+        shortest_us=max(found.shortest_us, overlapping_us),  # sequential steps keep all borders
         overlapping_frac=max(found.possible_frac, overlapping),
         overlapping_us=overlapping_us,
     )
@@ -103,7 +103,7 @@ def _mean(found: Sequence[StepLimits]) -> StepLimits:
 
 
 class _Owners:
-    """Which node of the graph an op of a trace belongs to."""
+    """Maps ops of a trace to nodes of the graph."""
 
     def __init__(self, view: GraphView) -> None:
         self._nodes = {as_planned(name): name for name in view.nodes}
@@ -115,7 +115,7 @@ class _Owners:
         self._found: dict[str, str | None] = {}
 
     def of(self, name: str) -> str | None:
-        """The node of that name, or the one that calls the function it is of; None of what TensorFlow has added."""
+        """The node of that name, or the one that calls its function; None for ops that TensorFlow has added."""
         if name not in self._found:
             parts = name.split("/")
             callers = ("/".join(parts[:end]) for end in range(len(parts) - 1, 0, -1))
@@ -152,7 +152,7 @@ class _TimedOps:
 
     @staticmethod
     def _activity(owners: _Owners, dependencies: Dependencies, op: Op) -> str:
-        """An exchange within a loop or a function is one of its own."""
+        """The activity of an op; an exchange within a loop or a function is its own."""
         owner = owners.of(op.name)
         if owner is None:
             return f"{op.name}: added"
@@ -161,7 +161,7 @@ class _TimedOps:
         return f"{op.name}: within" if op.type in COLLECTIVES and not is_whole else activity
 
     def count_times(self) -> dict[str, TimeOn]:
-        """What each activity takes, in microseconds; what takes the least is left out."""
+        """The time of each activity, in microseconds; the shortest are left out."""
         return {
             name: TimeOn(time_us, resource)
             for resource, intervals in self._of_resource.items()
@@ -169,15 +169,15 @@ class _TimedOps:
         }
 
     def intervals(self, resource: str) -> list[Interval]:
-        """When a resource was busy."""
+        """The intervals in which a resource was busy."""
         return [(start_us, end_us) for _, start_us, end_us in self._of_resource[resource]]
 
     def exchanges(self) -> list[Interval]:
-        """When something was exchanged."""
+        """The intervals in which an exchange was in progress."""
         return [*self.intervals(LINK), *self.intervals(HOST)]
 
     def kept_needs(self, dependencies: Dependencies) -> Mapping[str, tuple[str, ...]]:
-        """What each activity needs, without what had not ended when it began."""
+        """The dependencies of each activity, except those that had not ended when it began."""
         over_us: dict[str, float] = {}
         found = {}
         for name, needs in dependencies.needs.items():

@@ -1,4 +1,4 @@
-"""How far the clocks of servers are apart from those of workers, by what they sent to each other and received."""
+"""Estimates the clock offsets between servers and workers from the messages that they exchanged."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from parallax.runtime.trace.ops import TRANSFER, Step
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """An offset lies between these."""
+    """Lower and upper bounds of an offset."""
 
     low_us: float = float("-inf")
     high_us: float = float("inf")
 
 
 def server_bounds(steps: Iterable[Step], own_offset_us: float) -> dict[int, Bounds]:
-    """Between what the offsets of servers' clocks are: nothing is received before it was there.
+    """Bounds of the offsets of servers' clocks: no value is received before it was sent.
 
     Args:
-        steps: of one worker; a value that came more than once in a step says nothing.
+        steps: of one worker; a value that arrived more than once in a step is ignored.
         own_offset_us: of that worker.
     """
     found: dict[int, Bounds] = {}
@@ -42,7 +42,7 @@ def server_bounds(steps: Iterable[Step], own_offset_us: float) -> dict[int, Boun
 
 
 def both(one: Bounds | None, other: Bounds) -> Bounds:
-    """What holds when both do."""
+    """The intersection of two bounds."""
     if one is None:
         return other
     return Bounds(max(one.low_us, other.low_us), min(one.high_us, other.high_us))

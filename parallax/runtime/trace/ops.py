@@ -1,4 +1,4 @@
-"""What TensorFlow measured in one step, op by op, and which kind of work each op is.
+"""Reads TensorFlow's measurements of one step, op by op, and classifies each op by its kind of work.
 
 All times are microseconds of the wall clock of the host where the op ran.
 """
@@ -29,11 +29,11 @@ COLLECTIVES = frozenset(
     )
 ) | {ALL_TO_ALL, ALL_REDUCE_OP}
 GIVES = frozenset({"AccumulatorApplyGradient", "SparseAccumulatorApplyGradient"})
-"""By these all workers meet on a server: what follows happens when the last has given."""
+"""Ops by which all workers synchronize on a server: later ops run after the last worker's contribution."""
 
 TRANSFER = "RecvTensor"
 
-# They stand waiting from the beginning of a step for what workers give, which is looked at by itself.
+# They wait from the beginning of a step for the workers' contributions, which are analysed separately.
 _STANDS_BY = frozenset({"QueueDequeueV2", "AccumulatorTakeGradient", "SparseAccumulatorTakeGradient"})
 _LOCK = "MutexLock"
 _KIND_BY_SCOPE = {
@@ -62,11 +62,11 @@ class Op:
     """One op of one step.
 
     Attributes:
-        name: of its node; of a transfer, the node whose value came.
-        type: of the op, `RecvTensor` for a transfer; empty when TensorFlow does not say.
+        name: of its node; of a transfer, the node whose value was transferred.
+        type: of the op, `RecvTensor` for a transfer; empty if TensorFlow does not report it.
         kind: one of KINDS.
-        start_us: when it began, on the clock of where it ran.
-        end_us: when it was done; for a collective, when the result was there.
+        start_us: when it began, on the clock of its process.
+        end_us: when it was done; for a collective, when the result was available.
         server: the number of the server that it ran on; None on the worker.
     """
 
@@ -79,7 +79,7 @@ class Op:
 
     @property
     def is_meeting(self) -> bool:
-        """Whether all workers (or those of a host) must come before any goes on."""
+        """Whether all workers (or those of a host) must arrive before any continues."""
         return self.type in COLLECTIVES or (self.type in GIVES and self.name.startswith("parallax/"))
 
 
@@ -89,7 +89,7 @@ class Step:
 
     Attributes:
         number: of the step.
-        ops: by their starts.
+        ops: sorted by start.
     """
 
     number: int
@@ -112,7 +112,7 @@ def read_step(number: int, step_stats: StepStats) -> Step:
 
 
 def kind_of(name: str, op_type: str) -> str:
-    """The kind of an op, by its name's scope; of a user's own collective, by its type."""
+    """The kind of an op, from its name scope; of a user's own collective, from its type."""
     if op_type == _LOCK and name.startswith("parallax/"):
         return WAITING
     if op_type in ("HorovodAllreduce", "HorovodGroupedAllreduce"):
@@ -136,12 +136,12 @@ def _op(node: NodeDef, server: int | None) -> Op | None:
 
 
 def _transfer(label: str, server: int | None, start_us: int, end_us: int) -> Op | None:
-    """A value that came over the network; TensorFlow has its start from the sender's clock."""
+    """A value that was received over the network; TensorFlow has its start from the sender's clock."""
     found = _TRANSFERRED.search(label)
     if found is None:
         return None
     name = as_planned(found[1])
     kind = kind_of(name, "")
-    if kind == COMPUTE:  # a gradient on its way to a server, or what one gives back
+    if kind == COMPUTE:  # a gradient sent to a server, or a server's result
         kind = PUSH if server is not None else PULL
     return Op(name, TRANSFER, kind, start_us, end_us, server)

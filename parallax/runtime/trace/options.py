@@ -1,4 +1,4 @@
-"""What `--trace` and `--trace-steps` ask for, and the folder that takes the files."""
+"""Options `--trace` and `--trace-steps`, and the folder of the trace files."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from pathlib import Path
 from parallax.base.errors import ConfigError
 
 DEFAULT_STEPS = (10, 14)
-"""After what the first runs do once: memory, connections, Horovod's cache."""
+"""Default: after the one-time work of the first runs: memory, connections, Horovod's cache."""
 
 MERGED, SUMMARY = "trace.json", "summary.txt"
 
 
 @dataclass(frozen=True, slots=True)
 class TraceOptions:
-    """Which steps are traced, and where to.
+    """The steps to trace, and the folder of the files.
 
     Attributes:
-        folder: where the files go.
-        first: the first step; steps are counted from 0, and are the runs of this job that train.
+        folder: of the files.
+        first: the first step; steps are counted from 0, and are this job's training runs.
         last: the last one.
     """
 
@@ -46,7 +46,7 @@ def trace_steps(text: str) -> tuple[int, int]:
 
 
 def trace_options(folder: str | None, steps: str | None) -> TraceOptions | None:
-    """The wish of a command line or environment; None when no folder is named.
+    """The options of a command line or environment; None if no folder is named.
 
     Raises:
         ConfigError: when the steps are not A-B, or are named without a folder.
@@ -65,7 +65,7 @@ def rank_file(folder: Path, rank: int) -> Path:
 
 
 def make_ready(folder: Path, rank: int | None = None) -> None:
-    """Makes the folder and takes away what an earlier job left: everything, or what one rank will write.
+    """Creates the folder and removes the files of an earlier job: all, or those that one rank will write.
 
     Raises:
         ConfigError: when the folder cannot be written.

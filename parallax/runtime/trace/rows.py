@@ -1,7 +1,7 @@
-"""What one rank did, as rows of intervals: each kind of work, waiting, and what servers did for it.
+"""Lays out one rank's activities as rows of intervals: each kind of work, waiting, and the servers' work for the rank.
 
-An op that runs beside others of its kind counts once: a row shows when there was work of its kind. Of a collective the
-part before the last rank came is waiting, and the rest its own kind.
+Ops of one kind that overlap count once: a row shows when work of its kind was in progress. The part of a collective
+before the last rank arrived is waiting, and the rest is its own kind.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from parallax.runtime.trace.ops import COLLECTIVES, KINDS, WAITING, Op, Step
 from parallax.runtime.trace.waits import Wait
 
 GAP_US = 100.0
-"""Work of one kind with shorter pauses is drawn as one; sums leave the pauses out."""
+"""Work of one kind with shorter pauses is drawn as one interval; sums exclude the pauses."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +26,7 @@ class Span:
     Attributes:
         row: one of KINDS, or `server N`.
         step: its number.
-        name: what is written on it.
+        name: its label.
         start_us: on rank 0's clock.
         end_us: on rank 0's clock.
     """
@@ -40,13 +40,13 @@ class Span:
 
 @dataclass(frozen=True, slots=True)
 class TracedStep:
-    """What one step took.
+    """The times of one step.
 
     Attributes:
         number: of the step.
         start_us: of its first op.
         end_us: of its last.
-        us_by_kind: how long there was work of each kind.
+        us_by_kind: the time in which work of each kind was in progress.
         server_us: how long servers worked for this rank.
     """
 
@@ -59,7 +59,7 @@ class TracedStep:
 
 @dataclass(frozen=True, slots=True)
 class RankTrace:
-    """What one rank did, on rank 0's clock.
+    """One rank's activities, on rank 0's clock.
 
     Attributes:
         rank: of the worker.
@@ -67,10 +67,10 @@ class RankTrace:
         offset: of its clock.
         steps: the traced ones.
         spans: its rows.
-        collectives: whole ops, with the waiting in them.
-        waits: whom it waited for.
-        servers: the offsets of servers' clocks; None where it is not known and times are uncorrected.
-        limits: of its steps, where they are known.
+        collectives: whole ops, including their waiting.
+        waits: its waits for other ranks.
+        servers: the offsets of servers' clocks; None if unknown, with uncorrected times.
+        limits: of its steps, if known.
     """
 
     rank: int
@@ -85,7 +85,7 @@ class RankTrace:
 
 
 def correct_times(step: Step, own: Sequence[Offset], servers: dict[int, Offset]) -> Step:
-    """A step with all times on rank 0's clock; the clock of a server that is not in `servers` is left as it is."""
+    """A step with all times on rank 0's clock; the times of a server that is not in `servers` are unchanged."""
 
     def shift(op: Op) -> Op:
         if op.server is None:
@@ -112,8 +112,8 @@ def rank_trace(
         host: its host's name.
         offset: of its clock.
         steps: on rank 0's clock.
-        waited: what it waited at its meetings.
-        servers: the offsets of servers' clocks, None where it is not known.
+        waited: its waits at collectives and servers.
+        servers: the offsets of servers' clocks, None if unknown.
     """
     spans: list[Span] = []
     times = []
@@ -129,7 +129,7 @@ def rank_trace(
 
 
 def lanes(ops: Iterable[Op]) -> list[list[Op]]:
-    """Ops in as few rows as it takes for none to overlap another of its row."""
+    """Distributes ops over as few rows as possible, so that ops of a row do not overlap."""
     found: list[list[Op]] = []
     for op in sorted(ops, key=lambda op: (op.start_us, op.end_us, op.name)):
         free = next((lane for lane in found if lane[-1].end_us <= op.start_us), None)
@@ -143,7 +143,7 @@ def lanes(ops: Iterable[Op]) -> list[list[Op]]:
 def _intervals(step: Step, waited: Sequence[Wait]) -> dict[str, list[Interval]]:
     by_row: dict[str, list[Interval]] = {kind: [] for kind in KINDS}
     by_row[WAITING] += ((wait.start_us, wait.end_us) for wait in waited)
-    # Found again by name and start: a rank comes to one meeting at a time under one name.
+    # Identified by name and start: a rank takes part in one rendezvous at a time under one name.
     until_us = {(wait.meeting.name, wait.start_us): wait.end_us for wait in waited}
     for op in step.ops:
         start_us = until_us.get((op.name, op.start_us), op.start_us) if op.type in COLLECTIVES else op.start_us
@@ -161,7 +161,7 @@ def _times(step: Step, by_row: dict[str, list[Interval]]) -> TracedStep:
 
 
 def _waiting_for(waited: Sequence[Wait]) -> Callable[[Interval], str]:
-    """The name of a waiting interval: whom it is for, where that is one rank."""
+    """The label of a waiting interval: the rank it is for, if there is only one."""
 
     def name(interval: Interval) -> str:
         ranks = {wait.whom for wait in waited if interval[0] <= wait.start_us < interval[1]}

@@ -1,4 +1,4 @@
-"""A trace in words: what each rank spent its steps on, and which rank the others waited for."""
+"""Summarises a trace as text: how each rank spent its steps, and the rank that the others waited for."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from parallax.runtime.trace.waits import causes
 
 @dataclass(frozen=True, slots=True)
 class Slowest:
-    """The rank that the others waited for most, not counting while it waited itself.
+    """The rank that the others waited for most, excluding the time in which it waited itself.
 
     Attributes:
-        rank: which.
+        rank: its number.
         waited_us: how long each of the others waited for it in a step, on average.
     """
 
@@ -28,7 +28,7 @@ class Slowest:
 
 
 def slowest(traces: Sequence[RankTrace]) -> Slowest | None:
-    """The slowest rank, of equals the first; None when nobody waited."""
+    """The slowest rank, the first of equals; None if no rank waited."""
     steps = max((len(trace.steps) for trace in traces), default=0)
     others = len(traces) - 1
     busy = {t.rank: union((s.start_us, s.end_us) for s in t.spans if s.row == COMPUTE) for t in traces}
@@ -46,7 +46,7 @@ def summary(traces: Sequence[RankTrace], asked: tuple[int, int]) -> str:
 
     Args:
         traces: of all ranks, by rank.
-        asked: the first and last step that were to be traced.
+        asked: the first and last requested step.
     """
     numbers = sorted({step.number for trace in traces for step in trace.steps})
     if not numbers:
@@ -77,7 +77,7 @@ def _table(traces: Sequence[RankTrace]) -> list[str]:
 
 
 def outside(trace: RankTrace) -> float | None:
-    """The mean of what passes between a step and the next, in microseconds; None when no two came one after another."""
+    """The mean time between consecutive steps, in microseconds; None if no two steps were consecutive."""
     pairs = itertools.pairwise(step for step in trace.steps if step.end_us > step.start_us)
     gaps_us = [after.start_us - before.end_us for before, after in pairs if after.number == before.number + 1]
     return sum(gaps_us) / len(gaps_us) if gaps_us else None
@@ -88,7 +88,7 @@ def _step_us(trace: RankTrace) -> float:
 
 
 def _idle(traces: Sequence[RankTrace]) -> list[str]:
-    """Says that a rank's script takes more time than its steps, of the rank where that is most."""
+    """Reports a rank whose script takes more time than its steps: the rank for which that is most."""
     most = max(traces, key=lambda trace: outside(trace) or 0.0)
     outside_us = outside(most)
     if outside_us is None or outside_us <= _step_us(most):
@@ -100,7 +100,7 @@ def _idle(traces: Sequence[RankTrace]) -> list[str]:
 
 
 def _limits(traces: Sequence[RankTrace]) -> list[str]:
-    """Says how much of exchanges is hidden, and how short a step can be, of the rank whose shortest step is longest."""
+    """Reports the overlap of exchanges and the lower bound of a step, for the rank with the largest lower bound."""
     known = [(trace.rank, trace.limits) for trace in traces if trace.limits is not None]
     if not known:
         return []

@@ -1,7 +1,7 @@
-"""Who waited for whom: at a collective, or where gradients meet on a server, until the last one came.
+"""Attributes waiting to ranks: at a collective, or where a server aggregates gradients, until the last rank arrived.
 
-Who comes last may only have waited itself, for one that was late elsewhere: within a host, say. `causes` goes on to the
-rank that did not wait.
+The last rank may itself only have waited for one that was late elsewhere: within a host, for example. `causes` follows
+the chain to the rank that did not wait.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from parallax.runtime.trace.ops import COLLECTIVES, Step
 
 
 class Rendezvous(NamedTuple):
-    """One time that ranks meet.
+    """One synchronization of ranks.
 
     Attributes:
         step: number of the step.
         name: of the op, the same on all ranks.
-        time: which run of it in this step.
-        host: the number of the host whose workers meet; -1 for all.
+        time: the index of its run in this step.
+        host: the number of the host whose workers take part; -1 for all.
     """
 
     step: int
@@ -31,11 +31,11 @@ class Rendezvous(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Arrival:
-    """How one rank came to a meeting, on rank 0's clock.
+    """The arrival of one rank at a rendezvous, on rank 0's clock.
 
     Attributes:
-        start_us: when it came.
-        end_us: until when it may have waited; infinite where the op itself does not wait.
+        start_us: when it arrived.
+        end_us: until when it may have waited; infinite if the op itself does not wait.
     """
 
     start_us: float
@@ -53,11 +53,11 @@ class Wait:
 
 
 def arrivals(steps: Iterable[Step], within_host: frozenset[str], host: int) -> dict[Rendezvous, Arrival]:
-    """How a rank came to all its meetings.
+    """The arrivals of a rank at all its rendezvous.
 
     Args:
         steps: on rank 0's clock.
-        within_host: names of the collectives that are among the workers of a host.
+        within_host: names of the collectives between the workers of a host.
         host: the rank's.
     """
     found: dict[Rendezvous, Arrival] = {}
@@ -74,7 +74,7 @@ def arrivals(steps: Iterable[Step], within_host: frozenset[str], host: int) -> d
 
 
 def last_arrivals(by_rank: Sequence[Mapping[Rendezvous, Arrival]]) -> dict[Rendezvous, tuple[float, int]]:
-    """For each meeting when the last rank came, and which one that was."""
+    """For each rendezvous the time of the last arrival, and its rank."""
     found: dict[Rendezvous, tuple[float, int]] = {}
     for rank, came in enumerate(by_rank):
         for meeting, arrival in came.items():
@@ -84,7 +84,7 @@ def last_arrivals(by_rank: Sequence[Mapping[Rendezvous, Arrival]]) -> dict[Rende
 
 
 def waits(rank: int, own: Mapping[Rendezvous, Arrival], last: Mapping[Rendezvous, tuple[float, int]]) -> list[Wait]:
-    """What one rank waited at its meetings."""
+    """The waits of one rank at its rendezvous."""
     found = []
     for meeting, arrival in own.items():
         came_us, whom = last[meeting]
@@ -95,7 +95,7 @@ def waits(rank: int, own: Mapping[Rendezvous, Arrival], last: Mapping[Rendezvous
 
 
 class Cause(NamedTuple):
-    """For some time a rank was waited for, and waited for nobody itself; on rank 0's clock."""
+    """An interval in which others waited for a rank that did not wait itself; on rank 0's clock."""
 
     start_us: float
     end_us: float
@@ -105,13 +105,13 @@ class Cause(NamedTuple):
 def causes(
     waited: Mapping[int, Sequence[Wait]], busy: Mapping[int, Sequence[tuple[float, float]]]
 ) -> list[list[Cause]]:
-    """Whom each rank waited for in the end, in the order of `waited`.
+    """The ranks that each rank ultimately waited for, in the order of `waited`.
 
-    A rank that computes while it waits is taken to be late for its computing.
+    A rank that computes while it waits is considered late because of its computing.
 
     Args:
         waited: by rank, its waits.
-        busy: by rank, when it computed: ascending, and apart from each other.
+        busy: by rank, the intervals of its computing: ascending and disjoint.
     """
     idle = {rank: _idle(waited[rank], busy[rank]) for rank in waited}
     return [
@@ -121,7 +121,7 @@ def causes(
 
 
 def _idle(waited: Sequence[Wait], busy: Sequence[tuple[float, float]]) -> list[Cause]:
-    """The parts of a rank's waits in which it computed nothing, one after the other; of two at once the earlier."""
+    """The parts of a rank's waits without computing, in sequence; of two concurrent waits the earlier."""
     found: list[Cause] = []
     taken_us = float("-inf")
     for wait in sorted(waited, key=lambda wait: (wait.start_us, wait.end_us, wait.whom)):
@@ -135,7 +135,7 @@ def _idle(waited: Sequence[Wait], busy: Sequence[tuple[float, float]]) -> list[C
 
 
 def _passed_on(cause: Cause, idle: Mapping[int, Sequence[Cause]], seen: set[int]) -> list[Cause]:
-    """A cause, its parts in which that rank itself waited passed on; never to a rank that has been `seen`."""
+    """Replaces the parts of a cause in which that rank itself waited by their causes; never by a `seen` rank."""
     found: list[Cause] = []
     at_us = cause.start_us
     for deeper in idle[cause.whom]:

@@ -1,4 +1,4 @@
-"""N workers against one process: what each side runs, when two values count as equal, and the table that says so."""
+"""Compares N workers with one process: the runs of both sides, the rule of equality, and the table of results."""
 
 from parallax.runtime.verify.judging import difference
 

@@ -1,8 +1,8 @@
-"""The claims of a verification: which tensors are tried in which step, and what each worker leaves of them.
+"""Records a verification's claims: the tensors checked in each step, and the values that each worker saves.
 
-A step holds so much in memory: where the tensors of which something is said are more than LIMIT_BYTES, they are tried
-in groups, another one in each step. Before each step all variables are kept, and the one process begins there, so that
-each step is tried by itself. What is left out, and why, is part of the result.
+A step can hold only a limited amount in memory: if the tensors with claims exceed LIMIT_BYTES, they are checked in
+groups, one group per step. Before each step all variables are saved, and the one process starts from them, so that each
+step is checked by itself. Tensors that are left out are part of the result, with the reason.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from parallax.runtime.worker.session.run_context import TrainingRuns
 v1 = tf.compat.v1
 
 LIMIT_BYTES = 256 << 20
-"""Of the values of one step that a process holds at once."""
+"""Limit of the values of one step that a process stores at once."""
 
 GROUPS_FILE, PLAN_FILE, RESULT_FILE = "groups.json", "plan.json", "claims.json"
 START_FILE, KEPT_FILE = "start-{step}.npz", "kept-{rank}-{step}.npz"
@@ -37,13 +37,13 @@ START_FILE, KEPT_FILE = "start-{step}.npz", "kept-{rank}-{step}.npz"
 
 @dataclass(frozen=True, slots=True)
 class ClaimGroups:
-    """Which tensors are tried in which step.
+    """The tensors that are checked in each step.
 
     Attributes:
-        groups: step k tries number k, and then the first one again; each in topological order.
-        too_large: tensors that alone are more than the limit.
-        unclaimed: how many tensors nothing is said of: what each worker has of its own batch, mostly.
-        has_layouts: whether it is layouts of tensors that are tried.
+        groups: step k checks number k, and so on cyclically; each in topological order.
+        too_large: tensors that alone exceed the limit.
+        unclaimed: the number of tensors without a claim: mostly values of each worker's own batch.
+        has_layouts: whether the claims are layouts of tensors.
     """
 
     groups: tuple[tuple[str, ...], ...] = ()
@@ -56,20 +56,20 @@ class ClaimGroups:
         return self.groups[step % len(self.groups)] if self.groups else ()
 
     def write(self, folder: Path) -> None:
-        """Leaves them for both sides."""
+        """Saves them for both sides."""
         write_value(folder / GROUPS_FILE, asdict(self))
 
     @staticmethod
     def read(folder: Path) -> ClaimGroups:
-        """Those that were left."""
+        """Reads the saved groups."""
         return read_file_value(folder / GROUPS_FILE, ClaimGroups)
 
 
 def check_claims(plan: Plan, joined_args: str | None, replan: str | None) -> None:
-    """Refuses, before anything is started, claims that cannot be tried.
+    """Refuses, before anything is started, claims that cannot be checked.
 
     Raises:
-        ConfigError: says why, and what to do.
+        ConfigError: names the reason and the remedy.
     """
     reason = ""
     if plan.servers:
@@ -88,7 +88,7 @@ def check_claims(plan: Plan, joined_args: str | None, replan: str | None) -> Non
 
 
 def walk_of(analysed: AnalysedGraph, plan: Plan) -> Walk:
-    """What the analysis says of the graph of a verification, in which all workers draw the same random numbers."""
+    """Runs the analysis on the graph of a verification, in which all workers draw the same random numbers."""
     spec = analysed.spec
     return walk_graph(analysed.captured, analysed.sources, part_routes(spec, plan), True, placements(spec, plan))
 
@@ -96,12 +96,12 @@ def walk_of(analysed: AnalysedGraph, plan: Plan) -> Walk:
 def groups_of(
     claims: Claims, tensors: Sequence[str], sizes: Mapping[str, int], limit_bytes: int = LIMIT_BYTES
 ) -> ClaimGroups:
-    """Deals tensors out to steps.
+    """Distributes tensors over steps.
 
     Args:
-        claims: what is said of them.
-        tensors: all that can be looked at, in topological order.
-        sizes: of each of which something is said, in bytes, on the global batch.
+        claims: about them.
+        tensors: all that can be fetched, in topological order.
+        sizes: of each tensor with a claim, in bytes, on the global batch.
         limit_bytes: of one step.
     """
     claimed = [tensor for tensor in tensors if claims.said(tensor)]
@@ -121,13 +121,13 @@ def groups_of(
 
 
 def keep_claims(walk: Walk, folder: Path, fetch: str, sizes: Callable[[Sequence[str]], Mapping[str, int]]) -> None:
-    """Leaves for both sides which tensors are tried in which step.
+    """Saves for both sides the tensors that are checked in each step.
 
     Args:
         walk: that has the claims.
         folder: of the job.
         fetch: the op that a step runs.
-        sizes: gives the bytes of tensors, on the global batch.
+        sizes: returns the bytes of tensors, on the global batch.
     """
     claims, tensors = Claims(walk), find_watched(walk.view, fetch)
     needed = dict.fromkeys(name for tensor in tensors if claims.said(tensor) for name in claims.needs(tensor))
@@ -136,12 +136,12 @@ def keep_claims(walk: Walk, folder: Path, fetch: str, sizes: Callable[[Sequence[
 
 
 class KeptTensors(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
-    """Fetches tensors of a step with it, and leaves their values: claims, and what is drawn; every worker has one.
+    """Fetches tensors along with a step, and saves their values: claims, and random draws; every worker has one.
 
     Args:
-        folder: of the job, with what is drawn, and with the groups where claims are tried.
+        folder: of the job, with the drawn tensors, and with the groups if claims are checked.
         rank: of this worker.
-        training: tells which runs are steps.
+        training: identifies the runs that are steps.
     """
 
     def __init__(self, folder: Path, rank: int, training: TrainingRuns) -> None:
@@ -155,7 +155,7 @@ class KeptTensors(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
         self._asked: list[str] = []
 
     def before_run(self, run_context: RunContext) -> RunArgs:
-        """Asks for those that this worker's graph has; a transform may have left a node without some."""
+        """Adds fetches of those tensors that this worker's graph has; a transform may have left a node without some."""
         self._step = None if self.finished else self._training.step
         if self._step is None:
             return None
@@ -165,7 +165,7 @@ class KeptTensors(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
         return v1.train.SessionRunArgs(self._asked)
 
     def after_run(self, run_context: RunContext, run_values: RunValues) -> None:
-        """Leaves what was found."""
+        """Saves the fetched values."""
         if self._step is not None:
             file = KEPT_FILE.format(rank=self._rank, step=self._step)
             save(self._folder / file, dict(zip(self._asked, run_values.results, strict=True)))
@@ -180,5 +180,5 @@ def _is_in(graph: Graph, tensor: str) -> bool:
 
 
 def save(path: Path, values: Mapping[str, Value]) -> None:
-    """Writes arrays; what NumPy has no type for (bfloat16) as float32, which holds all of its values."""
+    """Writes arrays; types that NumPy lacks (bfloat16) as float32, which represents all their values."""
     np.savez(path, **{n: v.astype(np.float32) if np.asarray(v).dtype.kind == "V" else v for n, v in values.items()})

@@ -1,22 +1,22 @@
-"""What the analysis says of single tensors, and how it is tried: on what the workers have of them, and one process.
+"""The analysis's claims about single tensors, and their checks: the workers' values against those of one process.
 
-Every state (parallax/analysis/propagation/states.py) is a claim about what the workers hold of a tensor, against the
-one process:
+Every state (parallax/analysis/propagation/states.py) is a claim about the workers' values of a tensor, compared with
+the one process:
 - `same`: every worker has the one process's value;
-- a part of a sum, mean, minimum or maximum: all parts put together are the one process's value;
+- partial sum, mean, minimum or maximum: the reduction of all parts is the one process's value;
 - `values`, `touched`: the rows of all workers, or owners, add up to the one process's, and so do their squares. The
   order of rows is no claim: the one process has the rows of a first lookup of all workers, then those of a second.
   Nor is it one where ids are the same on all workers: only worker 0 has values there, and the others have zeros;
 - a gradient that leaves autodiff as joined rows: the mean over the workers of all rows' sum is the one process's sum;
 - `rows`: every owner has its rows of the one process's value.
 
-Where tensors have layouts (parallax/plans/layouts.py), these are the claims up to where gradients leave autodiff: what
-is replicated is the same on all workers, a partial tensor is a part of a reduction, and the pieces of a sharded one lie
-one behind the other in the one process's value.
+Where tensors have layouts (parallax/plans/layouts.py), these are the claims up to where gradients leave autodiff: a
+replicated tensor is the same on all workers, a partial tensor is a part of a reduction, and the shards of a sharded
+tensor, concatenated, are the one process's value.
 
-Other states claim nothing. Not looked at are tensors inside of conditionals and loops; references to variables, which
-change while a run goes on; and what is behind the exchange of gradient rows whose variable all workers hold, as these
-rows come in another order than in one process.
+Other states claim nothing. Not checked are tensors inside conditionals and loops; references to variables, which change
+during a run; and tensors behind the exchange of gradient rows of a replicated variable, because these rows come in a
+different order than in one process.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ _SHARES = frozenset(
     "Slice StridedSlice Split SplitV Unpack Pack Concat ConcatV2 AddN Transpose BroadcastTo Snapshot Merge Switch Sum "
     "Mean Max Min Prod".split()
 )
-"""Ops that may give the memory of what they take, where there is nothing to compute."""
+"""Ops that may return the memory of their inputs, if there is nothing to compute."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,9 +57,9 @@ class Claim:
     """A claim that is false.
 
     Attributes:
-        tensor: of which something is said.
-        op: its type.
-        said: what is said.
+        tensor: its subject.
+        op: the tensor's op type.
+        said: the claim.
         seen: how far the workers are from it.
     """
 
@@ -73,14 +73,14 @@ class Claim:
 
 
 class TriedClaim(NamedTuple):
-    """A claim that was tried: what is said, and how far the workers are from it, relative to the tensor's size."""
+    """A checked claim: its text, and how far the workers are from it, relative to the tensor's size."""
 
     said: str
     gap: float
 
 
 def find_watched(view: GraphView, op: str) -> tuple[str, ...]:
-    """The tensors between batch and an update that can be fetched with it, in topological order."""
+    """The tensors between batch and update that can be fetched together with the update, in topological order."""
     found: list[str] = []
     needed, branches, fleeting = view.ancestors([op]), branches_of(view), set[str]()
     for node in view.topological_order():
@@ -97,7 +97,7 @@ def find_watched(view: GraphView, op: str) -> tuple[str, ...]:
 
 
 class Claims:
-    """What a walk says of the tensors of its graph."""
+    """The analysis's claims about the tensors of its graph."""
 
     def __init__(self, walk: Walk) -> None:
         self._walk = walk
@@ -110,11 +110,11 @@ class Claims:
         self._unordered = _behind(walk.view, {edge.node for edge in edges})
 
     def op(self, tensor: str) -> str:
-        """The type of the op that gives a tensor."""
+        """The type of the op that computes a tensor."""
         return self._walk.view.op(split_tensor(tensor)[0])
 
     def said(self, tensor: str) -> str:
-        """What is said of a tensor; empty where nothing is."""
+        """The claim about a tensor; empty if there is none."""
         node, state = split_tensor(tensor)[0], self._walk.states.get(tensor)
         if node in self._unordered:
             return ""
@@ -132,17 +132,17 @@ class Claims:
         return {"same": SAME, "rows": OWNED, **along_rows}.get(state.kind, "")
 
     def needs(self, tensor: str) -> tuple[str, ...]:
-        """The tensors by which what is said of one is tried: itself, and what weighs its parts."""
+        """The tensors by which the claim about one is checked: itself, and the weight of its parts."""
         one = self._reductions.get(tensor)
         return (tensor, one.weight) if one is not None and one.weight else (tensor,)
 
     def try_claim(self, tensor: str, value: Value, found: Sequence[Values]) -> TriedClaim | None:
-        """Tries what is said of a tensor; None where nothing is, or some worker has not got it.
+        """Checks the claim about a tensor; None if there is none, or some worker does not have it.
 
         Args:
             tensor: of the graph.
-            value: what the one process has.
-            found: what each worker has; of one worker, what is said of a whole.
+            value: the one process's.
+            found: each worker's; of one worker, if the claim is about the full tensor.
         """
         said = self.said(tensor)
         if not said or not all(name in values for values in found for name in self.needs(tensor)):
@@ -151,7 +151,7 @@ class Claims:
         return None if gap is None else TriedClaim(said, gap)
 
     def _gap(self, tensor: str, said: str, value: Array, parts: list[Array], found: Sequence[Values]) -> float | None:
-        """How far parts are from what is said of them; None where rows are not such of numbers."""
+        """How far parts are from the claim about them; None if rows are not numeric."""
         layout = self._layouts.get(tensor)
         if said == PIECE and isinstance(layout, Sharded):
             return _relative(np.concatenate(parts, layout.axis), value)
@@ -187,7 +187,7 @@ _UP_TO_GRADIENTS = ("same", "batch", "local", "mean")
 
 
 def _find_layouts(walk: Walk) -> dict[str, Layout]:
-    """How a worker has what it computes, where tensors have layouts: before means are weighed and sums are reduced."""
+    """The layouts of the workers' tensors, if the graph has layouts: before means are weighted and sums are reduced."""
     layouts = walk.known.layouts
     if layouts is None:
         return {}
@@ -201,7 +201,7 @@ def _find_layouts(walk: Walk) -> dict[str, Layout]:
 
 
 def _claim_of(layout: Layout) -> str:
-    """What a layout says; empty where a worker has something of its own."""
+    """The claim of a layout; empty for per-worker values."""
     if isinstance(layout, Partial):
         return PART.format(kind={"min": "minimum", "max": "maximum"}.get(layout.kind, layout.kind))
     if isinstance(layout, Sharded) and layout.part.blocks == 1:
@@ -210,12 +210,12 @@ def _claim_of(layout: Layout) -> str:
 
 
 def false_claim(claims: Claims, tensor: str, tried: TriedClaim) -> Claim:
-    """What is told of a claim that was tried and is false."""
+    """Returns a checked claim that is false."""
     return Claim(tensor, claims.op(tensor), tried.said, f"is off by {tried.gap:.2g} of its size")
 
 
 def _behind(view: GraphView, nodes: set[str]) -> set[str]:
-    """Some nodes, and all that take anything of them."""
+    """Some nodes, and their descendants."""
     found = set(nodes)
     for node in view.topological_order():
         if any(split_tensor(tensor)[0] in found for tensor in view.inputs(node)):

@@ -1,4 +1,4 @@
-"""`parallax verify`: starts both sides, k steps on N workers and on one process, and compares all variables."""
+"""`parallax verify`: runs k steps on N workers and on one process, and compares all variables."""
 
 from __future__ import annotations
 
@@ -39,11 +39,11 @@ from parallax.settings.environment import Role, Settings, environment_with
 
 
 def check_feeds(graph: Graph, num_workers: int, wanted: Settings) -> None:
-    """Refuses, before anything is started, feeds and a fetch that the graph has not, or that cannot be joined.
+    """Refuses, before anything is started, feeds and a fetch that the graph lacks, or that cannot be concatenated.
 
     Raises:
         ConfigError: says which.
-        GraphError: the graph cannot take the global batch.
+        GraphError: the graph cannot be fed the global batch.
     """
     feeds = feeds_of(graph, train_op(graph, wanted.fetch), wanted)
     batch = joined_batch([named_batch(graph, feeds(0, rank, num_workers)) for rank in range(num_workers)])
@@ -54,7 +54,7 @@ def check_feeds(graph: Graph, num_workers: int, wanted: Settings) -> None:
 def prepare(
     graph: Graph, analysed: AnalysedGraph, plan: Plan, folder: Path, num_workers: int, wanted: Settings
 ) -> list[str]:
-    """Leaves for both sides the plan, what steps draw at random, and which claims are tried in which step.
+    """Saves for both sides the plan, the random draws of steps, and the claims that are checked in each step.
 
     Args:
         graph: the user's.
@@ -65,7 +65,7 @@ def prepare(
         wanted: feeds, fetch and seed.
 
     Returns:
-        Random ops whose draws the one process cannot take from the workers.
+        Random ops whose draws the one process cannot be fed from the workers.
     """
     fetch, walk = train_op(graph, wanted.fetch), walk_of(analysed, plan)
     op = fetch.name.split(":")[0]
@@ -81,13 +81,13 @@ def prepare(
 
 
 def compare_runs(job: Job, plan: Plan, folder: Path, hidden: Sequence[str], wanted: Settings) -> int:
-    """Runs both sides and prints the verdict of every variable and slot (judging.py says how it is found).
+    """Runs both sides and prints the verdict of every variable and slot (judging.py describes the rule).
 
     Args:
         job: the workers' side.
         plan: of its graph.
-        folder: where both sides leave their variables.
-        hidden: random ops whose draws the one process cannot take from the workers.
+        folder: in which both sides save their variables.
+        hidden: random ops whose draws the one process cannot be fed from the workers.
         wanted: steps, feeds, tolerance and seed.
 
     Returns:
@@ -98,7 +98,7 @@ def compare_runs(job: Job, plan: Plan, folder: Path, hidden: Sequence[str], want
     if failed:
         return failed
     noise, kinds = read_file_value(folder / NOISE_FILE, tuple[dict[str, float], dict[str, str]])
-    if plan.accumulate_steps == 1:  # what each of several batches writes is another's than what the joined one does
+    if plan.accumulate_steps == 1:  # per-batch writes differ from those of the global batch
         kinds |= {v.name: OTHERS for v in plan.variables if v.cls == VariableClass.UNTRAINED}
     measured = _measure(folder, job.num_workers, noise, kinds)
     judged = judge(measured, tolerance_of(plan, wanted), margin_of(plan, wanted))
@@ -113,7 +113,7 @@ def compare_runs(job: Job, plan: Plan, folder: Path, hidden: Sequence[str], want
 
 
 def _measure(folder: Path, size: int, noise: dict[str, float], kinds: dict[str, str]) -> Iterator[ArrayPair]:
-    """All arrays but the workers' own, one after the other."""
+    """Yields all arrays except per-worker ones, one after the other."""
     with contextlib.ExitStack() as stack:
         files = [BEFORE_FILE, AFTER_FILE, *(WORKER_FILE.format(rank=rank) for rank in range(size))]
         before, after, *workers = (stack.enter_context(np.load(folder / file)) for file in files)
@@ -121,7 +121,7 @@ def _measure(folder: Path, size: int, noise: dict[str, float], kinds: dict[str, 
             kind = kinds.get(name, OTHERS)
             if kind == OWN:
                 continue
-            first = workers[0][name]  # whoever has left no copy has the same bits
+            first = workers[0][name]  # a worker that has saved no copy has the same bits
             found = [first, *(worker[name] if name in worker.files else first for worker in workers[1:])]
             yield measure(name, kind, before[name], after[name], noise[name], found)
 

@@ -1,8 +1,8 @@
-"""Random numbers that are drawn for the rows of a batch, as dropout does: the one process takes those of the workers.
+"""Feeds the one process the workers' random numbers for ops that draw per example, such as dropout.
 
-All workers of a verification draw the same numbers for their own rows, and the one process would draw others for all
-rows. So each worker leaves what it has drawn in a step, and the one process is fed that, joined along the axis along
-which its own draw would be longer. What is drawn inside of conditionals and loops cannot be fetched, nor fed.
+All workers of a verification draw the same numbers for their local rows, and the one process would draw other numbers
+for all rows. So each worker saves its draws of a step, and the one process is fed these, concatenated along the axis
+along which its own draw would be longer. Draws inside conditionals and loops can be neither fetched nor fed.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ _SHOWN = 3
 
 
 def draws_of(walk: Walk, fetch: str) -> tuple[list[str], list[str]]:
-    """What a step draws at random that workers have not alike.
+    """The random draws of a step that differ between workers.
 
     Args:
         walk: in which all workers draw the same.
         fetch: the op that a step runs.
 
     Returns:
-        The tensors that can be fetched; and random ops inside of conditionals and loops, whose draws cannot be.
+        The tensors that can be fetched; and random ops inside conditionals and loops, whose draws cannot be.
     """
     view, branches, functions = walk.view, branches_of(walk.view), functions_of(walk.view, is_random)
     tensors: list[str] = []
@@ -51,24 +51,25 @@ def draws_of(walk: Walk, fetch: str) -> tuple[list[str], list[str]]:
 
 
 def keep_draws(folder: Path, tensors: Sequence[str]) -> None:
-    """Leaves for both sides what is drawn."""
+    """Saves the names of drawn tensors for both sides."""
     write_value(folder / DRAWS_FILE, list(tensors))
 
 
 def kept_draws(folder: Path) -> list[str]:
-    """What `keep_draws` has left."""
+    """Reads the names that `keep_draws` has saved."""
     return read_file_value(folder / DRAWS_FILE, list[str])
 
 
 def joined_draws(files: Iterable[Path], shapes: dict[str, tuple[int, ...]]) -> dict[str, Array]:
-    """What workers have drawn for the rows of one global batch.
+    """Concatenates the workers' draws for the rows of one global batch.
 
     Args:
-        files: of the workers, in the order in which their rows are joined.
-        shapes: tensor -> what the one process would draw.
+        files: of the workers, in the order of their rows.
+        shapes: tensor -> shape of the one process's draw.
 
     Returns:
-        Those that join to the shape of the one process's; any other is drawn alike on all sides, or cannot be joined.
+        Those that concatenate to the shape of the one process's; others are drawn equally on all sides, or cannot be
+        concatenated.
     """
     found = {}
     with ExitStack() as stack:
@@ -84,7 +85,7 @@ def joined_draws(files: Iterable[Path], shapes: dict[str, tuple[int, ...]]) -> d
 
 
 def _axis(parts: Sequence[tuple[int, ...]], whole: tuple[int, ...]) -> int | None:
-    """The axis along which parts join to a whole; None where there is none."""
+    """The axis along which parts concatenate to the full shape; None if there is none."""
     if any(len(part) != len(whole) for part in parts):
         return None
     for axis in range(len(whole)):
@@ -95,7 +96,7 @@ def _axis(parts: Sequence[tuple[int, ...]], whole: tuple[int, ...]) -> int | Non
 
 
 def hidden_text(hidden: Sequence[str]) -> str:
-    """What is told, where something differs, of random ops whose draws the one process cannot take from the workers."""
+    """The message about random ops whose draws the one process cannot be fed, in case of a difference."""
     shown = ", ".join(hidden[:_SHOWN]) + (", ..." if len(hidden) > _SHOWN else "")
     return (
         f"Random ops inside of conditionals, loops or functions: {shown}. What they draw for the rows of a batch the "

@@ -1,9 +1,9 @@
-"""Holds the first steps of a running job against one process, beside it: `parallax run --verify-first K`.
+"""Compares the first steps of a running job with one process: `parallax run --verify-first K`.
 
-Before each of these steps all variables are read, and after it again. Worker 0 has the one process take the same step
-in a session of its own: the user's graph as it is, from the values read before, on the batches of all workers one after
-the other. The job itself is not touched: it trains as it would have without. So each step is judged by itself, and what
-a script does between steps (a learning rate that it assigns, an evaluation) is no part of it.
+All variables are read before and after each of these steps. Worker 0 has the one process take the same step in its own
+session: the user's graph unchanged, from the values read before, on the concatenated batches of all workers. The job
+itself is not affected: it trains as it would have without. So each step is judged by itself, and anything that a script
+does between steps (a learning rate that it assigns, an evaluation) is not part of it.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def check_comparable(analysed: AnalysedGraph, plan: Plan) -> None:
     """Refuses, before anything is started, a job whose steps one process cannot repeat from their feeds.
 
     Raises:
-        ConfigError: says why, and what to use.
+        ConfigError: names the reason and the alternative.
     """
     view = analysed.captured.view
     step = view.ancestors(training_updates(analysed.captured, analysed.sources))
@@ -75,7 +75,7 @@ class VerifiedSteps:
         self._training = TrainingRuns(worker, updates)
         self._variables = variables_of(worker.graph)
         self._before: Values = {}
-        self._batches: list[dict[str, Value]] = []  # on worker 0, of all workers, as many as the update takes
+        self._batches: list[dict[str, Value]] = []  # on worker 0, of all workers, one per batch of the update
         self._fetches: list[str] = []
 
     @property
@@ -84,22 +84,22 @@ class VerifiedSteps:
         return not self._left
 
     def before_run(self, request: Request) -> None:
-        """Takes in a run that is about to begin; all workers come here with the same runs that train."""
+        """Processes a run that is about to begin; all workers call it for the same training runs."""
         self._fetches = [name for name in request.names if self._training.trains((name,))]
         if not self._fetches:
             return
         with self._worker.watch.run(_TOLD, "verify first, before"):
             kept = self._worker.accumulation
-            if kept.pending == kept.steps - 1:  # the run that updates, with what the script has assigned by then
+            if kept.pending == kept.steps - 1:  # the updating run, with all values that the script has assigned by then
                 self._before = self._values()
             feeds = {name: np.asarray(value) for name, value in request.feeds.items()}
             self._batches += self._members.workers.gather(feeds, root=0) or []
 
     def after_run(self) -> None:
-        """Compares, when the run was an update.
+        """Compares the values, if the run was an update.
 
         Raises:
-            GraphError: on worker 0, when the workers have not what one process has.
+            GraphError: on worker 0, if the workers do not have the values of one process.
         """
         if not self._fetches or self._worker.accumulation.pending:
             return
@@ -108,7 +108,7 @@ class VerifiedSteps:
             copies = self._copies(after)
             if self._members.rank == 0:
                 self._compare(copies)
-            barrier(self._members.workers)  # the one process takes its time; if it finds an error, the job ends here
+            barrier(self._members.workers)  # the one process may take long; if it finds an error, the job ends here
         self._left -= 1
         self._batches = []
 
@@ -117,7 +117,7 @@ class VerifiedSteps:
         return found
 
     def _copies(self, values: Values) -> list[Values]:
-        """Every worker's values, on worker 0; a copy that has the bits of worker 0's is worker 0's."""
+        """Every worker's values, on worker 0; a copy with the same bits as worker 0's is worker 0's."""
         comm = self._members.workers
         mine = {name: digest(value) for name, value in values.items()}
         first = comm.bcast(mine, root=0)
@@ -125,7 +125,7 @@ class VerifiedSteps:
         return [{**values, **other} for other in others or []]
 
     def _compare(self, copies: list[Values]) -> None:
-        """Has the one process take the step, and compares."""
+        """Makes the one process take the step, and compares the values."""
         plan, step = self._worker.plan, self._count - self._left + 1
         if plan is None:
             return

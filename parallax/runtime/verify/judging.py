@@ -1,20 +1,21 @@
-"""Decides whether workers hold what one process has, so that rounding passes and a lost or wrongly scaled update fails.
+"""Decides whether workers hold the values of one process: rounding passes, a lost or wrongly scaled update fails.
 
 Of every array (a variable, or a slot of the optimizer) three norms are compared:
 
-- *error*: a worker's value less the one process's, the largest of all workers;
+- *error*: the difference between a worker's value and the one process's, the largest of all workers;
 - *change*: by how much the steps changed the one process's value. A variable that is left out has an error as large as
-  its change, however small that is beside its value; one whose gradient is wrong by a factor 1/W has (1 - 1/W) of it;
+  its change, however small that is relative to its value; one whose gradient is wrong by a factor 1/W has (1 - 1/W) of
+  it;
 - *noise*: by how much the change itself changes when the one process starts from initial values that differ by one
-  rounding each, the largest of some such starts. Exact arithmetic would hardly tell them apart; floating point does as
-  soon as a gradient is nothing but rounding (the true gradient of a bias before a softmax is 0), and Adam, which
+  rounding each, the largest of several such starts. Exact arithmetic would hardly distinguish them; floating point does
+  as soon as a gradient is nothing but rounding (the true gradient of a bias before a softmax is 0), and Adam, which
   divides a gradient by its own size, then moves the variable by full steps in either direction.
 
 An error is allowed up to the largest of the tolerance times the change, MARGIN times the noise, and two roundings of
-each element that differs. Where so much is allowed that the part of one worker could be missing unseen, more than half
-of 1/W of the change, nothing can be said of the array and its verdict is *noise*: its error must still be no larger
-than allowed, and all workers must have the same. An array that the one process does not change at all is held against
-the rounding of the largest change of its kind: the trained variables, or the slots of one name. No other array is: in
+each element that differs. If that bound is so large that the part of one worker could be missing undetected, more than
+half of 1/W of the change, the array cannot be judged and its verdict is *noise*: its error must still be within the
+bound, and all workers must have the same. An array that the one process does not change at all is compared with the
+rounding of the largest change of its kind: the trained variables, or the slots of one name. No other array is: in
 attention models the gradients of query and key kernels begin at 1e-7 of the largest, and are exact all the same.
 """
 
@@ -30,18 +31,19 @@ from parallax.base.types import Array, Value
 
 MARGIN = 32.0
 """Both are sums of roundings, drawn once and a few times: the error was at most 2 times the noise where many elements
-change, and 16 times where a few elements change by a rounding of theirs."""
+change, and 16 times where a few elements change by one rounding.
+"""
 
 HALF_MARGIN = 4.0
-"""Where the job itself rounds to half precision: all elements are then moved by the most that it rounds by."""
+"""Where the job itself rounds to half precision: all elements are then perturbed by the largest such rounding."""
 
 
 VARIABLES, OTHERS, OWN = "variable", "other", "own"
-"""Kinds of arrays: trained variables, what follows none of them, what every worker has for itself. `slot NAME` else."""
+"""Kinds of arrays: trained variables, untrained state, per-worker state. `slot NAME` for slots."""
 
 
 class Verdict(str, Enum):
-    """What is found of an array."""
+    """The verdict on an array."""
 
     EQUAL = "equal"
     NOISE = "noise"
@@ -55,14 +57,14 @@ class ArrayPair:
 
     Attributes:
         name: of the variable.
-        kind: with which others it is comparable in size.
-        errors: by worker, the norm of what its value differs by from the one process's.
-        spread: the largest norm of what a worker's value differs by from worker 0's.
-        change: the norm of what the steps changed the one process's value by.
+        kind: the arrays of similar size.
+        errors: by worker, the norm of the difference between its value and the one process's.
+        spread: the largest norm of the difference between a worker's value and worker 0's.
+        change: the norm of the change of the one process's value in the steps.
         largest: the largest element of that change.
         moved: how many elements changed, or differ.
         stored: the norm of one rounding of every element that differs.
-        noise: the norm of what this change changes by, from initial values that differ by a rounding.
+        noise: the norm of the change of this change, from initial values that differ by a rounding.
         rounding: unit of the element type at 1; 0 for integers, which must be equal.
     """
 
@@ -87,8 +89,8 @@ class ArrayVerdict:
         kind: as measured.
         error: the largest of all workers.
         worker: which worker has it.
-        allowed: how large it may be.
-        verdict: what follows.
+        allowed: its bound.
+        verdict: the result.
     """
 
     name: str
@@ -112,7 +114,7 @@ def measure(name: str, kind: str, before: Value, after: Value, noise: float, fou
 
     Args:
         name: of the variable.
-        kind: with which others it is comparable in size.
+        kind: the arrays of similar size.
         before: the one process's initial value.
         after: its value after the steps, of the same shape.
         noise: as `ArrayPair.noise`.
@@ -143,8 +145,8 @@ def judge(measured: Iterable[ArrayPair], tolerance: float, margin: float = MARGI
 
     Args:
         measured: all arrays of a comparison.
-        tolerance: the error that is allowed of an array's change.
-        margin: the error that is allowed of its noise.
+        tolerance: the allowed error relative to an array's change.
+        margin: the allowed error relative to its noise.
     """
     arrays = list(measured)
     largest: dict[str, float] = {}

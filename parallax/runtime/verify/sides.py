@@ -1,8 +1,8 @@
-"""Both sides of a verification: a worker's, and the one process's. Each leaves what it found in the job's folder.
+"""Runs the two sides of a verification, a worker's and the one process's. Each saves its results in the job's folder.
 
-The one process runs the script's graph as it is, fed the workers' batches one after the other, and all those of an
-update at once where updates take several. All workers draw the same random numbers, and so does the one process, so
-that sampled candidates agree; what is drawn for the rows of a batch (dropout) it takes from the workers (draws.py).
+The one process runs the script's graph unchanged, fed the workers' batches one after the other, and all those of an
+update at once where updates accumulate several. All workers draw the same random numbers, and so does the one process,
+so that sampled candidates agree; draws for the rows of a batch (dropout) are taken from the workers (draws.py).
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from parallax.settings.environment import Settings
 
 STEPS = 5
 TOLERANCE = 1e-5
-"""Of a change: sums of float32 taken in another order differ by some 1e-7 a step, and by 1e-5 where they feed back."""
+"""Relative to a change: sums of float32 in another order differ by about 1e-7 a step, and by 1e-5 with feedback."""
 
 WORKER_FILE = "worker-{rank}.npz"
 BEFORE_FILE, AFTER_FILE, NOISE_FILE = "before.npz", "after.npz", "noise.json"
@@ -49,12 +49,12 @@ GRAPH_FILE = "graph"
 
 
 def keep_graph(graph: Graph, folder: Path) -> None:
-    """Leaves the launcher's graph for the one process, which runs the script again and may draw other numbers."""
+    """Saves the launcher's graph for the one process, which runs the script again and may draw other numbers."""
     (folder / GRAPH_FILE).write_bytes(pack_graph(graph, math.inf))
 
 
 def run_worker(graph: Graph, session: Session, size: int, rank: int, wanted: Settings) -> None:
-    """One worker's side: runs the steps and keeps all variables, but no copy that has the very bits of worker 0's."""
+    """One worker's side: runs the steps and saves all variables, except copies with the same bits as worker 0's."""
     fetch = train_op(graph, wanted.fetch)
     feeds = feeds_of(graph, fetch, wanted)
     folder = Path(wanted.job_folder or "")
@@ -76,7 +76,7 @@ def run_worker(graph: Graph, session: Session, size: int, rank: int, wanted: Set
 
 
 def run_single(graph: Graph, wanted: Settings, lazy_updates: bool = True) -> None:
-    """The one process: the script's own graph, the global batch."""
+    """The one process's side: the script's own graph on the global batch."""
     folder, size = Path(wanted.job_folder or ""), wanted.workers or 1
     if wanted.joined_args is None:  # with other arguments the script's own constants may be of the global batch
         hold_like(graph, (folder / GRAPH_FILE).read_bytes())
@@ -111,16 +111,16 @@ def run_single(graph: Graph, wanted: Settings, lazy_updates: bool = True) -> Non
 
 
 def rounding_of(wire_dtype: str | None, compute_dtype: str | None) -> float:
-    """How far the job itself rounds the values that it works with; 0 where only each element type's own rounding is."""
+    """The relative rounding of the job's own values; 0 if only each element type's own rounding applies."""
     return max((ROUNDING[dtype] for dtype in (wire_dtype, compute_dtype) if dtype is not None), default=0.0)
 
 
 def tolerance_of(plan: Plan, wanted: Settings) -> float:
-    """What was asked for; else TOLERANCE, and with half precision its rounding once for each step.
+    """The requested tolerance; else TOLERANCE, and with half precision its rounding once for each step.
 
-    An update is as wrong as the gradients and rows that it was made of. A slot of squares is twice as wrong, but has
-    only some of the steps in it at full weight. Where products are computed in bfloat16 the one process does so too: it
-    rounds a gradient of the global batch, and each worker its own.
+    The relative error of an update is that of its gradients and rows. That of a slot of squares is twice as large, but
+    the slot has only some of the steps at full weight. Where products are computed in bfloat16 the one process does so
+    too: it rounds a gradient of the global batch, and each worker its own.
     """
     if wanted.tolerance is not None:
         return wanted.tolerance
@@ -129,7 +129,7 @@ def tolerance_of(plan: Plan, wanted: Settings) -> float:
 
 
 def margin_of(plan: Plan, wanted: Settings) -> float:
-    """What is allowed of an array's noise."""
+    """The allowed error relative to an array's noise."""
     return HALF_MARGIN if rounding_of(plan.wire_dtype, wanted.compute_dtype) else MARGIN
 
 
@@ -137,7 +137,7 @@ def feeds_of(graph: Graph, fetch: Fetch, wanted: Settings) -> Feeds:
     """The feeds of a step and worker, from the user's function or file.
 
     Raises:
-        ConfigError: there are none, and the step has placeholders.
+        ConfigError: none are given, and the step has placeholders.
     """
     if wanted.feeds is not None:
         return read_feeds(wanted.feeds)

@@ -1,4 +1,4 @@
-"""The one process of a comparison: runs the user's own graph on global batches, from given or moved initial values."""
+"""The one process of a comparison: runs the user's own graph on global batches, from given or perturbed values."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from parallax.transform.passes.seeds import set_seeds
 v1 = tf.compat.v1
 
 STARTS = 3
-"""From how many moved initial values noise is measured: a scalar of pure noise may come out alike by chance in one."""
+"""The number of perturbed starts for noise: in one alone, a scalar of pure noise may agree by chance."""
 
 _ASSIGNS = ("Assign", "AssignVariableOp")
 
@@ -38,11 +38,10 @@ class OneProcess:
     Args:
         graph: the user's.
         analysed: the same.
-        batch: a global batch; placeholders that it does not fit are opened.
+        batch: a global batch; placeholders of other shapes are opened.
         seed: of the job.
         compute_dtype: the element type in which products are computed.
-        inlined: whether calls of functions are put in place, as in the workers' graphs, so that what is in them can be
-            looked at.
+        inlined: whether function calls are inlined, as in the workers' graphs, so that their tensors can be fetched.
     """
 
     def __init__(
@@ -63,7 +62,7 @@ class OneProcess:
         graph_def = export_graph(graph, add_shapes=False)
         if inlined:
             graph_def.CopyFrom(analysed.captured.view.graph_def)
-            for node in graph_def.node:  # those of placeholders that are opened would still be a worker's
+            for node in graph_def.node:  # the attributes of opened placeholders would still be a worker's
                 node.attr.pop(SHAPES, None)
         _open_batch(graph_def, batch)
         set_seeds(graph_def, frozenset(), Worker(0, 1, seed, equal_randomness=True))
@@ -81,17 +80,17 @@ class OneProcess:
         """Runs the steps in a new session.
 
         Args:
-            fetches: what a step runs.
+            fetches: the fetches of a step.
             batches: the global batch of each step.
-            start: values of variables to begin with, in place of their initial ones.
-            rounding: how far trained variables are moved away from the start, relative to each element, and the number
-                of the draw of directions; for each element type at least its own rounding.
+            start: values of variables that replace their initial ones.
+            rounding: the perturbation of trained variables at the start, relative to each element, and the number of
+                the draw of directions; for each element type at least its own rounding.
 
         Returns:
             All variables before the steps, and after.
 
         Raises:
-            GraphError: the graph does not take the global batch.
+            GraphError: the graph does not accept the global batch.
         """
         with self._begin() as session:
             self._assign(session, start or {})
@@ -112,16 +111,16 @@ class OneProcess:
         """Runs steps one by one, each from given values of the variables.
 
         Args:
-            fetches: what each step runs.
+            fetches: the fetches of each step.
             batches: the global batch of each.
             starts: the values of variables before each.
             rounding: as for `run`, before each.
 
         Yields:
-            What was fetched.
+            The fetched values.
 
         Raises:
-            GraphError: the graph does not take the global batch.
+            GraphError: the graph does not accept the global batch.
         """
         with self._begin() as session:
             for names, batch, start in zip(fetches, batches, starts, strict=True):
@@ -131,7 +130,7 @@ class OneProcess:
                 yield session.run(list(names), batch)
 
     def sizes(self, tensors: Sequence[str], batch: Mapping[str, Value]) -> dict[str, int]:
-        """How many bytes each tensor has in the first step, without a step being taken."""
+        """The bytes of each tensor in the first step, without a step being taken."""
         with self._graph.as_default():
             counts = {name: tf.size(self._graph.get_tensor_by_name(name), out_type=tf.int64) for name in tensors}
         with self._begin() as session:
@@ -167,14 +166,14 @@ class OneProcess:
         rounding: float,
         start: Values | None = None,
     ) -> dict[str, float]:
-        """By how much the changes of `runs` change when the steps begin a rounding away; see judging.py.
+        """The change of `runs`' changes when the steps start from perturbed values; see judging.py.
 
         Args:
-            fetches: what a step runs.
+            fetches: the fetches of a step.
             batches: the global batch of each step.
-            runs: what `run` gave.
+            runs: the result of `run`.
             rounding: relative to an element, at least.
-            start: values of variables to begin with.
+            start: values of variables at the start.
         """
         noise: dict[str, float] = {}
         for draw in range(STARTS):
@@ -185,7 +184,7 @@ class OneProcess:
         return noise
 
     def _move(self, session: Session, rounding: float, draw: int) -> Values:
-        """The trained variables' values, each element a rounding up or down."""
+        """The trained variables' values, each element perturbed by a rounding up or down."""
         generator = np.random.default_rng(draw)
         moved = {}
         for name, value in session.run({n: r for n, r in self._reads.items() if self._is_moved(n)}).items():
@@ -214,13 +213,13 @@ class OneProcess:
 
 
 def variables_of(graph: Graph) -> dict[str, Variable]:
-    """The variables that are compared, by name: all but those of strings."""
+    """The variables that are compared, by name: all except strings."""
     found = graph.get_collection(v1.GraphKeys.GLOBAL_VARIABLES)
     return {str(v.name).removesuffix(":0"): v for v in found if v.dtype.base_dtype != tf.string}
 
 
 def kinds_of(analysed: AnalysedGraph) -> dict[str, str]:
-    """The kind of every variable op: trained, slot of a name, other, or a worker's own."""
+    """The kind of every variable op: trained, slot of a name, other, or per-worker."""
     kinds = {}
     for variable in analysed.spec.variables:
         of_all = {VariableClass.LOCAL: OWN}.get(variable.cls, VARIABLES if variable.gradients else OTHERS)
@@ -231,11 +230,11 @@ def kinds_of(analysed: AnalysedGraph) -> dict[str, str]:
 
 
 def joined_batch(batches: Sequence[Mapping[str, Value]]) -> dict[str, Value]:
-    """The workers' batches one after the other, by tensor.
+    """Concatenates the workers' batches, by tensor.
 
     Raises:
-        ConfigError: a scalar is not equal on all workers, workers feed other tensors, or what they feed does not fit
-            together.
+        ConfigError: a scalar is not equal on all workers, workers feed different tensors, or their feeds have
+            incompatible shapes.
     """
     joined = {}
     for other in batches:
@@ -264,7 +263,7 @@ def _change(run: tuple[Values, Values], name: str) -> Array:
 
 @contextmanager
 def _said_of_batch() -> Iterator[None]:
-    """Turns what TensorFlow says of a batch that a graph does not take into an error of the project."""
+    """Converts TensorFlow's errors about a batch that a graph does not accept into an error of the project."""
     try:
         yield
     except (ValueError, tf.errors.InvalidArgumentError) as error:
@@ -294,7 +293,7 @@ def check_fits(graph: Graph, batch: Mapping[str, Value]) -> None:
 
 
 def _open_batch(graph_def: GraphDef, batch: Mapping[str, Value], as_large: bool = False) -> None:
-    """Opens the first dimension of fed placeholders that the global batch does not fit, or makes it as large."""
+    """Opens the first dimension of fed placeholders with another batch size, or sets it to the batch's size."""
     nodes = {node.name: node for node in graph_def.node}
     for name, value in batch.items():
         node = nodes.get(name.removesuffix(":0"))

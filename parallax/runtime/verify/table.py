@@ -1,4 +1,4 @@
-"""The table of a comparison: by name what differs and what is noise, and what is equal too or, if much, by kind."""
+"""Formats the table of a comparison: differing and noisy arrays by name; equal ones too or, if many, by kind."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from parallax.report.text import in_columns, pluralize
 from parallax.runtime.verify.judging import ArrayVerdict, Verdict
 
 FOLDED_FROM = 40
-"""From so many arrays on, those that are equal are summed up by kind."""
+"""The number of arrays from which equal ones are summarised by kind."""
 
 _HEADER = ("variable", "kind", "error/change", "allowed", "verdict")
 
 
 def table_text(judged: Sequence[ArrayVerdict], own: Sequence[str]) -> str:
-    """The arrays, one a line.
+    """The arrays, one per line.
 
     Args:
         judged: their verdicts.
-        own: the variables that every worker keeps for itself.
+        own: the per-worker variables.
     """
     folds = len(judged) >= FOLDED_FROM
     shown = [one for one in judged if not folds or one.verdict != Verdict.EQUAL]
@@ -31,7 +31,7 @@ def table_text(judged: Sequence[ArrayVerdict], own: Sequence[str]) -> str:
 
 
 def verdict_text(judged: Sequence[ArrayVerdict], num_workers: int, steps: int, tolerance: float) -> str:
-    """The last line: whether all are equal, and what could not be told."""
+    """The last line: whether all are equal, and the arrays that could not be judged."""
     wrong = [one for one in judged if is_wrong(one)]
     noise = [one for one in judged if one.verdict == Verdict.NOISE]
     equal = [one for one in judged if one.verdict == Verdict.EQUAL]
@@ -48,12 +48,12 @@ def verdict_text(judged: Sequence[ArrayVerdict], num_workers: int, steps: int, t
 
 
 def is_wrong(one: ArrayVerdict) -> bool:
-    """Whether an array is not what one process has."""
+    """Whether an array differs from the one process's."""
     return one.verdict in (Verdict.DIFFERENT, Verdict.APART)
 
 
 def status(judged: Sequence[ArrayVerdict]) -> int:
-    """The exit status: 0 when nothing is wrong and something could be compared."""
+    """The exit status: 0 if no array is wrong and at least one could be compared."""
     wrong = any(is_wrong(one) for one in judged)
     return 1 if wrong or all(one.verdict == Verdict.NOISE for one in judged) else 0
 

@@ -1,8 +1,8 @@
-"""Tries the claims of a verification: the one process takes each step from the workers' values, and both are compared.
+"""Checks the claims of a verification: the one process takes each step from the workers' values, and both are compared.
 
-A difference is allowed up to the largest of CLAIM_TOLERANCE and `judging.MARGIN` times the noise: how far the one
-process is from what is said, taken for the only worker, when it begins with trained variables moved by a rounding.
-Where that is so much that one worker's part could be missing unseen (half of 1/W), nothing is told of the claim.
+A difference is allowed up to the larger of CLAIM_TOLERANCE and `judging.MARGIN` times the noise: how far the one
+process, taken as the only worker, is from the claim when it starts with trained variables perturbed by a rounding. If
+that is so much that one worker's part could be missing undetected (half of 1/W), the claim gets no verdict.
 """
 
 from __future__ import annotations
@@ -23,8 +23,9 @@ from parallax.runtime.verify.single import STARTS, OneProcess
 from parallax.runtime.worker.session.one_graph import place_of
 
 CLAIM_TOLERANCE = 1e-3
-"""Of a tensor's size, or of the size of a sum's terms: what is small because terms cancel is less exact than a
-variable's change. A part that is missing, counted twice or another worker's is off by more than a tenth."""
+"""Relative to a tensor's size, or to the size of a sum's terms: values that are small by cancellation are less exact
+than a variable's change. A part that is missing, counted twice or another worker's is off by more than a tenth.
+"""
 
 HOLDS, UNTOLD, FALSE = range(3)
 _EXPECTED_FILE = "expected-{step}.npz"
@@ -33,7 +34,7 @@ _SHOWN = 3
 
 @dataclass(frozen=True, slots=True)
 class Margins:
-    """What is allowed: of a tensor's size, and of its noise; and by how much variables are moved to see that."""
+    """Allowed errors, relative to a tensor's size and to its noise; and the perturbation that measures noise."""
 
     tolerance: float
     margin: float
@@ -42,12 +43,12 @@ class Margins:
 
 @dataclass(slots=True)
 class Row:
-    """What came of one kind of claim.
+    """The result of one kind of claim.
 
     Attributes:
         said: the claim.
-        counts: how many tensors hold, are not told, and are false.
-        largest: the largest difference of those told.
+        counts: how many tensors hold, have no verdict, and are false.
+        largest: the largest difference of those with a verdict.
         tensor: that has it.
     """
 
@@ -59,16 +60,16 @@ class Row:
 
 @dataclass(slots=True)
 class Trials:
-    """What came of all claims.
+    """The results of all claims.
 
     Attributes:
         rows: by kind.
         steps: how many steps were taken.
         false: the first claim that is false, with its step and place; empty when all hold.
-        unclaimed: how many tensors nothing is said of.
+        unclaimed: the number of tensors without a claim.
         too_large: tensors that were left out for their size.
         waiting: how many tensors no step was left for.
-        steps_needed: how many steps would do.
+        steps_needed: how many steps would suffice.
     """
 
     rows: list[Row]
@@ -80,16 +81,16 @@ class Trials:
     steps_needed: int
 
     def write(self, folder: Path) -> None:
-        """Leaves them for the launcher."""
+        """Saves them for the launcher."""
         write_value(folder / RESULT_FILE, asdict(self))
 
     @staticmethod
     def read(folder: Path) -> Trials:
-        """Those that were left."""
+        """Reads the saved results."""
         return read_file_value(folder / RESULT_FILE, Trials)
 
     def text(self) -> str:
-        """The table, what was left out, and the verdict, for the user."""
+        """The table, the tensors left out, and the verdict, for the user."""
         lines: list[tuple[str, ...]] = [("claim of a tensor", "hold", "not told", "false", "largest error", "of")]
         for row in self.rows:
             lines.append((row.said, *map(str, row.counts), f"{row.largest:.1e}", row.tensor))
@@ -124,16 +125,16 @@ def try_claims(
     margins: Margins,
     graph: Graph,
 ) -> None:
-    """Tries what the workers have left, and leaves the result.
+    """Checks the values that the workers have saved, and saves the result.
 
     Args:
-        one: the one process, with calls in place.
-        claims: what is said.
-        fetch: what a step runs.
+        one: the one process, with function calls inlined.
+        claims: the claims.
+        fetch: the op that a step runs.
         batches: the global batch of each step.
         folder: of the job.
         size: how many workers.
-        margins: what is allowed.
+        margins: the allowed errors.
         graph: the user's.
     """
     groups, steps = ClaimGroups.read(folder), range(len(batches))
@@ -167,7 +168,7 @@ def _starts(folder: Path, steps: int) -> Iterator[Mapping[str, Array]]:
 def _hear(
     noise: dict[tuple[int, str], float], claims: Claims, step: int, folder: Path, moved: dict[str, Value]
 ) -> None:
-    """Adds how far the one process is from itself, when it begins a rounding away."""
+    """Adds the one process's own difference when it starts from perturbed values."""
     with np.load(folder / _EXPECTED_FILE.format(step=step)) as expected:
         for tensor in moved:
             tried = claims.try_claim(tensor, expected[tensor], [moved])
@@ -191,7 +192,7 @@ def _judge(
     margins: Margins,
     graph: Graph,
 ) -> tuple[dict[str, _Verdict], str]:
-    """By tensor the worst of all steps; and the first claim that is false, in words."""
+    """By tensor the worst result of all steps; and the first false claim, as text."""
     verdicts: dict[str, _Verdict] = {}
     false = ""
     for step in range(steps):
@@ -232,11 +233,11 @@ def _rows(verdicts: dict[str, _Verdict]) -> list[Row]:
 
 
 def place_in(graph: Graph, tensor: str) -> str:
-    """Where the script makes an op, or calls the function that has it; of an op of autodiff, what it is a gradient of.
+    """The script's line that makes an op, or calls its function; for an op of autodiff, the op it differentiates.
 
     Args:
         graph: the user's.
-        tensor: of the graph with calls in place, where an op of a function has the call's name before its own.
+        tensor: of the graph with inlined calls, where an op of a function has the call's name as a prefix.
     """
     name = tensor.rpartition(":")[0]
     while name:

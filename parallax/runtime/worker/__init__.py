@@ -1,1 +1,1 @@
-"""Inside a rank: the session and what happens around its runs."""
+"""Runs inside a rank: the user's script, its session, and the work around each run."""

@@ -1,4 +1,4 @@
-"""Waiting of workers for each other that leaves their cores to others."""
+"""A barrier of workers that leaves their cores to other processes while they wait."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import time
 from parallax.base.types import Comm, MpiRequest
 
 _RARE_PAUSE_S = 0.02
-_FIRST_PAUSE_S, _LAST_PAUSE_S = 5e-5, 2e-3  # short beside a small variable, and beside a chunk
+_FIRST_PAUSE_S, _LAST_PAUSE_S = 5e-5, 2e-3  # short compared with a small variable's write, and with a chunk's
 
 
 def barrier(comm: Comm) -> None:
@@ -16,14 +16,14 @@ def barrier(comm: Comm) -> None:
 
 
 def wait_for_all(world: Comm) -> None:
-    """Waits until every rank of the job has come here, for however long, and hardly looks."""
+    """Waits until every rank of the job has called it, for however long, polling rarely."""
     last = world.Ibarrier()
     while not last.Test():
         time.sleep(_RARE_PAUSE_S)
 
 
 def wait_for(request: MpiRequest) -> None:
-    """Waits for what MPI has begun, as `barrier` waits.
+    """Waits for an MPI request in the same way as `barrier`.
 
     Args:
         request: an mpi4py.MPI.Request.

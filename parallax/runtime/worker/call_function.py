@@ -1,4 +1,7 @@
-"""What workers run in the place of a script, by `-m parallax.runtime.worker.call_function`: the message's function."""
+"""Program that workers run in place of a script (`-m parallax.runtime.worker.call_function`): calls a function.
+
+The function is in the job message.
+"""
 
 from __future__ import annotations
 

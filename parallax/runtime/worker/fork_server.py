@@ -1,11 +1,11 @@
-"""Forks the workers of a host from one process that has imported what they need, TensorFlow above all.
+"""Forks a host's workers from one process that has imported their modules, above all TensorFlow.
 
-Supervisors start it and ask it (`parallax.runtime.supervisor.worker_process`, which describes the protocol); on the
+Supervisors start it and send it requests (`parallax.runtime.supervisor.worker_process` describes the protocol); on the
 launcher's machine the launcher may have started it before there was a job (`runtime/launcher/early_server.py`). It
-imports, with MPI's library loaded and MPI not initialized, and forks a process for each connection; that process
-becomes the worker: with its descriptors, environment, arguments and limits, in a session of its own. It dies with the
-server. Where an import has failed, or something has started threads, which no fork has, the process becomes a new
-interpreter instead: that tells of what failed.
+imports, with MPI's library loaded and MPI not initialized, and forks a process for each connection. That process
+becomes the worker: with its descriptors, environment, arguments and limits, in its own POSIX session. It dies with the
+server. If an import has failed, or an import has started threads, which do not survive a fork, the process becomes a
+new interpreter instead, which reports the failure.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ from parallax.runtime.worker.without_keras import keras_left_out
 from parallax.settings.environment import settings
 
 _SERVED = ("numpy", "parallax.functions.remote.serve_driver", "parallax.runtime.open_session", "horovod.tensorflow")
-"""What workers import that have their graph from the driving process."""
+"""Modules for workers that receive their graph from the driving process."""
 _SCRIPTED = ("numpy", "parallax.entry.api", "parallax.runtime.open_session", "horovod.tensorflow")
-"""What workers import that run a script."""
+"""Modules for workers that run a script."""
 _ENV_START = 47
-"""Where proc(5) has the address of a process's first variables (`env_start`), counted from its state."""
+"""Index of the address of a process's initial environment in proc(5) (`env_start`), counted from its state."""
 _MOST_FDS = 16
 _PATIENCE_S = 5.0
 
@@ -55,11 +55,11 @@ def main() -> None:
     Arguments are the descriptor of the socket and, optionally, of a pipe at whose end the server exits.
     """
     listening, *lifeline = map(int, sys.argv[1:])
-    forget_preloaded()  # what imports start is none of the job's; each worker has it from its supervisor
+    forget_preloaded()  # processes that imports start do not belong to the job; each worker gets it from its supervisor
     is_whole = _has_one_thread()
     try:
         import_for_workers()
-    except BaseException:  # an exit too; a worker fails alike, and tells
+    except BaseException:  # an exit too; a worker fails in the same way, and reports it
         is_whole = False
     order = ForkServer(socket.socket(fileno=listening), lifeline[0] if lifeline else None, is_whole).serve()
     if order is None:
@@ -72,7 +72,7 @@ def _has_one_thread() -> bool:
 
 
 def import_for_workers() -> None:
-    """Imports what workers of this process's settings need."""
+    """Imports the modules that workers of this process's settings need."""
     # Before TensorFlow: both carry hwloc, and MPI must find its own. The module itself would initialize MPI.
     spec = importlib.util.find_spec("mpi4py.MPI")
     if spec is not None and spec.origin is not None:
@@ -84,12 +84,12 @@ def import_for_workers() -> None:
 
 
 class ForkOrder(NamedTuple):
-    """What a process has to become.
+    """The order for a forked process to become a worker.
 
     Attributes:
-        asked: what the supervisor has sent (`worker_process`).
+        asked: the supervisor's request (`worker_process`).
         fds: descriptors: standard input, output, errors, and those that are passed.
-        is_whole: whether the fork server has imported all, and had no threads, which this process would lack.
+        is_whole: whether the fork server has imported all modules, and had no threads, which this process would lack.
     """
 
     asked: dict[str, Any]
@@ -108,7 +108,7 @@ class ForkOrder(NamedTuple):
         runpy.run_module(module, run_name="__main__", alter_sys=True)
 
     def _take_place(self) -> None:
-        """Takes its descriptors, environment, folder and limits."""
+        """Adopts the worker's descriptors, environment, folder and limits."""
         for number, fd in enumerate(self.fds[:3]):
             os.dup2(fd, number)
             os.close(fd)
@@ -116,7 +116,7 @@ class ForkOrder(NamedTuple):
         os.umask(self.asked["umask"])
         os.sched_setaffinity(0, self.asked["cores"])
         for name, limits in self.asked["limits"].items():
-            with contextlib.suppress(ValueError, OSError):  # above the server's own
+            with contextlib.suppress(ValueError, OSError):  # descriptors above the server's own
                 resource.setrlimit(getattr(resource, name), limits)
         passed = {str(theirs): fd for theirs, fd in zip(self.asked["passed"], self.fds[3:], strict=True)}
         environment = self.asked["environment"]
@@ -130,7 +130,7 @@ class ForkOrder(NamedTuple):
         show_rank(environment.get(RANK, ""))
 
     def _start_over(self) -> None:
-        """Does what a new interpreter does at its start, and the library that processes of a job are loaded with."""
+        """Repeats the initialization of a new interpreter, and of the preloaded library of the job's processes."""
         prepare = getattr(ctypes.CDLL(None), "parallax_prepare_fence", None)
         if prepare is not None:
             prepare()
@@ -148,7 +148,7 @@ class ForkOrder(NamedTuple):
 
 
 def show_rank(rank: str) -> None:
-    """Has /proc show the rank among this process's first variables, in place of the server's, and as its name.
+    """Makes /proc show the rank in this process's initial environment, in place of the server's, and as its name.
 
     Args:
         rank: in digits.
@@ -165,7 +165,7 @@ def show_rank(rank: str) -> None:
 
 
 class ForkServer:
-    """Forks a process for each supervisor that connects, and lets it know of the process's end.
+    """Forks a process for each supervisor that connects, and reports the process's end to it.
 
     Args:
         listening: the socket to which they connect.
@@ -180,9 +180,9 @@ class ForkServer:
         self._killed: set[int] = set()
 
     def serve(self) -> ForkOrder | None:
-        """Serves until nobody needs it; returns in each forked process, with what that has to become."""
-        gc.freeze()  # no worker looks through what all have
-        # NumPy's threads are made anew in a forked process, and others there are none.
+        """Serves until it is no longer needed; returns in each forked process, with the order for that process."""
+        gc.freeze()  # garbage collection in workers skips the shared objects
+        # NumPy recreates its threads in a forked process, and there are no others.
         warnings.filterwarnings("ignore", message=".*multi-threaded.*fork", category=DeprecationWarning)
         woken, wakes = os.pipe()
         os.set_blocking(wakes, False)
@@ -196,7 +196,7 @@ class ForkServer:
             if woken in ready:
                 os.read(woken, 1 << 10)
                 self._report_ends()
-            for supervisor in [one for one in ready if one in self._workers]:  # nothing more is sent: it has ended
+            for supervisor in [one for one in ready if one in self._workers]:  # it sends nothing more, so it has ended
                 self._forget(supervisor)
             if self._listening in ready:
                 order = self._fork((woken, wakes))
@@ -206,9 +206,9 @@ class ForkServer:
                 return None
 
     def _fork(self, own_fds: Sequence[int]) -> ForkOrder | None:
-        """Forks a process for the next connection; returns what it has to become, in it."""
+        """Forks a process for the next connection; returns its order, in that process."""
         supervisor, _ = self._listening.accept()
-        supervisor.settimeout(_PATIENCE_S)  # of a process of the same user, which has sent all at once
+        supervisor.settimeout(_PATIENCE_S)  # for a process of the same user, which has sent everything at once
         fds: list[int] = []
         try:
             check_peer(supervisor)
@@ -243,12 +243,12 @@ class ForkServer:
         if pid < 0:
             return None
         self._workers[supervisor] = pid
-        with contextlib.suppress(OSError):  # the supervisor has ended: its end is seen next
+        with contextlib.suppress(OSError):  # the supervisor has ended: its end is detected next
             supervisor.sendall(NUMBER.pack(pid))
         return None
 
     def _report_ends(self) -> None:
-        """Sends the status of workers that have ended; they are waited for when their supervisors have read it."""
+        """Sends the status of workers that have ended; they are reaped when their supervisors have read it."""
         for supervisor, pid in self._workers.items():
             if pid in self._ended:
                 continue
@@ -261,7 +261,7 @@ class ForkServer:
         self._bury()
 
     def _forget(self, supervisor: socket.socket) -> None:
-        """Kills what is left of a worker, with its process group, which it may not have made yet."""
+        """Kills the rest of a worker, with its process group, which it may not have made yet."""
         pid = self._workers.pop(supervisor)
         supervisor.close()
         for kill in (os.killpg, os.kill):
@@ -272,7 +272,7 @@ class ForkServer:
         self._bury()
 
     def _bury(self) -> None:
-        """Waits for those killed workers that are dead; one may hang in the kernel for a while."""
+        """Reaps killed workers that are dead; one may hang in the kernel for a while."""
         self._killed -= {pid for pid in self._killed if os.waitpid(pid, os.WNOHANG)[0]}
 
 

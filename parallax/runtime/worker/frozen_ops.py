@@ -1,9 +1,9 @@
-"""The ops of images (parallax/native/frozen): variables as they were at one instant, read while training goes on.
+"""Loads the image ops (parallax/native/frozen), which freeze variables at one instant and read them during training.
 
 `ParallaxFreeze` clones the process, and the kernel copies a page when one of the two first writes it. The clone runs
-nothing but system calls: it gives back all memory that was not frozen, and serves the bytes of the buffers by a socket
-until that is closed or its parent ends. An image belongs to the process, not to the session that made it, and has a
-name: by it `ParallaxFrozenBytes` reads the image in any session of the process, and `ParallaxThaw` ends it.
+nothing but system calls: it releases all memory that was not frozen, and serves the bytes of the buffers through a
+socket until that is closed or its parent ends. An image belongs to the process, not to the session that made it, and
+has a name, by which `ParallaxFrozenBytes` reads the image in any session of the process, and `ParallaxThaw` ends it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from parallax.base.types import OpLibrary
 
 @functools.cache
 def frozen_ops() -> OpLibrary:
-    """The ops, registered once loaded.
+    """Returns the ops, which are registered once loaded.
 
     Raises:
         CheckpointError: the library has not been built.

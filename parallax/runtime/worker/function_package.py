@@ -1,7 +1,7 @@
-"""Packs a function of the launching process, which workers call in the place of a script (call_function.py).
+"""Pickles a function of the launching process, which workers call in place of a script (call_function.py).
 
-It comes pickled in the job message, by value as far as it was written in the launching program itself (a notebook has
-no file that workers could run), and is called without arguments.
+The pickled function is in the job message. Code of the launching program itself is pickled by value (a notebook has no
+file that workers could run). The function is called without arguments.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from parallax.base.types import Buffer
 
 
 def packed_function(function: Callable[[], object]) -> bytes:
-    """A function for workers, with what it takes from around it, the paths of modules and the script's arguments.
+    """Pickles a function for workers, with its captured values, the module paths and the script's arguments.
 
     Raises:
         ConfigError: it cannot be pickled.
@@ -28,10 +28,10 @@ def packed_function(function: Callable[[], object]) -> bytes:
 
 
 def pickle_for_workers(value: object, what: str) -> bytes:
-    """A value for workers, by value as far as it was written in the script itself.
+    """Pickles a value for workers; classes and functions of the script itself are pickled by value.
 
     Args:
-        value: it.
+        value: the value.
         what: the noun that an error names.
 
     Raises:
@@ -39,7 +39,7 @@ def pickle_for_workers(value: object, what: str) -> bytes:
     """
     try:
         found: bytes = cloudpickle.dumps(value)
-    except Exception as error:  # objects of any kind refuse to be pickled in ways of their own
+    except Exception as error:  # pickling objects of some kinds fails with their own exceptions
         raise ConfigError(
             f"Cannot send {what} to the workers: pickling fails with {type(error).__name__}: {error}. Create what "
             "cannot be pickled (models, datasets, open files) inside it."
@@ -48,7 +48,7 @@ def pickle_for_workers(value: object, what: str) -> bytes:
 
 
 def unpacked_function(data: Buffer) -> Callable[[], object]:
-    """The function that `packed_function` has packed; this process gets the paths and arguments of the other."""
+    """Returns the function that `packed_function` has pickled; sets this process's paths and arguments accordingly."""
     stream = io.BytesIO(data)
     path, sys.argv = pickle.load(stream)
     sys.path += [folder for folder in path if folder not in sys.path]

@@ -1,8 +1,8 @@
-"""Proves that this process is alive, and tells the launcher what it waits for while a run lasts longer than usual.
+"""Sends this process's heartbeats, and reports to the launcher what a long run waits for.
 
-A thread of its own beats every second, whatever TensorFlow and MPI do in others: while they compile, compute or wait
-they leave Python's lock free. The launcher compares the workers (stall.py) and ends a job whose workers wait for one
-that does not come.
+A separate thread sends a heartbeat every second, whatever TensorFlow and MPI do in other threads: while they compile,
+compute or wait, they release Python's lock. The launcher compares the workers (stall.py) and ends a job whose workers
+wait for one that does not arrive.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _FIRST_REPORT_S = 2.0  # well above a step, well below any stall timeout
 _FAILURE_WIDTH = 160
 
 Places = Callable[[], Mapping[str, Sequence[str]]]
-"""Gives for each fetch where workers meet for it (`Names.for_all`)."""
+"""Returns for each fetch the places where workers synchronize for it (`Names.for_all`)."""
 
 
 class _Running(NamedTuple):
@@ -37,7 +37,7 @@ class _Running(NamedTuple):
 
 
 class Heartbeat:
-    """Beats and reports the run in progress, from a thread of its own, and tells of the loop's end.
+    """Sends heartbeats and reports the run in progress, from its own thread, and reports the end of the loop.
 
     Args:
         serves: whether this process is a server, which has no runs.
@@ -48,12 +48,12 @@ class Heartbeat:
         self._lock = threading.Lock()
         self._running: _Running | None = None
         self._runs = 0
-        self._failures: tuple[str, ...] = ()  # of runs with collectives, since the last that ended well
+        self._failures: tuple[str, ...] = ()  # of runs with collectives, since the last that succeeded
         self._opened = self._has_more = False
         self._finished = False
 
     def open(self) -> None:
-        """A session is opened.
+        """Records that a session is opened.
 
         Raises:
             SessionError: when this process has opened one before.
@@ -66,30 +66,30 @@ class Heartbeat:
         self._opened = True
 
     def expect_sessions(self) -> None:
-        """Says that sessions follow each other in this process, until `finish`."""
+        """Permits consecutive sessions in this process, until `finish`."""
         self._has_more = True
 
     def close(self) -> None:
-        """A session has ended, and with it this worker's loop where none follows."""
+        """Records that a session has ended, and with it this worker's loop, unless another session follows."""
         if not self._has_more:
             self.finish()
 
     @contextmanager
     def run(self, fetch: str = "", collectives: str = "", patient: bool = False) -> Iterator[None]:
-        """Watches what is inside, a run or a part of one; what was watched before goes on afterwards.
+        """Context that watches a run or a part of one; an enclosing watch continues afterwards.
 
         Args:
-            fetch: what is fetched, for messages.
-            collectives: digest of the collectives it takes part in; empty for none, which is not watched, until
-                `begin` says otherwise.
-            patient: whether it waits as long as the others are at anything, and in vain only when one has ended.
+            fetch: the fetches, for messages.
+            collectives: digest of the collectives it takes part in; empty for none, which is not watched, until `begin`
+                says otherwise.
+            patient: whether it waits while the others are busy, and waits in vain only when one has ended.
         """
         before = self._running
         self.begin(fetch, collectives, patient)
         try:
             yield
-        except BaseException as error:  # an exit too leaves the run: it is recorded, and raised again
-            if self._running is not None and self._running is not before:  # others may be in a collective of it still
+        except BaseException as error:  # an exit leaves the run too: it is recorded, and raised again
+            if self._running is not None and self._running is not before:  # others may be in its collectives
                 self._failures += (f"run {self._runs + 1}: {_line_of(error)}",)
             raise
         else:
@@ -99,27 +99,28 @@ class Heartbeat:
             self._set(before)
 
     def begin(self, fetch: str, collectives: str, patient: bool = False, for_all: Places = dict) -> None:
-        """From now on this is what is waited for.
+        """Sets the run that this process waits for from now on.
 
         Args:
             fetch: as for `run`.
             collectives: as for `run`.
             patient: as for `run`.
-            for_all: where workers meet for each fetch (`Names.for_all`); asked for when it lasts, from another thread.
+            for_all: where workers synchronize for each fetch (`Names.for_all`); called for a long run, from another
+                thread.
         """
         running = _Running(fetch, collectives, patient, time.monotonic(), for_all, self._failures)
         self._set(running if collectives else None)
 
     def start(self) -> None:
-        """Begins to beat; without it nothing but the loop's end is told."""
+        """Starts sending heartbeats; without it only the loop's end is reported."""
         threading.Thread(target=self._report, name="parallax-watch", daemon=True).start()
 
     def count(self) -> None:
-        """A run of the user's loop has ended."""
+        """Counts a completed run of the user's loop."""
         self._runs += 1
 
     def finish(self) -> None:
-        """Tells that this worker's loop has ended; the beat goes on. A second call changes nothing."""
+        """Reports that this worker's loop has ended; heartbeats continue. A second call has no effect."""
         with self._lock:
             if not self._finished:
                 self._finished = True
@@ -127,7 +128,7 @@ class Heartbeat:
                 send({"kind": "finished", "runs": self._runs})
 
     def _set(self, running: _Running | None) -> None:
-        # Nobody is notified: waking the thread at every step would cost more than its next look, which comes soon.
+        # No notification: waking the thread at every step would cost more than its next poll, which comes soon.
         with self._lock:
             self._running = running
 
@@ -139,7 +140,7 @@ class Heartbeat:
             running = self._running
             if running is not None and running is not looked_up and _lasts(running):
                 places, looked_up = running.for_all(), running  # may take long
-            with self._lock:  # what is told is never older than what `finish` tells
+            with self._lock:  # so that no report is older than that of `finish`
                 running = self._running
                 send(self._beat(running))
                 if told is not None and running is not told:
@@ -152,7 +153,7 @@ class Heartbeat:
             time.sleep(LIMITS.beat_s)
 
     def _beat(self, running: _Running | None) -> dict[str, object]:
-        """What this process does now."""
+        """This process's current activity."""
         if self._serves:
             return {"kind": BEAT, "serves": True}
         fetch, seconds = (running.fetch, time.monotonic() - running.began_s) if running is not None else ("", 0.0)
@@ -176,7 +177,7 @@ def _in_run(running: _Running, places: Mapping[str, Sequence[str]]) -> dict[str,
 
 
 def _line_of(error: BaseException) -> str:
-    """The first line of an error that says something."""
+    """The first line of an error that has content."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     telling = [line for line in lines if not line.endswith("Graph execution error:")]
     text = f"{type(error).__name__}: {(telling or lines or [''])[0]}"
@@ -188,7 +189,7 @@ _of_this_process: ContextVar[Heartbeat | None] = ContextVar("watch", default=Non
 
 @contextmanager
 def watching(serves: bool = False) -> Iterator[Heartbeat]:
-    """The watch of the script or server that runs inside; it beats from here on, and a script's session uses it."""
+    """Context of the heartbeat of a script or server, which starts here; a script's session uses it."""
     watch = Heartbeat(serves)
     watch.start()
     token = _of_this_process.set(watch)
@@ -199,5 +200,5 @@ def watching(serves: bool = False) -> Iterator[Heartbeat]:
 
 
 def current_heartbeat() -> Heartbeat:
-    """The watch of this process, or a new one outside a worker."""
+    """The heartbeat of this process, or a new one outside a worker."""
     return _of_this_process.get() or Heartbeat()

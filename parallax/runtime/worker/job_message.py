@@ -1,7 +1,7 @@
-"""What the launcher sends to every rank: the plan, the graph and its classes, the seed, and who is where.
+"""The launcher's message to every rank: the plan, the graph and its classes, the seed, and the placement of ranks.
 
-It travels on standard input: the launcher writes it to mpirun, which passes its input to rank 0, and rank 0 sends it to
-the others with MPI. So no folder must be seen by all hosts.
+The launcher writes it to the standard input of mpirun, which passes its input to rank 0, and rank 0 broadcasts it with
+MPI. So no folder must be visible to all hosts.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from parallax.base.types import Buffer
 from parallax.runtime.supervisor.control import checksum
 
 VERSION = 3
-"""Of the message on the wire; what is written otherwise needs another number."""
+"""Version of the message format; a format change needs a new number."""
 
 _MARK = b"PRLX"
 _MAGIC = _MARK + b"%d\n" % VERSION
 _RAW = ("graph", "function", "attachment")
-"""The attributes that travel as they are, without being copied: some have gigabytes."""
+"""The attributes that are sent without conversion or copying: some have gigabytes."""
 _PARTS = ("values", *_RAW)
-_SHOWN_BYTES = 20  # of what is no message; every message has more
+_SHOWN_BYTES = 20  # of bytes that are no message; every message is longer
 _LENGTHS = struct.Struct(f">{len(_PARTS)}Q{len(_PARTS)}I")
-"""The bytes of each part, and the CRC-32C of each."""
+"""The length of each part in bytes, and its CRC-32C."""
 _CRC = struct.Struct(">I")
 _HEAD_BYTES = len(_MAGIC) + _LENGTHS.size + _CRC.size
 
@@ -42,15 +42,15 @@ class JobMessage:
         plan: JSON of the plan.
         graph: the graph as the launcher built it, packed (analysis/reading/construction/launcher_graph.py).
         seed: of all random numbers that the script does not seed.
-        hosts: the number of the host that each worker is on, by rank.
-        servers: the number of the host that each server is on.
-        addresses: the address of each host, as the resource file gives it.
+        hosts: the host number of each worker, by rank.
+        servers: the host number of each server.
+        addresses: the address of each host, as in the resource file.
         ports: first and last port that servers may listen on; None for any.
-        cluster: JSON of the cluster profile, where the job may look for a better plan; else empty.
+        cluster: JSON of the cluster profile, if the job may search for a better plan; else empty.
         cluster_name: of the file that it came from.
-        spec: JSON of the graph's spec and of where its gradients come from (parallax/graph/spec.py).
-        function: what workers call where they do not run a script, pickled (worker/function_package.py); else empty.
-        attachment: what the launching process gives to the workers, in a form that both know; often empty.
+        spec: JSON of the graph's spec and of its gradient sources (parallax/graph/spec.py).
+        function: the function of workers that do not run a script, pickled (worker/function_package.py); else empty.
+        attachment: data from the launching process to the workers, in a form that both know; often empty.
     """
 
     plan: str
@@ -67,7 +67,7 @@ class JobMessage:
     attachment: Buffer = field(default=b"", repr=False)
 
     def pieces(self) -> tuple[Buffer, ...]:
-        """The message on the wire: a head, compressed JSON, then the bytes of `_RAW`.
+        """The encoded message: a head, compressed JSON, then the bytes of `_RAW`.
 
         The head is a mark with the version, the length and the checksum of each part, and its own checksum.
         """
@@ -79,7 +79,7 @@ class JobMessage:
         return (head + _CRC.pack(checksum(head)), *parts)
 
     def without_raw(self) -> JobMessage:
-        """The parcel for a process that needs neither function nor attachment."""
+        """The message for a process that needs neither function nor attachment."""
         return replace(self, function=b"", attachment=b"")
 
 
@@ -88,14 +88,14 @@ _Values: Any = msgspec.defstruct(
     [(name, kind) for name, kind in get_type_hints(JobMessage, include_extras=True).items() if name not in _RAW],
     forbid_unknown_fields=True,
 )
-"""The attributes that travel as JSON, with their types: all are there."""
+"""The attributes that are sent as JSON, with their types: all are required."""
 
 
 def read_parcel(stream: BinaryIO) -> JobMessage:
-    """Reads one parcel from `stream`, and not a byte more.
+    """Reads one message from `stream`, and not a byte more.
 
     Raises:
-        LaunchError: the stream ends too early, or carries something else, another version's, or damaged bytes.
+        LaunchError: the stream ends too early, or contains something else, another version's, or damaged bytes.
     """
     lengths, checksums = _read_head(stream)
     parts = []

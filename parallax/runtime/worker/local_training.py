@@ -1,9 +1,9 @@
-"""Notices that a script under a `parallax` command trains in the process that runs it, without Parallax.
+"""Detects a script under a `parallax` command that trains in the process that runs it, without Parallax.
 
 A step without Parallax is a session's run that updates variables from gradients, or an update of an optimizer of
-TensorFlow or Keras outside of what Parallax traces. Commands that start nothing end the script there; of the others the
-user is told at once, before a long training of one process that was meant for many. Keras's `fit` is refused
-(unless the script imports `parallax.keras`, whose own `fit` takes its place), because all workers could run it.
+TensorFlow or Keras outside of what Parallax traces. Commands that start nothing end the script there. Under all other
+commands the user is warned at once, before a long training of one process that was meant for many. Keras's `fit` is
+refused (unless the script imports `parallax.keras`, whose own `fit` replaces it), because all workers could run it.
 """
 
 from __future__ import annotations
@@ -35,15 +35,15 @@ _RUNS_SCRIPTS = (runpy.__file__, "<frozen runpy>")
 
 @contextmanager
 def local_training_noticed(role: Role, command: str, say: Callable[[str], None]) -> Iterator[None]:
-    """Inside, a step that the script takes without Parallax is noticed. TensorFlow must be imported.
+    """Context that detects steps which the script takes without Parallax. TensorFlow must be imported.
 
     Args:
-        role: what this process is to do.
+        role: the role of this process.
         command: of the command line, for the message.
         say: prints a line where the user sees it.
 
     Raises:
-        SystemExit: from the step, with status 1, where the command starts nothing.
+        SystemExit: from the step, with status 1, if the command starts nothing.
     """
     detector = _StepDetector(role in _STARTS_JOBS, command, say)
     detector.install()
@@ -54,7 +54,7 @@ def local_training_noticed(role: Role, command: str, say: Callable[[str], None])
 
 
 class _StepDetector:
-    """What has been put in the place of TensorFlow's and Keras's own methods."""
+    """The replacements of TensorFlow's and Keras's own methods."""
 
     def __init__(self, starts_jobs: bool, command: str, say: Callable[[str], None]) -> None:
         self._starts_jobs, self._command, self._say = starts_jobs, command, say
@@ -92,7 +92,7 @@ class _StepDetector:
             self._before(optimizer, "apply_gradients", self._before_update)
 
     def _before(self, owner: type, name: str, look: Callable[..., None]) -> None:
-        """Has a method call a function with its arguments first."""
+        """Makes a method first call a function with its arguments."""
         original = getattr(owner, name)
 
         @wraps(original)
@@ -106,7 +106,7 @@ class _StepDetector:
             setattr(owner, name, method)
 
     def _before_run(self, session: Any, fetches: Fetches, *_: Any, **__: Any) -> None:
-        """Before a run of a session of TensorFlow."""
+        """Runs before a run of a TensorFlow session."""
         if self._is_told:
             return
         ops = _ops_of(session.graph, fetches)
@@ -117,12 +117,12 @@ class _StepDetector:
             self._tell("a run of a session that updates variables from gradients")
 
     def _before_update(self, *_: Any, **__: Any) -> None:
-        """Before an optimizer updates variables; in a graph, or a branch or loop of it, it only builds the ops."""
+        """Runs before an optimizer updates variables; in a graph, or a branch or loop of it, this only builds ops."""
         import tensorflow as tf
 
-        with tf.init_scope():  # outside of all functions that are being traced
+        with tf.init_scope():  # outside all functions that are being traced
             is_eager = tf.executing_eagerly()
-        if is_eager:  # else a graph is built, which may be for parallel_run
+        if is_eager:  # otherwise a graph is built, which may be for parallel_run
             self._tell("an optimizer's update")
 
     def _tell(self, what: str) -> None:
@@ -144,9 +144,9 @@ class _StepDetector:
 
 
 def trains(graph: Graph, ops: Sequence[Operation]) -> bool:
-    """Whether ops of a graph, with what they need, update variables from gradients.
+    """Whether ops of a graph, with their dependencies, update variables from gradients.
 
-    They do when an optimizer's op is among them, or both what autodiff has delivered and an op that writes a variable.
+    They do when an optimizer's op is among them, or both a tensor from autodiff and an op that writes a variable.
 
     Args:
         graph: a tf.Graph.
@@ -175,7 +175,7 @@ def trains(graph: Graph, ops: Sequence[Operation]) -> bool:
 
 
 def _ops_of(graph: Graph, fetches: Fetches) -> tuple[Operation, ...]:
-    """The ops that fetches name; what a session would refuse is left to it."""
+    """The ops that fetches name; invalid fetches are left to the session."""
     import tensorflow as tf
 
     found = []
@@ -189,13 +189,13 @@ def _ops_of(graph: Graph, fetches: Fetches) -> tuple[Operation, ...]:
 
 
 def _refuse_bare_fit(*_: Any, **__: Any) -> None:
-    """Has Keras's `fit` say what the script must import."""
+    """Makes Keras's `fit` raise an error that names the required import."""
     if "parallax.keras" not in sys.modules:
         raise ConfigError(_BARE_FIT)
 
 
 def _caller() -> tuple[str, bool]:
-    """`FILE:LINE` of the script that leads here, and whether Parallax is between the script and here."""
+    """`FILE:LINE` of the calling script, and whether a frame of Parallax is between the script and this function."""
     place, is_of_parallax = "", False
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and frame.f_code.co_filename not in _RUNS_SCRIPTS:
@@ -209,6 +209,6 @@ def _caller() -> tuple[str, bool]:
 
 
 def _is_of_library(frame: FrameType) -> bool:
-    """Whether a frame is TensorFlow's or Keras's, or of a function as TensorFlow has rewritten it."""
+    """Whether a frame is TensorFlow's or Keras's, or of a function that TensorFlow has rewritten."""
     name = str(frame.f_globals.get("__name__", ""))
     return name.split(".")[0] in _LIBRARIES or _REWRITTEN in frame.f_code.co_filename

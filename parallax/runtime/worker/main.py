@@ -1,8 +1,8 @@
-"""What every rank runs (`python -m parallax.runtime.worker.main SCRIPT ARGS...`): the user's script, as a worker.
+"""Program of every rank (`python -m parallax.runtime.worker.main SCRIPT ARGS...`): runs the user's script as a worker.
 
-Gradients are recorded from the first line of the script on. A script that fails tells the launcher and ends at once,
-without waiting for collectives that will never come; one that ends well waits for the others before it leaves. A script
-also ends in its middle where a preempted job has saved (preemption.py).
+Gradients are recorded from the first line of the script. A script that fails informs the launcher and exits at once,
+without waiting for collectives that will never complete; one that succeeds waits for the others before it exits. A
+script also ends early when a preempted job has saved (preemption.py).
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def main() -> None:
                 watch.finish()
                 for last in (*members.at_end, *members.at_close):
                     last()
-        except BaseException as error:  # an exit too: others may wait, so it is told and ends this process
+        except BaseException as error:  # an exit too: others may wait, so it is reported and ends this process
             _fail(error)
         sys.stdout.flush()
         sys.stderr.flush()
@@ -49,13 +49,13 @@ def main() -> None:
 
 
 def check_fenced(secret: Mapping[str, str]) -> None:
-    """Ends, with a sentence, a process to which no other of its job would talk.
+    """Ends, with an error message, a process with which no other process of its job would communicate.
 
     Args:
-        secret: the variable with the job's secret, as it was in the environment; empty where nothing is fenced.
+        secret: the variable with the job's secret, as it was in the environment; empty if nothing is fenced.
 
     Raises:
-        SystemExit: the library that knows what to do with it is not loaded.
+        SystemExit: the library that uses the secret is not loaded.
     """
     if secret and not is_fenced():
         sys.exit(
@@ -66,7 +66,7 @@ def check_fenced(secret: Mapping[str, str]) -> None:
 
 
 def _run(words: list[str], members: ProcessGroup) -> bool:
-    """Runs the script; returns whether it came to its own end."""
+    """Runs the script; returns whether it reached its own end."""
     with keras_left_out() if settings().without_keras else nullcontext():
         from parallax.analysis.reading.construction import record  # imports TensorFlow, which must come after MPI
 
@@ -87,7 +87,7 @@ def _run(words: list[str], members: ProcessGroup) -> bool:
 
 
 def _leave() -> None:
-    """Ends this process now, after what the script and libraries want done at exit.
+    """Ends this process now, after the exit handlers of the script and libraries.
 
     Python would wait for threads and processes that only the rest of the script would have ended.
     """
@@ -103,9 +103,9 @@ def _leave() -> None:
 
 
 def _fail(error: BaseException) -> None:
-    """Tells what happened and ends this process now: others may wait for it in a collective.
+    """Reports the error and ends this process now: others may wait for it in a collective.
 
-    The launcher shows one rank's words for all. What is sent to nobody goes to stderr.
+    The launcher shows one rank's error for all. An error that cannot be sent goes to stderr.
     """
     status = 1
     if isinstance(error, SystemExit):

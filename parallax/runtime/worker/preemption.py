@@ -1,19 +1,19 @@
-"""When the workers of a preempted job save: all after the same run, though only worker 0 hears of the preemption.
+"""Makes the workers of a preempted job save after the same run, though only worker 0 is notified of the preemption.
 
-Its supervisor tells worker 0 (supervisor/control.py). While nobody has told, a worker of synchronous training looks
-once after each run that trains whether a message has come, and takes part in no collective for it.
+Worker 0's supervisor notifies it (supervisor/control.py). Until then, a worker of synchronous training checks once
+after each training run whether a message has arrived, and takes part in no collective for it.
 
-From the run after which worker 0 has heard, it sends a verdict after each run to all others: go on, or save now.
+From the run after which worker 0 was notified, it sends a verdict after each run to all others: continue, or save now.
 A worker that finds a first verdict after its run m answers with m, and from then on waits after each of its runs for
-the verdict about it. Worker 0 says `save now` about its run s once every worker has answered with m <= s.
+the verdict about it. Worker 0 sends `save now` about its run s once every worker has answered with m <= s.
 
-- Nobody passes run s unknowing: each worker had answered after a run m <= s, so after run s it waits for the verdict
-  about s, and messages of two workers come in their order.
-- Nobody waits for ever: the verdict about a run needs no more than that worker 0 ends that run, and of messages worker
-  0 waits for none. Workers train equally often, so who waits after a run has worker 0 in it or past it.
-- The agreement comes to its end: a message arrives during one of the next runs, whichever that is.
+- No worker passes run s unaware: each worker had answered after a run m <= s, so after run s it waits for the verdict
+  about s, and messages between two workers arrive in order.
+- No worker waits for ever: the verdict about a run needs only that worker 0 ends that run, and worker 0 waits for no
+  message. Workers train equally often, so when a worker waits after a run, worker 0 is in that run or past it.
+- The agreement terminates: a message arrives during one of the next runs, whichever that is.
 
-Runs are counted by each worker: those that all workers run together are in one order everywhere.
+Each worker counts runs: those that all workers run together are in one order everywhere.
 """
 
 from __future__ import annotations
@@ -26,35 +26,35 @@ from parallax.runtime.worker.barrier import barrier
 
 
 class Preempted(BaseException):
-    """The state of a preempted job is saved: the worker leaves as if its script had ended well.
+    """The state of a preempted job is saved: the worker exits as if its script had succeeded.
 
-    No SystemExit, so that no script takes it for its own.
+    It is no SystemExit, so that no script mistakes it for its own.
     """
 
 
 class Preemption:
-    """What one worker knows of a preemption of its job.
+    """One worker's state of a preemption of its job.
 
     Args:
-        workers: communicator of the workers; every worker must make one of these at the same time.
+        workers: communicator of the workers; every worker must create one of these at the same time.
     """
 
     def __init__(self, workers: Comm) -> None:
-        self._comm = workers.Dup()  # its messages meet no others
+        self._comm = workers.Dup()  # its messages are separate from all others
         self._run = 0
         self._is_told = False
-        self._verdict: tuple[int, bool] | None = None  # the last that has come: about which run, and what
+        self._verdict: tuple[int, bool] | None = None  # the last one received: its run, and its content
         self._answers: dict[int, int] = {}  # rank -> run
-        self._sent: list[MpiRequest] = []  # messages must stay until they are taken
+        self._sent: list[MpiRequest] = []  # messages must stay alive until they are received
 
     def is_told(self) -> bool:
-        """Whether this is worker 0, and it has heard of a preemption."""
+        """Whether this is worker 0, and it was notified of a preemption."""
         if self._comm.Get_rank() == 0 and not self._is_told:
             self._is_told = is_preempted()
         return self._is_told
 
     def is_now(self) -> bool:
-        """Whether all workers save after the run that has just ended; synchronous workers ask after each that trains.
+        """Whether all workers save after the run that just ended; synchronous workers call it after each training run.
 
         Returns:
             The same on all workers.
@@ -65,7 +65,7 @@ class Preemption:
         return self.is_told() and self._lead()
 
     def _lead(self) -> bool:
-        """Worker 0's verdict about the run that has just ended, which all are sent."""
+        """Worker 0's verdict about the run that has just ended, which it sends to all."""
         others = range(1, self._comm.Get_size())
         for rank in others:
             if rank not in self._answers and self._comm.iprobe(source=rank):
@@ -91,16 +91,16 @@ class Preemption:
         self._sent += [self._comm.isend(step, rank) for rank in range(1, self._comm.Get_size())]
 
     def read_call(self) -> int | None:
-        """On the others: the step of worker 0, when it has called."""
+        """On the other workers: the step of worker 0, if it has called."""
         if self._comm.Get_rank() and self._comm.iprobe(source=0):
             return int(self._comm.recv(source=0))
         return None
 
     def leave(self, step: int) -> NoReturn:
-        """Tells the launcher that the state of a step is saved, and leaves the script; every worker must call it.
+        """Reports to the launcher that the state of a step is saved, and leaves the script; every worker must call it.
 
         Raises:
-            Preempted: always; it passes through the script, whose `finally` clauses are carried out.
+            Preempted: always; it passes through the script, whose `finally` clauses run.
         """
         barrier(self._comm)
         if self._comm.Get_rank() == 0:

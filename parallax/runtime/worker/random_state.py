@@ -1,8 +1,8 @@
-"""The random numbers of Python and NumPy: alike in all processes until the graph is built, each worker's own after it.
+"""Random state of Python and NumPy: equal in all processes until the graph is built, different on each worker after it.
 
-Layers draw their seeds, and scripts their constants and shuffles, from these while the graph is built. Batches that a
-loop draws must differ between workers. A generator that the script has seeded, or whose state it has set, is the
-script's and is left alone.
+Layers draw their seeds, and scripts their constants and shuffles, from these generators while the graph is built.
+Batches that a loop draws must differ between workers. A generator that the script has seeded, or whose state it has
+set, is left alone.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ from types import ModuleType
 
 from parallax.base.types import Argument
 
-_LARGEST = 2**32  # NumPy's seeds are below
+_LARGEST = 2**32  # exclusive upper bound of NumPy's seeds
 
 
 def drawn_seed() -> int:
-    """A seed for a job: from 1 to 2**31 - 2."""
+    """Draws a seed for a job: from 1 to 2**31 - 2."""
     return 1 + secrets.randbelow(2**31 - 2)
 
 
 class AlikeUntilBuilt:
-    """Gives both generators a state that all processes of a job have, and after the graph is built one of their own.
+    """Sets both generators to a state common to all processes of a job, and to another one after the graph is built.
 
     Args:
         seed: the same in all processes.
@@ -41,7 +41,7 @@ class AlikeUntilBuilt:
             generator.give(seed % _LARGEST)
 
     def part(self, rank: int) -> None:
-        """From now on each worker draws its own numbers, where the script has not seeded; a second call does nothing.
+        """Makes each worker draw its own numbers from now on, unless the script has seeded; later calls have no effect.
 
         Args:
             rank: of this worker.
@@ -52,7 +52,7 @@ class AlikeUntilBuilt:
 
 
 class _SeededGenerator:
-    """One generator of a module: knows whether somebody else has seeded it."""
+    """One generator of a module; detects whether other code has seeded it."""
 
     def __init__(self, module: ModuleType, *names: str) -> None:
         self._module = module

@@ -1,8 +1,8 @@
-"""Who is in a running job: the ranks of its workers and servers, how they reach each other, and the start of both nets.
+"""Assigns ranks to a job's workers and servers, exchanges their addresses, and starts MPI and the servers.
 
-All ranks of the job call `enter` first, before the user's script: the parcel goes from rank 0 to all, the workers get a
-communicator of their own, and, when there are servers, every rank picks the port of its TensorFlow server and all hear
-of it. Until a server is started its port is held by a bound socket, so nobody else gets it.
+All ranks of the job call `enter` first, before the user's script: rank 0 broadcasts the job message, the workers get
+their own communicator, and, if there are servers, every rank picks the port of its TensorFlow server and announces it
+to all. Until a server is started its port is reserved by a bound socket, so no other process gets it.
 """
 
 from __future__ import annotations
@@ -32,28 +32,27 @@ _PIECE_BYTES = 1 << 28
 
 
 class ProcessGroup:
-    """The job as one rank sees it; made by `enter`.
+    """The job from the view of one rank; made by `enter`.
 
     Attributes:
-        parcel: what the launcher sent.
+        parcel: the launcher's job message.
         world: communicator of workers and servers.
-        workers: communicator of the workers only; everything between workers goes over it. None on a server.
+        workers: communicator of the workers only, for all communication between workers. None on a server.
         rank: number of this worker among the workers, or of this server among the servers.
         size: how many workers.
         is_server: whether this rank is a server.
         worker_addresses: `address:port` of each worker's TensorFlow server; empty without servers.
         server_addresses: `address:port` of each server; empty without servers.
-        target: what a session connects to: this rank's own TensorFlow server, or empty without servers or before
-            `start`.
-        host_workers: communicator of the workers of this host, where a host has several workers and there are several
+        target: the target of sessions: this rank's own TensorFlow server, or empty without servers or before `start`.
+        host_workers: communicator of the workers of this host, if a host has several workers and there are several
             hosts; else None. Set by `start`.
-        when_built: what a worker does, with its rank, once the session is there.
-        at_end: what a worker does when its script has ended well, with the others, who all come there.
-        at_close: what it does after that, when no session will run any more.
-        folders: where a worker writes what all workers would write to one folder.
-        replica: of a model in stages, which replica this worker is of; without stages its rank.
+        when_built: called on a worker, with its rank, once the session exists.
+        at_end: called on a worker when its script has succeeded, together with the others.
+        at_close: called after that, when no session will run any more.
+        folders: per-worker folders for files that all workers would write to one folder.
+        replica: of a model in stages, the replica of this worker; without stages its rank.
         replicas: how many there are.
-        stage: which stage of the model it computes.
+        stage: the stage of the model that it computes.
         team: communicator of the workers of this stage, one of each replica, ranked by replica; without stages of all.
         peers: communicator of the workers of this replica, ranked by stage; None without stages.
     """
@@ -82,10 +81,10 @@ class ProcessGroup:
         self._server: Any = None  # lives as long as the process
 
     def form_teams(self, stages: int) -> None:
-        """Takes consecutive workers for replicas of a model in stages; every worker must call it, before `start`.
+        """Groups consecutive workers into replicas of a model in stages; every worker must call it, before `start`.
 
         Args:
-            stages: how many the model has.
+            stages: the number of stages; 1 forms a team of all workers.
         """
         self.replica, self.replicas, self.stage = self.rank, self.size, 0
         self.team, self.peers = self.workers, None
@@ -98,7 +97,7 @@ class ProcessGroup:
     def start(self, config: ConfigProto | None = None) -> None:
         """Starts this rank's TensorFlow server, if the job has servers, and Horovod on a worker.
 
-        Every worker must call it; it waits for the others. A second call changes nothing.
+        Every worker must call it; it waits for the others. A second call has no effect.
 
         Args:
             config: a ConfigProto for the TensorFlow server.
@@ -118,7 +117,7 @@ class ProcessGroup:
         import tensorflow as tf
 
         held = self._held
-        assert held is not None  # until the server is there
+        assert held is not None  # reserved until the server exists
         cluster = tf.train.ClusterSpec(
             {SERVER_TASK: list(self.server_addresses), WORKER_TASK: list(self.worker_addresses)}
         )
@@ -149,7 +148,7 @@ class ProcessGroup:
 
 
 def enter() -> ProcessGroup:
-    """Joins the job; every rank calls it once, first of all that goes between ranks.
+    """Joins the job; every rank calls it once, before any other communication between ranks.
 
     Raises:
         LaunchError: on rank 0 when the launcher sent nothing; where no port is free.
@@ -177,7 +176,7 @@ def enter() -> ProcessGroup:
 
 
 def bytes_of_rank_0(data: Buffer | None, workers: Comm) -> Buffer:
-    """Rank 0's bytes on all workers, None elsewhere; MPI counts to 2**31 only, so they go in pieces."""
+    """Broadcasts rank 0's bytes (None elsewhere) to all workers; in pieces, because MPI counts to 2**31 only."""
     size = workers.bcast(None if data is None else memoryview(data).nbytes, 0)
     found = bytearray(size) if data is None else data
     view = memoryview(found)
@@ -187,7 +186,7 @@ def bytes_of_rank_0(data: Buffer | None, workers: Comm) -> Buffer:
 
 
 def _receive() -> JobMessage:
-    """The parcel from standard input, which is empty afterwards."""
+    """Reads the job message from standard input, which is empty afterwards."""
     parcel = read_parcel(sys.stdin.buffer)
     nothing = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, 0)
@@ -196,10 +195,10 @@ def _receive() -> JobMessage:
 
 
 def hold_port(address: str, ports: tuple[int, int] | None) -> socket.socket:
-    """A socket bound to a port of `address` that nobody else has, which a TensorFlow server can then take over.
+    """Returns a socket bound to a free port of `address`, which a TensorFlow server can then take over.
 
     Raises:
-        LaunchError: no port of the range is free, or the address is none of this host's.
+        LaunchError: no port of the range is free, or the address is not this host's.
     """
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     reason = ""
@@ -232,7 +231,7 @@ _of_this_process: ContextVar[ProcessGroup | None] = ContextVar("members", defaul
 
 @contextmanager
 def membership() -> Iterator[ProcessGroup]:
-    """Joins the job; inside, `current_process_group` gives what was joined."""
+    """Context of a job, which is joined here and returned by `current_process_group`."""
     members = enter()
     token = _of_this_process.set(members)
     try:
@@ -242,7 +241,7 @@ def membership() -> Iterator[ProcessGroup]:
 
 
 def current_process_group() -> ProcessGroup:
-    """The job that this process is in.
+    """The job of this process.
 
     Raises:
         SessionError: outside a job.

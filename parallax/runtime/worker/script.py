@@ -1,4 +1,4 @@
-"""The user's script: run as Python itself would run it, its errors shown without the frames around it."""
+"""Runs the user's script as Python itself would, and shows its errors without the surrounding frames."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from parallax.runtime.worker.random_state import AlikeUntilBuilt
 from parallax.settings.environment import framework_level, settings
 
 MODULE = "-m"
-"""Before the name of a module that stands in place of a script."""
+"""Precedes the name of a module that replaces a script."""
 
 _PACKAGE = str(Path(__file__).resolve().parents[2])
 
@@ -27,7 +27,7 @@ def run_script(words: Sequence[str]) -> None:
     """Runs a file, or `-m` and a module, with its arguments; `sys.argv` and `sys.path` are as the script expects them.
 
     Args:
-        words: what would stand after `python`.
+        words: the arguments after `python`.
 
     Raises:
         ConfigError: there is no such module, or it is a package that cannot be run.
@@ -44,7 +44,7 @@ def run_script(words: Sequence[str]) -> None:
 
 
 def mentions_keras(words: Sequence[str]) -> bool:
-    """Whether the file of a script has Keras's name in it; nothing is imported or run.
+    """Whether a script's file contains Keras's name; nothing is imported or run.
 
     Args:
         words: as for `run_script`.
@@ -60,10 +60,10 @@ def mentions_keras(words: Sequence[str]) -> bool:
 
 
 def _check_module(name: str) -> None:
-    """Refuses a module that Python does not find; what a module raises itself comes through."""
+    """Refuses a module that Python does not find; errors of the module itself are passed on."""
     wanted = name
     try:
-        spec = importlib.util.find_spec(wanted)  # imports the packages around it
+        spec = importlib.util.find_spec(wanted)  # imports its parent packages
         if spec is not None and spec.submodule_search_locations is not None:
             wanted = f"{name}.__main__"
             spec = importlib.util.find_spec(wanted)
@@ -79,7 +79,7 @@ def _check_module(name: str) -> None:
 
 
 def error_text(error: BaseException) -> str:
-    """What is shown of a script's failure: an error of Parallax with its place, any other as Python shows it."""
+    """The message about a script's failure: an error of Parallax with its place, any other as Python shows it."""
     if not isinstance(error, ParallaxError):
         return traceback_text(error).rstrip()
     place = _place_of(error)
@@ -87,7 +87,7 @@ def error_text(error: BaseException) -> str:
 
 
 def show_errors_briefly() -> None:
-    """Has Python show an uncaught error of Parallax as `error_text` does; nothing changes where others have a say."""
+    """Makes Python show an uncaught error of Parallax as `error_text` does, unless an exception hook is already set."""
     if sys.excepthook is not sys.__excepthook__:
         return
 
@@ -101,7 +101,7 @@ def show_errors_briefly() -> None:
 
 
 def what_text(error: BaseException) -> str:
-    """An error's kind and words without where it happened, by which ranks that failed alike are known."""
+    """An error's kind and text without its place, which identify ranks that failed alike."""
     if isinstance(error, SystemExit):
         return f"exit: {error.code}"
     if isinstance(error, OtherGraphError):  # of graphs that all differ from the launcher's, one is enough
@@ -114,9 +114,9 @@ def what_text(error: BaseException) -> str:
 
 
 def traceback_text(error: BaseException) -> str:
-    """The traceback from the script's first line on; of an error of the graph, to its last one.
+    """The traceback from the script's first line on; for an error of the graph, up to its last line.
 
-    TensorFlow raises an error of the graph twice, the second time with more words, below a dozen frames of its own.
+    TensorFlow raises an error of the graph twice, the second time with a longer text, below a dozen frames of its own.
     """
     chain = traceback.TracebackException.from_exception(error)
     frames = list(chain.stack)
@@ -139,7 +139,7 @@ def _place_of(error: BaseException) -> str:
 
 
 def _is_of_graph(error: BaseException) -> bool:
-    """Whether an op of a graph has failed; told by name, as this process may be without TensorFlow."""
+    """Whether an op of a graph has failed; checked by name, because this process may be without TensorFlow."""
     return any(c.__name__ == "OpError" and c.__module__.startswith("tensorflow.") for c in type(error).__mro__)
 
 
@@ -165,7 +165,7 @@ def main() -> None:
         AlikeUntilBuilt(seed)
     try:
         run_script(sys.argv[1:])
-    except Exception as error:  # a script may raise anything: it is shown as Python shows it, status 1
+    except Exception as error:  # a script may raise anything: it is shown as Python shows it, with status 1
         sys.stderr.write(f"{error_text(error)}\n")
         sys.exit(1)
 

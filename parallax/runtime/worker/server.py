@@ -1,7 +1,7 @@
-"""What every server rank runs: a TensorFlow server that holds variables until the workers have finished.
+"""Program of every server rank: a TensorFlow server that stores variables until the workers have finished.
 
-A server waits in the barrier that ends the job, and never counts as stalled; it beats as a worker does. A plan without
-variables on servers starts none; MPI's ports are then the only ones.
+A server waits in the barrier that ends the job, and never counts as stalled; it sends heartbeats as a worker does. A
+plan without variables on servers starts none; MPI's ports are then the only ones.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from parallax.transform.building.all_to_all import native_ops
 
 
 def main() -> None:
-    """Serves until all workers have ended well; a job that fails is ended by its launcher."""
+    """Serves until all workers have succeeded; a job that fails is ended by its launcher."""
     check_fenced(forget_preloaded())
     with watching(serves=True), membership() as members:
-        native_ops()  # a partition's initial value may need one of them, and its update the others
+        native_ops()  # a partition's initial value may need one of the ops, and its update others
         row_update_ops()
         frozen_ops()
         members.start()

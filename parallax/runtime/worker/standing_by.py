@@ -1,8 +1,8 @@
-"""What a process of a spare job does until the job before it has failed: it imports at low priority, and waits.
+"""Prepares a process of a spare job while the current job runs: imports at low priority, then waits.
 
-It has called MPI_Init, so the spare's processes are connected; what is missing is the parcel. Nothing is forked, which
-threads of TensorFlow would not survive. That the parcel comes is seen by rank 0, and by the others because rank 0 then
-enters a barrier; who still imports does so at the usual priority from then on.
+It has called MPI_Init, so the spare's processes are connected; only the job message is missing. Nothing is forked,
+because TensorFlow's threads would not survive that. Rank 0 sees that the message arrives, and then enters a barrier, by
+which the others see it; a rank that is still importing then continues at normal priority.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ from pathlib import Path
 from parallax.base.types import Comm
 from parallax.runtime.supervisor.control import READY, send
 
-# Beside a busy process it gets a tenth of a core, and has imported all in a minute or two; at 19 it would take ten.
+# Alongside a busy process it gets a tenth of a core, and imports everything in a minute or two; at 19 it would take
+# ten.
 _LOW, _USUAL = 10, 0
 _PATIENCE_S, _PAUSE_S = 60.0, 0.05
 _POLL_S = 0.02
@@ -27,10 +28,10 @@ _INPUT = 0
 
 
 def stand_by(modules: Sequence[str], world: Comm) -> None:
-    """Imports modules beside the job that trains, tells the launcher, and waits for the parcel; all ranks must call it.
+    """Imports modules while another job trains, notifies the launcher, and waits for the message; a collective call.
 
-    A thread imports, so that the others' word is heard meanwhile. NumPy comes before, for its threads stay and compute
-    later.
+    A thread imports, so that messages of other ranks are received meanwhile. NumPy is imported before, because its
+    threads stay and compute later.
     """
     import_module("numpy")
     imports = _Imports(modules)
@@ -52,7 +53,7 @@ class _Imports:
         self._thread.start()
 
     def go_on_until(self, has_come: Callable[[], bool]) -> None:
-        """Waits for the parcel; tells meanwhile when all is imported."""
+        """Waits for the message; reports meanwhile when all modules are imported."""
         while not has_come():
             if not self._is_told and not self._thread.is_alive():
                 self.finish()
@@ -61,7 +62,7 @@ class _Imports:
             time.sleep(_POLL_S)
 
     def finish(self) -> None:
-        """Imports what is left with the usual priority; raises what an import has raised."""
+        """Imports the remaining modules at normal priority; raises the exception of an import."""
         _set_group_priority(_USUAL)
         if self._thread.is_alive() and self._thread.native_id is not None:
             _set_thread_priority(self._thread.native_id, _USUAL)
@@ -79,13 +80,13 @@ class _Imports:
 
 
 def own_bytes() -> int:
-    """The memory that this process takes: its share of what it has in common with others counts by their number."""
+    """The memory of this process: memory shared with other processes counts in proportion to their number."""
     found = re.search(r"^Pss:\s+(\d+) kB", Path("/proc/self/smaps_rollup").read_text(encoding="ascii"), re.MULTILINE)
     return 1024 * int(found.group(1)) if found else 0
 
 
 def _input_comes() -> bool:
-    """Whether rank 0 has something to read, or its input has ended."""
+    """Whether rank 0 has data to read, or its input has ended."""
     poll = select.poll()
     poll.register(_INPUT, select.POLLIN)
     return bool(poll.poll(0))
@@ -95,14 +96,14 @@ def _set_thread_priority(thread: int, nice: int) -> None:
     """Sets the priority of one thread; without privileges it cannot be raised again."""
     try:
         os.setpriority(os.PRIO_PROCESS, thread, nice)
-    except (PermissionError, ProcessLookupError):  # or it has ended
+    except (PermissionError, ProcessLookupError):  # or the thread has ended
         return
 
 
 def _set_group_priority(nice: int) -> None:
-    """Sets the priority of this process's session (sched(7), autogroup), where the kernel has such groups.
+    """Sets the priority of this process's session (sched(7), autogroup), if the kernel has such groups.
 
-    Threads' own priorities count within the group alone there. The supervisor has given this process its session.
+    Threads' own priorities count only within the group there. The supervisor has given this process its session.
     """
     group = Path("/proc/self/autogroup")
     deadline_s = time.monotonic() + _PATIENCE_S
@@ -110,7 +111,7 @@ def _set_group_priority(nice: int) -> None:
         try:
             group.write_text(str(nice), encoding="ascii")
             return
-        except BlockingIOError:  # the kernel takes ten such changes a second, of all users
+        except BlockingIOError:  # the kernel allows ten such changes a second, of all users
             time.sleep(_PAUSE_S)
-        except PermissionError:  # in some containers; the priority of the thread must do
+        except PermissionError:  # in some containers; the priority of the thread must suffice
             return

@@ -1,7 +1,8 @@
-"""Imports TensorFlow and Horovod without Keras, for workers that have their graph from another process.
+"""Imports TensorFlow and Horovod without Keras, for workers that receive their graph from another process.
 
-TensorFlow loads Keras at the end of its own import, and goes on where that fails; Horovod derives a layer from one of
-Keras. With all that Keras looks for (scikit-learn, Matplotlib) it takes a third to a half of TensorFlow's import.
+TensorFlow loads Keras at the end of its own import, and continues if that fails; Horovod derives a layer from one of
+Keras. With everything that Keras looks for (scikit-learn, Matplotlib), Keras takes a third to a half of TensorFlow's
+import.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ _OF_HOROVOD = "horovod.tensorflow.sync_batch_norm"
 
 @contextmanager
 def keras_left_out() -> Iterator[None]:
-    """Within it Keras cannot be imported; afterwards it can."""
+    """Context in which Keras cannot be imported; afterwards it can."""
     finder = _FinderOfKeras()
     sys.meta_path.insert(0, finder)
     try:
@@ -30,12 +31,12 @@ def keras_left_out() -> Iterator[None]:
 
 
 class _FinderOfKeras(MetaPathFinder):
-    """Finds Keras, whose place TensorFlow asks for, and loads nothing of it."""
+    """A finder that locates Keras, whose location TensorFlow requests, but loads nothing of it."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """The spec of what is left out; None for all other modules."""
+        """The spec of an excluded module; None for all other modules."""
         if fullname not in (*_KERAS, _OF_HOROVOD):
             return None
         spec = PathFinder.find_spec(fullname, path)
@@ -45,16 +46,16 @@ class _FinderOfKeras(MetaPathFinder):
 
 
 class _LoaderOfNothing(Loader):
-    """Loads Horovod's module of a layer without that layer, and refuses to load Keras."""
+    """A loader that loads Horovod's module of a layer without that layer, and refuses to load Keras."""
 
     def create_module(self, spec: ModuleSpec) -> None:
-        """Python's own."""
+        """Uses Python's default."""
 
     def exec_module(self, module: ModuleType) -> None:
-        """Loads what is left of a module.
+        """Loads the remaining part of a module.
 
         Raises:
-            ImportError: nothing is.
+            ImportError: there is none.
         """
         if module.__name__ != _OF_HOROVOD:
             raise ImportError(f"{module.__name__} is left out of this import.", name=module.__name__)

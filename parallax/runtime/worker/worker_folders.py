@@ -1,12 +1,12 @@
-"""Gives each worker a folder of its own for the files of hooks and summaries that all workers would write alike.
+"""Redirects files of hooks and summaries to a folder per worker, where all workers would write the same files.
 
 Every worker runs the script, so hooks and summary writers name the same folder on all. Two workers of a host then write
-one events file, and one timeline or checkpoint over the other's. Worker 0 writes where the script says, and worker R in
-the folder `worker-R` in it:
+one events file, and overwrite each other's timelines or checkpoints. Worker 0 writes where the script says, and worker
+R in the subfolder `worker-R`:
 
-- Folders of hooks are compared when the session is opened: a folder that a script names by its worker stays.
+- Folders of hooks are compared when the session is opened: a folder that the script names per worker stays unchanged.
 - A summary writer that is made before `parallel_run` cannot know its worker.
-- One that is made later keeps a folder whose last name has the worker's number in it.
+- One that is made later keeps a folder whose last name contains the worker's number.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from parallax.base.types import Comm, Hook
 
 _FOLDERS = ("_output_dir", "_checkpoint_dir")
 _FILES = ("_save_path", "_output_file")
-"""Where TensorFlow's hooks have the folders and files that they write to."""
+"""Attributes in which TensorFlow's hooks store the folders and files that they write to."""
 _EAGER_WRITER = "create_summary_file_writer"
 _IN_MEMORY = "ram://parallax-discarded"
-"""A folder of TensorFlow's file system within the process, of which nothing is left however the process ends."""
+"""A folder of TensorFlow's in-process file system, of which nothing is left however the process ends."""
 
 
 class WorkerFolders:
@@ -41,7 +41,7 @@ class WorkerFolders:
         self._discards = False
 
     def install(self) -> None:
-        """From now on summary writers of this process write into the worker's own folders. Imports TensorFlow."""
+        """Redirects summary writers of this process to the worker's own folders from now on. Imports TensorFlow."""
         from tensorflow.python.ops import gen_summary_ops
         from tensorflow.python.summary.writer.event_file_writer import EventFileWriter
 
@@ -62,7 +62,7 @@ class WorkerFolders:
         setattr(gen_summary_ops, _EAGER_WRITER, self._eager(getattr(gen_summary_ops, _EAGER_WRITER)))
 
     def folder(self, named: str) -> str:
-        """Where this worker writes summaries for which the script names a folder."""
+        """The folder into which this worker writes summaries for which the script names a folder."""
         if self._discards:
             return _IN_MEMORY
         if not self._rank or self._stays or (self._knows_rank and self._has_rank(named)):
@@ -70,11 +70,11 @@ class WorkerFolders:
         return f"{named.rstrip('/')}/{self._name}"
 
     def knows_rank(self, _: int) -> None:
-        """The script has come to know its rank."""
+        """Records that the script has learnt its rank."""
         self._knows_rank, self._stays = True, False
 
     def lead_hooks(self, hooks: Sequence[Hook], workers: Comm) -> None:
-        """Leads hooks to the worker's own folders, before they begin; every worker must call it.
+        """Redirects hooks to the worker's own folders, before they begin; every worker must call it.
 
         Writers that are made from here on, until the script knows its rank, are those of hooks and of Parallax.
 
@@ -92,7 +92,7 @@ class WorkerFolders:
 
     @contextmanager
     def chiefs_begin(self) -> Iterator[None]:
-        """Inside, hooks of worker 0 alone begin: what writers of other workers write as they open is discarded."""
+        """Context in which hooks of worker 0 alone begin: other workers' writers discard what they write on opening."""
         self._discards = self._rank > 0
         try:
             yield
@@ -115,7 +115,7 @@ class WorkerFolders:
         return re.search(rf"(?<!\d){self._rank}(?!\d)", named.rstrip("/").rpartition("/")[2]) is not None
 
     def _eager(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        """Of TensorFlow's op that opens a writer; in a graph its folder is the launcher's."""
+        """Wraps TensorFlow's op that opens a writer; in a graph its folder is the launcher's."""
 
         @wraps(original)
         def open_writer(*args: Any, **kwargs: Any) -> Any:
@@ -130,6 +130,6 @@ class WorkerFolders:
 
 
 def _text(hook: Hook, name: str) -> str:
-    """A path that a hook has; empty where it has none."""
+    """A path attribute of a hook; empty if it has none."""
     value = getattr(hook, name, None)
     return str(value) if isinstance(value, (str, Path)) else ""

@@ -1,1 +1,1 @@
-"""`parallax checkpoint`: what is done with a checkpoint folder without a job."""
+"""`parallax checkpoint`: operations on a checkpoint folder that need no job."""

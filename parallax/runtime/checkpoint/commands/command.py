@@ -1,6 +1,6 @@
-"""`parallax checkpoint`: which checkpoints a folder has, whether each is whole, and one for other programs.
+"""`parallax checkpoint`: lists a folder's checkpoints, verifies each, and exports one for other programs.
 
-`parallax checkpoint compact` makes a whole checkpoint of the latest state of a folder, without a job.
+`parallax checkpoint compact` writes a full checkpoint of a folder's latest state, without a job.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from parallax.runtime.checkpoint.files.writer import Writer
 
 
 def list_checkpoints(folder: str) -> Iterator[str]:
-    """A line for each checkpoint of a folder: when it was written, its size and tensors, and which is the latest.
+    """Yields a line for each checkpoint of a folder: its time, size and tensors, and which is the latest.
 
     Raises:
         CheckpointError: when the folder has none, or cannot be read.
@@ -50,7 +50,7 @@ def list_checkpoints(folder: str) -> Iterator[str]:
 
 
 def compact_lines(folder: str) -> Iterator[str]:
-    """Makes the latest state of a folder a whole checkpoint; says what was skipped, and where it is.
+    """Writes the latest state of a folder as a full checkpoint; reports skipped checkpoints, and the new one's path.
 
     Raises:
         CheckpointError: as `compact`.
@@ -61,7 +61,7 @@ def compact_lines(folder: str) -> Iterator[str]:
 
 
 def _follows(folder: str) -> dict[str, str]:
-    """What each increment of a folder follows, in words, of those that follow something."""
+    """For each increment of a folder that follows a checkpoint, the description of that checkpoint."""
     found = {}
     for prefix, chain, _ in chains(list_prefixes(folder)) if tf.io.gfile.isdir(folder) else ():
         before = prefix
@@ -72,7 +72,7 @@ def _follows(folder: str) -> dict[str, str]:
 
 
 def verify_checkpoints(folder: str) -> Iterator[tuple[str, bool]]:
-    """A line for each checkpoint of a folder, and whether it is whole; every byte is read and compared.
+    """Yields a line for each checkpoint of a folder, and whether it is intact; every byte is read and compared.
 
     Raises:
         CheckpointError: when the folder has none, or cannot be read.
@@ -94,7 +94,7 @@ def verify_checkpoints(folder: str) -> Iterator[tuple[str, bool]]:
 def export_lines(
     graph: Graph, checkpoint: str, folder: str, inputs: Sequence[str], outputs: Sequence[str]
 ) -> Iterator[str]:
-    """Writes a SavedModel; a line for each input and output of its signature, and where it is.
+    """Writes a SavedModel; yields a line for each input and output of its signature, and its path.
 
     Raises:
         CheckpointError: as `export_model`.
@@ -107,7 +107,7 @@ def export_lines(
 
 
 def plain_lines(checkpoint: str, folder: str) -> Iterator[str]:
-    """Writes a plain checkpoint, and says where it is.
+    """Writes a plain checkpoint, and reports its path.
 
     Raises:
         CheckpointError: as `export_plain`.
@@ -116,7 +116,7 @@ def plain_lines(checkpoint: str, folder: str) -> Iterator[str]:
 
 
 def _open_each(folder: str) -> Iterator[tuple[str, Bundle | DamagedCheckpoint]]:
-    """The prefixes of a folder's checkpoints, and each opened, or why it cannot be."""
+    """Yields the prefixes of a folder's checkpoints, each with the open checkpoint, or why it cannot be opened."""
     path = absolute(folder)
     with file_errors(f"Cannot read the folder {shown(folder)}", "Name another."):
         found = [*list_prefixes(path), *increments_in(path)] if tf.io.gfile.isdir(path) else []
@@ -136,17 +136,17 @@ def _written_s(prefix: str) -> float:
 
 
 def compact(folder: str, chunk_bytes: int = CHUNK_BYTES) -> tuple[str, list[str]]:
-    """Writes a whole checkpoint of a whole one and the increments that follow it; what is there stays.
+    """Merges a full checkpoint and the increments that follow it into a new full one; existing files stay.
 
     Args:
         folder: with the checkpoints of a job that has ended.
-        chunk_bytes: of values that are held at once, at most.
+        chunk_bytes: maximum of values in memory at once.
 
     Returns:
-        Its prefix, or that of the latest where no increment follows; and what was skipped, a sentence each.
+        Its prefix, or that of the latest where no increment follows; and the skipped checkpoints, a sentence each.
 
     Raises:
-        CheckpointError: when no checkpoint of the folder is whole, or files cannot be written.
+        CheckpointError: when no checkpoint of the folder is intact, or files cannot be written.
     """
     states = States(absolute(folder))
     with file_errors(f"Cannot read or write the checkpoints of {shown(folder)}", "Free space there."):
@@ -162,7 +162,7 @@ def compact(folder: str, chunk_bytes: int = CHUNK_BYTES) -> tuple[str, list[str]
 
 
 def _write(chain: Chain, folder: str, chunk_bytes: int) -> str:
-    """Writes all tensors of the state that a chain ends with, and a header of its own."""
+    """Writes all tensors of the last state of a chain, with a new header."""
     step = chain.increments[-1][1].step
     claim = claim_of(folder, "`parallax checkpoint compact`")
     writer = Writer(folder, step, chunk_bytes, claim=claim)

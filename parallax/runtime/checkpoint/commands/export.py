@@ -1,8 +1,8 @@
 """`parallax checkpoint export`: a SavedModel of the forward part of a graph, or a plain checkpoint.
 
-Values go from the checkpoint to the exported files a chunk at a time; no session holds them. The graph itself is in
-memory, constants included, and in the one file that TensorFlow has for it. `saved_model.pb`, without which a folder is
-no SavedModel, is written last.
+Values are copied from the checkpoint to the exported files a chunk at a time; no session holds them. The graph itself,
+including its constants, is in memory and in the single file that TensorFlow uses for it. `saved_model.pb`, without
+which a folder is no SavedModel, is written last.
 """
 
 from __future__ import annotations
@@ -46,22 +46,22 @@ def export_model(
     outputs: Sequence[str],
     chunk_bytes: int = CHUNK_BYTES,
 ) -> ForwardGraph:
-    """Writes a SavedModel of what some outputs need; it has the signature `serving_default`.
+    """Writes a SavedModel of the ops that some outputs need, with the signature `serving_default`.
 
     Args:
         graph: the user's.
         checkpoint: a folder with checkpoints, for its latest, or the prefix of one.
-        folder: where the SavedModel goes; empty, or not there yet.
-        inputs: as `forward_graph` takes them.
+        folder: of the SavedModel; empty, or not existing.
+        inputs: as in `forward_graph`.
         outputs: likewise.
-        chunk_bytes: of values that are held at once, at most.
+        chunk_bytes: maximum of values in memory at once.
 
     Returns:
-        What was exported.
+        The exported graph.
 
     Raises:
-        CheckpointError: when the outputs cannot be exported, the checkpoint is not of this graph or damaged, or files
-            cannot be read or written.
+        CheckpointError: when the outputs cannot be exported, the checkpoint does not belong to this graph or is
+            damaged, or files cannot be read or written.
     """
     forward = forward_graph(graph, inputs, outputs)
     variables = _global_variables(graph, forward)
@@ -84,12 +84,12 @@ def export_model(
 
 
 def export_plain(checkpoint: str, folder: str, chunk_bytes: int = CHUNK_BYTES) -> str:
-    """Writes a checkpoint with what TensorFlow reads of another; gives its prefix.
+    """Writes a checkpoint with the tensors that TensorFlow reads of another; returns its prefix.
 
     Args:
         checkpoint: a folder with checkpoints, for its latest, or the prefix of one.
-        folder: where it goes; empty, or not there yet.
-        chunk_bytes: of values that are held at once, at most.
+        folder: of the new checkpoint; empty, or not existing.
+        chunk_bytes: maximum of values in memory at once.
 
     Raises:
         CheckpointError: when the checkpoint is damaged, or files cannot be read or written.
@@ -112,7 +112,7 @@ def export_plain(checkpoint: str, folder: str, chunk_bytes: int = CHUNK_BYTES) -
 
 
 def open_checkpoint(checkpoint: str) -> Readable:
-    """Opens the latest state of a folder, or the one with a prefix; an increment with what it follows.
+    """Opens the latest state of a folder, or the checkpoint with a prefix; an increment together with its chain.
 
     Raises:
         CheckpointError: when there is none, or an index is damaged.
@@ -133,10 +133,10 @@ def open_checkpoint(checkpoint: str) -> Readable:
 
 
 def _new_folder(folder: str) -> str:
-    """Makes a folder where there is none.
+    """Creates a folder if it does not exist.
 
     Raises:
-        CheckpointError: when there is something in it.
+        CheckpointError: when it is not empty.
     """
     path = absolute(folder)
     with _exporting(folder):
@@ -151,7 +151,7 @@ def _exporting(folder: str) -> AbstractContextManager[None]:
 
 
 def _global_variables(graph: Graph, forward: ForwardGraph) -> list[CheckpointEntry]:
-    """The variables of a forward graph as a checkpoint has them.
+    """Returns the variables of a forward graph as stored in a checkpoint.
 
     Raises:
         CheckpointError: when one is not among the global variables, which checkpoints have.
@@ -167,7 +167,7 @@ def _global_variables(graph: Graph, forward: ForwardGraph) -> list[CheckpointEnt
 
 
 def _saved_model(graph: Graph, forward: ForwardGraph, variables: Sequence[CheckpointEntry]) -> bytes:
-    """The file `saved_model.pb`."""
+    """Returns the content of the file `saved_model.pb`."""
     slices = _slices(graph)
     with tf.Graph().as_default() as exported:
         tf.graph_util.import_graph_def(forward.graph_def, name="")
@@ -188,14 +188,14 @@ def _saved_model(graph: Graph, forward: ForwardGraph, variables: Sequence[Checkp
 
 
 def _slices(graph: Graph) -> dict[str, SaveSliceInfoDef]:
-    """Where the parts of partitioned variables are in the whole, by variable op."""
+    """The slice of each part of a partitioned variable in the full one, by variable op."""
     variables = graph.get_collection(v1.GraphKeys.GLOBAL_VARIABLES)
     infos = {variable_op(one): getattr(one, "_save_slice_info", None) for one in variables}
     return {op: info.to_proto() for op, info in infos.items() if info is not None}
 
 
 def _variable(exported: Graph, stored: CheckpointEntry, info: SaveSliceInfoDef | None) -> Variable:
-    """Makes a variable op of an imported graph one that loaders know; restoring is what gives it a value."""
+    """Wraps a variable op of an imported graph in a variable that loaders know; restoring gives it its value."""
     handle = exported.get_tensor_by_name(f"{stored.op}:0")
     definition = VariableDef(
         variable_name=handle.name,

@@ -1,8 +1,8 @@
-"""The forward part of a user's graph: what some outputs need, from some inputs on, and nothing that trains.
+"""Extracts the forward part of a user's graph: the ops between given inputs and outputs, without any training op.
 
-What writes a variable is refused, as a file that is only read cannot keep what is written; so is what reads a pipeline
-of its own or calls Python, which no file has. Variables by reference become resources, so that every loader of today's
-TensorFlow takes them. Names of the user's graph stay.
+Ops that write a variable are refused, because a read-only file cannot keep what is written. Ops that read their own
+input pipeline or call Python are refused too, because no file contains these. Reference variables become resource
+variables, so that every loader of current TensorFlow accepts them. Names of the user's graph are preserved.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _MOST_NAMED = 10
 
 @dataclass(frozen=True)
 class ForwardGraph:
-    """What is exported.
+    """The exported graph.
 
     Attributes:
         graph_def: its nodes, with placeholders as inputs and resource variables.
@@ -49,7 +49,7 @@ class ForwardGraph:
 
 
 def forward_graph(graph: Graph, inputs: Sequence[str], outputs: Sequence[str]) -> ForwardGraph:
-    """Cuts the forward part out of a graph, which stays as it is.
+    """Extracts the forward part of a graph, which stays unchanged.
 
     Args:
         graph: the user's.
@@ -58,7 +58,8 @@ def forward_graph(graph: Graph, inputs: Sequence[str], outputs: Sequence[str]) -
         outputs: tensors that will be fetched, in the same form.
 
     Raises:
-        CheckpointError: when there is no such tensor, no output, or the outputs need what cannot be exported.
+        CheckpointError: when a tensor does not exist, there is no output, or the outputs need ops that cannot be
+            exported.
     """
     view = GraphView(graph.as_graph_def(add_shapes=True))
     if not outputs:
@@ -79,7 +80,7 @@ def forward_graph(graph: Graph, inputs: Sequence[str], outputs: Sequence[str]) -
 
 
 def output_candidates(view: GraphView) -> list[str]:
-    """Tensors that may be what a model is for: computed from variables, and read by nobody, or joined with labels."""
+    """Likely outputs of a model: tensors computed from variables that no node reads, or that join with labels."""
     seen: dict[str, tuple[bool, frozenset[str]]] = {}
     found = []
     for node in view.topological_order():
@@ -90,7 +91,7 @@ def output_candidates(view: GraphView) -> list[str]:
         elif op == "Placeholder" or op.startswith(_PIPELINES):
             seen[node] = (False, frozenset({node}))
         elif _trains(view, node) or any(one not in seen for one in view.predecessors(node)):
-            continue  # neither is what comes after it
+            continue  # the nodes after it are excluded too
         else:
             seen[node] = (any(v for v, _ in before), frozenset().union(*(fed for _, fed in before)))
             found += _find_joins(view, node, seen)
@@ -100,7 +101,7 @@ def output_candidates(view: GraphView) -> list[str]:
 
 
 def _find_joins(view: GraphView, node: str, seen: dict[str, tuple[bool, frozenset[str]]]) -> list[str]:
-    """The tensors from variables that a node joins with inputs on which they do not depend."""
+    """The tensors from variables that a node combines with inputs on which they do not depend."""
     fed = seen[node][1]
     return [
         tensor
@@ -110,12 +111,12 @@ def _find_joins(view: GraphView, node: str, seen: dict[str, tuple[bool, frozense
 
 
 def _trains(view: GraphView, node: str) -> bool:
-    """Whether a node writes variables, or belongs to autodiff, which TensorFlow has in a scope of its own."""
+    """Whether a node writes variables, or belongs to autodiff, for which TensorFlow has its own name scope."""
     return _writes(view.nodes[node]) or any(word.startswith("gradients") for word in node.split("/"))
 
 
 def _writes(node: NodeDef) -> bool:
-    """Whether a node writes a variable; tables of `tf.lookup` are filled once, as they are exported."""
+    """Whether a node writes a variable; tables of `tf.lookup` are filled once, and are exported."""
     if node.op.startswith(_OF_TABLES):
         return False
     return state_op(node.op, sum(not one.startswith("^") for one in node.input)) is not None
@@ -145,7 +146,7 @@ def _name_tensors(view: GraphView, words: Sequence[str], option: str) -> dict[st
 
 
 def _as_keys(tensors: Iterable[str], taken: Iterable[str] = ()) -> dict[str, str]:
-    """A name for each tensor: its op's last word, or all of it where that is taken."""
+    """Assigns a name to each tensor: the last component of its op's name, or the full name if that is taken."""
     found: dict[str, str] = {}
     for tensor in tensors:
         node, number = split_tensor(tensor)
@@ -155,7 +156,7 @@ def _as_keys(tensors: Iterable[str], taken: Iterable[str] = ()) -> dict[str, str
 
 
 def _open_inputs(view: GraphView, outputs: Iterable[str]) -> list[str]:
-    """The tensors that must be fed for some outputs: of placeholders and of iterators, in the order of the graph."""
+    """The tensors that must be fed for some outputs: from placeholders and iterators, in graph order."""
     found, waiting, seen = set(), [split_tensor(tensor)[0] for tensor in outputs], set()
     while waiting:
         node = waiting.pop()
@@ -177,10 +178,10 @@ def _open_inputs(view: GraphView, outputs: Iterable[str]) -> list[str]:
 
 
 def _initializers(graph: Graph, view: GraphView, needed: set[str]) -> tuple[str, ...]:
-    """The ops that fill the tables of `tf.lookup` among some nodes.
+    """The ops that fill those tables of `tf.lookup` that are among some nodes.
 
     Raises:
-        CheckpointError: when a table is filled from a file, which would have to be beside the exported ones.
+        CheckpointError: when a table is filled from a file, which would have to accompany the exported ones.
     """
     found = []
     for one in graph.get_collection(tf.compat.v1.GraphKeys.TABLE_INITIALIZERS):
@@ -196,10 +197,10 @@ def _initializers(graph: Graph, view: GraphView, needed: set[str]) -> tuple[str,
 
 
 def _check_needed(view: GraphView, needed: set[str], cut: frozenset[str], outputs: dict[str, str]) -> None:
-    """Refuses what cannot be exported.
+    """Refuses ops that cannot be exported.
 
     Raises:
-        CheckpointError: which names the op and the outputs.
+        CheckpointError: names the op and the outputs.
     """
     wanted = ", ".join(outputs.values())
     for node in sorted(needed - cut):
@@ -236,7 +237,7 @@ def _make_refusal(rule: str, what: str) -> CheckpointError:
 
 
 def _functions(view: GraphView, nodes: Iterable[str]) -> list[FunctionDef]:
-    """The functions of the library that some nodes call, and those that these call."""
+    """The functions of the library that some nodes call, directly or indirectly."""
     by_name = {function.signature.name: function for function in view.graph_def.library.function}
     found: dict[str, FunctionDef] = {}
     waiting = [name for node in nodes for name in _find_called(view.nodes[node])]
@@ -257,7 +258,7 @@ def _find_called(node: NodeDef) -> Iterator[str]:
 def _edit_graph(
     view: GraphView, needed: set[str], fed: dict[str, str], fetched: dict[str, str], initializers: tuple[str, ...]
 ) -> ForwardGraph:
-    """The nodes that are needed, with placeholders where tensors are fed."""
+    """Extracts the needed nodes, with placeholders for the fed tensors."""
     placed: dict[str, str] = {}
     nodes: list[NodeDef] = []
     for tensor in fed.values():
@@ -295,7 +296,7 @@ _READ = "/parallax_export_read"
 
 
 def _placeholder(view: GraphView, tensor: str, name: str) -> NodeDef:
-    """What is fed in the place of a tensor."""
+    """The placeholder of a fed tensor."""
     made = tf.compat.v1.NodeDef(name=name, op="Placeholder")
     made.attr["dtype"].type = view.dtype(tensor)
     node, number = split_tensor(tensor)
@@ -304,7 +305,7 @@ def _placeholder(view: GraphView, tensor: str, name: str) -> NodeDef:
 
 
 def _bare(node: NodeDef, needed: set[str]) -> NodeDef:
-    """A node on no device, beside no node that is not exported."""
+    """Strips a node of its device and of control dependencies on nodes that are not exported."""
     made = type(node)()
     made.CopyFrom(node)
     made.device = ""
@@ -318,7 +319,7 @@ def _bare(node: NodeDef, needed: set[str]) -> NodeDef:
 
 
 def _as_resource(variable: NodeDef) -> NodeDef:
-    """Makes a variable by reference a resource, in place, and gives what reads it."""
+    """Converts a reference variable to a resource, in place, and returns the op that reads it."""
     read = type(variable)(name=f"{variable.name}{_READ}", op="ReadVariableOp", input=[variable.name])
     read.attr["dtype"].type = variable.attr["dtype"].type
     variable.op = "VarHandleOp"

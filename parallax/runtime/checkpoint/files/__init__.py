@@ -1,1 +1,1 @@
-"""A checkpoint's files: the folder and whose it is, TensorFlow's format, and chains of increments."""
+"""Checkpoint files: the folder and its ownership, TensorFlow's format, and chains of increments."""

@@ -1,8 +1,8 @@
-"""Reads a TensorFlow checkpoint by rows; no byte of it is taken unchecked.
+"""Reads ranges of rows from a TensorFlow checkpoint and verifies every byte it returns.
 
-RestoreV2 can be asked for a slice, and then reads all of the stored piece that the slice lies in: the whole table,
-where tf.train.Saver wrote it. So the data files are read directly, at the places that the index file names. A piece
-that is wanted whole is compared with its checksum; of one of which rows are wanted, see checksum.py.
+RestoreV2 can read a slice, but it reads the whole stored piece that contains the slice: the entire table, if
+tf.train.Saver wrote it. So the data files are read directly, at the offsets that the index file records. A piece that
+is read whole is compared with its checksum; for ranges of a piece see checksum.py.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from parallax.runtime.checkpoint.files.checksum import BLOCK_BYTES, crc32c, join
 from parallax.runtime.checkpoint.files.sorted_string_table import make_damage_error, table, varint
 from parallax.runtime.checkpoint.files.stored_tensors import chunks
 
-_FULL = -1  # TensorFlow's length of a slice that takes all of a dimension
+_FULL = -1  # TensorFlow's length of a slice that covers a full dimension
 _STRING, _UNREAD = "string", ("variant", "resource")
 
 
 @dataclass(frozen=True, slots=True)
 class StoredSlice:
-    """What is stored in one place: the box from `start` of `shape`, in `size` bytes at `position` of data file `file`.
+    """A stored piece: the box from `start` of `shape`, in `size` bytes at `position` of data file `file`.
 
-    `crc` is the stored, masked CRC-32C of these bytes (of a tensor of strings, see `_strings`).
+    `crc` is the stored, masked CRC-32C of these bytes (for a string tensor, see `_strings`).
     """
 
     start: tuple[int, ...]
@@ -52,7 +52,7 @@ class Tensor:
 
     @property
     def is_whole(self) -> bool:
-        """Whether the pieces are all of it."""
+        """Whether the pieces cover the tensor."""
         return math.prod(self.shape) == sum(math.prod(piece.shape) for piece in self.pieces)
 
 
@@ -62,10 +62,10 @@ class Bundle:
 
     Attributes:
         prefix: the checkpoint's name.
-        tensors: what is in it, by key.
+        tensors: its tensors, by key.
 
     Raises:
-        DamagedCheckpoint: when the index is not as TensorFlow wrote it, or a data file is shorter than it says.
+        DamagedCheckpoint: when the index is corrupted, or a data file is shorter than the index says.
     """
 
     prefix: str
@@ -91,14 +91,14 @@ class Bundle:
                 raise make_damage_error(data_file, f"it is truncated at byte {length} of {end}")
 
     def ranges(self, key: str, first: int, rows: int, row_bytes: int, chunk_bytes: int) -> list[tuple[int, int]]:
-        """Splits rows into ranges (from row 0 of what is asked for, number) that each lie in one piece by rows.
+        """Splits rows into ranges (from row 0 of the requested rows, number) that each lie in one piece by rows.
 
         Args:
             key: the tensor.
-            first: first row in the tensor of what is asked for.
-            rows: number of rows asked for.
+            first: first requested row in the tensor.
+            rows: number of requested rows.
             row_bytes: bytes of one such row.
-            chunk_bytes: the most bytes of a range, if a row has no more.
+            chunk_bytes: the maximum of bytes in a range, unless one row has more.
         """
         ends = {row for p in self.tensors[key].pieces for row in (p.start[0], p.start[0] + p.shape[0])}
         cuts = sorted({0, rows, *(row - first for row in ends if first < row < first + rows)})
@@ -108,10 +108,10 @@ class Bundle:
         return found
 
     def read(self, key: str, start: tuple[int, ...], shape: tuple[int, ...]) -> Array:
-        """The box from `start` of `shape`; strings as an array of bytes objects.
+        """Reads the box from `start` of `shape`; strings as an array of bytes objects.
 
         Raises:
-            DamagedCheckpoint: when bytes of it are not those that were written, or a part of it is missing.
+            DamagedCheckpoint: when bytes of it fail their checksum, or a part of it is missing.
         """
         tensor = self.tensors[key]
         found = np.empty(shape, object if tensor.dtype == _STRING else tf.as_dtype(tensor.dtype).as_numpy_dtype)
@@ -133,10 +133,10 @@ class Bundle:
         return found
 
     def verify(self) -> list[str]:
-        """Reads and checks all of the checkpoint, in bounded memory; gives the keys that cannot be checked.
+        """Reads and checks the full checkpoint, in bounded memory; returns the keys that cannot be checked.
 
         Raises:
-            DamagedCheckpoint: at the first piece that is not as it was written.
+            DamagedCheckpoint: at the first piece that is corrupted.
         """
         for tensor in self.tensors.values():
             for piece in tensor.pieces:
@@ -167,7 +167,7 @@ class Bundle:
         return np.frombuffer(content, tf.as_dtype(tensor.dtype).as_numpy_dtype).reshape(piece.shape)
 
     def _range(self, piece: StoredSlice, first: int, count: int) -> memoryview:
-        """Bytes of a piece, read in whole blocks."""
+        """Bytes of a piece, read in full blocks."""
         crcs = self._block_crcs(piece)
         block, end = first // BLOCK_BYTES, min(piece.size, -(-(first + count) // BLOCK_BYTES) * BLOCK_BYTES)
         start = block * BLOCK_BYTES
@@ -178,7 +178,7 @@ class Bundle:
         return memoryview(content)[first - start : first - start + count]
 
     def _block_crcs(self, piece: StoredSlice) -> list[int]:
-        """The checksums of a piece's blocks, which together give its own; the piece is read through once."""
+        """The checksums of a piece's blocks, which must combine to its own; the piece is read through once."""
         place = (piece.file, piece.position)
         if place not in self._crcs:
             whole, crcs = join_checksums(_blocks(piece))
@@ -198,18 +198,18 @@ def _other_checksum(piece: StoredSlice) -> Exception:
 
 
 def _cut(low: list[int], high: list[int], start: tuple[int, ...]) -> tuple[slice, ...]:
-    """Where a box from `low` to `high` is in an array that begins at `start`."""
+    """The slices of a box from `low` to `high` in an array that begins at `start`."""
     return tuple(slice(a - s, b - s) for a, b, s in zip(low, high, start, strict=True))
 
 
 def _tensors(prefix: str, entries: dict[bytes, bytes]) -> dict[str, Tensor]:
-    """The tensors of an index; the slices of a tensor have entries of their own.
+    """Parses the tensors of an index; the slices of a tensor have their own entries.
 
-    They need not be all of it: an optimizer that is applied inside of a variable scope gives the slots of each part of
-    a partitioned variable a tensor of their own, as large as the slots of all parts.
+    Slices need not cover a tensor: an optimizer that is applied inside a variable scope gives the slots of each part of
+    a partitioned variable their own tensor, as large as the slots of all parts.
 
     Raises:
-        KeyError, TypeError, ValueError, DecodeError: when the entries do not belong together.
+        KeyError, TypeError, ValueError, DecodeError: when the entries are inconsistent.
     """
     header = tensor_bundle_pb2.BundleHeaderProto.FromString(entries[b""])
     if header.endianness != header.LITTLE:
@@ -223,7 +223,7 @@ def _tensors(prefix: str, entries: dict[bytes, bytes]) -> dict[str, Tensor]:
         boxes = [((0,) * len(shape), shape, entry)]
         if entry.slices:
             stored = [tensor_bundle_pb2.BundleEntryProto.FromString(entries[k]) for k in _slice_keys(entries, name)]
-            # Keys of slices begin with the name and go on in the order of the slices' numbers.
+            # Keys of slices begin with the name, followed by the slices' numbers in order.
             extents = sorted([_extent(e) for e in s.extent] for s in entry.slices)
             boxes = [(*_box(e, shape), own) for e, own in zip(extents, stored, strict=True)]
         pieces = tuple(_piece(prefix, header.num_shards, start, size, own, dtype) for start, size, own in boxes)
@@ -236,7 +236,7 @@ def _tensors(prefix: str, entries: dict[bytes, bytes]) -> dict[str, Tensor]:
 def _piece(
     prefix: str, shards: int, start: tuple[int, ...], shape: tuple[int, ...], own: BundleEntry, dtype: DType
 ) -> StoredSlice:
-    """The place of one piece, with what can be wrong about it."""
+    """The location of one piece, after checks."""
     if not 0 <= own.shard_id < shards or own.offset < 0 or own.size < 0 or any(d < 0 for d in shape):
         raise ValueError("an impossible location")
     if dtype.name not in (_STRING, *_UNREAD):
@@ -262,10 +262,10 @@ def _slice_keys(entries: dict[bytes, bytes], name: bytes) -> list[bytes]:
 
 
 def _strings(piece: StoredSlice) -> list[bytes]:
-    """The strings of a piece: their lengths, a checksum of these, and then the strings one after the other.
+    """Reads the strings of a piece: their lengths, a checksum of these, and then the strings one after the other.
 
-    The piece's own checksum is of the lengths as numbers of four bytes (of eight where one needs them), of the checksum
-    of the lengths, and of the strings (TensorFlow's tensor_bundle.cc, WriteStringTensor).
+    The piece's own checksum covers the lengths as four-byte integers (eight-byte where one needs them), the checksum of
+    the lengths, and the strings (TensorFlow's tensor_bundle.cc, WriteStringTensor).
     """
     content, at, lengths = _bytes_at(piece.file, piece.position, piece.size), 0, []
     for _ in range(math.prod(piece.shape)):

@@ -1,8 +1,8 @@
-"""Reads a whole checkpoint with the increments that follow it, as if it were one checkpoint.
+"""Reads a full checkpoint and the increments that follow it as if they were one checkpoint.
 
-Rows of an increment lie over those of the checkpoints before it. A range of rows is read from the whole one, and then
-from each increment what it has of the range; so there is never more in memory than the range, and the row numbers of
-one variable: eight bytes for each row that an increment has.
+Rows of an increment override those of earlier checkpoints. A range of rows is read from the full checkpoint and then
+overwritten with each increment's rows of that range. So memory holds at most the range and the row numbers of one
+variable: eight bytes for each row of an increment.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ from parallax.runtime.checkpoint.files.stored_tensors import OWN_KEYS
 
 @dataclass
 class Chain:
-    """A whole checkpoint and increments, open for reading as a `Bundle` is.
+    """A full checkpoint and its increments, open for reading like a `Bundle`.
 
     Attributes:
-        whole: the whole one.
+        whole: the full one.
         increments: those that follow, in order; each with its header.
-        tensors: of the state that the chain ends with, by key: each as the last checkpoint that has all of it describes
-            it. A resumed job may have other positions than the job before it, or none, so those under OWN_KEYS are the
-            last checkpoint's alone.
+        tensors: of the last state of the chain, by key: each as described by the last checkpoint that has all of it. A
+            resumed job may have other positions than the job before it, or none, so tensors under OWN_KEYS come from
+            the last checkpoint alone.
     """
 
     whole: Bundle
@@ -66,7 +66,7 @@ class Chain:
 
     @property
     def header(self) -> Header | None:
-        """The last checkpoint's; None where it has none."""
+        """The last checkpoint's header; None without one."""
         return self.increments[-1][1] if self.increments else header_of(self.whole)
 
     @property
@@ -75,15 +75,15 @@ class Chain:
         return self.whole.prefix if self.is_damaged_at is None else self.increments[self.is_damaged_at][0].prefix
 
     def ranges(self, key: str, first: int, rows: int, row_bytes: int, chunk_bytes: int) -> list[tuple[int, int]]:
-        """As `Bundle.ranges`; of the last checkpoint that has all rows."""
+        """Same as `Bundle.ranges`, for the last checkpoint that has all rows."""
         return self._begin(key)[1].ranges(key, first, rows, row_bytes, chunk_bytes)
 
     def read(self, key: str, start: tuple[int, ...], shape: tuple[int, ...]) -> Array:
-        """The box from `start` of `shape`, as the last checkpoint of the chain has it.
+        """Reads the box from `start` of `shape`, as of the last checkpoint of the chain.
 
         Raises:
-            DamagedCheckpoint: as `Bundle.read`; the attribute `is_damaged_at` of the chain says in which increment, or
-                is None where it is the whole checkpoint.
+            DamagedCheckpoint: as `Bundle.read`; the chain's attribute `is_damaged_at` is the number of the damaged
+                increment, or None for the full checkpoint.
         """
         begin, bundle = self._begin(key)
         self.is_damaged_at = begin - 1 if begin else None
@@ -112,7 +112,7 @@ class Chain:
         start: tuple[int, ...],
         shape: tuple[int, ...],
     ) -> Any:
-        """A box with the rows of one increment over it."""
+        """Overwrites a box with the rows of one increment."""
         rows, stored = self._row_numbers(number, bundle, table), bundle.tensors[table.values].shape
         low, high = np.searchsorted(rows, [start[0], start[0] + shape[0]])
         columns = [
@@ -132,7 +132,7 @@ class Chain:
         return found
 
     def _row_numbers(self, number: int, bundle: Bundle, table: RowsWritten) -> Array:
-        """The rows that an increment has of a variable; kept while that variable is read."""
+        """The row numbers of a variable in an increment; cached while that variable is read."""
         if self._numbers_of != table.key:
             self._numbers, self._numbers_of = {}, table.key
         place = (number, table.rows)
@@ -149,7 +149,7 @@ class Chain:
 
 
 class States:
-    """The states of a folder that can be read, the latest first, each with as many increments as can be."""
+    """The readable states of a folder, the latest first, each with as many increments as possible."""
 
     def __init__(self, folder: str) -> None:
         self.notes: list[str] = []
@@ -159,7 +159,7 @@ class States:
         self._is_shorter = False
 
     def following(self) -> str | None:
-        """The prefix of the next; None when there is no more."""
+        """Advances to the next state and returns its prefix; None when there are no more."""
         if self._chains is None:
             self._chains = chains(candidates(self._folder))
         while not self._is_shorter:
@@ -175,7 +175,7 @@ class States:
         return self.open_chain().prefix
 
     def open_chain(self) -> Chain:
-        """That state.
+        """Opens that state.
 
         Raises:
             CheckpointError: when there is none.
@@ -185,8 +185,8 @@ class States:
         return self._now
 
     def is_damaged(self, error: DamagedCheckpoint) -> None:
-        """That state could not be read: the next is what comes before the damage."""
-        if self._now is None:  # files are worker 0's
+        """Records that this state could not be read: the next one is the state before the damage."""
+        if self._now is None:  # only worker 0 reads files
             return
         self.notes.append(f"Skipped {self._now.damaged_prefix}: {error}.")
         at = self._now.is_damaged_at
@@ -195,10 +195,10 @@ class States:
 
 
 def chains(prefixes: Sequence[str]) -> Iterator[tuple[str, Chain | DamagedCheckpoint, tuple[str, ...]]]:
-    """For whole checkpoints, one after the other: prefix, chain of all that follows, and what is to be said of it.
+    """Yields for each full checkpoint: its prefix, the chain of all that follows, and notes about it.
 
     Args:
-        prefixes: of whole checkpoints of one folder.
+        prefixes: of full checkpoints of one folder.
     """
     found, notes = opened_increments(posixpath.dirname(prefixes[0])) if prefixes else ({}, [])
     for number, prefix in enumerate(prefixes):
@@ -214,7 +214,7 @@ def chains(prefixes: Sequence[str]) -> Iterator[tuple[str, Chain | DamagedCheckp
 
 
 def state_of(prefix: str) -> Chain | Bundle:
-    """A checkpoint of any kind, open for reading.
+    """Opens a checkpoint of any kind for reading.
 
     Raises:
         DamagedCheckpoint: as `chain_of`.
@@ -223,10 +223,10 @@ def state_of(prefix: str) -> Chain | Bundle:
 
 
 def chain_of(increment: str) -> Chain:
-    """The chain that ends with an increment.
+    """Opens the chain that ends with an increment.
 
     Raises:
-        DamagedCheckpoint: when it cannot be read, or what it follows is not there.
+        DamagedCheckpoint: when it cannot be read, or a predecessor is missing.
     """
     folder = posixpath.dirname(increment)
     pattern = re.compile(re.escape(posixpath.join(folder, "")) + r".+\.index")
@@ -240,7 +240,7 @@ def chain_of(increment: str) -> Chain:
 
 
 def opened_increments(folder: str) -> tuple[dict[str, tuple[Bundle, Header]], list[str]]:
-    """The increments of a folder that can be read, with their headers; and what is said of the others."""
+    """Opens the readable increments of a folder, with their headers; also returns messages about the others."""
     found, notes = {}, []
     for prefix in increments_in(folder):
         try:
@@ -266,10 +266,10 @@ def is_increment(prefix: str) -> bool:
 
 
 def header_of(bundle: Bundle) -> Header | None:
-    """What a checkpoint says of itself; None where it says nothing.
+    """Reads the header of a checkpoint; None without one.
 
     Raises:
-        DamagedCheckpoint: when it is not as it was written.
+        DamagedCheckpoint: when it is corrupted.
     """
     if HEADER not in bundle.tensors:
         return None
@@ -280,11 +280,11 @@ def header_of(bundle: Bundle) -> Header | None:
 
 
 def delete_strays(folder: str, wholes: Sequence[str]) -> list[str]:
-    """Deletes increments of which nothing can be made: they cannot be read, or their whole checkpoint is gone.
+    """Deletes unusable increments: they cannot be read, or their full checkpoint is gone.
 
     Args:
-        folder: where they are.
-        wholes: prefixes of the whole checkpoints.
+        folder: of the increments.
+        wholes: prefixes of the full checkpoints.
 
     Returns:
         Their prefixes.
@@ -296,12 +296,12 @@ def delete_strays(folder: str, wholes: Sequence[str]) -> list[str]:
 
 
 def delete_others(folder: str, header: Header) -> list[str]:
-    """Deletes increments that a new one does not follow, so that one alone follows each checkpoint; gives which."""
+    """Deletes increments that a new one does not follow, so that each checkpoint has one successor; returns them."""
     return _delete(folder, lambda found: others(header, found))
 
 
 def _delete(folder: str, chosen: Callable[[dict[str, Header]], list[str]]) -> list[str]:
-    """Deletes increments that cannot be read, and chosen ones."""
+    """Deletes increments that cannot be read, and selected ones."""
     found, _ = opened_increments(folder)
     unread = [prefix for prefix in increments_in(folder) if prefix not in found]
     gone = [*unread, *chosen({prefix: header for prefix, (_, header) in found.items()})]

@@ -1,8 +1,8 @@
-"""CRC-32C of what a checkpoint's files hold, as TensorFlow stores it: masked, of a whole entry.
+"""Verifies the CRC-32C of checkpoint entries, as TensorFlow stores it: masked, one per entry.
 
-A range of an entry has no checksum of its own. So an entry of which only ranges are wanted is first read through once,
-in bounded memory: its blocks' checksums are kept, and together they must give the entry's. What is read of it later is
-compared with the blocks' checksums, so no byte is taken that the stored checksum does not vouch for.
+A range of an entry has no checksum of its own. So an entry of which only ranges are needed is first read through once,
+in bounded memory: the checksums of its blocks are kept, and combined they must equal the entry's. Later reads are
+compared with the blocks' checksums, so every byte used is covered by the stored checksum.
 """
 
 from __future__ import annotations
@@ -13,26 +13,26 @@ from collections.abc import Iterable
 import google_crc32c
 
 BLOCK_BYTES = 2**20
-"""Of what has a checksum of its own in memory: short beside a chunk of rows, and long beside a call."""
+"""Size of the unit with its own checksum in memory: small compared with a chunk of rows, large compared with a call."""
 
 _MASK_DELTA = 0xA282EAD8  # TensorFlow's tsl/lib/hash/crc32c.h
 
 
 def crc32c(*parts: bytes) -> int:
-    """CRC-32C of the parts, one after the other."""
+    """CRC-32C of the concatenated parts."""
     return functools.reduce(google_crc32c.extend, parts, 0)
 
 
 def mask(crc: int) -> int:
-    """A checksum in its stored form."""
+    """Masks a checksum, as it is stored."""
     return ((crc >> 15 | crc << 17) + _MASK_DELTA) & 0xFFFFFFFF
 
 
 def join_checksums(blocks: Iterable[bytes]) -> tuple[int, list[int]]:
-    """(CRC-32C of all blocks together, that of each); all but the last must have BLOCK_BYTES.
+    """Returns (CRC-32C of all blocks together, that of each); all but the last must have BLOCK_BYTES.
 
-    Each byte is gone through once: `extend` is linear in the checksum before, so what a whole block of zeros makes of
-    each of its bits says what any block adds.
+    Each byte is processed once: CRC is linear in the preceding checksum, so the effect of a full block of zeros on each
+    of its bits determines the combined checksum.
     """
     whole, of_blocks = 0, []
     for block in blocks:
@@ -48,6 +48,6 @@ def join_checksums(blocks: Iterable[bytes]) -> tuple[int, list[int]]:
 
 @functools.cache
 def _columns() -> tuple[int, ...]:
-    """What BLOCK_BYTES zeros make of each bit of the checksum before them."""
+    """The effect of BLOCK_BYTES zeros on each bit of the preceding checksum."""
     zeros = bytes(BLOCK_BYTES)
     return tuple(google_crc32c.extend(1 << bit, zeros) ^ google_crc32c.value(zeros) for bit in range(32))

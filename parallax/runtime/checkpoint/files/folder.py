@@ -1,7 +1,7 @@
-"""Which checkpoints a folder has, which of them are taken first, and which may go.
+"""Lists the checkpoints in a folder, orders them for loading, and selects the ones that may be deleted.
 
-The file `checkpoint` names them as TensorFlow does: the latest, and all in the order of their writing. Where it is
-damaged, the files themselves say which there are.
+The file `checkpoint` names them as TensorFlow does: the latest, and all in the order of their writing. If it is
+damaged, the checkpoints are listed from the files themselves.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _HOUR_S = 3600.0
 
 
 class NotWritten(CheckpointError):
-    """One checkpoint was not written, as all workers know. Those before are untouched, and the next may be written."""
+    """One checkpoint was not written, as all workers know. Earlier ones are untouched, and the next may be written."""
 
 
 class FilesFailed(NotWritten):
@@ -36,7 +36,7 @@ class FilesFailed(NotWritten):
 
 @contextmanager
 def file_errors(what: str, remedy: str) -> Iterator[None]:
-    """Says what failed in files in the words of this project.
+    """Context that describes file errors in the project's terms.
 
     Raises:
         FilesFailed: from TensorFlow's and Python's errors about files.
@@ -48,7 +48,7 @@ def file_errors(what: str, remedy: str) -> Iterator[None]:
 
 
 def reason(error: Exception) -> str:
-    """What an error about files says, without where TensorFlow's op was built."""
+    """The text of a file error, without the traceback of TensorFlow's op."""
     message = str(error.message if isinstance(error, tf.errors.OpError) else error)
     lines = [line.strip() for line in message.splitlines() if line.strip()]
     node = next((number for number, line in enumerate(lines) if line.startswith("[[{{node")), 1)
@@ -56,7 +56,7 @@ def reason(error: Exception) -> str:
 
 
 def is_full(error: Exception) -> bool:
-    """Whether an error about files is for lack of space."""
+    """Whether a file error is caused by a full disk."""
     return any(words in reason(error) for words in _FULL)
 
 
@@ -66,10 +66,10 @@ def absolute(folder: str) -> str:
 
 
 def candidates(folder: str) -> list[str]:
-    """The prefixes of the checkpoints to try, one after the other: the latest, and those that were written before it.
+    """The prefixes of the checkpoints to try, in order: the latest, and then earlier ones.
 
-    None when there is no file `checkpoint`: it may be deleted to start anew. Where that file is damaged or names none,
-    all that are there, the highest step first.
+    None if there is no file `checkpoint`: it may be deleted to start from scratch. If that file is damaged or names
+    none, all existing ones, the highest step first.
     """
     latest, named = _state(folder)
     before = named[: named.index(latest)] if latest in named else named
@@ -78,30 +78,30 @@ def candidates(folder: str) -> list[str]:
 
 
 def list_prefixes(folder: str) -> list[str]:
-    """The prefixes of all checkpoints in a folder, those that the file `checkpoint` names and others."""
+    """The prefixes of all checkpoints in a folder, named in the file `checkpoint` or not."""
     return sorted({*_there(folder), *_state(folder)[1]}, key=lambda prefix: (len(prefix), prefix))
 
 
 def latest(folder: str) -> str | None:
-    """The prefix of the checkpoint that is taken first; None when there is none."""
+    """The prefix of the checkpoint to load first; None when there is none."""
     return next(iter(candidates(folder)), None)
 
 
 def become_latest(prefix: str) -> None:
-    """Names a checkpoint in the file `checkpoint` of its folder, after those that are named there already."""
+    """Appends a checkpoint to those that the file `checkpoint` of its folder names, as the latest."""
     folder = posixpath.dirname(prefix)
     _write_state(folder, [*(p for p in _state(folder)[1] if p != prefix), prefix])
 
 
 def delete(prefix: str) -> None:
-    """Deletes a checkpoint's files, its index first: without that it is none."""
+    """Deletes a checkpoint's files, its index first: without an index it is no checkpoint."""
     for pattern in (f"{prefix}.index", f"{prefix}.data-*", f"{prefix}.meta"):
         for path in tf.io.gfile.glob(pattern):
             tf.io.gfile.remove(path)
 
 
 def settle(path: str) -> None:
-    """Forces a file, or the names in a folder, to the disk; of other file systems than this machine's, nothing."""
+    """Forces a file, or a folder's entries, to disk; does nothing on file systems other than this machine's."""
     if "://" in path:
         return
     handle = os.open(path, os.O_RDONLY)
@@ -113,23 +113,23 @@ def settle(path: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Retention:
-    """Which checkpoints stay.
+    """The retention policy of checkpoints.
 
     Attributes:
-        last: so many of the last; None for all.
-        every_hours: of those before, the first, and each that was written so many hours after the one that stayed
-            before it; None for none of them.
+        last: the number of latest ones to keep; None for all.
+        every_hours: of earlier ones, keep the first, and each that was written so many hours after the previous kept
+            one; None to keep none of them.
     """
 
     last: int | None = None
     every_hours: float | None = None
 
     def find_expired(self, written_s: Sequence[float], last: int | None = None) -> list[int]:
-        """The places of those that need not stay.
+        """The indices of those that may be deleted.
 
         Args:
             written_s: when each was written, in that order.
-            last: in place of its own number.
+            last: replaces the attribute `last`.
         """
         if self.last is None:
             return []
@@ -142,7 +142,7 @@ class Retention:
         return found
 
     def apply(self, folder: str, last: int | None = None) -> list[str]:
-        """Deletes what need not stay of the checkpoints that the file `checkpoint` names; gives what was deleted."""
+        """Deletes expired checkpoints of those that the file `checkpoint` names; returns the deleted ones."""
         pattern = re.compile(re.escape(posixpath.join(folder, NAME)) + r"-\d+")
         named = [prefix for prefix in _state(folder)[1] if tf.io.gfile.exists(f"{prefix}.index")]
         own = [prefix for prefix in named if pattern.fullmatch(prefix)]
@@ -156,15 +156,15 @@ class Retention:
 
 
 def _state(folder: str) -> tuple[str, list[str]]:
-    """The latest, and all in the order of their writing, as the file `checkpoint` says.
+    """The latest, and all in the order of their writing, from the file `checkpoint`.
 
-    Where that is damaged, all that are there, and none as the latest.
+    If it is damaged, all existing ones, and none as the latest.
     """
     if not tf.io.gfile.exists(posixpath.join(folder, "checkpoint")):
         return "", []
     try:
         state = tf.compat.v1.train.get_checkpoint_state(folder)
-    except ValueError:  # no text
+    except ValueError:  # not text
         state = None
     if state is None or not state.model_checkpoint_path:
         return "", _there(folder)
@@ -172,7 +172,7 @@ def _state(folder: str) -> tuple[str, list[str]]:
 
 
 def _write_state(folder: str, prefixes: list[str]) -> None:
-    """Names checkpoints in the file `checkpoint`, the last of them as the latest."""
+    """Writes checkpoints to the file `checkpoint`, the last of them as the latest."""
     names = [posixpath.relpath(prefix, folder) for prefix in prefixes]
     path = posixpath.join(folder, "checkpoint")
     with tf.io.gfile.GFile(path + UNFINISHED, "w") as file:

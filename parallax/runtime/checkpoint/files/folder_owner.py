@@ -1,13 +1,13 @@
-"""Which job a checkpoint folder belongs to: a mark in the folder, which its owner changes every few seconds.
+"""Reserves a checkpoint folder for one job by a mark: a file in the folder that its owner rewrites every few seconds.
 
-A job deletes what is unfinished in its folder, so two jobs in one folder would delete each other's files. The second is
-refused, by the first one's name. A mark may be left behind: by a killed process, a host that is gone, a machine that
-was started anew. On the owner's machine the kernel says whether the process lives. On any other machine the mark is
-watched on that machine's own clock: it changes while the owner lives, whatever time the owner's clock shows. A later
-start of the owner's own job, which its launcher makes when the earlier one has ended, takes the folder at once.
+A job deletes unfinished files in its folder, so two jobs in one folder would delete each other's files. The second job
+is refused, with an error that names the first. A mark may be left behind by a killed process, a lost host or a rebooted
+machine. On the owner's host the kernel says whether the owning process is alive. Any other host watches the mark by its
+own clock: the mark changes while the owner is alive, whatever the owner's clock shows. A later start of the owner's own
+job, made by its launcher after the earlier start has ended, takes the folder at once.
 
-Whoever takes a folder from an owner that seems dead first only claims it, for longer than an owner that lives needs to
-notice. An owner that was held up, by a frozen disk for example, then writes its mark again, and the claim is refused.
+A job that takes over a folder from an owner that seems dead first only claims it, for longer than a live owner needs to
+notice. An owner that was delayed, by a frozen disk for example, then rewrites its mark, and the claim is refused.
 """
 
 from __future__ import annotations
@@ -38,17 +38,17 @@ _START_FIELD = 19  # of /proc/PID/stat after the name: when the process began, i
 
 
 class FolderInUse(CheckpointError):
-    """The folder belongs to another job, which lives."""
+    """The folder belongs to another job, which is alive."""
 
 
 @dataclass(frozen=True, slots=True)
 class OwnerLimits:
-    """Seconds, each on the clock of whoever waits.
+    """Times in seconds, each on the clock of the waiting process.
 
     Attributes:
-        beat_s: from one change of a mark to the next.
-        silent_s: a mark of another machine that has not changed for so long is a dead owner's.
-        settle_s: a claim stays so long before it counts, where its owner is known to be dead.
+        beat_s: between two changes of a mark.
+        silent_s: a mark of another machine that has not changed for so long belongs to a dead owner.
+        settle_s: a claim must stay so long before it counts, if its owner is known to be dead.
     """
 
     beat_s: float = 3.0
@@ -58,18 +58,18 @@ class OwnerLimits:
 
 @dataclass(frozen=True, slots=True)
 class OwnerMark:
-    """What a mark says.
+    """The content of a mark.
 
     Attributes:
         claim: drawn at random for each owner.
-        job: names the owner's job, the same at all its starts.
-        title: says to people which job it is.
+        job: name of the owner's job, the same at all its starts.
+        title: describes the job to readers.
         host: the owner's.
         process: its number there.
-        began: when the process began, as its kernel counts.
-        machine: differs between machines, starts of a machine, and containers that number processes by themselves.
+        began: the start time of the process, by its kernel.
+        machine: differs between machines, boots of a machine, and containers with their own process numbers.
         state: `claims` or `holds`.
-        beat: how often it was changed.
+        beat: the number of changes.
     """
 
     claim: str
@@ -83,12 +83,12 @@ class OwnerMark:
     beat: int = 0
 
     def to_text(self) -> str:
-        """As the file has it, always of one length while the owner changes it."""
+        """The text of the file, always of one length while the owner changes it."""
         return json.dumps({**asdict(self), "beat": f"{self.beat:012d}"}) + "\n"
 
     @classmethod
     def from_text(cls, text: str) -> OwnerMark:
-        """Reads a mark; what is none is an unknown owner's, which differs whenever the text does."""
+        """Parses a mark; any other text is the mark of an unknown owner, which differs whenever the text does."""
         try:
             raw = json.loads(text)
             texts = {name: str(raw[name]) for name in ("claim", "job", "title", "host", "machine", "state")}
@@ -102,7 +102,7 @@ class OwnerMark:
 
 @dataclass
 class FolderClaim:
-    """A folder that one process takes for its job, holds and gives back.
+    """A folder that one process acquires for its job, holds and releases.
 
     Attributes:
         folder: absolute.
@@ -121,14 +121,14 @@ class FolderClaim:
 
     @property
     def path(self) -> str:
-        """Of the mark."""
+        """Path of the mark."""
         return posixpath.join(self.folder, OWNER)
 
     def take(self) -> None:
-        """Takes the folder, or sees that it still belongs to this process; waits where an owner may be dead.
+        """Acquires the folder, or verifies that it still belongs to this process; waits if an owner may be dead.
 
         Raises:
-            FolderInUse: it belongs to a job that lives.
+            FolderInUse: it belongs to a live job.
             OSError: the mark cannot be read or written; also tf.errors.OpError.
         """
         if self._mark is not None:
@@ -137,7 +137,7 @@ class FolderClaim:
         self._begin()
 
     def wait(self) -> None:
-        """Takes the folder as `take`, but waits until a job that lives has given it back."""
+        """Acquires the folder like `take`, but waits until a live job has released it."""
         while True:
             try:
                 return self.take()
@@ -160,12 +160,12 @@ class FolderClaim:
         threading.Thread(target=self._keep, name="owner of checkpoints", daemon=True).start()
 
     def release(self) -> None:
-        """Gives the folder back; nothing happens where it is not held."""
+        """Releases the folder; does nothing if it is not held."""
         mark, self._mark = self._mark, None
         self._ended.set()
         if mark is None:
             return
-        with contextlib.suppress(OSError, tf.errors.OpError):  # the next owner finds out
+        with contextlib.suppress(OSError, tf.errors.OpError):  # the next owner detects it
             found = _read(self.path)
             if found is not None and found.claim == mark.claim:
                 tf.io.gfile.remove(self.path)
@@ -180,7 +180,7 @@ class FolderClaim:
         _put(self.path, replace(mark, state=_HOLDS))
 
     def _outlived_s(self, found: OwnerMark) -> float:
-        """Sees that an owner is dead; gives how long a claim must stay before it counts."""
+        """Verifies that an owner is dead; returns how long a claim must stay before it counts."""
         own_machine = _machine()
         if found.machine == own_machine:
             if _began(found.process) == found.began:
@@ -201,7 +201,7 @@ class FolderClaim:
         return 2 * self.limits.beat_s
 
     def _check(self) -> None:
-        """The folder still belongs to this process; a mark that somebody has deleted is made again."""
+        """Verifies that the folder still belongs to this process; a deleted mark is recreated."""
         if self._mark is None:
             return
         found = self._lost_to or _read(self.path)
@@ -212,14 +212,14 @@ class FolderClaim:
             raise self._in_use(found, " It took over the folder while this job did not respond.")
 
     def _is_lost_to(self, found: OwnerMark) -> bool:
-        """Whether a mark says that another process has the folder now; a claim says only that one wants it."""
+        """Whether a mark says that another process owns the folder now; a claim is only a request."""
         own = self._mark
         return (
             own is not None and found.state == _HOLDS and (found.machine, found.process) != (own.machine, own.process)
         )
 
     def _keep(self) -> None:
-        """Changes the mark again and again; what the disk refuses meanwhile, whoever writes a checkpoint tells."""
+        """Changes the mark at intervals; disk errors meanwhile are reported by the writer of a checkpoint."""
         ended, mark = self._ended, self._mark
         while mark is not None and not ended.wait(self.limits.beat_s):
             mark = replace(mark, beat=mark.beat + 1)
@@ -245,11 +245,11 @@ class FolderClaim:
 
 
 def claim_of(folder: str, title: str = "") -> FolderClaim:
-    """A claim that is not taken yet, for the job of this process.
+    """Returns a claim that is not acquired yet, for the job of this process.
 
     Args:
         folder: absolute.
-        title: says to people what this process is, where it is of no job.
+        title: describes this process to readers, where it belongs to no job.
     """
     job = settings().job or f"{uuid.uuid4().hex} {title or Path(sys.argv[0]).name}"
     number, _, name = job.partition(" ")
@@ -262,7 +262,7 @@ def _own_mark(job: str, title: str) -> OwnerMark:
 
 
 def _machine() -> str:
-    """Names this machine since its last start, and the container that numbers this process."""
+    """Identifies this boot of the machine, and the container that numbers this process."""
     with contextlib.suppress(OSError):
         started = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
         return f"{started} {Path('/proc/self/ns/pid').readlink()}"
@@ -270,7 +270,7 @@ def _machine() -> str:
 
 
 def _began(process: int) -> int | None:
-    """When a process of this machine began; None where there is none, or a dead one that nobody has waited for."""
+    """The start time of a process of this machine; None if there is none, or it is a zombie."""
     with contextlib.suppress(OSError, ValueError, IndexError):
         words = Path(f"/proc/{process}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
         return None if words[0] in "ZX" else int(words[_START_FIELD])
@@ -278,7 +278,7 @@ def _began(process: int) -> int | None:
 
 
 def _read(path: str) -> OwnerMark | None:
-    """The mark that is there; None without one."""
+    """Reads the existing mark; None without one."""
     if "://" not in path:
         try:
             return OwnerMark.from_text(Path(path).read_text(encoding="utf-8", errors="replace"))
@@ -291,7 +291,7 @@ def _read(path: str) -> OwnerMark | None:
 
 
 def _put(path: str, mark: OwnerMark) -> None:
-    """Writes a mark, whatever is there."""
+    """Writes a mark, replacing any existing one."""
     unfinished = f"{path}.{mark.claim}"
     with tf.io.gfile.GFile(unfinished, "w") as file:
         file.write(mark.to_text())
@@ -299,8 +299,8 @@ def _put(path: str, mark: OwnerMark) -> None:
 
 
 def _make(path: str, mark: OwnerMark) -> bool:
-    """Writes a mark where there is none; gives whether there was none."""
-    if "://" in path:  # no way to make a file only where there is none
+    """Writes a mark if there is none; returns whether there was none."""
+    if "://" in path:  # no atomic create-if-absent operation
         _put(path, mark)
         return True
     try:
@@ -313,7 +313,7 @@ def _make(path: str, mark: OwnerMark) -> bool:
 
 
 def _change(path: str, mark: OwnerMark) -> None:
-    """Writes the own mark with another beat; on this machine's file systems in place, which a full disk allows."""
+    """Writes this process's mark with another beat; on local file systems in place, which works on a full disk."""
     if "://" in path:
         _put(path, mark)
         return

@@ -1,8 +1,8 @@
-"""Tells when a checkpoint folder does not answer, and has the job ended when it has not for too long.
+"""Detects a checkpoint folder that does not respond, and ends the job when it has not responded for too long.
 
-A disk that hangs (a frozen file system, a network file system without its server) holds up whoever reads, writes,
-lists, renames or deletes a file there, for ever and without an error; the kernel may not even let that process be
-killed. So each piece of work in the folder, at most a chunk of rows, is watched by a thread that touches no file.
+A disk that hangs (a frozen file system, a network file system without its server) blocks every process that reads,
+writes, lists, renames or deletes a file there, for ever and without an error; the kernel may not even let that process
+be killed. So each operation in the folder, on at most a chunk of rows, is watched by a thread that touches no file.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from parallax.base.strict import shown
 from parallax.report.logger import log
 from parallax.runtime.supervisor.control import OVERDUE, send
 
-_FIRST_S, _AGAIN_S = 30.0, 60.0  # a chunk is forced to a busy disk within some seconds
+_FIRST_S, _AGAIN_S = 30.0, 60.0  # forcing a chunk to a busy disk takes some seconds
 
 
 @dataclass(frozen=True, slots=True)
 class FolderWatch:
-    """Watches the work of one process in a checkpoint folder.
+    """Watches one process's operations in a checkpoint folder.
 
     Attributes:
-        folder: its name for people.
-        timeout_s: the folder may give no answer for so many seconds; infinite for ever.
-        first_s: after so many a line says so.
+        folder: its name for messages.
+        timeout_s: seconds that the folder may fail to respond; infinite for ever.
+        first_s: a message is printed after so many seconds.
         again_s: and again after so many more.
     """
 
@@ -38,10 +38,10 @@ class FolderWatch:
 
     @contextmanager
     def doing(self, what: str) -> Iterator[None]:
-        """Watches one piece of work inside a `with` block.
+        """Watches one operation inside a `with` block.
 
         Args:
-            what: says which: `the checkpoint of step 40 is being written`.
+            what: describes it: `the checkpoint of step 40 is being written`.
         """
         ended, is_beside = threading.Event(), threading.current_thread() is not threading.main_thread()
         look = threading.Thread(target=self._look, args=(what, ended, is_beside), name="folder watch", daemon=True)
@@ -50,10 +50,10 @@ class FolderWatch:
             yield
         finally:
             ended.set()
-            look.join()  # its last line comes before what this process does next
+            look.join()  # its last line precedes this process's next action
 
     def _look(self, what: str, ended: threading.Event, is_beside: bool) -> None:
-        """Counts seconds in which this process ran: one that is stopped for an hour has waited for no disk."""
+        """Counts the seconds in which this process ran: a process stopped for an hour has not waited for a disk."""
         waited_s, next_s = 0.0, min(self.first_s, self.timeout_s)
         while not ended.wait(next_s - waited_s):
             waited_s = next_s

@@ -1,8 +1,8 @@
-"""Which increments follow which whole checkpoint: what each says of itself, and the chains that this makes.
+"""Links increments to the full checkpoint they extend: the record in each checkpoint, and the resulting chains.
 
-Every checkpoint of a job that writes increments has an id of its own, drawn at random. An increment names the id of its
-predecessor and that of the whole checkpoint at the beginning. So what an earlier run left in a folder, under whatever
-step, is never taken for a part of a chain.
+Every checkpoint of a job that writes increments has its own random id. An increment names the id of its predecessor and
+that of the full checkpoint at the start of its chain. So files that an earlier run left in a folder, at whatever step,
+are never mistaken for a part of a chain.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from dataclasses import asdict, dataclass
 from parallax.runtime.checkpoint.files.stored_tensors import OWN_KEYS
 
 HEADER = f"{OWN_KEYS}checkpoint"
-"""The key under which a checkpoint has its header."""
+"""The key of a checkpoint's header."""
 ROWS, VALUES = f"{OWN_KEYS}rows/", f"{OWN_KEYS}values/"
-"""Begin the keys under which an increment has row numbers, and the values of these rows."""
+"""Prefixes of the keys of an increment's row numbers, and of the values of these rows."""
 _ID = re.compile(r"[0-9a-f]{32}")
 
 
 def is_state(key: str) -> bool:
-    """Whether a tensor is a part of the state, and not of the way in which a chain stores it."""
+    """Whether a tensor is a part of the state, rather than of the storage of a chain."""
     return key != HEADER and not key.startswith((ROWS, VALUES))
 
 
@@ -31,10 +31,10 @@ class RowsWritten:
     """Rows of one variable in an increment.
 
     Attributes:
-        key: the variable, as a whole checkpoint has it.
-        rows: key of the row numbers in the whole variable, `[k]`, rising.
+        key: the variable's key in a full checkpoint.
+        rows: key of the row numbers in the full variable, `[k]`, ascending.
         values: key of the values of these rows, `[k, ...]`.
-        start: where these rows begin in the dimensions after the first.
+        start: start of these rows in the dimensions after the first.
     """
 
     key: str
@@ -45,15 +45,15 @@ class RowsWritten:
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """What a checkpoint says of itself.
+    """The header of a checkpoint.
 
     Attributes:
         id: its own.
-        base: that of the whole checkpoint which the chain begins with; empty for a whole one.
-        before: that of the checkpoint before it in the chain; likewise.
+        base: that of the full checkpoint at the start of the chain; empty for a full one.
+        before: that of the previous checkpoint in the chain; likewise.
         step: its global step.
-        number: how many increments there are in the chain, this one included; 0 for a whole one.
-        tables: of an increment, the variables of which it has some rows; it has all of the others.
+        number: the number of increments in the chain, including this one; 0 for a full one.
+        tables: of an increment, the variables of which it has some rows; it has all rows of the others.
     """
 
     id: str
@@ -64,12 +64,12 @@ class Header:
     tables: tuple[RowsWritten, ...] = ()
 
     def to_text(self) -> str:
-        """One line, which `header_from` reads."""
+        """Formats it as one line, which `header_from` reads."""
         return json.dumps(asdict(self))
 
 
 def header_from(text: str) -> Header:
-    """Reads what `Header.to_text` wrote.
+    """Parses the output of `Header.to_text`.
 
     Raises:
         ValueError, KeyError, TypeError: when it is something else.
@@ -84,7 +84,7 @@ def header_from(text: str) -> Header:
 
 @dataclass(frozen=True, slots=True)
 class Followers:
-    """The increments that follow a whole checkpoint.
+    """The increments that follow a full checkpoint.
 
     Attributes:
         prefixes: of them, in order.
@@ -96,11 +96,11 @@ class Followers:
 
 
 def followers(base: str, increments: Mapping[str, Header]) -> Followers:
-    """The increments that follow a whole checkpoint, without a gap.
+    """Finds the increments that follow a full checkpoint, without a gap.
 
     Args:
         base: its id.
-        increments: prefix -> header, of all increments that can be read.
+        increments: prefix -> header, of all readable increments.
     """
     own = {prefix: header for prefix, header in increments.items() if base and header.base == base}
     chain: list[str] = []
@@ -120,11 +120,11 @@ def followers(base: str, increments: Mapping[str, Header]) -> Followers:
 
 
 def others(header: Header, increments: Mapping[str, Header]) -> list[str]:
-    """The prefixes of increments of one chain that are not among those before a new one: a job went on without them.
+    """The prefixes of a chain's increments that are not predecessors of a new one: a job continued without them.
 
     Args:
         header: of the new one.
-        increments: prefix -> header, of all increments that can be read.
+        increments: prefix -> header, of all readable increments.
     """
     by_id = {one.id: one for one in increments.values() if one.base == header.base}
     before: set[str] = set()
@@ -136,10 +136,10 @@ def others(header: Header, increments: Mapping[str, Header]) -> list[str]:
 
 
 def strays(bases: Sequence[str], increments: Mapping[str, Header]) -> list[str]:
-    """The prefixes of increments whose whole checkpoint is gone: nothing can be made of them.
+    """The prefixes of increments whose full checkpoint is gone, which makes them unusable.
 
     Args:
-        bases: ids of the whole checkpoints that are there.
-        increments: prefix -> header, of all increments that can be read.
+        bases: ids of the existing full checkpoints.
+        increments: prefix -> header, of all readable increments.
     """
     return sorted(prefix for prefix, header in increments.items() if header.base not in bases)

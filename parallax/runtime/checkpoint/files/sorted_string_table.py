@@ -1,7 +1,8 @@
 """Reads a sorted string table: LevelDB's format, in which TensorFlow writes a checkpoint's index, uncompressed.
 
-Blocks of keys that share prefixes, each with its checksum, an index block, and a footer that says where that is. Every
-byte of the file is checked: blocks must follow each other without a gap, and their checksums must be theirs.
+The table consists of blocks of prefix-compressed keys, each with a checksum, an index block, and a footer that locates
+the index block. Every byte of the file is checked: blocks must follow each other without a gap, and every checksum must
+match.
 """
 
 from __future__ import annotations
@@ -19,23 +20,23 @@ _MOST_VARINT_BYTES = 10
 
 
 class DamagedCheckpoint(CheckpointError):
-    """Files of a checkpoint are not as they were written: an earlier checkpoint may be."""
+    """Files of a checkpoint are corrupted: an earlier checkpoint may be intact."""
 
 
 def make_damage_error(path: str, what: str) -> DamagedCheckpoint:
-    """What is said of a file that is not as it was written."""
+    """Returns the error about a corrupted file."""
     return DamagedCheckpoint(f"{shown(path)}: cannot read the checkpoint file: {shown(what)}")
 
 
 def table(content: bytes, path: str) -> dict[bytes, bytes]:
-    """All keys and values of a sorted string table.
+    """Reads all keys and values of a sorted string table.
 
     Args:
-        content: of the whole file.
+        content: of the entire file.
         path: for messages.
 
     Raises:
-        DamagedCheckpoint: when a byte of it is not as it was written.
+        DamagedCheckpoint: when a byte of it is corrupted.
     """
     footer = content[-_FOOTER_BYTES:]
     if len(footer) < _FOOTER_BYTES or int.from_bytes(footer[-8:], "little") != _MAGIC:
@@ -65,10 +66,10 @@ def table(content: bytes, path: str) -> dict[bytes, bytes]:
 
 
 def varint(data: bytes, at: int, path: str) -> tuple[int, int]:
-    """(a number in LevelDB's variable length, where the next thing begins).
+    """Returns (an integer in LevelDB's variable-length encoding, the position after it).
 
     Raises:
-        DamagedCheckpoint: when there is none, or it is longer than it must be.
+        DamagedCheckpoint: when there is none, or its encoding is longer than necessary.
     """
     value = 0
     for place in range(_MOST_VARINT_BYTES):
@@ -84,7 +85,7 @@ def varint(data: bytes, at: int, path: str) -> tuple[int, int]:
 
 
 def _block(content: bytes, place: tuple[int, int], path: str) -> bytes:
-    """One block, which has its checksum behind it."""
+    """Returns one block, which is followed by its checksum."""
     start, size = place
     block, trailer = content[start : start + size], content[start + size : start + size + _TRAILER_BYTES]
     if len(trailer) < _TRAILER_BYTES or start + size + _TRAILER_BYTES > len(content) - _FOOTER_BYTES:
@@ -97,7 +98,7 @@ def _block(content: bytes, place: tuple[int, int], path: str) -> bytes:
 
 
 def _entries(block: bytes, path: str) -> Iterator[tuple[bytes, bytes]]:
-    """The keys and values of one block."""
+    """Yields the keys and values of one block."""
     restarts = int.from_bytes(block[-4:], "little")
     end, at, key = len(block) - 4 * (restarts + 1), 0, b""
     while at < end:
@@ -114,14 +115,14 @@ def _entries(block: bytes, path: str) -> Iterator[tuple[bytes, bytes]]:
 
 
 def _handle(data: bytes, at: int, path: str) -> tuple[tuple[int, int], int]:
-    """((offset, size) of a block, where the next thing begins)."""
+    """Returns ((offset, size) of a block, the position after it)."""
     offset, at = varint(data, at, path)
     size, at = varint(data, at, path)
     return (offset, size), at
 
 
 def _whole_handle(data: bytes, path: str) -> tuple[int, int]:
-    """A handle that nothing follows."""
+    """Returns a handle that must be followed by nothing."""
     handle, at = _handle(data, 0, path)
     if at != len(data):
         raise make_damage_error(path, "the location of a block is followed by other data")

@@ -1,4 +1,4 @@
-"""Reads variables from an open checkpoint, and copies them to another one, a chunk of rows at a time."""
+"""Reads variables from an open checkpoint and copies them to another one, a chunk of rows at a time."""
 
 from __future__ import annotations
 
@@ -26,17 +26,17 @@ def ranges_of(bundle: Readable, stored: CheckpointEntry, chunk_bytes: int) -> li
 
 
 def read_rows(bundle: Readable, stored: CheckpointEntry, first: int, count: int) -> Array:
-    """Rows `[count, ...]` of a variable from row `first` on; all of what has no rows.
+    """Reads rows `[count, ...]` of a variable from row `first` on; the full value if it has no rows.
 
     Raises:
-        DamagedCheckpoint: when bytes of them are not those that were written.
+        DamagedCheckpoint: when bytes of them fail their checksum.
     """
     shape = bundle.tensors[stored.key].shape
     return bundle.read(stored.key, *(((0,) * len(shape), shape) if stored.shape is None else stored.box(first, count)))
 
 
 def stored_parts(tensor: Tensor) -> list[CheckpointEntry]:
-    """A tensor of a checkpoint, whatever graph it is of; its parts, where they are not all of it."""
+    """A checkpoint's tensor as an entry, whatever graph it belongs to; its parts, if they do not cover it."""
     dtype, whole = tf.as_dtype(tensor.dtype), tensor.shape
     boxes = [((0,) * len(whole), whole)] if tensor.is_whole else [(piece.start, piece.shape) for piece in tensor.pieces]
     return [
@@ -49,7 +49,7 @@ def copy(bundle: Readable, variables: Sequence[CheckpointEntry], writer: Writer,
     """Copies variables into a checkpoint that is being written.
 
     Raises:
-        DamagedCheckpoint: when bytes of one are not those that were written.
+        DamagedCheckpoint: when bytes of one fail their checksum.
     """
     for stored in variables:
         for first, count, rows in _pieces(bundle, stored, chunk_bytes):
@@ -57,7 +57,7 @@ def copy(bundle: Readable, variables: Sequence[CheckpointEntry], writer: Writer,
 
 
 def _pieces(bundle: Readable, stored: CheckpointEntry, chunk_bytes: int) -> Iterator[tuple[int, int, Array]]:
-    """(first row, number, rows) of all chunks of a variable; in one piece what has no more bytes than a chunk."""
+    """Yields (first row, number, rows) for all chunks of a variable; one piece if it is no larger than a chunk."""
     if stored.has_rows and stored.rows * stored.row_bytes <= chunk_bytes:
         yield 0, stored.rows, read_rows(bundle, stored, 0, stored.rows)
         return
@@ -66,10 +66,10 @@ def _pieces(bundle: Readable, stored: CheckpointEntry, chunk_bytes: int) -> Iter
 
 
 def check_fits(bundle: Readable, variables: Sequence[CheckpointEntry], remedy: str) -> None:
-    """Every variable of a graph must be in its checkpoint, with its shape and type.
+    """Requires every variable of a graph to be in its checkpoint, with its shape and type.
 
     Raises:
-        CheckpointError: that names the variables, and what graph and checkpoint have.
+        CheckpointError: names the variables, and compares graph and checkpoint.
     """
     wrong = []
     for one in variables:

@@ -1,7 +1,7 @@
-"""What a checkpoint holds: the global variables of the user's graph under the keys that tf.train.Saver gives them.
+"""Maps the global variables of the user's graph to tensors in a checkpoint, under the keys that tf.train.Saver uses.
 
 A part of a partitioned variable is a slice of its logical variable. A range of rows of any variable is a slice too, so
-that one variable can be written in several pieces.
+one variable can be written in several pieces.
 """
 
 from __future__ import annotations
@@ -15,11 +15,12 @@ import tensorflow as tf
 from parallax.base.types import Graph, Variable
 
 CHUNK_BYTES = 16 * 2**20
-"""The most that is written, read or sent at once; rows are never cut. Worker 0 holds about five times so much: rows as
-they come and in order, those that wait for a file, and TensorFlow's copies."""
+"""The maximum that is written, read or sent at once; rows are never split. Worker 0 needs about five times as much:
+rows as they arrive and in order, those that wait for a file, and TensorFlow's copies.
+"""
 
 OWN_KEYS = "parallax/"
-"""Begins the keys of what this project alone reads of a checkpoint."""
+"""Prefix of checkpoint keys that only this project reads."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,10 +31,10 @@ class CheckpointEntry:
         op: the variable op.
         key: name in the checkpoint; the parts of a partitioned variable share it.
         dtype: TensorFlow's name of the element type.
-        element_bytes: bytes an element.
-        shape: own shape; None where the graph does not fix it.
+        element_bytes: bytes per element.
+        shape: its shape; None if the graph does not fix it.
         whole_shape: shape of the logical variable; None likewise.
-        offset: where this part begins in the whole, one number a dimension.
+        offset: start of this part in the logical variable, one number per dimension.
         is_part: whether Saver stores it as a slice even when it is written in one piece.
     """
 
@@ -48,12 +49,12 @@ class CheckpointEntry:
 
     @property
     def has_rows(self) -> bool:
-        """Whether ranges of rows can be taken: not of scalars, nor of strings, whose bytes are not known."""
+        """Whether ranges of rows can be read: not for scalars, nor for strings, whose bytes are unknown."""
         return bool(self.shape) and self.dtype != "string"
 
     @property
     def rows(self) -> int:
-        """Length of the first dimension; 1 for what is not taken by rows."""
+        """Length of the first dimension; 1 if it is not read by rows."""
         return self.shape[0] if self.has_rows and self.shape else 1
 
     @property
@@ -62,7 +63,7 @@ class CheckpointEntry:
         return math.prod(self.shape[1:]) * self.element_bytes if self.shape else self.element_bytes
 
     def box(self, first: int, count: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """(start, shape) in the whole of `count` rows from row `first` of this part."""
+        """(start, shape) in the logical variable of `count` rows from row `first` of this part."""
         if not self.shape:
             return (), ()
         if not self.has_rows:
@@ -70,7 +71,7 @@ class CheckpointEntry:
         return (self.offset[0] + first, *self.offset[1:]), (count, *self.shape[1:])
 
     def slice_spec(self, first: int, count: int) -> str:
-        """What SaveV2 and RestoreV2 call those rows; empty for the whole of a variable that is no part."""
+        """The slice specification of those rows for SaveV2 and RestoreV2; empty for a full unpartitioned variable."""
         if not self.shape or self.whole_shape is None or (not self.is_part and count == self.rows):
             return ""
         return slice_text(self.whole_shape, *self.box(first, count))
@@ -80,13 +81,13 @@ class CheckpointEntry:
 
 
 def slice_text(whole_shape: tuple[int, ...], start: tuple[int, ...], shape: tuple[int, ...]) -> str:
-    """TensorFlow's text for a slice: `11 4 3,2:0,4` is two rows from row 3 of a whole of shape [11, 4]."""
+    """TensorFlow's text for a slice: `11 4 3,2:0,4` is two rows from row 3 of a variable of shape [11, 4]."""
     extents = ":".join(f"{s},{n}" for s, n in zip(start, shape, strict=True))
     return " ".join([*(str(d) for d in whole_shape), extents])
 
 
 def groups(bytes_by_name: Mapping[str, int], most: int = CHUNK_BYTES) -> Iterator[list[str]]:
-    """Names in order, so many at a time that they have `most` bytes together, or one that has more."""
+    """Groups names in order, so that each group has at most `most` bytes, or one name that has more."""
     group: list[str] = []
     size = 0
     for name, of_one in bytes_by_name.items():
@@ -100,7 +101,7 @@ def groups(bytes_by_name: Mapping[str, int], most: int = CHUNK_BYTES) -> Iterato
 
 
 def chunks(rows: int, row_bytes: int, chunk_bytes: int) -> list[tuple[int, int]]:
-    """(first row, number of rows) of pieces of at most `chunk_bytes`, or of one row where a row has more."""
+    """Splits rows into (first row, number of rows) of at most `chunk_bytes`, or of one row if a row has more."""
     step = max(1, chunk_bytes // max(1, row_bytes))
     return [(first, min(step, rows - first)) for first in range(0, rows, step)] or [(0, 0)]
 

@@ -1,10 +1,10 @@
-"""Writes one checkpoint's files, so that it is whole or not there at all, whenever a process or machine dies.
+"""Writes one checkpoint's files atomically: it is complete or absent, whenever a process or machine dies.
 
-A checkpoint is written in parts, in a folder of its own beside the others, by one process or by several that see that
-folder. Each forces its own parts to the disk. When all parts are there one process merges them and moves them to their
-names, the index last; only then does the file `checkpoint` name the new one. What a process left that died before is
-deleted before the next is written; where it still runs, on a host that was given up, it writes into a folder of another
-name.
+A checkpoint is written in parts, in its own temporary folder next to the others, by one process or by several that see
+that folder. Each process forces its own parts to disk. When all parts exist, one process merges them and renames them,
+the index last; only then does the file `checkpoint` name the new checkpoint. Parts left by a process that died are
+deleted before the next checkpoint is written. If that process still runs, on a host that was given up, it writes into a
+folder of another name.
 """
 
 from __future__ import annotations
@@ -34,29 +34,29 @@ from parallax.runtime.checkpoint.files.folder_watch import FolderWatch
 
 
 def run(fetch: Fetches, feeds: FeedDict | None = None) -> Value:
-    """Runs an op of the default graph in a session of its own, without GPUs."""
+    """Runs an op of the default graph in its own session, without GPUs."""
     options = tf.compat.v1.ConfigProto(device_count={"GPU": 0})
-    options.graph_options.rewrite_options.disable_meta_optimizer = True  # one op: nothing to optimize
+    options.graph_options.rewrite_options.disable_meta_optimizer = True  # a single op: nothing to optimize
     with tf.compat.v1.Session(config=options) as session:
         return session.run(fetch, feeds)
 
 
 @dataclass
 class Writer:
-    """One checkpoint that is being written, as one process takes part.
+    """A checkpoint that is being written, one process's part in it.
 
     Attributes:
-        folder: where it goes (absolute).
+        folder: its folder (absolute).
         step: its global step.
-        chunk_bytes: pieces are put together in a file up to this size.
-        retention: which older checkpoints stay when this one is there.
+        chunk_bytes: pieces are collected in a file up to this size.
+        retention: which older checkpoints remain after this one.
         name: its own in the folder; empty for that of a checkpoint of its step.
         worker: number of this process. Worker 0 begins and finishes; the others `join`.
         parts_name: of the folder for parts, in that of the unfinished checkpoint; drawn at random by `begin`.
-        largest_bytes: the most that was held at once so far.
-        notes: what was deleted to make room, a sentence each.
-        claim: on the folder, which `begin` takes or sees that it is held; None where nobody else writes there.
-        watch: tells when the folder does not answer; None where nobody is told.
+        largest_bytes: the maximum in memory at once so far.
+        notes: checkpoints that were deleted to make room, a sentence each.
+        claim: on the folder, which `begin` acquires or verifies; None where no other process writes there.
+        watch: detects that the folder does not respond; None where this is not reported.
     """
 
     folder: str
@@ -77,7 +77,7 @@ class Writer:
 
     @property
     def prefix(self) -> str:
-        """The checkpoint's name when it is done."""
+        """The name of the finished checkpoint."""
         return posixpath.join(self.folder, self.name or f"{NAME}-{self.step}")
 
     @property
@@ -88,13 +88,13 @@ class Writer:
         return posixpath.join(self._temporary, self.parts_name, name)
 
     def watch_folder(self) -> AbstractContextManager[None]:
-        """Has the work in the folder watched inside a `with` block."""
+        """Context in which operations in the folder are watched."""
         return (
             nullcontext() if self.watch is None else self.watch.doing(f"The checkpoint of step {self.step} is overdue")
         )
 
     def begin(self) -> None:
-        """Makes the folder, and deletes what a process that died left in it.
+        """Creates the folder, and deletes files that a dead process left in it.
 
         Raises:
             FolderInUse: the folder belongs to another job.
@@ -108,19 +108,19 @@ class Writer:
         tf.io.gfile.makedirs(self._part(""))
 
     def join(self, parts_name: str) -> bool:
-        """Whether another process sees the folder that worker 0 has made, and may write there: it leaves a sign."""
+        """Returns whether this process sees worker 0's folder and may write there; leaves a marker file in it."""
         self.parts_name = parts_name
         try:
             if not tf.io.gfile.isdir(self._part("")):
                 return False
             with tf.io.gfile.GFile(self._sign(self.worker), "w") as file:
                 file.write("here\n")
-        except (tf.errors.OpError, OSError):  # the folder is read-only, say: rows go to those who can write
+        except (tf.errors.OpError, OSError):  # for example, the folder is read-only: rows go to workers that can write
             return False
         return True
 
     def has_joined(self, worker: int) -> bool:
-        """Whether the sign of another process is in the folder of this one."""
+        """Whether the marker file of another process is in this process's folder."""
         return bool(tf.io.gfile.exists(self._sign(worker)))
 
     def _sign(self, worker: int) -> str:
@@ -136,7 +136,7 @@ class Writer:
         self.largest_bytes = max(self.largest_bytes, self._waiting_bytes)
 
     def close(self) -> tuple[str, ...]:
-        """Writes all that was added, and forces it to the disk; gives the names of this process's parts."""
+        """Writes all added tensors, and forces them to disk; returns the names of this process's parts."""
         self._flush()
         for name in self._parts[self._settled :]:
             for path in tf.io.gfile.glob(f"{self._part(name)}.*"):
@@ -145,7 +145,7 @@ class Writer:
         return tuple(self._parts)
 
     def finish(self, others: Sequence[str] = ()) -> str:
-        """Makes of the parts a checkpoint, the latest, and deletes what need not stay; gives its prefix.
+        """Merges the parts into a checkpoint, the latest, and deletes expired ones; returns its prefix.
 
         Args:
             others: parts of other processes, which have closed them.
@@ -156,7 +156,7 @@ class Writer:
         return self.prefix
 
     def finish_files(self, others: Sequence[str] = ()) -> None:
-        """Makes of the parts a checkpoint, which the file `checkpoint` does not name; `others` as `finish` takes it."""
+        """Merges the parts into a checkpoint that the file `checkpoint` does not name; `others` as in `finish`."""
         parts = [self._part(name) for name in (*self.close(), *others)]
         merged = posixpath.join(self._temporary, posixpath.basename(self.prefix))
         with tf.Graph().as_default():
@@ -172,12 +172,12 @@ class Writer:
         self.discard()
 
     def discard(self) -> None:
-        """Deletes what is unfinished of this checkpoint, once it is begun."""
+        """Deletes the unfinished files of this checkpoint, once it has begun."""
         if self.parts_name and tf.io.gfile.exists(self._temporary):
             tf.io.gfile.rmtree(self._temporary)
 
     def _flush(self) -> None:
-        """Writes what waits into a file of its own; after an error it still waits."""
+        """Writes pending tensors into their own file; after an error they are still pending."""
         if not self._waiting:
             return
         name = f"{self.worker:05d}-{len(self._parts):05d}"
@@ -204,10 +204,10 @@ class Writer:
         self._waiting, self._waiting_bytes = [], 0
 
     def make_room(self, error: Exception) -> bool:
-        """After an error on a full disk older checkpoints go, as far as they may, all but the latest.
+        """After an error on a full disk, deletes older checkpoints as far as permitted, but never the latest.
 
         Returns:
-            Whether any went: not when the disk is not full or nothing may go.
+            Whether any were deleted: not if the disk is not full or none may be deleted.
         """
         deleted = self.retention.apply(self.folder, last=1) if is_full(error) else []
         if deleted:

@@ -1,1 +1,1 @@
-"""Where a worker has the rows of variables, and how they are read and written while it runs."""
+"""Locates the rows of variables in the workers, and reads and writes them while the job runs."""

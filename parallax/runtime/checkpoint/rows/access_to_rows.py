@@ -1,4 +1,4 @@
-"""Builds what reads and writes the variables of a worker's graph, each as its plan has it."""
+"""Builds the readers and writers of the variables in a worker's graph, according to each variable's plan."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ _SCOPE = "parallax/storage/"
 
 
 def hold(stored: tuple[CheckpointEntry, ...], places: Places, comm: Comm) -> tuple[StoredVariable, ...]:
-    """Builds what reads and writes the variables, in the default graph, which must be a worker's graph.
+    """Builds the readers and writers of variables in the default graph, which must be a worker's graph.
 
     Args:
         stored: the variables.
-        places: where their rows are.
+        places: the placement of their rows.
         comm: communicator of the workers (mpi4py).
     """
     found: list[StoredVariable] = []
@@ -62,7 +62,7 @@ def hold(stored: tuple[CheckpointEntry, ...], places: Places, comm: Comm) -> tup
 def _held_by_stage(
     stored: CheckpointEntry, places: Places, low: Tensor, high: Tensor, local_rows: Tensor, team: Comm
 ) -> RowsHere:
-    """What this worker has of a variable of its stage, whose workers are a team."""
+    """This worker's part of a variable of its stage, whose workers are a team."""
     if not stored.has_rows:
         return _copied_value(stored, places.here(stored.op), team)
     ops = row_ops(stored, places.here(stored.op), low, high, local_rows, places.lazily_updated)

@@ -1,8 +1,8 @@
-"""What one checkpoint has: all variables, or, of tables whose touched rows are known, these rows alone.
+"""Selects the contents of one checkpoint: all variables or, for tables whose touched rows are tracked, only these rows.
 
-All workers bring their rows in one order. Rows that several processes hold are dealt to all workers that write, in
-runs; all else, and the touched rows of increments, which are few, worker 0 writes. Which rows of a table are touched it
-puts together from who remembers it, and tells all: a byte a row, once.
+All workers supply their rows in one order. Rows that are sharded over several processes are distributed in ranges to
+all workers that write. Worker 0 writes everything else, and the touched rows of increments, which are few. Worker 0
+collects the touched rows of a table from the processes that track them and broadcasts them: a byte per row, once.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ _SPREAD = (ShardedRows, RowsOnServers)
 
 
 class Content(NamedTuple):
-    """A tensor of a checkpoint or a slice of one, as `Writer.add` takes it.
+    """A tensor of a checkpoint or a slice of one, in the form of `Writer.add`.
 
-    `value` is None on workers that do not write it. Of what `is_dealt` each has a slice of its own.
+    `value` is None on workers that do not write it. If `is_dealt`, each writer has its own slice.
     """
 
     key: str
@@ -38,7 +38,7 @@ class Content(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class TouchedTable:
-    """Variables of which some rows are written, and what says which."""
+    """Variables of which some rows are written, and the record of these rows."""
 
     marks: ReadableVariable
     members: tuple[ReadableRows, ...]
@@ -46,12 +46,12 @@ class TouchedTable:
 
 @dataclass
 class Contents:
-    """What goes into one checkpoint.
+    """The contents of one checkpoint.
 
     Attributes:
-        held: the variables that are written whole, in the same order on all workers.
+        held: the variables that are written in full, in the same order on all workers.
         tables: those of which the touched rows are written.
-        header: what the checkpoint says of itself; None where it says nothing.
+        header: the checkpoint's header; None without one.
     """
 
     held: Sequence[ReadableVariable]
@@ -61,16 +61,16 @@ class Contents:
 
     @property
     def has_spread_rows(self) -> bool:
-        """Whether there is something to write for more workers than one."""
+        """Whether several workers have rows to write."""
         return any(isinstance(one, _SPREAD) for one in self.held)
 
     def pieces(self, comm: Comm, session: Session, chunk_bytes: int, writers: Sequence[int]) -> Iterator[Content]:
-        """All of it in chunks; every worker must go through them.
+        """Yields all contents in chunks; every worker must iterate over them.
 
         Args:
             comm: communicator of the workers.
             session: to read with.
-            chunk_bytes: the most of a piece, if a row has no more.
+            chunk_bytes: the maximum of a piece, unless a row has more.
             writers: the workers that write, ascending; worker 0 is one of them.
         """
         for one in self.held:
@@ -87,7 +87,7 @@ class Contents:
             yield Content(HEADER, "", "string", header.to_text() if comm.Get_rank() == 0 else None)
 
     def _list_touched(self, table: TouchedTable, comm: Comm, session: Session, chunk_bytes: int) -> Iterator[Content]:
-        """The numbers of the touched rows, and these rows of all variables of a table."""
+        """Yields the numbers of the touched rows, and these rows of all variables of a table."""
         marked = _read_marks(table.marks, comm, session, chunk_bytes)
         total, is_first = int(np.count_nonzero(marked)), comm.Get_rank() == 0
         if not total:
@@ -111,7 +111,7 @@ class Contents:
 
 
 def _dealt(one: DealtRows, session: Session, chunk_bytes: int, writers: Sequence[int]) -> Iterator[Content]:
-    """A variable in runs of rows, one for each worker that writes in each round."""
+    """Yields a variable in ranges of rows, one for each writing worker in each round."""
     stored, rank = one.stored, one.comm.Get_rank()
     for first, counts in rounds(one, writers, chunk_bytes):
         rows = deal(one, session, first, counts)
@@ -120,7 +120,7 @@ def _dealt(one: DealtRows, session: Session, chunk_bytes: int, writers: Sequence
 
 
 def _read_marks(marks: ReadableVariable, comm: Comm, session: Session, chunk_bytes: int) -> Array:
-    """Which rows are marked, `[rows]`, on all workers."""
+    """Reads the marked rows, `[rows]`, on all workers."""
     found = np.zeros(marks.stored.rows, bool)
     for first, count in chunks(marks.stored.rows, marks.stored.row_bytes, chunk_bytes):
         own = marks.read(session, first, count)
@@ -132,7 +132,7 @@ def _read_marks(marks: ReadableVariable, comm: Comm, session: Session, chunk_byt
 
 
 def _spec(shape: tuple[int, ...], first: int, count: int) -> str:
-    """Rows of a tensor as a slice; empty where they are all of it."""
+    """The slice specification of rows of a tensor; empty if they are all of it."""
     if count == shape[0]:
         return ""
     return slice_text(shape, (first, *(0 for _ in shape[1:])), (count, *shape[1:]))

@@ -1,8 +1,9 @@
-"""Brings ranges of rows from the workers that read them to those that take them: worker 0, or a share to each of many.
+"""Redistributes ranges of rows from the workers that read them to those that write them: worker 0, or several workers.
 
-Rows of a table are held in turns, and a checkpoint's files have runs of rows. So the workers exchange them, a round at
-a time: each reads what it holds of a range of rows, and each taker gets a run of that range. A round is as long as can
-be without that a worker reads or takes more than a chunk.
+Rows of a table are stored round-robin over its owners, while a checkpoint's files contain contiguous ranges. So the
+workers exchange them in rounds: in each round every worker reads its local rows of a range, and each writer receives a
+contiguous part of that range. A round is as large as possible without any worker reading or receiving more than a
+chunk.
 """
 
 from __future__ import annotations
@@ -18,11 +19,11 @@ from parallax.graph.ownership import Ownership
 from parallax.runtime.checkpoint.files.stored_tensors import CheckpointEntry
 from parallax.runtime.worker.barrier import barrier
 
-_SMALL = 16  # what has no more than this part of a chunk is not split: each slice costs an entry, and a read later
+_SMALL = 16  # variables of at most this part of a chunk are not split: each slice costs an entry, and a read later
 
 
 class DealtRows(Protocol):
-    """A variable whose rows several processes hold: the workers, or servers that workers read."""
+    """A variable whose rows are sharded: over the workers, or over servers that workers read."""
 
     @property
     def stored(self) -> CheckpointEntry:
@@ -34,13 +35,13 @@ class DealtRows(Protocol):
 
     @property
     def ownership(self) -> Ownership:
-        """Who holds which row."""
+        """The owner of each row."""
 
     def readers(self, takers: Sequence[int]) -> Sequence[int]:
-        """By holder, the worker that reads its rows when these workers take some."""
+        """By holder, the worker that reads its rows for these receivers."""
 
     def read_held(self, session: Session, holder: int, low: int, high: int) -> Array:
-        """Local rows `[high - low, ...]` of a holder, by the worker that reads them."""
+        """Local rows `[high - low, ...]` of a holder, on the worker that reads them."""
 
 
 def rounds(one: DealtRows, takers: Sequence[int], chunk_bytes: int) -> Iterator[tuple[int, dict[int, int]]]:
@@ -48,11 +49,11 @@ def rounds(one: DealtRows, takers: Sequence[int], chunk_bytes: int) -> Iterator[
 
     Args:
         one: the variable.
-        takers: the workers that take rows, ascending.
-        chunk_bytes: what a worker reads, and what it takes, in a round: at most that, or a row where a row has more.
+        takers: the workers that receive rows, ascending.
+        chunk_bytes: the maximum that a worker reads, and receives, in a round; at least a row.
 
     Yields:
-        The first row of a round, and how many rows from there on each worker takes, as `deal` wants them.
+        The first row of a round, and how many rows from there on each worker receives, as `deal` expects them.
     """
     stored, readers, shares = one.stored, one.readers(takers), one.ownership.shares
     step = max(1, chunk_bytes // max(1, stored.row_bytes))
@@ -69,21 +70,21 @@ def rounds(one: DealtRows, takers: Sequence[int], chunk_bytes: int) -> Iterator[
 
 
 def run_of(rank: int, first: int, counts: Mapping[int, int]) -> tuple[int, int]:
-    """The run of rows that a worker takes in a round: (first row, number); `counts` as `deal` takes them."""
+    """The range of rows that a worker receives in a round: (first row, number); `counts` as in `deal`."""
     return first + sum(rows for other, rows in counts.items() if other < rank), counts.get(rank, 0)
 
 
 def deal(one: DealtRows, session: Session, first: int, counts: Mapping[int, int]) -> Array:
-    """Brings rows from `first` on to the workers that take them; every worker must call it.
+    """Sends rows from `first` on to the workers that receive them; every worker must call it.
 
     Args:
         one: the variable.
         session: to read it with.
         first: the first row.
-        counts: worker -> how many rows it takes; the worker of the lowest rank takes the first ones, and so on.
+        counts: worker -> number of rows it receives; the worker of the lowest rank receives the first ones, and so on.
 
     Returns:
-        The rows that this worker takes, `[n, ...]`, in order.
+        The rows that this worker receives, `[n, ...]`, in order.
     """
     comm, ownership, stored = one.comm, one.ownership, one.stored
     size, readers = comm.Get_size(), one.readers(sorted(counts))
@@ -107,7 +108,7 @@ def deal(one: DealtRows, session: Session, first: int, counts: Mapping[int, int]
 def _send(
     one: DealtRows, session: Session, first: int, counts: Mapping[int, int], readers: Sequence[int]
 ) -> tuple[Array, list[int]]:
-    """What this worker reads of a round: the rows of each taker one after the other, and by worker how many bytes."""
+    """This worker's reads of a round: the rows for each receiver in sequence, and the number of bytes for each."""
     stored, rank, total = one.stored, one.comm.Get_rank(), sum(counts.values())
     own = [holder for holder, reader in enumerate(readers) if reader == rank]
     starts = [one.ownership.local_range(holder, first, total) for holder in own]
@@ -120,15 +121,15 @@ def _send(
         runs = [one.ownership.local_range(holder, *run_of(taker, first, counts)) for holder in own]
         parts += [rows[a - low : b - low] for rows, (low, _), (a, b) in zip(read, starts, runs, strict=True)]
         sizes.append(sum(b - a for a, b in runs) * stored.row_bytes)
-    # Those of one holder are in order already.
+    # The rows of one holder are in order already.
     return read[0] if len(own) == 1 else np.concatenate([empty(stored, 0), *parts]), sizes
 
 
 def empty(stored: CheckpointEntry, count: int) -> Array:
-    """Room for so many rows of a variable."""
+    """An uninitialized array for so many rows of a variable."""
     return np.empty((count, *(stored.shape or ())[1:]), tf.as_dtype(stored.dtype).as_numpy_dtype)
 
 
 def bytes_of(rows: Array) -> Array:
-    """The bytes of an array, which MPI sends whatever their type; no copy of what is contiguous."""
+    """The bytes of an array, which MPI sends whatever their type; a contiguous array is not copied."""
     return np.ascontiguousarray(rows).reshape(-1).view(np.uint8)

@@ -1,12 +1,12 @@
-"""The variables of a job as they were at one instant, read as the variables themselves are read.
+"""Freezes a job's variables at one instant, and reads the images as the variables themselves are read.
 
-A worker freezes its own rows of a spread table; worker 0 also those that all have, and, by TensorFlow, those on
-servers, which any worker may read. What has no rows worker 0 copies in the same run. Images are read in a graph and a
-session of their own, in the order of the rows and once: memory of rows that were read is given back.
+A worker freezes its local rows of a sharded table. Worker 0 also freezes replicated variables and, by TensorFlow, those
+on servers, which any worker may read. Worker 0 copies variables without rows in the same run. Images are read in their
+own graph and session, in row order and once: the memory of rows that were read is released.
 
-A process holds an image, and may be killed or stopped while it is read: the kernel's first choice when memory runs out.
-Other workers then wait for the rows in a collective. So a lost image gives zeros from then on, and its `Loss` says why;
-whoever writes a checkpoint asks all workers for their loss before the checkpoint gets its name.
+A process holds an image, and may be killed or stopped while it is read: it is the kernel's first choice when memory
+runs out. Other workers then wait for the rows in a collective. So a lost image returns zeros from then on, and its
+`Loss` gives the reason. The writer of a checkpoint asks all workers for their loss before the checkpoint gets its name.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ _SILENT_S = 20  # in which a process that holds an image gives no byte: many tim
 
 
 class CannotFreeze(CheckpointError):
-    """The machine cannot copy a process: for lack of memory, processes or files."""
+    """The machine cannot clone a process: for lack of memory, processes or files."""
 
 
 @dataclass
@@ -58,19 +58,19 @@ class Loss:
     """Why an image can no longer be read by this worker; empty while it can.
 
     Attributes:
-        reason: what TensorFlow's op says.
+        reason: the error of TensorFlow's op.
     """
 
     reason: str = ""
 
     def read(self, session: Session, fetch: Tensor, fed: FeedDict, size: int) -> Value:
-        """Bytes of an image, `[size]` uint8; zeros once it is lost.
+        """Reads bytes of an image, `[size]` uint8; zeros once it is lost.
 
         Args:
             session: to read with.
             fetch: the bytes.
-            fed: for that.
-            size: how many bytes it gives.
+            fed: the feeds.
+            size: the number of bytes.
         """
         if not self.reason:
             try:
@@ -88,7 +88,7 @@ class FrozenRows:
         stored: the variable.
         image: name of the image.
         number: of its buffer there.
-        ops: on the device where the image is.
+        ops: on the device of the image.
         loss: of the image.
     """
 
@@ -99,7 +99,7 @@ class FrozenRows:
     loss: Loss
 
     def read(self, session: Session, low: int, high: int) -> Value:
-        """Local rows `[high - low, ...]`, which cannot be read again, nor can those before them."""
+        """Reads local rows `[high - low, ...]`; these and earlier ones cannot be read again."""
         row_bytes, shape = self.stored.row_bytes, (self.stored.shape or ())[1:]
         place = (self.number, low * row_bytes, (high - low) * row_bytes)
         fed = {self.ops.image: self.image, self.ops.place: place}
@@ -107,7 +107,7 @@ class FrozenRows:
         return found.view(tf.as_dtype(self.stored.dtype).as_numpy_dtype).reshape(high - low, *shape)
 
     def pick(self, session: Session, low: int, numbers: Array) -> Value:
-        """Local rows `low + numbers`; these and those before them cannot be read again. Chosen where the image is."""
+        """Reads local rows `low + numbers`, selected by the image's process; these and earlier ones are then gone."""
         row_bytes, shape, first = self.stored.row_bytes, (self.stored.shape or ())[1:], int(numbers[0])
         place = (self.number, (low + first) * row_bytes, (int(numbers[-1]) + 1 - first) * row_bytes)
         fed = {self.ops.image: self.image, self.ops.place: place}
@@ -124,17 +124,17 @@ class FrozenValue:
     value: ArrayOnWorker0
 
     def read(self, session: Session, first: int, count: int) -> ArrayOnWorker0:
-        """The copy."""
+        """Returns the copy."""
         return self.value
 
     def read_marked(self, session: Session, first: int, marked: Array) -> ArrayOnWorker0:
-        """The marked rows of the copy; None without one: a table that all workers have is read on worker 0 alone."""
+        """Returns the marked rows of the copy; None without one: a replicated table is read on worker 0 alone."""
         return None if self.value is None else self.value[first : first + len(marked)][marked]
 
 
 @dataclass(frozen=True, slots=True)
 class ImageOps:
-    """What reads and ends images in one process: `bytes` at `place` of the image named `image`.
+    """Ops that read and end images in one process: `bytes` at `place` of the image named `image`.
 
     Of these bytes, taken as rows of `row_bytes`, `picked` are the rows of some `numbers`.
     """
@@ -150,11 +150,11 @@ class ImageOps:
 
 @dataclass(frozen=True, slots=True)
 class Image:
-    """All variables at one instant, as this worker takes part in reading them.
+    """All variables at one instant, one worker's part in reading them.
 
     Attributes:
-        held: the variables; every worker has them in the same order.
-        session: to read them with, of this image alone; None where nothing was frozen.
+        held: the variables, in the same order on every worker.
+        session: to read them with, of this image alone; None if nothing was frozen.
         name: in each process that has a part of it.
         ops: of each of the processes that this worker has frozen.
         process: the one that holds this worker's own part; None without one.
@@ -169,12 +169,12 @@ class Image:
     loss: Loss = field(default_factory=Loss)
 
     def copied_bytes(self) -> int:
-        """Memory of this worker's part that the worker has written since, and which so exists twice."""
+        """Memory of this worker's part that the worker has written since, which therefore exists twice."""
         if self.process is None:
             return 0
         try:
             lines = Path(f"/proc/{self.process}/smaps_rollup").read_text().splitlines()
-        except OSError:  # it has ended, which whoever reads the image hears; or the kernel does not tell
+        except OSError:  # the process has ended, which readers of the image detect; or the kernel does not tell
             return 0
         return sum(int(line.split()[1]) * 1024 for line in lines if line.startswith("Private_"))
 
@@ -184,7 +184,7 @@ class Image:
 
 
 def _thaw(session: Session, name: str, ops: Sequence[ImageOps]) -> None:
-    """Ends what there is of an image, and its session."""
+    """Ends the parts of an image, and its session."""
     for one in ops:
         session.run(one.thaw, {one.image: name})
     if session is not None:
@@ -200,11 +200,11 @@ class Freezer:
         rows: by variable, (place of its process among `freezes`, number of its buffer there) of each of its `RowOps`
             that this worker reads.
         values: of each of the variables that this worker copies, in their order; None for the others.
-        image: is fed with the name of the image.
+        image: placeholder of the image's name.
         freezes: in the worker's graph, one for each process that this worker freezes.
-        ops: in a graph of their own, one for each process that has rows which this worker reads; first those that it
+        ops: in a separate graph, one for each process that has rows which this worker reads; first those that it
             freezes.
-        options: for a session on it.
+        options: for a session on that graph.
         has_own: whether the first of the processes is this worker's.
     """
 
@@ -218,7 +218,7 @@ class Freezer:
     has_own: bool
 
     def freeze(self, session: Session, comm: Comm, name: str) -> Image:
-        """An image of the variables as they are now; nobody may write one of them while it is made.
+        """Makes an image of the variables' current values; no process may write them meanwhile.
 
         Args:
             session: TensorFlow's session on the worker's graph.
@@ -247,7 +247,7 @@ class Freezer:
 
 
 def freezer(held: tuple[StoredVariable, ...], comm: Comm) -> Freezer:
-    """Adds what freezes variables to the default graph, a worker's.
+    """Adds the ops that freeze variables to the default graph, a worker's.
 
     Args:
         held: the variables.
@@ -266,7 +266,7 @@ def freezer(held: tuple[StoredVariable, ...], comm: Comm) -> Freezer:
         for number, (at, part, _) in enumerate(by_process[name]):
             numbers[at][part] = process, number
     options = v1.ConfigProto(device_count={"GPU": 0})
-    if not home:  # a thread of its own, which no op of a step holds; sessions on TensorFlow's servers have none
+    if not home:  # a separate thread, which no op of a step occupies; sessions on TensorFlow's servers have none
         options.use_per_session_threads, options.inter_op_parallelism_threads = True, 1
     options.graph_options.rewrite_options.disable_meta_optimizer = True  # a few ops: nothing to optimize
     options.device_filters.extend(sorted({*names, home} - {""}))
@@ -286,7 +286,7 @@ def freezer(held: tuple[StoredVariable, ...], comm: Comm) -> Freezer:
 
 
 def _freeze(image: Tensor, process: str, rows: Sequence[RowOps]) -> Tensor:
-    """Freezes variables of one process, resources before references; their buffers have numbers in that order."""
+    """Freezes variables of one process, resources before references; their buffers are numbered in that order."""
     before = [op for one in rows for op in one.up_to_date]
     resources = [one.variable for one in rows if one.variable.dtype == tf.resource]
     references = [one.variable for one in rows if one.variable.dtype != tf.resource]
@@ -304,13 +304,13 @@ def _image_ops(graph: Graph, process: str) -> ImageOps:
 
 
 def _process(tensor: Tensor) -> str:
-    """Where an op runs, `/job:J/task:T`; empty where there is one process only."""
+    """The process of an op, `/job:J/task:T`; empty if there is one process only."""
     place = tf.DeviceSpec.from_string(tensor.device or "")
     return "" if place.job is None else f"/job:{place.job}/task:{place.task}"
 
 
 def _read_here(one: StoredVariable, is_first: bool) -> tuple[RowOps, ...]:
-    """Those by which this worker reads rows of a variable."""
+    """The readers of a variable's rows on this worker."""
     if isinstance(one, ShardedRows):
         return (one.ops,)
     if isinstance(one, ReplicatedRows) and is_first:
@@ -319,7 +319,7 @@ def _read_here(one: StoredVariable, is_first: bool) -> tuple[RowOps, ...]:
 
 
 def _value(one: StoredVariable) -> Tensor | None:
-    """What worker 0 reads of a variable without rows."""
+    """The tensor by which worker 0 reads a variable without rows."""
     if isinstance(one, ValueOnServer):
         return one.served.access.value
     return one.access.value if isinstance(one, ReplicatedValue) else None
@@ -328,7 +328,7 @@ def _value(one: StoredVariable) -> Tensor | None:
 def _freeze_variable(
     one: StoredVariable, rows: tuple[FrozenRows, ...], value: ArrayOnWorker0, comm: Comm
 ) -> ReadableVariable:
-    """What reads a variable from an image."""
+    """Returns the reader of a variable in an image."""
     if isinstance(one, ShardedRows):
         return ShardedRows(one.stored, rows[0], one.ownership, comm)
     if isinstance(one, RowsOnServers):

@@ -1,6 +1,6 @@
-"""Ops of a worker's graph that read and write what it has of one variable: ranges of local rows, or all at once.
+"""Ops of a worker's graph that read and write its part of one variable: ranges of local rows, or all at once.
 
-Before a lazily updated table is read or written here, all of its rows get their updates (`up_to_date`).
+Before a lazily updated table is read or written here, all its rows are brought up to date (`up_to_date`).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from parallax.runtime.checkpoint.files.stored_tensors import CheckpointEntry
 
 @dataclass(frozen=True, slots=True)
 class WholeAccess:
-    """Ops on all that this worker has of a variable: `update` writes what `new_value` is fed."""
+    """Ops on all of this worker's part of a variable: `update` writes the value fed to `new_value`."""
 
     value: Tensor
     new_value: Tensor
@@ -34,15 +34,15 @@ class RowReader(Protocol):
         """Local rows `[high - low, ...]`."""
 
     def pick(self, session: Session, low: int, numbers: Array) -> Array:
-        """Local rows `low + numbers`; the numbers rise, and there is one at least."""
+        """Local rows `low + numbers`; the numbers ascend, and there is at least one."""
 
 
 @dataclass(frozen=True, slots=True)
 class RowOps:
     """Ops on the local rows of one variable in this worker's graph, from local row `low` up to `high`.
 
-    `variable` is the handle or reference, and `up_to_date` what is to be run before it is read in another way; `whole`
-    is for all of the rows.
+    `variable` is the handle or reference. `up_to_date` must run before it is read in another way. `whole` is for all
+    rows.
     """
 
     variable: Handle
@@ -70,7 +70,7 @@ class RowOps:
 
 @dataclass(frozen=True, slots=True)
 class PickedRows:
-    """Which of a holder's rows are among marked ones: local rows `low + numbers`, at `places` among the marked."""
+    """A holder's rows among the marked ones: local rows `low + numbers`, at `places` among the marked."""
 
     low: int
     numbers: Array
@@ -78,7 +78,7 @@ class PickedRows:
 
     @classmethod
     def of(cls, ownership: Ownership, holder: int, first: int, marked: Array) -> PickedRows:
-        """Those of a holder among the rows from `first` on that are true in `marked`."""
+        """The rows of a holder that are true in `marked`, which begins at row `first`."""
         low, high = ownership.local_range(holder, first, len(marked))
         here = np.empty(high - low, np.int64)
         for of_range, of_holder in ownership.pieces(holder, first) if low < high else ():
@@ -90,7 +90,7 @@ class PickedRows:
 def row_ops(
     stored: CheckpointEntry, op: str, low: Tensor, high: Tensor, local_rows: Tensor, lazy: Sequence[tuple[str, ...]]
 ) -> RowOps:
-    """Ops on the rows of a variable op that has rows of `stored`, on the device where it is."""
+    """Builds the ops on the rows of a variable op that has rows of `stored`, on its device."""
     variable, dtype = variable_of(stored, op)
     new_rows = tf.compat.v1.placeholder(dtype, [None, *(stored.shape or ())[1:]])
     before = up_to_date(op, lazy)
@@ -106,7 +106,7 @@ def row_ops(
 
 
 def whole_access(variable: Handle, dtype: DType, new_value: Tensor, has_shape: bool) -> WholeAccess:
-    """Ops on all of a variable of the default graph, where the graph may fix its shape."""
+    """Builds ops on all of a variable of the default graph, where the graph may fix its shape."""
     if variable.dtype == tf.resource:
         value = tf.raw_ops.ReadVariableOp(resource=variable, dtype=dtype)
         return WholeAccess(value, new_value, tf.raw_ops.AssignVariableOp(resource=variable, value=new_value))
@@ -120,7 +120,7 @@ def variable_of(stored: CheckpointEntry, op: str) -> tuple[Handle, DType]:
 
 
 def up_to_date(op: str, tables: Sequence[tuple[str, ...]]) -> list[Operation]:
-    """What whoever reads or writes a variable in the default graph must wait for; nothing for most variables.
+    """The ops that must run before a variable in the default graph is read or written; none for most variables.
 
     Args:
         op: that holds the variable.

@@ -1,4 +1,4 @@
-"""Where a plan has the rows of variables, as checkpoints and other readers of values take it."""
+"""Describes where a plan stores the rows of variables, for checkpoints and other readers of values."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from parallax.graph.ownership import Ownership
 
 @dataclass(frozen=True, slots=True)
 class Places:
-    """Where the rows of variables are.
+    """The placement of variables' rows.
 
     Attributes:
-        spread: variable op -> which worker has which row, of those whose rows are spread over the workers.
+        spread: variable op -> ownership of its rows, for variables sharded over the workers.
         partitions: variable op -> the ops of its partitions on servers.
         absent: those of them of which the workers have no copy.
-        names: variable op -> the op in the worker's graph, of those that have another name there.
-        lazily_updated: ops in the worker's graph of each table whose rows are to be brought up to date before anybody
-            reads or writes one of them.
-        stages: variable op -> the worker that reads it, the first of those of its stage, of those that one stage holds.
-        elsewhere: variable ops of which this worker has nothing, as another stage holds them.
+        names: variable op -> the op in the worker's graph, if it has another name there.
+        lazily_updated: ops in the worker's graph of each table whose rows must be brought up to date before they are
+            read or written.
+        stages: variable op -> the worker that reads it, the first of its stage, for variables of a single stage.
+        elsewhere: variable ops that another stage stores, so this worker has no part of them.
         stage: this worker's.
     """
 
@@ -34,5 +34,5 @@ class Places:
     stage: int = 0
 
     def here(self, op: str) -> str:
-        """A variable op by its name in the worker's graph."""
+        """A variable op's name in the worker's graph."""
         return self.names.get(op, op)

@@ -1,4 +1,4 @@
-"""A variable that one stage of the model holds: its workers read it, the first of them for all, and all write it."""
+"""Accesses a variable of one stage of the model: the stage's first worker reads it, and all its workers write it."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ from parallax.runtime.worker.barrier import barrier
 
 
 class RowsHere(Protocol):
-    """What this worker has of a variable: all of it, or a share."""
+    """This worker's part of a variable: all of it, or a share."""
 
     def read_own(self, session: Session, first: int, count: int) -> ArrayOnWorker0:
-        """Rows of the variable, on the first worker of the stage; of a share all of them must call it."""
+        """Reads rows on the first worker of the stage; if the workers have shares, all of them must call it."""
 
     def write_own(self, session: Session, first: int, rows: Array) -> None:
-        """Writes what this worker has of these rows; all workers of the stage must call it."""
+        """Writes this worker's part of these rows; all workers of the stage must call it."""
 
 
 @dataclass(frozen=True, slots=True)
 class RowsOfStage:
-    """Rows that the workers of one stage have, and no others.
+    """Rows that only the workers of one stage have.
 
     Attributes:
         stored: the variable's place in the checkpoint.
-        own: this worker's; None where another stage has them.
+        own: this worker's rows; None if another stage has them.
         reader: the worker that reads them.
         comm: communicator of the workers.
         is_shared: whether each worker of the stage has a share.
@@ -39,7 +39,7 @@ class RowsOfStage:
     is_shared: bool = False
 
     def read(self, session: Session, first: int, count: int) -> ArrayOnWorker0:
-        """The reader sends rows to worker 0."""
+        """Reads rows and sends them to worker 0."""
         rank = self.comm.Get_rank()
         own = None
         if self.own is not None and (self.is_shared or rank == self.reader):
@@ -53,7 +53,7 @@ class RowsOfStage:
         return own if rank == 0 else None
 
     def write(self, session: Session, first: int, count: int, rows: ArrayOnWorker0) -> None:
-        """Worker 0's rows go to all, and those who hold them write them."""
+        """Broadcasts worker 0's rows; the workers that store them write them."""
         barrier(self.comm)
         rows = self.comm.bcast(rows)
         if self.own is not None and (count or not self.stored.has_rows):

@@ -1,4 +1,4 @@
-"""The touched rows of a job's tables: who remembers them, how they are forgotten, and which checkpoint comes next."""
+"""Tracks the touched rows of a job's tables: the variables that record them, their reset, and the next increment."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from parallax.transform.passes.touched_rows import RowMemory
 
 @dataclass(frozen=True, slots=True)
 class Marks:
-    """What remembers the touched rows of all tables, in this worker's graph.
+    """The records of the touched rows of all tables, in this worker's graph.
 
     Attributes:
-        held: one for each table, to be read as variables are.
-        variables: for each, the ops of the variables whose rows it is about.
-        clear: ops that forget all, where this worker is the one to run them.
+        held: one for each table, which is read like a variable.
+        variables: for each, the ops of the variables whose rows it records.
+        clear: ops that reset all records, where this worker runs them.
     """
 
     held: tuple[StoredVariable, ...] = ()
@@ -31,12 +31,12 @@ class Marks:
     clear: tuple[str, ...] = ()
 
     def forget(self, session: Session) -> None:
-        """Forgets all; every worker must call it before anybody trains."""
+        """Resets all records; every worker must call it before any worker trains."""
         if self.clear:
             session.run(self.clear)
 
     def describe(self, touched: RowMemory) -> str:
-        """What increments will have, and why not less."""
+        """Describes the contents of increments, and why they are not smaller."""
         by_row = {op for ops in self.variables for op in ops}
         said = (
             f"Increments have the touched rows of {', '.join(sorted(by_row)) or 'no variable'}, and all others whole."
@@ -47,10 +47,10 @@ class Marks:
         return " ".join([said, *(f"Whole are {', '.join(ops)}: {reason}." for reason, ops in reasons.items())])
 
     def contents(self, everything: Sequence[ReadableVariable], header: Header | None) -> Contents:
-        """What a checkpoint has.
+        """Returns the contents of a checkpoint.
 
         Args:
-            everything: the variables, then `held`: as they are, or of an image.
+            everything: the variables, then `held`: live, or of an image.
             header: the checkpoint's.
         """
         number = len(everything) - len(self.held)
@@ -67,17 +67,17 @@ class Marks:
 
 
 def hold_marks(touched: RowMemory, stored: Sequence[CheckpointEntry], places: Places, comm: Comm) -> Marks:
-    """Adds what reads touched rows to the default graph, a worker's.
+    """Adds the ops that read touched rows to the default graph, a worker's.
 
     Args:
-        touched: as the transform says.
-        stored: the variables that checkpoints have.
-        places: where their rows are.
+        touched: the records, from the transform.
+        stored: the variables in checkpoints.
+        places: the placement of their rows.
         comm: communicator of the workers.
     """
     by_op = {one.op: one for one in stored}
     known = {op for table in touched.tables for op in _alike(table.variables, by_op)}
-    parts_left_out = {one.key for one in stored if one.op not in known}  # a key is written by row, or whole
+    parts_left_out = {one.key for one in stored if one.op not in known}  # a key is written by row, or in full
     spread, partitions, absent = dict(places.spread), dict(places.partitions), set(places.absent)
     marks, variables, clear = [], [], []
     for table in touched.tables:
@@ -99,25 +99,25 @@ def hold_marks(touched: RowMemory, stored: Sequence[CheckpointEntry], places: Pl
 
 
 def _alike(ops: Sequence[str], stored: Mapping[str, CheckpointEntry]) -> list[str]:
-    """Of variables with the same row numbers, those that checkpoints have from the same row on."""
+    """Of variables with the same row numbers, those whose rows begin at the same row in checkpoints."""
     found = [op for op in ops if op in stored]
     return [op for op in found if stored[op].offset[0] == stored[found[0]].offset[0]]
 
 
 @dataclass
 class Succession:
-    """Which checkpoint comes next: a whole one, or an increment on the last. Equal on all workers.
+    """The order of checkpoints: the next is a full one, or an increment on the last. Equal on all workers.
 
     Attributes:
-        whole_every: of so many checkpoints one is whole.
-        last: the header of the last; None where nothing can follow it.
+        whole_every: one of so many checkpoints is full.
+        last: the header of the last; None if nothing can follow it.
     """
 
     whole_every: int
     last: Header | None = None
 
     def following(self, step: int, comm: Comm, must_be_whole: bool) -> Header | None:
-        """The header of the next checkpoint; None where checkpoints have none. Every worker must call it."""
+        """Returns the header of the next checkpoint; None if checkpoints have none. Every worker must call it."""
         if self.whole_every == 1:
             return None
         own, last = str(comm.bcast(uuid.uuid4().hex)), self.last
@@ -126,5 +126,5 @@ class Succession:
         return Header(own, last.base or last.id, last.id, step, last.number + 1)
 
     def note_failure(self) -> None:
-        """The last could not be written, and what it had of touched rows is forgotten: the next is whole."""
+        """Records that the last could not be written, which loses its touched rows: the next is full."""
         self.last = None

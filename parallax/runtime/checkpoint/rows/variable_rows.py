@@ -1,13 +1,13 @@
-"""Where the rows of a variable are, and how worker 0 reads and writes a range of them.
+"""Locates the rows of a variable, and reads and writes ranges of them through worker 0.
 
-One class for each way to hold a variable, all with the same two calls, which every worker makes in the same order:
-`read` brings rows to worker 0, `write` takes them from worker 0 to whoever holds them. No other process gets rows that
-it does not hold, and nobody gets more than the range. Rows that several processes hold can be dealt to several workers
-too (dealing.py).
+There is one class for each way to store a variable. All have the same two calls, which every worker makes in the same
+order: `read` collects rows on worker 0, `write` sends them from worker 0 to the processes that store them. No other
+process receives rows that it does not store, and none receives more than the range. Rows that are sharded over several
+processes can be distributed to several workers too (dealing.py).
 
-Between workers rows travel as bytes by mpi4py, which knows all types and needs no ops of equal names on all workers;
-between worker 0 and servers, by TensorFlow. A range of rows is a range of local rows on each owner, which ops under
-`parallax/storage/` read and write.
+Between workers, rows travel as bytes through mpi4py, which handles all types and needs no ops of equal names on all
+workers; between worker 0 and servers, they travel through TensorFlow. A range of rows is a range of local rows on each
+owner, which ops under `parallax/storage/` read and write.
 """
 
 from __future__ import annotations
@@ -47,34 +47,34 @@ class ReadableVariable(Protocol):
 
 
 class ReadableRows(ReadableVariable, Protocol):
-    """A variable of which chosen rows can be read."""
+    """A variable of which selected rows can be read."""
 
     def read_marked(self, session: Session, first: int, marked: Array) -> ArrayOnWorker0:
-        """Those rows from row `first` on that are true in `marked` `[count]`, which all workers have; as `read`."""
+        """Reads the rows from row `first` on that are true in `marked` `[count]`, which all workers have; as `read`."""
 
 
 class StoredVariable(ReadableVariable, Protocol):
     """A variable whose rows can be read and written."""
 
     def write(self, session: Session, first: int, count: int, rows: ArrayOnWorker0) -> None:
-        """Writes rows `[count, ...]` that worker 0 gives (None elsewhere); every worker must call it."""
+        """Writes rows `[count, ...]` from worker 0 (None elsewhere); every worker must call it."""
 
 
 class WholeVariable(StoredVariable, Protocol):
-    """A variable of which each worker can read and write all that it has at once, in one run with others."""
+    """A variable whose local part can be read and written at once on each worker, in one run with other variables."""
 
     @property
     def access(self) -> WholeAccess:
-        """To what this worker has."""
+        """Ops on this worker's part."""
 
     def is_read(self) -> bool:
-        """Whether this worker reads what it has, for worker 0 to have it all."""
+        """Whether worker 0 needs this worker to read its part."""
 
     def collect(self, own: ArrayOnWorker0) -> ArrayOnWorker0:
-        """The value on worker 0, of what each worker has read (None where it reads nothing); all must call it."""
+        """Returns the value on worker 0, given each worker's part (None if it reads nothing); all must call it."""
 
     def spread(self, value: ArrayOnWorker0) -> Value:
-        """What this worker writes of worker 0's value (None elsewhere); every worker must call it."""
+        """Returns this worker's part of worker 0's value (None elsewhere); every worker must call it."""
 
 
 Rows = TypeVar("Rows", bound=RowReader, covariant=True)
@@ -82,7 +82,7 @@ Rows = TypeVar("Rows", bound=RowReader, covariant=True)
 
 @dataclass(frozen=True, slots=True)
 class ShardedRows(Generic[Rows]):
-    """Rows spread over the workers, as `ownership` says."""
+    """Rows sharded over the workers according to `ownership`."""
 
     stored: CheckpointEntry
     ops: Rows
@@ -90,19 +90,19 @@ class ShardedRows(Generic[Rows]):
     comm: Comm
 
     def readers(self, takers: Sequence[int]) -> Sequence[int]:
-        """Each worker reads its own."""
+        """Each worker reads its local rows."""
         return range(self.ownership.holders)
 
     def read_held(self, session: Session, holder: int, low: int, high: int) -> Array:
-        """This worker's own local rows."""
+        """This worker's local rows."""
         return self.ops.read(session, low, high)
 
     def read(self, session: Session, first: int, count: int) -> ArrayOnWorker0:
-        """Each worker sends its rows of the range; worker 0 puts them in order."""
+        """Gathers each worker's rows of the range on worker 0, in order."""
         return _on_worker_0(self, session, first, count)
 
     def read_marked(self, session: Session, first: int, marked: Array) -> ArrayOnWorker0:
-        """Each worker sends those of its rows that are marked; worker 0 puts them in order."""
+        """Gathers each worker's marked rows on worker 0, in order."""
         rank = self.comm.Get_rank()
         picks = [PickedRows.of(self.ownership, owner, first, marked) for owner in range(self.ownership.holders)]
         own = picks[rank]
@@ -120,30 +120,30 @@ class ShardedRows(Generic[Rows]):
         return rows
 
     def write(self: ShardedRows[RowOps], session: Session, first: int, count: int, rows: ArrayOnWorker0) -> None:
-        """Worker 0 sends every owner its rows of the range."""
+        """Scatters the rows of the range from worker 0 to their owners."""
         low, mine = self._scatter(first, count, rows)
         if len(mine):
             self.ops.write(session, low, mine)
 
     def read_own(self, session: Session, first: int, count: int) -> ArrayOnWorker0:
-        """Rows of all workers, on the first."""
+        """Gathers rows of all workers on the first."""
         return self.read(session, first, count)
 
     def write_own(self: ShardedRows[RowOps], session: Session, first: int, rows: Array) -> None:
-        """Writes this worker's of these rows."""
+        """Writes this worker's part of these rows."""
         self.write(session, first, len(rows), rows)
 
     @property
     def access(self: ShardedRows[RowOps]) -> WholeAccess:
-        """To this worker's own rows."""
+        """Ops on this worker's local rows."""
         return self.ops.whole
 
     def is_read(self) -> bool:
-        """Each worker reads its own."""
+        """True: each worker reads its local rows."""
         return True
 
     def collect(self, own: Array) -> ArrayOnWorker0:
-        """Each worker sends its rows; worker 0 puts them in order."""
+        """Gathers all workers' rows on worker 0, in order."""
         count = self.stored.rows
         lengths = self._lengths(0, count)
         barrier(self.comm)
@@ -158,11 +158,11 @@ class ShardedRows(Generic[Rows]):
         return rows
 
     def spread(self, value: ArrayOnWorker0) -> Array:
-        """Worker 0 sends every owner its rows."""
+        """Scatters the rows from worker 0 to their owners."""
         return self._scatter(0, self.stored.rows, value)[1]
 
     def _scatter(self, first: int, count: int, rows: ArrayOnWorker0) -> tuple[int, Array]:
-        """This worker's rows of a range that worker 0 has, and the first one's local number."""
+        """This worker's rows of a range that worker 0 has, and the local number of the first."""
         rank = self.comm.Get_rank()
         low, high = self.ownership.local_range(rank, first, count)
         mine = self._rows(high - low)
@@ -178,7 +178,7 @@ class ShardedRows(Generic[Rows]):
         return low, mine
 
     def _lengths(self, first: int, count: int) -> list[int]:
-        """How many rows of the range each worker has."""
+        """The number of rows of the range on each worker."""
         ranges = (self.ownership.local_range(rank, first, count) for rank in range(self.ownership.holders))
         return [high - low for low, high in ranges]
 
@@ -188,9 +188,9 @@ class ShardedRows(Generic[Rows]):
 
 @dataclass(frozen=True, slots=True)
 class RowsOnServers(Generic[Rows]):
-    """Rows in partitions on servers, which have equal shares of them. Worker 0 has them come.
+    """Rows in partitions of equal size on servers. Worker 0 accesses them.
 
-    `copy` writes the copy that every worker has beside them; None where nobody has one.
+    `copy` writes the copy that every worker has in addition; None if there are no copies.
     """
 
     stored: CheckpointEntry
@@ -200,11 +200,11 @@ class RowsOnServers(Generic[Rows]):
 
     @property
     def ownership(self) -> Ownership:
-        """The rows of the partitions."""
+        """The ownership of the rows by partitions."""
         return Ownership.even(len(self.partitions))
 
     def readers(self, takers: Sequence[int]) -> Sequence[int]:
-        """The partitions by turns; each is read by one worker in a round, in order."""
+        """Assigns the partitions to the readers in turn; each is read by one worker in a round, in order."""
         return [takers[number % len(takers)] for number in range(len(self.partitions))]
 
     def read_held(self, session: Session, holder: int, low: int, high: int) -> Array:
@@ -212,11 +212,11 @@ class RowsOnServers(Generic[Rows]):
         return self.partitions[holder].read(session, low, high)
 
     def read(self, session: Session, first: int, count: int) -> ArrayOnWorker0:
-        """Worker 0 reads its range of each partition, and puts the rows in order."""
+        """Worker 0 reads its range of each partition, and orders the rows."""
         return _on_worker_0(self, session, first, count)
 
     def read_marked(self, session: Session, first: int, marked: Array) -> ArrayOnWorker0:
-        """Worker 0 has the marked rows of each partition come, and puts them in order."""
+        """Worker 0 reads the marked rows of each partition, and orders them."""
         if self.comm.Get_rank():
             return None
         rows = empty(self.stored, int(np.count_nonzero(marked)))
@@ -227,7 +227,7 @@ class RowsOnServers(Generic[Rows]):
         return rows
 
     def write(self: RowsOnServers[RowOps], session: Session, first: int, count: int, rows: ArrayOnWorker0) -> None:
-        """Worker 0 writes each partition's rows; the others go on when it has."""
+        """Worker 0 writes each partition's rows; the others wait for it."""
         ownership = self.ownership
         for number, ops in enumerate(self.partitions if self.comm.Get_rank() == 0 else ()):
             low, high = ownership.local_range(number, first, count)
@@ -249,17 +249,17 @@ class ValueOnServer:
     comm: Comm
 
     def read(self, session: Session, first: int, count: int) -> ArrayOnWorker0:
-        """Worker 0 reads the server's."""
+        """Worker 0 reads the server's value."""
         return self.served.read(session, first, count)
 
     def write(self, session: Session, first: int, count: int, rows: ArrayOnWorker0) -> None:
-        """Worker 0's value goes to all, and all of them write the same to the server."""
+        """Broadcasts worker 0's value; all workers write it to the server."""
         self.served.write(session, first, count, rows)
         self.copy.write(session, first, count, rows)
 
 
 class _ReplicatedRows:
-    """What every worker has: worker 0 reads its own."""
+    """Replicated state, of which worker 0 reads its own copy."""
 
     __slots__ = ()
     comm: Comm
@@ -269,13 +269,13 @@ class _ReplicatedRows:
         return bool(self.comm.Get_rank() == 0)
 
     def collect(self, own: ArrayOnWorker0) -> ArrayOnWorker0:
-        """Worker 0's own."""
+        """Worker 0's own value."""
         return own
 
 
 @dataclass(frozen=True, slots=True)
 class ReplicatedRows(_ReplicatedRows, Generic[Rows]):
-    """Every worker has all rows; worker 0's count, and all get what worker 0 writes."""
+    """Rows that every worker has; worker 0's are read, and rows that worker 0 writes are broadcast."""
 
     stored: CheckpointEntry
     ops: Rows
@@ -286,11 +286,11 @@ class ReplicatedRows(_ReplicatedRows, Generic[Rows]):
         return self.ops.read(session, first, first + count) if self.comm.Get_rank() == 0 else None
 
     def read_marked(self, session: Session, first: int, marked: Array) -> ArrayOnWorker0:
-        """Those of worker 0's own rows."""
+        """The marked rows among worker 0's own rows."""
         return self.ops.pick(session, first, np.flatnonzero(marked)) if self.comm.Get_rank() == 0 else None
 
     def write(self: ReplicatedRows[RowOps], session: Session, first: int, count: int, rows: ArrayOnWorker0) -> None:
-        """Worker 0's rows go to all."""
+        """Broadcasts worker 0's rows."""
         mine = self._broadcast(count, rows)
         if count:
             self.ops.write(session, first, mine)
@@ -305,11 +305,11 @@ class ReplicatedRows(_ReplicatedRows, Generic[Rows]):
 
     @property
     def access(self: ReplicatedRows[RowOps]) -> WholeAccess:
-        """To this worker's own."""
+        """Ops on this worker's copy."""
         return self.ops.whole
 
     def spread(self, value: ArrayOnWorker0) -> Array:
-        """Worker 0's rows go to all."""
+        """Broadcasts worker 0's rows."""
         return self._broadcast(self.stored.rows, value)
 
     def _broadcast(self, count: int, rows: ArrayOnWorker0) -> Array:
@@ -321,7 +321,7 @@ class ReplicatedRows(_ReplicatedRows, Generic[Rows]):
 
 @dataclass(frozen=True, slots=True)
 class ReplicatedValue(_ReplicatedRows):
-    """A scalar, string or variable of open shape that every worker has: read and written in one piece."""
+    """A replicated scalar, string or variable of open shape: read and written in one piece."""
 
     stored: CheckpointEntry
     access: WholeAccess
@@ -332,7 +332,7 @@ class ReplicatedValue(_ReplicatedRows):
         return session.run(self.access.value) if self.is_read() else None
 
     def write(self, session: Session, first: int, count: int, rows: ArrayOnWorker0) -> None:
-        """Worker 0's value goes to all."""
+        """Broadcasts worker 0's value."""
         session.run(self.access.update, {self.access.new_value: self.spread(rows)})
 
     def read_own(self, session: Session, first: int, count: int) -> Value:
@@ -344,7 +344,7 @@ class ReplicatedValue(_ReplicatedRows):
         session.run(self.access.update, {self.access.new_value: rows})
 
     def spread(self, value: ArrayOnWorker0) -> Value:
-        """Worker 0's value goes to all."""
+        """Broadcasts worker 0's value."""
         return self.comm.bcast(value)
 
 
@@ -355,5 +355,5 @@ def _on_worker_0(one: DealtRows, session: Session, first: int, count: int) -> Ar
 
 
 def whole_of(one: StoredVariable) -> WholeVariable | None:
-    """The variable as one that is read and written at once; None where servers have it."""
+    """The variable as one that is read and written at once; None if it is on servers."""
     return one if isinstance(one, ShardedRows | ReplicatedRows | ReplicatedValue) else None

@@ -1,1 +1,1 @@
-"""Why and when a job ends: signals, silence, stalls, the state machine, and what is reported."""
+"""Ends jobs: signals, silent processes, stalls, the state machine, and the report of the cause."""

@@ -1,4 +1,4 @@
-"""Of what kind a job's end is, as far as it matters for starting the job again, and how far the job has come."""
+"""Classifies the end of a job for the restart policy, and records the progress of the job."""
 
 from __future__ import annotations
 
@@ -12,19 +12,20 @@ WELL, STOPPED, RAISED, KILLED, LOST, HOST_LOST, SILENT, STALLED, BROKEN, YIELDED
     *("ended well", "stopped", "failed", "killed", "supervisor lost", "host lost", "silent", "stalled"),
     *("mpirun ended", "yielded"),
 )
-"""Kinds of ends. `stopped`: by a signal to the launcher, or because nobody reads its output. `failed`: a rank's program
-raised an exception or ended with a status of its own. `yielded`: it saved and ended, to go on on more hosts."""
+"""Kinds of ends. `stopped`: by a signal to the launcher, or because its output has no reader. `failed`: a rank's
+program raised an exception or ended with its own status. `yielded`: it saved and ended, to continue on more hosts.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class EndCause:
-    """Why a job has ended.
+    """The cause of a job's end.
 
     Attributes:
         kind: one of the above.
         ranks: the first to fail, as far as they are known.
-        what: an exception's kind and words, without its place; else empty.
-        host: a host that is gone, by mpirun's words; else empty.
+        what: an exception's kind and text, without its place; else empty.
+        host: a lost host, as reported by mpirun; else empty.
     """
 
     kind: str = WELL
@@ -35,14 +36,14 @@ class EndCause:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """How far a job has come.
+    """The progress of a job.
 
     Attributes:
         has_started: a rank has started.
         has_run: a worker has made a run of its loop.
         step: of the latest checkpoint that it has loaded or written; None without one.
         has_saved: it has written one.
-        has_finished: a worker has come to the end of its loop.
+        has_finished: a worker has reached the end of its loop.
         ready_bytes: in a spare job, the memory of each rank that is ready.
     """
 
@@ -54,7 +55,7 @@ class Progress:
     ready_bytes: tuple[int, ...] = ()
 
     def observe(self, frame: Frame) -> Progress:
-        """Takes in a frame of a rank's supervisor."""
+        """Processes a frame of a rank's supervisor."""
         if isinstance(frame, Start):
             return replace(self, has_started=True)
         if isinstance(frame, Pulse):

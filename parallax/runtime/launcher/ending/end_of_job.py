@@ -1,15 +1,14 @@
-"""Decides when and how a job ends: from its state, what happened and the time to its next state and what is to be done.
+"""Decides when and how a job ends, as a state machine: (state, event, time) -> (next state, actions).
 
-It reads no clock, no pipe and no process, so it runs over a simulated job as over a real one; its loop is
-`launcher/launch.py`.
-What goes before what, when several things are known of a job that does not go on:
+It reads no clock, pipe or process, so simulated and real jobs run the same code; its loop is `launcher/launch.py`.
+Precedence, when several things are known about a job that cannot go on:
 
-1. a signal to the launcher, or nobody who reads its output; where workers can save, they do so at the first SIGTERM,
-   and end the job themselves, unless another signal comes or their time is over;
-2. a failure that a rank has told, unless somebody was silent before, who may be its cause;
-3. a worker whose checkpoint folder has not answered for too long, as it tells;
-4. who is silent (liveness.py);
-5. ranks that wait in vain (stall.py), unless somebody may be silent: what that rank does is not known.
+1. a signal to the launcher, or no reader of its output; where workers can save, they do so at the first SIGTERM and
+   end the job themselves, unless another signal comes or their time is over;
+2. a failure that a rank reported, unless a process was silent before, which may be its cause;
+3. a worker's report that its checkpoint folder has not responded for too long;
+4. a silent process (liveness.py);
+5. ranks that wait in vain (stall.py), unless a process may be silent: the state of its rank is then unknown.
 """
 
 from __future__ import annotations
@@ -36,21 +35,22 @@ from parallax.runtime.supervisor.state_machine import ReaderGone, SignalCame
 EXIT_STALLED = 124
 EXIT_PREEMPTED = 75
 """EX_TEMPFAIL of sysexits.h: the same command may succeed later. Shells, mpirun, batch systems and the other statuses
-here do not use it, and Python ends with it only where it is asked to."""
+here do not use it, and Python exits with it only on request.
+"""
 
 GRACE_S = 5.0  # from SIGTERM to SIGKILL for mpirun; it takes two seconds to end its ranks
 
 
 @dataclass(frozen=True, slots=True)
 class FrameCame:
-    """A rank's supervisor has written."""
+    """A rank's supervisor has sent a frame."""
 
     frame: Frame
 
 
 @dataclass(frozen=True, slots=True)
 class StopsSeen:
-    """Who on this machine is stopped by a signal: supervisors, by rank, and mpirun."""
+    """The processes on this machine that are stopped by a signal: supervisors, by rank, and mpirun."""
 
     agents: tuple[int, ...]
     mpirun: bool
@@ -58,19 +58,19 @@ class StopsSeen:
 
 @dataclass(frozen=True, slots=True)
 class MpirunSignalled:
-    """Another process has sent mpirun a signal that asks it to end, which mpirun does not get (launcher/launch.py)."""
+    """Another process sent mpirun a signal that asks it to end, which mpirun does not receive (launcher/launch.py)."""
 
     number: int
 
 
 @dataclass(frozen=True, slots=True)
 class Looked:
-    """The launcher has read what there was."""
+    """The launcher has read all available data."""
 
 
 @dataclass(frozen=True, slots=True)
 class HostsReturned:
-    """Hosts answer that the job is not on: its workers shall save and end, so that it goes on there too."""
+    """Hosts outside the job respond: its workers must save and end, so that it continues on these hosts too."""
 
 
 JobEvent = FrameCame | SignalCame | ReaderGone | StopsSeen | MpirunSignalled | HostsReturned | Looked
@@ -85,23 +85,23 @@ class SignalMpirun:
 
 @dataclass(frozen=True, slots=True)
 class JobState:
-    """What the launcher knows of its job.
+    """State of a job, as the launcher knows it.
 
     Attributes:
-        judge: who has failed.
-        stalls: who waits in vain.
-        alive: who is silent.
-        signals: those that the launcher got.
-        is_unread: nobody reads its output.
+        judge: the failures.
+        stalls: the ranks that wait in vain.
+        alive: the silent processes.
+        signals: those that the launcher received.
+        is_unread: its output has no reader.
         mpirun_signal: that another process has sent to mpirun; 0 for none.
         grace_s: how long workers have to save at the first SIGTERM; None when they cannot.
         save_until_s: when that time is over; None before the signal.
-        shall_yield: workers shall save and end at the next run that trains, however late that is.
-        ask_s: when they are told of either again, for a rank may only now start.
+        shall_yield: workers must save and end at the next training run, however late that is.
+        ask_s: when either request is sent again, because a rank may only now start.
         saved_step: the step that they have saved; they end by themselves.
-        overdue: the rank whose checkpoint folder does not answer, and what it tells of that.
+        overdue: the rank whose checkpoint folder does not respond, and its report.
         stop: why the job is ended, when it is not a failure of a rank.
-        heeded: how many signals had come then.
+        heeded: how many signals had arrived by then.
         kill_s: when mpirun is killed; None while the job runs, infinite once that is done.
     """
 
@@ -122,7 +122,7 @@ class JobState:
     kill_s: float | None = None
 
     def ending(self, mpirun_status: int, tail: Callable[[int], Sequence[str]]) -> Ending:
-        """How the job ended, when mpirun has; the arguments are those of `FailureDetector.ending`."""
+        """Returns how the job ended, after mpirun's end; the arguments are those of `FailureDetector.ending`."""
         if self.saved_step is not None and self.shall_yield and not self.signals:
             return Ending(EXIT_PREEMPTED, "", EndCause(YIELDED))
         if self.saved_step is not None:
@@ -144,13 +144,13 @@ def new_job(
     now_s: float,
     grace_s: float | None = None,
 ) -> JobState:
-    """A job of which nothing has been heard yet; `names` and `hosts` are by rank, `grace_s` as in `JobState`."""
+    """Returns the state of a job before any message; `names` and `hosts` are by rank, `grace_s` as in `JobState`."""
     stalls = StallWatch.of(num_workers, stall_timeout_s)
     return JobState(FailureDetector(names), stalls, Liveness(hosts, now_s, limits, now_s), grace_s=grace_s)
 
 
 def step(state: JobState, event: JobEvent, now_s: float) -> tuple[JobState, tuple[SignalMpirun, ...]]:
-    """The state after an event, and what is to be done now, in this order."""
+    """Returns the state after an event, and the actions to execute now, in this order."""
     if isinstance(event, FrameCame):
         return _take(state, event.frame, now_s), ()
     if isinstance(event, SignalCame):
@@ -169,7 +169,7 @@ def step(state: JobState, event: JobEvent, now_s: float) -> tuple[JobState, tupl
 
 
 def heard(state: JobState, line: str) -> tuple[JobState, list[str]]:
-    """The state after one line of mpirun's own words, and the lines that the user shall see now."""
+    """Returns the state after one line of mpirun's own output, and the lines to show to the user now."""
     judge, shown = state.judge.hear(line)
     return replace(state, judge=judge), shown
 
@@ -189,7 +189,7 @@ def _take(state: JobState, frame: Frame, now_s: float) -> JobState:
 
 
 def _ask(state: JobState, now_s: float) -> tuple[JobState, tuple[SignalMpirun, ...]]:
-    """Has the workers save, where SIGTERM was the first signal and they can, or where they shall yield."""
+    """Asks the workers to save, if SIGTERM was the first signal and they can save, or if they must yield."""
     if state.save_until_s is None and state.grace_s is not None and state.signals[:1] == (signal.SIGTERM,):
         state = replace(state, save_until_s=now_s + state.grace_s, ask_s=now_s)
     is_asked = _is_saving(state, now_s) or (state.shall_yield and not state.signals)
@@ -218,7 +218,7 @@ def _decide(state: JobState, now_s: float) -> tuple[JobState, tuple[SignalMpirun
 
 
 def _reason(state: JobState, now_s: float) -> tuple[Ending | None, bool]:
-    """Why the job shall be ended now, if it is no failure of a rank; and whether mpirun cannot be asked to do it."""
+    """Returns the reason to end the job other than a rank's failure, and whether mpirun cannot be asked to end it."""
     if state.signals and not _is_saving(state, now_s):
         late = state.save_until_s is not None and len(state.signals) == 1
         within = f", and the workers have not saved within {state.grace_s:g} s" if late else ""
@@ -249,6 +249,6 @@ def _reason(state: JobState, now_s: float) -> tuple[Ending | None, bool]:
 
 
 def _may_follow(state: JobState, now_s: float) -> bool:
-    """Whether the failure that is known may be the consequence of somebody's silence, which is older than it."""
+    """Whether the known failure may be the consequence of an older silence."""
     failure = state.judge.failure
     return failure is not None and state.alive.late_since(failure.since_s, now_s)

@@ -1,4 +1,4 @@
-"""Which signals end a job, and the launcher's own handlers for them."""
+"""Lists the signals that end a job, and installs the launcher's handlers for them."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ ENDING = (
 )
 """Signals that end a process by default without a fault in it.
 
-mpirun does not get them: it would end, or pass them on to all ranks, and not say why. SIGTERM it gets, for the kernel
-sends it when the launcher is dead.
+mpirun does not receive them: it would end, or pass them on to all ranks, and not say why. It does receive SIGTERM,
+because the kernel sends it when the launcher is dead.
 """
 
 
 @contextlib.contextmanager
 def caught_signals() -> Iterator[list[int]]:
-    """Collects the signals that shall end the job; only a main thread can have handlers."""
+    """Collects the signals that end the job; only a main thread can have handlers."""
     caught: list[int] = []
     if threading.current_thread() is not threading.main_thread():
         yield caught
@@ -38,7 +38,7 @@ def caught_signals() -> Iterator[list[int]]:
 
 @contextlib.contextmanager
 def add_sigterm_to(signals: list[int]) -> Iterator[None]:
-    """Within it SIGTERM is added to the signals of a job; a script's own handler stays."""
+    """Context in which SIGTERM is added to the signals of a job; a script's own handler stays."""
     is_main = threading.current_thread() is threading.main_thread()
     if not is_main or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
         yield

@@ -1,8 +1,8 @@
-"""Decides who in a job is silent: a worker or server, a supervisor, a host, or mpirun itself.
+"""Decides which part of a job is silent: a worker or server, a supervisor, a host, or mpirun itself.
 
-Supervisors send a pulse every second, which says how the worker is (state_machine.py). Seconds count only while
-the launcher reads what they send, so a launcher that was held up itself raises no alarm. A program that is slow has no
-part in any of this: its supervisor's pulse comes whatever it does.
+Supervisors send a pulse every second, which reports the state of the worker (state_machine.py). Seconds count only
+while the launcher reads the pulses, so a launcher that was itself delayed raises no alarm. A slow program does not
+matter: its supervisor sends the pulse regardless.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ STOPPED, FROZEN, SUPERVISOR, UNSTARTED, HOST, MPIRUN, MPIRUN_STOPPED = (
 """Kinds of silence."""
 
 _ENDED = float("inf")
-_TOLD = 3  # ranks of which a message tells what they did
+_TOLD = 3  # ranks whose last activity a message lists
 
 
 @dataclass(frozen=True, slots=True)
 class Silence:
-    """Somebody is silent, and has been for longer than may be.
+    """A part of the job has been silent for longer than allowed.
 
     Attributes:
         kind: one of the above.
-        ranks: whom it concerns, ascending.
+        ranks: the affected ranks, ascending.
         seconds: for how long.
-        heard_s: when the launcher last heard of them, on its own clock; infinite when they still tell.
+        heard_s: when the launcher last received a message of them, on its own clock; infinite when they still report.
     """
 
     kind: str
@@ -43,21 +43,21 @@ class Silence:
 
 @dataclass(frozen=True, slots=True)
 class Liveness:
-    """What the launcher knows of who is alive.
+    """Liveness of a job's processes, as the launcher knows it.
 
     Attributes:
-        hosts: of each rank, the host that it is on.
+        hosts: the host of each rank.
         looked_s: when the launcher last looked.
         limits: of the job.
         began_s: when the launcher began.
-        idle_s: seconds on the launcher's clock that do not count, for it did not look.
-        heard_s: of each rank, when it was last heard; None before its start, infinite after its end.
-        pulses: of each rank, the last.
-        starts: of each rank, what its supervisor told at the start.
+        idle_s: seconds on the launcher's clock that do not count, because it did not look.
+        heard_s: when each rank was last heard; None before its start, infinite after its end.
+        pulses: the last pulse of each rank.
+        starts: the start message of each rank's supervisor.
         first_s: when the first rank started.
         stopped_s: for how long supervisors on this machine have been stopped by a signal, by rank.
-        mpirun_stopped_s: for how long mpirun has been.
-        stop_looked_s: when these were last looked at.
+        mpirun_stopped_s: for how long mpirun has been stopped.
+        stop_looked_s: when these were last sampled.
     """
 
     hosts: tuple[str, ...]
@@ -74,7 +74,7 @@ class Liveness:
     stop_looked_s: float = float("inf")
 
     def observe(self, frame: Frame, now_s: float) -> Liveness:
-        """Takes in a frame of a rank's supervisor: it is alive."""
+        """Processes a frame of a rank's supervisor: it is alive."""
         rank = frame.rank
         at_s = _ENDED if isinstance(frame, Exit) else now_s - self.idle_s
         heard = self.heard_s or (None,) * len(self.hosts)
@@ -91,13 +91,13 @@ class Liveness:
         return after
 
     def look(self, now_s: float) -> Liveness:
-        """The launcher has read what there is."""
+        """Records that the launcher has read all available data."""
         passed_s = now_s - self.looked_s
         idle_s = self.idle_s + passed_s - looked_s(now_s, self.looked_s, self.limits.beat_s)
         return replace(self, looked_s=now_s, idle_s=idle_s)
 
     def look_at_stopped(self, agents: Sequence[int], mpirun: bool, now_s: float) -> Liveness:
-        """Takes in who on this machine is stopped: supervisors, by rank, and mpirun."""
+        """Records the stopped processes on this machine: supervisors, by rank, and mpirun."""
         passed_s = looked_s(now_s, self.stop_looked_s, self.limits.beat_s)
         return replace(
             self,
@@ -107,25 +107,25 @@ class Liveness:
         )
 
     def late(self, now_s: float) -> tuple[int, ...]:
-        """The ranks whose pulse is late, ascending: nothing can be said of them."""
+        """The ranks whose pulse is late, ascending: their state is unknown."""
         clock_s = now_s - self.idle_s - self.limits.late_s
         return tuple(rank for rank, at_s in enumerate(self.heard_s) if at_s is not None and at_s < clock_s)
 
     def late_since(self, since_s: float, now_s: float) -> bool:
-        """Whether a rank's pulse is late that was late at `since_s` already."""
+        """Whether the pulse of a rank that was late at `since_s` is still late."""
         return any(
             (self.heard_s[rank] or 0.0) < since_s - self.idle_s - self.limits.late_s for rank in self.late(now_s)
         )
 
     def is_in_doubt(self, now_s: float) -> bool:
-        """Whether of some rank it is not known what it does: not started, late with its pulse, stopped or quiet."""
+        """Whether the activity of some rank is unknown: not started, late with its pulse, stopped or quiet."""
         unsure = (p for p in self.pulses if p is not None and self.heard_s[p.rank] != _ENDED)
-        missed_s = 1.5 * self.limits.beat_s  # two beats, and the sums of a clock's differences are not exact
+        missed_s = 1.5 * self.limits.beat_s  # two heartbeats, and rounding in sums of clock differences
         has_unstarted = not self.heard_s or None in self.heard_s
         return has_unstarted or bool(self.late(now_s)) or any(p.stopped_s > 0 or p.quiet_s > missed_s for p in unsure)
 
     def verdict(self, now_s: float) -> Silence | None:
-        """Who is silent at `now_s`, or None while nobody is."""
+        """The silence at `now_s`, or None."""
         limits, clock_s = self.limits, now_s - self.idle_s
         if self.mpirun_stopped_s >= limits.stopped_s:
             return Silence(MPIRUN_STOPPED, (), self.mpirun_stopped_s)
@@ -146,7 +146,7 @@ class Liveness:
         return self._find_unstarted(clock_s)
 
     def _find_unstarted(self, clock_s: float) -> Silence | None:
-        """Who has not started in time."""
+        """The ranks that have not started in time."""
         since_s, limit_s = self.first_s, self.limits.start_s
         if since_s is None:
             since_s, limit_s = self.began_s, self.limits.begin_s
@@ -155,7 +155,7 @@ class Liveness:
         return Silence(UNSTARTED, ranks, clock_s - since_s) if ranks and clock_s - since_s >= limit_s else None
 
     def _silent(self, silent: tuple[int, ...], ages: Mapping[int, float], now_s: float) -> Silence | None:
-        """Who is behind the silence of some ranks, once that is certain: of one host they fall silent one by one."""
+        """The part of the job behind the silence of some ranks, once certain: a host's ranks fall silent one by one."""
         late = self.late(now_s)
         first = max(silent, key=lambda rank: ages[rank])
         host = self.hosts[first]
@@ -171,7 +171,7 @@ class Liveness:
 
 
 def silence_text(silence: Silence, alive: Liveness, name_of: Callable[[int], str]) -> str:
-    """What the user is told of a silence: who, since when, what they last did, and who waits for them."""
+    """The user message about a silence: the silent processes, its start, their last activity, and the waiting ranks."""
     seconds = f"{silence.seconds:.0f} s"
     rank = silence.ranks[0] if silence.ranks else 0
     start = alive.starts[rank] if alive.starts else None
@@ -203,7 +203,7 @@ def silence_text(silence: Silence, alive: Liveness, name_of: Callable[[int], str
 
 
 def _mpirun_text(hosts: tuple[str, ...], seconds: str) -> str:
-    """What the user is told when nothing comes from any rank."""
+    """The user message when nothing arrives from any rank."""
     why = "this machine's network is cut"
     if len(set(hosts)) == 1:  # no network is needed
         why = f"this machine has too few cores, or too little memory, for {len(hosts)} ranks: start fewer workers"
@@ -211,7 +211,7 @@ def _mpirun_text(hosts: tuple[str, ...], seconds: str) -> str:
 
 
 def _unstarted_text(ranks: tuple[int, ...], hosts: tuple[str, ...], seconds: str) -> str:
-    """What the user is told of ranks that did not start."""
+    """The user message about ranks that did not start."""
     named = tuple(dict.fromkeys(hosts[rank] for rank in ranks))
     where = f"{', '.join(named[:_TOLD])}{', ...' if len(named) > _TOLD else ''}"
     if len(ranks) == len(hosts):
@@ -221,7 +221,7 @@ def _unstarted_text(ranks: tuple[int, ...], hosts: tuple[str, ...], seconds: str
 
 
 def _doing(alive: Liveness, rank: int) -> str:
-    """What a rank did when it was last heard; empty when it never told."""
+    """A rank's last reported activity; empty when it never reported any."""
     pulse = alive.pulses[rank] if alive.pulses else None
     if pulse is None or "runs" not in pulse.doing:  # a server, or a program that never beat
         return ""

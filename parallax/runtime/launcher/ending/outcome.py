@@ -1,10 +1,11 @@
-"""Decides how a job ended: which rank failed first, how, and what its last words were.
+"""Decides how a job ended: the rank that failed first, its kind of failure, and its last output.
 
-Its words are shown once: ranks that ended with the same error are named beside it, others get a line.
-When one rank fails the others fail after it, so the first to tell is the cause. Two things come before that. SIGKILL is
-never a consequence, though others may tell of their broken connections before the killed rank's supervisor tells of its
-death. A rank whose supervisor was killed cannot tell at all, but mpirun names it. A supervisor that got a signal tells
-which; SIGTERM is mpirun's way to end ranks, and no failure but of the rank that mpirun itself names as the first out.
+The last output is shown once: ranks that ended with the same error are listed with it, others get a line. When one rank
+fails, the others fail after it, so the first failure reported is the cause. Two things take precedence. SIGKILL is
+never a consequence, though other ranks may report broken connections before the killed rank's supervisor reports its
+death. A rank whose supervisor was killed cannot report at all, but mpirun names it. A supervisor that received a signal
+reports it; SIGTERM is mpirun's way to end ranks, and is a failure only of the rank that mpirun itself names as the
+first to exit.
 """
 
 from __future__ import annotations
@@ -19,26 +20,26 @@ from parallax.runtime.launcher.ending.cause import BROKEN, HOST_LOST, KILLED, LO
 from parallax.runtime.supervisor.frames import Control, Exit, Frame, Start
 
 _LAST_STATUS = 127
-EXIT_UNKNOWN = 1  # the rank failed without a status of its own
+EXIT_UNKNOWN = 1  # the rank failed without its own status
 
 _TRACEBACK = "Traceback (most recent call last):"
-# With this mpirun ends its ranks and itself, without a word, at a SIGTERM, SIGINT or SIGHUP, of which it gets the first
-# alone (launcher/launch.py). Whatever else ends it so, it explains.
+# With this, mpirun ends its ranks and itself silently at a SIGTERM, SIGINT or SIGHUP, and receives only the first
+# (launcher/launch.py). It explains every other such end.
 _SIGTERM_STATUS = 1
 _SAID_LINES = 20
 _OTHERS_LINES = 3  # errors that came after the first, and differ from it
 _OTHERS_WIDTH = 200
-# A worker that has told of its exception gets this long to end by itself, which gives its exit status.
+# A worker that has reported its exception has this long to exit by itself, which yields its exit status.
 _EXIT_WAIT_S = 5.0
-_SETTLE_S = 0.3  # for a cause that is told after its consequence
+_SETTLE_S = 0.3  # for a cause that is reported after its consequence
 _REASONS: dict[int, str] = {
     signal.SIGKILL: " (by someone, or by the kernel because memory ran out)",
     signal.SIGBUS: " (a disk or the shared memory /dev/shm is full, or a file was truncated while it was being read)",
 }
 _RULE = re.compile(r"-{60,}")
-# What mpirun prints of any failed job. The ending says the same with the rank's own words.
+# Messages of mpirun about any failed job. The ending says the same with the rank's own error.
 _VERDICTS = ("Primary job  terminated", "mpirun detected that one or more", "mpirun noticed that process rank")
-# A race of Open MPI with its own child, and the launcher's word that mpirun passes on: without consequence.
+# A race of Open MPI with its own child, and the keepalive signal that mpirun forwards: without consequence.
 _NOISE = ("plm:rsh: Warning: setpgid(", "mpirun: Forwarding signal")
 _LOST = re.compile(r"\s*Remote daemon: .* on node (\S+)")
 _FIRST_OUT = re.compile(r"Process name: \[\[\d+,\d+\],(\d+)\]")
@@ -47,7 +48,7 @@ _NOTICED = re.compile(r"process rank (\d+)\s.*exited on\s+signal\s+(\d+)", re.DO
 
 @dataclass(frozen=True, slots=True)
 class Ending:
-    """The job's exit status, for the user what happened (empty when all is well), and of what kind that is."""
+    """The end of a job: its exit status, the message for the user (empty on success), and the kind of its cause."""
 
     status: int
     message: str = ""
@@ -56,9 +57,9 @@ class Ending:
 
 @dataclass(frozen=True, slots=True)
 class _Failure:
-    """What the first failing rank told: `error` its traceback or empty, `status` its exit or None while it lives.
+    """The report of the first failing rank: `error` its traceback or empty, `status` its exit status or None if alive.
 
-    `by` is the signal that its supervisor got, if it ended by that.
+    `by` is the signal that its supervisor received, if that ended it.
     """
 
     rank: int
@@ -70,7 +71,7 @@ class _Failure:
 
 @dataclass(frozen=True, slots=True)
 class _FailureReport:
-    """What a rank that fails has told: `error` for the user, `what` without its place."""
+    """The report of a failing rank: `error` for the user, `what` without its place."""
 
     error: str
     what: str
@@ -78,19 +79,19 @@ class _FailureReport:
 
 @dataclass(frozen=True, slots=True)
 class FailureDetector:
-    """What is known of a job's failures, by its frames and mpirun's words.
+    """Failures of a job, as known from its frames and mpirun's output.
 
     Attributes:
-        names: of each rank, what messages call it.
+        names: of each rank, for messages.
         statuses: exit status by rank, of those that have ended.
-        failure: what counts as the first failure so far.
-        told: what ranks that fail have told, by rank.
-        noticed: (rank, signal) of a supervisor's death, by mpirun's words.
-        first_out: the rank that ended first with another status than 0, by mpirun's words.
-        lost_host: a host that is gone, by mpirun's words.
+        failure: the failure that counts as the first so far.
+        told: reports of failing ranks, by rank.
+        noticed: (rank, signal) of a supervisor's death, as reported by mpirun.
+        first_out: the rank that ended first with a status other than 0, as reported by mpirun.
+        lost_host: a lost host, as reported by mpirun.
         block: lines since mpirun's last rule of dashes.
-        held_back: what mpirun said of the failure.
-        has_spoken: mpirun has said something else.
+        held_back: mpirun's output about the failure.
+        has_spoken: mpirun has written something else.
         has_started: a rank has started.
     """
 
@@ -107,7 +108,7 @@ class FailureDetector:
     has_started: bool = False
 
     def observe(self, frame: Frame, now_s: float) -> FailureDetector:
-        """Takes in one frame."""
+        """Processes one frame."""
         if isinstance(frame, Control) and frame.message.get("kind") == "failed":
             error = str(frame.message.get("error", ""))
             told = {**self.told, frame.rank: _FailureReport(error, str(frame.message.get("what", error)))}
@@ -123,7 +124,7 @@ class FailureDetector:
         return self
 
     def hear(self, line: str) -> tuple[FailureDetector, list[str]]:
-        """Takes in one line of mpirun's own words; returns too the lines that the user shall see now."""
+        """Processes one line of mpirun's own output; also returns the lines to show to the user now."""
         if any(noise in line for noise in _NOISE):
             return self, []
         lost = _LOST.match(line)
@@ -148,22 +149,22 @@ class FailureDetector:
         return after, []
 
     def knows_failure(self) -> bool:
-        """Whether a rank has failed, or said that it is about to."""
+        """Whether a rank has failed, or reported that it is about to."""
         return self.failure is not None
 
     def has_failed(self, now_s: float) -> bool:
-        """Whether a rank failed and there is nothing to wait for any more."""
+        """Whether a rank failed and there is nothing left to wait for."""
         failure = self.failure
         if failure is None:
             return False
         return now_s >= failure.since_s + (_EXIT_WAIT_S if failure.status is None else _SETTLE_S)
 
     def ending(self, mpirun_status: int, tail: Callable[[int], Sequence[str]]) -> Ending:
-        """How the job ended, if nobody stopped it.
+        """Returns how the job ended, if it was not stopped.
 
         Args:
             mpirun_status: mpirun's exit status, or minus the signal that killed it.
-            tail: gives the last lines of a rank on stderr.
+            tail: returns the last lines of a rank on stderr.
         """
         if self.noticed is not None and self.noticed[0] not in self.statuses:
             rank, number = self.noticed
@@ -192,7 +193,7 @@ class FailureDetector:
         return Ending(status, "\n".join([what, *self.held_back[-_SAID_LINES:]]), EndCause(BROKEN))
 
     def words(self, tail: Callable[[int], Sequence[str]]) -> str:
-        """What the user is told of the failure; empty when there is none."""
+        """The user message about the failure; empty when there is none."""
         if self.failure is None:
             return ""
         rank, error = self.failure.rank, self.failure.error
@@ -203,7 +204,7 @@ class FailureDetector:
         return self._with_others(_with_words(what, self._names([rank, *self._alike(rank)]), error, tail(rank)), rank)
 
     def _cause_of(self, failure: _Failure) -> EndCause:
-        """Of what kind a rank's failure is."""
+        """Classifies a rank's failure."""
         if failure.by:
             return EndCause(LOST, (failure.rank,))
         if failure.status is not None and failure.status < 0 and not failure.error:
@@ -213,13 +214,13 @@ class FailureDetector:
         return EndCause(RAISED, (failure.rank,), what)
 
     def _alike(self, rank: int) -> list[int]:
-        """The other ranks that told of the same error as a rank, ascending."""
+        """The other ranks that reported the same error as a rank, ascending."""
         own = self.told.get(rank)
         alike = (other for other, told in self.told.items() if own is not None and told.what == own.what)
         return sorted(other for other in alike if other != rank)
 
     def _with_others(self, text: str, rank: int) -> str:
-        """A message with a line for each other error that ranks told of."""
+        """A message with a line for each other error that ranks reported."""
         told = {rank, *self._alike(rank)}
         by_what: dict[str, list[int]] = {}
         for other in sorted(self.told.keys() - told):
@@ -234,7 +235,7 @@ class FailureDetector:
         return self.names[ranks[0]] if len(ranks) == 1 else name_ranks(sorted(ranks))
 
     def _cause(self, ended: Exit, now_s: float) -> _Failure | None:
-        """What counts as the first failure now that a rank has ended by itself."""
+        """The failure that counts as the first now that a rank has ended by itself."""
         first = self.failure
         if ended.by:
             return first or _Failure(ended.rank, "", -ended.by, now_s, ended.by)
@@ -247,7 +248,7 @@ class FailureDetector:
 
 
 def mpirun_signal_text(number: int) -> str:
-    """What the user is told of a signal that another process has sent to mpirun."""
+    """The user message about a signal that another process has sent to mpirun."""
     return f"mpirun got {signal_name(number)} from another process. The job was ended."
 
 
@@ -260,7 +261,7 @@ def signal_name(number: int) -> str:
 
 
 def _exit_status(status: int | None) -> int:
-    if not status:  # it told of a failure, and then ended as if all were well or did not end
+    if not status:  # it reported a failure, and then exited with 0 or did not end
         return EXIT_UNKNOWN
     return status if status > 0 else 128 - status
 
@@ -274,7 +275,7 @@ def _how(status: int | None) -> str:
 
 
 def _first_line(what: str) -> str:
-    """The first line that says something; TensorFlow's errors begin with a heading."""
+    """The first line with content; TensorFlow's errors begin with a heading."""
     lines = [line.strip() for line in what.splitlines() if line.strip()]
     telling = [line for line in lines if not line.endswith("Graph execution error:")]
     line = (telling or lines or ["without a word"])[0]

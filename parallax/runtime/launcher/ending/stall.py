@@ -1,12 +1,13 @@
-"""Decides whether a job waits for ranks that will not come.
+"""Decides whether a job waits for ranks that will not arrive.
 
 A run with collectives ends only when every rank is in one with the same collectives. A rank that has been in one for
-the stall timeout while another is elsewhere waits for ever, or for a rank far too late. When all are in the same run,
-nothing is wrong, however long it takes; that all are alive is liveness.py's to say. A rank that caught a run's failure
-and went on is in another run than those that are still in that one, though both have the same collectives.
+the stall timeout while another rank is elsewhere waits for ever, or for a rank that is far too late. If all ranks are
+in the same run, nothing is wrong, however long it takes; liveness.py checks that all are alive. A rank that caught a
+run's failure and went on is in a different run from ranks that are still in that one, though both have the same
+collectives.
 
-A run may be patient: it waits for ranks that are still at something, and in vain only for those that ended their loop
-the stall timeout ago.
+A run may be patient: it waits for ranks that are still busy, and waits in vain only for those that ended their loop the
+stall timeout ago.
 """
 
 from __future__ import annotations
@@ -25,11 +26,11 @@ class Stall:
     """Ranks that wait in vain.
 
     Attributes:
-        fetch: what the longest-waiting rank fetches.
-        for_all: what of it every rank must fetch, and those do not that wait in another fetch.
+        fetch: the fetch of the longest-waiting rank.
+        for_all: the part of it that every rank must fetch, and that ranks waiting in another fetch do not fetch.
         waiting: the ranks in the same run, ascending.
         waited_s: how long the longest has waited.
-        absent: the ranks that do not come, ascending, each with the reason: (rank, reason).
+        absent: the ranks that do not arrive, ascending, each with the reason: (rank, reason).
         timeout_s: the limit that was passed.
     """
 
@@ -80,7 +81,7 @@ _NOT_IN_RUN = _Elsewhere("is not in session.run")
 
 @dataclass(frozen=True, slots=True)
 class StallWatch:
-    """What every worker does, as far as it has told. Servers, whose ranks follow the workers', only wait.
+    """Activities of all workers, as far as they have reported. Servers, whose ranks follow the workers', only wait.
 
     Attributes:
         timeout_s: how long a worker may wait in vain.
@@ -92,11 +93,11 @@ class StallWatch:
 
     @classmethod
     def of(cls, num_workers: int, timeout_s: float) -> StallWatch:
-        """Of a job in which nobody has told anything."""
+        """The watch of a job without any report."""
         return cls(timeout_s, (_NOT_IN_RUN,) * num_workers)
 
     def observe(self, rank: int, message: Mapping[str, object], now_s: float) -> StallWatch:
-        """Takes in one message of a worker; messages of kinds that say nothing about runs are ignored."""
+        """Processes one message of a worker; messages of kinds that say nothing about runs are ignored."""
         if rank >= len(self.states):
             return self
         kind = message["kind"]
@@ -109,7 +110,7 @@ class StallWatch:
         return self
 
     def observe_exit(self, rank: int, status: int, now_s: float) -> StallWatch:
-        """Takes in that a worker's process has ended."""
+        """Records that a worker's process has ended."""
         if rank >= len(self.states):
             return self
         state = self.states[rank]
@@ -126,7 +127,7 @@ class StallWatch:
             )
             if not absent:
                 continue
-            # Of a run that has lasted long, and ends on all now, one rank tells first: it is away since then only.
+            # When a long run ends on all ranks now, one rank reports first: it is away only since then.
             if now_s - max(began_s, min(self._away_s(rank) for rank, _ in absent)) >= self.timeout_s:
                 away = [rank for rank, _ in absent]
                 waiting = tuple(rank for rank in range(len(self.states)) if rank not in away)
@@ -138,13 +139,13 @@ class StallWatch:
         return replace(self, states=(*self.states[:rank], state, *self.states[rank + 1 :]))
 
     def _away_s(self, rank: int) -> float:
-        """Since when a rank has been where it is."""
+        """The time since which a rank has been in its current place."""
         state = self.states[rank]
         return state.since_s if isinstance(state, _Elsewhere) else state.began_s
 
 
 def _why_absent(state: _InRun | _Elsewhere, run: _InRun) -> str:
-    """Why a rank will not come into a run; empty if it is in it, or may still come as far as a patient run knows."""
+    """Why a rank will not enter a run; empty if it is in it, or may still enter it as far as a patient run knows."""
     if isinstance(state, _Elsewhere):
         return "" if run.patient and state.reason == _NOT_IN_RUN.reason else state.reason
     if run.patient:
@@ -156,7 +157,7 @@ def _why_absent(state: _InRun | _Elsewhere, run: _InRun) -> str:
 
 
 def _in_run(message: Mapping[str, object], now_s: float) -> _InRun:
-    """The run that a message tells of. Long runs are told again and again: the worker's own clock has the start."""
+    """The run that a message reports. Long runs are reported repeatedly: the worker's own clock defines the start."""
     told: Any = message.get("for_all") or {}
     failures: Any = message.get("failures") or ()
     return _InRun(
@@ -170,10 +171,10 @@ def _in_run(message: Mapping[str, object], now_s: float) -> _InRun:
 
 
 def _why_apart(state: _InRun, run: _InRun) -> str:
-    """Why two ranks in equal runs do not meet there; empty when they do.
+    """Why two ranks in equal runs do not match there; empty when they do.
 
     A run that failed on one rank alone has left the others in one of its collectives. Failures count until the next run
-    that ends well, for with that the ranks have met again.
+    that succeeds, because in that run the ranks have synchronized again.
     """
     apart = len(state.failures) - len(run.failures)
     if apart > 0:
@@ -188,7 +189,7 @@ def _runs(number: int) -> str:
 
 
 def _alone(run: _InRun, others: Sequence[_InRun]) -> tuple[str, ...]:
-    """What of a run every rank must fetch and the others do not, each with the ops whose values are exchanged."""
+    """The fetches of a run that every rank must make and the others do not, each with the ops that exchange values."""
     elsewhere = {place for other in others for places in other.for_all.values() for place in places}
     left = {fetch: places - elsewhere for fetch, places in run.for_all.items()}
     told, seen = [], set[str]()

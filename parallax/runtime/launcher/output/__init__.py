@@ -1,1 +1,1 @@
-"""What ranks print, as the launcher shows and stores it."""
+"""Displays and stores the output of ranks."""

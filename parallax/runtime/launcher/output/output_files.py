@@ -1,7 +1,7 @@
-"""Files of what each rank prints, as the launcher relays it: `FOLDER/worker-0/stdout`, `FOLDER/server-0/stderr`, ...
+"""Writes each rank's relayed output to files: `FOLDER/worker-0/stdout`, `FOLDER/server-0/stderr`, ...
 
-The console still gets everything; the files hold the same text without ranks before the lines. They are their user's
-alone: scripts print what they train on.
+The console still gets everything; the files hold the same text without rank prefixes. Only the user may read them:
+scripts print training data.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ STREAMS = ("stdout", "stderr")
 
 
 class OutputFiles:
-    """The open files of one job; made anew, so that none is left of an earlier job of as many workers.
+    """The open files of one job; recreated, so that none of an earlier job with as many workers remains.
 
     Raises:
         LaunchError: when they cannot be made.
@@ -39,7 +39,7 @@ class OutputFiles:
                     ) from error
 
     def write(self, rank: int, stream: str, text: str) -> str:
-        """Adds text as it came; gives what to tell the user when a file cannot be written, and leaves it then."""
+        """Appends text; when a file cannot be written, returns a message for the user and closes that file."""
         file = self._files.get((rank, stream))
         if file is None:
             return ""
@@ -58,7 +58,7 @@ class OutputFiles:
 
 
 def _private(path: str, flags: int) -> int:
-    """Opens a file that its user alone may read, whoever could before."""
+    """Opens a file that only its user may read, whatever its permissions were."""
     made = os.open(path, flags, 0o600)
     os.fchmod(made, 0o600)
     return made

@@ -1,11 +1,11 @@
-"""Prints what all ranks write, each line with its rank before it, and keeps each rank's last lines on stderr.
+"""Relays the output of all ranks, each line prefixed with its rank, and keeps each rank's last lines on stderr.
 
-Lines that TensorFlow writes at its start go to the files alone (`framework_log`).
-Colours go to terminals alone, and not there either where the environment has NO_COLOR.
-Text that has no newline yet is not lost: on a terminal one such text is shown in place (a progress bar, a prompt).
-Elsewhere a bar is printed at most every few seconds, as a line, and other text when its line ends.
+TensorFlow's startup messages go to the files alone (`framework_log`). Colours go to terminals only, and not if the
+environment has NO_COLOR. Text that has no newline yet is not lost: on a terminal one such text is shown in place (a
+progress bar, a prompt). Elsewhere a progress bar is printed as a line at most every few seconds, and other text when
+its line ends.
 
-Sequences by which programs set colours and move a terminal's cursor are taken out (`TerminalFilter`).
+Escape sequences that set colours or move a terminal's cursor are removed (`TerminalFilter`).
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ class _Line:
     """The line that a rank is writing to one of its streams.
 
     Attributes:
-        text: what it shows now.
-        returned: a carriage return came last, so the next text begins the line anew.
-        is_bar: it has begun anew at least once.
+        text: its current content.
+        returned: the last character was a carriage return, so the next text overwrites the line.
+        is_bar: it has been overwritten at least once.
         shown: the text that was last printed of it, if any.
-        shown_s: when that was, or when its first text came.
+        shown_s: when that was printed, or when its first text arrived.
         is_hidden: it has ended, and is TensorFlow's own (framework_log.py).
-        after_hidden: the line before it was.
+        after_hidden: the line before it was hidden.
     """
 
     text: str = ""
@@ -54,10 +54,10 @@ class _Line:
 
 
 class Relay:
-    """Prints to the two given streams; whether each is a terminal is asked of it. `files` get everything, by rank.
+    """Prints to the two given streams, each a terminal or not. `files` get everything, by rank.
 
-    Whatever prints raises BrokenPipeError when nobody reads any more. What a full disk does not take is lost, which is
-    said on the other stream; the job goes on.
+    All methods that print raise BrokenPipeError when the stream has no reader. Output that a full disk rejects is lost,
+    which is reported on the other stream; the job goes on.
     """
 
     def __init__(
@@ -77,10 +77,10 @@ class Relay:
         self._filters: dict[tuple[int, str], tuple[TerminalFilter, TerminalFilter]] = {}
         self._lines: dict[tuple[int, str], _Line] = {}
         self._tails: dict[int, deque[str]] = {}
-        self._status: tuple[int, str] | None = None  # whose unfinished line stands on the terminal
+        self._status: tuple[int, str] | None = None  # the rank whose unfinished line is on the terminal
 
     def write(self, rank: int, stream: str, text: str, now_s: float) -> None:
-        """Takes in a piece of what `rank` wrote to `stream`, cut anywhere."""
+        """Processes a piece of the output of `rank` to `stream`, split anywhere."""
         plain, shown = self._without_colours(rank, stream, text)
         if self._files is not None and (trouble := self._files.write(rank, stream, plain)):
             self.say(trouble)
@@ -94,25 +94,25 @@ class Relay:
             elif piece:
                 line.text = piece if line.returned else line.text + piece
                 line.returned = False
-        # One line for all: the bars of several ranks would flicker, so the lowest rank's stays.
+        # One line for all: the bars of several ranks would flicker, so only the lowest rank's is shown.
         if line.text and self._terminals[stream] and (self._status is None or (rank, stream) <= self._status):
             self._show_status(rank, stream)
         self.tick(now_s)
 
     def keep(self, rank: int, text: str) -> None:
-        """Adds what is told of a rank elsewhere to the file of its stderr."""
+        """Adds text that is reported about a rank elsewhere to the file of its stderr."""
         if self._files is not None and (trouble := self._files.write(rank, "stderr", text)):
             self.say(trouble)
 
     def say(self, text: str) -> None:
-        """Prints lines that are no rank's on stderr."""
+        """Prints lines that belong to no rank on stderr."""
         for line in text.splitlines():
-            # A message may carry characters that have no bytes of their own.
+            # A message may contain characters that cannot be encoded.
             self._print("stderr", line.encode("utf-8", "backslashreplace"))
         self._flush()
 
     def tick(self, now_s: float) -> None:
-        """Prints the bars whose time has come, and flushes."""
+        """Prints the progress bars that are due, and flushes."""
         for (rank, stream), line in self._lines.items():
             due = line.is_bar and line.text.rstrip() != line.shown and now_s - line.shown_s >= BAR_EVERY_S
             if due and not self._terminals[stream]:
@@ -136,7 +136,7 @@ class Relay:
         return list(self._tails.get(rank, ()))
 
     def _without_colours(self, rank: int, stream: str, text: str) -> tuple[str, str]:
-        """A piece of text as it goes to files, and as it goes to this process's own stream."""
+        """Returns a piece of text as written to files, and as written to this process's own stream."""
         is_terminal = self._terminals[stream]
         if (rank, stream) not in self._filters:
             self._filters[rank, stream] = TerminalFilter(), TerminalFilter(is_terminal)
@@ -160,7 +160,7 @@ class Relay:
             self._print_line(rank, stream, line)
 
     def _print_line(self, rank: int, stream: str, line: _Line) -> None:
-        text = line.text.rstrip() if line.is_bar else line.text  # bars overwrite the old text's end with spaces
+        text = line.text.rstrip() if line.is_bar else line.text  # bars overwrite the end of the old text with spaces
         self._print(stream, f"[{self._label_of(rank)}] {text}".encode("utf-8", "surrogateescape"))
 
     def _print(self, stream: str, line: bytes) -> None:
@@ -187,7 +187,7 @@ class Relay:
             self._status = None
 
     def drop_unread(self) -> None:
-        """Leads what is held for a reader that is gone to nowhere, so that Python's flush at exit keeps the status."""
+        """Redirects output buffered for a lost reader to /dev/null, so that Python's flush at exit keeps the status."""
         for sink in self._sinks.values():
             sink.drop_unread()
 
@@ -203,13 +203,13 @@ class Relay:
 
 
 def bytes_of(stream: TextIO) -> BinaryIO:
-    """What takes the bytes of a stream for text; a notebook's has nothing below it and takes the text."""
+    """Returns the byte stream below a text stream; a notebook's has none, so its text is written instead."""
     below: BinaryIO | None = getattr(stream, "buffer", None)
     return below if below is not None else cast(BinaryIO, _ByteStream(stream))
 
 
 class _ByteStream:
-    """As much of a stream for bytes as a relay needs, over one for text."""
+    """The part of a byte stream's interface that a relay needs, over a text stream."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
@@ -229,14 +229,14 @@ _SEQUENCE = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\
 _COLOUR = re.compile(r"\x1b\[[0-?]*m")
 _UNFINISHED = re.compile(r"\x1b(?:\[[0-?]*[ -/]*|\][^\x07\x1b]*\x1b?|[ -/]*)\Z")
 _HELD = 256
-"""Characters of an unfinished sequence that are held back; what is longer is none."""
+"""The longest unfinished escape sequence that is buffered; longer text is no sequence."""
 
 
 class TerminalFilter:
-    """Takes sequences out of a text that comes in pieces, cut anywhere.
+    """Removes escape sequences from a text that arrives in pieces, split anywhere.
 
     Args:
-        is_terminal: whether the text goes to a terminal that shall show no colours: all other sequences then stay.
+        is_terminal: whether the text goes to a terminal without colours: all other sequences then stay.
     """
 
     def __init__(self, is_terminal: bool = False) -> None:
@@ -244,7 +244,7 @@ class TerminalFilter:
         self._held = ""
 
     def plain(self, piece: str) -> str:
-        """What of the text is known now to be no sequence."""
+        """Returns the text that is now known to be no escape sequence."""
         if not self._held and "\x1b" not in piece:
             return piece
         text = self._held + piece

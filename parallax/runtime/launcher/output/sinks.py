@@ -1,7 +1,7 @@
-"""The launcher's own two streams: what happens when one cannot be written.
+"""The launcher's stdout and stderr, with handling of failed writes.
 
-A reader that is gone, or a terminal that was closed, ends the job; a full disk does not, and what it does not take is
-lost, for nobody can hold it.
+A reader that is gone, or a terminal that was closed, ends the job. A full disk does not; output that it rejects is
+lost, because nothing can buffer it.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import BinaryIO
 
 
 class Sink:
-    """A stream for bytes."""
+    """A byte stream with handling of failed writes."""
 
     def __init__(self, stream: BinaryIO) -> None:
         self._stream = stream
@@ -26,10 +26,10 @@ class Sink:
         return self._is_terminal
 
     def write(self, data: bytes) -> None:
-        """Writes, or loses, bytes.
+        """Writes bytes, or drops them.
 
         Raises:
-            BrokenPipeError: nobody reads any more.
+            BrokenPipeError: the stream has no reader any more.
         """
         try:
             self._stream.write(data)
@@ -37,10 +37,10 @@ class Sink:
             self._lose(error)
 
     def flush(self) -> None:
-        """Sends on what is held.
+        """Flushes the buffer.
 
         Raises:
-            BrokenPipeError: nobody reads any more.
+            BrokenPipeError: the stream has no reader any more.
         """
         try:
             self._stream.flush()
@@ -48,24 +48,24 @@ class Sink:
             self._lose(error)
 
     def new_trouble(self) -> str:
-        """Why bytes were lost, once; empty when none were."""
+        """Returns once why bytes were lost; empty when none were."""
         if self._is_told or not self._trouble:
             return ""
         self._is_told = True
         return self._trouble
 
     def drop_unread(self) -> None:
-        """Leads what is held for a reader that is gone to nowhere, so that Python's flush at exit keeps the status."""
+        """Redirects output buffered for a lost reader to /dev/null, so that Python's flush at exit keeps the status."""
         try:
             self._stream.flush()
         except OSError:
             self._to_nowhere()
 
     def _lose(self, error: OSError) -> None:
-        """Lets go of what is held, which Python would try to write again at the next call and at the end."""
+        """Drops the buffer, which Python would try to write again at the next call and at exit."""
         if isinstance(error, BrokenPipeError):
             raise error
-        if self._is_terminal and error.errno == errno.EIO:  # it was closed
+        if self._is_terminal and error.errno == errno.EIO:  # the terminal was closed
             raise BrokenPipeError(errno.EPIPE, "the terminal is closed") from error
         self._trouble = error.strerror or str(error)
         own = os.dup(self._stream.fileno())

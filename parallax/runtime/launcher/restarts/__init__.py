@@ -1,1 +1,1 @@
-"""A job that is started again, or waits for its next call: decisions, spare jobs, and threads."""
+"""Restarts jobs and keeps them between calls: decisions, spare jobs, and threads."""

@@ -1,4 +1,4 @@
-"""Which hosts answer now: a command runs there, and connects back to this machine, as mpirun's daemon would have to."""
+"""Finds the hosts that respond: a command runs there and connects back to this machine, as mpirun's daemon has to."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _NO_ROUTE = (
     "Worker 0, on {host}, must reach the process that drives the workers, and no network leads from here to that host: "
     "{reason}. Give its address in the resource file, or run the script on a machine that reaches it."
 )
-# Runs on the other host, by the interpreter that ranks are started with: connects to an address, and says a word.
+# Runs on the other host, with the interpreter of the ranks: connects to an address, and sends a word.
 _ANSWER = """
 import socket, sys
 address, port, seconds, word = sys.argv[1:]
@@ -37,7 +37,7 @@ with socket.create_connection((address, int(port)), float(seconds)) as back:
 
 
 def answering_hosts(cluster: Cluster, limit_s: float = LIMIT_S) -> tuple[str, ...]:
-    """The addresses of the hosts that answer within `limit_s`, in the order of the cluster; all are asked at once."""
+    """The addresses of the hosts that respond within `limit_s`, in the order of the cluster; probed in parallel."""
     with ThreadPoolExecutor(len(cluster.hosts)) as pool:
         found = list(pool.map(lambda host: host.is_this_machine or _answers(cluster, host, limit_s), cluster.hosts))
     return tuple(host.address for host, there in zip(cluster.hosts, found, strict=True) if there)
@@ -46,7 +46,7 @@ def answering_hosts(cluster: Cluster, limit_s: float = LIMIT_S) -> tuple[str, ..
 def _answers(cluster: Cluster, host: Host, limit_s: float) -> bool:
     try:
         own = own_address(host.address)
-    except socket.gaierror:  # a name that only ssh's configuration knows: that it is reached must do
+    except socket.gaierror:  # a name that only ssh's configuration knows: reaching the host must suffice
         with _start(cluster, host, ["true"]) as process:
             return _ends_well(process, limit_s)
     except OSError:  # no network leads there
@@ -60,10 +60,10 @@ def _answers(cluster: Cluster, host: Host, limit_s: float) -> bool:
 
 
 def own_address(other: str) -> str:
-    """The address of this machine by which another one is reached; nothing is sent.
+    """The address of this machine on the route to another one; nothing is sent.
 
     Raises:
-        OSError: its name is not known, or no network leads there.
+        OSError: its name is unknown, or no network leads there.
     """
     family, _, _, _, place = socket.getaddrinfo(other, 9, type=socket.SOCK_DGRAM)[0]
     with socket.socket(family, socket.SOCK_DGRAM) as found:
@@ -74,8 +74,8 @@ def own_address(other: str) -> str:
 def driver_address(cluster: Cluster, host: Host) -> str:
     """The address of this machine at which a host can reach this process; nothing is sent.
 
-    The host's name may be one that only ssh's configuration knows. If that leads nowhere either, it is the address of
-    the route to everywhere.
+    The host's name may be one that only ssh's configuration knows. If that has no route either, it is the address on
+    the default route.
 
     Raises:
         LaunchError: no network leads to the host.
@@ -91,7 +91,7 @@ def driver_address(cluster: Cluster, host: Host) -> str:
 
 
 def _configured_name(cluster: Cluster, host: Host) -> str:
-    """The name or address that ssh's configuration has in the place of a host's name; empty if there is none."""
+    """The name or address that ssh's configuration substitutes for a host's name; empty if there is none."""
     if cluster.ssh.agent is not None:
         return ""
     words = [*shlex.split(cluster.ssh.command), "-G", host.address]
@@ -105,7 +105,7 @@ def _configured_name(cluster: Cluster, host: Host) -> str:
 
 @contextlib.contextmanager
 def _start(cluster: Cluster, host: Host, words: list[str]) -> Iterator[subprocess.Popen[bytes]]:
-    """A command on a host, ended with all that it started here when the block is left."""
+    """Context of a command on a host; the command and all processes that it started here are ended at exit."""
     process = subprocess.Popen(
         argv_on(host, cluster.ssh, words),
         stdin=subprocess.DEVNULL,
@@ -129,10 +129,10 @@ def _ends_well(process: subprocess.Popen[bytes], limit_s: float) -> bool:
 
 
 def _hears(listener: socket.socket, word: str, process: subprocess.Popen[bytes], limit_s: float) -> bool:
-    """Whether somebody connects and says the word, before the command fails or time is up."""
+    """Whether a peer connects and sends the word, before the command fails or time is up."""
     deadline_s = time.monotonic() + limit_s
     while time.monotonic() < deadline_s and not process.poll():
-        with contextlib.suppress(OSError):  # nobody has come yet, or who came has closed the connection again
+        with contextlib.suppress(OSError):  # no peer has connected yet, or the peer has closed the connection again
             connection, _ = listener.accept()
             with connection:
                 connection.settimeout(1.0)

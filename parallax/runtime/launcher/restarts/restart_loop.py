@@ -1,9 +1,9 @@
-"""Runs a job and starts it again when it fails; restart_policy.py decides. Each job is launched by a thread of its own.
+"""Runs a job and restarts it when it fails; restart_policy.py decides. Each job is launched by its own thread.
 
-The main thread waits, for signals come to it alone, and hands them to the job that runs. Once that has made a run, a
-spare job is started beside it (spare.py), which becomes the next one if that is on the same hosts; one that was ready
-and has failed is replaced. While a job runs on fewer hosts than it may, the others are asked now and then whether they
-answer; if so, it saves, ends and goes on there.
+The main thread waits, because it alone receives signals, and forwards them to the running job. Once that job has made a
+run, a spare job is started alongside it (spare.py). The spare becomes the next job if that runs on the same hosts; a
+spare that was ready and has failed is replaced. While a job runs on fewer hosts than it may, the others are probed now
+and then; if they respond, the job saves, ends and continues there.
 """
 
 from __future__ import annotations
@@ -50,16 +50,16 @@ JobOn = Callable[[tuple[str, ...]], Job]
 
 @dataclass(frozen=True, slots=True)
 class RestartOptions:
-    """What is wanted of restarts.
+    """Options of restarts.
 
     Attributes:
-        most: how often a job may be started again.
-        min_hosts: with so many hosts it goes on; None: with all alone.
+        most: how often a job may be restarted.
+        min_hosts: the minimum of hosts to continue with; None: all of them.
         has_checkpoints: the workers write checkpoints, not the script itself.
         is_behind: as in `RestartState`.
-        standing_by: the variable that has processes of a spare job wait, and its value; None for no spare jobs.
+        standing_by: the variable, with its value, that makes processes of a spare job wait; None for no spare jobs.
         is_driven: as in `RestartState`.
-        is_wanted: whether a job that has failed now shall be started again at all.
+        is_wanted: whether a job that has failed now may be restarted at all.
     """
 
     most: int
@@ -78,14 +78,14 @@ def launch_restarting(
     launch: Launch,
     caught: list[int] | None = None,
 ) -> JobEnd:
-    """Runs a job on all hosts until it ends well or is not worth another start; gives the end of the last one.
+    """Runs a job on all hosts until it succeeds or is not worth a restart; returns the end of the last one.
 
     Args:
-        options: what is wanted.
+        options: the options of restarts.
         hosts: addresses of all hosts.
-        job_on: plans and gives the job on some of them; for all it has planned already.
+        job_on: plans and returns the job on some of them; for all hosts it has been planned already.
         launch: as `launch.launch`.
-        caught: signals that end the job, to which another thread adds them; None for those that this process gets.
+        caught: signals that end the job, which another thread adds; None for those that this process receives.
 
     Raises:
         LaunchError: as `launch`, of the first job.
@@ -99,7 +99,7 @@ def launch_restarting(
 
 
 class _Restarting:
-    """The loop: runs a job, asks what is to be done, and does it."""
+    """The loop: runs a job, queries the restart policy, and executes its decision."""
 
     def __init__(
         self, options: RestartOptions, hosts: tuple[str, ...], job_on: JobOn, launch: Launch, caught: list[int]
@@ -119,18 +119,18 @@ class _Restarting:
         self._caught = caught
         self._spare: SpareJob | None = None
         self._ended_spares: list[SpareJob] = []
-        self._is_told = False  # what the spare takes
+        self._is_told = False  # the memory of the spare
         self._next_spare_s = math.inf  # when the next one may be started
-        self._replaced_s = FIRST_REPLACED_S  # how long after the end of this one
-        self._starts = 0  # of jobs, without the first
+        self._replaced_s = FIRST_REPLACED_S  # the time between the end of this one and the start of the next
+        self._starts = 0  # of jobs, excluding the first
         self._asking = _HostsAsked()
 
     def run(self) -> JobEnd:
-        """Runs jobs until one is the last."""
+        """Runs jobs until one of them is the last."""
         running = RunningJob(self._launch, self._job_on(self._hosts))
         while True:
             end = self._run(running)
-            if end.cause.kind in (WELL, STOPPED) or self._caught:  # however it has ended since a signal came
+            if end.cause.kind in (WELL, STOPPED) or self._caught:  # any end after a signal
                 return end
             if not self._is_wanted():
                 return end
@@ -159,7 +159,7 @@ class _Restarting:
             spare.wait()
 
     def _run(self, running: RunningJob) -> JobEnd:
-        """Waits for a job's end; starts the spare when it trains, and ends it when the loop has ended."""
+        """Waits for a job's end; starts the spare when the job trains, and ends it when the training loop has ended."""
         may_start = self._standing_by is not None and self._state.restarts < self._state.most
         self._next_spare_s, self._replaced_s = 0.0 if may_start else math.inf, FIRST_REPLACED_S
         while not running.wait(_POLL_S):
@@ -177,14 +177,14 @@ class _Restarting:
         except LaunchError as error:
             if not self._state.restarts:
                 raise
-            _say(str(error))  # what was missing may be there at the next start
+            _say(str(error))  # the missing thing may be present at the next start
             cause = EndCause(BROKEN)
             if isinstance(error, HostsNotReady):
                 cause = EndCause(HOST_LOST, host=error.hosts[0])
             return JobEnd(EXIT_UNKNOWN, cause, str(error).partition("\n")[0].rstrip("."))
 
     def _has_more_hosts(self, running: RunningJob) -> bool:
-        """Whether hosts answer that a job is not on, and it has come far enough to be ended for them."""
+        """Whether hosts outside the job respond, and the job has progressed far enough to be ended for them."""
         hosts = to_be_asked(self._state, self._hosts)
         progress = running.contact.progress
         if not hosts or not progress.has_run or progress.step is None or not passes_preemption_on(running.job.cluster):
@@ -196,7 +196,7 @@ class _Restarting:
         return bool(answering)
 
     def _next_job(self) -> RunningJob | None:
-        """The job, started again; None when it cannot be, and the user has been told."""
+        """Returns the restarted job; None when it cannot be restarted, and the user has been told why."""
         self._starts += 1
         self._asking.begin()
         answering = self._state.hosts
@@ -228,9 +228,9 @@ class _Restarting:
             self._spare, self._is_told = SpareJob(self._launch, job, self._standing_by, streams), False
 
     def _look_at_spare(self) -> None:
-        """Tells what the spare takes when it is ready, and lets go of one that has failed.
+        """Reports the memory of the spare when it is ready, and drops one that has failed.
 
-        One that was never ready may have failed for want of memory, which the job needs more than another try.
+        One that was never ready may have run out of memory, which the job needs more than another attempt.
         """
         spare = self._spare
         if spare is None:
@@ -254,14 +254,14 @@ class _Restarting:
             self._spare = None
 
     def _wait(self, seconds: float) -> bool:
-        """Waits until a time; False when a signal has come."""
+        """Waits until a time; False when a signal has arrived."""
         until_s = time.monotonic() + seconds
         while not self._caught and time.monotonic() < until_s:
             time.sleep(_POLL_S)
         return not self._caught
 
     def _stop(self, end: JobEnd) -> JobEnd:
-        """The end of a job that is not started again because of a signal, or because nobody reads."""
+        """The end of a job that is not restarted because of a signal, or because its output has no reader."""
         if not self._caught:
             return end
         _say(f"the launcher got {signal_name(self._caught[0])}. The job is not started again.")
@@ -269,7 +269,7 @@ class _Restarting:
 
 
 class _HostsAsked:
-    """Asks hosts in a thread whether they answer, every so often; half as often each time that they did."""
+    """Probes hosts in a thread at an interval that doubles whenever they responded."""
 
     def __init__(self) -> None:
         self._wait_s = FIRST_ASK_S
@@ -278,11 +278,11 @@ class _HostsAsked:
         self._found: tuple[str, ...] = ()
 
     def begin(self) -> None:
-        """Asks nobody for a while."""
+        """Starts a pause in which no host is probed."""
         self._next_s = time.monotonic() + self._wait_s
 
     def look(self, cluster: Cluster) -> tuple[str, ...]:
-        """The hosts of a cluster that have answered, once; empty while nobody has."""
+        """Returns the hosts of a cluster that have responded, once; empty while none has."""
         if self._thread is not None and not self._thread.is_alive():
             self._thread = None
             self.begin()
@@ -295,7 +295,7 @@ class _HostsAsked:
         return ()
 
     def _ask(self, cluster: Cluster) -> None:
-        self._found = ()  # of a thread that fails
+        self._found = ()  # for a thread that fails
         self._found = answering_hosts(cluster)
 
 
@@ -305,13 +305,13 @@ def _describe_failure(job: Job, end: JobEnd) -> FailedJob:
 
 
 def _number_files(job: Job, number: int) -> Job:
-    """A job whose files of output are beside those of the jobs before it."""
+    """Returns a job whose output files are next to those of the earlier jobs."""
     folder = job.output_folder
     return job if folder is None else replace(job, output_folder=Path(folder) / f"restart-{number}")
 
 
 def _say(text: str) -> bool:
-    """Tells the user; False when nobody reads any more."""
+    """Prints a message to the user; False when the output has no reader any more."""
     if text:
         try:
             sys.stderr.write(f"parallax: {text}\n")

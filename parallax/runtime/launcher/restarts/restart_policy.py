@@ -1,15 +1,15 @@
-"""Decides whether a job that has failed is started again, when, and on which hosts.
+"""Decides whether a failed job is restarted, when, and on which hosts.
 
-It reads no clock and starts nothing; `restart_loop.py` is its loop. Which ends are worth another start:
+It reads no clock and starts nothing; `restart_loop.py` is its loop. These ends lead to a restart:
 
-1. none by a signal to the launcher, or for want of a reader; none of a job of which no process has ever started;
-2. a rank killed by a signal, a supervisor or a host lost, somebody silent, a stall, mpirun's own end: always;
-3. an exception or an exit status of the script: once a run has been made, but not when the job before failed in the
-   same way and no checkpoint was written between: it would come again.
+1. never: a signal to the launcher, a lost reader of its output, or a job of which no process ever started;
+2. always: a rank killed by a signal, a lost supervisor or host, a silent process, a stall, mpirun's own end;
+3. an exception or an exit status of the script: once a run has been made, unless the previous job failed in the same
+   way and no checkpoint was written between: the failure would recur.
 
-A failure without a new checkpoint since the one before is quick, and waits twice as long as that. With `min_hosts` a
-host is left out that does not answer, or that was the first to fail twice without a new checkpoint between; when the
-others have written one, it is tried again at the next start.
+A failure without a new checkpoint since the previous one is quick, and doubles the delay before the next start. With
+`min_hosts` a host is excluded that does not respond, or that was the first to fail twice without a new checkpoint
+between; when the others have written one, it is tried again at the next start.
 """
 
 from __future__ import annotations
@@ -33,19 +33,19 @@ FIRST_WAIT_S, LONGEST_WAIT_S = 2.0, 120.0
 FAILURES_OF_A_HOST = 2
 
 _ALWAYS = (KILLED, LOST, HOST_LOST, SILENT, STALLED, BROKEN)
-_UNHEARD = (HOST_LOST, SILENT, BROKEN)  # then the last words of worker 0 may not have come
+_UNHEARD = (HOST_LOST, SILENT, BROKEN)  # then worker 0's last messages may not have arrived
 _OF_A_HOST = (KILLED, LOST, HOST_LOST, SILENT)
 
 
 @dataclass(frozen=True, slots=True)
 class FailedJob:
-    """How a job of several has failed.
+    """The failure of one of several jobs.
 
     Attributes:
-        cause: of what kind.
-        reason: what the user was told, in a line.
-        progress: how far it came.
-        host: the one that all ranks were on that failed first, or that is gone; empty where that is not known.
+        cause: its kind.
+        reason: the user message, in a line.
+        progress: the job's progress.
+        host: the host of all ranks that failed first, or the lost host; empty if unknown.
     """
 
     cause: EndCause
@@ -56,7 +56,7 @@ class FailedJob:
 
 @dataclass(frozen=True, slots=True)
 class Again:
-    """The job shall be started again, after `wait_s`."""
+    """The job is restarted after `wait_s`."""
 
     wait_s: float
     text: str
@@ -64,25 +64,25 @@ class Again:
 
 @dataclass(frozen=True, slots=True)
 class GiveUp:
-    """It shall not; `text` says why, and is empty where the job's own message has said all."""
+    """The job is not restarted; `text` says why, and is empty if the job's own message has said everything."""
 
     text: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class RestartState:
-    """What is known of the jobs so far.
+    """State of the restart policy: the jobs so far.
 
     Attributes:
-        most: how often a job may be started again.
+        most: how often a job may be restarted.
         hosts: all hosts, by their addresses.
-        min_hosts: with so many the job goes on; None: with all of them alone.
+        min_hosts: the minimum of hosts to continue with; None: all of them.
         has_checkpoints: the workers write checkpoints, not the script itself.
-        is_behind: the latest checkpoint may not have been told: not each of them is.
-        is_driven: the process that launched the job drives it, and goes on where it was.
-        restarts: how often one was started again.
-        quick: failures in a row without a new checkpoint between.
-        last: why the last one failed.
+        is_behind: the latest checkpoint may be unknown: not every checkpoint is reported.
+        is_driven: the process that launched the job drives it, and continues where it was.
+        restarts: the number of restarts so far.
+        quick: consecutive failures without a new checkpoint between.
+        last: the reason of the last failure.
         has_started, has_run: whether a process of any of them has started, and a run was made.
         step: of the latest checkpoint; None while none is known.
         failures: by host, how often in a row it was the first to fail, without a new checkpoint between.
@@ -106,7 +106,7 @@ class RestartState:
 
 
 def after_failure(state: RestartState, job: FailedJob) -> tuple[RestartState, Again | GiveUp]:
-    """The state after a job's end, and what is to be done."""
+    """Returns the state after a job's end, and the decision."""
     progress, has_saved = job.progress, job.progress.has_saved
     failures = {} if has_saved else dict(state.failures)
     if job.host in state.hosts and job.cause.kind in _OF_A_HOST:
@@ -132,18 +132,18 @@ def after_failure(state: RestartState, job: FailedJob) -> tuple[RestartState, Ag
 
 
 def after_yield(state: RestartState, progress: Progress) -> RestartState:
-    """The state after a job has saved and ended to go on on more hosts."""
+    """Returns the state after a job has saved and ended to continue on more hosts."""
     if not progress.has_saved:
         return state
     return replace(state, quick=0, step=progress.step, failures={}, left_out=frozenset())
 
 
 def to_be_asked(state: RestartState, hosts: tuple[str, ...]) -> tuple[str, ...]:
-    """The hosts that a job would be started on too, if they answered.
+    """The hosts to probe: a job would be started on them too, if they responded.
 
     Args:
         state: after the last failure.
-        hosts: those that it is on.
+        hosts: those of the running job.
     """
     if state.min_hosts is None or not state.has_checkpoints:
         return ()
@@ -151,7 +151,7 @@ def to_be_asked(state: RestartState, hosts: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def choose_hosts(state: RestartState, answering: Collection[str]) -> tuple[tuple[str, ...], str]:
-    """The hosts of the next job, and why there can be none; empty when there can.
+    """Returns the hosts of the next job, and why there can be none; empty when there can.
 
     Args:
         state: after the last failure.
@@ -171,7 +171,7 @@ def choose_hosts(state: RestartState, answering: Collection[str]) -> tuple[tuple
 
 
 def tell_of_hosts(state: RestartState, before: tuple[str, ...], chosen: tuple[str, ...]) -> str:
-    """What the user is told of hosts that are left out or taken back; empty when they are those of the job before."""
+    """The user message about hosts that are excluded or readmitted; empty if the hosts are those of the last job."""
     lost = [host for host in before if host not in chosen]
     back = [host for host in chosen if host not in before]
     said = [f"Left out: {', '.join(lost)}."] if lost else []
@@ -180,7 +180,7 @@ def tell_of_hosts(state: RestartState, before: tuple[str, ...], chosen: tuple[st
 
 
 def _refusal(before: RestartState, after: RestartState, job: FailedJob) -> str | None:
-    """Why the job is not started again, which may be empty; None when it is."""
+    """Why the job is not restarted, which may be empty; None when it is."""
     kind = job.cause.kind
     if kind != RAISED and kind not in _ALWAYS:
         return ""

@@ -1,8 +1,8 @@
-"""A job in a thread of its own, and the spare one: started before it is needed, up to where it gets its parcel.
+"""Runs a job in its own thread, and prepares a spare job: started in advance, it waits for its message.
 
 The spare's processes have imported what the script will need, and wait. It is a job like any other, with supervisors, a
-mark and a parent whose death ends it; only its input comes when the job before it has failed, and until then nothing
-that it writes is shown.
+mark, and a parent whose death ends it. Its input arrives only when the job before it has failed, and until then its
+output is not shown.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ Launch = Callable[..., JobEnd]
 
 
 class RunningJob:
-    """A job that a thread of its own launches.
+    """A job launched by its own thread.
 
     Args:
         launch: as `launch.launch`.
-        job: what to run.
-        given: what rank 0 reads, for a job whose own input is empty: it comes later.
+        job: the job to run.
+        given: the pieces that rank 0 reads, for a job whose own input is empty: they arrive later.
         streams: stdout and stderr in place of this process's own.
     """
 
@@ -43,12 +43,12 @@ class RunningJob:
         self._thread.start()
 
     def wait(self, seconds: float | None = None) -> bool:
-        """Waits for its end, and says whether it has come."""
+        """Waits for its end, and returns whether it has ended."""
         self._thread.join(seconds)
         return not self._thread.is_alive()
 
     def end(self) -> JobEnd:
-        """How it ended; raises what its launch has raised."""
+        """Returns its end; raises the exception of its launch."""
         if self._end is None:
             raise self._error or RuntimeError("The thread of a job has ended without a word.")
         return self._end
@@ -61,12 +61,12 @@ class RunningJob:
 
 
 class SpareJob:
-    """A job that waits for its parcel.
+    """A job that waits for its message.
 
     Args:
         launch: as `launch.launch`.
-        job: the job that it becomes; standing_by: the variable that has its processes wait, and its value.
-        streams: where its output goes from then on.
+        job: the job that it becomes; standing_by: the variable, with its value, that makes its processes wait.
+        streams: the streams of its output from then on.
     """
 
     def __init__(
@@ -92,27 +92,27 @@ class SpareJob:
         return not self._running.wait(0)
 
     def go(self) -> RunningJob:
-        """Gives it its parcel; it runs from now on."""
+        """Sends it its message; it runs from now on."""
         for stream in self._held:
             stream.release()
         self._given.give(self._pieces)
         return self._running
 
     def stop(self) -> None:
-        """Has it end; `wait` waits for that."""
+        """Requests its end; `wait` waits for that."""
         self._running.contact.signals.append(signal.SIGTERM)
 
     def wait(self) -> None:
-        """Waits until nothing of it is left, after `stop`."""
+        """Waits until none of its processes are left, after `stop`."""
         self._running.wait()
-        self._given.close()  # a job that could not be launched has not done it
+        self._given.close()  # a job that could not be launched has not closed it
 
 
 class HeldStream:
-    """A stream for bytes that passes on what is written only from its release on.
+    """A byte stream that buffers its output until it is released.
 
     Args:
-        stream: to which it passes it.
+        stream: the underlying stream.
     """
 
     def __init__(self, stream: BinaryIO) -> None:
@@ -121,22 +121,22 @@ class HeldStream:
         self._lock = threading.Lock()
 
     def release(self) -> None:
-        """Passes on what was written, and from now on what is; a second call changes nothing."""
+        """Writes the buffered output, and from now on writes directly; a second call has no effect."""
         with self._lock:
             held, self._held = self._held, None
             for data in held or ():
                 self._stream.write(data)
 
     def isatty(self) -> bool:
-        """As that of the stream."""
+        """Whether the underlying stream is a terminal."""
         return self._stream.isatty()
 
     def fileno(self) -> int:
-        """As that of the stream."""
+        """The descriptor of the underlying stream."""
         return self._stream.fileno()
 
     def write(self, data: bytes) -> None:
-        """Writes bytes, or keeps them."""
+        """Writes bytes, or buffers them."""
         with self._lock:
             if self._held is None:
                 self._stream.write(data)
@@ -144,7 +144,7 @@ class HeldStream:
                 self._held.append(data)
 
     def flush(self) -> None:
-        """Flushes the stream, where it has what was written."""
+        """Flushes the stream, if it has the output."""
         with self._lock:
             if self._held is None:
                 self._stream.flush()

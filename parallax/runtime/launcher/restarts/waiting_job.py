@@ -1,7 +1,7 @@
-"""The job of this process that runs on between two calls; there is at most one.
+"""Keeps this process's job running between two calls; there is at most one.
 
-It is idle, and ends after a time, before another job starts, and with this process. Or the script still uses it, from
-step to step of a loop of its own, until another call needs the workers.
+The job is idle, and ends after a timeout, before another job starts, and with this process. Or the script still uses
+it, from step to step of its own loop, until another call needs the workers.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ class WaitingJob(Protocol):
     """A job that is idle."""
 
     def close(self) -> None:
-        """Ends it, and waits for that."""
+        """Ends it, and waits for its end."""
 
 
 class JobUser(Protocol):
-    """What uses a job from step to step."""
+    """A user of a job from step to step."""
 
     def end(self, is_last: bool = False) -> None:
         """Ends the use; the job then waits, or has ended.
@@ -32,7 +32,7 @@ class JobUser(Protocol):
 
 
 class _Waiting:
-    """Holds the idle job, or what uses it; several threads use it."""
+    """Stores the idle job, or its user; thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -102,29 +102,29 @@ _waiting = _Waiting()
 
 
 def let_wait(job: WaitingJob, seconds: float) -> None:
-    """Has a job wait until it is taken, at most for a time; one that waits already is ended."""
+    """Makes a job wait until it is taken, at most for a time; ends one that already waits."""
     _waiting.put(job, seconds)
 
 
 def use_until_needed(user: JobUser) -> None:
-    """Says who uses a job until another call needs it."""
+    """Registers the user of a job until another call needs it."""
     _waiting.use(user)
 
 
 def take_waiting() -> WaitingJob | None:
-    """The job that waits, if there is one; whoever takes it must end it, or have it wait again.
+    """Returns the waiting job, if there is one; the caller must end it, or make it wait again.
 
     Raises:
-        JobFailed: the use of it ends, and it has failed.
+        JobFailed: its use was ended, and the job has failed.
     """
     return _waiting.take()
 
 
 def end_use() -> None:
-    """Has what uses a job end that; raises what `take_waiting` does."""
+    """Makes the user of a job end its use; raises as `take_waiting`."""
     _waiting.end_use()
 
 
 def end_waiting_job() -> None:
-    """Ends the job that waits or is used, if there is one, and waits for that; raises what `take_waiting` does."""
+    """Ends the waiting or used job, if there is one, and waits for its end; raises as `take_waiting`."""
     _waiting.end()

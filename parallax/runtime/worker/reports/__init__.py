@@ -1,1 +1,1 @@
-"""What a worker tells of its runs and graph: logs, warnings, and files."""
+"""Reports on a worker's runs and graph: logs, warnings, and files."""

@@ -22,10 +22,10 @@ def write_planned(view: GraphView, rewrites: Rewrites, plan: Plan, seed: int, fo
 
     Args:
         view: the user's graph.
-        rewrites: what is changed in it.
+        rewrites: its rewrites.
         plan: for which workers and servers.
         seed: of the job.
-        folder: where `worker-RANK` goes for each.
+        folder: the parent of `worker-RANK` for each worker.
 
     Raises:
         ConfigError: when the folder cannot be written.
@@ -39,7 +39,7 @@ def write_planned(view: GraphView, rewrites: Rewrites, plan: Plan, seed: int, fo
 
 
 def write_events(folder: Path, rank: int, worker_graph: WorkerGraph) -> None:
-    """Writes a worker's graph as an event file: `tensorboard --logdir FOLDER` shows the workers beside each other.
+    """Writes a worker's graph as an event file: `tensorboard --logdir FOLDER` shows the workers side by side.
 
     Raises:
         ConfigError: when the folder cannot be written.
@@ -47,7 +47,7 @@ def write_events(folder: Path, rank: int, worker_graph: WorkerGraph) -> None:
     place = folder / f"worker-{rank}"
     with _writing("--graph", place):
         place.mkdir(parents=True, exist_ok=True)
-        for old in sorted(place.glob("events.out.tfevents.*")):  # TensorBoard would go on showing it
+        for old in sorted(place.glob("events.out.tfevents.*")):  # TensorBoard would continue to show it
             old.unlink()
         with tf.Graph().as_default() as graph:
             tf.graph_util.import_graph_def(worker_graph.graph_def, name="")
@@ -58,8 +58,8 @@ def write_text(folder: Path, rank: int, imported: Graph) -> None:
     """Writes a worker's graph and collections as a MetaGraphDef in text, which `tf.train.import_meta_graph` reads.
 
     Args:
-        folder: where `graph_worker_RANK` goes, as in Parallax 2019.
-        rank: whose graph it is.
+        folder: the parent of `graph_worker_RANK`, as in Parallax 2019.
+        rank: of the worker.
         imported: the tf.Graph that the worker runs.
 
     Raises:
@@ -72,8 +72,8 @@ def write_text(folder: Path, rank: int, imported: Graph) -> None:
 
 
 def meta_graph(graph: Graph) -> MetaGraphDef:
-    """A graph as a MetaGraphDef."""
-    with graph.as_default():  # variables are not written while TensorFlow executes eagerly
+    """Converts a graph to a MetaGraphDef."""
+    with graph.as_default():  # variables are not written under eager execution
         return tf.compat.v1.train.export_meta_graph(graph=graph)
 
 

@@ -1,4 +1,4 @@
-"""What worker 0 logs of a worker's graph when the session is opened: values that are made whole, and lost positions."""
+"""Logs worker 0's notes on its graph when the session is opened: initial values built whole, and unsaved positions."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from parallax.transform.building import editor
 from parallax.transform.pipeline import WorkerGraph
 
 _LARGE_BYTES = 64 * 2**20
-"""From this size on it is told that a value is made whole; a checkpoint too holds so much at once."""
+"""The size from which initial values that are built whole are logged; a checkpoint also holds so much at once."""
 
 
 def tell_of_whole_values(values: Sequence[editor.CutWhole]) -> None:
-    """Logs the large ones of what a worker makes whole although rows of it are wanted only."""
+    """Logs the large initial values that a worker builds whole although it needs only some of their rows."""
     for cut in values:
         if cut.size_bytes >= _LARGE_BYTES:
             log.info(
@@ -24,7 +24,7 @@ def tell_of_whole_values(values: Sequence[editor.CutWhole]) -> None:
 
 
 def tell_of_lost_positions(worker_graph: WorkerGraph) -> None:
-    """Logs what a job that is resumed from a checkpoint will not go on with where it was."""
+    """Logs the streams and input pipelines that a job resumed from a checkpoint will not continue in place."""
     streams, inputs = worker_graph.streams.others, worker_graph.inputs.others
     if streams:
         log.info(

@@ -1,4 +1,4 @@
-"""Recognises in an error of TensorFlow that an id was no row of its table, and says which, who asked and when."""
+"""Recognises TensorFlow errors about out-of-range ids, and reports the id, the lookup and the step."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from parallax.graph.view import GraphView, split_tensor
 from parallax.report.text import pluralize
 from parallax.transform.swap import as_planned
 
-# The kernel of a gather says the first; the check before a pull (parallax/native/leg.cc) the second.
+# The gather kernel writes the first; the check before a pull (parallax/native/leg.cc) the second.
 _OF_GATHER = re.compile(r"indices\[[\d,]*\] = (-?\d+) is not in \[0, (\d+)\)")
 _OF_PULL = re.compile(
     r"\[An id must be a row of its table: (.*) has rows 0 to (-?\d+), and was asked for\] \[([^\]]*)\]", re.DOTALL
@@ -23,13 +23,13 @@ _VARIABLES = ("VarHandleOp", "VariableV2", "Variable")
 
 
 def id_error(error: OpError, view: GraphView, rank: int, step: int | None) -> IdError | None:
-    """The error that names table, id, number of rows, rank and step; None when something else went wrong.
+    """Returns an error that names table, id, number of rows, rank and step; None for any other error.
 
     Args:
         error: an InvalidArgumentError of a run.
         view: the graph that was run.
         rank: of the worker that ran it.
-        step: of this start of the job, from 1; None where nobody counts.
+        step: of this start of the job, from 1; None if steps are not counted.
     """
     message = str(error.message)
     pulled = _OF_PULL.search(message)

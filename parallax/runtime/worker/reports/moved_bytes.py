@@ -1,4 +1,4 @@
-"""Bytes that the exchanges moved: counted, beside the plan's formula at the measured touched rows."""
+"""Counts the bytes that exchanges moved, and compares them with the plan's formula at the measured touched rows."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from parallax.transform.building.wire import GRADIENTS, ROWS, Rounding
 
 @dataclass(frozen=True, slots=True)
 class RoundingCost:
-    """What half precision on the wire has cost, over all workers and runs.
+    """The rounding errors of half precision on the wire, over all workers and runs.
 
     Relative errors are |rounded - row| / |row|, of a sample of the rows (parallax/transform/building/wire.py).
 
     Attributes:
         kind: `rows` or `gradients`.
-        sampled: rows looked at that were not zero.
+        sampled: number of sampled rows that were not zero.
         mean: of their relative errors.
         largest: of these; 1 when a row became zero, infinite when it grew too large for the type.
         magnitude: the largest absolute value of all elements before they were rounded.
@@ -50,20 +50,20 @@ class ExchangeReport:
     """The training exchanges of a job so far, summed over the workers.
 
     Attributes:
-        steps: training steps so far, each an update with all batches that it takes.
+        steps: training steps so far, each an update with all its batches.
         touched_rows: distinct rows that a worker touched per batch, by variable (mean).
         predicted_bytes: (1-s) u (i + 2de) of the alltoall exchanges, u being a worker's measured touched rows and s the
-            share of all rows that it owns, 1/W if all own as many. Where several hosts have several workers, u counts
-            the rows of a host's workers together, and s those that its workers own. Where gradients are kept, the same
-            of each batch's pull and of the update's push, ids included.
-        counted_bytes: bytes of ids, rows and gradient rows in them that left a worker for another, or a host for
-            another where there are several.
+            share of all rows that it owns, 1/W if all own as many. Where several hosts have several workers, u is the
+            number of distinct rows of a host's workers together, and s the share that its workers own. Where gradients
+            are accumulated, the same for each batch's pull and for the update's push, ids included.
+        counted_bytes: their bytes of ids, rows and gradient rows that left a worker for another, or a host for another
+            where there are several.
         server_bytes: bytes of ids, rows and gradient rows that workers and servers sent to each other; where servers
-            have fronts (parallax/plans/plan.py), that left a worker for another's host.
+            have fronts (parallax/plans/plan.py), those that left a worker for another's host.
         gathered_bytes: bytes that reached other workers by allgather.
-        plan: in force; all figures are of the steps under it.
-        changes: the plans that were in force before, each with the number of steps after which it no longer was.
-        rounded: what rounding on the wire has cost; empty without.
+        plan: the current plan; all figures are of the steps under it.
+        changes: the earlier plans, each with the number of steps after which it was replaced.
+        rounded: the errors of rounding on the wire; empty without.
         step_s: seconds of a step in `session.run`, medians over steps and workers; None when there were too few.
     """
 
@@ -98,19 +98,19 @@ class ExchangeReport:
         return "\n".join(lines)
 
     def rounding_text(self) -> str:
-        """What half precision on the wire has cost, in a line; empty without."""
+        """The rounding errors of half precision on the wire, in a line; empty without."""
         if self.plan is None or not self.rounded:
             return ""
         return f"relative error of {self.plan.wire_dtype} on the wire: {'; '.join(map(str, self.rounded))}"
 
     def beside_plan(self, step_s: float | None = None) -> str:
-        """What the plan predicted beside what was measured: rows and bytes by variable, bytes by route, and the step.
+        """Compares the plan's predictions with measurements: rows and bytes by variable, bytes by route, and the step.
 
-        Bytes of a variable are the plan's, and as they are by the same formula at the measured rows. Those of routes
-        were counted; where several hosts have several workers, fewer leave a host than its workers would send.
+        Bytes of a variable are the plan's, next to the same formula at the measured rows. Bytes of routes were counted;
+        where several hosts have several workers, fewer leave a host than its workers would send.
 
         Args:
-            step_s: seconds of a step, as the script measured them; None for those that the session did.
+            step_s: seconds of a step, as the script measured them; None for the session's own measurement.
         """
         step_s = self.step_s if step_s is None else step_s
         if self.plan is None or not self.steps:
@@ -146,7 +146,7 @@ class ExchangeReport:
         return "\n".join(lines)
 
     def _list_changes(self) -> list[tuple[int, str]]:
-        """After how many steps the plan was changed, and in what."""
+        """The changes of plan: the number of steps before each, and its difference."""
         plans = [plan for _, plan in self.changes] + ([self.plan] if self.plan is not None else [])
         between = zip(self.changes, plans[1:], strict=False)
         return [(steps, places_text(before, after).rstrip("\n")) for (steps, before), after in between]
@@ -171,16 +171,16 @@ def exchange_report(
     """Sums the counters over all workers; every worker must call it.
 
     Args:
-        counters: what each counts.
-        counted: `[1 + tables + 2]` for each: runs, distinct rows by table, rows asked of owners, rows that left.
+        counters: a description of each counter.
+        counted: `[1 + tables + 2]` for each: runs, distinct rows by table, rows requested from owners, rows that left.
         size: number of workers.
-        plan: in force.
-        before: the plans before it, each with the number of steps after which it no longer was in force.
+        plan: the current plan.
+        before: the earlier plans, each with the number of steps after which it was replaced.
     """
     workers = current_process_group().workers
     totals = [np.asarray(workers.allreduce(np.asarray(numbers))) for numbers in counted]
     expected = [c.away * float(numbers[-2]) for c, numbers in zip(counters, counted, strict=True)]
-    left = workers.allreduce(np.asarray(expected))  # what should leave: each worker's share at home is its own
+    left = workers.allreduce(np.asarray(expected))  # expected to leave: excluding each worker's share of its own rows
     predicted, moved, gathered, served, steps = 0.0, 0, 0, 0, 0
     of_batches = "pull" if plan is not None and plan.accumulate_steps > 1 else "push"
     touched: dict[str, float] = {}
@@ -192,7 +192,7 @@ def exchange_report(
         if counter.kind == "allgather":
             gathered += int(total[-1]) * (counter.row_bytes + counter.id_bytes)
             continue
-        # A pull sends ids out and rows back; as many rows are given as asked for, over all workers.
+        # A pull sends ids out and rows back; over all workers, as many rows are sent as requested.
         if counter.kind == of_batches:
             for name, rows in zip(counter.variables, total[1:-2], strict=True):
                 touched[name] = touched.get(name, 0.0) + float(rows) / float(total[0])
@@ -208,17 +208,17 @@ def exchange_report(
 
 
 def measured_step(own: StepTimes | None) -> float | None:
-    """The seconds of a step, the median over the workers, every one of which must call it; None when nobody knows."""
+    """The seconds of a step, the median over the workers, every one of which must call it; None if unknown."""
     everybody = [times.step_s for times in current_process_group().workers.allgather(own) if times is not None]
     return statistics.median(everybody) if everybody else None
 
 
 def rounding_report(roundings: Sequence[Rounding], measured: Sequence[Value]) -> tuple[RoundingCost, ...]:
-    """What was rounded of each kind, over all workers, every one of which must call it.
+    """The rounding errors of each kind, over all workers, every one of which must call it.
 
     Args:
-        roundings: what each measures.
-        measured: `[5]` for each, as `Rounding` says.
+        roundings: a description of each measurement.
+        measured: `[5]` for each, as in `Rounding`.
     """
     mine = [(rounding.kind, np.asarray(numbers)) for rounding, numbers in zip(roundings, measured, strict=True)]
     everybody = [one for of_worker in current_process_group().workers.allgather(mine) for one in of_worker]

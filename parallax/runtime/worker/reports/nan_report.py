@@ -1,8 +1,8 @@
-"""Says once in which step, and on which worker, a number that the script fetches was NaN first.
+"""Reports once the step and the worker in which a scalar that the script fetches was first NaN.
 
-Only what a run fetches anyway is looked at: the numbers (one element) of runs that train. Another worker that sees a
-NaN sends worker 0 a message and goes on. NaN spreads with the gradients, so worker 0 looks for messages when it sees
-one itself, now and then, and at the end.
+Only the values that a run fetches anyway are checked: the scalars (one element) of training runs. Another worker that
+sees a NaN sends worker 0 a message and goes on. NaN spreads with the gradients, so worker 0 checks for messages when it
+sees one itself, at intervals, and at the end.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ from parallax.report.logger import log
 from parallax.runtime.worker.barrier import barrier, wait_for
 
 _LOOK_EVERY = 64
-"""Steps after which worker 0 looks for messages of others: a look takes a microsecond."""
+"""The interval in steps at which worker 0 checks for messages of others: a check takes a microsecond."""
 
 _First = tuple[int, int, str]  # (step, rank, tensor)
 
 
 class NanReport:
-    """Looks at one worker's runs; every worker must have one, and call `finish`.
+    """Inspects one worker's runs; every worker must have one, and call `finish`.
 
     Args:
         view: the user's graph.
         trains: whether a run trains that fetches these names.
-        workers: communicator of the workers, on which nothing else travels.
+        workers: communicator of the workers, reserved for this.
     """
 
     def __init__(self, view: GraphView, trains: Callable[[tuple[str, ...]], bool], workers: Comm) -> None:
@@ -41,11 +41,11 @@ class NanReport:
         self._heard: list[int] = []
 
     def after_run(self, names: tuple[str, ...], found: Sequence[Value]) -> None:
-        """Looks at the numbers that a run has given.
+        """Inspects the scalars of a run's results.
 
         Args:
-            names: what the script fetched.
-            found: the values of these names, and maybe of more.
+            names: the script's fetches.
+            found: the values of these names, and possibly of more.
         """
         if names not in self._numbers:
             self._numbers[names] = self._places_of_numbers(names) if self._trains(names) else None
@@ -57,14 +57,14 @@ class NanReport:
             return
         for place in places:
             value = found[place]
-            if value is not None and value != value:  # NaN alone is unequal to itself
+            if value is not None and value != value:  # only NaN is unequal to itself
                 self._report((self._steps, self._rank, names[place]))
                 return
         if not self._rank and self._steps % _LOOK_EVERY == 0:
             self._say(self._receive())
 
     def finish(self) -> None:
-        """Says what the others have sent, when all loops have ended; what comes then is another one."""
+        """Reports the messages of all workers, when all loops have ended; later runs count as a new loop."""
         barrier(self._workers)
         senders = [rank for rank, has in enumerate(self._workers.allgather(self._sent is not None)) if has]
         if self._sent is not None:
@@ -76,7 +76,7 @@ class NanReport:
         self._heard.clear()
 
     def _places_of_numbers(self, names: tuple[str, ...]) -> tuple[int, ...]:
-        """Which of some fetches are floating-point numbers, one each."""
+        """The indices of the fetches that are floating-point scalars."""
         return tuple(place for place, name in enumerate(names) if ":" in name and self._is_number(name))
 
     def _is_number(self, tensor: str) -> bool:
@@ -94,7 +94,7 @@ class NanReport:
             self._say([first, *self._receive()])
 
     def _receive(self, waited_for: Sequence[int] = ()) -> list[_First]:
-        """What other workers have sent by now, and what some of them are known to have sent."""
+        """Receives the messages that other workers have sent by now, and awaits those that are known to be sent."""
         found = []
         while self._workers.Iprobe():
             found.append(self._workers.recv())
@@ -103,7 +103,7 @@ class NanReport:
         return found
 
     def _say(self, found: Sequence[_First]) -> None:
-        """Warns of the first of some NaN, once."""
+        """Warns of the first of several NaN, once."""
         if self._is_done or not found:
             return
         self._is_done = True

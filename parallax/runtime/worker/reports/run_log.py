@@ -1,7 +1,7 @@
-"""What the runs of a worker's session did: whether any trains, and how long a step takes.
+"""Records what the runs of a worker's session did: whether any of them trains, and the time of a step.
 
-It is told of every run after it, and costs a look into a dictionary and two additions. At the end it says how long
-steps took, beside what the plan predicted; and that nothing was trained, where no run fetched what trains.
+It is called after every run, and costs a dictionary lookup and two additions. At the end it logs the measured step time
+next to the plan's prediction; and that nothing was trained, if no run fetched a training op.
 """
 
 from __future__ import annotations
@@ -20,24 +20,24 @@ from parallax.report.logger import log
 from parallax.report.text import ms_text, pluralize
 
 FIRST_STEPS = 5
-"""They are not counted: memory is taken, graphs are made ready, caches filled."""
+"""The number of first steps that are excluded: memory is allocated, graphs are prepared, caches are filled."""
 
 IDLE_RUNS = 20
-"""After so many runs of which none trains it is said, once."""
+"""The number of runs without training after which a warning is logged once."""
 
-_KEPT_STEPS = 10_000  # the last ones, whose median is told
+_KEPT_STEPS = 10_000  # the last ones, whose median is reported
 _SHOWN_OPS = 3
 _LIKE_A_TRAIN_OP = re.compile(r"(?:.*[/_])?train(?:ing)?(?:_?(?:op|step))?(?:_\d+)?", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True)
 class StepTimes:
-    """How long steps took on one worker, medians in seconds.
+    """Step times of one worker, medians in seconds.
 
     Attributes:
         steps: how many were measured.
-        step_s: of a step, which is an update with all batches that it takes: the time in its runs.
-        between_s: from the end of the run before until a step's begin, which is the script's own time. A run that
+        step_s: of a step, which is an update with all its batches: the time in its runs.
+        between_s: from the end of the previous run to the start of a step, which is the script's own time. A run that
             begins within another one, as a hook's does, has none.
     """
 
@@ -48,11 +48,11 @@ class StepTimes:
 
 @dataclass(frozen=True, slots=True)
 class RunTimes:
-    """When a run has begun.
+    """The start of a run.
 
     Attributes:
         began_s: by the monotonic clock.
-        between_s: since the run before has ended; 0 in a run within another one.
+        between_s: since the end of the previous run; 0 in a run within another one.
     """
 
     began_s: float
@@ -65,8 +65,8 @@ class RunLog:
     Args:
         view: the user's graph.
         updates: the ops in it that train.
-        tells: whether this worker says what was seen; one does, for all.
-        may_idle: whether runs that train nothing are no mistake.
+        tells: whether this worker logs the results; one does, for all.
+        may_idle: whether a session that trains nothing is no mistake.
     """
 
     def __init__(self, view: GraphView, updates: Set[str], tells: bool, may_idle: bool = False) -> None:
@@ -82,27 +82,27 @@ class RunLog:
         self._lock = threading.Lock()  # a script may run a session in several threads
 
     def begin(self, now_s: float) -> RunTimes:
-        """Takes in that a run begins, which `end` must follow however it ends; by the monotonic clock."""
+        """Records the start of a run, which `end` must follow however it ends; by the monotonic clock."""
         with self._lock:
             between_s = 0.0 if self._in_progress else now_s - self._ended_s
             self._in_progress += 1
         return RunTimes(now_s, between_s)
 
     def end(self, now_s: float) -> None:
-        """Takes in that a run has ended, well or not."""
+        """Records the end of a run, successful or not."""
         with self._lock:
             self._in_progress -= 1
             self._ended_s = now_s
 
     def ran(self, names: tuple[str, ...], run: RunTimes, now_s: float, pending: int, plan: Plan | None) -> None:
-        """Takes in what a run has done that ends well.
+        """Records the results of a run that succeeds.
 
         Args:
-            names: of what was fetched, in the user's graph.
+            names: of the fetches, in the user's graph.
             run: its times, of `begin`.
             now_s: when it ends.
-            pending: of how many batches gradients wait for an update.
-            plan: in force.
+            pending: the number of batches with accumulated gradients that await an update.
+            plan: the current plan.
         """
         self._runs += 1
         if self.trains(names):
@@ -116,20 +116,20 @@ class RunLog:
         return self._trained + 1
 
     def trains(self, names: tuple[str, ...]) -> bool:
-        """Whether a run trains that fetches these names, also where servers make the update."""
+        """Whether a run that fetches these names trains, including updates by servers."""
         if names not in self._trains:
             self._trains[names] = self._looked_at(names)
         return self._trains[names]
 
     def times(self) -> StepTimes | None:
-        """What steps took under the plan in force; None when there were too few."""
+        """The step times under the current plan; None when there were too few."""
         if not self._times:
             return None
         step_s, between_s = zip(*self._times, strict=True)
         return StepTimes(len(self._times), statistics.median(step_s), statistics.median(between_s))
 
     def finish(self) -> None:
-        """Says what was seen, when a loop has ended well; what comes then is another one."""
+        """Logs the results, when a loop has succeeded; later runs count as a new loop."""
         times = self.times()
         if self._tells and times is not None:
             log.info(times_text(times, self._plan))
@@ -158,7 +158,7 @@ class RunLog:
         self._step_s = self._between_s = 0.0
 
     def _looked_at(self, names: tuple[str, ...]) -> bool:
-        """Whether a run of these fetches trains; an op that looks as if it should and does not is told of."""
+        """Whether a run of these fetches trains; logs an op that looks as if it should and does not."""
         for name in names:
             if ":" not in name and _LIKE_A_TRAIN_OP.fullmatch(name) and not self._reaches_update((name,)):
                 self._warn(f"Fetching the op {name} updates no trained variable.")
@@ -182,7 +182,7 @@ class RunLog:
 
 
 def times_text(times: StepTimes, plan: Plan | None) -> str:
-    """What steps took, beside what was predicted of them."""
+    """Formats the step times, next to the predictions."""
     known = None if plan is None else plan.prediction
     predicted = ""
     if known is not None and known.step_s is not None:

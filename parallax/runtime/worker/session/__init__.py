@@ -1,1 +1,1 @@
-"""The session that a worker's script runs on: its names, fetches, runs and hooks."""
+"""The session that a worker's script uses: its names, fetches, runs and hooks."""

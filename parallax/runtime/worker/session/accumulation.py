@@ -1,13 +1,13 @@
-"""Which runs only keep gradients, and which one updates, where an update takes the gradients of several batches.
+"""Gradient accumulation: decides which runs only accumulate gradients, and which one updates the variables.
 
-A run that trains is one whose fetches need an update. Of every `accumulate_steps` of them all but the last keep their
-gradients: of what is fetched they carry out what no gradient and no write of a shared variable comes before, and give
-None for the rest. So shared variables, the global step among them, change with the update only; what a batch gives by
-itself (a moving average of its statistics, the counts of a metric) is written in every run. The count is by gradient,
-so train_ops may take turns. Between updates no plan is changed and no checkpoint is written.
+A training run is one whose fetches need an update. Of every `accumulate_steps` of them all but the last accumulate
+their gradients: they execute the fetches that depend on no gradient and no write of a shared variable, and return None
+for the rest. So shared variables, the global step among them, change with the update only; per-batch state (a moving
+average of its statistics, the counts of a metric) is written in every run. Runs are counted by gradient, so several
+train_ops may alternate. Between updates no plan is changed and no checkpoint is written.
 
-A front end cuts the batch of each of its steps into micro-batches (functions/batches/micro_batches.py), and says of
-each run which of how many it is.
+A front end splits the batch of each of its steps into micro-batches (functions/batches/micro_batches.py), and passes
+the index and the number of micro-batches with each run.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from parallax.graph.view import GraphView, split_tensor
 from parallax.transform.pipeline import WorkerGraph
 
 _ACTS = ("Print", "PyFunc", "EagerPyFunc")
-"""Ops that give a tensor and do something besides; others that act give none."""
+"""Ops that return a tensor and have side effects too; other ops with side effects return none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,8 +31,8 @@ class Gather:
     """A run without an update.
 
     Attributes:
-        kept: the sources whose gradients it keeps, as `GradientAccumulation` names them; none where it does not train.
-        is_first: whether they take the place of what was kept before.
+        kept: the sources whose gradients it accumulates, as named by `GradientAccumulation`; none if it does not train.
+        is_first: whether they replace earlier accumulated gradients.
     """
 
     kept: frozenset[str]
@@ -44,7 +44,7 @@ class MicroBatchRun:
     """A run of one micro-batch.
 
     Attributes:
-        count: into how many its step is cut.
+        count: the number of micro-batches in its step.
         share: its share of the step's examples.
     """
 
@@ -54,12 +54,12 @@ class MicroBatchRun:
 
 @dataclass
 class Accumulation:
-    """How many batches of the next update a worker has.
+    """The batches of the next update that a worker has.
 
     Attributes:
         steps: how many an update takes.
-        batches: source -> how many of them are kept.
-        micro_batches: how many the next update takes, where a front end has cut a step; else 0.
+        batches: source -> how many of them are accumulated.
+        micro_batches: how many the next update takes, if a front end has split a step; else 0.
     """
 
     steps: int = 1
@@ -68,12 +68,12 @@ class Accumulation:
 
     @property
     def of_update(self) -> int:
-        """How many batches the next update takes."""
+        """The number of batches of the next update."""
         return self.micro_batches or self.steps
 
     @property
     def pending(self) -> int:
-        """Of how many batches gradients are kept that no update has taken yet."""
+        """The number of batches whose accumulated gradients await an update."""
         return max(self.batches.values(), default=0)
 
     def text_of_rest(self) -> str:
@@ -83,11 +83,11 @@ class Accumulation:
         )
 
     def next_run(self, kept: frozenset[str], micro_batch: MicroBatchRun | None = None) -> Gather | None:
-        """What a run is that trains with the gradients of these sources; None for one with the update.
+        """Classifies a run that trains with the gradients of these sources; None for one with the update.
 
         Args:
             kept: the sources.
-            micro_batch: which one it is of a front end's step.
+            micro_batch: its index in a front end's step.
 
         Raises:
             SessionError: some of them were run without the others before.
@@ -113,7 +113,7 @@ class Accumulation:
 
 
 class KeptGradients:
-    """What of a worker's graph can be run before an update.
+    """The part of a worker's graph that can run before an update.
 
     Args:
         view: the user's graph.
@@ -129,7 +129,7 @@ class KeptGradients:
         self.keepings = {keeping.source: keeping for keeping in worker_graph.keepings}
         self._source_of = {node: keeping.source for keeping in worker_graph.keepings for node in keeping.take}
         ops = {op for keeping in worker_graph.keepings for op in (*keeping.begin, *keeping.add)}
-        before = worker_view.ancestors(ops)  # what gradients need is run with every batch
+        before = worker_view.ancestors(ops)  # ops that gradients depend on run with every batch
         local = worker_graph.local_variables
         shared = (node for node in view.nodes if _writes_shared(view, node, local))
         once = (*(node for node in shared if node not in worker_graph.batch_writes), *worker_graph.update_writes)
@@ -141,17 +141,17 @@ class KeptGradients:
         self._acting = {here(node): node for node in view.nodes if _acts(view, node)}
 
     def of(self, runs: Collection[str]) -> frozenset[str]:
-        """The sources whose gradients an update needs that is among these nodes."""
+        """The sources whose gradients the update among these nodes needs."""
         return frozenset() if self._updates.isdisjoint(runs) else self.sources_in(runs)
 
     def sources_in(self, runs: Collection[str]) -> frozenset[str]:
-        """The sources from which something among these nodes is made."""
+        """The sources on which some of these nodes depend."""
         return frozenset(source for node, source in self._source_of.items() if node in runs)
 
     def without_update(self, tensor: str, gather: Gather) -> str | None:
-        """What gives the value of a tensor or op in a run without an update; None where only an update gives it.
+        """The tensor that has a fetch's value in a run without an update; None if only an update computes it.
 
-        What only waits for an update, as a loss that is handed on when it is done, can be had without.
+        A value that only waits for an update, such as a loss that is returned after it, is available without.
         """
         later = self._later if gather.kept else self._of_gradients  # a run that does not train may write
         while (node := split_tensor(tensor)[0] if ":" in tensor else tensor) in later:
@@ -161,17 +161,17 @@ class KeptGradients:
         return tensor
 
     def acting(self, runs: Collection[str]) -> dict[str, str]:
-        """Of these nodes those that are run for what they do, and can be in every run: name here -> user's name."""
+        """Of these nodes those with side effects that can run in every run: name here -> user's name."""
         return {node: user for node, user in self._acting.items() if node in runs and node not in self._later}
 
     def ops(self, gather: Gather) -> list[str]:
-        """The ops by which a run keeps its gradients."""
+        """The ops by which a run accumulates its gradients."""
         kept = [self.keepings[source] for source in sorted(gather.kept)]
         return [op for keeping in kept for op in (keeping.begin if gather.is_first else keeping.add)]
 
 
 def _writes_shared(view: GraphView, node: str, local: Collection[str]) -> bool:
-    """Whether a node writes a variable that is not this worker's own."""
+    """Whether a node writes a variable that is not per-worker."""
     state = state_op(view.op(node), len(view.inputs(node)))
     if state is None:
         return False
@@ -179,7 +179,7 @@ def _writes_shared(view: GraphView, node: str, local: Collection[str]) -> bool:
 
 
 def _acts(view: GraphView, node: str) -> bool:
-    """Whether a node is run for more than what it gives."""
+    """Whether a node has side effects."""
     if state_op(view.op(node), len(view.inputs(node))) is not None or view.op(node) in _ACTS:
         return True
     definition = op_def_registry.get(view.op(node))

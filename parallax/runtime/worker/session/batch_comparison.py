@@ -1,13 +1,14 @@
-"""Compares the batches of all workers in the first steps, and warns where workers train on the same ones.
+"""Compares the batches of all workers in the first steps, and warns if workers train on the same ones.
 
 Such a job computes what fewer workers compute: a dataset that is not sharded, or a loop in which every worker feeds the
-same. Each worker keeps digests of what the steps feed and of what iterators and queues in the graph give them, which
-are fetched beside what the script fetches. After STEPS steps the workers exchange the digests without waiting for each
-other, and worker 0 says what it finds. An input that depends on the number of the worker's shard is not fetched.
+same. Each worker keeps digests of the values that the steps feed and of those that iterators and queues in the graph
+return, which are fetched along with the script's fetches. After STEPS steps the workers exchange the digests without
+waiting for each other, and worker 0 reports the result. An input that depends on the index of the worker's shard is not
+fetched.
 
-That two workers have equal batches says nothing where batches hardly differ: a constant, one batch that comes again in
-each step, ids of which there are few. So batches count when they change from step to step, and when it is most
-unlikely (2**-BITS) that workers which draw from the rows that were seen draw all the same.
+Equal batches on two workers prove nothing where batches hardly differ: a constant, one batch that recurs in each step,
+ids with few distinct values. So batches count when they change from step to step, and when it is very unlikely
+(2**-BITS) that workers which draw from the rows seen so far all draw the same.
 """
 
 from __future__ import annotations
@@ -29,9 +30,9 @@ from parallax.runtime.worker.barrier import wait_for
 from parallax.runtime.worker.session.fetches import Request
 
 STEPS = 8
-"""How many steps are compared: enough to tell data from what is constant, few enough to be noticed early."""
+"""The number of steps that are compared: enough to distinguish data from constants, few enough for an early warning."""
 
-_Exchange = tuple[MpiRequest, Array, Array]  # what MPI has begun, what this worker sends, and where all arrive
+_Exchange = tuple[MpiRequest, Array, Array]  # the pending MPI request, this worker's data, and the receive buffer
 _FED = "what is fed"
 
 
@@ -42,8 +43,8 @@ class BatchComparison:
         view: the user's graph.
         updates: the ops in it that update variables from gradients.
         trains: whether a run trains that fetches these names.
-        place_of: the script's line that made an op, by its name; empty where it is not known.
-        workers: communicator of the workers, on which nothing else travels.
+        place_of: the script's line that made an op, by its name; empty if unknown.
+        workers: communicator of the workers, reserved for this.
     """
 
     def __init__(
@@ -67,17 +68,17 @@ class BatchComparison:
         self.finished = False
 
     def with_sources(self, request: Request) -> Request:
-        """A run's request, with what its batches are fetched by after all else."""
+        """Adds fetches of a run's batches at the end of its request."""
         more = tuple(tensor for one in self._sources_of(request.names) for tensor in one.tensors)
         return replace(request, names=(*request.names, *more)) if more else request
 
     def after_run(self, names: tuple[str, ...], feeds: Mapping[str, Value], found: Sequence[Value]) -> None:
-        """Takes in a run.
+        """Processes a run.
 
         Args:
-            names: what the script fetched.
-            feeds: what it fed, by tensor of the user's graph.
-            found: the values of the request that `with_sources` gave.
+            names: the script's fetches.
+            feeds: its feeds, by tensor of the user's graph.
+            found: the values of the request of `with_sources`.
         """
         if self._exchange is not None and self._exchange[0].Test():
             self._judge()
@@ -92,18 +93,18 @@ class BatchComparison:
             self._begin_exchange()
 
     def finish(self) -> None:
-        """Compares what there is, when all scripts have ended; a second call changes nothing."""
+        """Compares the available batches, when all scripts have ended; a second call has no effect."""
         if self.finished:
             return
         exchange = self._exchange or self._begin_exchange()
-        wait_for(exchange[0])  # no barrier: who has all digests already does not come here
+        wait_for(exchange[0])  # no barrier: a worker that has all digests already does not get here
         self._judge()
 
     def _is_recorded(self, names: tuple[str, ...]) -> bool:
         return not self.finished and self._exchange is None and self._trains(names)
 
     def _sources_of(self, names: tuple[str, ...]) -> tuple[BatchSource, ...]:
-        """What gives a run its batches, that is looked at; nothing for a run that does not train."""
+        """The sources of a run's batches that are compared; none for a run that does not train."""
         if not self._sources or not self._is_recorded(names):
             return ()
         if names not in self._takes:
@@ -189,19 +190,14 @@ def _who(ranks: Sequence[int]) -> str:
 
 
 BITS = 20.0
-"""How unlikely equal batches must be before they count as the same: about one in a million."""
-_ROWS = 1 << 15  # of a batch whose frequencies are counted: more say nothing more
-_HASHED_BYTES = 64 * 2**20  # of one array of a batch; what comes after them is taken for equal
+"""The bits of evidence from which equal batches count as the same: a chance of about one in a million."""
+_ROWS = 1 << 15  # the number of a batch's rows whose frequencies are counted: more add no evidence
+_HASHED_BYTES = 64 * 2**20  # of one array of a batch; later bytes are assumed to be equal
 
 
 @dataclass(frozen=True, slots=True)
 class BatchHistory:
-    """What is known of a worker's first batches from one source.
-
-    Attributes:
-        digests: of each batch, 64 bits.
-        bits: of evidence that another worker with these digests has the same batches; 0 when they do not change.
-    """
+    """A summary of a worker's first batches from one source."""
 
     digests: tuple[int, ...]
     bits: float
@@ -209,14 +205,14 @@ class BatchHistory:
 
 @dataclass(slots=True)
 class BatchRecorder:
-    """Takes the batches of one source as they come, and keeps numbers of them."""
+    """Receives the batches of one source, and keeps their digests."""
 
     _digests: list[int] = field(default_factory=list)
     _contents: list[int] = field(default_factory=list)
     _rows: list[list[list[bytes]]] = field(default_factory=list)
 
     def add(self, arrays: Sequence[Value]) -> None:
-        """Takes in the arrays of a batch; scalars are no part of one."""
+        """Records the arrays of a batch, ignoring scalars."""
         batch = [array for array in map(np.asarray, arrays) if array.ndim]
         if not batch:
             return
@@ -226,11 +222,11 @@ class BatchRecorder:
         self._rows.append(rows)
 
     def history(self) -> BatchHistory:
-        """What the batches so far say."""
+        """Summarises the batches so far."""
         return BatchHistory(tuple(self._digests), self._bits())
 
     def _bits(self) -> float:
-        """Of the array of the batches that says most; batches of the same rows, in whatever order, count once."""
+        """The bits of the most informative array of the batches; batches of the same rows, in any order, count once."""
         first = {content: number for number, content in reversed(list(enumerate(self._contents)))}
         if len(first) < 2:
             return 0.0
@@ -253,7 +249,7 @@ def equal_workers(histories: Sequence[BatchHistory]) -> list[tuple[int, ...]]:
 
 
 def _surprise(batches: Iterable[list[bytes]]) -> float:
-    """Bits that the distinct rows of some batches have, by how often each row is among all."""
+    """The information in bits of the distinct rows of some batches, from the frequency of each row."""
     every = list(batches)
     counts = Counter(row for batch in every for row in batch)
     total = counts.total()

@@ -1,9 +1,9 @@
-"""Computes in bfloat16 where TensorFlow offers it on a CPU: asks a session for it, and tells what a step really does.
+"""Computes in bfloat16 where TensorFlow supports it on a CPU: enables it in a session and reports its effect.
 
-TensorFlow's graph rewrite puts casts around matrix products and convolutions, and around ops that only move data beside
-them. The rewrite comes after the transform, on TensorFlow's servers too. It knows no op of Horovod or of Parallax, no
-variable and no update, so these stay as they are. Where it does nothing it says nothing: so the first step that trains
-is looked at as it ran.
+TensorFlow's graph rewrite puts casts around matrix products and convolutions, and around adjacent ops that only move
+data. The rewrite comes after the transform, on TensorFlow's servers too. It knows no op of Horovod or of Parallax, no
+variable and no update, so these stay unchanged. If it does nothing it reports nothing: so the first training step is
+inspected as it ran.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ from parallax.settings.environment import onednn_is_off, set_defaults
 v1 = tf.compat.v1
 
 INSTRUCTIONS = ("avx512_bf16", "amx_bf16", "avx_ne_convert")
-"""The instructions for bfloat16, any of which will do, as Linux names them in /proc/cpuinfo."""
+"""The CPU flags for bfloat16, any of which suffices, as Linux names them in /proc/cpuinfo."""
 
 _LEVEL = {"TF_AUTO_MIXED_PRECISION_GRAPH_REWRITE_LEVEL": "TREAT_INFER_AS_DENY"}
-"""Has TensorFlow leave alone what is no product and computes: sums, biases, activations, batch norm.
+"""Excludes ops that compute without being products from TensorFlow's rewrite: sums, biases, activations, batch norm.
 
-In bfloat16 they are slower on CPUs, and unsafe: sampled softmax hides words that were drawn by chance with the lowest
-number of float32, which bfloat16 rounds to minus infinity, and the loss is no number.
+In bfloat16 they are slower on CPUs, and unsafe: sampled softmax masks accidental hits with the lowest float32 number,
+which bfloat16 rounds to minus infinity, and the loss becomes NaN.
 """
 
 _PRODUCT = re.compile("MatMul|Conv[23]D|Conv2d|Einsum")
-"""Found in the names of matrix products and convolutions, and of what oneDNN and fusions make of them."""
+"""Substrings of the names of matrix products and convolutions, and of the ops that oneDNN and fusions make of them."""
 
 _CPU_INFO = Path("/proc/cpuinfo")
 
@@ -57,13 +57,13 @@ class Products:
 
 
 def options_with(options: ConfigProto, compute_dtype: str | None) -> ConfigProto:
-    """A session's options that ask for products in `compute_dtype` besides; nothing else in them is changed.
+    """Returns a session's options that additionally request products in `compute_dtype`; other options are unchanged.
 
-    TensorFlow reads from this process's environment what else is rounded: that is set too, where it is not set.
+    TensorFlow reads from this process's environment which other ops are rounded: this is set too, unless already set.
 
     Args:
         options: a ConfigProto.
-        compute_dtype: `bfloat16`, or None for products as they are.
+        compute_dtype: `bfloat16`, or None for unchanged products.
     """
     found = v1.ConfigProto()
     found.CopyFrom(options)
@@ -83,7 +83,7 @@ def products_of(graphs: Iterable[GraphDef]) -> Products:
 
 
 def has_instructions(cpu_info: Path = _CPU_INFO) -> bool:
-    """Whether this machine's processor has instructions for bfloat16; so where Linux does not tell."""
+    """Whether this machine's processor has instructions for bfloat16; True if Linux does not report it."""
     found = (
         re.search(r"^flags\s*:(.*)$", cpu_info.read_text(encoding="utf-8"), re.MULTILINE)
         if cpu_info.is_file()
@@ -93,7 +93,7 @@ def has_instructions(cpu_info: Path = _CPU_INFO) -> bool:
 
 
 def effect(products: Products, instructions: bool, turned_off: bool) -> tuple[int, str]:
-    """What a step does about `compute_dtype`, to be logged: the level and a sentence.
+    """The effect of `compute_dtype` on a step, to be logged: the level and a sentence.
 
     Args:
         products: of the step.
@@ -131,17 +131,17 @@ def effect(products: Products, instructions: bool, turned_off: bool) -> tuple[in
 
 
 class EffectHook(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
-    """Looks at this worker's first step that trains and logs what it does about `compute_dtype`.
+    """Inspects this worker's first training step and logs the effect of `compute_dtype`.
 
-    Worker 0 says it in any case, the first worker of another host when something is wrong there. All workers look at
-    the same step, as they must go over to direct runs together: TensorFlow computes constants when it makes one ready,
-    and where such a constant takes an exchange it waits for the others.
+    Worker 0 always logs it, the first worker of another host only a problem there. All workers inspect the same step,
+    because they must switch to direct runs together: TensorFlow computes constants when it prepares a direct run, and
+    if such a constant needs an exchange it waits for the other workers.
 
     Attributes:
-        finished: whether that is done, and no run needs to be looked at any more.
+        finished: whether that is done, and runs need no more inspection.
 
     Args:
-        training: tells which runs are steps.
+        training: identifies the runs that are steps.
         members: the job.
     """
 
@@ -154,14 +154,14 @@ class EffectHook(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
         self.finished = False
 
     def before_run(self, run_context: RunContext) -> RunArgs:
-        """Asks for the graph that is run, when it trains."""
+        """Requests the executed graph of a training run."""
         self._looks = not self.finished and self._training.step is not None
         return (
             v1.train.SessionRunArgs(None, options=v1.RunOptions(output_partition_graphs=True)) if self._looks else None
         )
 
     def after_run(self, run_context: RunContext, run_values: RunValues) -> None:
-        """Logs what is in it."""
+        """Logs its products."""
         if not self._looks:
             return
         self.finished = True

@@ -1,4 +1,4 @@
-"""Gives every exchange and all-reduce of a worker's graph a communicator of its own, by which its node meets others."""
+"""Assigns a communicator to each exchange and all-reduce of a worker's graph, the same for a node on all workers."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from parallax.transform.building.all_to_all import ALL_REDUCE, ALL_TO_ALL, HOST,
 
 
 def open_channels(graph_def: GraphDef, workers: Comm, host_workers: Comm = None) -> None:
-    """Opens what is not open yet of a graph's exchanges and all-reduces; all workers must call it with the same ones.
+    """Opens the unopened channels of a graph's exchanges and all-reduces; all workers must call it with the same ones.
 
     Args:
         graph_def: a worker's graph.
         workers: communicator of all workers.
-        host_workers: of those of this host, where there are exchanges among them.
+        host_workers: of those of this host, if there are exchanges among them.
     """
     meetings = sorted((n.name, _is_in_host(n)) for n in graph_def.node if n.op in (ALL_TO_ALL, ALL_REDUCE))
     joined = [n.name for n in graph_def.node if n.op == ALL_REDUCE and n.attr["N"].i > 1]
@@ -22,14 +22,14 @@ def open_channels(graph_def: GraphDef, workers: Comm, host_workers: Comm = None)
     if not meetings:
         return
     native = ctypes.CDLL(str(library()))
-    for name, in_host in meetings:  # in one order on all workers: making a communicator is a collective itself
+    for name, in_host in meetings:  # in one order on all workers: creating a communicator is a collective itself
         if not native.parallax_is_open(name.encode()):
             communicator = (host_workers if in_host else workers).Dup()
             native.parallax_open(name.encode(), ctypes.c_int(communicator.py2f()))
 
 
 def open_stages(peers: Comm) -> Comm:
-    """Opens the way between the stages of a replica; gives another one, for what their scripts have fetched.
+    """Opens the channel between the stages of a replica; returns another communicator, for values that scripts fetch.
 
     Args:
         peers: communicator of its workers, ranked by stage; all of them must call it.
@@ -40,7 +40,7 @@ def open_stages(peers: Comm) -> Comm:
 
 
 def close_stages() -> None:
-    """Leaves MPI with the messages between stages; no run follows."""
+    """Shuts down the messages between stages; no run follows."""
     ctypes.CDLL(str(library())).parallax_close_stages()
 
 

@@ -1,7 +1,7 @@
-"""Runs that need nothing of TensorFlow's sessions but the run: the same fetches again, feeds already in arrays.
+"""Fast path for repeated runs that need no session hooks: the same fetches again, with feeds already in arrays.
 
-TensorFlow looks at every fetch and feed of every run anew, for its hooks and itself, which for short steps of many
-workers on few cores is a tenth of the step. What is run again and again is made ready once.
+TensorFlow parses every fetch and feed of every run again, for its hooks and itself, which for short steps of many
+workers on few cores is a tenth of the step. Repeated runs are prepared once.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from parallax.runtime.worker.session.stage_failures import StageFailures
 
 @runtime_checkable
 class Finishing(Protocol):
-    """A hook that has nothing to do any more from some run on."""
+    """A hook that has no more work from some run on."""
 
     finished: bool
-    """Whether that is so."""
+    """Whether it has no more work."""
 
 
 class DirectRuns:
@@ -32,9 +32,10 @@ class DirectRuns:
         raw: TensorFlow's session, in this process.
         waits_for: hooks that must see all runs until they have finished.
         overlaps: whether its graph has gates at which runs take turns.
-        repeats: whether all runs come again, as the steps of a front end do; else a run is made ready the second time.
-        most: how many runs that overlap may be on their way.
-        failures: tells other stages of runs that fail; None where the worker has the whole model.
+        repeats: whether all runs recur, as the steps of a front end do; else a run is prepared at its second
+            occurrence.
+        most: how many overlapping runs may be in flight.
+        failures: notifies other stages of failed runs; None if the worker has the full model.
     """
 
     def __init__(
@@ -54,12 +55,12 @@ class DirectRuns:
         self._ready: dict[tuple[tuple[str, ...], tuple[str, ...]], _Ready | None] = {}
 
     def run(self, tensors: tuple[str, ...], feeds: Mapping[str, Value], overlaps: bool = False) -> list[Value] | None:
-        """What is asked for, None for each operation; or None when this run must go the long way.
+        """Returns the fetched values, None for each operation; or None if this run needs the regular path.
 
         Args:
             tensors: names of tensors and operations in the worker's graph.
             feeds: tensor name -> value.
-            overlaps: whether what follows after the fetches may go on while the next run begins.
+            overlaps: whether the ops after the fetches may continue while the next run begins.
         """
         if self._waits_for:
             self._waits_for = [hook for hook in self._waits_for if not hook.finished]
@@ -70,7 +71,7 @@ class DirectRuns:
             if not tensors or len({*tensors, *feeds}) < len(tensors) + len(feeds):
                 return None
             self._ready[key] = None
-            if not self._repeats:  # a run that does not come again is not worth it
+            if not self._repeats:  # preparation does not pay for a run that does not recur
                 return None
         ready = self._ready[key]
         if ready is None:
@@ -78,7 +79,7 @@ class DirectRuns:
         return ready.run(tuple(feeds.values()), self._failures)
 
     def settle(self) -> None:
-        """Waits until no run is on its way; raises what one has failed with that was."""
+        """Waits until no run is in flight; raises the error of a failed one."""
         if self._overlapping is not None:
             self._overlapping.settle()
 
@@ -100,12 +101,12 @@ class _Ready:
         options = config_pb2.CallableOptions(feed=fed)
         options.fetch.extend(name for name in tensors if ":" in name)
         options.target.extend(name for name in tensors if ":" not in name)
-        self._call = raw._make_callable_from_options(options)  # make_callable takes no feeds by this way
+        self._call = raw._make_callable_from_options(options)  # make_callable accepts no feeds in this way
 
     def run(self, values: Sequence[Value], failures: StageFailures | None) -> list[Value] | None:
         for value, (dtype, dims) in zip(values, self._takes, strict=True):
             if type(value) is not np.ndarray or value.dtype != dtype or not _fits(value.shape, dims):
-                return None  # TensorFlow converts it, or says what is wrong with it
+                return None  # TensorFlow converts it, or reports its error
         if self._overlapping is not None and self._flight is not None:
             found = iter(self._overlapping.run(self._flight, values))
         elif failures is not None:
@@ -127,12 +128,12 @@ def _fits(shape: tuple[int, ...], dims: tuple[int | None, ...] | None) -> bool:
 
 
 def can_be_direct(graph: Graph, hooks: Sequence[Hook], target: str) -> bool:
-    """Whether nothing has to happen around runs, from some run on: there are no hooks for good, and no queue runners.
+    """Whether runs need no hooks from some run on: there are no permanent hooks, and no queue runners.
 
     Args:
         graph: the worker's.
         hooks: of the session, without the last.
-        target: what it is connected to; empty for this process.
+        target: the session's target; empty for this process.
     """
     finish = all(isinstance(hook, Finishing) for hook in hooks)
     return not target and finish and not graph.get_collection("queue_runners")

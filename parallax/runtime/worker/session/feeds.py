@@ -1,4 +1,4 @@
-"""What a step of a user's graph is fed and runs, where the user's own loop does not say: verifications and profiles."""
+"""Selects feeds and fetches of a step of a user's graph for verifications and profiles, which have no user's loop."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from parallax.base.types import Graph, Operation, Tensor, Value
 from parallax.graph.view import GraphView
 
 _SHOWN = 8
-"""Ops that a message names."""
+"""The number of ops that a message names."""
 
 Feeds = Callable[[int, int, int], dict[str, Value]]
 """(step, worker, number of workers) -> batch by the names of tensors."""
 
 
 def train_op(graph: Graph, name: str | None) -> Operation | Tensor:
-    """What a step runs: what is named, else the training op that an optimizer made and no other one depends on.
+    """Returns the fetch of a step: the named op, else the optimizer's training op on which no other one depends.
 
     Raises:
-        ConfigError: when there is none, or several; the message lists the ops that train.
+        ConfigError: when there is none, or several; the message lists the training ops.
     """
     if name:
         try:
@@ -52,7 +52,7 @@ def train_op(graph: Graph, name: str | None) -> Operation | Tensor:
 
 
 def _candidates(graph: Graph) -> str:
-    """The ops that a step may run, in words."""
+    """The ops that a step may run, as text."""
     from parallax.analysis.stages import analyse
 
     analysed = analyse(graph, synchronous=False)
@@ -71,7 +71,7 @@ def placeholders_in(view: GraphView, nodes: Iterable[str]) -> list[str]:
 
 
 def missing_feeds(what: str, placeholders: list[str]) -> ConfigError:
-    """The error for feeds that were not given."""
+    """The error about missing feeds."""
     return ConfigError(
         f"{what} needs values for the placeholders ({', '.join(placeholders[:5])}): pass --feeds FILE.py:FUNCTION "
         "(step, worker, num_workers -> {name: batch}) or --feeds FILE.npz."
@@ -79,7 +79,7 @@ def missing_feeds(what: str, placeholders: list[str]) -> ConfigError:
 
 
 def named_batch(graph: Graph, batch: object) -> dict[str, Value]:
-    """A batch by the names of tensors; the user may leave `:0` out."""
+    """A batch by the names of tensors; the user may omit `:0`."""
     if not isinstance(batch, dict) or not all(isinstance(name, str) for name in batch):
         raise ConfigError(f"The function of --feeds must return a dict from names to arrays, got {batch!r}.")
     found = {}
@@ -94,7 +94,7 @@ def named_batch(graph: Graph, batch: object) -> dict[str, Value]:
 
 
 def read_feeds(text: str) -> Feeds:
-    """The feeds of a step and worker, from the user's file or function.
+    """Returns the feeds of a step and worker, from the user's file or function.
 
     Raises:
         ConfigError: when the text names neither.
@@ -103,11 +103,11 @@ def read_feeds(text: str) -> Feeds:
 
 
 def _feeds_of_file(path: Path) -> Feeds:
-    """Arrays `[steps, rows, ...]` by placeholder; each worker takes its share of the rows. `[steps]` are scalars."""
+    """Arrays `[steps, rows, ...]` by placeholder; each worker reads its share of the rows. `[steps]` are scalars."""
     try:
         with np.load(path) as file:
             arrays = {name: file[name] for name in file.files}
-    except Exception as error:  # NumPy, zipfile and zlib each have many of their own for a file that is damaged
+    except Exception as error:  # NumPy, zipfile and zlib raise many kinds of errors for a damaged file
         why = shown(str(error) or type(error).__name__)
         raise ConfigError(f"{path}: feeds must be an .npz file of arrays [steps, rows, ...]: {why}.") from error
     for name, array in arrays.items():
@@ -124,7 +124,7 @@ def _feeds_of_file(path: Path) -> Feeds:
 
 
 def _share(path: Path, name: str, batch: Value, worker: int, size: int) -> Value:
-    """The rows of one worker; the whole of a scalar."""
+    """The rows of one worker; a scalar as a whole."""
     if not np.ndim(batch):
         return batch
     if len(batch) % size:
@@ -148,7 +148,7 @@ def _feeds_of_function(text: str) -> Feeds:
 
 
 def _module_of(file: Path) -> ModuleType:
-    """A file as a module; the running script is not run again."""
+    """Loads a file as a module; the running script is not run again."""
     main = sys.modules["__main__"]
     if Path(getattr(main, "__file__", None) or "").resolve() == file:
         return main

@@ -1,7 +1,7 @@
-"""Reads what a user passes to `run`: fetches and feeds of the user's graph, in lists per replica.
+"""Parses the arguments of `run`: fetches and feeds of the user's graph, in lists per replica.
 
-A fetch may be a tensor, operation, variable, name, or any nest of them; it comes back as a list with one entry per
-replica. A feed is such a list; what is no list counts for every replica.
+A fetch may be a tensor, operation, variable, name, or any nest of them; its result is a list with one entry per
+replica. A feed is such a list; a value that is not a list applies to every replica.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from parallax.base.errors import SessionError
 from parallax.base.types import FeedDict, Fetch, Fetches, Graph, Nest, Operation, Tensor, Value
 
 REPLICAS = 1
-"""Replicas a worker: one process trains on one device."""
+"""Replicas per worker: one process trains on one device."""
 
 
 class PerReplica(list[Any]):
-    """A fetch, one entry per replica; `tf.train.global_step` and the like make one number of it."""
+    """A fetch's value, one entry per replica; `tf.train.global_step` and similar functions convert it to one scalar."""
 
     def __int__(self) -> int:
         (only,) = self
@@ -31,7 +31,7 @@ class PerReplica(list[Any]):
 
 
 class Fetchable:
-    """What runs may ask for: the user's graph, as it was given to parallel_run.
+    """The names that runs may fetch and feed: the user's graph, as passed to parallel_run.
 
     Args:
         graph: the user's graph.
@@ -40,10 +40,10 @@ class Fetchable:
 
     def __init__(self, graph: Graph, is_known: Callable[[str], bool]) -> None:
         self._graph, self._is_known = graph, is_known
-        self._found: dict[int, tuple[Fetch, Tensor | Operation]] = {}  # tensors and ops are asked for again and again
+        self._found: dict[int, tuple[Fetch, Tensor | Operation]] = {}  # tensors and ops are fetched repeatedly
 
     def element(self, thing: Fetch) -> Tensor | Operation:
-        """The tensor or operation that something stands for.
+        """Returns the tensor or operation of a fetch or feed.
 
         Raises:
             SessionError: it is not in the graph.
@@ -58,17 +58,17 @@ class Fetchable:
         if not self._is_known(found.name):
             raise SessionError(_not_in_graph(thing, "it was added later."))
         if found is thing:
-            self._found[id(thing)] = thing, found  # held, so that its id is nobody else's
+            self._found[id(thing)] = thing, found  # referenced, so that its id is not reused
         return found
 
     def name(self, thing: Fetch) -> str:
-        """The name of that."""
+        """The name of that tensor or operation."""
         return str(self.element(thing).name)
 
 
 @dataclass(frozen=True, slots=True)
 class Leaf:
-    """One fetch: the names it is made of, and what it was.
+    """One fetch: its component names, and the original object.
 
     Attributes:
         names: one name; several for a partitioned variable or a sparse, ragged or IndexedSlices tensor.
@@ -84,8 +84,8 @@ class Request:
     """One `run`, in names of the user's graph.
 
     Attributes:
-        structure: what was asked for, each leaf a Leaf.
-        names: all names asked for, in order.
+        structure: the fetches, each leaf a Leaf.
+        names: all fetched names, in order.
         feeds: tensor name -> value.
     """
 
@@ -101,7 +101,7 @@ def read_request(known: Fetchable, fetches: Fetches, feed_dict: FeedDict | None,
         known: the user's graph.
         fetches: as for `tf.compat.v1.Session.run`.
         feed_dict: tensor or name -> list with one entry per replica.
-        per_replica: whether feeds come in such lists, or as they are.
+        per_replica: whether feeds are such lists, or plain values.
 
     Raises:
         SessionError: when something is not in the user's graph, or a list has the wrong length.
@@ -136,12 +136,12 @@ def map_structure(function: Callable[[Any], object], structure: Nest) -> Nest:
 
 
 def put_together(request: Request, values: Sequence[Value], is_plain: Callable[[Leaf], bool] | None) -> Nest:
-    """The values of all names of a request in the form in which they were asked for.
+    """Restores the structure of a request from the values of all its names.
 
     Args:
-        request: what was asked for.
+        request: the request.
         values: one for each name.
-        is_plain: which fetches come back as they are, not in a list per replica; None for all.
+        is_plain: which fetches return plain values, not a list per replica; None for all.
     """
     found = iter(values)
 
@@ -187,10 +187,10 @@ def _names_of(known: Fetchable, fetch: Fetch) -> tuple[str, ...]:
 
 
 def check_computed(name: str, tables: Sequence[LazyTable]) -> None:
-    """Refuses what only an update of a whole table would compute, where rows are updated instead.
+    """Refuses values that only an update of a full table would compute, when rows are updated instead.
 
     Raises:
-        SessionError: nothing computes it any more.
+        SessionError: no op computes it any more.
     """
     table = next((one.table for one in tables if name.split(":")[0] in one.removed), None)
     if table is not None:
@@ -209,7 +209,7 @@ def _not_in_graph(thing: Fetch, reason: str) -> str:
 
 
 def _of_one_replica(key: Fetch, value: Value) -> Value:
-    """What is fed to the one replica."""
+    """The feed of the one replica."""
     if not isinstance(value, list) and type(value) is not tuple:
         return value
     if len(value) != REPLICAS:

@@ -1,11 +1,11 @@
-"""Which tensors of the worker's graph stand for the user's names, and what a run feeds besides.
+"""Maps the user's names to tensors of the worker's graph, and adds the feeds that a run needs besides.
 
-A variable, by whatever name, becomes its whole value; the parts of a fused exchange, or of joined all-reduces, that a
-run does not need are fed with nothing.
+A variable, by whatever name, becomes its full value; the parts of a fused exchange, or of fused all-reduces, that a run
+does not need are fed with empty values.
 
-A tensor that holds some rows only cannot be fetched, and the error says so. The collectives of a run are Horovod's ops,
-all-reduces, exchanges, gifts to accumulators, and meetings by their number: these alone have equal names on all
-workers. A run of asynchronous training has none, and is not watched.
+A tensor that contains only some rows cannot be fetched, and the error says so. The collectives of a run are Horovod's
+ops, all-reduces, exchanges, contributions to accumulators, and rendezvous by their number: these alone have equal names
+on all workers. A run of asynchronous training has none, and is not watched.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Names:
     Args:
         view: the user's graph.
         worker_graph: of this worker.
-        renamed: node of the user's graph -> node in this worker's, of those that have another name there.
+        renamed: node of the user's graph -> node in this worker's, if it has another name there.
     """
 
     def __init__(self, view: GraphView, worker_graph: WorkerGraph, renamed: Mapping[str, str] | None = None) -> None:
@@ -57,28 +57,28 @@ class Names:
 
     @property
     def run_view(self) -> GraphView:
-        """The graph that this worker runs; of a model in stages, the graph of all of them."""
+        """The graph that this worker runs; for a model in stages, the graph of all of them."""
         return self._worker_view
 
     def here(self, name: str) -> str:
-        """A node or tensor of the user's graph by the name that it has in this worker's."""
+        """The name of the user's node or tensor in this worker's graph."""
         return renamed_tensor(name, self._renamed)
 
     def has(self, name: str) -> bool:
-        """Whether a tensor or operation is in the graph that was given to parallel_run."""
+        """Whether a tensor or operation is in the graph that was passed to parallel_run."""
         return _node(name) in self._view.nodes
 
     def is_saved_path(self, name: str) -> bool:
-        """Whether a tensor is what a tf.train.Saver fetches: the path that it saves to."""
+        """Whether a tensor is a tf.train.Saver's fetch: the path that it saves to."""
         node = _node(name)
         writers = {self._view.op(n) for n in self._view.controls(node)}
         return self._view.op(node) == "Identity" and bool(writers & {"SaveV2", "MergeV2Checkpoints"})
 
     def kept_by(self, names: tuple[str, ...], fed: Iterable[str]) -> frozenset[str]:
-        """The sources of gradients that a run of `names` trains with; none where every batch makes an update.
+        """The gradient sources that a run of `names` trains with; none if every batch makes an update.
 
         Raises:
-            SessionError: something of gradients is asked for, and no update.
+            SessionError: tensors that depend on gradients are fetched, and no update.
         """
         if not self._worker_graph.keepings:
             return frozenset()
@@ -97,11 +97,11 @@ class Names:
         return self._sources[key]
 
     def micro_batch_feeds(self, kept: frozenset[str], run: MicroBatchRun | None) -> dict[str, Value]:
-        """What a run feeds besides, that is of one micro-batch of a step.
+        """Additional feeds of a run of one micro-batch of a step.
 
         Args:
-            kept: the sources of gradients that it trains with.
-            run: which micro-batch; None where no step is cut.
+            kept: the gradient sources that it trains with.
+            run: the micro-batch; None if the step is not split.
         """
         share = self._worker_graph.micro_share
         if run is None or not share:
@@ -111,12 +111,12 @@ class Names:
         return {share: np.asarray(run.share, np.float64), **nothing}
 
     def resolve(self, names: tuple[str, ...], fed: Iterable[str], gather: Gather | None = None) -> ResolvedRun:
-        """What must be run and fed for `names` when the tensors `fed` are fed.
+        """Resolves the tensors to run and to feed for `names` when the tensors `fed` are fed.
 
         Args:
             names: of the user's graph.
             fed: of the user's graph.
-            gather: for a run that keeps gradients for a later update.
+            gather: for a run that accumulates gradients for a later update.
         """
         key = (names, frozenset(fed), gather)
         if key not in self._resolved:
@@ -142,7 +142,7 @@ class Names:
             needed_nodes |= {_node(source) for source in gather.kept} | set(acting.values())
         needed = self._view.ancestors(needed_nodes, fed)
         idle = [cut for cut in self._worker_graph.cuts if not needed & set(cut.needed_by)]
-        stops = cut_off | {cut.tensor for cut in idle}  # a fed cut runs nothing behind it
+        stops = cut_off | {cut.tensor for cut in idle}  # a fed cut runs none of its ancestors
         runs = self._worker_view.ancestors({_node(t) for t in tensors if t not in cut_off}, stops)
         self._check_runs(names, runs)
         taken = {tensor for node in runs for tensor in self._worker_view.inputs(node)}
@@ -154,7 +154,7 @@ class Names:
         return resolved if self._stages is None else of_stage(resolved, self._stages, runs, feeds)
 
     def _parts_not_needed(self, runs: set[str]) -> dict[str, Value]:
-        """Of messages of which a run needs some members only, the parts of the others."""
+        """The unneeded parts of fused messages of which a run needs only some members."""
         found: dict[str, Value] = {}
         for message in self._worker_graph.joined:
             if not runs.isdisjoint(message.members):
@@ -163,14 +163,7 @@ class Names:
         return found
 
     def for_all(self, names: Iterable[str], fed: Iterable[str]) -> dict[str, list[str]]:
-        """For each fetch where workers meet for it; of fetches that meet alike one, of those that do not none.
-
-        A place to meet is told as `MEETING OP`, the same on all workers; OP is the user's whose value is exchanged.
-
-        Args:
-            names: of the user's graph, that can be fetched.
-            fed: of the user's graph.
-        """
+        """For each fetch the points where workers synchronize; only one of several fetches with the same points."""
         users = {self.here(own): own for own in self._view.nodes}
         cut_off = frozenset(self.here(name) for name in fed)
         told: dict[frozenset[str], str] = {}
@@ -183,7 +176,7 @@ class Names:
         return {name: sorted(places) for places, name in told.items() if places}
 
     def _behind(self, node: str, users: Mapping[str, str]) -> str:
-        """The nearest op of the user's graph among what a node takes; empty when there is none."""
+        """The nearest ancestor of a node among the user's ops; empty if there is none."""
         waiting, seen = [node], {node}
         for one in waiting:
             if one in users and one != node:
@@ -195,7 +188,7 @@ class Names:
 
     @cached_property
     def has_collectives(self) -> bool:
-        """Whether steps of this worker have collectives; asynchronous ones have none, whoever reads tables whole."""
+        """Whether steps of this worker have collectives; asynchronous ones have none, even if full tables are read."""
         has_any = self._stages is not None or any(map(self._meeting, self._worker_view.nodes))
         return self._worker_graph.synchronous and has_any
 
@@ -237,7 +230,7 @@ class Names:
         return hashlib.sha256("\n".join(collectives).encode()).hexdigest()[:16] if collectives else ""
 
     def _meeting(self, node: str) -> str:
-        """What workers meet in at a node, by a name that all have; empty when they do not meet there."""
+        """The point where workers synchronize at a node, by a name common to all; empty if they do not."""
         op = self._worker_view.op(node)
         planned = as_planned(node)
         if planned.startswith(MEETINGS):

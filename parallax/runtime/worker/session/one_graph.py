@@ -1,7 +1,7 @@
-"""All workers train the launcher's graph: its names and structure must be theirs, its values become theirs.
+"""Makes all workers train the launcher's graph: compares names and structure, and copies the launcher's values.
 
-A worker's script may draw other numbers than the launcher's did. Small values come from the launcher. Of a large
-constant only a digest does, so worker 0's counts, which is the launcher's too where both built the same.
+A worker's script may draw other random numbers than the launcher's did. Small values come from the launcher. Of a large
+constant only a digest does, so worker 0's value counts, which is the launcher's too if both built the same.
 """
 
 from __future__ import annotations
@@ -29,22 +29,10 @@ _NAMED = 3  # ops that a message lists
 
 
 def launchers_graph(graph: Graph, data: bytes, expected: str, rank: int) -> tuple[LauncherGraph, str]:
-    """The launcher's graph, of which this worker's has the structure, and the fingerprint of this worker's.
-
-    It is looked at as soon as the script has built its graph, before anything waits for another worker.
-
-    Args:
-        graph: the tf.Graph that this worker's script built.
-        data: the launcher's graph, packed.
-        expected: fingerprint of the graph that was planned.
-        rank: of this worker.
-
-    Raises:
-        OtherGraphError: this worker's graph has another structure.
-    """
+    """Returns the launcher's graph, whose structure this worker's must have, and this worker's fingerprint."""
     launcher, own = unpack_graph(data), graph.as_graph_def(add_shapes=True)
     digest = fingerprint(own)
-    # The launcher's digests are only made to say where the graphs differ.
+    # The launcher's digests are created only to report differences between graphs.
     is_planned = digest == expected and len(own.node) == len(launcher.graph_def.node)
     difference = None if is_planned else first_difference(launcher.graph_def, own)
     if difference is not None:
@@ -53,7 +41,7 @@ def launchers_graph(graph: Graph, data: bytes, expected: str, rank: int) -> tupl
 
 
 def take_launchers_graph(graph: Graph, launcher: LauncherGraph, workers: Comm) -> None:
-    """Has this worker train the launcher's graph; every worker must call it.
+    """Makes this worker train the launcher's graph; every worker must call it.
 
     Args:
         graph: the tf.Graph that this worker's script built.
@@ -82,7 +70,7 @@ def _of_worker_0(launcher: LauncherGraph, mine: dict[str, NodeDef], workers: Com
 
 
 def _tell(launcher: LauncherGraph, mine: dict[str, NodeDef], workers: Comm) -> None:
-    """Says once which values were not the same everywhere."""
+    """Logs once the values that differed between workers."""
     names = [
         node.name
         for node in launcher.graph_def.node

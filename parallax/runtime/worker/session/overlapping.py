@@ -1,13 +1,13 @@
-"""Runs that overlap: a run gives back what it fetches as soon as that is computed, and its tail goes on meanwhile.
+"""Overlaps runs: a run returns its fetches as soon as they are computed, while its tail continues.
 
-The tail of a step are its all-reduces, pushes and updates. While it goes on, the script prepares the next batch, and
-the next run begins: whatever reads a variable waits for the update of that variable, and for nothing else
-(parallax/native/turns.cc), so every value is the one that runs one after the other would read. Two runs are on their
-way at most; of a model in stages as many as there are stages from a worker's own on, so that the runs of micro-batches
-follow each other forward and back. Anything else that the session is asked to do, whoever asks, waits until none is. A
-run that fails after it has returned its values makes the next run fail, with the same error; the end of the data is
-raised by the run that reaches it, as a run also waits until it has taken its input, and has done whatever else keeps
-state before the workers meet.
+The tail of a step is its all-reduces, pushes and updates. While it runs, the script prepares the next batch, and the
+next run begins: an op that reads a variable waits for the update of that variable, and for nothing else
+(parallax/native/turns.cc), so every value is the one that sequential runs would read. At most two runs are in flight;
+with a model in stages, as many as there are stages from a worker's own stage on, so that the runs of micro-batches
+follow each other forward and backward. Any other request to the session, from any caller, waits until none is in
+flight. A run that fails after it has returned its values makes the next run fail, with the same error. The end of the
+data is raised by the run that reaches it, because a run also waits until it has read its input, and has done everything
+else that keeps state before the workers interact.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from parallax.transform.passes.turns import GATE, RUN_NUMBER, SCOPE, find_ungate
 
 MOST_ON_THEIR_WAY = 2
 _numbers = itertools.count(1)
-"""Of runs, in all sessions of this process."""
+"""Counter of runs, in all sessions of this process."""
 
 
 @functools.cache
@@ -53,14 +53,14 @@ def _native() -> ctypes.CDLL:
 
 @dataclass(frozen=True, slots=True)
 class OverlappingRun:
-    """Runs of the same fetches and feeds, made ready.
+    """A prepared run of fixed fetches and feeds.
 
     Attributes:
-        keys: what these runs touch that keeps state.
-        call: carries one out; takes the values that are fed, then its number.
-        collect: takes what a run has delivered, by its number.
-        fetched: how many tensors are fetched; of none the number of the run is delivered.
-        targets: what is run.
+        keys: the stateful resources that these runs touch.
+        call: executes one; its arguments are the fed values, then its number.
+        collect: returns the values that a run has delivered, by its number.
+        fetched: how many tensors are fetched; for none, the number of the run is delivered.
+        targets: the ops that are run.
     """
 
     keys: ctypes.Array[ctypes.c_char_p]
@@ -72,11 +72,11 @@ class OverlappingRun:
 
 @dataclass(slots=True)
 class _Flight:
-    """A run on its way.
+    """A run in flight.
 
     Attributes:
         done: is set when it has ended.
-        is_told: whether its error has been raised where it was asked for its values.
+        is_told: whether its error has been raised by a call that requested its values.
     """
 
     done: Future[Any] = field(default_factory=Future)
@@ -84,13 +84,13 @@ class _Flight:
 
 
 class Overlapping:
-    """The runs of one session that overlap.
+    """The overlapping runs of one session.
 
     Args:
         raw: TensorFlow's session, in this process, of a graph with gates (transform/passes/turns.py). From now on its
-            own runs wait until none of these is on its way.
-        most: how many may be on their way.
-        failures: tells other stages of runs that fail; None where the worker has the whole model.
+            own runs wait until none of these is in flight.
+        most: how many may be in flight.
+        failures: notifies other stages of failed runs; None if the worker has the full model.
     """
 
     def __init__(self, raw: Session, most: int = MOST_ON_THEIR_WAY, failures: StageFailures | None = None) -> None:
@@ -110,7 +110,7 @@ class Overlapping:
         raw._make_callable_from_options = lambda options: self._after_all(self._make(options))
 
     def ready(self, fetched: Sequence[str], fed: Sequence[str]) -> OverlappingRun | None:
-        """Makes runs ready; None where they cannot overlap.
+        """Prepares runs; None if they cannot overlap.
 
         Args:
             fetched: names of tensors and operations.
@@ -150,7 +150,7 @@ class Overlapping:
     def _add(
         self, leaving: dict[str, list[str]], tensors: Sequence[str], first: Sequence[str]
     ) -> tuple[list[str], list[str]]:
-        """Adds to the graph what has runs leave, deliver after `first`, and be collected: (ops to run, tensors)."""
+        """Adds the ops by which runs leave gates, deliver after `first`, and are collected: (ops to run, tensors)."""
         graph, ops = self._raw.graph, native_ops()
         self._sets += 1
         graph._unsafe_unfinalize()  # TensorFlow's monitored session has finalized it, against ops by mistake
@@ -167,10 +167,10 @@ class Overlapping:
         return ended, collected
 
     def run(self, ready: OverlappingRun, values: Sequence[Value]) -> list[Value]:
-        """Begins a run, and gives what it fetches; values are copied, as the script may write into its arrays.
+        """Starts a run, and returns its fetches; values are copied, because the script may write into its arrays.
 
         Raises:
-            Exception: what this run, or one before it, has failed with.
+            Exception: the error of this run, or of an earlier one.
         """
         copied = [np.array(value) for value in values]
         flight = _Flight()
@@ -185,36 +185,36 @@ class Overlapping:
         try:
             return list(ready.collect(np.int64(number)))[: ready.fetched]
         except tf.errors.AbortedError:
-            error = flight.done.exception()  # its own, or that of a run before
+            error = flight.done.exception()  # its own, or that of an earlier run
             if error is not None and not isinstance(error, tf.errors.AbortedError):
                 flight.is_told = True
-            self.settle()  # raises what has failed before
+            self.settle()  # raises an earlier error
             raise error or SessionError("A run ended before it gave its results.") from None
         finally:
             _native().parallax_turns_forget(number)
 
     def _promise(self, ready: OverlappingRun) -> Callable[[BaseException], None]:
-        """What tells others that this run has failed."""
+        """Returns the function that notifies others of this run's failure."""
         if self._failures is None:
             return _tell_nobody
         return functools.partial(self._failures.tell, self._failures.begin(ready.targets))
 
     def settle(self) -> None:
-        """Waits until no run is on its way.
+        """Waits until no run is in flight.
 
         Raises:
-            Exception: what the first run that failed has failed with.
+            Exception: the error of the first failed run.
         """
         with self._lock:
             self._land(0)
 
     def _land(self, most: int) -> None:
-        """Waits until `most` runs are on their way, or none after one that has failed."""
+        """Waits until at most `most` runs are in flight, or none after a failed one."""
         failed: BaseException | None = None
         has_failed = False
         while len(self._flying) > (0 if has_failed else most):
             flight = self._flying[0]
-            error = flight.done.exception()  # waits; who is interrupted here leaves it where it is
+            error = flight.done.exception()  # waits; an interrupt leaves the run in flight
             self._flying.popleft()
             has_failed = has_failed or error is not None
             if not flight.is_told:
@@ -234,7 +234,7 @@ class Overlapping:
         return alone
 
     def _give(self, task: Callable[[], None]) -> None:
-        """Has a thread of its own carry out a run; at the end of the process nobody waits for it."""
+        """Executes a run in its own thread, which does not delay the end of the process."""
         if self._last <= self._most:
             threading.Thread(target=self._work, name=f"run_{self._last}", daemon=True).start()
         self._tasks.put(task)
@@ -250,7 +250,7 @@ class Overlapping:
 
 
 def _tell_nobody(error: BaseException) -> None:
-    """No other process waits for what a run was to send."""
+    """Does nothing: no other process waits for messages of the run."""
 
 
 def _fly(
@@ -277,7 +277,7 @@ def is_meeting(op: str) -> bool:
 
 
 def _before_meetings(view: GraphView, runs: set[str]) -> set[str]:
-    """Those of some nodes that depend on nothing for which workers meet, touch no variable, and are always run."""
+    """Those of some nodes that depend on no synchronization of workers, touch no variable, and always run."""
     after: set[str] = set()
     found = set()
     branches = branches_of(view)
@@ -294,9 +294,9 @@ def _before_meetings(view: GraphView, runs: set[str]) -> set[str]:
 
 
 def _after(made: Operation, nodes: Sequence[str]) -> str:
-    """Has a new op wait for others, and gives its name.
+    """Makes a new op wait for others, and returns its name.
 
-    `tf.control_dependencies` would set an attribute of the others, of which TensorFlow warns where they have run.
+    `tf.control_dependencies` would set an attribute of the others, of which TensorFlow warns if they have run.
     """
     made._add_control_inputs([made.graph.get_operation_by_name(node) for node in nodes])
     return str(made.name)

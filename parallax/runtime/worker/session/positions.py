@@ -1,8 +1,9 @@
-"""How far a job is in its data: batches that training has consumed, and elements taken from iterators of the graph.
+"""Tracks a job's position in its data: batches that training has consumed, and elements read from iterators.
 
-Every run of the user's is looked at, once for each combination of fetches. Elements are numbered as the one sequence
-that all workers read together: of W workers, worker r takes r, r + W, r + 2W and so on. So a number says what was seen
-whatever the workers were. An iterator over a dataset that is not sharded is each worker's own, and numbered by itself.
+Every run of the user's is inspected, once for each combination of fetches. Elements are numbered as the one sequence
+that all workers read together: of W workers, worker r reads r, r + W, r + 2W and so on. So a number identifies the
+consumed data for any number of workers. An iterator over a dataset that is not sharded is per worker, and numbered by
+itself.
 """
 
 from __future__ import annotations
@@ -21,12 +22,12 @@ from parallax.transform.passes.inputs import InputIterator, Maker
 
 @dataclass(frozen=True, slots=True)
 class _Does:
-    """What all runs of one combination do.
+    """The effects of all runs of one combination.
 
     Attributes:
         trains: whether they train.
-        takes: (iterator, how many elements they take from it).
-        begins: (iterator, op that begins it).
+        takes: (iterator, how many elements they read from it).
+        begins: (iterator, op that initializes it).
     """
 
     trains: bool
@@ -36,12 +37,13 @@ class _Does:
 
 @dataclass
 class IteratorPosition:
-    """How far a worker is in an iterator.
+    """A worker's position in an iterator.
 
     Attributes:
-        maker: the op by which it was begun; empty where it has not been.
+        maker: the op that initialized it; empty before that.
         next: the number of the element that comes next.
-        pending: where the iterator is put when the op `maker` begins it the next time; None for its beginning.
+        pending: the position that the iterator is set to when the op `maker` initializes it the next time; None for its
+            start.
     """
 
     maker: str = ""
@@ -51,7 +53,7 @@ class IteratorPosition:
 
 @dataclass
 class InputPositions:
-    """How far one worker is.
+    """The positions of one worker.
 
     Attributes:
         rank: this worker.
@@ -59,7 +61,7 @@ class InputPositions:
         trains: whether a run trains that fetches these names.
         inputs: the iterators whose elements are counted, by name.
         is_equal: whether all workers train in the same runs.
-        consumed: batches that runs which train have consumed, on all workers together.
+        consumed: batches that training runs have consumed, on all workers together.
         taken: by iterator.
     """
 
@@ -79,12 +81,12 @@ class InputPositions:
     def feeds(
         self, names: Names, fetched: tuple[str, ...], fed: Iterable[str], gather: Gather | None
     ) -> dict[str, Value]:
-        """What a run feeds besides, so that iterators which it begins go on where they were."""
+        """Additional feeds of a run, by which iterators that it initializes resume at their positions."""
         begins = self._does(names, fetched, frozenset(fed), gather).begins
         return self.start_feeds(begins) if begins else {}
 
     def start_feeds(self, begins: Sequence[tuple[str, str]]) -> dict[str, Value]:
-        """What puts iterators where they were, for the (iterator, op) that begin them."""
+        """Feeds that restore the positions of iterators, for the (iterator, op) that initialize them."""
         found = {}
         for name, maker in begins:
             taken, one = self.taken[name], self._maker(name, maker)
@@ -93,7 +95,7 @@ class InputPositions:
         return found
 
     def ran(self, names: Names, fetched: tuple[str, ...], fed: Iterable[str], gather: Gather | None) -> None:
-        """Counts a run that has ended well."""
+        """Counts a run that has succeeded."""
         does = self._does(names, fetched, frozenset(fed), gather)
         self.consumed += self.size if does.trains else 0
         self.began(does.begins)
@@ -103,7 +105,7 @@ class InputPositions:
                 taken.next += count * self._maker(name, taken.maker).stride(self.size)
 
     def began(self, begins: Sequence[tuple[str, str]]) -> None:
-        """Takes in that iterators were begun."""
+        """Records that iterators were initialized."""
         for name, maker in begins:
             taken = self.taken[name]
             goes_on = taken.pending is not None and taken.maker == maker

@@ -1,11 +1,11 @@
-"""Traces chosen steps of a worker: what TensorFlow measured of every op, as Parallax 2019 laid it out in files.
+"""Traces selected steps of a worker: TensorFlow's measurements of every op, in the file layout of Parallax 2019.
 
     PROFILE_DIR/HOST/worker:RANK/run_meta/run_meta_STEP    a RunMetadata
     PROFILE_DIR/HOST/worker:RANK/timeline/timeline_STEP    the same for chrome://tracing or Perfetto, as JSON
     PROFILE_DIR/HOST/worker:RANK/metagraph                 the worker's graph, a MetaGraphDef
 
-A step is a run that trains. Its number is the global step before the run; without one in the graph, how many such runs
-came before.
+A step is a training run. Its number is the global step before the run; without one in the graph, the number of earlier
+training runs.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ v1 = tf.compat.v1
 
 
 class ProfileHook(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
-    """Traces the steps of one worker that a ProfileConfig names; comes before the session's last hook.
+    """Traces the steps of one worker that a ProfileConfig names; precedes the session's last hook.
 
     Args:
-        config: which steps, and where to.
+        config: the steps, and the folder.
         rank: this worker's.
         worker: its graph.
-        training: tells which runs are steps.
+        training: identifies the runs that are steps.
     """
 
     def __init__(self, config: ProfileConfig, rank: int, worker: WorkerContext, training: TrainingRuns) -> None:
@@ -49,7 +49,7 @@ class ProfileHook(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
         self._write("metagraph", graph.SerializeToString())
 
     def before_run(self, run_context: RunContext) -> RunArgs:
-        """Asks for a trace when the run is a step that is to be traced."""
+        """Requests a trace if the run is a step that is to be traced."""
         self._step = None
         step = self._training.step
         if step is None:
@@ -71,7 +71,7 @@ class ProfileHook(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
         self._write(f"timeline/timeline_{self._step}", trace.encode())
 
     def _own_global_step(self) -> str:
-        """The tensor of the global step, if the graph has one that a worker reads alone."""
+        """The tensor of the global step, if the graph has one that a worker can read alone."""
         with self._worker.graph.as_default():
             variable = v1.train.get_global_step(self._worker.graph)
         if variable is None:

@@ -1,4 +1,4 @@
-"""What a combination of fetches and feeds needs on a worker's graph."""
+"""A combination of fetches and feeds, resolved on a worker's graph."""
 
 from __future__ import annotations
 
@@ -11,18 +11,19 @@ from parallax.transform.passes.full_batches import FullBatch, led_to_full
 
 @dataclass(frozen=True, slots=True)
 class ResolvedRun:
-    """What a combination of fetches and feeds needs on this worker's graph.
+    """A combination of fetches and feeds, resolved on this worker's graph.
 
     Attributes:
-        tensors: names in the worker's graph: one for each name asked for that can be had, then what is run besides.
-        empty: placeholders fed with empty tensors, as the run does not need their values.
+        tensors: names in the worker's graph: one for each available fetched name, then the ops that are run in
+            addition.
+        empty: placeholders fed with empty tensors, because the run does not need their values.
         collectives: digest of the collectives that the run takes part in; empty when it takes part in none.
-        fed: tensor of the user's graph -> tensor to feed, of those that have another name on this worker.
-        had: for each name asked for whether it can be had; what comes with an update only cannot between updates.
-        full: where batches go that are full, of those that are fed.
-        absent: tensors of the user's graph that are fed, and that this worker has nothing of.
-        whole: of a model in stages, `tensors` in the graph of all of them; empty where the worker has it all.
-        stages: place of a name asked for -> the stage that has it, of those that one stage has.
+        fed: tensor of the user's graph -> tensor to feed, if it has another name on this worker.
+        had: for each fetched name whether it is available; between updates, values that come with the update are not.
+        full: fed batch -> the tensor that accepts it if it is full.
+        absent: tensors of the user's graph that are fed, and that this worker has no part of.
+        whole: of a model in stages, `tensors` in the graph of all of them; empty if the worker has all of it.
+        stages: index of a fetched name -> the stage that has it, for names that one stage has.
     """
 
     tensors: tuple[str, ...]
@@ -41,12 +42,12 @@ class ResolvedRun:
         return self.whole or self.tensors
 
     def feeds(self, given: Mapping[str, Value]) -> dict[str, Value]:
-        """What is fed in the user's names, in those of this worker's graph."""
+        """Converts feeds in the user's names to names of this worker's graph."""
         here = {self.fed.get(name, name): value for name, value in given.items() if name not in self.absent}
         return led_to_full(here, self.full) or here
 
     def values(self, found: Sequence[Value]) -> Sequence[Value]:
-        """What a run of `tensors` has given, for each name asked for; None for what cannot be had."""
+        """The results of a run of `tensors`, for each fetched name; None if unavailable."""
         if all(self.had):
             return found[: len(self.had)]
         values = iter(found)

@@ -1,7 +1,7 @@
-"""What runs of a worker are about: the user's graph, this worker's graph, and a session that reads names of the first.
+"""Context of a worker's runs: the user's graph, this worker's graph, and a session that reads names of the first.
 
-Whatever a hook fetches and feeds through the session it is given is read in names of the user's graph and comes back as
-a plain TensorFlow session would give it, not in lists per replica.
+The fetches and feeds of a hook, through the session it receives, are read in names of the user's graph. Their results
+are those of a plain TensorFlow session, not lists per replica.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from functools import partial
 
 import tensorflow as tf
-from tensorflow.python.client.session import SessionInterface  # what Saver asks of a session
+from tensorflow.python.client.session import SessionInterface  # the interface that Saver expects of a session
 
 from parallax.analysis.stages import AnalysedGraph
 from parallax.base.errors import SessionError
@@ -47,12 +47,12 @@ class Run:
     """The run in progress.
 
     Attributes:
-        context: what the user's hooks get of it.
-        names: what the user fetches.
-        fed: what the user and the hooks feed.
-        gather: for a run without an update, where updates take several batches.
-        hook_names: what the hooks fetch.
-        is_counted: whether positions have it already.
+        context: the run context that the user's hooks receive.
+        names: the user's fetches.
+        fed: the feeds of the user and the hooks.
+        gather: for a run without an update, if updates use several batches.
+        hook_names: the hooks' fetches.
+        is_counted: whether positions include it already.
     """
 
     context: RunContext
@@ -65,26 +65,26 @@ class Run:
 
 @dataclass
 class WorkerContext:
-    """This worker's graph as the user's names see it, shared by the session and the hooks.
+    """This worker's graph in the user's names, shared by the session and the hooks.
 
     Attributes:
         graph: the user's graph.
         names: of this worker's graph.
-        watch: tells the launcher about runs.
+        watch: reports runs to the launcher.
         analysed: the user's graph, as it is trained.
         raw: TensorFlow's session; None before it is made and after it is closed.
         run: the run in progress.
-        plan: the plan in force.
-        counters: what counts its exchanges.
-        roundings: what measures rounding on the wire.
-        changes: the plans that were in force before, each with the number of steps after which it no longer was.
-        accumulation: how many batches of the next update are there.
-        runs: counts what runs did, for the guard; None without one.
+        plan: the current plan.
+        counters: the counters of its exchanges.
+        roundings: the measurements of rounding on the wire.
+        changes: the earlier plans, each with the number of steps after which it was replaced.
+        accumulation: the batches of the next update.
+        runs: records runs, for the guard; None without one.
         log: follows the user's runs.
-        positions: counts what runs have consumed; None where nobody asks.
-        batches: compares the batches of all workers; None where nobody asks.
-        nan_report: says where a number is NaN first; None where nobody asks.
-        stages: brings values of other stages of the model; None where this worker has all of it.
+        positions: counts consumed data; None if disabled.
+        batches: compares the batches of all workers; None if disabled.
+        nan_report: reports where a scalar is first NaN; None if disabled.
+        stages: gathers values of other stages of the model; None if this worker has all of it.
     """
 
     graph: Graph
@@ -111,18 +111,18 @@ class WorkerContext:
     def position_feeds(
         self, names: tuple[str, ...], fed: Mapping[str, Value], gather: Gather | None
     ) -> dict[str, Value]:
-        """What a run feeds so that iterators go on where they were."""
+        """Feeds of a run by which iterators resume at their positions."""
         return {} if self.positions is None else self.positions.feeds(self.names, names, fed, gather)
 
     def count(self, run: Run) -> None:
-        """Counts what a run has consumed, which TensorFlow has carried out; once, whoever tells of it first."""
+        """Counts the data of an executed run; once, whichever caller is first."""
         if self.positions is not None and not run.is_counted:
             self.positions.ran(self.names, (*run.names, *run.hook_names), run.fed, run.gather)
         run.is_counted = True
 
     @contextmanager
     def time_run(self) -> Iterator[RunTimes]:
-        """Has the log follow a run of the user's, which is made within; `ran` tells that it ends well."""
+        """Context in which the log follows a run of the user's; `ran` records its success."""
         began_s = time.monotonic()
         if self.log is None:
             yield RunTimes(began_s, 0.0)
@@ -134,20 +134,20 @@ class WorkerContext:
             self.log.end(time.monotonic())
 
     def ran(self, names: tuple[str, ...], run: RunTimes) -> None:
-        """Tells of a run of the user's that ends well: what it fetched, and when it began."""
+        """Logs a successful run of the user's: its fetches, and its start."""
         if self.log is not None:
             self.log.ran(names, run, time.monotonic(), self.accumulation.pending, self.plan)
 
     def place_of(self, op: str) -> str:
-        """The script's line that made an op of its graph; empty where it is not known."""
+        """The script's line that made an op of its graph; empty if unknown."""
         return place_of(self.graph.get_operation_by_name(op))
 
     def with_sources(self, request: Request) -> Request:
-        """A run's request, with what is fetched besides to compare the batches of the first steps."""
+        """Adds the fetches for the comparison of batches in the first steps to a run's request."""
         return request if self.batches is None else self.batches.with_sources(request)
 
     def look_at(self, request: Request, found: Sequence[Value]) -> None:
-        """Looks at what a run of the script's was fed and has given.
+        """Inspects the feeds and results of a run of the script's.
 
         Args:
             request: the script's own.
@@ -160,11 +160,11 @@ class WorkerContext:
 
     @property
     def step(self) -> int | None:
-        """The number of the step in progress, or of the next one, from 1; None where nobody counts steps."""
+        """The number of the step in progress, or of the next one, from 1; None if steps are not counted."""
         return None if self.log is None else self.log.step
 
     def follow(self, plan: Plan, worker_graph: WorkerGraph) -> None:
-        """Takes a plan as the one in force."""
+        """Makes a plan the current one."""
         self.plan, self.counters, self.roundings = plan, worker_graph.counters, worker_graph.roundings
         self.accumulation.steps = worker_graph.accumulate_steps
 
@@ -177,11 +177,11 @@ class WorkerContext:
         return self.names.has(name)
 
     def sharing(self, resolved: ResolvedRun) -> AbstractContextManager[None]:
-        """A context for a run; other stages of the model fail with it."""
+        """Context of a run; other stages of the model fail with it."""
         return nullcontext() if self.stages is None else self.stages.sharing(resolved)
 
     def bring_values(self, resolved: ResolvedRun, found: Sequence[Value]) -> Sequence[Value]:
-        """What a run has given for each name asked for; what another stage has comes from there."""
+        """The results of a run for each fetched name; values of another stage are gathered."""
         own = resolved.values(found)
         return own if self.stages is None else self.stages.bring(resolved, own)
 
@@ -197,19 +197,19 @@ class WorkerContext:
             return self.stages.gather(runs)
 
     def values(self, request: Request, found: Sequence[Value], per_replica: bool) -> Nest:
-        """What a request gets, in the form in which it was asked for."""
+        """The values of a request, in its structure."""
         return put_together(request, found, self._is_saved_path if per_replica else None)
 
     def _is_saved_path(self, fetch: Leaf) -> bool:
-        # A tf.train.Saver asks by name, and takes what it gets for the path.
+        # A tf.train.Saver fetches by name, and uses the result as the path.
         return isinstance(fetch.like, str) and self.names.is_saved_path(fetch.names[0])
 
 
 class PlainSession(SessionInterface):  # type: ignore[misc]
-    """TensorFlow's session of this worker with the user's names; nothing comes or goes in lists, no hook is called.
+    """TensorFlow's session of this worker with the user's names: plain values instead of lists, no hooks.
 
     Args:
-        worker: whose session it is.
+        worker: the worker of the session.
         is_chiefs: whether other workers do not make its runs, so that a run must do without them.
     """
 
@@ -233,7 +233,7 @@ class PlainSession(SessionInterface):  # type: ignore[misc]
         options: RunOptions | None = None,
         run_metadata: RunMetadata | None = None,
     ) -> Nest:
-        """As `tf.compat.v1.Session.run`; raises SessionError when something is not in the user's graph."""
+        """Runs fetches as `tf.compat.v1.Session.run`; raises SessionError for names that the user's graph lacks."""
         worker = self._worker
         request = worker.read(fetches, feed_dict, per_replica=False)
         kept = worker.names.kept_by(request.names, request.feeds)
@@ -257,24 +257,24 @@ class PlainSession(SessionInterface):  # type: ignore[misc]
             return worker.values(request, worker.bring_values(resolved, found), per_replica=False)
 
     def partial_run_setup(self, fetches: Fetches, feeds: object = None) -> None:
-        """Not supported: collectives need whole runs."""
+        """Not supported: collectives need complete runs."""
         raise SessionError("partial_run is not supported, since all workers take part in every run. Use run instead.")
 
     def partial_run(self, handle: object, fetches: Fetches, feed_dict: object = None) -> None:
-        """Not supported: collectives need whole runs."""
+        """Not supported: collectives need complete runs."""
         self.partial_run_setup(fetches)
 
 
 class TrainingRuns:
-    """Tells runs that train from others, and counts them; whoever goes by the count asks in every run.
+    """Identifies and counts training runs; users of the count must query it in every run.
 
-    Workers compare and save by this count, each when its own count comes to a number. So only what all workers must run
-    equally often may count: where a graph has collectives, a run without any is no step. A worker that resets its part
-    of a metric, or evaluates by itself, makes no step.
+    Workers compare and save by this count, each when its own count reaches a value. So only runs that all workers must
+    make equally often may count: if a graph has collectives, a run without any is no step. A worker that resets its
+    part of a metric, or evaluates by itself, makes no step.
 
     Args:
-        worker: whose runs.
-        updates: the ops that train, by name (training_updates).
+        worker: of the runs.
+        updates: the training ops, by name (training_updates).
     """
 
     def __init__(self, worker: WorkerContext, updates: Set[str]) -> None:
@@ -310,11 +310,11 @@ class TrainingRuns:
 
 
 class DefaultSession(PlainSession):
-    """The default session inside `with sess:`, for `tensor.eval()` and `op.run()`: feeds and values come as they are.
+    """The default session inside `with sess:`, for `tensor.eval()` and `op.run()`: feeds and results are plain values.
 
     Args:
-        worker: whose session it is.
-        run: of the session, with hooks; also takes whether feeds and values come in lists per replica.
+        worker: the worker of the session.
+        run: of the session, with hooks; its last argument is whether feeds and results are lists per replica.
     """
 
     def __init__(self, worker: WorkerContext, run: Callable[..., Nest]) -> None:
@@ -328,5 +328,5 @@ class DefaultSession(PlainSession):
         options: RunOptions | None = None,
         run_metadata: RunMetadata | None = None,
     ) -> Nest:
-        """As `Session.run`, without lists per replica."""
+        """Runs fetches as `Session.run`, without lists per replica."""
         return self._run_all(fetches, feed_dict, options, run_metadata, per_replica=False)

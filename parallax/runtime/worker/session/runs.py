@@ -1,7 +1,7 @@
-"""Keeps what this worker's runs did that others must have done alike: which collectives, in which order, which writes.
+"""Records the aspects of this worker's runs that must match other workers: collectives, their order, and writes.
 
-Workers that fetch other things may go on without a stall and meet in collectives of other steps, so the order is part
-of what is compared. And what a variable was written by in runs of one worker alone says why it differs.
+Workers that fetch different things may continue without a stall and match collectives of different steps, so the order
+is part of the comparison. The writes of a variable in runs of one worker alone explain why it differs.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ class Kind:
     """All runs of the same fetches and feeds.
 
     Attributes:
-        fetches: what they fetch, for messages.
+        fetches: their fetches, for messages.
         collectives: digest of the collectives that they take part in; empty for none.
-        writers: the ops that they run of those that write variables.
+        writers: those of their ops that write variables.
         is_step: whether they train.
         count: how many there were.
     """
@@ -68,7 +68,7 @@ class Runs:
         self._trains = trains
         self._names: Names | None = None
         self._kinds: dict[tuple[object, ...], Kind] = {}
-        self._before: list[Kind] = []  # of plans that are no longer in force
+        self._before: list[Kind] = []  # of earlier plans
         self._order: dict[int, Any] = {}
         self._recent: dict[int, deque[tuple[str, str]]] = {}
 
@@ -87,7 +87,7 @@ class Runs:
             fetched: by the user, in the user's names.
             for_hooks: fetched by hooks.
             fed: by both.
-            gather: for a run that keeps gradients for a later update.
+            gather: for a run that accumulates gradients for a later update.
         """
         if names is not self._names:
             self._names = names
@@ -99,7 +99,7 @@ class Runs:
             kind = self._kinds[key] = self._kind(names, *key)
         kind.count += 1
         if kind.collectives:
-            thread = threading.get_ident()  # of threads each has its own order
+            thread = threading.get_ident()  # each thread has its own order
             if thread not in self._order:
                 self._order[thread] = hashlib.sha256()
                 self._recent[thread] = deque(maxlen=_REMEMBERED)
@@ -115,12 +115,12 @@ class Runs:
         return CollectiveRuns(self._order[thread].digest(), tuple(self._recent[thread]))
 
     def forget_recent(self) -> None:
-        """All workers have done the same up to here."""
+        """Drops the recent runs: all workers have done the same up to here."""
         for recent in self._recent.values():
             recent.clear()
 
     def written_by(self, writers: tuple[str, ...]) -> Counter[str]:
-        """How many runs there were of each of some ops that write."""
+        """The number of runs of each of some ops that write."""
         found: Counter[str] = Counter()
         for kind in (*self._before, *self._kinds.values()):
             for writer in kind.writers.intersection(writers):

@@ -13,36 +13,36 @@ from parallax.runtime.worker.session.fetches import Request
 
 
 class BetweenStepsHook(Protocol):
-    """Something that is done between the runs of a session, by all workers after the same one, once or in turns."""
+    """Work between the runs of a session, by all workers after the same run, once or in turns."""
 
     done: bool
-    """Whether nothing is left to do."""
+    """Whether no work is left."""
 
     def after_run(self, fetched: tuple[str, ...], seconds: float) -> None:
-        """Looks whether it is time.
+        """Does its work if it is due.
 
         Args:
-            fetched: what the run fetched, in the user's names.
+            fetched: the run's fetches, in the user's names.
             seconds: how long it took.
         """
 
 
 class Verification(Protocol):
-    """Something that looks at the first runs that train, by all workers."""
+    """Inspects the first training runs, on all workers."""
 
     @property
     def done(self) -> bool:
-        """Whether nothing is left to look at."""
+        """Whether there are no more runs to inspect."""
 
     def before_run(self, request: Request) -> None:
-        """Takes in what is about to run."""
+        """Processes a run that is about to start."""
 
     def after_run(self) -> None:
-        """Looks at what it gave."""
+        """Inspects its results."""
 
 
 class RunGuard(Protocol):
-    """Something that compares the workers after runs (guard/guard.py)."""
+    """Compares the workers after runs (guard/guard.py)."""
 
     def after_run(
         self,
@@ -52,10 +52,10 @@ class RunGuard(Protocol):
         gather: Gather | None,
         seconds: float,
     ) -> None:
-        """Counts a run, and compares the workers when it is time."""
+        """Counts a run, and compares the workers when due."""
 
     def close(self) -> None:
-        """Takes in that the session ends well."""
+        """Records that the session ends successfully."""
 
 
 class ValueAccess(Protocol):
@@ -73,15 +73,15 @@ class ValueAccess(Protocol):
 
 
 class SavedSteps(Protocol):
-    """Which checkpoints a session has written (checkpoint/checkpoints.py)."""
+    """The checkpoints that a session has written (checkpoint/checkpoints.py)."""
 
     @property
     def saved_step(self) -> int | None:
-        """The global step of the latest one; None while there is none."""
+        """The global step of the latest one; None if there is none yet."""
 
 
 class PlanChange(Protocol):
-    """Goes over to other plans (replan/requested_plan.py); every worker must make the same calls."""
+    """Switches to other plans (replan/requested_plan.py); every worker must make the same calls."""
 
     def to(self, plan: Plan | str | Path) -> str:
-        """Goes over to a plan, and gives what is to be told of it."""
+        """Switches to a plan, and returns a message about it."""

@@ -1,7 +1,7 @@
-"""The user's session hooks as TensorFlow calls them on a worker's session, and the hook that comes after them.
+"""Calls the user's session hooks on a worker's session as TensorFlow does, followed by the project's own hook.
 
-A hook of the user's is called with names of the user's graph; those that worker 0 alone has may not fetch what all
-workers must take part in.
+A hook of the user's is called with names of the user's graph. Hooks that only worker 0 has may not fetch values that
+all workers must take part in.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class UserHook(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
 
     Args:
         hook: the user's.
-        worker: whose session it looks at.
+        worker: the worker of the session.
         is_chiefs: whether worker 0 alone has it.
     """
 
@@ -38,12 +38,12 @@ class UserHook(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
         self._asked: tuple[Request, ResolvedRun] | None = None
 
     def after_create_session(self, session: Session, coord: Coordinator) -> None:
-        """Called when the session is there."""
+        """Called when the session has been created."""
         self._worker.raw = session
         self._call(self._hook.after_create_session, self._session(), coord)
 
     def before_run(self, run_context: RunContext) -> RunArgs:
-        """Passes the hook's wishes on, in the worker's names."""
+        """Forwards the hook's fetches and feeds, in the worker's names."""
         run = self._run()
         constraints = self._call(self._hook.before_run, self._context(run))
         self._pass_on_stop(run_context)
@@ -63,7 +63,7 @@ class UserHook(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
         return v1.train.SessionRunArgs(list(resolved.tensors), resolved.feeds(request.feeds), constraints.options)
 
     def after_run(self, run_context: RunContext, run_values: RunValues) -> None:
-        """Gives the hook its values."""
+        """Passes the hook its values."""
         results = None
         if self._asked is not None:
             request, resolved = self._asked
@@ -75,7 +75,7 @@ class UserHook(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
         self._pass_on_stop(run_context)
 
     def end(self, session: Session) -> None:
-        """Called when the session ends well."""
+        """Called when the session ends successfully."""
         self._call(self._hook.end, self._session())
 
     def _run(self) -> Run:
@@ -87,7 +87,7 @@ class UserHook(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
         return PlainSession(self._worker, self._is_chiefs)
 
     def _context(self, run: Run) -> RunContext:
-        """What the hook gets of the run in progress."""
+        """The run context that the hook receives."""
         if not self._is_chiefs:
             return run.context
         own = v1.train.SessionRunContext(run.context.original_args, self._session())
@@ -95,7 +95,7 @@ class UserHook(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
         return own
 
     def _check_runs_alone(self, run: Run, request: Request) -> None:
-        """Refuses fetches for which other workers would have to come, who do not know of them."""
+        """Refuses fetches that need other workers, because these do not take part."""
         names, before = self._worker.names, (*run.names, *run.hook_names)
         fed = {*run.fed, *request.feeds}
         without = names.resolve(before, run.fed, run.gather).collectives
@@ -112,17 +112,17 @@ class UserHook(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
 
 
 class LastHook(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
-    """Comes after the user's hooks, when all that a run asks for is known: feeds what it does not need with nothing."""
+    """Runs after the user's hooks, when all fetches of a run are known: feeds unneeded inputs with empty values."""
 
     def __init__(self, worker: WorkerContext) -> None:
         self._worker = worker
 
     def after_create_session(self, session: Session, coord: Coordinator) -> None:
-        """Called when the session is there."""
+        """Called when the session has been created."""
         self._worker.raw = session
 
     def before_run(self, run_context: RunContext) -> RunArgs:
-        """Resolves the whole run, and has it watched."""
+        """Resolves the complete run, and starts watching it."""
         run = self._worker.run
         if run is None:
             return None
@@ -134,7 +134,7 @@ class LastHook(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
 
 
 def begin_hooks(hooks: Sequence[Hook], graph: Graph) -> None:
-    """Has the hooks build what they need in the user's graph."""
+    """Makes the hooks build their ops in the user's graph."""
     with graph.as_default():
         for hook in hooks:
             hook.begin()

@@ -1,7 +1,7 @@
-"""The session that a worker's loop runs on: the user's names in, the transformed graph's values out.
+"""The session of a worker's training loop: accepts the user's names, and returns the transformed graph's values.
 
-Every `run` is read in names of the user's graph (fetches.py) and carried out on this worker's graph (names.py). While a
-run with collectives lasts, a watch tells the launcher what it waits for.
+Every `run` is parsed in names of the user's graph (fetches.py) and executed on this worker's graph (names.py). While a
+run with collectives lasts, a watch informs the launcher what it waits for.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from types import TracebackType
 from typing import Any
 
 import tensorflow as tf
-from tensorflow.python.framework.stack import default_session  # what tf.Session enters
+from tensorflow.python.framework.stack import default_session  # the stack that tf.Session enters
 
 from parallax.base.errors import SessionError
 from parallax.base.types import (
@@ -50,19 +50,19 @@ from parallax.runtime.worker.session.session_parts import (
 )
 
 _GOOD_ENDS = (tf.errors.OutOfRangeError, StopIteration)
-"""Errors that only say that the data has ended."""
+"""Errors that only mean the end of the data."""
 
 
 class Session(PlainSession):
     """Runs the user's fetches on all workers' graphs.
 
-    Every fetch comes back as a list with one entry per replica, and every feed is given as one. Fetching a variable
-    gives its whole value in the user's row order; all workers must then run it. A context manager, or ended by `close`.
+    Every fetch returns a list with one entry per replica, and every feed is such a list. Fetching a variable returns
+    its full value in the user's row order; all workers must then run it. It is a context manager, or ended by `close`.
 
     Attributes:
         values: reads and writes variables between runs, for front ends.
-        resumed_step: the global step of the checkpoint that it began with; None where it began with initial values.
-        checkpoints: which ones it has written; None where it writes none.
+        resumed_step: the global step of the checkpoint that it started from; None if it started from initial values.
+        checkpoints: those it has written; None if it writes none.
     """
 
     resumed_step: int | None = None
@@ -92,11 +92,11 @@ class Session(PlainSession):
         self._defaults: list[ExitStack] = []
         self._verification: Verification | None = None
         for runner in self.graph.get_collection(tf.compat.v1.GraphKeys.QUEUE_RUNNERS):
-            # They run in the monitored session already: tf.train.start_queue_runners starts no second one.
+            # They run in the monitored session already: tf.train.start_queue_runners starts no second set.
             runner.create_threads(self, start=False)
 
     def verify(self, make: Callable[[WorkerContext], Verification]) -> None:
-        """Has the first runs looked at; `make` is given this worker's graph."""
+        """Starts inspecting the first runs; `make` is called with this worker's graph."""
         self._verification = make(self._worker)
 
     def run(
@@ -115,29 +115,28 @@ class Session(PlainSession):
             run_metadata: RunMetadata that TensorFlow fills.
 
         Returns:
-            The nest with a list per fetch, one entry per replica; None for operations, and, where an update takes
-            several batches, for what comes with the update only in a run without it.
+            The nest with a list per fetch, one entry per replica; None for operations and, in a run without the update
+            of several batches, for values that come with the update only.
 
         Raises:
-            SessionError: when a fetch or feed is not in the user's graph, or cannot be had, or an id is no row of its
+            SessionError: when a fetch or feed is not in the user's graph, or is unavailable, or an id is no row of its
                 table.
-            GuardError: on all workers, when what they must have equal differs.
+            GuardError: on all workers, when replicated state differs.
         """
         return self._run(fetches, feed_dict, options, run_metadata)
 
     def run_parts(
         self, fetches: Fetches, fed: Sequence[FeedDict], micro_batches: Sequence[MicroBatchRun] | None
     ) -> list[Nest]:
-        """Makes a front end's step: as `run`, once for each part of its batch.
+        """Runs a front end's step: as `run`, once for each part of its batch.
 
-        Of a model in stages the first one has all values, and another one None for those of others: they are brought
-        when all parts have run, so that parts follow each other through the stages.
+        With stages, the first stage returns all values, and other stages None for those of others. Values are gathered
+        after all parts have run, so that the parts are pipelined through the stages.
 
         Args:
             fetches: as for `run`.
-            fed: of each part.
-            micro_batches: which micro-batch each part is, of which the last one's run updates; None where steps are not
-                cut.
+            fed: the feeds of each part.
+            micro_batches: the micro-batch of each part, of which the last updates; None where steps are not split.
         """
         worker, pending = self._worker, list[tuple[Request, ResolvedRun, Sequence[Value]]]()
         with worker.sharing_step():
@@ -175,24 +174,24 @@ class Session(PlainSession):
         with worker.time_run() as times, worker.watch.run(), shared:
             try:
                 found = None
-                asked: tuple[tuple[str, ...], Any] = ((), request.feeds)  # for hooks, and all that is fed
+                asked: tuple[tuple[str, ...], Any] = ((), request.feeds)  # fetches for hooks, and all feeds
                 if self._direct is not None and options is None and run_metadata is None:
                     fetch = fetch_text(request.names, ())
                     for_all = partial(worker.names.for_all, request.names, request.feeds)
                     worker.watch.begin(fetch, resolved.collectives, for_all=for_all)
                     overlaps = bool(resolved.collectives)
                     found = self._direct.run(resolved.tensors, {**feeds, **resolved.empty}, overlaps)
-                if found is None:  # the last hook says what the run waits for
+                if found is None:  # the last hook sets what the run waits for
                     arguments = tf.compat.v1.train.SessionRunArgs(fetches, feed_dict)
                     run.context = tf.compat.v1.train.SessionRunContext(arguments, PlainSession(worker))
-                    worker.run = run  # hooks fill in what they ask for
+                    worker.run = run  # hooks add their fetches
                     found = self._monitored.run(list(resolved.tensors), feeds, options, run_metadata)
                     asked = tuple(run.hook_names), run.fed
             except tf.errors.InvalidArgumentError as error:
                 named = id_error(error, worker.names.run_view, self._workers.Get_rank(), worker.step)
                 if named is None:
                     raise
-                raise named from None  # TensorFlow's own says less, in forty lines
+                raise named from None  # TensorFlow's own message says less, in forty lines
             worker.watch.count()
             worker.accumulation.has_run(kept)
             worker.count(run)
@@ -219,23 +218,23 @@ class Session(PlainSession):
 
     @property
     def workers(self) -> Comm:
-        """The workers as a communicator of mpi4py, for what a script adds up or waits for; ranks are worker ids.
+        """The workers as a communicator of mpi4py, for the script's own reductions and barriers; ranks are worker ids.
 
-        Nothing of Parallax goes over it. `MPI.COMM_WORLD` has the servers too, which never answer.
+        Parallax itself does not use it. `MPI.COMM_WORLD` includes the servers, which never answer.
         """
         return self._workers
 
     @property
     def consumed(self) -> int:
-        """How many batches training has consumed since the job first began, over all resumes.
+        """The number of batches that training has consumed since the job first began, over all resumes.
 
-        Every run that trains adds the number of workers: each of them takes one batch. Runs that only evaluate add
-        nothing; where an update takes several batches, each of their runs counts. A checkpoint holds the number, so
-        that it goes on after a resume by any number of workers. It is equal on all workers, so worker `worker_id` may
-        take batch `consumed + worker_id` of one sequence for all.
+        Every training run adds the number of workers: each of them consumes one batch. Runs that only evaluate add
+        nothing; where an update uses several batches, each of their runs counts. A checkpoint stores the number, so
+        that it continues after a resume by any number of workers. It is equal on all workers, so worker `worker_id` may
+        read batch `consumed + worker_id` of one sequence for all.
 
         Raises:
-            SessionError: in asynchronous training, where each worker is somewhere else.
+            SessionError: in asynchronous training, where each worker has its own position.
         """
         positions = self._worker.positions
         if positions is None or not positions.is_equal:
@@ -247,7 +246,7 @@ class Session(PlainSession):
 
     @property
     def accumulate_steps(self) -> int:
-        """How many runs of the train_op make an update; a fetch made of gradients is None in all but the last."""
+        """The number of runs of the train_op per update; fetches that need gradients are None in all but the last."""
         return self._worker.accumulation.steps
 
     def raw_session(self) -> PlainSession:
@@ -255,11 +254,11 @@ class Session(PlainSession):
         return PlainSession(self._worker)
 
     def should_stop(self) -> bool:
-        """Whether a hook or a queue runner asked to stop, or the session is closed."""
+        """Whether a hook or a queue runner requested a stop, or the session is closed."""
         return self._worker.raw is None or bool(self._monitored.should_stop())
 
     def close(self) -> None:
-        """Ends the session; a second call changes nothing."""
+        """Ends the session; a second call has no effect."""
         self._end(None, None, None)
 
     def __enter__(self) -> Session:
@@ -278,7 +277,7 @@ class Session(PlainSession):
             self._defaults.pop().close()
 
     def _end(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> bool:
-        """Ends the session if it is open; whether the error only says that the data has ended."""
+        """Ends the session if it is open; returns whether the error only means the end of the data."""
         if self._worker.raw is None:
             return False
         if self._worker.accumulation.pending and error is None and self._workers.Get_rank() == 0:
@@ -300,10 +299,10 @@ class Session(PlainSession):
         return is_end
 
     def settle(self) -> bool:
-        """Waits until no run is on its way; every worker must call it.
+        """Waits until no run is in flight; every worker must call it.
 
         Returns:
-            Whether a loop can begin anew on this session: no gradients wait for an update.
+            Whether a loop can restart on this session: no gradients await an update.
         """
         failed = self._failure_of_tails()
         if failed is not None:
@@ -311,7 +310,7 @@ class Session(PlainSession):
         return not self._worker.accumulation.pending
 
     def _failure_of_tails(self) -> BaseException | None:
-        """Waits until no run is on its way; what one has failed with that was."""
+        """Waits until no run is in flight; returns the error of a failed one."""
         try:
             if self._direct is not None:
                 with self._worker.watch.run("what the last steps have left to do", "end of steps"):
@@ -321,10 +320,10 @@ class Session(PlainSession):
         return None
 
     def exchange_report(self) -> ExchangeReport:
-        """Bytes of the training exchanges so far, predicted and counted, summed over the workers.
+        """Returns the bytes of the training exchanges so far, predicted and counted, summed over the workers.
 
-        All workers must call it. The prediction is the plan's formula at the measured touched rows; what a plan made
-        with profiles predicted is told beside it. After a change of plan it is of the steps since then.
+        All workers must call it. The prediction is the plan's formula at the measured touched rows; the predictions of
+        a plan made with profiles are listed next to it. After a change of plan it covers the steps since then.
         """
         self._check_open()
         with self._worker.watch.run("exchange_report()", "exchange_report()"):
@@ -337,16 +336,16 @@ class Session(PlainSession):
             return replace(report, rounded=rounding_report(roundings, measured), step_s=step_s)
 
     def change_plan(self, plan: Plan | str | Path) -> None:
-        """Goes over to another plan, between two runs; all workers must call it after the same run, with the same plan.
+        """Switches to another plan, between two runs; all workers must call it after the same run, with the same plan.
 
-        Variables move to where the plan has them, and values stay what they are. Its servers must be those of the job:
-        one that begins without servers has none later. Worker 0 prints how long it took.
+        Variables move to the places of the new plan, and keep their values. Its servers must be those of the job: one
+        that starts without servers has none later. Worker 0 prints how long it took.
 
         Args:
             plan: of the same graph and machines, or its file (`parallax plan --json`) on the machine of worker 0.
 
         Raises:
-            PlanError: on all workers: it is of another graph or job, or cannot be carried out. The old plan stays.
+            PlanError: on all workers: it is of another graph or job, or cannot be executed. The old plan stays.
             SessionError: the session is closed.
         """
         self._check_open()
