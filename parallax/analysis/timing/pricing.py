@@ -30,8 +30,8 @@ from numpy.typing import NDArray
 from parallax.analysis.routes.cost import id_bytes, pushed_row_bytes, reduced_bytes, sent_row_bytes
 from parallax.analysis.routes.count_touched import TouchedRowCount
 from parallax.analysis.timing.topology import OUT, Topology
-from parallax.cluster.all_reduce import sent_out_of_host
 from parallax.cluster.profiles import AlphaBeta
+from parallax.cluster.sum_methods import method_for, sent_out_of_host, stated_rules
 from parallax.graph.spec import VariableClass, VariableSpec
 from parallax.plans.plan import ALLGATHER, ALLREDUCE, ALLTOALL, PS
 
@@ -142,7 +142,8 @@ class Pricing:
         """
         workers, line = self.topology.workers, self.topology.lines["allreduce"]
         dense_bytes = reduced_bytes(variable, self.wire)
-        part = sent_out_of_host(self.topology.layout.hosts) or 2 * (workers - 1) / workers
+        method = method_for(stated_rules(self.topology.layout.hosts), dense_bytes)
+        part = sent_out_of_host(self.topology.layout.hosts, method) or 2 * (workers - 1) / workers
         self._carry(to, GRADIENTS, np.where(self.num_workers > 0, part * dense_bytes, 0.0), line)
         self._charge(to, (ALLREDUCE,), line, [(GRADIENTS, REDUCING, line.seconds(workers, 0, None))])
 

@@ -68,8 +68,9 @@ class _Measurement:
         self._tell(kind="total", visits=rounds * sum(len(points) for _, points in measured))
         teams = [self._team(group) for group in self.groups]
         _horovod().shutdown()
+        rank, hosts = self.members.rank, self.members.parcel.hosts
         operations = [
-            Operations(group, team, self.members.rank, self.members.target) if team is not None else None
+            Operations(group, team, rank, hosts[rank], self.members.target) if team is not None else None
             for group, team in zip(self.groups, teams, strict=True)
         ]
         seconds: dict[Point, list[float]] = {}

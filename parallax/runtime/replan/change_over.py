@@ -144,7 +144,7 @@ class ChangeOver:
     def _move(self, added: SwappedGraph, stored: tuple[CheckpointEntry, ...], places: Places) -> int:
         """Adds the new graph to the session's and fills the variables that go elsewhere; gives their bytes."""
         session, comm = self._worker.raw, self._members.workers
-        open_channels(added.added, comm, self._members.host_workers)
+        open_channels(added.added, self._members.teams)
         graph = session.graph
         graph._unsafe_unfinalize()  # TensorFlow's monitored session has finalized it, against ops by mistake
         home = f"/job:{WORKER_TASK}/task:{self._members.rank}" if self._members.target else None

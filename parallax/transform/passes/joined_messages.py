@@ -66,7 +66,7 @@ def _messages(view: GraphView, found: list[NodeDef]) -> Iterator[list[NodeDef]]:
     alike: dict[tuple[Any, ...], list[NodeDef]] = {}
     for node in sorted(found, key=lambda one: places[one.name]):
         if not branches[node.name]:  # one of a conditional may not be run at all
-            key = (node.attr["T"].type, node.attr["kind"].s, levels[node.name])
+            key = (node.attr["T"].type, node.attr["kind"].s, node.attr["among"].s, levels[node.name])
             alike.setdefault(key, []).append(node)
     for nodes in alike.values():
         message: list[NodeDef] = []
@@ -115,7 +115,7 @@ def _levels_and_places(view: GraphView) -> tuple[dict[str, int], dict[str, int]]
 def _join(graph_def: GraphDef, members: list[NodeDef], name: str) -> JoinedMessage:
     dtype, parts = members[0].attr["T"], []
     joined = graph_def.node.add(op=ALL_REDUCE, name=name)
-    for key in ("T", "kind"):
+    for key in ("T", "kind", "among"):
         joined.attr[key].CopyFrom(members[0].attr[key])
     joined.attr["scales"].list.f.extend(one.attr["scales"].list.f[0] for one in members)
     joined.attr["N"].i = len(members)

@@ -1,0 +1,121 @@
+"""By which method workers put together what each has a part of, by the bytes of a message (parallax/native/sums.h).
+
+    doubling   recursive doubling: all of it to the worker at distance 1, 2, 4, ... (log2 W rounds, log2 W n bytes)
+    ring       around a ring, in W pieces, twice (2(W-1) rounds, 2(W-1)/W n bytes; Patarasuk and Yuan 2009)
+    halving    half, a quarter, ... to the worker at distance 1, 2, 4, ..., and the same way back (2 log2 W rounds,
+               2(W-1)/W n bytes; Rabenseifner 2004)
+    leader     workers of a host first, in shared memory; the first of each host doubles with those of other hosts
+    slices     workers of a host first, in shared memory; of H hosts, workers of equal place put a slice together, by
+               halving or a ring (2(H-1)/H n bytes out of a host, the least possible)
+
+Distances 1 and 2 are within a host for the most part, so halving sends less out of a host than a ring.
+"""
+
+from __future__ import annotations
+
+import bisect
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Annotated
+
+from msgspec import Meta
+
+DOUBLING, RING, HALVING, LEADER, SLICES = "doubling", "ring", "halving", "leader", "slices"
+METHODS = (DOUBLING, RING, HALVING, LEADER, SLICES)
+"""In the order of their numbers in native code."""
+HOST_FIRST = (LEADER, SLICES)
+
+Method = Annotated[str, Meta(pattern="^(doubling|ring|halving|leader|slices)$")]
+
+RING_FROM_BYTES = 1 << 20
+"""From here on a ring takes no longer than halving: 5 MB among four hosts at 1 Gbit/s take 106 to 115 ms a step around
+the ring, and 118 to 122 by halving."""
+LEADER_UP_TO_BYTES = 1 << 13
+"""Up to here rounds count, and not bytes."""
+ANY_BYTES = 1 << 62
+
+
+@dataclass(frozen=True, slots=True)
+class SumRule:
+    """Messages of up to so many bytes are put together by a method.
+
+    Attributes:
+        up_to_bytes: of the message.
+        method: one of METHODS.
+    """
+
+    up_to_bytes: int
+    method: Method
+
+
+def stated_rules(workers_by_host: Sequence[int]) -> tuple[SumRule, ...]:
+    """The methods where none were measured.
+
+    Args:
+        workers_by_host: of those that meet, in the order of ranks.
+    """
+    counts = [count for count in workers_by_host if count]
+    if max(counts, default=1) > 1:
+        return SumRule(LEADER_UP_TO_BYTES, LEADER), SumRule(ANY_BYTES, SLICES)
+    if is_power_of_two(len(counts)):
+        return SumRule(RING_FROM_BYTES, HALVING), SumRule(ANY_BYTES, RING)
+    return (SumRule(ANY_BYTES, RING),)
+
+
+def method_for(rules: Sequence[SumRule], message_bytes: float) -> str:
+    """The method of a message by rules that rise in bytes; the last one has all that is longer."""
+    place = bisect.bisect_left([rule.up_to_bytes for rule in rules], message_bytes)
+    return rules[min(place, len(rules) - 1)].method
+
+
+def sent_out_of_host(workers_by_host: Sequence[int], method: str) -> float:
+    """What the busiest host sends to others, in parts of the message; 0 for a single host.
+
+    Args:
+        workers_by_host: in the order of ranks.
+        method: one of METHODS.
+    """
+    counts = [count for count in workers_by_host if count]
+    if len(counts) < 2:
+        return 0.0
+    if method == LEADER:
+        return _of_doubling([1] * len(counts))
+    if method == SLICES:
+        return 2 * (len(counts) - 1) / len(counts)
+    if method == RING:
+        return 2 * (sum(counts) - 1) / sum(counts)
+    return _of_doubling(counts) if method == DOUBLING else _of_halving(counts)
+
+
+def is_power_of_two(number: int) -> bool:
+    """Whether a number is 2^k."""
+    return number & (number - 1) == 0
+
+
+def _of_doubling(counts: Sequence[int]) -> float:
+    return _of_distances(counts, lambda _: 1.0)
+
+
+def _of_halving(counts: Sequence[int]) -> float:
+    return _of_distances(counts, lambda turn: 2 * 0.5 ** (turn + 1))  # there, and back
+
+
+def _of_distances(counts: Sequence[int], part: Callable[[int], float]) -> float:
+    """The most that a host sends where each turn passes a part to the worker at distance 1, 2, 4, ...
+
+    Where workers are not 2^k, some give all of theirs to the next one first, and get the result back.
+    """
+    host_of = [host for host, count in enumerate(counts) for _ in range(count)]
+    members = 1 << len(host_of).bit_length() - 1
+    extra = len(host_of) - members
+    sent = [0.0] * len(counts)
+    for giver in range(0, 2 * extra, 2):
+        if host_of[giver] != host_of[giver + 1]:
+            sent[host_of[giver]] += 1
+            sent[host_of[giver + 1]] += 1
+    ranks = [2 * place + 1 if place < extra else place + extra for place in range(members)]
+    for turn in range(members.bit_length() - 1):
+        for place, rank in enumerate(ranks):
+            if host_of[ranks[place ^ 1 << turn]] != host_of[rank]:
+                sent[host_of[rank]] += part(turn)
+    return max(sent)

@@ -1,0 +1,69 @@
+"""What workers put together is the sum, by each method and layout: one job of eight workers is all hosts."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from parallax.cluster.sum_methods import HOST_FIRST, METHODS
+from tests.runtime.sums.program import LAYOUTS, TYPES
+
+ROOT = Path(__file__).resolve().parents[3]
+LIMIT_S = 200
+LAUNCH = (sys.executable, "-m", "ops.bench.jobs.launch_module", "tests.runtime.sums.program", "8", "none")
+PADDED_BYTES = {"float64": 8000, "int64": 8000, "float32": 4032, "int32": 4032}
+HALF_OR_BYTE = {"float16": 2048, "int16": 2048, "uint16": 2048, "int8": 1024, "uint8": 1024}
+
+pytestmark = pytest.mark.timeout(LIMIT_S + 60)
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    file = tmp_path_factory.mktemp("sums") / "results.json"
+    argv = [*LAUNCH, str(file)]
+    done = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, timeout=LIMIT_S, check=False)
+    assert done.returncode == 0, "\n".join((done.stdout + done.stderr).splitlines()[-30:])
+    return json.loads(file.read_text())
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_every_method_sums_every_type_and_length_in_one_order(results: Any, layout: str) -> None:
+    for method in METHODS:
+        found = results[layout][method]
+        assert found["is_equal"], method
+        # A sum of W parts rounds W - 1 times, each time by half of a rounding of what is there.
+        assert all(found["errors"][name] <= sum(LAYOUTS[layout]) / 2 for name in TYPES), found["errors"]
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_part_is_written_once_and_read_once_and_nothing_is_allocated_after_the_first_step(
+    results: Any, layout: str
+) -> None:
+    for method in METHODS:
+        assert results[layout][method]["made"] == [0, 0], method
+        is_shared = method in HOST_FIRST and LAYOUTS[layout][0] > 1
+        once = sum({**PADDED_BYTES, **HALF_OR_BYTE}.values()) if is_shared else 0
+        # float64 has its own count of what workers give agreed on, four numbers.
+        assert results[layout][method]["copied"] == [once + 32 * is_shared] * 2, method
+
+
+def test_least_greatest_and_scaled_sums(results: Any) -> None:
+    assert results["kinds"]
+
+
+def test_workers_without_shared_memory_say_so_and_sum_over_mpi(results: Any) -> None:
+    whys, is_right, windows = results["unshared"]
+    assert whys[2].endswith("bytes of shared memory cannot be had: File too large")
+    assert whys[3] == "another worker of the host cannot have shared memory"
+    assert not any(whys[:2] + whys[4:])
+    assert is_right
+    assert windows == 0
+
+
+def test_no_file_of_shared_memory_is_left(results: Any) -> None:
+    assert results["left"] == []
