@@ -66,6 +66,7 @@ def make_plan(
         plan,
         prediction=_with_memory(prediction, plan, candidates, shares, constraints, measured),
         profiles=measured.used,
+        sums=() if measured.cluster is None else tuple(one.rules for one in measured.cluster.sums),
     )
 
 

@@ -14,13 +14,13 @@
 
 namespace parallax {
 
-// As in parallax/cluster/sum_methods.py.
+// As in parallax/plans/sum_methods.py.
 enum SumMethod {
   kDoubling,  // recursive doubling: all of it to the member at distance 1, 2, 4, ...
   kRing,      // around a ring, in as many pieces as members, twice
   kHalving,   // Rabenseifner's: half, a quarter, ... to the member at distance 1, 2, 4, ..., and the same way back
   kLeader,    // within hosts in shared memory, then among the first of each host by recursive doubling
-  kSlices,    // within hosts in shared memory, a slice by each member, and slices among hosts
+  kSlices,    // within hosts in shared memory, a slice by each member, which goes by what sends fewest bytes out of hosts
 };
 
 // Up to how many bytes a message has which method.
@@ -61,7 +61,7 @@ class Sums {
   void ReduceInHosts(const Pack& pack, char* values, long long count, const Elements& elements, bool in_slices);
   void ReduceAcross(char* values, long long count, const Elements& elements, bool in_slices);
 
-  void RingOrHalving(const Members& team, char* values, long long count, const Elements& elements);
+  void FewestBytes(const Members& team, char* values, long long count, const Elements& elements);
   void Double(const Members& team, char* values, long long count, const Elements& elements);
   void Ring(const Members& team, char* values, long long count, const Elements& elements);
   void Halve(const Members& team, char* values, long long count, const Elements& elements);

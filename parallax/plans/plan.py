@@ -20,6 +20,7 @@ from parallax.base.strict import Count, Finite, Positive, Text, checked_value, r
 from parallax.graph.spec import GraphSpec, VariableClass
 from parallax.plans.model_stages import StagePlan
 from parallax.plans.prediction import CostTerm, Flip, Prediction, ProfileUsed, Route, RunnerUp
+from parallax.plans.sum_methods import SumRules
 
 PLAN_VERSION = 3
 ALLREDUCE, ALLGATHER, ALLTOALL, PS, NO_ROUTE = "allreduce", "allgather", "alltoall", "ps", "none"
@@ -206,6 +207,8 @@ class Plan:
         wire_dtype: the element type in which float32 travels between processes; None for its own.
         accumulate_steps: of how many batches a worker keeps the gradients before they travel; a step takes so many.
         stages: of the model, each of which one worker of a replica computes; none where each worker has all of it.
+        sums: by which method all-reduces put messages together, as measured; other workers do as stated
+            (parallax/plans/sum_methods.py).
     """
 
     version: int
@@ -222,6 +225,7 @@ class Plan:
     wire_dtype: Annotated[str, Meta(pattern="^(bfloat16|float16)$")] | None = None
     accumulate_steps: Positive = 1
     stages: tuple[StagePlan, ...] = ()
+    sums: tuple[SumRules, ...] = ()
 
     @property
     def num_workers(self) -> int:
@@ -253,8 +257,9 @@ class Plan:
     def to_json(self) -> str:
         """The plan as indented JSON, keys in a fixed order."""
         fields = asdict(self)
-        if not self.stages:
-            del fields["stages"]
+        for name in ("stages", "sums"):  # only where there are any
+            if not fields[name]:
+                del fields[name]
         return json.dumps(fields, indent=1) + "\n"
 
     def check_belongs_to(self, spec: GraphSpec, layout: Layout) -> None:

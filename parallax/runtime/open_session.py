@@ -229,7 +229,7 @@ def _positions_of(recovered: RecoveredState | None, saved: CheckPointConfig, com
 
 def _context(graph: Graph, made: _WorkerSetup, members: ProcessGroup, watch: Heartbeat) -> WorkerContext:
     """Opens the channels of the exchanges, and says what runs of this worker are about."""
-    open_channels(made.worker_graph.graph_def, members.teams)
+    open_channels(made.worker_graph.graph_def, members.teams, made.plan.sums)
     stages = None if members.peers is None else StageValues(open_stages(members.peers))
     names = Names(made.analysed.captured.view, made.worker_graph)
     worker = WorkerContext(graph, names, watch, made.analysed, stages=stages)

@@ -31,9 +31,9 @@ from parallax.analysis.routes.cost import id_bytes, pushed_row_bytes, reduced_by
 from parallax.analysis.routes.count_touched import TouchedRowCount
 from parallax.analysis.timing.topology import OUT, Topology
 from parallax.cluster.profiles import AlphaBeta
-from parallax.cluster.sum_methods import method_for, sent_out_of_host, stated_rules
 from parallax.graph.spec import VariableClass, VariableSpec
 from parallax.plans.plan import ALLGATHER, ALLREDUCE, ALLTOALL, PS
+from parallax.plans.sum_methods import HOST_FIRST, MESSAGE_BYTES, method_for, sent_out_of_host
 
 PHASES = (
     "merge ids within hosts",
@@ -136,14 +136,17 @@ class Pricing:
         return RouteOption(route, servers, adding.beside, adding.link, adding.waits, charges, adding.link_bytes, memory)
 
     def _allreduce(self, to: _Adding, variable: VariableSpec) -> None:
-        """A ring passes 2(W-1)/W w through every host, each way, or less where workers share a host.
+        """Through every host passes, each way, what the method of its message sends out of one; within one 2(W-1)/W w.
 
-        A sparse gradient is made dense, with one more column. bfloat16 travels as float32.
+        A sparse gradient is made dense, with one more column. bfloat16 travels as float32. A message is taken to be
+        full, as small ones travel together. Workers of a host meet in its memory, so that hosts have the round.
         """
-        workers, line = self.topology.workers, self.topology.lines["allreduce"]
+        workers, hosts, line = self.topology.workers, self.topology.layout.hosts, self.topology.lines["allreduce"]
         dense_bytes = reduced_bytes(variable, self.wire)
-        method = method_for(stated_rules(self.topology.layout.hosts), dense_bytes)
-        part = sent_out_of_host(self.topology.layout.hosts, method) or 2 * (workers - 1) / workers
+        method = method_for(self.topology.sum_rules, max(dense_bytes, MESSAGE_BYTES))
+        part = sent_out_of_host(hosts, method) or 2 * (workers - 1) / workers
+        if method in HOST_FIRST:
+            workers = sum(count > 0 for count in hosts) if len(hosts) > 1 else workers
         self._carry(to, GRADIENTS, np.where(self.num_workers > 0, part * dense_bytes, 0.0), line)
         self._charge(to, (ALLREDUCE,), line, [(GRADIENTS, REDUCING, line.seconds(workers, 0, None))])
 

@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import ctypes
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from parallax.base.types import Comm
-from parallax.cluster.sum_methods import METHODS, SumRule
-
-Rules = Callable[[Sequence[int]], tuple[SumRule, ...]]
-"""Gives for the workers that each host has the methods by which they put messages together."""
+from parallax.plans.sum_methods import HOST_FIRST, METHODS, SumRules, rules_for
 
 
 class Teams:
@@ -50,14 +47,14 @@ class Teams:
         """Gives exchanges of a name one; all members of the team must call it."""
         self._native.parallax_open(name.encode(), self._number, among.encode())
 
-    def open_sums(self, name: str, among: str, part_bytes: int, rules: Rules) -> str:
+    def open_sums(self, name: str, among: str, part_bytes: int, known: Sequence[SumRules]) -> str:
         """Gives all-reduces of a name one; as `open`.
 
         Args:
             name: of the node.
             among: the team.
-            part_bytes: of a message that are in shared memory at a time.
-            rules: the methods.
+            part_bytes: of a message that are in shared memory at a time, where the methods need any.
+            known: the methods, as measured.
 
         Returns:
             Why this host's workers share no memory; empty where they do, or need not.
@@ -65,7 +62,9 @@ class Teams:
         if among not in self._workers_by_host:
             hosts = self.find(among).allgather(self._host)
             self._workers_by_host[among] = tuple(Counter(hosts).values())
-        wanted = rules(self._workers_by_host[among])
+        wanted = rules_for(self._workers_by_host[among], known)
+        if not any(rule.method in HOST_FIRST for rule in wanted):
+            part_bytes = 0
         sizes = (ctypes.c_longlong * len(wanted))(*(rule.up_to_bytes for rule in wanted))
         methods = (ctypes.c_int * len(wanted))(*(METHODS.index(rule.method) for rule in wanted))
         why: bytes = self._native.parallax_open_sums(

@@ -22,10 +22,9 @@ import tensorflow as tf
 from parallax.base.types import GraphDef, NodeDef
 from parallax.graph.control_flow import branches_of
 from parallax.graph.view import NEXT_ITERATIONS, GraphView, split_tensor, tensor_name
+from parallax.plans.sum_methods import MESSAGE_BYTES
 from parallax.transform.building.all_to_all import ALL_REDUCE
 
-MESSAGE_BYTES = 1 << 18
-"""From this size on a message is full: 10 ms of a link of 200 Mbit/s, beside which the rounds of another are short."""
 _SCOPE = "parallax/joined"
 
 

@@ -41,7 +41,7 @@ def test_workers_of_a_host_reduce_among_themselves_first(hosts: tuple[int, ...],
     known = measured(0.0)
     plan = make_plan(spec(dense("w", (500_000,))), Layout(hosts), None, known)
     line = known.cluster.across["allreduce"]
-    assert plan.prediction.step_s == pytest.approx(line.seconds(sum(hosts), part * 4 * 500_000, 25 * MB))
+    assert plan.prediction.step_s == pytest.approx(line.seconds(len(hosts), part * 4 * 500_000, 25 * MB))
 
 
 def test_what_overlaps_is_taken_off_each_phase() -> None:

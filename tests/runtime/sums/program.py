@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from parallax.cluster.sum_methods import ANY_BYTES, HOST_FIRST, METHODS, SumRule
+from parallax.plans.sum_methods import ANY_BYTES, METHODS, SumRule, SumRules
 from parallax.runtime.worker.ranks import current_process_group
 from parallax.runtime.worker.session.channels import open_channels
 from parallax.runtime.worker.teams import Teams
@@ -61,7 +61,8 @@ def _of_layout(number: int, hosts: Sequence[int], team: Any) -> dict[str, Any]:
         for method in METHODS:
             with tf.name_scope(f"layout_{number}/{method}"):
                 reduced[method] = {name: all_reduce(one, is_alike=name != "float64") for name, one in given.items()}
-            open_channels(graph.as_graph_def(), teams, lambda _, own=method: (SumRule(ANY_BYTES, own),), 1 << 14)
+            always = SumRules(tuple(hosts), (SumRule(ANY_BYTES, method),))
+            open_channels(graph.as_graph_def(), teams, [always], 1 << 14)
         for size in (*SIZES, LARGE):
             names = ("float32",) if size == LARGE else TYPES
             parts = [_parts(names, size, rank) for rank in (range(team.size) if team.rank == 0 else [team.rank])]
@@ -117,7 +118,7 @@ def _unshared(workers: Any) -> list[Any]:
         why = ""
         for node in graph.as_graph_def().node:
             if node.op == "ParallaxAllReduce":
-                why = teams.open_sums(node.name, "workers", 1 << 16, lambda _: (SumRule(ANY_BYTES, HOST_FIRST[1]),))
+                why = teams.open_sums(node.name, "workers", 1 << 16, ())
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
         found = session.run(result)
     return [workers.allgather(why), bool((found == np.arange(5000.0) * workers.size).all()), _counts()[0] - before[0]]

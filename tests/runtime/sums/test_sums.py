@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from parallax.cluster.sum_methods import HOST_FIRST, METHODS
+from parallax.plans.sum_methods import HOST_FIRST, METHODS
 from tests.runtime.sums.program import LAYOUTS, TYPES
 
 ROOT = Path(__file__).resolve().parents[3]

@@ -6,13 +6,14 @@ An all-reduce has memory too, which the workers of a host share, for as much of 
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Sequence
 
 import tensorflow as tf
 
 from parallax.base.types import Comm, GraphDef, NodeDef
-from parallax.cluster.sum_methods import stated_rules
+from parallax.plans.sum_methods import SumRules
 from parallax.report.logger import log
-from parallax.runtime.worker.teams import Rules, Teams
+from parallax.runtime.worker.teams import Teams
 from parallax.transform.building.all_to_all import ALL_REDUCE, ALL_TO_ALL, library
 
 SHARED_BYTES = 1 << 22
@@ -22,14 +23,14 @@ SHARED_BYTES_OF_SOME = 1 << 16
 
 
 def open_channels(
-    graph_def: GraphDef, teams: Teams, rules: Rules = stated_rules, unknown_bytes: int = SHARED_BYTES_OF_SOME
+    graph_def: GraphDef, teams: Teams, known: Sequence[SumRules] = (), unknown_bytes: int = SHARED_BYTES_OF_SOME
 ) -> None:
     """Opens what is not open yet of a graph's exchanges and all-reduces; all workers must call it with the same ones.
 
     Args:
         graph_def: a worker's graph.
         teams: of the workers.
-        rules: the methods by which all-reduces put messages together.
+        known: the methods by which all-reduces put messages together, as measured.
         unknown_bytes: of messages of a length that is not known before, that are in shared memory at a time.
     """
     meetings = {n.name: n for n in graph_def.node if n.op in (ALL_TO_ALL, ALL_REDUCE)}
@@ -42,9 +43,9 @@ def open_channels(
             teams.open(name, among)
             continue
         whole = _message_bytes(node)
-        unshared = teams.open_sums(name, among, unknown_bytes if whole is None else whole, rules) or unshared
+        unshared = teams.open_sums(name, among, unknown_bytes if whole is None else whole, known) or unshared
         if node.attr["N"].i > 1:  # for runs that need some of its members
-            teams.open_sums(f"{name}:parts", among, SHARED_BYTES_OF_SOME, rules)
+            teams.open_sums(f"{name}:parts", among, SHARED_BYTES_OF_SOME, known)
     if unshared:
         log.warning(
             f"Workers of this host share no memory, as {unshared}. They add up gradients over MPI, which takes longer."

@@ -2,7 +2,7 @@
 
 import pytest
 
-from parallax.cluster.sum_methods import (
+from parallax.plans.sum_methods import (
     ANY_BYTES,
     DOUBLING,
     HALVING,
@@ -46,6 +46,7 @@ def test_without_a_measurement_hosts_of_several_workers_come_first_and_others_ke
     shared = (SumRule(LEADER_UP_TO_BYTES, LEADER), SumRule(ANY_BYTES, SLICES))
     assert stated_rules((2, 2)) == stated_rules((4,)) == stated_rules((1, 3)) == shared
     assert stated_rules((1, 1, 1, 1)) == (SumRule(RING_FROM_BYTES, HALVING), SumRule(ANY_BYTES, RING))
+    assert stated_rules((1, 1)) == (SumRule(RING_FROM_BYTES, DOUBLING), SumRule(ANY_BYTES, RING))
     assert stated_rules((1, 1, 0, 1)) == (SumRule(ANY_BYTES, RING),)
 
 
