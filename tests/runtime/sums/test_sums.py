@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
+import re
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +19,8 @@ from tests.runtime.sums.program import LAYOUTS, TYPES
 
 ROOT = Path(__file__).resolve().parents[3]
 LIMIT_S = 200
-LAUNCH = (sys.executable, "-m", "ops.bench.jobs.launch_module", "tests.runtime.sums.program", "8", "none")
+MODULE = (sys.executable, "-m", "ops.bench.jobs.launch_module")
+LAUNCH = (*MODULE, "tests.runtime.sums.program", "8", "none")
 PADDED_BYTES = {"float64": 8000, "int64": 8000, "float32": 4032, "int32": 4032}
 HALF_OR_BYTE = {"float16": 2048, "int16": 2048, "uint16": 2048, "int8": 1024, "uint8": 1024}
 
@@ -67,3 +72,33 @@ def test_workers_without_shared_memory_say_so_and_sum_over_mpi(results: Any) -> 
 
 def test_no_file_of_shared_memory_is_left(results: Any) -> None:
     assert results["left"] == []
+
+
+def shared_files() -> list[Path]:
+    """What is in shared memory by a name, but for Open MPI's own, which other jobs have there too."""
+    return sorted(one for one in Path("/dev/shm").iterdir() if not one.name.startswith("vader_segment."))
+
+
+@pytest.mark.parametrize(
+    ("word", "status", "said"),
+    [
+        (signal.SIGKILL, 128 + signal.SIGKILL, "rank 1 was killed by SIGKILL"),
+        (signal.SIGSTOP, 124, "rank 1 is silent: a signal stopped its process"),
+    ],
+)
+def test_a_worker_that_is_lost_in_the_middle_of_sums_ends_the_job_by_name(word: int, status: int, said: str) -> None:
+    before = shared_files()
+    argv = [*MODULE, "tests.runtime.sums.looping", "3", "none"]
+    with subprocess.Popen(argv, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as job:
+        try:
+            assert job.stdout is not None
+            lines = iter(job.stdout.readline, "")
+            pid = next(int(found[1]) for line in lines if (found := re.search(r"rank 1 is process (\d+)", line)))
+            time.sleep(0.1)  # all of it is between the waits of some sum
+            os.kill(pid, word)
+            _, told = job.communicate(timeout=60)
+        finally:
+            job.kill()
+    assert job.returncode == status, told
+    assert said in told
+    assert shared_files() == before
