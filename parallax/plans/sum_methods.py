@@ -41,6 +41,9 @@ MESSAGE_BYTES = 1 << 18
 """From this size on a message of several tensors is full: 10 ms of a link of 200 Mbit/s, beside which the rounds of
 another are short."""
 
+ALIKE = 1.05
+"""Methods are taken for equally fast where one takes no more than this times as long."""
+
 _BETWEEN = 8  # sizes that are looked at between two that were measured
 
 
@@ -101,6 +104,8 @@ def rules_for(workers_by_host: Sequence[int], known: Sequence[SumRules]) -> tupl
 def fastest_rules(sizes_bytes: Sequence[int], seconds: Mapping[str, Sequence[float]]) -> tuple[SumRule, ...]:
     """The fastest method of each size; between sizes that were measured by lines through the logarithms.
 
+    The method of shorter messages is kept where no other is faster by more than a measurement is sure of.
+
     Args:
         sizes_bytes: of the messages, rising.
         seconds: method -> seconds of a message of each size, or of the first ones only.
@@ -111,7 +116,12 @@ def fastest_rules(sizes_bytes: Sequence[int], seconds: Mapping[str, Sequence[flo
         for part in range(_BETWEEN)
     ]
     points.append(float(sizes_bytes[-1]))
-    fastest = [min(_known_at(size, sizes_bytes, seconds), key=lambda one: (one[1], one[0]))[0] for size in points]
+    fastest: list[str] = []
+    for size in points:
+        found = dict(_known_at(size, sizes_bytes, seconds))
+        best = min(found, key=lambda method: (found[method], method))
+        last = fastest[-1] if fastest else best
+        fastest.append(last if found.get(last, math.inf) <= ALIKE * found[best] else best)
     rules = [
         SumRule(round(math.sqrt(low * high)), method)
         for (low, method), (high, other) in itertools.pairwise(zip(points, fastest, strict=True))
@@ -134,6 +144,12 @@ def method_for(rules: Sequence[SumRule], message_bytes: float) -> str:
     """The method of a message by rules that rise in bytes; the last one has all that is longer."""
     place = bisect.bisect_left([rule.up_to_bytes for rule in rules], message_bytes)
     return rules[min(place, len(rules) - 1)].method
+
+
+def rules_text(rules: Sequence[SumRule]) -> str:
+    """The methods with the sizes at which they change."""
+    *before, last = rules
+    return ", ".join([*(f"{rule.method} up to {rule.up_to_bytes:,} B" for rule in before), last.method])
 
 
 def sent_out_of_host(workers_by_host: Sequence[int], method: str) -> float:

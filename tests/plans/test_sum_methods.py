@@ -13,7 +13,11 @@ from parallax.plans.sum_methods import (
     RING_FROM_BYTES,
     SLICES,
     SumRule,
+    SumRules,
+    fastest_rules,
     method_for,
+    rules_for,
+    seconds_at,
     sent_out_of_host,
     stated_rules,
 )
@@ -55,3 +59,27 @@ def test_a_rule_is_for_messages_of_up_to_its_bytes():
     assert [method_for(rules, size) for size in (0, 100, 101, 200, 299.5, 1e9)] == [
         DOUBLING, DOUBLING, HALVING, HALVING, SLICES, SLICES
     ]  # fmt: skip
+
+
+def test_the_fastest_method_of_each_size_is_taken_and_kept_where_no_other_is_surely_faster():
+    sizes = (64, 1024, 16384)
+    seconds = {LEADER: (1.0, 2.0, 8.0), SLICES: (2.0, 2.0, 4.0), RING: (0.99, 5.0)}
+    first, *rest = fastest_rules(sizes, seconds)
+    assert first.method == RING and 64 < first.up_to_bytes < 256
+    assert [rule.method for rule in rest] == [LEADER, SLICES]
+    assert 1024 < rest[0].up_to_bytes < 2048 and rest[1].up_to_bytes == ANY_BYTES
+    even = {LEADER: (1.0, 1.03, 1.0), SLICES: (1.01, 1.0, 0.96)}
+    assert fastest_rules(sizes, even) == (SumRule(ANY_BYTES, LEADER),)
+
+
+def test_seconds_between_two_sizes_are_on_a_line_through_logarithms():
+    sizes = (100, 10_000)
+    assert [seconds_at(size, sizes, (1.0, 4.0)) for size in (1, 100, 1000, 10_000)] == pytest.approx([1, 1, 2, 4])
+    assert seconds_at(10_001, sizes, (1.0, 4.0)) is None
+    assert seconds_at(1000, sizes, (1.0,)) is None
+
+
+def test_measured_rules_are_for_those_workers_alone():
+    known = (SumRules((2, 2), (SumRule(ANY_BYTES, DOUBLING),)),)
+    assert rules_for((2, 0, 2), known) == known[0].rules
+    assert rules_for((2, 2, 2), known) == stated_rules((2, 2, 2))
