@@ -94,8 +94,8 @@ def footprint(
 
     A worker has the gradient and its sum by all-reduce; all workers' rows and its own by allgather; the rows pulled and
     the gradient rows pushed by owners, who have as much again for what is asked of them; a server has the sum of a
-    gradient and what arrives. Left out is what the workers of a host share for all-reduces: of each message at most 4 MB
-    for each of them, and for the sum.
+    gradient and what arrives. Left out is what workers of a host share for all-reduces: at most 4 MB of a message for
+    each of them, and for the sum.
     """
     found = _of_route(variable, route, touched, workers, servers, 0.0 if touched is None else touched.of(batches))
     if batches < 2 or not variable.gradients:
