@@ -6,6 +6,7 @@ import ctypes
 from collections import Counter
 from collections.abc import Sequence
 
+from parallax.base.errors import TransformError
 from parallax.base.types import Comm
 from parallax.plans.sum_methods import HOST_FIRST, METHODS, SumRules, rules_for
 
@@ -39,12 +40,33 @@ class Teams:
 
         return MPI.Intracomm.f2py(self._native.parallax_team(self._number, among.encode()))
 
+    def _own(self, name: str, among: str) -> Comm:
+        """The communicator of a team that a node meets in.
+
+        Raises:
+            TransformError: this worker is in no such team.
+        """
+        from mpi4py import MPI
+
+        found = self.find(among)
+        if found == MPI.COMM_NULL:
+            raise TransformError(
+                f"A node meets a team that its worker is in, but {name!r} meets {among!r}, and this worker is not in "
+                "that. Leave the node out of its graph."
+            )
+        return found
+
     def is_open(self, name: str) -> bool:
         """Whether nodes of a name have a communicator."""
         return bool(self._native.parallax_is_open(name.encode()))
 
     def open(self, name: str, among: str) -> None:
-        """Gives exchanges of a name one; all members of the team must call it."""
+        """Gives exchanges of a name one; all members of the team must call it.
+
+        Raises:
+            TransformError: this worker is in no such team.
+        """
+        self._own(name, among)
         self._native.parallax_open(name.encode(), self._number, among.encode())
 
     def open_sums(self, name: str, among: str, part_bytes: int, known: Sequence[SumRules]) -> str:
@@ -58,9 +80,13 @@ class Teams:
 
         Returns:
             Why this host's workers share no memory; empty where they do, or need not.
+
+        Raises:
+            TransformError: this worker is in no such team.
         """
+        team = self._own(name, among)
         if among not in self._workers_by_host:
-            hosts = self.find(among).allgather(self._host)
+            hosts = team.allgather(self._host)
             self._workers_by_host[among] = tuple(Counter(hosts).values())
         wanted = rules_for(self._workers_by_host[among], known)
         if not any(rule.method in HOST_FIRST for rule in wanted):

@@ -19,6 +19,8 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from parallax.base.errors import TransformError
+from parallax.cluster.team_names import ACROSS, GROUP, HOST, LEADERS, STAGE, WORKERS
 from parallax.plans.sum_methods import ANY_BYTES, METHODS, SumRule, SumRules
 from parallax.runtime.worker.ranks import current_process_group
 from parallax.runtime.worker.session.channels import open_channels
@@ -43,6 +45,7 @@ def main() -> None:
         if members.rank < count:
             found[layout] = _of_layout(number, hosts, team)
     found["kinds"] = _kinds(members.workers)
+    found["teams"] = _teams(members.workers)
     found["unshared"] = _unshared(members.workers)
     left = [one.name for one in Path("/dev/shm").iterdir() if "parallax" in one.name]
     found["left"] = sorted({name for of in members.workers.allgather(left) for name in of})
@@ -105,6 +108,28 @@ def _kinds(workers: Any) -> bool:
         and (most == [size, 0]).all()
         and (half == [(size + total) / 2, -total / 2]).all()
     )
+
+
+def _teams(workers: Any) -> list[Any]:
+    """Of each worker, by team, the ranks that it sums with, as a sum of 2^rank; None where it is in none."""
+    stages = 2
+    hosts = [0, 0, 0, 1, 1, 2, 2, 2]
+    rank = workers.rank
+    teams = Teams(workers, hosts[rank], stage=rank % stages, replica=rank // stages, group=rank // 5)
+    sums: dict[str, Any] = {}
+    with tf.Graph().as_default() as graph, v1.Session(graph=graph) as session, tf.name_scope("teams"):
+        for among in (WORKERS, HOST, ACROSS, LEADERS, GROUP, STAGE):
+            if among != LEADERS or hosts.index(hosts[rank]) == rank:
+                sums[among] = all_reduce(tf.constant(1 << rank), among=among)
+        for among in (WORKERS, HOST, ACROSS, LEADERS, GROUP, STAGE):
+            teams.find(among)
+        open_channels(graph.as_graph_def(), teams)
+        found = {among: int(value) for among, value in session.run(sums).items()}
+    try:
+        teams.open("teams/nobody", LEADERS)
+    except TransformError as error:
+        found["refused"] = str(error)
+    return list(workers.allgather(found))
 
 
 def _unshared(workers: Any) -> list[Any]:

@@ -61,6 +61,19 @@ def test_least_greatest_and_scaled_sums(results: Any) -> None:
     assert results["kinds"]
 
 
+def test_teams_sum_among_themselves_and_who_is_in_none_is_refused(results: Any) -> None:
+    hosts = (0b111, 0b111, 0b111, 0b11000, 0b11000, 0b11100000, 0b11100000, 0b11100000)
+    across = (0b101001, 0b1010010, 0b10000100, 0b101001, 0b1010010, 0b101001, 0b1010010, 0b10000100)
+    for rank, found in enumerate(results["teams"]):
+        assert (found["workers"], found["host"], found["across"]) == (0xFF, hosts[rank], across[rank])
+        assert found["group"] == (0b11111 if rank < 5 else 0b11100000)
+        assert found["stage"] == (0b10101010 if rank % 2 else 0b01010101)
+        assert found.get("leaders") == (0b101001 if rank in (0, 3, 5) else None)
+        assert ("refused" in found) == (rank not in (0, 3, 5))
+    said = results["teams"][1]["refused"]
+    assert said.startswith("A node meets a team that its worker is in, but 'teams/nobody' meets 'leaders'")
+
+
 def test_workers_without_shared_memory_say_so_and_sum_over_mpi(results: Any) -> None:
     whys, is_right, windows = results["unshared"]
     assert whys[2].endswith("bytes of shared memory cannot be had: File too large")
