@@ -260,8 +260,8 @@ MUTANTS = (
     Mutant(
         "the scale of a float64 is left out",
         "transform/building/collectives.py",
-        "return all_reduce(tensor * scale, kind, 1.0, is_alike)",
-        "return all_reduce(tensor, kind, 1.0, is_alike)",
+        "return all_reduce(tensor * scale, kind, 1.0, is_alike, among)",
+        "return all_reduce(tensor, kind, 1.0, is_alike, among)",
         MEETINGS,
     ),
     Mutant(

@@ -15,6 +15,7 @@ from ops.bench.regret import command as regret
 from ops.bench.replan import command as replan
 from ops.bench.safety import command as safety
 from ops.bench.start import command as start
+from ops.bench.sums import command as sums
 from ops.bench.twin import command as twin
 from parallax.settings.arguments import CommandParser
 
@@ -36,6 +37,7 @@ def main() -> None:
     checkpoint.add_command(commands)
     increments.add_command(commands)
     replan.add_command(commands)
+    sums.add_command(commands)
     twin.add_command(commands)
     arguments = parser.parse_args()
     arguments.run(arguments)

@@ -23,9 +23,10 @@ from parallax.cluster.plan_inputs import PlanInputs
 from parallax.graph.ownership import Ownership
 from parallax.graph.spec import GraphSpec
 from parallax.plans.half_precision import WIRE_DTYPES
-from parallax.plans.plan import PS, RUN_OPTIONS, Layout, Plan, PlanConstraints
+from parallax.plans.plan import ALLREDUCE, PS, RUN_OPTIONS, Layout, Plan, PlanConstraints
 from parallax.plans.prediction import Prediction
 from parallax.plans.rewrites import Placement, TrainingMode
+from parallax.plans.sum_methods import rules_text
 
 MEASURE = "measure the cluster with `parallax calibrate`"
 
@@ -67,7 +68,17 @@ def make_plan(
         plan,
         prediction=_with_memory(prediction, plan, candidates, shares, constraints, measured),
         profiles=measured.used,
+        notes=(*plan.notes, *_sum_notes(plan, measured)),
+        sums=() if measured.cluster is None else tuple(one.rules for one in measured.cluster.sums),
     )
+
+
+def _sum_notes(plan: Plan, measured: PlanInputs) -> tuple[str, ...]:
+    """By which methods all-reduces go, where there are any and their methods were measured."""
+    sums = None if measured.cluster is None else measured.cluster.sums_of(plan.hosts)
+    if sums is None or not any(variable.route == ALLREDUCE for variable in plan.variables):
+        return ()
+    return (f"all-reduces go by the methods measured: {rules_text(sums.rules.rules)}",)
 
 
 def _unknown_times(

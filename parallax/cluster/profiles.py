@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Annotated, TypeVar
 
@@ -15,6 +15,7 @@ from msgspec import Meta
 
 from parallax.base.errors import PlanError
 from parallax.base.strict import Amount, Count, Finite, Positive, Text, checked_value, read_json, shown
+from parallax.plans.sum_methods import Method, SumRules, fastest_rules
 
 CLUSTER_PROFILE_VERSION = 1
 MODEL_PROFILE_VERSION = 1
@@ -88,6 +89,38 @@ class HostProfile:
 
 
 @dataclass(frozen=True, slots=True)
+class SumTimings:
+    """Sums among workers by each method (parallax/plans/sum_methods.py).
+
+    Attributes:
+        workers_by_host: of those that met.
+        sizes_bytes: of the messages, rising.
+        seconds: method -> seconds of a message of each size. What took much longer than another way was not measured
+            of longer messages.
+        line: fit of the fastest method of each size.
+    """
+
+    workers_by_host: tuple[Positive, ...]
+    sizes_bytes: tuple[Positive, ...]
+    seconds: Mapping[Method, tuple[Amount, ...]]
+    line: AlphaBeta
+
+    def __post_init__(self) -> None:
+        sizes, lengths = self.sizes_bytes, [len(one) for one in self.seconds.values()]
+        if len(sizes) < 2 or list(sizes) != sorted(set(sizes)):
+            raise ValueError(f"Sums are measured of at least two sizes, rising, got {list(sizes)}")
+        if max(lengths, default=0) != len(sizes) or min(lengths) < 1:
+            raise ValueError(f"Of {len(sizes)} sizes some method has all, and each the first, got {lengths}")
+        if any(not one > 0 for of_method in self.seconds.values() for one in of_method):
+            raise ValueError("A sum takes more than 0 s")
+
+    @property
+    def rules(self) -> SumRules:
+        """The fastest method of each size."""
+        return SumRules(self.workers_by_host, fastest_rules(self.sizes_bytes, self.seconds))
+
+
+@dataclass(frozen=True, slots=True)
 class ClusterProfile:
     """The links of a cluster.
 
@@ -99,6 +132,7 @@ class ClusterProfile:
             and push are with several hosts.
         shared_cores: the number of processes, one on each host, that can compute concurrently at full speed; None for
             all. Emulated hosts share their machine's cores, and a step's compute time grows with their number.
+        sums: measurements of all-reduces by each method, of all workers, and of fewer where hosts have several.
     """
 
     version: int
@@ -106,6 +140,7 @@ class ClusterProfile:
     across: Mapping[Text, AlphaBeta]
     within: Mapping[Text, AlphaBeta]
     shared_cores: Annotated[float, Meta(ge=1e-3, le=1e15)] | None = None
+    sums: tuple[SumTimings, ...] = ()
 
     @property
     def fingerprint(self) -> str:
@@ -114,7 +149,15 @@ class ClusterProfile:
 
     def to_json(self) -> str:
         """Indented JSON, keys in a fixed order."""
-        return json.dumps(asdict(self), indent=1, sort_keys=True) + "\n"
+        fields = asdict(self)
+        if not self.sums:
+            del fields["sums"]
+        return json.dumps(fields, indent=1, sort_keys=True) + "\n"
+
+    def sums_of(self, workers_by_host: Sequence[int]) -> SumTimings | None:
+        """What was measured of so many workers on each host; None where nothing was."""
+        counts = tuple(count for count in workers_by_host if count)
+        return next((one for one in self.sums if one.workers_by_host == counts), None)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,11 +1,11 @@
-// The all-reduce of gradients and other parts between workers, as a TensorFlow op that calls MPI.
+// The all-reduce of gradients and other parts among the members of a team, as a TensorFlow op.
 //
 // As with exchanges (exchange.cc), a node has a communicator and a thread of its own: what the workers put together is
 // fixed when the graph is built, so nothing has to be agreed on in a step, and an all-reduce begins when its tensors are
-// there. Several tensors travel as one message; how they are put into it is the same on all workers.
-#include <mpi.h>
-
+// there. Several tensors travel as one message; how they are put into it is the same on all workers. They are written
+// where the message is put together (sums.h): into the memory that workers of a host share, or into the output.
 #include <algorithm>
+#include <cstring>
 #include <string>
 #include <type_traits>
 #include <vector>
@@ -13,6 +13,7 @@
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "channel.h"
+#include "sums.h"
 #include "tensorflow/core/framework/op.h"
 #include "tensorflow/core/framework/op_kernel.h"
 #include "tensorflow/core/framework/shape_inference.h"
@@ -20,6 +21,8 @@
 namespace {
 
 using parallax::Channel;
+using parallax::Elements;
+using parallax::Sums;
 using tensorflow::AsyncOpKernel;
 using tensorflow::OpKernelConstruction;
 using tensorflow::OpKernelContext;
@@ -28,54 +31,29 @@ using tensorflow::TensorShape;
 
 constexpr long long kAlike = -2;           // the number of elements is not known, and equal on all workers
 constexpr long long kAlignment = 64;       // bytes; what TensorFlow's kernels ask of a tensor
-constexpr long long kMostElements = 1 << 30;  // of one call: MPI counts in int
 
-// Sums, minima and maxima of types that MPI does not know.
 template <typename T>
-struct Own {
-  static void Sum(void* in, void* out, int* n, MPI_Datatype*) {
-    for (int i = 0; i < *n; ++i) At(out)[i] = static_cast<T>(Wide(in, i) + Wide(out, i));
+void Combine(const std::string& kind, Elements* elements) {
+  using Values = Eigen::Array<T, Eigen::Dynamic, 1>;
+  using Into = Eigen::Map<Values>;
+  using From = Eigen::Map<const Values>;
+  elements->size = sizeof(T);
+  if (kind == "sum") {
+    elements->combine = [](void* into, const void* from, long long count) {
+      Into(static_cast<T*>(into), count) += From(static_cast<const T*>(from), count);
+    };
+  } else if (kind == "min") {
+    elements->combine = [](void* into, const void* from, long long count) {
+      Into to(static_cast<T*>(into), count);
+      to = to.min(From(static_cast<const T*>(from), count));
+    };
+  } else {
+    elements->combine = [](void* into, const void* from, long long count) {
+      Into to(static_cast<T*>(into), count);
+      to = to.max(From(static_cast<const T*>(from), count));
+    };
   }
-  static void Min(void* in, void* out, int* n, MPI_Datatype*) {
-    for (int i = 0; i < *n; ++i) At(out)[i] = static_cast<T>(std::min(Wide(in, i), Wide(out, i)));
-  }
-  static void Max(void* in, void* out, int* n, MPI_Datatype*) {
-    for (int i = 0; i < *n; ++i) At(out)[i] = static_cast<T>(std::max(Wide(in, i), Wide(out, i)));
-  }
-  static T* At(void* values) { return static_cast<T*>(values); }
-  static float Wide(void* values, int i) { return static_cast<float>(At(values)[i]); }
-};
-
-// How MPI calls an element type, and how it puts two together.
-template <typename T>
-struct Element {
-  static MPI_Datatype Type();
-  static MPI_Op Op(const std::string& kind) { return kind == "sum" ? MPI_SUM : kind == "min" ? MPI_MIN : MPI_MAX; }
-};
-template <> MPI_Datatype Element<float>::Type() { return MPI_FLOAT; }
-template <> MPI_Datatype Element<double>::Type() { return MPI_DOUBLE; }
-template <> MPI_Datatype Element<int32_t>::Type() { return MPI_INT32_T; }
-template <> MPI_Datatype Element<int64_t>::Type() { return MPI_INT64_T; }
-template <> MPI_Datatype Element<int16_t>::Type() { return MPI_INT16_T; }
-template <> MPI_Datatype Element<int8_t>::Type() { return MPI_INT8_T; }
-template <> MPI_Datatype Element<uint8_t>::Type() { return MPI_UINT8_T; }
-template <> MPI_Datatype Element<uint16_t>::Type() { return MPI_UINT16_T; }
-
-template <>
-struct Element<Eigen::half> {
-  static MPI_Datatype Type() { return MPI_UINT16_T; }
-  static MPI_Op Op(const std::string& kind) {
-    using Halves = Own<Eigen::half>;
-    static const std::vector<MPI_Op> ops = [] {
-      std::vector<MPI_Op> made(3);
-      MPI_Op_create(&Halves::Sum, 1, &made[0]);
-      MPI_Op_create(&Halves::Min, 1, &made[1]);
-      MPI_Op_create(&Halves::Max, 1, &made[2]);
-      return made;
-    }();
-    return ops[kind == "sum" ? 0 : kind == "min" ? 1 : 2];
-  }
-};
+}
 
 template <typename T>
 T Scaled(T value, float scale) {
@@ -97,7 +75,9 @@ template <typename T>
 class AllReduceOp : public AsyncOpKernel {
  public:
   explicit AllReduceOp(OpKernelConstruction* context) : AsyncOpKernel(context) {
-    OP_REQUIRES_OK(context, context->GetAttr("kind", &kind_));
+    std::string kind;
+    OP_REQUIRES_OK(context, context->GetAttr("kind", &kind));
+    Combine<T>(kind, &elements_of_type_);
     OP_REQUIRES_OK(context, context->GetAttr("scales", &scales_));
     OP_REQUIRES(context, static_cast<int>(scales_.size()) == context->num_inputs(),
                 absl::InvalidArgumentError(absl::StrCat(name(), ": there must be a scale for each part.")));
@@ -124,55 +104,66 @@ class AllReduceOp : public AsyncOpKernel {
     Tensor all;
     OP_REQUIRES_OK_ASYNC(context, context->allocate_temp(tensorflow::DataTypeToEnum<T>::value, TensorShape({total}), &all),
                          done);
-    Fill(context, all.flat<T>().data());
     const bool is_known = elements_ == kAlike || elements == elements_;
-    channel->Do([this, context, done, all, is_known, comm = channel->comm()] {
-      if (!is_known) context->SetStatus(Agree(context, all, comm));
-      if (context->status().ok()) Reduce(all, comm);
+    channel->Do([this, context, done, all, is_known, sums = channel->sums()] {
+      if (!is_known) context->SetStatus(Agree(context, all, sums));
+      if (context->status().ok()) Reduce(context, all, sums);
       if (context->status().ok()) GiveOut(context, all);
       done();
     });
   }
 
  private:
-  void Fill(OpKernelContext* context, T* to) const {
-    for (int i = 0; i < context->num_inputs(); ++i) {
+  // Writes elements of the message, from `begin` on, `count` of them.
+  void Fill(OpKernelContext* context, long long begin, long long count, T* to) const {
+    long long start = 0;
+    for (int i = 0; i < context->num_inputs() && count > 0; ++i) {
       const Tensor& input = context->input(i);
-      const T* from = input.flat<T>().data();
       const long long size = input.NumElements(), padded = Padded(size, sizeof(T));
-      const float scale = scales_[i];
-      if (scale == 1.0f) {
-        std::copy(from, from + size, to);
-      } else {
-        for (long long k = 0; k < size; ++k) to[k] = Scaled(from[k], scale);
+      const long long here = std::min(start + padded - begin, count);  // of this part
+      if (here > 0) {
+        const long long first = begin - start, given = std::clamp(size - first, 0LL, here);
+        const T* from = input.flat<T>().data() + first;
+        const float scale = scales_[i];
+        if (scale == 1.0f) {
+          std::copy(from, from + given, to);
+        } else {
+          for (long long k = 0; k < given; ++k) to[k] = Scaled(from[k], scale);
+        }
+        std::fill(to + given, to + here, T(0));
+        to += here;
+        begin += here;
+        count -= here;
       }
-      std::fill(to + size, to + padded, T(0));
-      to += padded;
+      start += padded;
     }
   }
 
   // Whether all workers have the same, where the graph does not say so: an open shape, or a run that leaves out parts.
-  absl::Status Agree(OpKernelContext* context, const Tensor& all, MPI_Comm comm) const {
+  absl::Status Agree(OpKernelContext* context, const Tensor& all, Sums* sums) const {
     long long present = 0;
     for (int i = 0; i < context->num_inputs(); ++i) {
       present = (present * 31 + (context->input(i).NumElements() > 0)) % 1000000007;
     }
     const long long total = all.NumElements();
-    long long sizes[4] = {total, -total, present, -present};
-    MPI_Allreduce(MPI_IN_PLACE, sizes, 4, MPI_LONG_LONG, MPI_MAX, comm);
+    const int64_t own[4] = {total, -total, present, -present};
+    int64_t sizes[4];
+    const auto pack = [&own](long long begin, long long count, char* to) { std::memcpy(to, own + begin, 8 * count); };
+    Elements numbers;
+    Combine<int64_t>("max", &numbers);
+    sums->Reduce(pack, reinterpret_cast<char*>(sizes), 4, numbers);
     if (sizes[0] == -sizes[1] && sizes[2] == -sizes[3]) return absl::OkStatus();
     return absl::InvalidArgumentError(absl::StrCat(
         name(), ": what workers add up must be the same on all of them, and is from ", -sizes[1], " to ", sizes[0],
         " elements (rounded up to 64 bytes), here ", total, ", or of other tensors. Have all workers fetch the same."));
   }
 
-  void Reduce(const Tensor& all, MPI_Comm comm) const {
-    const long long total = all.NumElements();
-    T* values = const_cast<T*>(all.flat<T>().data());
-    for (long long begin = 0; begin < total; begin += kMostElements) {
-      MPI_Allreduce(MPI_IN_PLACE, values + begin, static_cast<int>(std::min(total - begin, kMostElements)),
-                    Element<T>::Type(), Element<T>::Op(kind_), comm);
-    }
+  void Reduce(OpKernelContext* context, const Tensor& all, Sums* sums) const {
+    const auto pack = [this, context](long long begin, long long count, char* to) {
+      Fill(context, begin, count, reinterpret_cast<T*>(to));
+    };
+    char* values = const_cast<char*>(all.tensor_data().data());
+    sums->Reduce(pack, values, all.NumElements(), elements_of_type_);
   }
 
   void GiveOut(OpKernelContext* context, const Tensor& all) const {
@@ -188,7 +179,7 @@ class AllReduceOp : public AsyncOpKernel {
     }
   }
 
-  std::string kind_;
+  Elements elements_of_type_;
   std::vector<float> scales_;
   int64_t elements_ = -1;
   Channel* channel_ = nullptr;
@@ -205,6 +196,7 @@ REGISTER_OP("ParallaxAllReduce")
     .Attr("kind: {'sum', 'min', 'max'}")
     .Attr("scales: list(float)")
     .Attr("elements: int >= -2")
+    .Attr("among: {'workers', 'host', 'across', 'leaders', 'group', 'stage'} = 'workers'")
     .SetIsStateful()
     .SetShapeFn([](tensorflow::shape_inference::InferenceContext* context) {
       for (int i = 0; i < context->num_inputs(); ++i) context->set_output(i, context->input(i));

@@ -4,6 +4,8 @@
 #include <thread>
 #include <utility>
 
+#include "teams.h"
+
 namespace parallax {
 
 namespace {
@@ -17,7 +19,7 @@ std::map<std::string, Channel*>& Channels() {
 
 }  // namespace
 
-Channel::Channel(MPI_Comm comm) : comm_(comm) {
+Channel::Channel(MPI_Comm comm, Sums* sums) : comm_(comm), sums_(sums) {
   MPI_Comm_size(comm_, &size_);
   std::thread([this] { Run(); }).detach();
 }
@@ -54,8 +56,27 @@ Channel* FindChannel(const std::string& name) {
 // Whether nodes called `name` have a communicator.
 extern "C" int parallax_is_open(const char* name) { return parallax::FindChannel(name) != nullptr; }
 
-// Gives nodes called `name` their communicator, a Fortran handle; the same on all workers, and used for nothing else.
-extern "C" void parallax_open(const char* name, int communicator) {
+// Gives nodes called `name` a communicator of their own among the members of a team (Teams::Find), who must all call it.
+extern "C" void parallax_open(const char* name, int teams, const char* among) {
+  MPI_Comm comm;
+  MPI_Comm_dup(parallax::FindTeams(teams)->Find(among), &comm);
+  auto* channel = new parallax::Channel(comm);
   std::lock_guard<std::mutex> hold(parallax::channels_mutex);
-  parallax::Channels()[name] = new parallax::Channel(MPI_Comm_f2c(communicator));
+  parallax::Channels()[name] = channel;
+}
+
+// As parallax_open(), for all-reduces (Sums::Sums): of messages up to bytes[k] by methods[k]. Returns why members of a
+// host share no memory, empty where they do.
+extern "C" const char* parallax_open_sums(const char* name, int teams, const char* among, long long part_bytes,
+                                          int rules, const long long* bytes, const int* methods) {
+  parallax::Teams* found = parallax::FindTeams(teams);
+  MPI_Comm comm;
+  MPI_Comm_dup(found->Find(among), &comm);
+  std::vector<parallax::SumRule> wanted;
+  for (int k = 0; k < rules; ++k) wanted.push_back({bytes[k], static_cast<parallax::SumMethod>(methods[k])});
+  auto* sums = new parallax::Sums(comm, found->host(), part_bytes, std::move(wanted));
+  auto* channel = new parallax::Channel(comm, sums);
+  std::lock_guard<std::mutex> hold(parallax::channels_mutex);
+  parallax::Channels()[name] = channel;
+  return sums->why_not_shared().c_str();
 }

@@ -10,15 +10,18 @@
 #include <mutex>
 #include <string>
 
+#include "sums.h"
+
 namespace parallax {
 
 // The task queue of one node. It lives as long as the process: at its end the thread waits.
 class Channel {
  public:
-  explicit Channel(MPI_Comm comm);
+  explicit Channel(MPI_Comm comm, Sums* sums = nullptr);
 
   MPI_Comm comm() const { return comm_; }
   int size() const { return size_; }
+  Sums* sums() const { return sums_; }  // of an all-reduce
 
   void Do(std::function<void()> work);
 
@@ -26,6 +29,7 @@ class Channel {
   void Run();
 
   const MPI_Comm comm_;
+  Sums* const sums_;
   int size_ = 0;
   std::mutex mutex_;
   std::condition_variable came_;

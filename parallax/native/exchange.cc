@@ -129,7 +129,7 @@ REGISTER_OP("ParallaxAllToAll")
     .Output("received_splits: int32")
     .Attr("T: {int32, int64, half, bfloat16, float, double, int8, uint8, int16, bool}")
     .Attr("known: int >= 0")
-    .Attr("among: {'workers', 'host'}")
+    .Attr("among: {'workers', 'host', 'across', 'leaders', 'group', 'stage'}")
     .SetIsStateful()
     .SetShapeFn([](InferenceContext* context) {
       ShapeHandle rows;

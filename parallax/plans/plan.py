@@ -21,6 +21,7 @@ from parallax.base.strict import Count, Finite, Positive, Text, checked_value, r
 from parallax.graph.spec import GraphSpec, VariableClass
 from parallax.plans.model_stages import StagePlan
 from parallax.plans.prediction import CostTerm, Flip, Prediction, ProfileUsed, Route, RunnerUp
+from parallax.plans.sum_methods import SumRules
 
 PLAN_VERSION = 3
 ALLREDUCE, ALLGATHER, ALLTOALL, PS, NO_ROUTE = "allreduce", "allgather", "alltoall", "ps", "none"
@@ -210,6 +211,8 @@ class Plan:
         accumulate_steps: the number of batches whose gradients a worker accumulates before they are sent; a step has
             that many.
         stages: of the model, each computed by one worker of a replica; none where each worker has the whole model.
+        sums: the methods of all-reduces by message size, as measured; without measurements the stated rule applies
+            (parallax/plans/sum_methods.py).
     """
 
     version: int
@@ -226,6 +229,7 @@ class Plan:
     wire_dtype: Annotated[str, Meta(pattern="^(bfloat16|float16)$")] | None = None
     accumulate_steps: Positive = 1
     stages: tuple[StagePlan, ...] = ()
+    sums: tuple[SumRules, ...] = ()
 
     @property
     def num_workers(self) -> int:
@@ -260,8 +264,9 @@ class Plan:
     def to_json(self) -> str:
         """The plan as indented JSON, keys in a fixed order."""
         fields = asdict(self)
-        if not self.stages:
-            del fields["stages"]
+        for name in ("stages", "sums"):  # only where there are any
+            if not fields[name]:
+                del fields[name]
         return json.dumps(fields, indent=1) + "\n"
 
     def check_belongs_to(self, spec: GraphSpec, layout: Layout) -> None:

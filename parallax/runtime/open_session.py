@@ -230,7 +230,7 @@ def _positions_of(recovered: RecoveredState | None, saved: CheckPointConfig, com
 
 def _context(graph: Graph, made: _WorkerSetup, members: ProcessGroup, watch: Heartbeat) -> WorkerContext:
     """Opens the channels of the exchanges, and returns the context of this worker's runs."""
-    open_channels(made.worker_graph.graph_def, members.team, members.host_workers)
+    open_channels(made.worker_graph.graph_def, members.teams, made.plan.sums)
     stages = None if members.peers is None else StageValues(open_stages(members.peers))
     analysed, names = made.analysed, Names(made.analysed.captured.view, made.worker_graph)
     worker = WorkerContext(graph, names, watch, analysed, stages=stages)

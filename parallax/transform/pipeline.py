@@ -16,6 +16,7 @@ from parallax.graph.ownership import Ownership
 from parallax.graph.view import GraphView, split_tensor
 from parallax.plans.rewrites import Rewrites
 from parallax.transform.between_passes import check_pass
+from parallax.transform.building.all_to_all import meet_within_stage
 from parallax.transform.building.editor import (
     SCOPE,
     Counter,
@@ -185,6 +186,7 @@ def transform(
     for places in rewrites.stages:
         check(changed, rewrites, worker)
         changed, stages = cut_stages(changed, places, worker.stage, view, editor.scratch)
+        meet_within_stage(changed)
         counters = tuple(one for one in counters if stages.is_here(split_tensor(one.tensor)[0]))
         initializers = tuple(one for one in initializers if stages.is_here(one))
         elsewhere = stages.variables_elsewhere(view)

@@ -41,6 +41,7 @@ from parallax.runtime.worker.session import run_context  # noqa: E402
 from parallax.runtime.worker.session.accumulation import Accumulation  # noqa: E402
 from parallax.runtime.worker.session.channels import open_channels  # noqa: E402
 from parallax.runtime.worker.session.names import Names  # noqa: E402
+from parallax.runtime.worker.teams import Teams  # noqa: E402
 from parallax.transform.pipeline import transform  # noqa: E402
 from tests.equality.cases import cases  # noqa: E402
 from tests.equality.training import (  # noqa: E402
@@ -103,8 +104,7 @@ def workers(made_of, route, updates, rank, size, servers):
         return made_of.trained[rewrite], routes
     made = transform(analysed.captured.view, rewrites, worker)
     wait_for_all()  # rank 0 has trained the one process meanwhile
-    neighbours = MPI.COMM_WORLD.Split(worker.hosts[rank], rank) if worker.merges_in_host else None
-    open_channels(made.graph_def, MPI.COMM_WORLD, neighbours)
+    open_channels(made.graph_def, Teams(MPI.COMM_WORLD, worker.hosts[rank] if worker.hosts else 0))
     names, accumulation = Names(analysed.captured.view, made), Accumulation(made.accumulate_steps)
     imported = tf.Graph()
     with imported.as_default():

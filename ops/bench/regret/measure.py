@@ -131,8 +131,8 @@ def plan_models(wanted: Wanted, cluster: Path, rate: int) -> None:
 
 def measure(wanted: Wanted, place: InLab, files: Sequence[Path]) -> None:
     """Measures the cases in some files by one job."""
-    words = (str(place.lab.resource_file(1)), str(wanted.rounds), str(wanted.turn_s), *map(str, files))
-    argv = [sys.executable, "-m", "ops.bench.regret.launch", *words]
+    words = (str(place.lab.resource_file(1)), "servers", str(wanted.rounds), str(wanted.turn_s), *map(str, files))
+    argv = [sys.executable, "-m", "ops.bench.jobs.launch_module", "ops.bench.regret.ranks", *words]
     options = {"env": environment(), "cwd": ROOT, "stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE}
     check(place.lab.run_on(place.hosts[0], argv, stderr=subprocess.STDOUT, text=True, **options), "the job")
 

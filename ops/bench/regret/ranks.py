@@ -101,7 +101,7 @@ def _opened(
     place = Worker(members.rank, members.size, _SEED, hosts=hosts, servers=plan.servers)
     made = transform(analysed.captured.view, rewrites_of(analysed, plan), place)
     imported = _imported(name, graph, made)
-    open_channels(imported.as_graph_def(), members.workers)
+    open_channels(imported.as_graph_def(), members.teams)
     target = members.target if plan.servers else ""
     home = f"/job:{WORKER_TASK}/task:{members.rank}"
     with imported.as_default(), tf.device(home if target else None):

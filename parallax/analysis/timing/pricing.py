@@ -30,10 +30,10 @@ from numpy.typing import NDArray
 from parallax.analysis.routes.cost import id_bytes, pushed_row_bytes, reduced_bytes, sent_row_bytes
 from parallax.analysis.routes.count_touched import TouchedRowCount
 from parallax.analysis.timing.topology import OUT, Topology
-from parallax.cluster.all_reduce import sent_out_of_host
 from parallax.cluster.profiles import AlphaBeta
 from parallax.graph.spec import VariableClass, VariableSpec
 from parallax.plans.plan import ALLGATHER, ALLREDUCE, ALLTOALL, PS
+from parallax.plans.sum_methods import HOST_FIRST, MESSAGE_BYTES, method_for, sent_out_of_host
 
 PHASES = (
     "merge ids within hosts",
@@ -137,13 +137,17 @@ class Pricing:
         return RouteOption(route, servers, adding.beside, adding.link, adding.waits, charges, adding.link_bytes, memory)
 
     def _allreduce(self, to: _Adding, variable: VariableSpec) -> None:
-        """A ring sends 2(W-1)/W w through every host, in each direction, or less where workers share a host.
+        """Each host sends and receives what the method of the message sends out of a host; within a host 2(W-1)/W w.
 
-        A sparse gradient is densified, with an additional column. bfloat16 travels as float32.
+        A sparse gradient is densified, with an additional column. bfloat16 travels as float32. Messages are assumed to
+        be full, as small ones are fused. Workers of a host sum in its memory, so the rounds are those of the hosts.
         """
-        workers, line = self.topology.workers, self.topology.lines["allreduce"]
+        workers, hosts, line = self.topology.workers, self.topology.layout.hosts, self.topology.lines["allreduce"]
         dense_bytes = reduced_bytes(variable, self.wire)
-        part = sent_out_of_host(self.topology.layout.hosts) or 2 * (workers - 1) / workers
+        method = method_for(self.topology.sum_rules, max(dense_bytes, MESSAGE_BYTES))
+        part = sent_out_of_host(hosts, method) or 2 * (workers - 1) / workers
+        if method in HOST_FIRST:
+            workers = sum(count > 0 for count in hosts) if len(hosts) > 1 else workers
         self._carry(to, GRADIENTS, np.where(self.num_workers > 0, part * dense_bytes, 0.0), line)
         self._charge(to, (ALLREDUCE,), line, [(GRADIENTS, REDUCING, line.seconds(workers, 0, None))])
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from parallax.analysis.routes.owners import Shares
 from parallax.cluster.profiles import AlphaBeta, ClusterProfile
 from parallax.plans.plan import ALLGATHER, ALLREDUCE, ALLTOALL, PS, Layout, PlanConstraints, server_proxies
+from parallax.plans.sum_methods import SumRule, stated_rules
 
 OUT, IN = 0, 1
 OPERATIONS_BY_ROUTE = {
@@ -59,6 +60,7 @@ class Topology:
         has_fronts: whether servers get row requests from the workers of their hosts alone (parallax/plans/plan.py).
         servers: the number of servers on which variables may be.
         ends_of_host: for each host, the ends of its link, out and in; empty on one host.
+        sum_rules: the methods of all-reduces, by message size.
     """
 
     layout: Layout
@@ -71,6 +73,7 @@ class Topology:
     has_fronts: bool
     servers: int
     ends_of_host: tuple[tuple[int, int], ...]
+    sum_rules: tuple[SumRule, ...]
 
     @property
     def workers(self) -> int:
@@ -104,6 +107,10 @@ def fabric_of(
     several = len(layout.hosts) > 1
     units = _hosts(layout, cluster, shares) if several else _processes(layout, shares)
     merging = max(layout.hosts) if several and constraints.merges_in_host else 1
+    lines = dict(cluster.across if several else cluster.within)
+    sums = cluster.sums_of(layout.hosts)
+    if sums is not None:
+        lines["allreduce"] = sums.line
     ends = tuple((unit, end) for end in (OUT, IN) for unit in _that_may_bind(units, end, servers))
     place = {(_alike(unit, servers), end): number for number, (unit, end) in enumerate(ends)}
     return Topology(
@@ -111,12 +118,13 @@ def fabric_of(
         shares=shares,
         ends=ends,
         units_by_workers=tuple(sorted(Counter(unit.workers for unit in units).items())),
-        lines=dict(cluster.across if several else cluster.within),
+        lines=lines,
         within=cluster.within.get("alltoall"),
         merging=merging,
         has_fronts=constraints.synchronous and bool(server_proxies(layout.host_by_rank, layout.servers)),
         servers=len(layout.servers) if servers else 0,
         ends_of_host=tuple((place[_alike(u, servers), OUT], place[_alike(u, servers), IN]) for u in units * several),
+        sum_rules=stated_rules(layout.hosts) if sums is None else sums.rules.rules,
     )
 
 

@@ -21,8 +21,9 @@ from parallax.base.strict import Amount, Count
 from parallax.base.types import JsonObject
 from parallax.cluster.machines import Cluster
 from parallax.cluster.profiles import ClusterProfile
+from parallax.plans.sum_methods import Method
 from parallax.report.show import show
-from parallax.runtime.calibrate.least_squares import Measurements, TimedPoint, profile_of
+from parallax.runtime.calibrate.least_squares import Measurements, TimedPoint, TimedSum, profile_of
 from parallax.runtime.calibrate.points import Point
 from parallax.runtime.calibrate.ranks import QUICK
 from parallax.runtime.calibrate.table import profile_table
@@ -155,7 +156,14 @@ class _Slowdown(_RankMessage, frozen=True, tag="slowdown"):
     found: Amount
 
 
-_Message = _Total | _VisitedHosts | _Sample | _Hosts | _Links | _Slowdown
+class _Sum(_RankMessage, frozen=True, tag="sum"):
+    workers_by_host: tuple[Count, ...]
+    method: Method
+    message_bytes: Count
+    seconds: Amount
+
+
+_Message = _Total | _VisitedHosts | _Sample | _Hosts | _Links | _Slowdown | _Sum
 
 
 class _RankOutput:
@@ -166,6 +174,7 @@ class _RankOutput:
         self._bar: Any = None
         self._found: JsonObject = {}
         self._samples: list[TimedPoint] = []
+        self._sums: list[TimedSum] = []
 
     def isatty(self) -> bool:
         """It is none."""
@@ -203,6 +212,7 @@ class _RankOutput:
             rates=self._found.get("links", ()),
             samples=tuple(self._samples),
             slowdown=self._found["slowdown"],
+            sums=tuple(self._sums),
         )
 
     def _take(self, line: bytes) -> None:
@@ -219,5 +229,7 @@ class _RankOutput:
                 self._bar.update(message.visits)
         elif isinstance(message, _Sample):
             self._samples.append(TimedPoint(message.point, message.seconds))
+        elif isinstance(message, _Sum):
+            self._sums.append(TimedSum(message.workers_by_host, message.method, message.message_bytes, message.seconds))
         else:
             self._found[message.__struct_config__.tag] = message.found

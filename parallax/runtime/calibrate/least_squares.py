@@ -20,7 +20,15 @@ from typing import Any
 import numpy as np
 
 from parallax.base.types import Array
-from parallax.cluster.profiles import CLUSTER_PROFILE_VERSION, OPERATIONS, AlphaBeta, ClusterProfile, HostProfile
+from parallax.cluster.profiles import (
+    CLUSTER_PROFILE_VERSION,
+    OPERATIONS,
+    AlphaBeta,
+    ClusterProfile,
+    HostProfile,
+    SumTimings,
+)
+from parallax.plans.sum_methods import sent_out_of_host
 from parallax.runtime.calibrate.points import ACROSS, WITHIN, Point
 
 _ALIKE = 1.15
@@ -41,6 +49,23 @@ class TimedPoint:
 
 
 @dataclass(frozen=True, slots=True)
+class TimedSum:
+    """The seconds of a sum by one method: the median over the rounds.
+
+    Attributes:
+        workers_by_host: of those that met.
+        method: of parallax/plans/sum_methods.py.
+        message_bytes: that each gave.
+        seconds: of the slowest.
+    """
+
+    workers_by_host: tuple[int, ...]
+    method: str
+    message_bytes: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
 class Measurements:
     """What the job has told.
 
@@ -49,12 +74,14 @@ class Measurements:
         rates: (sending, receiving) of each host's link in bytes per second; empty with one host.
         samples: of all points, those held out too.
         slowdown: how many times longer a computation takes when all hosts are at it than on one alone.
+        sums: by each method, of rising sizes.
     """
 
     hosts: tuple[tuple[int, int], ...]
     rates: tuple[tuple[float, float], ...]
     samples: tuple[TimedPoint, ...]
     slowdown: float
+    sums: tuple[TimedSum, ...] = ()
 
 
 def profile_of(names: Sequence[str], measured: Measurements) -> ClusterProfile:
@@ -66,7 +93,36 @@ def profile_of(names: Sequence[str], measured: Measurements) -> ClusterProfile:
     )
     lines = {where: _lines(measured.samples, where, hosts) for where in (ACROSS, WITHIN)}
     shared = None if measured.slowdown <= _ALIKE else _round(len(hosts) / measured.slowdown)
-    return ClusterProfile(CLUSTER_PROFILE_VERSION, hosts, lines[ACROSS], lines[WITHIN], shared)
+    sums = tuple(sums_of(own, hosts) for own in _by_team(measured.sums))
+    return ClusterProfile(CLUSTER_PROFILE_VERSION, hosts, lines[ACROSS], lines[WITHIN], shared, sums)
+
+
+def sums_of(samples: Sequence[TimedSum], hosts: Sequence[HostProfile]) -> SumTimings:
+    """The sums of one team, with the fit of the fastest method of each size.
+
+    Args:
+        samples: of the team; each method has those of rising sizes, from the first one on.
+        hosts: of the cluster.
+    """
+    counts = samples[0].workers_by_host
+    sizes = tuple(sorted({sample.message_bytes for sample in samples}))
+    seconds: dict[str, tuple[float, ...]] = {}
+    for sample in samples:
+        seconds[sample.method] = (*seconds.get(sample.method, ()), _round(sample.seconds))
+    several, members, points = len(counts) > 1, len(counts) if len(counts) > 1 else counts[0], []
+    for place, size in enumerate(sizes):
+        method, took_s = min(((m, of[place]) for m, of in seconds.items() if place < len(of)), key=lambda one: one[1])
+        part = sent_out_of_host(counts, method) if several else 2 * (members - 1) / members
+        where = ACROSS if several else WITHIN
+        points.append(TimedPoint(Point(where, members, "allreduce", size // 4, part * size, False), took_s))
+    return SumTimings(counts, sizes, seconds, fit_line(points, hosts))
+
+
+def _by_team(samples: Sequence[TimedSum]) -> list[list[TimedSum]]:
+    found: dict[tuple[int, ...], list[TimedSum]] = {}
+    for sample in samples:
+        found.setdefault(sample.workers_by_host, []).append(sample)
+    return list(found.values())
 
 
 def rate_of(point: Point, hosts: Sequence[HostProfile]) -> float | None:

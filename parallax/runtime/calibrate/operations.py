@@ -25,6 +25,7 @@ from parallax.runtime.calibrate.points import ROW_WIDTH, SERVER_ROWS, Group, Poi
 from parallax.runtime.worker.ranks import SERVER_TASK, WORKER_TASK
 from parallax.runtime.worker.session.channels import open_channels
 from parallax.runtime.worker.session.direct import DirectRuns
+from parallax.runtime.worker.teams import Teams
 from parallax.transform.building import collectives
 from parallax.transform.building.all_to_all import all_to_all
 from parallax.transform.building.deduplicated_ids import ask
@@ -44,15 +45,16 @@ class Operations:
         group: the ranks that are measured together.
         team: communicator of those that this rank is with.
         rank: of this worker in the job.
+        host: the number of its host.
         target: this rank's TensorFlow server.
     """
 
-    def __init__(self, group: Group, team: Comm, rank: int, target: str) -> None:
+    def __init__(self, group: Group, team: Comm, rank: int, host: int, target: str) -> None:
         self._group = group
         self._rank = team.rank
         self._label = f"{_SCOPE}/{group.where}_{group.members}"
         self._random = np.random.default_rng(1 + rank)
-        self._direct, self._ops = self._local(team)
+        self._direct, self._ops = self._local(Teams(team, host))
         self._on_servers = self._remote(rank, target) if group.servers else None
 
     def runner(self, point: Point) -> Callable[[], None]:
@@ -84,14 +86,14 @@ class Operations:
         values = np.zeros((count * self._group.servers, ROW_WIDTH), np.float32)
         return [values, np.concatenate(of_partition).astype(np.int64)]
 
-    def _local(self, team: Comm) -> tuple[DirectRuns, dict[str, tuple[Operation, list[Tensor]]]]:
+    def _local(self, teams: Teams) -> tuple[DirectRuns, dict[str, tuple[Operation, list[Tensor]]]]:
         """The collectives, in a session of this process."""
         graph, ops = tf.Graph(), {}
         with graph.as_default(), tf.device("/cpu:0"), tf.name_scope(f"{self._label}/"):
             ops["allreduce"] = self._all_reduce()
             ops["alltoall"] = self._all_to_all()
             ops["allgather"] = self._all_gather()
-        open_channels(graph.as_graph_def(), team)
+        open_channels(graph.as_graph_def(), teams)
         return DirectRuns(tf.compat.v1.Session(graph=graph, config=_options())), ops
 
     def _all_reduce(self) -> tuple[Operation, list[Tensor]]:

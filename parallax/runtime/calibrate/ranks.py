@@ -9,12 +9,9 @@ alike but for the rates of their links.) Who is not in a group sleeps meanwhile.
 
 from __future__ import annotations
 
-import math
 import os
 import statistics
 import sys
-import time
-from collections.abc import Callable
 from dataclasses import asdict
 from typing import Any
 
@@ -24,17 +21,18 @@ from parallax.base.types import Comm
 from parallax.runtime.calibrate.links import link_rates
 from parallax.runtime.calibrate.operations import Operations, operations_in_a_run
 from parallax.runtime.calibrate.points import ACROSS, Group, Point, groups_of, leads_of, points_of
+from parallax.runtime.calibrate.run_seconds import seconds_of_call, seconds_of_run
+from parallax.runtime.calibrate.sum_points import SumTeam, drop_slow, methods_of, sizes_of, sum_teams
+from parallax.runtime.calibrate.sum_runs import IN_A_RUN, SumRuns
 from parallax.runtime.supervisor.sealed_files import sealed_value
 from parallax.runtime.worker.barrier import wait_for_all
 from parallax.runtime.worker.ranks import ProcessGroup, current_process_group
+from parallax.runtime.worker.teams import Teams
 
 QUICK = "--quick"
 
 _ROUNDS, _QUICK_ROUNDS = 3, 2
 _LINK_ROUNDS, _QUICK_LINK_ROUNDS = 3, 1
-_SAMPLE_S = 0.02  # a sample is at least so long
-_MOST_RUNS = 50
-_FIRST_RUNS = 2  # make connections and buffers
 _PRODUCTS = 20
 _MATRIX = np.full((128, 128), 1 / 128, np.float32)
 
@@ -65,11 +63,15 @@ class _Measurement:
         rates = self._links()
         measured = [(group, points_of(group, self._rate(group, rates), self.quick)) for group in self.groups]
         rounds = _QUICK_ROUNDS if self.quick else _ROUNDS
-        self._tell(kind="total", visits=rounds * sum(len(points) for _, points in measured))
+        sums = sum_teams([self.members.parcel.hosts.count(host) for host in dict.fromkeys(self.members.parcel.hosts)])
+        visits = rounds * sum(len(points) for _, points in measured)
+        visits += sum(len(methods_of(team.workers_by_host)) for team in sums) * len(sizes_of(self.quick))
+        self._tell(kind="total", visits=visits)
         teams = [self._team(group) for group in self.groups]
         _horovod().shutdown()
+        rank, hosts = self.members.rank, self.members.parcel.hosts
         operations = [
-            Operations(group, team, self.members.rank, self.members.target) if team is not None else None
+            Operations(group, team, rank, hosts[rank], self.members.target) if team is not None else None
             for group, team in zip(self.groups, teams, strict=True)
         ]
         seconds: dict[Point, list[float]] = {}
@@ -81,6 +83,35 @@ class _Measurement:
         for point, times in seconds.items():
             self._tell(kind="sample", point=asdict(point), seconds=statistics.median(times))
         self._tell(kind="slowdown", found=statistics.median(slowdowns))
+        for own_sums in sums:
+            self._sums(own_sums, rounds)
+
+    def _sums(self, of: SumTeam, rounds: int) -> None:
+        """Measures sums of a team by all methods, in turns; of the teams that do it at once the slowest counts."""
+        from mpi4py import MPI
+
+        comm = self.members.teams.find(of.among)
+        runs = None
+        if comm != MPI.COMM_NULL:
+            teams = Teams(comm.Dup(), self.members.parcel.hosts[self.members.rank])
+            runs = SumRuns(teams, f"parallax/sums/{of.among}", of.workers_by_host)
+        methods = all_methods = methods_of(of.workers_by_host)
+        for size in sizes_of(self.quick):
+            taken: dict[str, list[float]] = {}
+            if runs is not None:
+                ways = {method: runs.runner(method, size) for method in methods}
+                for number in range(rounds):
+                    for method, run in ways.items():
+                        taken.setdefault(method, []).append(seconds_of_run(run, comm, number == 0) / IN_A_RUN)
+            self._meet()
+            own = {method: statistics.median(some) for method, some in taken.items()}
+            everyone = [one for one in self.workers.allgather(own) if one]
+            found = {method: max(one[method] for one in everyone) for method in methods}
+            for method, seconds in found.items():
+                told = {"workers_by_host": of.workers_by_host, "method": method, "message_bytes": size}
+                self._tell(kind="sum", seconds=seconds, **told)
+            self._tell(kind="visited", visits=len(all_methods))
+            methods = drop_slow(size, found)
 
     def _tell_hosts(self) -> None:
         own = (len(os.sched_getaffinity(0)), os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
@@ -128,7 +159,9 @@ class _Measurement:
             hvd = _horovod()
             hvd.init(comm=team)
             for point in points:
-                found.append(_seconds(operations.runner(point), team, is_first) / operations_in_a_run(point.operation))
+                found.append(
+                    seconds_of_run(operations.runner(point), team, is_first) / operations_in_a_run(point.operation)
+                )
             team.Barrier()
             hvd.shutdown()
         self._meet()
@@ -150,10 +183,10 @@ class _Measurement:
         for turn in range(leads.size):
             wait_for_all(leads)
             if turn == leads.rank:
-                alone = _time(_compute)
+                alone = seconds_of_call(_compute)
         wait_for_all(leads)
         leads.Barrier()
-        together = leads.allreduce(_time(_compute), MPI.MAX)
+        together = leads.allreduce(seconds_of_call(_compute), MPI.MAX)
         found = statistics.median(leads.allgather(together / alone))
         self._meet()
         return float(found)
@@ -174,32 +207,10 @@ def _horovod() -> Any:
     return hvd
 
 
-def _seconds(run: Callable[[], None], team: Comm, is_first: bool) -> float:
-    """Seconds of a run: the mean of some in a row, of the slowest member. What comes before them is not counted."""
-    from mpi4py import MPI
-
-    for _ in range(_FIRST_RUNS if is_first else 0):
-        run()
-    once_s = _time(run)
-    times = team.bcast(min(math.ceil(_SAMPLE_S / once_s), _MOST_RUNS), 0)
-    team.Barrier()
-    began_s = time.perf_counter()
-    for _ in range(times):
-        run()
-    mine_s = (time.perf_counter() - began_s) / times
-    return float(team.allreduce(mine_s, MPI.MAX))
-
-
 def _compute() -> None:
     """A fixed product of small matrices, on one thread."""
     for _ in range(_PRODUCTS):
         np.einsum("ij,jk->ik", _MATRIX, _MATRIX)
-
-
-def _time(run: Callable[[], None]) -> float:
-    began_s = time.perf_counter()
-    run()
-    return time.perf_counter() - began_s
 
 
 if __name__ == "__main__":

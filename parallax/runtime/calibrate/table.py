@@ -5,7 +5,9 @@ from __future__ import annotations
 import statistics
 from collections.abc import Sequence
 
-from parallax.cluster.profiles import ClusterProfile
+from parallax.cluster.profiles import ClusterProfile, SumTimings
+from parallax.plans.sum_methods import METHODS, method_for
+from parallax.report.text import pluralize
 from parallax.runtime.calibrate.least_squares import TimedPoint, errors_of
 from parallax.runtime.calibrate.points import ACROSS, WITHIN
 
@@ -57,9 +59,24 @@ def profile_table(profile: ClusterProfile, held_out: Sequence[TimedPoint] = ()) 
         )
     if len(profile.hosts) == 2:
         lines.append("With two hosts the latency per peer is in the base: the fit holds for two.")
+    lines += [line for sums in profile.sums for line in sum_lines(sums)]
     if profile.shared_cores is not None:
         lines.append(f"Hosts share processor cores: {profile.shared_cores:.2f} compute at once as fast as one alone.")
     return "\n".join(line.rstrip() for line in lines) + "\n"
+
+
+def sum_lines(sums: SumTimings) -> list[str]:
+    """A team's sums: the milliseconds of each method, and which is taken."""
+    methods = [method for method in METHODS if method in sums.seconds]
+    who = " + ".join(map(str, sums.workers_by_host))
+    lines = ["", f"Sums among {who} workers of {pluralize(len(sums.workers_by_host), 'host')}, ms by method:"]
+    lines.append("".join(f"{word:>10}" for word in ("bytes", *methods)) + "  taken")
+    for place, size in enumerate(sums.sizes_bytes):
+        known = [sums.seconds[method][place : place + 1] for method in methods]
+        cells = [f"{1e3 * one[0]:.3f}" if one else "-" for one in known]
+        taken = method_for(sums.rules.rules, size)
+        lines.append("".join(f"{word:>10}" for word in (str(size), *cells)) + f"  {taken}")
+    return lines
 
 
 def _typical(errors: Sequence[float]) -> float:

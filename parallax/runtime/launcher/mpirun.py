@@ -17,7 +17,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from parallax.base.errors import LaunchError
-from parallax.cluster.all_reduce import halves
 from parallax.cluster.machines import Cluster, Host
 from parallax.runtime.launcher.job import BIND_NOW, Job
 from parallax.runtime.launcher.open_mpi import MCA, PASSED_ON, kept_variables, launch_parameters, parameters_of
@@ -54,13 +53,6 @@ _MESSAGES = {
     "coll_tuned_alltoall_algorithm": "1",
     "coll_tuned_alltoallv_algorithm": "1",
 }
-# All-reduce: a ring, which sends the minimum of bytes from worker to worker: 18.6 ms for 256 KB, 26.5 by default. With
-# one worker per host, short messages use an algorithm with fewer rounds. With several per host, that algorithm is used
-# for all messages if it sends less out of the host.
-_RING = ("coll_tuned_allreduce_algorithm", "4")
-_RULES = "coll_tuned_dynamic_rules_filename"
-_BY_SIZE = (_RULES, str(Path(__file__).with_name("allreduce.conf")))
-_WITHIN_HOSTS = (_RULES, str(Path(__file__).with_name("allreduce_shared.conf")))
 # Variables of the launcher that ranks on other hosts need too; on this machine they inherit all.
 _EXPORTED = ("LD_LIBRARY_PATH", "PATH", "PYTHONPATH")
 _EXPORTED_BEGIN = ("HOROVOD_", "NCCL_", "OMP_", "TF_")
@@ -137,15 +129,6 @@ def _messaging(cluster: Cluster) -> Iterator[str]:
     for name, value in _MESSAGES.items():
         if name not in own:
             yield from ("--mca", name, value)
-    if not own & {_RING[0], _RULES}:
-        yield from ("--mca", *_reducing(cluster))
-
-
-def _reducing(cluster: Cluster) -> tuple[str, str]:
-    """The parameter by which Open MPI selects its all-reduce algorithm, and its value."""
-    if cluster.workers_are_alone:
-        return _BY_SIZE
-    return _WITHIN_HOSTS if halves([host.num_workers for host in cluster.hosts]) else _RING
 
 
 def _word(cluster: Cluster) -> Iterator[str]:

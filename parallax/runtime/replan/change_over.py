@@ -23,6 +23,7 @@ from parallax.analysis.stages import AnalysedGraph, rewrites_of
 from parallax.base.errors import ParallaxError
 from parallax.base.types import Graph, GraphDef
 from parallax.plans.plan import Plan
+from parallax.plans.sum_methods import SumRules
 from parallax.runtime.checkpoint.checkpoints import Checkpoints
 from parallax.runtime.checkpoint.files.stored_tensors import CheckpointEntry
 from parallax.runtime.checkpoint.rows.row_places import Places
@@ -121,7 +122,7 @@ class ChangeOver:
         refusal = self._agree(refusal, plan.to_json() + decided)
         if refusal or new is None or added is None:
             return PlanChangeResult(refusal)
-        moved_bytes = self._move(added, stored, places)
+        moved_bytes = self._move(added, stored, places, plan.sums)
         view = self._analysed.captured.view
         self._worker.names = Names(view, added.worker_graph, added.names)
         if self._worker.plan is not None:
@@ -141,10 +142,12 @@ class ChangeOver:
                 return f"worker {rank} would make another graph of it than worker 0"
         return ""
 
-    def _move(self, added: SwappedGraph, stored: tuple[CheckpointEntry, ...], places: Places) -> int:
+    def _move(
+        self, added: SwappedGraph, stored: tuple[CheckpointEntry, ...], places: Places, sums: tuple[SumRules, ...]
+    ) -> int:
         """Adds the new graph to the session's and moves the variables that change place; returns their bytes."""
         session, comm = self._worker.raw, self._members.workers
-        open_channels(added.added, comm, self._members.host_workers)
+        open_channels(added.added, self._members.teams, sums)
         graph = session.graph
         graph._unsafe_unfinalize()  # TensorFlow's monitored session has finalized it, against ops by mistake
         home = f"/job:{WORKER_TASK}/task:{self._members.rank}" if self._members.target else None

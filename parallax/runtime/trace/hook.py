@@ -16,6 +16,7 @@ from pathlib import Path
 import tensorflow as tf
 
 from parallax.base.types import Comm, Coordinator, RunArgs, RunContext, RunValues, Session, StepStats
+from parallax.cluster.team_names import HOST
 from parallax.graph.view import GraphView
 from parallax.report.show import show
 from parallax.runtime.trace.chrome import trace_text
@@ -30,7 +31,7 @@ from parallax.runtime.trace.waits import arrivals, last_arrivals, waits
 from parallax.runtime.worker.barrier import barrier
 from parallax.runtime.worker.ranks import ProcessGroup
 from parallax.runtime.worker.session.run_context import TrainingRuns, WorkerContext
-from parallax.transform.building.all_to_all import ALL_TO_ALL, HOST
+from parallax.transform.building.all_to_all import ALL_TO_ALL
 from parallax.transform.swap import as_planned
 
 v1 = tf.compat.v1

@@ -7,6 +7,7 @@ to all. Until a server is started its port is reserved by a bound socket, so no 
 
 from __future__ import annotations
 
+import functools
 import os
 import socket
 import sys
@@ -18,10 +19,12 @@ from typing import Any
 
 from parallax.base.errors import LaunchError, SessionError
 from parallax.base.types import Buffer, Comm, ConfigProto
+from parallax.cluster.team_names import HOST, REPLICA, STAGE
 from parallax.runtime.supervisor.control import host_address
 from parallax.runtime.supervisor.preload import listening_on, prove_to
 from parallax.runtime.worker.job_message import JobMessage, read_parcel
 from parallax.runtime.worker.standing_by import stand_by
+from parallax.runtime.worker.teams import Teams
 from parallax.runtime.worker.worker_folders import WorkerFolders
 from parallax.settings.environment import reach_directly, settings
 
@@ -91,8 +94,12 @@ class ProcessGroup:
         if stages > 1:
             self.replica, self.stage = divmod(self.rank, stages)
             self.replicas = self.size // stages
-            self.team = self.workers.Split(self.stage, self.replica)
-            self.peers = self.workers.Split(self.replica, self.stage)
+            self.team, self.peers = self.teams.find(STAGE), self.teams.find(REPLICA)
+
+    @functools.cached_property
+    def teams(self) -> Teams:
+        """The teams of the workers; all workers must ask for them the first time, when `form_teams` was called."""
+        return Teams(self.workers, self.parcel.hosts[self.rank], self.stage, self.replica)
 
     def start(self, config: ConfigProto | None = None) -> None:
         """Starts this rank's TensorFlow server, if the job has servers, and Horovod on a worker.
@@ -144,7 +151,7 @@ class ProcessGroup:
         hvd.init(comm=self.team)
         hosts = self.parcel.hosts
         if 1 < len(set(hosts)) < len(hosts) and self.peers is None:
-            self.host_workers = self.workers.Split(hosts[self.rank], self.rank)
+            self.host_workers = self.teams.find(HOST)
 
 
 def enter() -> ProcessGroup:

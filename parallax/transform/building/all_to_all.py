@@ -17,10 +17,10 @@ from pathlib import Path
 import tensorflow as tf
 
 from parallax.base.errors import TransformError
-from parallax.base.types import DType, OpLibrary, Tensor
+from parallax.base.types import DType, GraphDef, OpLibrary, Tensor
+from parallax.cluster.team_names import STAGE, WORKERS
 
 ALL_TO_ALL, ALL_REDUCE = "ParallaxAllToAll", "ParallaxAllReduce"
-WORKERS, HOST = "workers", "host"
 
 
 def library() -> Path:
@@ -43,6 +43,13 @@ def native_ops() -> OpLibrary:
     if not hasattr(ops, "parallax_all_reduce"):
         raise TransformError(f"{library()} is older than Parallax. Build it again: `parallax setup`.")
     return ops
+
+
+def meet_within_stage(graph_def: GraphDef) -> None:
+    """Has the workers of a stage of the model meet among themselves, in place of all workers; changes the graph."""
+    for node in graph_def.node:
+        if node.op in (ALL_TO_ALL, ALL_REDUCE) and node.attr["among"].s.decode() == WORKERS:
+            node.attr["among"].s = STAGE.encode()
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,6 +17,7 @@ from typing import Any
 import tensorflow as tf
 
 from parallax.base.types import Tensor
+from parallax.cluster.team_names import WORKERS
 from parallax.transform.building.all_to_all import native_ops
 
 _WIRE_BITS = {
@@ -56,23 +57,25 @@ def all_gather(tensor: Tensor) -> Tensor:
     return gathered
 
 
-def all_reduce(tensor: Tensor, kind: str = "sum", scale: float = 1.0, is_alike: bool = False) -> Tensor:
-    """The elementwise sum (of each part times `scale`), minimum or maximum over the workers; of the same shape on all.
+def all_reduce(
+    tensor: Tensor, kind: str = "sum", scale: float = 1.0, is_alike: bool = False, among: str = WORKERS
+) -> Tensor:
+    """The elementwise sum (of each part times `scale`), minimum or maximum over a team; of the same shape on all.
 
     bfloat16 travels as float32, booleans as int32, and complex numbers as pairs, which MPI can sum. The op stores its
     factor as float32, which is too coarse for float64. Where the shape is unknown before the run, the workers compare
     their sizes first, unless `is_alike` declares them equal. Small ones are fused (passes/joined_messages.py).
     """
     if tensor.dtype.is_complex:
-        pairs = all_reduce(tf.bitcast(tensor, _WIRE_BITS[tensor.dtype]), kind, scale, is_alike)
+        pairs = all_reduce(tf.bitcast(tensor, _WIRE_BITS[tensor.dtype]), kind, scale, is_alike, among)
         return tf.bitcast(pairs, tensor.dtype)
     if tensor.dtype == tf.float64 and scale != 1.0:
-        return all_reduce(tensor * scale, kind, 1.0, is_alike)
+        return all_reduce(tensor * scale, kind, 1.0, is_alike, among)
     wire = {tf.bfloat16: tf.float32, tf.bool: tf.int32}.get(tensor.dtype, tensor.dtype)
     elements = tensor.shape.num_elements()
     elements = (-2 if is_alike else -1) if elements is None else elements
     (reduced,) = native_ops().parallax_all_reduce(
-        parts=[tf.cast(tensor, wire)], kind=kind, scales=[scale], elements=elements, name="all_reduce"
+        parts=[tf.cast(tensor, wire)], kind=kind, scales=[scale], elements=elements, among=among, name="all_reduce"
     )
     reduced.set_shape(tensor.shape)
     return tf.cast(reduced, tensor.dtype)

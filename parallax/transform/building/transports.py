@@ -21,9 +21,10 @@ from typing import ClassVar
 import tensorflow as tf
 
 from parallax.base.types import DType, Operation, Tensor
+from parallax.cluster.team_names import WORKERS
 from parallax.graph.ownership import Ownership
 from parallax.plans.plan import ALLTOALL, PS
-from parallax.transform.building.all_to_all import WORKERS, Hop, LookupIds, all_to_all, leg
+from parallax.transform.building.all_to_all import Hop, LookupIds, all_to_all, leg
 from parallax.transform.building.wire import GRADIENTS, ROWS, Wire
 
 

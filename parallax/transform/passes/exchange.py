@@ -17,11 +17,11 @@ from functools import partial
 import tensorflow as tf
 
 from parallax.base.types import Operation, Tensor
+from parallax.cluster.team_names import HOST, WORKERS
 from parallax.graph.batches import is_of_script
 from parallax.graph.view import Edge
 from parallax.plans.plan import server_proxies
 from parallax.plans.rewrites import Lookup, Push, Rewrites, Table
-from parallax.transform.building.all_to_all import HOST, WORKERS
 from parallax.transform.building.collectives import open_end
 from parallax.transform.building.deduplicated_ids import (
     DeduplicatedIds,

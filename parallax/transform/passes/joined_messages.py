@@ -22,10 +22,9 @@ import tensorflow as tf
 from parallax.base.types import GraphDef, NodeDef
 from parallax.graph.control_flow import branches_of
 from parallax.graph.view import NEXT_ITERATIONS, GraphView, split_tensor, tensor_name
+from parallax.plans.sum_methods import MESSAGE_BYTES
 from parallax.transform.building.all_to_all import ALL_REDUCE
 
-MESSAGE_BYTES = 1 << 18
-"""The size of a full message: 10 ms of a link of 200 Mbit/s, compared to which the rounds of another are short."""
 _SCOPE = "parallax/joined"
 
 
@@ -72,7 +71,7 @@ def _messages(view: GraphView, found: list[NodeDef]) -> Iterator[list[NodeDef]]:
     alike: dict[tuple[Any, ...], list[NodeDef]] = {}
     for node in sorted(found, key=lambda one: places[one.name]):
         if not branches[node.name]:  # an all-reduce in a conditional may not run at all
-            key = (node.attr["T"].type, node.attr["kind"].s, levels[node.name])
+            key = (node.attr["T"].type, node.attr["kind"].s, node.attr["among"].s, levels[node.name])
             alike.setdefault(key, []).append(node)
     for nodes in alike.values():
         message: list[NodeDef] = []
@@ -121,7 +120,7 @@ def _levels_and_places(view: GraphView) -> tuple[dict[str, int], dict[str, int]]
 def _join(graph_def: GraphDef, members: list[NodeDef], name: str) -> JoinedMessage:
     dtype, parts = members[0].attr["T"], []
     joined = graph_def.node.add(op=ALL_REDUCE, name=name)
-    for key in ("T", "kind"):
+    for key in ("T", "kind", "among"):
         joined.attr[key].CopyFrom(members[0].attr[key])
     joined.attr["scales"].list.f.extend(one.attr["scales"].list.f[0] for one in members)
     joined.attr["N"].i = len(members)

@@ -5,12 +5,14 @@ import json
 import numpy as np
 import pytest
 
-from parallax.base.errors import LaunchError
+from parallax.base.errors import LaunchError, PlanError
 from parallax.cluster.profiles import OPERATIONS, ClusterProfile, HostProfile, cluster_profile_from_json
 from parallax.entry.cli import main
+from parallax.plans.sum_methods import ANY_BYTES, METHODS, SumRule, SumRules
 from parallax.runtime.calibrate.command import _RankOutput
-from parallax.runtime.calibrate.least_squares import Measurements, TimedPoint, errors_of, fit_line, profile_of
+from parallax.runtime.calibrate.least_squares import Measurements, TimedPoint, TimedSum, errors_of, fit_line, profile_of
 from parallax.runtime.calibrate.points import ACROSS, SERVER_ROWS, WITHIN, Group, Point, groups_of, points_of
+from parallax.runtime.calibrate.sum_points import SumTeam, drop_slow, methods_of, sizes_of, sum_teams
 from parallax.runtime.calibrate.table import profile_table
 from parallax.runtime.supervisor.sealed_files import sealed_value
 from tests.mutations import for_all, mutated_json
@@ -318,3 +320,72 @@ def test_a_mutated_message_of_rank_0_is_refused_in_words_or_of_the_right_types(m
 def test_a_damaged_message_of_rank_0_is_refused():
     with pytest.raises(LaunchError, match="must come as rank 0 writes it, and its .* do not have the checksum"):
         _RankOutput().write(b"[0] " + sealed_value(MESSAGES[3]).replace(b"1.5", b"2.5"))
+
+
+# --- sums ---
+
+
+def timed_sums(workers_by_host, seconds_by_method, sizes=(64, 4096, 262144)):
+    return [
+        TimedSum(workers_by_host, method, size, took_s)
+        for method, seconds in seconds_by_method.items()
+        for size, took_s in zip(sizes, seconds, strict=False)
+    ]
+
+
+def test_sums_are_measured_among_all_workers_and_where_hosts_have_several_within_and_across_hosts():
+    assert sum_teams((1, 1, 1)) == (SumTeam("workers", (1, 1, 1)),)
+    assert sum_teams((4,)) == (SumTeam("workers", (4,)),)
+    two_each = SumTeam("workers", (2, 2)), SumTeam("host", (2,)), SumTeam("leaders", (1, 1))
+    assert sum_teams((2, 0, 2)) == two_each
+    assert sum_teams((3, 1)) == (SumTeam("workers", (3, 1)), SumTeam("leaders", (1, 1)))
+    assert methods_of((1, 1)) == ("doubling", "ring", "halving")
+    assert methods_of((1, 2)) == METHODS
+
+
+def test_sizes_of_sums_are_from_64_bytes_to_4_megabytes_and_slow_methods_drop_out_where_bytes_count():
+    assert sizes_of(quick=False) == tuple(64 * 4**power for power in range(9))
+    assert sizes_of(quick=True) == (64, 1024, 16384, 262144, 4194304)
+    assert drop_slow(1024, {"ring": 9.0, "leader": 1.0}) == ("ring", "leader")
+    assert drop_slow(65536, {"ring": 3.1, "leader": 1.0, "slices": 2.9}) == ("leader", "slices")
+
+
+def test_a_profile_has_the_sums_their_fit_and_the_fastest_methods_and_is_read_as_it_was_written():
+    hosts = hosts_of(FAST, FAST)
+    by_leader = [1e-3 + 1.0 * size / FAST for size in (64, 4096, 262144)]
+    seconds = {"ring": [3e-3, 4e-3], "leader": by_leader, "slices": [2e-3, 2e-3, 2e-2]}
+    measured = Measurements(
+        tuple((2, 8 << 30) for _ in hosts),
+        tuple((FAST, FAST) for _ in hosts),
+        tuple(samples_of(hosts, (2,))),
+        1.0,
+        tuple(timed_sums((2, 2), seconds)),
+    )
+    profile = profile_of(("h0", "h1"), measured)
+    (sums,) = profile.sums
+    assert sums.seconds["ring"] == (3e-3, 4e-3) and sums.sizes_bytes == (64, 4096, 262144)
+    assert sums.rules == SumRules((2, 2), (SumRule(ANY_BYTES, "leader"),))
+    assert sums.line.seconds(2, 262144, FAST) == pytest.approx(by_leader[-1], rel=0.02)
+    assert profile.sums_of((2, 0, 2)) == sums and profile.sums_of((2, 2, 2)) is None
+    assert cluster_profile_from_json(profile.to_json()) == profile
+    told = profile_table(profile)
+    assert "Sums among 2 + 2 workers of 2 hosts, ms by method:" in told
+    assert "    262144         -    11.486    20.000  leader" in told
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "said"),
+    [
+        (("seconds",), {"sideways": [1.0, 1.0]}, "sideways"),
+        (("seconds",), {"ring": [1.0]}, "some method has all, and each the first"),
+        (("sizes_bytes",), [64, 64], "at least two sizes, rising"),
+        (("seconds",), {"ring": [0.0, 1.0]}, "more than 0 s"),
+    ],
+)
+def test_sums_that_nobody_measured_are_refused(path, value, said):
+    line = {"base_s": 1.0, "per_peer_s": 0.0, "byte_s": 0.0, "residual": 0.0, "samples": 2}
+    sums = {"workers_by_host": [2], "sizes_bytes": [64, 128], "seconds": {"ring": [1.0, 1.0]}, "line": line}
+    sums[path[0]] = value
+    raw = json.loads(ClusterProfile(1, hosts_of(FAST), {}, {}).to_json()) | {"sums": [sums]}
+    with pytest.raises(PlanError, match=said):
+        cluster_profile_from_json(json.dumps(raw))

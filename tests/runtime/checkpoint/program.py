@@ -55,6 +55,7 @@ from parallax.runtime.checkpoint.rows.variable_rows import ShardedRows  # noqa: 
 from parallax.runtime.replan.change_over import places_of  # noqa: E402
 from parallax.runtime.worker.barrier import barrier  # noqa: E402
 from parallax.runtime.worker.session.channels import open_channels  # noqa: E402
+from parallax.runtime.worker.teams import Teams  # noqa: E402
 from parallax.transform.building.editor import Worker  # noqa: E402
 from parallax.transform.pipeline import transform  # noqa: E402
 
@@ -133,7 +134,7 @@ class Job:
             variables=tuple(replace(v, owner_pattern=pattern if v.name in spread else ()) for v in plan.variables),
         )
         self.made = transform(analysed.captured.view, rewrites_of(analysed, plan), Worker(rank, size, 7))
-        open_channels(self.made.graph_def, comm)
+        open_channels(self.made.graph_def, Teams(comm))
         self.graph, worker_graph = graph, tf.Graph()
         with worker_graph.as_default():
             tf.graph_util.import_graph_def(self.made.graph_def, name="")

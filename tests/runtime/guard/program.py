@@ -37,6 +37,7 @@ from parallax.runtime.worker.heartbeat import Heartbeat  # noqa: E402
 from parallax.runtime.worker.session.channels import open_channels  # noqa: E402
 from parallax.runtime.worker.session.names import Names  # noqa: E402
 from parallax.runtime.worker.session.run_context import WorkerContext  # noqa: E402
+from parallax.runtime.worker.teams import Teams  # noqa: E402
 from parallax.transform.building import editor  # noqa: E402
 from parallax.transform.pipeline import transform  # noqa: E402
 
@@ -148,7 +149,7 @@ def train(case: Case, rank: int, size: int) -> tuple[int, list[int], str]:
     plan = make_plan(analysed.spec, one_host(size))
     rewrites = case.breaks(rewrites_of(analysed, plan, case.equal_randomness))
     made = transform(view, rewrites, editor.Worker(rank, size, SEED, equal_randomness=case.equal_randomness))
-    open_channels(made.graph_def, MPI.COMM_WORLD)
+    open_channels(made.graph_def, Teams(MPI.COMM_WORLD))
     worker = WorkerContext(graph, Names(view, made), Heartbeat(), analysed)
     updates = training_updates(analysed.captured, analysed.sources)
     guard = Guard(worker, MPI.COMM_WORLD, view, updates)

@@ -8,7 +8,6 @@ import pytest
 
 from parallax.base.errors import LaunchError
 from parallax.cluster.machines import Cluster, Host, Network, Ssh, local_cluster
-from parallax.runtime.launcher import mpirun
 from parallax.runtime.launcher.dry_run import dry_run_text
 from parallax.runtime.launcher.job import Job, layout_of
 from parallax.runtime.launcher.mpirun import Launcher, find_mpirun, mpirun_argv, mpirun_environment
@@ -35,7 +34,6 @@ LOCAL = [
     *("--mca", "coll_tuned_use_dynamic_rules", "1"),
     *("--mca", "coll_tuned_alltoall_algorithm", "1"),
     *("--mca", "coll_tuned_alltoallv_algorithm", "1"),
-    *("--mca", "coll_tuned_allreduce_algorithm", "4"),
 ]
 PLACES = [
     *("--mca", "ras", "^slurm,tm,lsf,gridengine,loadleveler,alps,simulator"),
@@ -148,10 +146,8 @@ def test_workers_come_before_servers_and_a_host_may_have_servers_only():
     cluster = Cluster(
         (Host("10.0.0.1", 1, (0,)), Host("10.0.0.2", 0, num_servers=2)), Ssh(agent="/opt/agent"), (), Network("eth1")
     )
-    rules_file = Path(mpirun.__file__).with_name("allreduce.conf")
     assert mpirun_argv(Job(("train.py",), cluster, layout_of(cluster).servers), launcher()) == [
-        *LOCAL[:-3],
-        *("--mca", "coll_tuned_dynamic_rules_filename", str(rules_file)),
+        *LOCAL,
         *reaching("/opt/agent", "eth1"),
         *(*on("10.0.0.1", 1), *MARKS, "-x", "CUDA_VISIBLE_DEVICES=0"),
         *(*AGENT, *listening("10.0.0.1"), "--", "train.py", ":"),
@@ -331,54 +327,6 @@ def test_a_path_that_the_loader_or_a_shell_would_part_is_refused(folder, monkeyp
     check_startable(here, plain)
     with pytest.raises(LaunchError, match=words):
         check_startable(hosts, plain)
-
-
-def rules_of(argv):
-    name = "coll_tuned_dynamic_rules_filename"
-    return Path(argv[argv.index(name) + 1]) if name in argv else None
-
-
-def test_short_messages_are_reduced_in_few_rounds_where_every_worker_has_its_host_alone():
-    hosts = tuple(Host(name, 1) for name in "abcd")
-    argv = mpirun_argv(Job(("train.py",), Cluster(hosts)), launcher())
-    assert "coll_tuned_allreduce_algorithm" not in argv
-    rules = [line.split("#")[0].split() for line in rules_of(argv).read_text().splitlines() if line.split("#")[0]]
-    collectives, allreduce, (count,), *by_workers = rules
-    assert (collectives, allreduce, int(count)) == (["1"], ["2"], len(by_workers))
-    for workers, number, *words in (map(int, line) for line in by_workers):
-        assert len(words) == 4 * number
-        halving = workers >= 4 and workers & (workers - 1) == 0
-        assert words == ([0, 6, 0, 0, 2**20, 4, 0, 0] if halving else [0, 4, 0, 0])
-        assert not halving or [str(workers + 1)] in [line[:1] for line in by_workers]
-
-
-@pytest.mark.parametrize("sizes", [(1, 2), (4,), (3, 2), (3, 1)])
-def test_workers_that_share_a_host_reduce_around_a_ring_where_nothing_sends_less_out_of_it(sizes):
-    hosts = tuple(Host(f"h{number}", size) for number, size in enumerate(sizes))
-    argv = mpirun_argv(Job(("train.py",), Cluster(hosts)), launcher())
-    assert argv[argv.index("coll_tuned_allreduce_algorithm") + 1] == "4"
-    assert rules_of(argv) is None
-
-
-@pytest.mark.parametrize("sizes", [(2, 2), (2, 2, 2, 2), (4, 4)])
-def test_workers_that_share_a_host_reduce_within_it_first_where_that_sends_less_out_of_it(sizes):
-    hosts = tuple(Host(f"h{number}", size) for number, size in enumerate(sizes))
-    argv = mpirun_argv(Job(("train.py",), Cluster(hosts)), launcher())
-    assert "coll_tuned_allreduce_algorithm" not in argv
-    rules = [line.split("#")[0].split() for line in rules_of(argv).read_text().splitlines() if line.split("#")[0]]
-    _, _, (count,), *by_workers = rules
-    assert int(count) == len(by_workers)
-    for workers, *words in (map(int, line) for line in by_workers):
-        assert words == [1, 0, 6 if workers >= 4 and workers & (workers - 1) == 0 else 4, 0, 0]
-
-
-@pytest.mark.parametrize("name", ["coll_tuned_allreduce_algorithm", "coll_tuned_dynamic_rules_filename"])
-def test_the_users_own_way_of_reducing_counts_alone(name):
-    cluster = Cluster((Host("a", 1), Host("b", 1)), mpirun_options=("--mca", name, "/mine"))
-    argv = mpirun_argv(Job(("train.py",), cluster), launcher())
-    assert [word for word in argv if word.startswith("coll_tuned_") and ("allreduce" in word or "rules_f" in word)] == [
-        name
-    ]
 
 
 def test_servers_need_the_library_that_narrows_their_address(tmp_path):

@@ -9,7 +9,6 @@ from pathlib import Path
 import yaml
 
 from parallax.cluster.resource_file import parse_resource_text
-from parallax.runtime.launcher import mpirun
 from parallax.runtime.launcher.ending.end_of_job import EXIT_PREEMPTED
 from parallax.runtime.launcher.job import Job
 from parallax.runtime.launcher.mpirun import Launcher, mpirun_argv
@@ -36,8 +35,7 @@ def expected(hosts, program):
     start += ["--mca", "btl_tcp_flags", "send,inplace", "--mca", "btl_tcp_eager_limit", "262144"]
     start += ["--mca", "btl_tcp_rndv_eager_limit", "262144", "--mca", "btl_tcp_max_send_size", "262144"]
     start += ["--mca", "coll_tuned_use_dynamic_rules", "1", "--mca", "coll_tuned_alltoall_algorithm", "1"]
-    rules = str(Path(mpirun.__file__).with_name("allreduce_shared.conf"))  # two workers on each of two hosts
-    start += ["--mca", "coll_tuned_alltoallv_algorithm", "1", "--mca", "coll_tuned_dynamic_rules_filename", rules]
+    start += ["--mca", "coll_tuned_alltoallv_algorithm", "1"]
     start += ["--prefix", "/parallax/.venv", "--mca", "plm", "rsh"]
     start += ["--mca", "ras", "^slurm,tm,lsf,gridengine,loadleveler,alps,simulator", *PLACED]
     start += ["--mca", "plm_rsh_agent", "ssh -o BatchMode=yes", "--mca", "plm_rsh_no_tree_spawn", "1"]

@@ -1,0 +1,214 @@
+"""By which method workers put together what each has a part of, by the bytes of a message (parallax/native/sums.h).
+
+    doubling   recursive doubling: all of it to the worker at distance 1, 2, 4, ... (log2 W rounds, log2 W n bytes)
+    ring       around a ring, in W pieces, twice (2(W-1) rounds, 2(W-1)/W n bytes; Patarasuk and Yuan 2009)
+    halving    half, a quarter, ... to the worker at distance 1, 2, 4, ..., and the same way back (2 log2 W rounds,
+               2(W-1)/W n bytes; Rabenseifner 2004)
+    leader     workers of a host first, in shared memory; the first of each host doubles with those of other hosts
+    slices     workers of a host first, in shared memory; of H hosts, workers of equal place put a slice together, by
+               halving or a ring, and two by doubling (2(H-1)/H n bytes out of a host, the least possible)
+
+Distances 1 and 2 are within a host for the most part, so halving sends less out of a host than a ring.
+"""
+
+from __future__ import annotations
+
+import bisect
+import itertools
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Annotated
+
+from msgspec import Meta
+
+from parallax.base.strict import LARGEST, Count, Positive
+
+DOUBLING, RING, HALVING, LEADER, SLICES = "doubling", "ring", "halving", "leader", "slices"
+METHODS = (DOUBLING, RING, HALVING, LEADER, SLICES)
+"""In the order of their numbers in native code."""
+HOST_FIRST = (LEADER, SLICES)
+
+Method = Annotated[str, Meta(pattern="^(doubling|ring|halving|leader|slices)$")]
+
+RING_FROM_BYTES = 1 << 20
+"""From here on a ring takes no longer than halving: 5 MB among four hosts at 1 Gbit/s take 106 to 115 ms a step around
+the ring, and 118 to 122 by halving."""
+LEADER_UP_TO_BYTES = 1 << 14
+"""Up to here rounds count, and not bytes."""
+ANY_BYTES = LARGEST
+MESSAGE_BYTES = 1 << 18
+"""From this size on a message of several tensors is full: 10 ms of a link of 200 Mbit/s, beside which the rounds of
+another are short."""
+
+ALIKE = 1.05
+"""Methods are taken for equally fast where one takes no more than this times as long."""
+
+_BETWEEN = 8  # sizes that are looked at between two that were measured
+
+
+@dataclass(frozen=True, slots=True)
+class SumRule:
+    """Messages of up to so many bytes are put together by a method.
+
+    Attributes:
+        up_to_bytes: of the message.
+        method: one of METHODS.
+    """
+
+    up_to_bytes: Count
+    method: Method
+
+
+@dataclass(frozen=True, slots=True)
+class SumRules:
+    """The methods of those that meet on some hosts.
+
+    Attributes:
+        workers_by_host: in the order of ranks, of hosts with any.
+        rules: rising in bytes; the last one has all that is longer.
+    """
+
+    workers_by_host: tuple[Positive, ...]
+    rules: Annotated[tuple[SumRule, ...], Meta(min_length=1)]
+
+
+def stated_rules(workers_by_host: Sequence[int]) -> tuple[SumRule, ...]:
+    """The methods where none were measured.
+
+    Args:
+        workers_by_host: of those that meet, in the order of ranks.
+    """
+    counts = [count for count in workers_by_host if count]
+    if max(counts, default=1) > 1:
+        return SumRule(LEADER_UP_TO_BYTES, LEADER), SumRule(ANY_BYTES, SLICES)
+    if len(counts) == 2:
+        return SumRule(RING_FROM_BYTES, DOUBLING), SumRule(ANY_BYTES, RING)
+    if is_power_of_two(len(counts)):
+        return SumRule(RING_FROM_BYTES, HALVING), SumRule(ANY_BYTES, RING)
+    return (SumRule(ANY_BYTES, RING),)
+
+
+def rules_for(workers_by_host: Sequence[int], known: Sequence[SumRules]) -> tuple[SumRule, ...]:
+    """The methods of those that meet: as measured of as many on each host, else as stated.
+
+    Args:
+        workers_by_host: of those that meet, in the order of ranks.
+        known: measured.
+    """
+    counts = tuple(count for count in workers_by_host if count)
+    found = next((one.rules for one in known if one.workers_by_host == counts), None)
+    return stated_rules(counts) if found is None else found
+
+
+def fastest_rules(sizes_bytes: Sequence[int], seconds: Mapping[str, Sequence[float]]) -> tuple[SumRule, ...]:
+    """The fastest method of each size; between sizes that were measured by lines through the logarithms.
+
+    The method of shorter messages is kept where no other is faster by more than a measurement is sure of.
+
+    Args:
+        sizes_bytes: of the messages, rising.
+        seconds: method -> seconds of a message of each size, or of the first ones only.
+    """
+    points = [
+        math.exp(math.log(low) + (math.log(high) - math.log(low)) * part / _BETWEEN)
+        for low, high in itertools.pairwise(sizes_bytes)
+        for part in range(_BETWEEN)
+    ]
+    points.append(float(sizes_bytes[-1]))
+    fastest: list[str] = []
+    for size in points:
+        found = dict(_known_at(size, sizes_bytes, seconds))
+        best = min(found, key=lambda method: (found[method], method))
+        last = fastest[-1] if fastest else best
+        fastest.append(last if found.get(last, math.inf) <= ALIKE * found[best] else best)
+    rules = [
+        SumRule(round(math.sqrt(low * high)), method)
+        for (low, method), (high, other) in itertools.pairwise(zip(points, fastest, strict=True))
+        if method != other
+    ]
+    return (*rules, SumRule(ANY_BYTES, fastest[-1]))
+
+
+def seconds_at(size: float, sizes_bytes: Sequence[int], seconds: Sequence[float]) -> float | None:
+    """Seconds of a message, by lines through the logarithms of what was measured; None above it."""
+    place = max(bisect.bisect_left(sizes_bytes, size), 1)
+    if place >= len(seconds):
+        return None if size > sizes_bytes[len(seconds) - 1] else seconds[-1]
+    low, high = sizes_bytes[place - 1], sizes_bytes[place]
+    part = (math.log(max(size, low)) - math.log(low)) / (math.log(high) - math.log(low))
+    return math.exp(math.log(seconds[place - 1]) * (1 - part) + math.log(seconds[place]) * part)
+
+
+def method_for(rules: Sequence[SumRule], message_bytes: float) -> str:
+    """The method of a message by rules that rise in bytes; the last one has all that is longer."""
+    place = bisect.bisect_left([rule.up_to_bytes for rule in rules], message_bytes)
+    return rules[min(place, len(rules) - 1)].method
+
+
+def rules_text(rules: Sequence[SumRule]) -> str:
+    """The methods with the sizes at which they change."""
+    *before, last = rules
+    return ", ".join([*(f"{rule.method} up to {rule.up_to_bytes:,} B" for rule in before), last.method])
+
+
+def sent_out_of_host(workers_by_host: Sequence[int], method: str) -> float:
+    """What the busiest host sends to others, in parts of the message; 0 for a single host.
+
+    Args:
+        workers_by_host: in the order of ranks.
+        method: one of METHODS.
+    """
+    counts = [count for count in workers_by_host if count]
+    if len(counts) < 2:
+        return 0.0
+    if method == LEADER:
+        return _of_doubling([1] * len(counts))
+    if method == SLICES:
+        return 2 * (len(counts) - 1) / len(counts)
+    if method == RING:
+        return 2 * (sum(counts) - 1) / sum(counts)
+    return _of_doubling(counts) if method == DOUBLING else _of_halving(counts)
+
+
+def is_power_of_two(number: int) -> bool:
+    """Whether a number is 2^k."""
+    return number & (number - 1) == 0
+
+
+def _known_at(
+    size: float, sizes_bytes: Sequence[int], seconds: Mapping[str, Sequence[float]]
+) -> Iterator[tuple[str, float]]:
+    for method in METHODS:
+        found = seconds_at(size, sizes_bytes, seconds[method]) if seconds.get(method) else None
+        if found is not None:
+            yield method, found
+
+
+def _of_doubling(counts: Sequence[int]) -> float:
+    return _of_distances(counts, lambda _: 1.0)
+
+
+def _of_halving(counts: Sequence[int]) -> float:
+    return _of_distances(counts, lambda turn: 2 * 0.5 ** (turn + 1))  # there, and back
+
+
+def _of_distances(counts: Sequence[int], part: Callable[[int], float]) -> float:
+    """The most that a host sends where each turn passes a part to the worker at distance 1, 2, 4, ...
+
+    Where workers are not 2^k, some give all of theirs to the next one first, and get the result back.
+    """
+    host_of = [host for host, count in enumerate(counts) for _ in range(count)]
+    members = 1 << len(host_of).bit_length() - 1
+    extra = len(host_of) - members
+    sent = [0.0] * len(counts)
+    for giver in range(0, 2 * extra, 2):
+        if host_of[giver] != host_of[giver + 1]:
+            sent[host_of[giver]] += 1
+            sent[host_of[giver + 1]] += 1
+    ranks = [2 * place + 1 if place < extra else place + extra for place in range(members)]
+    for turn in range(members.bit_length() - 1):
+        for place, rank in enumerate(ranks):
+            if host_of[ranks[place ^ 1 << turn]] != host_of[rank]:
+                sent[host_of[rank]] += part(turn)
+    return max(sent)

@@ -1,0 +1,63 @@
+"""All-reduces of a team by each method, as graphs of one rank: built and run as those of jobs are."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import tensorflow as tf
+
+from parallax.base.types import ConfigProto
+from parallax.plans.sum_methods import ANY_BYTES, SumRule, SumRules
+from parallax.runtime.calibrate.sum_points import methods_of
+from parallax.runtime.worker.session.channels import SHARED_BYTES, open_channels
+from parallax.runtime.worker.session.direct import DirectRuns
+from parallax.runtime.worker.teams import Teams
+from parallax.transform.building import collectives
+
+IN_A_RUN = 3
+"""All-reduces of a run, one after the other, as in a step."""
+
+_ELEMENT_BYTES = 4
+
+
+class SumRuns:
+    """What one rank runs; every member of the teams must make it.
+
+    Args:
+        teams: of those that are measured together.
+        scope: of its nodes.
+        workers_by_host: of those that are measured together, in the order of ranks.
+    """
+
+    def __init__(self, teams: Teams, scope: str, workers_by_host: Sequence[int]) -> None:
+        graph = tf.Graph()
+        self._ops: dict[str, tuple[str, str]] = {}
+        with graph.as_default(), tf.device("/cpu:0"):
+            for method in methods_of(workers_by_host):
+                with tf.name_scope(f"{scope}/{method}/"):
+                    values = given = tf.compat.v1.placeholder(tf.float32, [None])
+                    for _ in range(IN_A_RUN):
+                        values = collectives.all_reduce(values, is_alike=True)
+                self._ops[method] = (values.op.name, given.name)
+                open_channels(graph.as_graph_def(), teams, (_always(method, workers_by_host),), SHARED_BYTES)
+        self._direct = DirectRuns(tf.compat.v1.Session(graph=graph, config=_options()))
+
+    def runner(self, method: str, message_bytes: int) -> Callable[[], None]:
+        """Runs messages of so many bytes, IN_A_RUN of them."""
+        op, placeholder = self._ops[method]
+        feed = {placeholder: np.zeros(max(message_bytes // _ELEMENT_BYTES, 1), np.float32)}
+
+        def run() -> None:
+            while self._direct.run((op,), feed) is None:  # the first time it only takes note
+                pass
+
+        return run
+
+
+def _always(method: str, workers_by_host: Sequence[int]) -> SumRules:
+    return SumRules(tuple(workers_by_host), (SumRule(ANY_BYTES, method),))
+
+
+def _options() -> ConfigProto:
+    return tf.compat.v1.ConfigProto(allow_soft_placement=True, device_count={"GPU": 0})
