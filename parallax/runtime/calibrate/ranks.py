@@ -1,10 +1,10 @@
-"""What every worker of the measuring job runs. Rank 0 tells the launcher what came out, one sealed line each.
+"""Program of every worker of the measuring job. Rank 0 reports the results to the launcher, one sealed line each.
 
-Rounds go over all groups, and in each over all operations and sizes, so that a disturbance meets every point once and
-the median over the rounds forgets it. Horovod is shut down and initialised with the communicator of each group in turn:
-within one process that takes some milliseconds, and what is measured of 2 or 4 members is what a job of 2 or 4 has, its
-agreement on what is ready among them. (Subsets of hosts are the first ones of the resource file: all are taken to be
-alike but for the rates of their links.) Who is not in a group sleeps meanwhile.
+Rounds iterate over all groups, and in each over all operations and sizes, so that a disturbance affects every point
+once and the median over the rounds removes it. Horovod is shut down and initialised with the communicator of each group
+in turn: within one process that takes some milliseconds, and a measurement of 2 or 4 members is that of a job of 2 or
+4, including its agreement on ready tensors. (Subsets of hosts are the first ones of the resource file: all hosts are
+assumed to be equal except for the rates of their links.) Ranks outside the group sleep meanwhile.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ QUICK = "--quick"
 
 _ROUNDS, _QUICK_ROUNDS = 3, 2
 _LINK_ROUNDS, _QUICK_LINK_ROUNDS = 3, 1
-_SAMPLE_S = 0.02  # a sample is at least so long
+_SAMPLE_S = 0.02  # the minimum duration of a sample
 _MOST_RUNS = 50
-_FIRST_RUNS = 2  # make connections and buffers
+_FIRST_RUNS = 2  # create connections and buffers
 _PRODUCTS = 20
 _MATRIX = np.full((128, 128), 1 / 128, np.float32)
 
@@ -47,7 +47,7 @@ def main() -> None:
 
 
 class _Measurement:
-    """The measurement as one rank sees it."""
+    """The measurement from the view of one rank."""
 
     def __init__(self, members: ProcessGroup, quick: bool) -> None:
         self.members = members
@@ -60,7 +60,7 @@ class _Measurement:
         self.groups = groups_of(hosts, quick)
 
     def run(self) -> None:
-        """All of it, in the same order on all ranks."""
+        """Runs all measurements, in the same order on all ranks."""
         self._tell_hosts()
         rates = self._links()
         measured = [(group, points_of(group, self._rate(group, rates), self.quick)) for group in self.groups]
@@ -90,7 +90,7 @@ class _Measurement:
             self._tell(kind="hosts", found=found)
 
     def _links(self) -> list[tuple[float, float]]:
-        """(sending, receiving) of each host, the median of some times."""
+        """(sending, receiving) of each host, the median of several measurements."""
         found: list[tuple[float, float]] = []
         if self.leads is not None and self.leads.size > 1:
             rounds = [link_rates(self.leads) for _ in range(_QUICK_LINK_ROUNDS if self.quick else _LINK_ROUNDS)]
@@ -101,7 +101,7 @@ class _Measurement:
         return list(self.workers.bcast(found, 0))
 
     def _rate(self, group: Group, rates: list[tuple[float, float]]) -> float | None:
-        """Of the slowest link of a group across hosts."""
+        """The rate of the slowest link of a group across hosts."""
         if group.where != ACROSS:
             return None
         return min(min(rate) for rate in rates[: group.members])
@@ -122,7 +122,7 @@ class _Measurement:
         is_first: bool,
         seconds: dict[Point, list[float]],
     ) -> None:
-        """Measures the points of a group once; of the teams that do it at once the slowest counts."""
+        """Measures the points of a group once; of concurrent teams the slowest counts."""
         found = []
         if operations is not None:
             hvd = _horovod()
@@ -139,7 +139,7 @@ class _Measurement:
         self._tell(kind="visited", visits=len(points))
 
     def _slowdown(self) -> float:
-        """How much longer a computation takes when all hosts are at it than on one alone: the median over the hosts."""
+        """The slowdown of a computation when all hosts compute, relative to one alone: the median over the hosts."""
         if self.leads is None or self.leads.size == 1:
             self._meet()
             return 1.0
@@ -159,7 +159,7 @@ class _Measurement:
         return float(found)
 
     def _meet(self) -> None:
-        """Waits for all workers without holding a core."""
+        """Waits for all workers without occupying a core."""
         wait_for_all(self.workers)
 
     def _tell(self, **message: object) -> None:
@@ -175,7 +175,7 @@ def _horovod() -> Any:
 
 
 def _seconds(run: Callable[[], None], team: Comm, is_first: bool) -> float:
-    """Seconds of a run: the mean of some in a row, of the slowest member. What comes before them is not counted."""
+    """Seconds of a run: the mean of several consecutive ones, of the slowest member. Warm-up runs are not counted."""
     from mpi4py import MPI
 
     for _ in range(_FIRST_RUNS if is_first else 0):
