@@ -1,8 +1,8 @@
-// The all-reduce of gradients and other parts between workers, as a TensorFlow op that calls MPI.
+// The all-reduce of gradients and other tensors between workers, as a TensorFlow op that calls MPI.
 //
-// As with exchanges (exchange.cc), a node has a communicator and a thread of its own: what the workers put together is
-// fixed when the graph is built, so nothing has to be agreed on in a step, and an all-reduce begins when its tensors are
-// there. Several tensors travel as one message; how they are put into it is the same on all workers.
+// As with exchanges (exchange.cc), a node has its own communicator and thread: the set of reduced tensors is fixed when
+// the graph is built, so a step needs no agreement, and an all-reduce begins as soon as its tensors are available.
+// Several tensors travel as one message, with the same layout on all workers.
 #include <mpi.h>
 
 #include <algorithm>
@@ -26,11 +26,11 @@ using tensorflow::OpKernelContext;
 using tensorflow::Tensor;
 using tensorflow::TensorShape;
 
-constexpr long long kAlike = -2;           // the number of elements is not known, and equal on all workers
-constexpr long long kAlignment = 64;       // bytes; what TensorFlow's kernels ask of a tensor
-constexpr long long kMostElements = 1 << 30;  // of one call: MPI counts in int
+constexpr long long kAlike = -2;           // the number of elements is unknown, but equal on all workers
+constexpr long long kAlignment = 64;       // bytes; TensorFlow's kernels require it of a tensor
+constexpr long long kMostElements = 1 << 30;  // per call: MPI counts in int
 
-// Sums, minima and maxima of types that MPI does not know.
+// Sums, minima and maxima of types that MPI does not support.
 template <typename T>
 struct Own {
   static void Sum(void* in, void* out, int* n, MPI_Datatype*) {
@@ -46,7 +46,7 @@ struct Own {
   static float Wide(void* values, int i) { return static_cast<float>(At(values)[i]); }
 };
 
-// How MPI calls an element type, and how it puts two together.
+// MPI's name of an element type, and of its reduction.
 template <typename T>
 struct Element {
   static MPI_Datatype Type();
@@ -92,7 +92,7 @@ long long Padded(long long elements, long long size) {
   return (elements + by - 1) / by * by;
 }
 
-// Tensors of all workers, put together element by element. What the outputs are is one piece of memory.
+// Tensors of all workers, reduced element by element. The outputs share one contiguous buffer.
 template <typename T>
 class AllReduceOp : public AsyncOpKernel {
  public:
@@ -112,7 +112,7 @@ class AllReduceOp : public AsyncOpKernel {
   void ComputeAsync(OpKernelContext* context, DoneCallback done) override {
     long long elements = 0;
     for (int i = 0; i < context->num_inputs(); ++i) elements += context->input(i).NumElements();
-    // Runs of all parts and runs of some have communicators of their own, so that they cannot be taken for each other.
+    // Runs of all parts and runs of some have separate communicators, so that they cannot be confused.
     const bool is_part = elements_ >= 0 && elements != elements_;
     Channel*& channel = is_part ? channel_of_parts_ : channel_;
     if (channel == nullptr) channel = parallax::FindChannel(is_part ? absl::StrCat(name(), ":parts") : name());
@@ -151,7 +151,7 @@ class AllReduceOp : public AsyncOpKernel {
     }
   }
 
-  // Whether all workers have the same, where the graph does not say so: an open shape, or a run that leaves out parts.
+  // Whether all workers have equal sizes, if the graph does not guarantee it: an open shape, or a run that omits parts.
   absl::Status Agree(OpKernelContext* context, const Tensor& all, MPI_Comm comm) const {
     long long present = 0;
     for (int i = 0; i < context->num_inputs(); ++i) {
