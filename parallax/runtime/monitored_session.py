@@ -159,7 +159,7 @@ def _first_initializers(graph: Graph, later: set[str]) -> list[str]:
 
 
 def _of_stage(stages: StageGraph, names: Sequence[str]) -> list[str]:
-    """Those of some ops that a stage runs; all stages together run all."""
+    """The part of some ops that a stage runs, with its sends for them; all stages together run all."""
     return [*(name for name in names if stages.is_here(name)), *stages.sends_for(names)]
 
 
