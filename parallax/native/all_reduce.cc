@@ -1,9 +1,9 @@
-// The all-reduce of gradients and other parts among the members of a team, as a TensorFlow op.
+// The all-reduce of gradients and other tensors among the members of a team, as a TensorFlow op.
 //
-// As with exchanges (exchange.cc), a node has a communicator and a thread of its own: what the workers put together is
-// fixed when the graph is built, so nothing has to be agreed on in a step, and an all-reduce begins when its tensors are
-// there. Several tensors travel as one message; how they are put into it is the same on all workers. They are written
-// where the message is put together (sums.h): into the memory that workers of a host share, or into the output.
+// As with exchanges (exchange.cc), a node has its own communicator and thread: the set of reduced tensors is fixed when
+// the graph is built, so a step needs no agreement, and an all-reduce begins as soon as its tensors are available.
+// Several tensors travel as one message, with the same layout on all workers. They are copied to where the message is
+// reduced (sums.h): into the memory that workers of a host share, or into the output.
 #include <algorithm>
 #include <cstring>
 #include <string>
@@ -29,8 +29,8 @@ using tensorflow::OpKernelContext;
 using tensorflow::Tensor;
 using tensorflow::TensorShape;
 
-constexpr long long kAlike = -2;           // the number of elements is not known, and equal on all workers
-constexpr long long kAlignment = 64;       // bytes; what TensorFlow's kernels ask of a tensor
+constexpr long long kAlike = -2;           // the number of elements is unknown, but equal on all workers
+constexpr long long kAlignment = 64;       // bytes; TensorFlow's kernels require it of a tensor
 
 template <typename T>
 void Combine(const std::string& kind, Elements* elements) {
@@ -70,7 +70,7 @@ long long Padded(long long elements, long long size) {
   return (elements + by - 1) / by * by;
 }
 
-// Tensors of all workers, put together element by element. What the outputs are is one piece of memory.
+// Tensors of all workers, reduced element by element. The outputs share one contiguous buffer.
 template <typename T>
 class AllReduceOp : public AsyncOpKernel {
  public:
@@ -92,7 +92,7 @@ class AllReduceOp : public AsyncOpKernel {
   void ComputeAsync(OpKernelContext* context, DoneCallback done) override {
     long long elements = 0;
     for (int i = 0; i < context->num_inputs(); ++i) elements += context->input(i).NumElements();
-    // Runs of all parts and runs of some have communicators of their own, so that they cannot be taken for each other.
+    // Runs of all parts and runs of some have separate communicators, so that they cannot be confused.
     const bool is_part = elements_ >= 0 && elements != elements_;
     Channel*& channel = is_part ? channel_of_parts_ : channel_;
     if (channel == nullptr) channel = parallax::FindChannel(is_part ? absl::StrCat(name(), ":parts") : name());
@@ -139,7 +139,7 @@ class AllReduceOp : public AsyncOpKernel {
     }
   }
 
-  // Whether all workers have the same, where the graph does not say so: an open shape, or a run that leaves out parts.
+  // Whether all workers have equal sizes, if the graph does not guarantee it: an open shape, or a run that omits parts.
   absl::Status Agree(OpKernelContext* context, const Tensor& all, Sums* sums) const {
     long long present = 0;
     for (int i = 0; i < context->num_inputs(); ++i) {

@@ -1,7 +1,8 @@
-// What a worker asks for, made ready to be sent: ids checked, equal ones merged, the rest ordered by where they go, and
-// numbered as their owners number them.
+// Prepares a worker's lookups for sending: checks ids, merges equal ones, orders them by destination, and converts them
+// to the owners' row numbers.
 //
-// One op in place of some thirty of TensorFlow's: steps are short, and so many small ops cost more than what they do.
+// One op replaces about thirty of TensorFlow's: steps are short, and the overhead of so many small ops exceeds their
+// work.
 #include <cstdint>
 #include <string>
 #include <vector>
@@ -71,7 +72,7 @@ class LegOp : public OpKernel {
   template <typename T>
   absl::Status Number(const T* ids, int64_t size, int lookup, parallax::Distinct* distinct, int* positions) const {
     const int64_t rows = rows_[lookup], offset = offsets_[lookup];
-    const int64_t below_zero = from_end_[lookup] ? rows : 0;  // what is added to an id there
+    const int64_t below_zero = from_end_[lookup] ? rows : 0;  // is added to an id there
     for (int64_t i = 0; i < size; ++i) {
       const int64_t id = ids[i] < 0 ? ids[i] + below_zero : ids[i];
       if (id < 0 || (rows >= 0 && id >= rows)) return Outside(ids, size, lookup);
@@ -97,8 +98,8 @@ class LegOp : public OpKernel {
                                                    found, "]"));
   }
 
-  // Gives the keys by destination, and turns the numbers in `positions` into places among them. Division is what costs
-  // here, so each key is divided once, in the width (U) of its type (T).
+  // Sorts the keys by destination, and converts the numbers in `positions` to places among them. Division dominates the
+  // cost here, so each key is divided once, in the width (U) of its type (T).
   template <typename T, typename U>
   void Order(OpKernelContext* context, const std::vector<int64_t>& keys, Tensor* positions) const {
     const int64_t size = keys.size();
@@ -131,7 +132,7 @@ class LegOp : public OpKernel {
   std::vector<std::string> tables_;
   std::vector<int64_t> rows_, offsets_;
   std::vector<bool> from_end_;
-  std::vector<int> destinations_, shares_, places_;  // the latter by slot: of its owner, and how many slots before it
+  std::vector<int> destinations_, shares_, places_;  // the latter by slot: of its owner, and how many slots precede it
   int count_ = 0;
   bool to_owners_ = false;
 };

@@ -1,11 +1,11 @@
 // Tensors between the stages of a model, as TensorFlow ops that call MPI.
 //
-// A thread of its own carries all messages of a process, in any order: a send or receive takes no thread of TensorFlow's
-// while it waits, and a receive that waits holds up no other message. A message says its shape itself. All messages go
-// over one communicator; the number of a message is its tag.
+// A separate thread carries all messages of a process, in any order: a waiting send or receive occupies no thread of
+// TensorFlow's, and a waiting receive delays no other message. A message contains its shape. All messages use one
+// communicator; the number of a message is its tag.
 //
-// A run that fails is cancelled by TensorFlow, and so are its messages. Whoever has run it sends its error in place of
-// what it has not sent (parallax_stages_fail), so that the runs of the other stages fail with the same.
+// TensorFlow cancels a failed run, and so its messages. The process that ran it sends its error in place of the unsent
+// messages (parallax_stages_fail), so that the runs of the other stages fail with the same error.
 #include <mpi.h>
 
 #include <algorithm>
@@ -40,13 +40,13 @@ using tensorflow::Tensor;
 using tensorflow::TensorShape;
 
 constexpr long long kInline = 4096;        // bytes that travel with their shape, as one message
-constexpr long long kMostBytes = 1 << 30;  // of one MPI message, which counts in int
+constexpr long long kMostBytes = 1 << 30;  // of one MPI message, whose size is an int
 constexpr int kTurns = 64;                 // without progress, before the thread sleeps
 constexpr auto kShortest = std::chrono::microseconds(20), kLongest = std::chrono::microseconds(320);
 
 std::atomic<int64_t> sent_bytes{0};
 
-// How often each message was sent, or its error.
+// The number of times each message was sent, or its error.
 class SentCounts {
  public:
   static SentCounts& Get() {
@@ -64,7 +64,7 @@ class SentCounts {
     return counts_[number];
   }
 
-  // Counts a message unless it was sent so often; whether it was not.
+  // Counts a message unless it was already sent so often; returns whether it counted.
   bool AddIfBelow(int number, int64_t times) {
     std::lock_guard<std::mutex> hold(mutex_);
     if (counts_[number] >= times) return false;
@@ -77,7 +77,7 @@ class SentCounts {
   std::map<int, int64_t> counts_;
 };
 
-// What an op waits for, which ends once: when its message has come or gone, or when its run is cancelled.
+// A pending op, which completes once: when its message has arrived or been sent, or when its run is cancelled.
 class Waiting {
  public:
   Waiting(OpKernelContext* context, std::function<void()> done) : context_(context), done_(std::move(done)) {
@@ -87,7 +87,7 @@ class Waiting {
     is_registered_ = true;
   }
 
-  // Has a cancelled run end it; false where it is cancelled already.
+  // Makes a cancelled run complete it; false if the run is cancelled already.
   bool Register(std::shared_ptr<Waiting> self) {
     auto* manager = context_->cancellation_manager();
     return manager == nullptr || manager->RegisterCallback(token_, [self] {
@@ -95,7 +95,7 @@ class Waiting {
     });
   }
 
-  // Takes the right to end it and does so; false where another has it.
+  // Claims the right to complete it and does so; false if another thread has.
   bool End(const std::function<void(OpKernelContext*)>& last, bool is_cancelled = false) {
     {
       std::lock_guard<std::mutex> hold(mutex_);
@@ -108,7 +108,7 @@ class Waiting {
     return true;
   }
 
-  // Does something with the context, unless it has ended.
+  // Uses the context, unless the op is complete.
   bool Use(const std::function<void(OpKernelContext*)>& use) {
     std::lock_guard<std::mutex> hold(mutex_);
     if (!is_over_) use(context_);
@@ -128,15 +128,15 @@ class Waiting {
   tensorflow::CancellationToken token_ = 0;
 };
 
-// A message on its way: goes a step further each time it is asked to.
+// A message in flight: advances each time it is polled.
 class Message {
  public:
   virtual ~Message() = default;
-  // Whether it has gone further, by what it sets `is_done`.
+  // Whether it has advanced; sets `is_done`.
   virtual bool Advance(MPI_Comm comm, bool* is_done) = 0;
 };
 
-// The bytes of a tensor in pieces that MPI can count.
+// The bytes of a tensor in pieces whose size MPI can count.
 template <typename Post>
 void InPieces(char* bytes, long long size, std::vector<MPI_Request>* requests, Post post) {
   for (long long begin = 0; begin < size; begin += kMostBytes) {
@@ -169,7 +169,7 @@ class Outgoing : public Message {
       Post(comm);
       return is_posted_ = true;
     }
-    if (!AllDone(&requests_)) return false;  // also of a run that was cancelled: the memory is MPI's until then
+    if (!AllDone(&requests_)) return false;  // also for a cancelled run: MPI owns the memory until then
     *is_done = true;
     if (waiting_ != nullptr) waiting_->End([](OpKernelContext*) {});
     return true;
@@ -236,7 +236,7 @@ class Incoming : public Message {
   }
 
  private:
-  // Takes a shape, and what came with it; whether that is all.
+  // Processes a shape, and the data received with it; returns whether that is all.
   bool TakeHead(MPI_Comm comm, MPI_Message* message, MPI_Status* status) {
     int size = 0;
     MPI_Get_count(status, MPI_BYTE, &size);
@@ -272,11 +272,11 @@ class Incoming : public Message {
   const std::shared_ptr<Waiting> waiting_;
   bool has_shape_ = false;
   absl::Status status_;
-  Tensor value_;  // its memory is MPI's until all has come, also of a run that was cancelled
+  Tensor value_;  // MPI owns its memory until all has arrived, also for a cancelled run
   std::vector<MPI_Request> requests_;
 };
 
-// Carries messages. Lives as long as the process; where no message is on its way its thread waits outside of MPI.
+// Carries messages. It lives as long as the process; while no message is in flight its thread waits outside MPI.
 class Carrier {
  public:
   explicit Carrier(MPI_Comm comm) : comm_(comm) {
@@ -291,7 +291,7 @@ class Carrier {
     came_.notify_one();
   }
 
-  // Leaves MPI for good; what is still on its way belongs to runs that have failed.
+  // Shuts down MPI communication; messages still in flight belong to failed runs.
   void Close() {
     std::unique_lock<std::mutex> hold(mutex_);
     is_closing_ = true;
@@ -422,18 +422,18 @@ REGISTER_OP("ParallaxReceive")
     .Doc("The tensor that another stage of the model sends under a number.");
 REGISTER_KERNEL_BUILDER(Name("ParallaxReceive").Device(tensorflow::DEVICE_CPU), ReceiveOp);
 
-// Gives messages between stages their communicator, a Fortran handle: the stages of one replica, ranked by stage.
+// Sets the communicator of messages between stages, a Fortran handle: the stages of one replica, ranked by stage.
 extern "C" void parallax_open_stages(int communicator) {
   if (carrier.load() == nullptr) carrier = new Carrier(MPI_Comm_f2c(communicator));
 }
 
-// Leaves MPI, before the process does; no run follows.
+// Shuts down MPI communication before the process exits; no run follows.
 extern "C" void parallax_close_stages() {
   Carrier* carries = carrier.exchange(nullptr);
   if (carries != nullptr) carries->Close();
 }
 
-// Sends an error in place of a message, if that was not sent so often: the run that was to send it then has failed.
+// Sends an error in place of a message, unless it was already sent so often: the run that would send it has failed.
 extern "C" void parallax_stages_fail(int peer, int number, int64_t times, int code, const char* text) {
   Carrier* carries = carrier.load();
   if (carries != nullptr && SentCounts::Get().AddIfBelow(number, times)) {
@@ -441,7 +441,7 @@ extern "C" void parallax_stages_fail(int peer, int number, int64_t times, int co
   }
 }
 
-// How often a message was sent.
+// The number of times a message was sent.
 extern "C" long long parallax_stages_times(int number) { return SentCounts::Get().Of(number); }
 
 // Bytes of all tensors that this process has sent to other stages.

@@ -128,7 +128,7 @@ def job_with(message: JobMessage, cluster: Cluster, config: Config, mine: Settin
 
 
 def _job_name() -> str:
-    """As `Settings.job`."""
+    """The name of a job for `Settings.job`."""
     launcher = f"launched by process {os.getpid()} on host {socket.gethostname()}"
     return f"{uuid.uuid4().hex} {Path(sys.argv[0]).name} ({launcher})"
 

@@ -70,27 +70,28 @@ def _one_a_line(text: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What the command line or the launcher asks of a process; a setting left out is None.
+    """Settings of a process from the command line or the launcher; a setting left out is None.
 
-    An option's help says what its setting is. Those that `Config` declares too go before the configuration's.
+    An option's help describes its setting. Those that `Config` declares too override the configuration's.
 
     Attributes:
-        role: what to do.
-        what_if: what `parallax simulate` looks at, as `WhatIf.to_text` writes it.
-        job_folder: where both sides of a verification leave their variables, and the second build of a check its graph.
-        stand_by: modules, with commas between, that a process of a spare job imports before it waits for its parcel.
-        job: what this job is known by, the same at all its starts: a number drawn at random, a blank, and words.
-        memory_job: what the state of this job in the memory of hosts is named by, the same at all its starts.
+        role: of the process.
+        what_if: the variations for `parallax simulate`, in the format of `WhatIf.to_text`.
+        job_folder: where both sides of a verification save their variables, and the second build of a check its graph.
+        stand_by: modules, with commas between, that a process of a spare job imports before it waits for its message.
+        job: the name of this job, the same at all its starts: a random number, a blank, and a title.
+        memory_job: the name of this job's state in the memory of hosts, the same at all its starts.
         seed: of the one process of a verification.
         call: the number of the script's call that a job is started for, from 1 (parallax/entry/call.py); None for
             `parallel_run`, at which the launching process ends.
         by_itself: whether the process that launched a worker's job ran the script without a `parallax` command.
-        without_keras: whether a worker imports TensorFlow without Keras, as it has its graph from another process.
-        script_seed: of what Python and NumPy draw while the script builds its graph.
-        joined_args: the script's arguments for the one process of a verification, one a line.
+        without_keras: whether a worker imports TensorFlow without Keras, because it receives its graph from another
+            process.
+        script_seed: of Python's and NumPy's random numbers while the script builds its graph.
+        joined_args: the script's arguments for the one process of a verification, one per line.
         cluster: fingerprint of the cluster profile that a model profile belongs to.
-        log_level: what the log shows, a number or a name.
-        framework_log: from which level on lines that TensorFlow writes at its start are shown.
+        log_level: the level of the log, a number or a name.
+        framework_log: the level from which TensorFlow's startup messages are shown.
     """
 
     role: Role = Role.LAUNCH

@@ -1,1 +1,1 @@
-"""`parallax calibrate`: a job that measures the cluster as jobs use it, and the profile that is fitted to it."""
+"""`parallax calibrate`: runs a job that measures the cluster as training jobs use it, and fits a profile."""

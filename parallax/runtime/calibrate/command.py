@@ -1,7 +1,7 @@
-"""`parallax calibrate`: starts the measuring job, shows how far it is, and writes the profile.
+"""`parallax calibrate`: starts the measuring job, shows its progress, and writes the profile.
 
-The job is started by the launcher of training jobs, with their settings, a server on each host. A host without workers
-gets one for the measurement. What rank 0 prints is read here: one sealed line each.
+The launcher of training jobs starts the job, with their settings and a server on each host. A host without workers gets
+one for the measurement. This module parses the output of rank 0: one sealed line per message.
 """
 
 from __future__ import annotations
@@ -44,15 +44,15 @@ def calibrate(resource: str | None, workers: int | None, output: str, quick: boo
 
     Args:
         resource: a resource file; None for this machine.
-        workers: on this machine, where there is no file.
-        output: the file that is written, when all has been measured.
+        workers: on this machine, if there is no file.
+        output: the file to write when everything has been measured.
         quick: fewer sizes, subsets and rounds.
 
     Returns:
-        The exit status: 0, or that of the job, which has said why it failed.
+        The exit status: 0, or that of the job, which has reported its failure.
 
     Raises:
-        ParallaxError: the resource file, the output or the number of workers breaks its rule, or the job cannot start.
+        ParallaxError: the resource file, the output or the number of workers is invalid, or the job cannot start.
     """
     cluster = _measurable(cluster_named(resource, workers))
     check_writable(Path(output))
@@ -101,7 +101,7 @@ def _job(cluster: Cluster, quick: bool) -> Job:
 
 
 def check_writable(output: Path) -> None:
-    """Refuses before the measurement what could not be written after it; leaves nothing.
+    """Refuses, before the measurement, an output that could not be written after it; leaves no file.
 
     Raises:
         ConfigError: the file cannot be written.
@@ -117,7 +117,7 @@ def check_writable(output: Path) -> None:
 
 
 def write(output: Path, profile: ClusterProfile) -> None:
-    """Writes the file as a whole, or not at all."""
+    """Writes the file atomically."""
     made = output.with_name(f".{output.name}.{os.getpid()}")
     try:
         made.write_text(profile.to_json(), encoding="utf-8")
@@ -128,7 +128,7 @@ def write(output: Path, profile: ClusterProfile) -> None:
 
 
 class _RankMessage(msgspec.Struct, frozen=True, tag_field="kind", forbid_unknown_fields=True):
-    """What rank 0 tells (ranks.py); `kind` says which of the classes below it is."""
+    """A message of rank 0 (ranks.py); `kind` selects one of the classes below."""
 
 
 class _Total(_RankMessage, frozen=True, tag="total"):
@@ -167,7 +167,7 @@ _Message = _Total | _VisitedHosts | _Sample | _Hosts | _Links | _Slowdown | _Sum
 
 
 class _RankOutput:
-    """What rank 0 tells, as the stream that the launcher writes the ranks' output to; other lines go to stderr."""
+    """Parses rank 0's messages; the launcher's stream for the ranks' output. Other lines go to stderr."""
 
     def __init__(self) -> None:
         self._waiting = b""
@@ -177,14 +177,14 @@ class _RankOutput:
         self._sums: list[TimedSum] = []
 
     def isatty(self) -> bool:
-        """It is none."""
+        """False: it is no terminal."""
         return False
 
     def flush(self) -> None:
-        """Nothing is kept back."""
+        """Does nothing: no output is buffered."""
 
     def write(self, data: bytes) -> int:
-        """Takes in whole or cut lines."""
+        """Processes complete or partial lines."""
         *lines, self._waiting = (self._waiting + data).split(b"\n")
         for line in lines:
             if line.startswith(_RANK_0 + MARK):
@@ -194,12 +194,12 @@ class _RankOutput:
         return len(data)
 
     def close(self) -> None:
-        """Ends the bar."""
+        """Ends the progress bar."""
         if self._bar is not None:
             self._bar.close()
 
     def measurements(self) -> Measurements:
-        """All that was told.
+        """All measurements received.
 
         Raises:
             LaunchError: something is missing.

@@ -1,4 +1,4 @@
-"""`parallax calibrate --from`: writes the profile of hosts that are not there yet; nothing is started."""
+"""`parallax calibrate --from`: writes the profile of hosts that do not exist yet; nothing is started."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from parallax.settings.environment import visible_gpus
 
 
 def derive(resource: str | None, calibrations: Sequence[ClusterProfile], output: str, shares_cores: bool) -> int:
-    """Writes the profile of the hosts of a resource file, whose bandwidths it takes.
+    """Writes the profile of the hosts of a resource file, with the bandwidths given there.
 
     Args:
         resource: the resource file.
-        calibrations: what was measured of other hosts.
-        output: the file that is written.
+        calibrations: measurements of other hosts.
+        output: the file to write.
         shares_cores: whether the hosts share processor cores as the calibrated ones do.
 
     Returns:
         The exit status, 0.
 
     Raises:
-        ParallaxError: there is no resource file, it or the output breaks its rule, or calibrations do not suffice.
+        ParallaxError: there is no resource file, it or the output is invalid, or calibrations do not suffice.
     """
     if resource is None:
         raise ConfigError("--from derives a profile for the hosts of a resource file. Name one with -r FILE.")

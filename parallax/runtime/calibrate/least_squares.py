@@ -1,4 +1,4 @@
-"""From what was measured to a `ClusterProfile`: least squares of the relative error.
+"""Fits a `ClusterProfile` to measurements by least squares of the relative error.
 
 For each operation, with t the measured seconds of n members whose busiest link carries b bytes at rate r, the fit is
 
@@ -6,9 +6,9 @@ For each operation, with t the measured seconds of n members whose busiest link 
     latency = base + per_peer (n - 1);  base, per_peer, byte >= 0;  0 <= overlap <= 1
 
 Without overlap it is linear, and solved by non-negative least squares (Lawson and Hanson 1974, chapter 23); from there,
-and from the same with full overlap, by a trust region within the bounds (Branch, Coleman and Li 1999). With one number
-of members only, base and latency per peer cannot be told apart: all of it is the base, and the latency per peer is 0.
-The fit is then right for that number and for no other.
+and from the same with full overlap, by a trust region within the bounds (Branch, Coleman and Li 1999). With a single
+number of members, base and latency per peer cannot be separated: all of it is the base, and the latency per peer is 0.
+The fit is then valid for that number only.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ from parallax.plans.sum_methods import sent_out_of_host
 from parallax.runtime.calibrate.points import ACROSS, WITHIN, Point
 
 _ALIKE = 1.15
-"""All hosts at once are as fast as one alone when they take no more than this times as long: noise of the measure."""
+"""All hosts concurrently count as fast as one alone if they take at most this factor longer: measurement noise."""
 
 _LEAST = 1e-15
 
 _SCALES = (1e-3, 1e-3, 1e-3, 1.0)
-"""Of base, latency per peer, a megabyte and overlap: what they are about, in seconds."""
+"""Typical values of base, latency per peer, a megabyte and overlap, in seconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,10 +53,10 @@ class TimedSum:
     """The seconds of a sum by one method: the median over the rounds.
 
     Attributes:
-        workers_by_host: of those that met.
-        method: of parallax/plans/sum_methods.py.
-        message_bytes: that each gave.
-        seconds: of the slowest.
+        workers_by_host: the participating workers of each host.
+        method: a method of parallax/plans/sum_methods.py.
+        message_bytes: the bytes of each worker's message.
+        seconds: the duration on the slowest worker.
     """
 
     workers_by_host: tuple[int, ...]
@@ -67,14 +67,14 @@ class TimedSum:
 
 @dataclass(frozen=True, slots=True)
 class Measurements:
-    """What the job has told.
+    """The job's measurements.
 
     Attributes:
         hosts: (cores, memory in bytes) of each host.
         rates: (sending, receiving) of each host's link in bytes per second; empty with one host.
-        samples: of all points, those held out too.
-        slowdown: how many times longer a computation takes when all hosts are at it than on one alone.
-        sums: by each method, of rising sizes.
+        samples: of all points, including those held out.
+        slowdown: how many times longer a computation takes when all hosts compute than on one alone.
+        sums: sums by each method, in ascending order of size.
     """
 
     hosts: tuple[tuple[int, int], ...]
@@ -170,7 +170,7 @@ def fit_line(samples: Sequence[TimedPoint], hosts: Sequence[HostProfile]) -> Alp
         begun = (np.append(start, overlap) for overlap in (0.0, 1.0))
         tried = [least_squares(errors, values, bounds=bounds, x_scale=_SCALES) for values in begun]
         found = min(tried, key=lambda one: float(one.cost)).x
-    if not peers.any():  # nothing depends on it, so nothing has moved it from where the search began
+    if not peers.any():  # nothing depends on it, so it is still at the start of the search
         found[1] = 0.0
     residual = float(np.median(np.abs(errors(found))))
     base_s, per_peer_s, megabyte_s, overlap = map(float, found)
@@ -195,5 +195,5 @@ def _lines(samples: Sequence[TimedPoint], where: str, hosts: Sequence[HostProfil
 
 
 def _round(value: float) -> float:
-    """To six digits: more are noise; and what a bound has kept just above 0 is 0."""
+    """Rounds to six digits: more are noise; a value that a bound has kept just above 0 becomes 0."""
     return float(f"{value:.6g}") if value > _LEAST else 0.0

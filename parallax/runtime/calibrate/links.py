@@ -1,9 +1,10 @@
-"""Rates of the hosts' links, by messages of MPI: one host sends to all others, then receives from all of them.
+"""Measures the rates of the hosts' links by MPI messages: one host sends to all others, then receives from all of them.
 
-Each of the others has messages of its own on the way, a few at a time, and a new one follows when one has arrived: a
-slow host holds up nobody else, so the one host's link is what fills, unless it carries more than those of all others
-together. (Of two hosts with different links both are seen at the rate of the slower; no more passes between them.)
-The rate is the slope of the bytes that have arrived over time, after what links let through at once above their rate.
+Each of the others has its own messages in flight, a few at a time, and a new one follows when one has arrived: a slow
+host delays no other, so the one host's link is the bottleneck, unless it carries more than the links of all others
+together. (Two hosts with different links are both measured at the rate of the slower; no more passes between them.) The
+rate is the slope of the bytes that have arrived over time, after the initial burst that links let through above their
+rate.
 """
 
 from __future__ import annotations
@@ -17,15 +18,15 @@ from parallax.base.types import Comm, MpiDatatype, MpiRequest
 
 _DATA, _END, _STOP = 1, 2, 3  # tags
 _CHUNK_BYTES = 1 << 16
-_WINDOW = 4  # messages on the way to each peer
+_WINDOW = 4  # messages in flight to each peer
 _SKIPPED_S = 0.15
 _COUNTED_S = 0.3
 _LEAST_CHUNKS = 32
-_LIMIT_S, _LIMIT_CHUNKS = 5.0, 4  # a slow link is not measured longer than it takes
+_LIMIT_S, _LIMIT_CHUNKS = 5.0, 4  # the measurement of a slow link is limited in time
 
 
 class _Arrivals:
-    """Bytes that have arrived, and when."""
+    """Bytes that have arrived, with their times."""
 
     def __init__(self) -> None:
         self._began_s = time.perf_counter()
@@ -99,12 +100,12 @@ def _to_hub(comm: Comm, hub: int, others: list[int]) -> float:
 
 
 def _send(comm: Comm, peers: Sequence[int], is_enough: Callable[[], bool], arrived: Callable[[], None]) -> None:
-    """Sends chunks to all peers, each at its own pace, until it is enough, and then the end."""
+    """Sends chunks to all peers, each at its own pace, until enough have arrived, and then an end message."""
     from mpi4py import MPI
 
     chunk = [bytes(_CHUNK_BYTES), _CHUNK_BYTES, MPI.BYTE]
     peer_by_place = [peer for peer in peers for _ in range(_WINDOW)]
-    # Issend is done when the message has been received, not when it has been put somewhere.
+    # Issend completes when the message has been received, not when it has been buffered.
     requests = [comm.Issend(chunk, peer, _DATA) for peer in peer_by_place]
     while True:
         place = MPI.Request.Waitany(requests)
@@ -113,12 +114,12 @@ def _send(comm: Comm, peers: Sequence[int], is_enough: Callable[[], bool], arriv
             break
         requests[place] = comm.Issend(chunk, peer_by_place[place], _DATA)
     MPI.Request.Waitall(requests)
-    for peer in peer_by_place:  # one for each receive that waits there
+    for peer in peer_by_place:  # one for each receive that is pending there
         comm.Send([b"", 0, MPI.BYTE], peer, _END)
 
 
 def _receive(comm: Comm, peers: Sequence[int], arrived: Callable[[], None]) -> None:
-    """Takes chunks from all peers until each has sent its end."""
+    """Receives chunks from all peers until each has sent its end message."""
     from mpi4py import MPI
 
     peer_by_place = [peer for peer in peers for _ in range(_WINDOW)]

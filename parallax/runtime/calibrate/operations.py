@@ -1,15 +1,15 @@
-"""The operations that are measured, as graphs of one rank: built by what builds those of jobs, and run as they are.
+"""The measured operations, as graphs of one rank: built by the code that builds the graphs of jobs, and run unchanged.
 
-What is measured of an operation is a share of a run with several of them, one after the other, as in a step:
+The measurement of an operation is its share of a run with several of them in sequence, as in a step:
 
     all-reduce              3, one after the other
     allgather               3: each waits for Horovod to have found it ready on all members
-    all-to-all              3, as a pull and a push have: of the first the members tell each other how much comes
-    pull, push              2, as in a step of one of each: a run that servers take part in has a cost of its own
+    all-to-all              3, as in a pull and a push: in the first the members exchange their sizes
+    pull, push              2, as in a step of one of each: a run in which servers take part has an additional cost
 
 Collectives run in a session of this process, pulls and pushes in one on TensorFlow's servers. A push is complete when
-worker 0 has taken the sum of all rows on the servers and has told the others. Rows are drawn at random, equally many of
-each partition.
+worker 0 has read the sum of all rows on the servers and has notified the others. Rows are drawn at random, equally many
+of each partition.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ _SCOPE = "parallax/calibrate"
 
 
 class Operations:
-    """What one rank runs in a group; every member of its team must make it.
+    """The operations of one rank in a group; every member of its team must create it.
 
     Args:
         group: the ranks that are measured together.
-        team: communicator of those that this rank is with.
+        team: communicator of this rank's team.
         rank: of this worker in the job.
         host: the number of its host.
         target: this rank's TensorFlow server.
@@ -58,7 +58,7 @@ class Operations:
         self._on_servers = self._remote(rank, target) if group.servers else None
 
     def runner(self, point: Point) -> Callable[[], None]:
-        """Runs a point's operations once."""
+        """Returns a function that runs a point's operations once."""
         if self._on_servers is not None and point.operation in ("pull", "push"):
             session, ops = self._on_servers
             op, placeholders = ops[point.operation]
@@ -68,7 +68,7 @@ class Operations:
         feed = {tensor.name: value for tensor, value in zip(placeholders, self._values(point), strict=True)}
 
         def run() -> None:
-            while self._direct.run((op.name,), feed) is None:  # the first time it only takes note
+            while self._direct.run((op.name,), feed) is None:  # the first call only prepares the run
                 pass
 
         return run
@@ -112,7 +112,7 @@ class Operations:
 
     def _all_gather(self) -> tuple[Operation, list[Tensor]]:
         values = given = tf.compat.v1.placeholder(tf.float32, [None])
-        for _ in range(_CHAIN["allgather"]):  # each takes from the one before: equal ones would be run once
+        for _ in range(_CHAIN["allgather"]):  # each depends on the previous one: identical ops would run once
             gathered = collectives.all_gather(values)
             values = gathered[: tf.size(given)]
         return gathered.op, [given]
@@ -175,10 +175,10 @@ class Operations:
 
 
 def operations_in_a_run(operation: str) -> int:
-    """How many of an operation a runner runs, one after the other."""
+    """The number of an operation's executions in one run, in sequence."""
     return _CHAIN[operation]
 
 
 def _options() -> ConfigProto:
-    """Of a session that sees no GPU: what is measured runs on CPUs."""
+    """Options of a session that uses no GPU: the measured operations run on CPUs."""
     return tf.compat.v1.ConfigProto(allow_soft_placement=True, device_count={"GPU": 0})

@@ -1,8 +1,8 @@
-"""What is measured: which ranks take part, which operation, how many bytes. Plain values; nothing is measured here.
+"""Defines the measurements: ranks, operation, and number of bytes. Plain values; nothing is measured here.
 
-An operation is measured among members on hosts of their own (`across`), the first 2, 4, 8, ... and all of them, and
-among the workers of one host (`within`), on all hosts at once. Bytes are those of the busiest link in its busier
-direction, as in `parallax.cluster.profiles.Line`, exactly: of n members
+An operation is measured among members on separate hosts (`across`), the first 2, 4, 8, ... and all of them, and among
+the workers of one host (`within`), on all hosts concurrently. Bytes are those of the busiest link in its busier
+direction, as in `parallax.cluster.profiles.Line`, exactly: for n members
 
     all-reduce of w bytes          2 (n - 1) / n w      around a ring
     all-to-all, k bytes to each    (n - 1) k
@@ -20,10 +20,10 @@ from dataclasses import dataclass
 ACROSS, WITHIN = "across", "within"
 
 ROW_WIDTH = 64
-"""float32 elements of the rows that are exchanged, pulled and pushed."""
+"""Number of float32 elements per row in exchanges, pulls and pushes."""
 
 SERVER_ROWS = 32768
-"""Of the partition that each server holds."""
+"""Rows of the partition on each server."""
 
 ELEMENT_BYTES = 4
 ROW_BYTES = ROW_WIDTH * ELEMENT_BYTES
@@ -33,7 +33,7 @@ PUSH_ID_BYTES = 8
 _COLLECTIVES = ("allreduce", "alltoall", "allgather")
 _OF_SERVERS = ("pull", "push")
 
-_MOST_S = 0.03  # on the link, of the largest size: its latency is small beside it
+_MOST_S = 0.03  # on the link, of the largest size: its latency is small in comparison
 _LEAST_TOP_BYTES, _MOST_TOP_BYTES = 1 << 16, 1 << 22
 _WITHIN_TOP_BYTES = 1 << 20
 _SIZES, _STEP = 5, 4
@@ -47,8 +47,8 @@ class Group:
     Attributes:
         where: ACROSS or WITHIN.
         members: how many take part in an operation.
-        teams: the ranks of each operation; within hosts there is a team on each, and all are at it at once.
-        servers: how many servers take part in a pull or push, the first ones; 0 when none is measured.
+        teams: the ranks of each operation; within hosts there is a team on each, and all run concurrently.
+        servers: how many servers take part in a pull or push, the first ones; 0 if these are not measured.
     """
 
     where: str
@@ -71,7 +71,7 @@ class Point:
         operation: one of `parallax.cluster.profiles.OPERATIONS`.
         count: elements of a member (all-reduce, allgather), or rows from a member to each other, or to each server.
         link_bytes: of the busiest link in its busier direction.
-        is_held_out: it is not fitted, but predicted, and the error is shown.
+        is_held_out: excluded from the fit, and used to report the prediction error.
     """
 
     where: str
@@ -88,24 +88,24 @@ def leads_of(hosts: Sequence[int]) -> tuple[int, ...]:
 
 
 def groups_of(hosts: Sequence[int], quick: bool) -> tuple[Group, ...]:
-    """Who is measured together.
+    """The groups that are measured together.
 
     Args:
-        hosts: the number of the host that each worker is on, ascending; on each host there is a server.
-        quick: two members and all of them only.
+        hosts: the host number of each worker, ascending; on each host there is a server.
+        quick: only two members and all of them.
     """
     leads = leads_of(hosts)
     found = [Group(ACROSS, n, (leads[:n],), n) for n in _subsets(len(leads), quick)]
     by_host = [tuple(rank for rank, host in enumerate(hosts) if host == one) for one in dict.fromkeys(hosts)]
     for n in _subsets(max(map(len, by_host)), quick):
         teams = tuple(ranks[:n] for ranks in by_host if len(ranks) >= n)
-        # A server on a host of several is asked over links for the most part: that is measured across.
+        # With several hosts, requests to a server mostly cross links: that is measured across.
         found.append(Group(WITHIN, n, teams, 1 if len(by_host) == 1 else 0))
     return tuple(found)
 
 
 def _subsets(most: int, quick: bool) -> list[int]:
-    """2, 4, 8, ... and `most`; at least two different ones where there can be, for the latency of a further member."""
+    """2, 4, 8, ... and `most`; at least two different ones if possible, to fit the latency of a further member."""
     if most < 2:
         return []
     powers = [1 << k for k in range(1, most.bit_length()) if 1 << k < most]
@@ -113,7 +113,7 @@ def _subsets(most: int, quick: bool) -> list[int]:
 
 
 def points_of(group: Group, rate_bytes_per_s: float | None, quick: bool) -> tuple[Point, ...]:
-    """What is measured of a group: each operation by sizes that take a link up to some hundredths of a second.
+    """The points of a group: each operation by sizes that take a link up to some hundredths of a second.
 
     Args:
         group: the ranks.

@@ -1,10 +1,10 @@
-"""What every worker of the measuring job runs. Rank 0 tells the launcher what came out, one sealed line each.
+"""Program of every worker of the measuring job. Rank 0 reports the results to the launcher, one sealed line each.
 
-Rounds go over all groups, and in each over all operations and sizes, so that a disturbance meets every point once and
-the median over the rounds forgets it. Horovod is shut down and initialised with the communicator of each group in turn:
-within one process that takes some milliseconds, and what is measured of 2 or 4 members is what a job of 2 or 4 has, its
-agreement on what is ready among them. (Subsets of hosts are the first ones of the resource file: all are taken to be
-alike but for the rates of their links.) Who is not in a group sleeps meanwhile.
+Rounds iterate over all groups, and in each over all operations and sizes, so that a disturbance affects every point
+once and the median over the rounds removes it. Horovod is shut down and initialised with the communicator of each group
+in turn: within one process that takes some milliseconds, and a measurement of 2 or 4 members is that of a job of 2 or
+4, including its agreement on ready tensors. (Subsets of hosts are the first ones of the resource file: all hosts are
+assumed to be equal except for the rates of their links.) Ranks outside the group sleep meanwhile.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def main() -> None:
 
 
 class _Measurement:
-    """The measurement as one rank sees it."""
+    """The measurement from the view of one rank."""
 
     def __init__(self, members: ProcessGroup, quick: bool) -> None:
         self.members = members
@@ -58,7 +58,7 @@ class _Measurement:
         self.groups = groups_of(hosts, quick)
 
     def run(self) -> None:
-        """All of it, in the same order on all ranks."""
+        """Runs all measurements, in the same order on all ranks."""
         self._tell_hosts()
         rates = self._links()
         measured = [(group, points_of(group, self._rate(group, rates), self.quick)) for group in self.groups]
@@ -121,7 +121,7 @@ class _Measurement:
             self._tell(kind="hosts", found=found)
 
     def _links(self) -> list[tuple[float, float]]:
-        """(sending, receiving) of each host, the median of some times."""
+        """(sending, receiving) of each host, the median of several measurements."""
         found: list[tuple[float, float]] = []
         if self.leads is not None and self.leads.size > 1:
             rounds = [link_rates(self.leads) for _ in range(_QUICK_LINK_ROUNDS if self.quick else _LINK_ROUNDS)]
@@ -132,7 +132,7 @@ class _Measurement:
         return list(self.workers.bcast(found, 0))
 
     def _rate(self, group: Group, rates: list[tuple[float, float]]) -> float | None:
-        """Of the slowest link of a group across hosts."""
+        """The rate of the slowest link of a group across hosts."""
         if group.where != ACROSS:
             return None
         return min(min(rate) for rate in rates[: group.members])
@@ -153,7 +153,7 @@ class _Measurement:
         is_first: bool,
         seconds: dict[Point, list[float]],
     ) -> None:
-        """Measures the points of a group once; of the teams that do it at once the slowest counts."""
+        """Measures the points of a group once; of concurrent teams the slowest counts."""
         found = []
         if operations is not None:
             hvd = _horovod()
@@ -172,7 +172,7 @@ class _Measurement:
         self._tell(kind="visited", visits=len(points))
 
     def _slowdown(self) -> float:
-        """How much longer a computation takes when all hosts are at it than on one alone: the median over the hosts."""
+        """The slowdown of a computation when all hosts compute, relative to one alone: the median over the hosts."""
         if self.leads is None or self.leads.size == 1:
             self._meet()
             return 1.0
@@ -192,7 +192,7 @@ class _Measurement:
         return float(found)
 
     def _meet(self) -> None:
-        """Waits for all workers without holding a core."""
+        """Waits for all workers without occupying a core."""
         wait_for_all(self.workers)
 
     def _tell(self, **message: object) -> None:

@@ -1,4 +1,4 @@
-"""What `parallax calibrate` prints: every host's link, every operation's fit, and how far predictions are off."""
+"""Formats the output of `parallax calibrate`: every host's link, every operation's fit, and the prediction errors."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from parallax.runtime.calibrate.least_squares import TimedPoint, errors_of
 from parallax.runtime.calibrate.points import ACROSS, WITHIN
 
 LARGE_ERROR = 0.25
-"""A held-out error above it is warned of: routes between which a plan chooses often differ by less."""
+"""A larger held-out error causes a warning: routes between which a plan chooses often differ by less."""
 
 _WHERE = {ACROSS: "across hosts", WITHIN: "within a host"}
 
 
 def profile_table(profile: ClusterProfile, held_out: Sequence[TimedPoint] = ()) -> str:
-    """The profile as a text of lines.
+    """Formats the profile as lines of text.
 
     Args:
-        profile: what was fitted.
-        held_out: measurements that were not fitted, whose errors are shown, and warned of where they are large.
+        profile: the fitted profile.
+        held_out: measurements excluded from the fit; their errors are shown, with a warning if they are large.
     """
     lines = [*_hosts(profile), ""]
     errors = errors_of(profile, held_out)
@@ -80,7 +80,7 @@ def sum_lines(sums: SumTimings) -> list[str]:
 
 
 def _typical(errors: Sequence[float]) -> float:
-    """The size of most errors: their median."""
+    """The typical error: the median of the absolute errors."""
     return statistics.median(map(abs, errors))
 
 

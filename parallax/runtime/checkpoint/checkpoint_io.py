@@ -204,7 +204,7 @@ class Storage:
             )
             for key in sorted({one.stored.key for one in self.own} & reader[0].tensors.keys()):
                 shape = reader[0].tensors[key].shape
-                reader[0].read(key, (0,) * len(shape), shape)  # damage of it counts too; whoever needs it reads it
+                reader[0].read(key, (0,) * len(shape), shape)  # damage of it counts too; its values are read elsewhere
             return [ranges_of(reader[0], held.stored, self.chunk_bytes) for held in self.held]
 
         ranges = self.comm.bcast(on_worker_0(self.comm, open_ranges, self._reading(prefix)))

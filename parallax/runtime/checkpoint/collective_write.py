@@ -1,9 +1,9 @@
 """Writes one checkpoint collectively: all workers supply rows in chunks, and those that see its folder write them.
 
 Worker 0 creates a folder with a random name for the files. Every other worker that finds the folder and may write there
-leaves a marker file, for which worker 0 looks. Each worker that left a marker writes ranges of the sharded rows into
-its own files; if none did, worker 0 writes everything. Worker 0 also merges the files into one checkpoint and gives it
-its final name.
+leaves a marker file, which worker 0 detects. Each worker that left a marker writes ranges of the sharded rows into its
+own files; if none did, worker 0 writes everything. Worker 0 also merges the files into one checkpoint and gives it its
+final name.
 """
 
 from __future__ import annotations

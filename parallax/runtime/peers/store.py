@@ -130,7 +130,7 @@ class PeerStore:
         self._ended = self.comm.Ibarrier()
 
     def settle(self) -> None:
-        """Waits until the last set is on all hosts, and gives up what is before it; every worker must call it."""
+        """Waits until the last set is on all hosts, and discards earlier ones; every worker must call it."""
         if self._ended is None:
             return
         wait_for(self._ended)

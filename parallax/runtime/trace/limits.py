@@ -161,7 +161,7 @@ class _TimedOps:
         return f"{op.name}: within" if op.type in COLLECTIVES and not is_whole else activity
 
     def count_times(self) -> dict[str, TimeOn]:
-        """The time of each activity, in microseconds; the shortest are left out."""
+        """The time of each activity, in microseconds; activities of zero length are left out."""
         return {
             name: TimeOn(time_us, resource)
             for resource, intervals in self._of_resource.items()

@@ -210,7 +210,7 @@ def _claim_of(layout: Layout) -> str:
 
 
 def false_claim(claims: Claims, tensor: str, tried: TriedClaim) -> Claim:
-    """Returns a checked claim that is false."""
+    """The report of a checked claim that is false."""
     return Claim(tensor, claims.op(tensor), tried.said, f"is off by {tried.gap:.2g} of its size")
 
 

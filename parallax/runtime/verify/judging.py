@@ -35,7 +35,7 @@ change, and 16 times where a few elements change by one rounding.
 """
 
 HALF_MARGIN = 4.0
-"""Where the job itself rounds to half precision: all elements are then perturbed by the largest such rounding."""
+"""Margin for jobs that round to half precision: all elements are then perturbed by the largest such rounding."""
 
 
 VARIABLES, OTHERS, OWN = "variable", "other", "own"

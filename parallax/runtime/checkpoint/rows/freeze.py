@@ -46,7 +46,7 @@ from parallax.runtime.checkpoint.rows.variable_rows import (
 from parallax.runtime.worker.frozen_ops import frozen_ops
 
 v1 = tf.compat.v1
-_SILENT_S = 20  # in which a process that holds an image gives no byte: many times what a chunk takes under load
+_SILENT_S = 20  # timeout for a byte from the process of an image: many times a chunk's time under load
 
 
 class CannotFreeze(CheckpointError):
@@ -257,7 +257,7 @@ def freezer(held: tuple[StoredVariable, ...], comm: Comm) -> Freezer:
     image = v1.placeholder(tf.string, [], name="image")
     read = [(at, part, ops) for at, one in enumerate(held) for part, ops in enumerate(_read_here(one, is_first))]
     by_process: dict[str, list[tuple[int, int, RowOps]]] = {}
-    for entry in sorted(read, key=lambda entry: bool(entry[2].variable.dtype != tf.resource)):  # as the op takes them
+    for entry in sorted(read, key=lambda entry: bool(entry[2].variable.dtype != tf.resource)):  # the op's input order
         by_process.setdefault(_process(entry[2].rows), []).append(entry)
     home = _process(image)
     names = sorted(by_process, key=lambda name: (name != home, name))  # servers by name, as on all workers

@@ -23,8 +23,8 @@ _LAST_STATUS = 127
 EXIT_UNKNOWN = 1  # the rank failed without its own status
 
 _TRACEBACK = "Traceback (most recent call last):"
-# With this, mpirun ends its ranks and itself silently at a SIGTERM, SIGINT or SIGHUP, and receives only the first
-# (launcher/launch.py). It explains every other such end.
+# mpirun's status when it ends its ranks and itself silently at a SIGTERM, SIGINT or SIGHUP, of which it receives only
+# SIGTERM (launcher/launch.py). It explains every other end with this status.
 _SIGTERM_STATUS = 1
 _SAID_LINES = 20
 _OTHERS_LINES = 3  # errors that came after the first, and differ from it

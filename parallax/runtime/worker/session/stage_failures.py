@@ -1,7 +1,7 @@
-"""Tells the other stages of a run that has failed on this one, which would wait for what it was to send them.
+"""Notifies the other stages of a failed run on this one, because they would wait for its messages.
 
-Their runs fail with the same error: the end of the data is an OutOfRangeError on all stages. Between such runs there is
-no telling which messages belong together, so no run with messages follows.
+Their runs fail with the same error: the end of the data is an OutOfRangeError on all stages. After such runs it is
+unknown which messages belong together, so no run with messages follows.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from parallax.transform.passes.cut_stages import StageGraph, send_name
 
 _UNKNOWN = 2  # error_codes.proto
 Promise = Mapping[int, int]
-"""Message that a run is to send -> how many times it was to be sent, this run's included."""
+"""Message that a run will send -> how many times it will have been sent, including this run."""
 
 
 class StageFailures:
-    """The runs of one worker, as far as others wait for what they send.
+    """The runs of one worker for whose messages other stages wait.
 
     Args:
-        stages: of which model this worker computes which stage.
+        stages: the model's stages, and the one that this worker computes.
     """
 
     def __init__(self, stages: StageGraph) -> None:
@@ -47,10 +47,10 @@ class StageFailures:
         self._failed: BaseException | None = None
 
     def begin(self, targets: Iterable[object]) -> Promise:
-        """A run of some tensors and ops begins; one after the other.
+        """Records the start of a run of some tensors and ops; runs start one after the other.
 
         Raises:
-            SessionError: a run before has failed, and this one sends something.
+            SessionError: an earlier run has failed, and this one sends something.
         """
         names = (str(getattr(one, "name", one)) for one in targets)
         numbers = [self._numbers[name] for name in names if name in self._numbers]
@@ -63,7 +63,7 @@ class StageFailures:
         return {number: self._begun[number] for number in numbers}
 
     def tell(self, promise: Promise, error: BaseException) -> None:
-        """A run has failed: its messages that were not sent say so."""
+        """Sends the error of a failed run in place of its unsent messages."""
         self._failed = self._failed or error
         code = error.error_code if isinstance(error, tf.errors.OpError) else _UNKNOWN
         text = str(getattr(error, "message", error)).encode(errors="replace")
@@ -71,7 +71,7 @@ class StageFailures:
             self._native.parallax_stages_fail(self._peers[number], number, times, code, text)
 
     def follow(self, raw: Session) -> None:
-        """Has the runs of TensorFlow's session tell of a failure."""
+        """Makes the runs of TensorFlow's session report failures."""
         run = raw.run
 
         def run_and_tell(fetches: Any, *arguments: Any, **named: Any) -> Any:
@@ -80,7 +80,7 @@ class StageFailures:
         raw.run = run_and_tell
 
     def call(self, targets: Iterable[object], run: Callable[[], Any]) -> Any:
-        """Carries out a run of some tensors and ops."""
+        """Executes a run of some tensors and ops."""
         promise = self.begin(targets)
         try:
             return run()

@@ -1,4 +1,4 @@
-"""What one stage of a model does of a run: what is here of what was asked for, and what other stages need of it."""
+"""Restricts a run to one stage of a model: the fetches that it has, and the tensors that other stages need of it."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from parallax.transform.passes.cut_stages import StageGraph, receive_name, send_
 
 
 def of_stage(run: ResolvedRun, stages: StageGraph, runs: set[str], feeds: Mapping[str, str]) -> ResolvedRun:
-    """A run of all stages as a stage carries it out.
+    """Restricts a run of all stages to the part that one stage executes.
 
     Args:
-        run: what all stages together run, feed and give.
-        stages: which one this is of which model.
+        run: the run of all stages together.
+        stages: the model's stages, and the one of this worker.
         runs: the nodes that all stages together run.
-        feeds: tensor of the user's graph that is fed -> tensor of the whole graph.
+        feeds: fed tensor of the user's graph -> tensor of the full graph.
     """
     fed = frozenset(feeds.values())
     messages = stages.within(runs, fed)
@@ -49,7 +49,7 @@ def of_stage(run: ResolvedRun, stages: StageGraph, runs: set[str], feeds: Mappin
 
 
 def _stage_of(stages: StageGraph, name: str, fed: frozenset[str]) -> int | None:
-    """The one stage that has a tensor or op; None where every stage has it, as a fed tensor."""
+    """The one stage that has a tensor or op; None if every stage has it, as with a fed tensor."""
     return None if name in fed else stages.places.get(_node(name))
 
 

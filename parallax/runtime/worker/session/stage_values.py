@@ -1,8 +1,8 @@
-"""What the stages of a replica tell each other of a run's values: each script gets all of them, or one error.
+"""Exchanges a run's values between the stages of a replica: each script gets all of them, or one error.
 
-Every worker of a replica makes the same runs. What one stage alone has it broadcasts after the run, or the error that
-it got in place of it, which the others then raise. The runs of a front end's step are made one after the other, and
-what they have given comes to the first stage after the last of them.
+Every worker of a replica makes the same runs. A stage that alone has a value broadcasts it after the run, or the error
+that it got instead, which the others then raise. After the last run of a front end's step, the first stage gathers the
+values of all its runs.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ _UNKNOWN = 2  # error_codes.proto
 
 
 class StageValues:
-    """The values of one worker's runs, as far as stages have them for each other.
+    """The values of one worker's runs that stages exchange.
 
     Args:
-        peers: communicator of the workers of this replica, ranked by stage, on which nothing else travels.
+        peers: communicator of the workers of this replica, ranked by stage, reserved for this.
 
     Attributes:
-        settle: waits until no run is on its way.
+        settle: waits until no run is in flight.
     """
 
     def __init__(self, peers: Comm) -> None:
@@ -36,7 +36,7 @@ class StageValues:
 
     @contextmanager
     def sharing(self, run: ResolvedRun) -> Iterator[None]:
-        """A context for a run whose values are sent to all stages; all of them fail if one fails."""
+        """Context of a run whose values are sent to all stages; all of them fail if one fails."""
         self._owed = [run]
         try:
             yield
@@ -50,14 +50,14 @@ class StageValues:
             raise
 
     def add(self, run: ResolvedRun) -> None:
-        """A hook asks for values of the run, which are brought before the run's own."""
+        """Records a hook's fetches of the run, which are exchanged before the run's own."""
         self._owed.insert(len(self._owed) - 1, run)
 
     def bring(self, run: ResolvedRun, own: Sequence[Value]) -> Sequence[Value]:
-        """The values of all names asked for, of which `own` has what is here; None for what cannot be had.
+        """The values of all fetched names, of which `own` has the local ones; None if unavailable.
 
         Raises:
-            OpError: what another stage has got in place of them.
+            OpError: the error that another stage got instead of them.
         """
         self._owed = [owed for owed in self._owed if owed is not run]
         return self._exchange(run, list(own), None)
@@ -120,7 +120,7 @@ def _raise(said: tuple[int, str]) -> NoReturn:
 
 
 def _text_of(error: Exception | None) -> tuple[int, str] | None:
-    """The code and the words of an error."""
+    """The code and the text of an error."""
     if error is None:
         return None
     return (error.error_code, error.message) if isinstance(error, tf.errors.OpError) else (_UNKNOWN, str(error))
