@@ -95,8 +95,8 @@ def footprint(
 
     A worker stores the gradient and its sum for allreduce; all workers' rows and its own for allgather. For owners it
     stores the pulled rows and the pushed gradient rows, and an owner as much again for requests; a server stores the
-    sum of a gradient and the incoming ones. The memory that workers of a host share for all-reduces is left out: at most
-    4 MB of a message for each of them, and for the sum.
+    sum of a gradient and the incoming ones. The memory that workers of a host share for all-reduces is left out:
+    at most 4 MB of a message for each of them, and for the sum.
     """
     found = _of_route(variable, route, touched, workers, servers, 0.0 if touched is None else touched.of(batches))
     if batches < 2 or not variable.gradients:
