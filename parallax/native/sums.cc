@@ -12,6 +12,7 @@ namespace {
 
 constexpr int kSumTag = 0;
 constexpr long long kMostAtOnce = 1 << 27;  // elements; MPI counts bytes in int
+constexpr long long kLine = 64;             // bytes that processors share at a time
 constexpr long long kBlock = 1 << 13;       // bytes of a result that stay in the processor's cache
 constexpr long long kRingFrom = 1 << 20;    // bytes; see FewestBytes
 
@@ -99,14 +100,14 @@ Sums::Sums(MPI_Comm comm, int host, long long part_bytes, std::vector<SumRule> r
   }
   all_.comm = in_host_.comm = across_.comm = comm;
   if (part_bytes == 0 || by_host.size() == static_cast<size_t>(size)) return;
+  part_bytes_ = (part_bytes + kLine - 1) / kLine * kLine;
   int has_memory = 1;
   if (in_host_.size() > 1) {
-    window_.reset(Window::Make(in_host_, part_bytes, &why_));
+    window_.reset(Window::Make(in_host_, part_bytes_, &why_));
     has_memory = window_ != nullptr;
   }
   MPI_Allreduce(MPI_IN_PLACE, &has_memory, 1, MPI_INT, MPI_MIN, comm);
   is_host_first_ = has_memory;
-  part_bytes_ = part_bytes;
   if (!has_memory) window_.reset();
   if (window_ == nullptr) return;
   window_->Close();
