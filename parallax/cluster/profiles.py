@@ -155,7 +155,7 @@ class ClusterProfile:
         return json.dumps(fields, indent=1, sort_keys=True) + "\n"
 
     def sums_of(self, workers_by_host: Sequence[int]) -> SumTimings | None:
-        """What was measured of so many workers on each host; None where nothing was."""
+        """The timings for these numbers of workers per host; None if not measured."""
         counts = tuple(count for count in workers_by_host if count)
         return next((one for one in self.sums if one.workers_by_host == counts), None)
 

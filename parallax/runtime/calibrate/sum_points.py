@@ -1,4 +1,4 @@
-"""Which sums are measured, among whom, and in which sizes. Plain values; nothing is measured here."""
+"""Defines the measured all-reduces: teams, methods and message sizes. Plain values; nothing is measured here."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from parallax.plans.sum_methods import HOST_FIRST, METHODS
 
 _LEAST_BYTES, _MOST_BYTES, _STEP, _QUICK_STEP = 1 << 6, 1 << 22, 4, 16
 _TOO_LONG = 3.0
-_TOO_LONG_FROM_BYTES = 1 << 15  # below it rounds count, and a method that is slow may be fast when messages are longer
+_TOO_LONG_FROM_BYTES = 1 << 15  # below it rounds dominate, and a slow method may be fast for longer messages
 
 
 @dataclass(frozen=True, slots=True)
 class SumTeam:
-    """Those that are measured together.
+    """A team that is measured together.
 
     Attributes:
-        among: WORKERS; HOST, on all hosts at once; or LEADERS.
-        workers_by_host: of them.
+        among: WORKERS; HOST, on all hosts concurrently; or LEADERS.
+        workers_by_host: of its members.
     """
 
     among: str
@@ -27,7 +27,7 @@ class SumTeam:
 
 
 def sum_teams(workers_by_host: Sequence[int]) -> tuple[SumTeam, ...]:
-    """Who is measured: all workers; where hosts have equally many, several, also those of a host, and one a host."""
+    """The measured teams: all workers; with several hosts also one per host and, if hosts are equal, those of one."""
     counts = tuple(count for count in workers_by_host if count)
     found = [SumTeam(WORKERS, counts)]
     if len(counts) > 1 and max(counts) > 1:
@@ -37,16 +37,16 @@ def sum_teams(workers_by_host: Sequence[int]) -> tuple[SumTeam, ...]:
 
 
 def methods_of(workers_by_host: Sequence[int]) -> tuple[str, ...]:
-    """The methods that differ where hosts have so many workers."""
+    """The methods that differ for these numbers of workers per host."""
     is_shared = max(workers_by_host) > 1
     return tuple(method for method in METHODS if is_shared or method not in HOST_FIRST)
 
 
 def sizes_of(quick: bool) -> tuple[int, ...]:
-    """Bytes of the messages.
+    """Message sizes in bytes.
 
     Args:
-        quick: fewer.
+        quick: fewer sizes.
     """
     found = [_LEAST_BYTES]
     while found[-1] < _MOST_BYTES:
@@ -55,7 +55,7 @@ def sizes_of(quick: bool) -> tuple[int, ...]:
 
 
 def drop_slow(message_bytes: int, seconds: dict[str, float]) -> tuple[str, ...]:
-    """The methods that are measured of longer messages too, by the seconds of a size."""
+    """The methods to measure with longer messages too, given the seconds at one size."""
     if message_bytes < _TOO_LONG_FROM_BYTES:
         return tuple(seconds)
     return tuple(method for method, took_s in seconds.items() if took_s <= _TOO_LONG * min(seconds.values()))

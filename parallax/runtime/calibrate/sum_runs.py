@@ -1,4 +1,4 @@
-"""All-reduces of a team by each method, as graphs of one rank: built and run as those of jobs are."""
+"""Runs a team's all-reduces by each method, as graphs of one rank: built and run like those of jobs."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from parallax.runtime.worker.teams import Teams
 from parallax.transform.building import collectives
 
 IN_A_RUN = 3
-"""All-reduces of a run, one after the other, as in a step."""
+"""Number of all-reduces in a run, in sequence, as in a step."""
 
 _ELEMENT_BYTES = 4
 
 
 class SumRuns:
-    """What one rank runs; every member of the teams must make it.
+    """The all-reduces of one rank; every member of the teams must create it.
 
     Args:
         teams: of those that are measured together.
         scope: of its nodes.
-        workers_by_host: of those that are measured together, in the order of ranks.
+        workers_by_host: of those that are measured together, in rank order.
     """
 
     def __init__(self, teams: Teams, scope: str, workers_by_host: Sequence[int]) -> None:
@@ -44,12 +44,12 @@ class SumRuns:
         self._direct = DirectRuns(tf.compat.v1.Session(graph=graph, config=_options()))
 
     def runner(self, method: str, message_bytes: int) -> Callable[[], None]:
-        """Runs messages of so many bytes, IN_A_RUN of them."""
+        """Returns a function that reduces messages of so many bytes, IN_A_RUN of them."""
         op, placeholder = self._ops[method]
         feed = {placeholder: np.zeros(max(message_bytes // _ELEMENT_BYTES, 1), np.float32)}
 
         def run() -> None:
-            while self._direct.run((op,), feed) is None:  # the first time it only takes note
+            while self._direct.run((op,), feed) is None:  # the first call only prepares the run
                 pass
 
         return run

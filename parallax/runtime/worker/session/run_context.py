@@ -190,7 +190,7 @@ class WorkerContext:
         return nullcontext() if self.stages is None else self.stages.sharing_step()
 
     def gather_values(self, runs: Sequence[tuple[ResolvedRun, Sequence[Value]]]) -> list[Sequence[Value]]:
-        """What the runs of a step have given: on the first stage of all stages, on others what is here."""
+        """The results of a step's runs: of all stages on the first stage, local ones on others."""
         if self.stages is None:
             return [own for _, own in runs]
         with self.watch.run("the values of a step", "values of a step"):

@@ -1,4 +1,4 @@
-"""What a worker's session is made with: what looks at its runs, reads its variables, and changes its plan."""
+"""Interfaces of a worker session's parts: they inspect its runs, access its variables, and change its plan."""
 
 from __future__ import annotations
 
@@ -66,10 +66,10 @@ class ValueAccess(Protocol):
         """Communicator of all workers, of all stages of a model too."""
 
     def read(self, ops: Sequence[str]) -> dict[str, ArrayOnWorker0]:
-        """The values on worker 0, by variable op; None elsewhere."""
+        """Reads values on worker 0, by variable op; None elsewhere."""
 
     def write(self, values: Mapping[str, ArrayOnWorker0]) -> None:
-        """Writes worker 0's values, by variable op, wherever they are held."""
+        """Writes worker 0's values, by variable op, to all processes that store them."""
 
 
 class SavedSteps(Protocol):

@@ -64,7 +64,7 @@ class StageValues:
 
     @contextmanager
     def sharing_step(self) -> Iterator[None]:
-        """A context for the runs of a step; all stages fail if one fails."""
+        """Context of the runs of a step; all stages fail if one fails."""
         try:
             yield
         except Exception as error:
@@ -75,10 +75,10 @@ class StageValues:
             raise
 
     def gather(self, runs: Sequence[tuple[ResolvedRun, Sequence[Value]]]) -> list[Sequence[Value]]:
-        """What the runs of a step have given, on the first stage; on others None stands for what these have not.
+        """The results of a step's runs on the first stage; on other stages, None for values that they do not have.
 
         Args:
-            runs: each with the values that are here.
+            runs: each with its local values.
 
         Raises:
             OpError: a run has failed on another stage.
@@ -95,7 +95,7 @@ class StageValues:
         return list(found)
 
     def _tell_all(self, failed: Exception | None) -> None:
-        """Tells the other stages of an error, and raises theirs."""
+        """Notifies the other stages of an error, and raises theirs."""
         said = next((one for one in self._peers.allgather(_text_of(failed)) if one is not None), None)
         if said is not None:
             _raise(said)
