@@ -51,6 +51,7 @@ TIERS = {
     "tests/runtime/guard/": "job",
     "tests/book/": "job",
     "tests/keras/test_fit_jobs.py": "job",
+    "tests/keras/test_stage_jobs.py": "job",
     "tests/keras/test_driven_jobs.py": "job",
     "tests/fences/": "job",
     "tests/compat/test_drivers.py": "job",

@@ -133,7 +133,7 @@ class Config:
         accumulate_steps: batches for one update, weighed by their examples: each `run` of a script's train_op is one.
             Keras and `parallax.function`: micro-batches into which a step's batch is cut, with the result of the whole
             batch; where examples interact, each is a batch by itself, and the plan says so.
-        stages: cut the model: a number of stages, or the ops that all but the last end with. None: no cut.
+        stages: cut the model: a number of stages, or the ops or layers that all but the last end with. None: no cut.
         micro_batches: another word for `accumulate_steps`, for stages.
         lazy_updates: whether rows without a gradient are updated when they are read, with the same result, not in every
             step.
@@ -220,12 +220,12 @@ class Config:
     )
     stages: int | Sequence[str] | None = setting(
         None,
-        Option((RUN, PLAN), "cut the model into P stages, or after ops: OP,OP", "P"),
+        Option((RUN, PLAN), "cut the model into P stages, or after ops or layers: OP,OP", "P"),
         rule=_stages,
     )
     micro_batches: int | None = setting(
         None,
-        Option((RUN, PLAN), "with --stages, update once for the gradients of M batches", "M", parse=positive),
+        Option((RUN, PLAN), "with --stages, update once for M batches, or for M parts of Keras's", "M", parse=positive),
         rule=checks.number_or_none,
     )
     lazy_updates: bool = setting(True, rule=checks.truth)

@@ -152,7 +152,7 @@ def _stages_of(
     of_member = [cut.places[nodes[0]] for nodes in found.forward.members]
     messages = [one for one in found.messages_of(cut) if one.tensor]
     trained = [v for v in spec.variables if v.gradients]
-    forward = found.forward.number_of()
+    forward, held = found.forward.number_of(), found.variable_bytes(cut)
     stages = []
     for stage in range(cut.count):
         own = [v for v in trained if _stage_of(v, cut.places) == stage]
@@ -163,7 +163,7 @@ def _stages_of(
                 begins=tuple(dict.fromkeys(begins)),
                 variables=tuple(v.name for v in own),
                 parameters=sum(v.value_bytes // v.dtype_bytes for v in own),
-                held_bytes=sum(_held_bytes(v, plan.accumulate_steps) for v in own),
+                held_bytes=held[stage] + (sum(v.value_bytes for v in own) if plan.accumulate_steps > 1 else 0),
                 cost_share=sum(c for c, at in zip(costs, of_member, strict=True) if at == stage) / (sum(costs) or 1.0),
                 sent_bytes=sum(size_bytes(found.view, m.tensor) for m in messages if m.source == stage),
             )
@@ -173,8 +173,3 @@ def _stages_of(
 
 def _stage_of(variable: VariableSpec, places: Mapping[str, int]) -> int:
     return min(places.get(part.op, 0) for part in variable.parts)
-
-
-def _held_bytes(variable: VariableSpec, batches: int) -> int:
-    """Bytes of a variable, its slots, and the gradient that is accumulated where an update uses several batches."""
-    return variable.value_bytes + variable.slots_bytes + (variable.value_bytes if batches > 1 else 0)

@@ -15,7 +15,7 @@ from parallax.analysis.cut.op_costs import OPS_PER_BYTE, cost_of
 from parallax.analysis.reading.capture import CapturedGraph
 from parallax.base.errors import PlanError
 from parallax.graph.cut.everywhere import find_everywhere
-from parallax.graph.cut.graph_to_cut import graph_to_cut, size_bytes
+from parallax.graph.cut.graph_to_cut import bytes_of_type, elements_of, graph_to_cut, size_bytes
 from parallax.graph.cut.layers import nodes_of_layers
 from parallax.graph.cut.messages import StageMessage, find_messages
 from parallax.graph.cut.places import complete_places
@@ -184,6 +184,17 @@ class GraphCut:
             for node, forward in record.forward.items():
                 if node in self.view.nodes and forward in places and node not in places:
                     yield node, places[forward]
+
+    def variable_bytes(self, cut: StageCut) -> list[int]:
+        """Bytes of the variables that each stage holds, slots and all others, but for those that every stage has."""
+        view, found = self.view, [0] * cut.count
+        places = complete_places(graph_to_cut(view, self.everywhere, view.topological_order()), cut.places)
+        for handle in view.nodes_of(VARIABLES):
+            if handle in places:
+                attributes = view.nodes[handle].attr
+                shape = tuple(dim.size for dim in attributes["shape"].shape.dim)
+                found[places[handle]] += elements_of(shape) * bytes_of_type(attributes["dtype"].type)
+        return found
 
     def messages_of(self, cut: StageCut) -> tuple[StageMessage, ...]:
         """The messages between stages for each micro-batch, as far as the user's graph determines them."""

@@ -69,11 +69,12 @@ def elements_of(shape: Shape) -> int:
 
 def size_bytes(view: GraphView, tensor: str) -> int:
     """Bytes of a tensor, for one example where the batch is open."""
-    return elements_of(view.shape(tensor)) * _bytes_of_type(view.dtype(tensor))
+    return elements_of(view.shape(tensor)) * bytes_of_type(view.dtype(tensor))
 
 
 @cache
-def _bytes_of_type(dtype: int) -> int:
+def bytes_of_type(dtype: int) -> int:
+    """Bytes of an element of a type, by TensorFlow's number of types."""
     from tensorflow import as_dtype
 
     return int(as_dtype(dtype).size or _BYTES)
